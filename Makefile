@@ -1,0 +1,57 @@
+# The README's two commands are `make demo` and `make test`; both need only Python 3.11+ and make.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+OUT    ?= demo
+
+.PHONY: help env demo test test-all lint docs bench lock clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env: $(READY)  ## make the environment in .venv, from the pinned versions
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "coterie needs Python 3.11 or newer: make PYTHON=python3.12 env")'
+	@echo "Making the environment in $(VENV) (about a minute) ..."
+	@if command -v uv >/dev/null 2>&1; then \
+	    uv venv --quiet --clear --python "$$(command -v $(PYTHON))" $(VENV) && \
+	    uv pip install --quiet --python $(BIN)/python -r requirements.lock && \
+	    uv pip install --quiet --python $(BIN)/python --no-deps -e . ; \
+	else \
+	    $(PYTHON) -m venv --clear $(VENV) && \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock && \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . ; \
+	fi
+	@touch $@
+
+demo: $(READY)  ## the paper's data, solved and certified, with a picture
+	@$(BIN)/coterie demo --out $(OUT)
+
+test: lint  ## lint, types and the tests that take under two minutes
+	@$(BIN)/python -m pytest -m "not slow" -n 2
+	@echo "Left to 'make test-all': $$($(BIN)/python -m pytest -m slow --collect-only -q 2>/dev/null | grep -c '::') slow tests and the docs build."
+
+test-all: $(READY)  ## what `make test` leaves out: slow tests and the docs
+	@$(BIN)/python -m pytest -m slow -n 2
+	@$(MAKE) --no-print-directory docs
+
+lint: $(READY)  ## ruff and mypy
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+
+docs: $(READY)  ## build the documentation into site/, strictly
+	@$(BIN)/mkdocs build --strict --quiet
+
+bench: $(READY)  ## run the benchmarks, alone on the machine
+	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+lock: $(READY)  ## pin the newest versions that fit pyproject.toml
+	@$(BIN)/python -m pip install --quiet uv
+	@$(BIN)/uv pip compile --quiet --universal --upgrade --all-extras --no-header --no-annotate --no-emit-index-url \
+	    --no-emit-find-links --python-version 3.11 pyproject.toml -o requirements.lock
+
+clean:  ## remove what was made
+	rm -rf $(VENV) site demo .mypy_cache .pytest_cache .ruff_cache

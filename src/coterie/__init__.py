@@ -1,0 +1,39 @@
+"""Personalised federated learning that finds its own groups.
+
+    users    = coterie.Users.from_arrays(X, y, user)
+    problem  = coterie.Problem(users, coterie.SquaredHinge(ridge=1e-3), lam=0.09)
+    solution = coterie.solve(problem)      # models, labels, n_clusters, objective, gap, status
+"""
+
+from coterie.certificates import certify
+from coterie.checks import check_loss
+from coterie.errors import CoterieError, CoterieWarning, Incompatible, InvalidInput, MissingExtra, NotConverged
+from coterie.graph import Graph
+from coterie.losses import (
+    LOSSES,
+    Custom,
+    Huber,
+    HuberDistance,
+    LinearLoss,
+    Logistic,
+    Loss,
+    Multinomial,
+    Poisson,
+    Squared,
+    SquaredDistance,
+    SquaredHinge,
+)
+from coterie.problem import Problem, lam_from_eq3
+from coterie.solution import Certificate, Solution, Status
+from coterie.solvers import SOLVERS, Reference, solve
+from coterie.users import Split, Standardizer, Users
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LOSSES", "SOLVERS", "Certificate", "CoterieError", "CoterieWarning", "Custom", "Graph", "Huber",
+    "HuberDistance", "Incompatible", "InvalidInput", "LinearLoss", "Logistic", "Loss", "MissingExtra",
+    "Multinomial", "NotConverged", "Poisson", "Problem", "Reference", "Solution", "Split", "Squared",
+    "SquaredDistance", "SquaredHinge", "Standardizer", "Status", "Users", "certify", "check_loss", "lam_from_eq3",
+    "solve",
+]

@@ -1,0 +1,126 @@
+"""The `coterie` command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+
+from coterie import __version__
+from coterie.datasets import Dataset, ellipses
+from coterie.errors import CoterieError, MissingExtra
+from coterie.losses import SquaredHinge
+from coterie.plots import separators
+from coterie.problem import Problem
+from coterie.solution import Solution
+from coterie.solvers import SOLVERS, solve
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.table import Table
+except ImportError:  # the core installs without them
+    print(MissingExtra("typer and rich", "cli", "The coterie command"), file=sys.stderr)
+    raise SystemExit(3) from None
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="Personalised federated learning that finds its own groups, with a proof of optimality.")
+console = Console()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"coterie {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
+                                               help="Print the version and stop.")] = False) -> None:
+    """Exit codes: 0 done; 1 not solved to the tolerance; 2 input that cannot be used; 3 an extra is missing;
+    130 interrupted."""
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the picture; made if needed.")] = Path("demo"),
+    lam: Annotated[float, typer.Option(help="Price of a difference between two users' models.")] = 0.09,
+    seed: Annotated[int, typer.Option(help="Seed of the data.", min=0)] = 0,
+    tol: Annotated[float, typer.Option(help="Relative duality gap to reach.")] = 1e-8,
+    solver: Annotated[str, typer.Option(help=f"One of: {', '.join(SOLVERS)}.")] = "reference",
+) -> None:
+    """The paper's data: sixty users of three kinds, ten samples each; solved, certified and drawn.
+
+    Example: coterie demo --lam 0.05 --out somewhere
+    """
+    data = ellipses(seed=seed)
+    problem = Problem(data.users, SquaredHinge(ridge=1e-3), lam=lam)
+    with console.status(f"Solving for {problem.n_users} users and {problem.graph.n_edges:,} pairs ..."):
+        solution = solve(problem, tol=tol, solver=solver)
+    alone = problem.loss.local(problem.samples).points
+    console.print(_clusters(solution, data))
+    pooled = solve(problem.with_lam(1e3 * max(lam, 1.0)), tol=tol, solver=solver).models
+    ours, own, one = (_accuracy(problem, models, data) for models in (solution.models, alone, pooled))
+    console.print(f"Test accuracy  {ours:.1%} with these models, {own:.1%} alone, {one:.1%} with one for all")
+    console.print(f"Objective      {solution.objective:.10f}")
+    console.print(f"Lower bound    {solution.certificate.bound:.10f}")
+    console.print(f"Certified gap  {solution.gap:.1e} (relative), in {solution.seconds:.2f} s")
+    console.print(solution.status.value)
+    out.mkdir(parents=True, exist_ok=True)
+    picture = out / "separators.png"
+    separators(solution, alone=alone).savefig(picture)
+    console.print(f"Picture        {picture}", soft_wrap=True)
+    if solution.gap > tol:
+        raise typer.Exit(1)
+
+
+def _clusters(solution: Solution, data: Dataset) -> Table:
+    assert data.clusters is not None
+    table = Table(title=f"{solution.n_clusters} clusters among {solution.problem.n_users} users "
+                        f"at lam = {solution.lam:g}")
+    for heading in ("cluster", "users", "true kind of its users", "model (w, b)"):
+        table.add_column(heading, justify="left" if heading.startswith(("true", "model")) else "right")
+    for k in range(solution.n_clusters):
+        members = solution.labels == k
+        kinds, counts = np.unique(data.clusters[members], return_counts=True)
+        model = solution.models[members][0]
+        table.add_row(str(k + 1), str(int(members.sum())),
+                      ", ".join(f"{n} of kind {kind + 1}" for kind, n in zip(kinds, counts, strict=True)),
+                      "  ".join(f"{value:+.4f}" for value in model))
+    return table
+
+
+def _accuracy(problem: Problem, models: np.ndarray, data: Dataset) -> float:
+    """The mean over users of the share of that user's test samples predicted right."""
+    test = data.test
+    assert test is not None
+    assert test.targets is not None
+    right = problem.loss.predict(test.features, models[test.owner]) == test.targets
+    return float((np.add.reduceat(right, test.offsets[:-1], dtype=float) / test.counts).mean())
+
+
+def main() -> None:
+    """Run the command; what users can cause ends in a sentence, never in a traceback."""
+    try:
+        app()
+    except CoterieError as error:
+        Console(stderr=True).print(f"[bold red]coterie:[/] {_plain(str(error))}", soft_wrap=True, highlight=False)
+        raise SystemExit(3 if isinstance(error, MissingExtra) else 2) from None
+    except KeyboardInterrupt:
+        Console(stderr=True).print("coterie: interrupted.")
+        raise SystemExit(130) from None
+    except OSError as error:
+        Console(stderr=True).print(f"[bold red]coterie:[/] {_plain(str(error))}", soft_wrap=True, highlight=False)
+        raise SystemExit(2) from None
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What coterie raises and warns with.
+
+Every message says what was expected, what came, where (which user, row, column or edge), and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class CoterieError(Exception):
+    """Anything coterie raises on purpose."""
+
+
+class InvalidInput(CoterieError, ValueError):
+    """Data or settings that cannot be worked with.
+
+    Parameters
+    ----------
+    problem : what was expected and what came.
+    where : which user, row, column or edge; empty when the whole input is meant.
+    remedy : the next thing to do.
+    """
+
+    def __init__(self, problem: str, *, where: str = "", remedy: str = "") -> None:
+        self.problem, self.where, self.remedy = problem, where, remedy
+        super().__init__(_sentences(f"{problem} ({where})" if where else problem, remedy))
+
+
+class Incompatible(CoterieError, TypeError):
+    """Two parts that do not fit together, such as a solver and a loss without what the solver needs."""
+
+
+class NotConverged(CoterieError, RuntimeError):
+    """A computation that others depend on did not reach its tolerance."""
+
+
+class MissingExtra(CoterieError, ImportError):
+    """A library of an optional extra is not installed."""
+
+    def __init__(self, library: str, extra: str, purpose: str) -> None:
+        super().__init__(_sentences(f"{purpose} needs {library}, which is not installed",
+                                    f"Run: pip install 'coterie[{extra}]'"))
+
+
+class CoterieWarning(UserWarning):
+    """Input that works but that its owner should know about."""
+
+
+def _sentences(*parts: str) -> str:
+    return " ".join(part if part.endswith((".", "'", "!", "?")) else part + "." for part in parts if part)

@@ -1,0 +1,174 @@
+"""What users hand over, checked column by column: numbers, names and table files.
+
+Messages count rows from 0, as in the caller's input (in a CSV file, without the header).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Sequence
+from decimal import Decimal
+from numbers import Real
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.errors import InvalidInput, MissingExtra
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+FILL = "Fill in or drop missing and infinite values first"
+ENCODE = "Encode it as numbers (one-hot columns, for example) or drop it"
+ENCODE_TARGET = "Encode classes as numbers, for example np.unique(y, return_inverse=True)[1]"
+
+
+class Rows(NamedTuple):
+    """Which user owns each row of the input, so that messages can say whose it is."""
+
+    names: tuple[Any, ...]
+    codes: Ints
+
+    def where(self, row: int, column: Any = None) -> str:
+        place = f"user {show(self.names[self.codes[row]])}, row {row}"
+        return place if column is None else f"{place}, column {column!r}"
+
+
+def group(user: Any) -> Rows:
+    """Distinct names in order, and the position of each row's name among them."""
+    values = user.to_numpy() if hasattr(user, "to_numpy") else user
+    if isinstance(values, np.ndarray):
+        if values.ndim != 1:
+            raise InvalidInput(f"user must have one dimension, got shape {values.shape}",
+                               remedy="Make one name of several columns: list(map(tuple, user))")
+        # As nanoseconds, dates would turn into plain integers.
+        values = (values.astype(f"{values.dtype.kind}8[us]") if values.dtype.kind in "mM" else values).tolist()
+    table: dict[Any, int] = {}
+    codes: list[int] = []
+    try:
+        for value in values:
+            codes.append(table.setdefault(value, len(table)))
+    except TypeError as error:
+        raise InvalidInput("A user name must be hashable, such as a string, a number or a tuple of them",
+                           where=f"row {len(codes)}") from error
+    missing = next((code for name, code in table.items() if is_missing(name)), None)
+    if missing is not None:
+        raise InvalidInput("A user name is missing", where=f"row {codes.index(missing)}", remedy="Fill it in")
+    names = [plain(name) for name in table]
+    try:
+        order = sorted(range(len(names)), key=names.__getitem__)
+    except TypeError:  # names of several kinds, which have no order
+        order = list(range(len(names)))
+    return Rows(tuple(names[i] for i in order), np.argsort(order)[codes])
+
+
+def as_array(values: Any, what: str) -> npt.NDArray[Any]:
+    """`values` as an array in which numbers beside text stay numbers and masked entries become None."""
+    if hasattr(values, "tocsr"):
+        raise InvalidInput(f"{what} must be dense, got {type(values).__name__}", remedy=f"Pass {what}.toarray()")
+    if np.ma.is_masked(values):
+        values = np.where(np.ma.getmaskarray(values), None, values.data)
+    values = values.to_numpy() if hasattr(values, "to_numpy") else values
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise InvalidInput(f"{what} has rows of different lengths", remedy="Give all rows the same columns") from error
+    return array if isinstance(values, np.ndarray) or array.dtype.kind in "biuf" else np.asarray(values, dtype=object)
+
+
+def as_numbers(values: Any, what: str, rows: Rows, column: Any, remedy: str) -> Floats:
+    """One column as finite float64; anything else is refused with its place."""
+    array, dtype = as_array(values, what), str(getattr(values, "dtype", "object"))
+    bad: int | None = 0
+    if array.ndim == 1 and array.dtype.kind in "biufO" and not dtype.lower().startswith(("categor", "enum")):
+        every = array if array.dtype.kind == "O" else ()
+        bad = next((i for i, v in enumerate(every) if not isinstance(v, (Real, Decimal, np.bool_))), None)
+    if bad is not None and is_missing(array[bad]):
+        raise InvalidInput(f"{what} has a missing value", where=rows.where(bad, column), remedy=FILL)
+    if bad is not None:
+        raise InvalidInput(f"{what} must hold numbers, got {show(array[bad])} of dtype {dtype}",
+                           where=rows.where(bad, column), remedy=remedy)
+    try:
+        numbers = array.astype(np.float64)
+    except OverflowError as error:
+        raise InvalidInput(f"{what} has an integer beyond float64", where=f"column {column!r}", remedy=FILL) from error
+    check_finite(numbers, what, rows, [column])
+    return numbers
+
+
+def check_finite(values: Floats, what: str, rows: Rows, columns: Sequence[Any] = (None,)) -> None:
+    finite = np.isfinite(values)
+    if not finite.all():
+        row, column = divmod(int(np.argmin(finite)), len(columns))
+        kind = "a missing value (NaN)" if np.isnan(values.flat[row * len(columns) + column]) else "an infinite value"
+        raise InvalidInput(f"{what} has {kind}", where=rows.where(row, columns[column]), remedy=FILL)
+
+
+def check_unique(values: Collection[Any], what: str) -> None:
+    if len(set(values)) < len(values):
+        raise InvalidInput(f"{what} must be unique, {show(Counter(values).most_common(1)[0][0])} comes again")
+
+
+def is_missing(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(is_missing, value))
+    # NaN and NaT differ from themselves; pandas' NA refuses to say.
+    return value is None or type(value).__name__ == "NAType" or (isinstance(value, Hashable) and bool(value != value))
+
+
+def plain(name: Any) -> Any:
+    """NumPy scalars and subclasses of str as the Python scalars they equal."""
+    return name.item() if isinstance(name, np.generic) else str.__str__(name) if isinstance(name, str) else name
+
+
+def show(*values: Any) -> str:
+    texts = [repr(plain(value)) for value in values[:8]] + ["..."] * (len(values) > 8)
+    return ", ".join(text if len(text) <= 60 else text[:57] + "..." for text in texts)
+
+
+def suggest(name: Any, known: Collection[Any]) -> str:
+    """The closest known name (3 for "3", too) and a few others."""
+    texts = {str(value): value for value in known}
+    close = [str(name)] if str(name) in texts else difflib.get_close_matches(str(name), list(texts)[:2000], n=1)
+    return (f"Did you mean {show(texts[close[0]])}? " if close else "") + f"There are: {show(*known)}"
+
+
+def read_csv(path: str | PathLike[str], separator: str = ",") -> Any:
+    """A CSV file with a header, compressed or not, as a polars frame."""
+    def read(pl: Any) -> Any:
+        try:
+            return pl.read_csv(path, separator=separator, infer_schema_length=10_000, glob=False)
+        except pl.exceptions.PolarsError:  # a column changes its kind later on: look at all rows, 5 times slower
+            return pl.read_csv(path, separator=separator, infer_schema_length=None, glob=False)
+
+    frame = _read(path, read)
+    # polars renames a repeated header; under its new name the column would pass for a feature.
+    twice = [c.rpartition("_duplicated_")[0] for c in frame.columns if "_duplicated_" in c]
+    check_unique([*frame.columns, *(c for c in twice if c in frame.columns)], f"Column names of {path}")
+    return frame
+
+
+def read_parquet(path: str | PathLike[str]) -> Any:
+    """One Parquet file as a polars frame."""
+    return _read(path, lambda pl: pl.read_parquet(path, glob=False))
+
+
+def _read(path: str | PathLike[str], reader: Callable[[Any], Any]) -> Any:
+    try:
+        import polars
+    except ImportError as error:
+        raise MissingExtra("polars", "tables", "Reading CSV and Parquet files") from error
+    if not Path(path).is_file():
+        raise InvalidInput(f"There is {'a directory, not a' if Path(path).is_dir() else 'no'} file at this path",
+                           where=str(path), remedy="Check the path")
+    try:
+        frame = reader(polars)
+    except (polars.exceptions.PolarsError, OSError, ValueError) as error:
+        raise InvalidInput(f"The file cannot be read as a table: {str(error).splitlines()[0]}", where=str(path),
+                           remedy="Check its format, its separator and that it is UTF-8") from error
+    if not len(frame):
+        raise InvalidInput("The file has no rows", where=str(path), remedy="Check that it was written completely")
+    return frame

@@ -1,0 +1,161 @@
+"""Losses of one margin: squared hinge, logistic, squared, Huber, Poisson."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+
+from coterie.losses.base import (
+    Array,
+    LinearLoss,
+    Samples,
+    need_targets,
+    one_class_concern,
+    refuse_targets,
+    require_positive,
+)
+from coterie.users import Users
+
+
+class _Binary(LinearLoss):
+    """Targets -1 and +1; the sign of the margin is the prediction."""
+
+    def check_targets(self, users: Users) -> None:
+        y = need_targets(self, users)
+        zero_one = bool(np.isin(y, (0.0, 1.0)).all())
+        refuse_targets(users, np.abs(y) != 1.0, "the labels -1 and +1",
+                "Labels 0 and 1 become -1 and +1 by 2 * y - 1" if zero_one
+                else "Encode the two classes as -1 and +1; for more classes use Multinomial()")
+
+    def concerns(self, users: Users) -> list[str]:
+        return one_class_concern(users)
+
+    def predict(self, features: Array, models: Array) -> Array:
+        return np.where(self.decision(features, models) >= 0, 1.0, -1.0)
+
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquaredHinge(_Binary):
+    """phi(t, y) = max(0, 1 - y t)^2 with t = <w, a> - b: the loss of the paper's experiments."""
+
+    intercept_sign: ClassVar[float] = -1.0
+    max_curvature: ClassVar[float] = 2.0
+
+    def value(self, t: Array, y: Array) -> Array:
+        return np.maximum(0.0, 1.0 - y * t) ** 2
+
+    def slope(self, t: Array, y: Array) -> Array:
+        return -2.0 * y * np.maximum(0.0, 1.0 - y * t)
+
+    def curvature(self, t: Array, y: Array) -> Array:
+        return np.where(y * t < 1.0, 2.0, 0.0)
+
+    def conic_terms(self, cp: ModuleType, t: Any, y: Array) -> Any:
+        return cp.square(cp.pos(1 - cp.multiply(y, t)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logistic(_Binary):
+    """phi(t, y) = log(1 + exp(-y t)): binary classification with probabilities."""
+
+    max_curvature: ClassVar[float] = 0.25
+
+    def value(self, t: Array, y: Array) -> Array:
+        return np.logaddexp(0.0, -y * t)
+
+    def slope(self, t: Array, y: Array) -> Array:
+        return -y * _sigmoid(-y * t)
+
+    def curvature(self, t: Array, y: Array) -> Array:
+        return _sigmoid(t) * _sigmoid(-t)
+
+    def conic_terms(self, cp: ModuleType, t: Any, y: Array) -> Any:
+        return cp.logistic(-cp.multiply(y, t))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squared(LinearLoss):
+    """phi(t, y) = (t - y)^2 / 2: least squares."""
+
+    max_curvature: ClassVar[float] = 1.0
+
+    def check_targets(self, users: Users) -> None:
+        need_targets(self, users)
+
+    def value(self, t: Array, y: Array) -> Array:
+        return 0.5 * (t - y) ** 2
+
+    def slope(self, t: Array, y: Array) -> Array:
+        return t - y
+
+    def curvature(self, t: Array, y: Array) -> Array:
+        return np.ones_like(t)
+
+    def strong_convexity(self, samples: Samples) -> Array:
+        low, high = self._gram_ends(samples)
+        return np.where(low > 1e-12 * high, low * (1 - 1e-12), 0.0)
+
+    def conic_terms(self, cp: ModuleType, t: Any, y: Array) -> Any:
+        return 0.5 * cp.square(t - y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Huber(LinearLoss):
+    """phi(t, y) = r^2/2 for r = |t - y| <= delta, else delta (r - delta/2): least squares that outliers cannot rule."""
+
+    delta: float = 1.0
+    max_curvature: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("delta", self.delta)
+
+    def check_targets(self, users: Users) -> None:
+        need_targets(self, users)
+
+    def value(self, t: Array, y: Array) -> Array:
+        r = np.abs(t - y)
+        near = np.minimum(r, self.delta)
+        return near * (r - 0.5 * near)
+
+    def slope(self, t: Array, y: Array) -> Array:
+        return np.clip(t - y, -self.delta, self.delta)
+
+    def curvature(self, t: Array, y: Array) -> Array:
+        return np.where(np.abs(t - y) <= self.delta, 1.0, 0.0)
+
+    def conic_terms(self, cp: ModuleType, t: Any, y: Array) -> Any:
+        return 0.5 * cp.huber(t - y, self.delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisson(LinearLoss):
+    """phi(t, y) = exp(t) - y t: counts with mean exp(t); no global Lipschitz bound exists."""
+
+    def check_targets(self, users: Users) -> None:
+        refuse_targets(users, need_targets(self, users) < 0, "counts >= 0",
+                "Counts cannot be negative; for any real target use Squared() or Huber()")
+
+    def value(self, t: Array, y: Array) -> Array:
+        return np.exp(t) - y * t
+
+    def slope(self, t: Array, y: Array) -> Array:
+        return np.exp(t) - y
+
+    def curvature(self, t: Array, y: Array) -> Array:
+        return np.exp(t)
+
+    def predict(self, features: Array, models: Array) -> Array:
+        return np.exp(self.decision(features, models))
+
+    def conic_terms(self, cp: ModuleType, t: Any, y: Array) -> Any:
+        return cp.exp(t) - cp.multiply(y, t)
+
+
+def _sigmoid(t: Array) -> Array:
+    small = np.exp(-np.abs(t))
+    return np.where(t >= 0, 1.0, small) / (1.0 + small)

@@ -1,0 +1,121 @@
+"""Softmax classification."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from coterie.errors import InvalidInput
+from coterie.losses.base import (
+    AffineLoss,
+    Array,
+    Evaluation,
+    Samples,
+    margins_matrix,
+    need_targets,
+    one_class_concern,
+    refuse_targets,
+    ridge_form,
+)
+from coterie.users import Block, Users
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multinomial(AffineLoss):
+    """log sum_c exp(t_c) - t_y with t = W' a + b in R^classes: softmax classification, targets 0, 1, ..., classes - 1.
+
+    Adding one number to all t_c changes nothing, so the models live in the subspace where the t_c sum to zero, in an
+    orthonormal basis Q of it: t = Q' T with T of n_classes - 1 outputs. No class is singled out, distances between
+    models do not depend on the order of the classes, and no direction is flat. A model is the (features, outputs)
+    matrix of T in row-major order, its last row the intercepts.
+    """
+
+    n_classes: int | None = None
+
+    def check_targets(self, users: Users) -> None:
+        y = need_targets(self, users)
+        refuse_targets(users, (y < 0) | (y != np.floor(y)), "class numbers 0, 1, 2, ...", "Number the classes from 0")
+        n_classes = self._classes(users)
+        refuse_targets(users, y >= n_classes, f"class numbers below n_classes = {n_classes}", "Raise n_classes")
+        if n_classes < 2:
+            raise InvalidInput("expected at least two classes, got one", remedy="Give n_classes when some are unseen")
+
+    def concerns(self, users: Users) -> list[str]:
+        assert users.targets is not None
+        unseen = np.setdiff1d(np.arange(self._classes(users)), users.targets)
+        return one_class_concern(users) + [
+            f"No user has a sample of class {c:g}: its intercept has no optimum, so no bound can be certified; lower "
+            "n_classes or number the classes without gaps." for c in unseen[:1]]
+
+    def _classes(self, users: Users) -> int:
+        assert users.targets is not None
+        return int(users.targets.max()) + 1 if self.n_classes is None else self.n_classes
+
+    def dim(self, users: Users) -> int:
+        return (users.n_features + self.intercept) * (self._classes(users) - 1)
+
+    def _outputs(self, samples: Samples) -> int:
+        return self._classes(samples.users) - 1
+
+    def _evaluate(self, samples: Samples, block: Block, models: Array, order: int) -> Evaluation:
+        a, weights, k = block.features, block.weights, self._outputs(samples)
+        n, _, p = a.shape
+        basis = sum_zero_basis(k + 1)  # Q, (k, k + 1)
+        shrunk = self.ridge * self.shrunk(samples.dim, k)
+        t = (a @ models.reshape(n, p, k)) @ basis
+        top = t.max(axis=2, keepdims=True)
+        exps = np.exp(t - top)
+        sums = exps.sum(axis=2, keepdims=True)
+        hot = np.eye(k + 1)[block.targets.astype(int)]
+        values = (weights * ((np.log(sums) + top)[..., 0] - (hot * t).sum(axis=2))).sum(axis=1)
+        values = values + 0.5 * (shrunk * models**2).sum(axis=1)
+        gradients, hessians = np.empty(0), np.empty(0)
+        if order > 0:  # grad = A' diag(weights) (prob - hot) Q'
+            prob = exps / sums
+            slopes = weights[..., None] * ((prob - hot) @ basis.T)
+            gradients = (a.swapaxes(1, 2) @ slopes).reshape(n, -1) + shrunk * models
+        if order > 1:  # block (k, l) of H = A' diag(weights * C_kl) A with C = Q (diag(prob) - prob prob') Q'
+            q = prob @ basis.T
+            hessians = np.zeros((n, p, k, p, k))
+            for u in range(k):
+                for v in range(u + 1):
+                    c = weights * (prob @ (basis[u] * basis[v]) - q[..., u] * q[..., v])
+                    h = (c[..., None] * a).swapaxes(1, 2) @ a
+                    hessians[:, :, u, :, v] = 0.5 * (h + h.swapaxes(1, 2))
+                    hessians[:, :, v, :, u] = hessians[:, :, u, :, v]
+            hessians = hessians.reshape(n, p * k, p * k) + np.diag(shrunk)
+        return Evaluation(values, gradients, hessians)
+
+    def lipschitz(self, samples: Samples) -> Array:
+        bounds = np.empty(samples.n_users)  # ||C|| <= 1/2, so ||H|| <= ||A'A|| / 2 + ridge
+        for block in samples.blocks:
+            root = np.sqrt(block.weights)[..., None] * block.features
+            bounds[block.index] = 0.5 * np.linalg.norm(root, 2, axis=(1, 2)) ** 2 + self.ridge
+        return bounds * (1 + 1e-12)
+
+    def decision(self, features: Array, models: Array) -> Array:
+        rows, k = self.rows(features, models)
+        return np.einsum("np,npk->nk", rows, models.reshape(len(rows), -1, k)) @ sum_zero_basis(k + 1)
+
+    def predict(self, features: Array, models: Array) -> Array:
+        return self.decision(features, models).argmax(axis=1).astype(float)
+
+    def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
+        users, k = samples.users, self._outputs(samples)
+        assert users.targets is not None
+        outputs = cp.vstack([margins_matrix(samples, self, k, u) @ x for u in range(k)])
+        t = sum_zero_basis(k + 1).T @ outputs
+        hot = np.eye(k + 1)[users.targets.astype(int)].T
+        phi = cp.log_sum_exp(t, axis=0) - cp.sum(cp.multiply(hot, t), axis=0)
+        return (1.0 / users.counts[users.owner]) @ phi + ridge_form(cp, self.ridge, self.shrunk(samples.dim, k), x)
+
+
+def sum_zero_basis(n_classes: int) -> Array:
+    """Orthonormal rows spanning the vectors of R^n_classes whose entries sum to zero (Helmert's matrix)."""
+    rows = np.tril(np.ones((n_classes - 1, n_classes)))
+    for r in range(n_classes - 1):
+        rows[r, r + 1] = -(r + 1)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)

@@ -1,0 +1,78 @@
+"""Distances to points: convex clustering."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from coterie.losses.base import Array, Evaluation, Loss, Samples, require_positive
+from coterie.users import Block, Users
+
+
+class _Point(Loss):
+    """The model is itself a point, compared with the user's rows; targets, if any, are ignored."""
+
+    def dim(self, users: Users) -> int:
+        return users.n_features
+
+    def lipschitz(self, samples: Samples) -> Array:
+        return np.ones(samples.n_users)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquaredDistance(_Point):
+    """f_i(x) = mean_j ||x - a_ij||^2 / 2: convex clustering of points, or of users by their means."""
+
+    def _evaluate(self, samples: Samples, block: Block, models: Array, order: int) -> Evaluation:
+        gaps = models[:, None, :] - block.features
+        values = 0.5 * (block.weights * (gaps**2).sum(axis=2)).sum(axis=1)
+        gradients = (block.weights[:, None, :] @ gaps)[:, 0]
+        eyes = np.broadcast_to(np.eye(samples.dim), (len(models), samples.dim, samples.dim))
+        return Evaluation(values, gradients, eyes)
+
+    def strong_convexity(self, samples: Samples) -> Array:
+        return np.ones(samples.n_users)
+
+    def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
+        users = samples.users
+        weights = np.repeat(np.sqrt(1.0 / users.counts[users.owner]), samples.dim)
+        gaps = x[_columns(users, samples.dim)] - users.features.ravel()
+        return 0.5 * cp.sum_squares(cp.multiply(weights, gaps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuberDistance(_Point):
+    """f_i(x) = mean_j h(||x - a_ij||), h(r) = r^2/2 up to delta, then delta (r - delta/2): far rows pull no harder."""
+
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive("delta", self.delta)
+
+    def _evaluate(self, samples: Samples, block: Block, models: Array, order: int) -> Evaluation:
+        gaps = models[:, None, :] - block.features
+        r = np.linalg.norm(gaps, axis=2)
+        near = np.minimum(r, self.delta)
+        far = r > self.delta
+        pull = np.where(far, self.delta / np.where(far, r, 1.0), 1.0)  # h'(r) / r
+        values = (block.weights * near * (r - 0.5 * near)).sum(axis=1)
+        weights = block.weights * pull
+        gradients = (weights[:, None, :] @ gaps)[:, 0]
+        hessians = np.empty(0)
+        if order > 1:  # pull * (I - [far] u u'), u = gap / r
+            units = np.where(far, np.sqrt(weights) / np.where(far, r, 1.0), 0.0)[..., None] * gaps
+            hessians = weights.sum(axis=1)[:, None, None] * np.eye(samples.dim) - units.swapaxes(1, 2) @ units
+        return Evaluation(values, gradients, hessians)
+
+    def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
+        users = samples.users
+        gaps = cp.reshape(x[_columns(users, samples.dim)], users.features.shape, order="C") - users.features
+        return (0.5 / users.counts[users.owner]) @ cp.huber(cp.norm(gaps, 2, axis=1), self.delta)
+
+
+def _columns(users: Users, dim: int) -> Any:
+    """For every row, the places of its user's model in the vector of all models."""
+    return (users.owner[:, None] * dim + np.arange(dim)).ravel()

@@ -1,0 +1,131 @@
+"""The problem the project solves, in one convention:
+
+    (C)   minimise   F(models) = sum_i f_i(models_i) + lam * sum_{i<j} w_ij ||models_i - models_j||
+
+The paper's Eq. (3) prints 1/N before the losses and sums over ordered pairs; `lam_from_eq3` converts.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.errors import CoterieWarning, InvalidInput
+from coterie.graph import Graph
+from coterie.losses import Loss, Samples
+from coterie.users import Users
+
+Array = npt.NDArray[np.float64]
+
+
+def lam_from_eq3(lam: float, n_users: int) -> float:
+    """The lam of (C) for a penalty parameter in the paper's Eq. (3) as printed: lam = 2 * n_users * lam_eq3."""
+    return 2.0 * n_users * lam
+
+
+def check_lam(lam: float) -> float:
+    """A usable penalty parameter, as a float."""
+    try:
+        number = float(lam)
+    except (TypeError, ValueError):
+        number = np.nan
+    if not (np.isfinite(number) and number >= 0):
+        raise InvalidInput(f"lam must be a finite number >= 0, got {lam!r}",
+                           remedy="lam = 0 leaves everyone alone; a large lam gives one model for all")
+    return number
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Users, a loss, a graph and lam; checked once, here.
+
+    Parameters
+    ----------
+    users : whose data.
+    loss : how a model is judged on a user's data.
+    lam : the price of a difference between two users' models; see (C) above.
+    graph : which pairs are compared, and their weights; all pairs with weight 1 by default, as in the paper.
+    """
+
+    users: Users
+    loss: Loss
+    lam: float
+    graph: Graph = None  # type: ignore[assignment]  # replaced by the complete graph below
+    samples: Samples = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.users, Users):
+            raise InvalidInput(f"expected Users, got {type(self.users).__name__}",
+                               remedy="Build them with Users.from_arrays(X, y, user)")
+        if not isinstance(self.loss, Loss):
+            raise InvalidInput(f"expected a loss such as Logistic(), got {self.loss!r}",
+                               remedy="Create the loss by calling its class; coterie.LOSSES lists them")
+        graph = Graph.complete(self.users.n_users) if self.graph is None else self.graph
+        if graph.n_users != self.users.n_users:
+            raise InvalidInput(f"the graph is over {graph.n_users} users, the data over {self.users.n_users}",
+                               remedy="Build the graph for these users")
+        object.__setattr__(self, "graph", graph)
+        object.__setattr__(self, "lam", check_lam(self.lam))
+        object.__setattr__(self, "samples", self.loss.prepare(self.users))
+        for concern in self.loss.concerns(self.users):
+            warnings.warn(concern, CoterieWarning, stacklevel=3)
+
+    def with_lam(self, lam: float) -> Problem:
+        """The same problem at another lam; nothing is copied or checked again."""
+        other = copy.copy(self)
+        object.__setattr__(other, "lam", check_lam(lam))
+        return other
+
+    @property
+    def n_users(self) -> int:
+        return self.users.n_users
+
+    @property
+    def dim(self) -> int:
+        """Length of one model."""
+        return self.samples.dim
+
+    @property
+    def radii(self) -> Array:
+        """(n_edges,) lam * weights: the largest norm a dual of each edge may have."""
+        return self.lam * self.graph.weights
+
+    def values(self, models: Array) -> Array:
+        """(n_users,) f_i(models_i)."""
+        return self.loss.values(self.samples, models)
+
+    def gradients(self, models: Array) -> Array:
+        """(n_users, dim) grad f_i(models_i)."""
+        return self.loss.gradients(self.samples, models)
+
+    def hessians(self, models: Array) -> Array:
+        """(n_users, dim, dim) second derivatives of f_i at models_i."""
+        return self.loss.hessians(self.samples, models)
+
+    def conjugates(self, slopes: Array, start: Array | None = None) -> Array:
+        """(n_users,) f_i*(slopes_i) from above; +inf where it is not finite."""
+        return self.loss.conjugates(self.samples, slopes, start)
+
+    def objective(self, models: Array) -> float:
+        """F(models)."""
+        return float(self.values(models).sum()) + self.lam * self.graph.penalty(models)
+
+    def check_models(self, models: npt.ArrayLike) -> Array:
+        """Models as an array of the right shape, all finite."""
+        array = np.ascontiguousarray(models, dtype=float)
+        if array.shape != (self.n_users, self.dim):
+            raise InvalidInput(f"expected models of shape ({self.n_users}, {self.dim}), got {array.shape}",
+                               remedy="Give one row for each user, in the order of users.names")
+        bad = ~np.isfinite(array).all(axis=1)
+        if bad.any():
+            user = int(np.flatnonzero(bad)[0])
+            raise InvalidInput("models must be finite numbers", where=f"user {self.users.names[user]!r}",
+                               remedy="Look for overflow in what produced them")
+        return array
+
+    def __repr__(self) -> str:
+        return f"Problem({self.n_users:,} users, {self.loss!r}, lam={self.lam:g}, dim={self.dim}, {self.graph!r})"

@@ -1,0 +1,124 @@
+"""What every solver returns: models, clusters, and the certificate that judges them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.problem import Problem
+
+Array = npt.NDArray[np.float64]
+
+
+class Status(Enum):
+    """How a solve ended; the value is the sentence to read."""
+
+    CONVERGED = "Solved: the certified relative gap is within the tolerance."
+    INACCURATE = ("Not solved to the tolerance: the certified gap is what you have. "
+                  "Raise tol, or give the solver more iterations.")
+    NO_BOUND = ("No finite bound was found, so nothing is certified: some user's conjugate is infinite at these duals. "
+                "A ridge > 0 and users with several classes make it finite; the residuals still tell how near it is.")
+    INTERRUPTED = "Interrupted: this is the best certified point so far. Solve again from it to go on."
+
+
+class Record(NamedTuple):
+    """One line of a solver's history."""
+
+    iteration: int
+    objective: float
+    gap: float
+    n_clusters: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """How far `models` can be from optimal, from the models and duals alone.
+
+    For duals y with ||y_e|| <= lam w_e, every optimum lies between bound and objective (weak duality):
+        bound = -sum_i f_i*( -(B'y)_i )  <=  min F  <=  objective
+    Where no finite bound exists, convexity still gives, for every other choice z of models,
+        F(models) - F(z)  <=  stationarity * ||models - z|| + complementarity
+    """
+
+    objective: float
+    bound: float  # -inf where some conjugate is not finite
+    stationarity: float  # ||grad f + B'y||, over all users together
+    complementarity: float  # sum_e lam w_e ||(B models)_e|| - <y_e, (B models)_e>
+    worst_user: int  # the user furthest from balance of its gradient and its edges
+    infinite_users: tuple[int, ...] = ()  # users whose conjugate is infinite at these duals
+    rounding: float = 0.0  # what floating point may have done to objective - bound; counted as part of the gap
+    floor: float = 0.0  # the least size of objective a relative gap is measured against
+    duals: Array | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def gap(self) -> float:
+        """objective - bound, and what rounding may have hidden of it; inf where there is no bound."""
+        return max(self.objective - self.bound, 0.0) + self.rounding
+
+    @property
+    def relative_gap(self) -> float:
+        """gap / max(|objective|, |bound|, floor); inf where there is no bound."""
+        if not np.isfinite(self.bound):
+            return np.inf
+        return self.gap / max(abs(self.objective), abs(self.bound), self.floor, 1e-300)
+
+    def __str__(self) -> str:
+        if np.isfinite(self.bound):
+            return (f"objective {self.objective:.10g}, lower bound {self.bound:.10g}: "
+                    f"within {self.relative_gap:.1e} (relative) of the optimum")
+        users = ", ".join(map(str, self.infinite_users[:3])) + (", ..." if len(self.infinite_users) > 3 else "")
+        return (f"objective {self.objective:.10g}; no finite lower bound: the conjugate is infinite for user(s) "
+                f"number {users}. By convexity no models at distance r are better by more than "
+                f"{self.stationarity:.1e} * r + {self.complementarity:.1e}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Solution:
+    """Models, one row a user, with the clusters they form and the proof of how good they are."""
+
+    problem: Problem = field(repr=False)
+    models: Array = field(repr=False)  # (n_users, dim); users of one cluster have bitwise equal rows
+    duals: Array | None = field(repr=False)  # (n_edges, dim), ||duals_e|| <= lam w_e
+    certificate: Certificate
+    status: Status
+    solver: str
+    seconds: float
+    history: tuple[Record, ...] = field(default=(), repr=False)
+    labels: npt.NDArray[np.int64] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", labels_of(self.models))
+
+    @property
+    def lam(self) -> float:
+        return self.problem.lam
+
+    @property
+    def n_clusters(self) -> int:
+        return int(self.labels.max()) + 1
+
+    @property
+    def objective(self) -> float:
+        return self.certificate.objective
+
+    @property
+    def gap(self) -> float:
+        """The certified relative gap; inf where no finite bound was found."""
+        return self.certificate.relative_gap
+
+    def __str__(self) -> str:
+        return (f"{self.n_clusters} cluster(s) of {self.problem.n_users} user(s) at lam = {self.lam:g}: "
+                f"{self.certificate}. {self.status.value}")
+
+
+def labels_of(models: Array) -> npt.NDArray[np.int64]:
+    """Cluster numbers from 0, in order of first appearance; users are together when their models are equal."""
+    _, first, inverse = np.unique(models, axis=0, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse.ravel()]
