@@ -25,13 +25,13 @@ from coterie.losses import (
 )
 from coterie.problem import Problem, lam_from_eq3
 from coterie.solution import Certificate, Solution, Status
-from coterie.solvers import SOLVERS, Reference, solve
+from coterie.solvers import SOLVERS, Fast, Reference, solve
 from coterie.users import Split, Standardizer, Users
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "LOSSES", "SOLVERS", "Certificate", "CoterieError", "CoterieWarning", "Custom", "Graph", "Huber",
+    "LOSSES", "SOLVERS", "Certificate", "CoterieError", "CoterieWarning", "Custom", "Fast", "Graph", "Huber",
     "HuberDistance", "Incompatible", "InvalidInput", "LinearLoss", "Logistic", "Loss", "MissingExtra",
     "Multinomial", "NotConverged", "Poisson", "Problem", "Reference", "Solution", "Split", "Squared",
     "SquaredDistance", "SquaredHinge", "Standardizer", "Status", "Users", "certify", "check_loss", "lam_from_eq3",

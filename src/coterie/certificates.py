@@ -47,23 +47,32 @@ def certify(problem: Problem, models: npt.ArrayLike, duals: npt.ArrayLike | None
         y = _into_domain(problem, x, y, slopes, ~np.isfinite(conjugates))
         slopes = -problem.graph.divergence(y)
         conjugates = problem.conjugates(slopes, start=x)
+    return _certificate(problem, x, values, gradients, slopes, conjugates).with_duals(y)
+
+
+def judge(problem: Problem, models: Array, slopes: Array) -> Certificate:
+    """The certificate from slopes = -B'y of duals y known to be feasible; nothing is mended and no edge is stored."""
+    values, gradients, _ = problem.loss.evaluate(problem.samples, models, 1)
+    return _certificate(problem, models, values, gradients, slopes, problem.conjugates(slopes, start=models))
+
+
+def _certificate(problem: Problem, x: Array, values: Array, gradients: Array, slopes: Array,
+                 conjugates: Array) -> Certificate:
     infinite = np.flatnonzero(~np.isfinite(conjugates))
-    differences = problem.graph.differences(x)
-    lengths = np.linalg.norm(differences, axis=1)
     residuals = np.linalg.norm(gradients - slopes, axis=1)
+    penalty = problem.lam * problem.graph.penalty(x)
     with np.errstate(over="ignore"):
         at_zero = problem.values(np.zeros_like(x))
     return Certificate(
-        objective=float(values.sum() + problem.radii @ lengths),
+        objective=float(values.sum()) + penalty,
         bound=-np.inf if infinite.size else float(-conjugates.sum()),
         stationarity=float(np.linalg.norm(residuals)),
-        complementarity=float(max(problem.radii @ lengths - np.einsum("ed,ed->", y, differences), 0.0)),
+        complementarity=max(penalty + float(np.einsum("nd,nd->", slopes, x)), 0.0),  # <y, Bx> = <B'y, x>
         worst_user=int(residuals.argmax()),
         infinite_users=tuple(infinite.tolist()),
         rounding=_EPSILON * float(np.abs(values).sum() + np.abs(conjugates[np.isfinite(conjugates)]).sum()
-                                  + problem.radii @ lengths),
+                                  + penalty),
         floor=_FLOOR * float(np.abs(at_zero).sum()),
-        duals=y,
     )
 
 

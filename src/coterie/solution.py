@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -67,6 +67,10 @@ class Certificate:
             return np.inf
         return self.gap / max(abs(self.objective), abs(self.bound), self.floor, 1e-300)
 
+    def with_duals(self, duals: Array) -> Certificate:
+        """The same certificate with the duals it speaks of."""
+        return replace(self, duals=duals)
+
     def __str__(self) -> str:
         if np.isfinite(self.bound):
             return (f"objective {self.objective:.10g}, lower bound {self.bound:.10g}: "
@@ -89,6 +93,7 @@ class Solution:
     solver: str
     seconds: float
     history: tuple[Record, ...] = field(default=(), repr=False)
+    sigma: float | None = field(default=None, repr=False)  # where the solver's step ended; a warm start takes it up
     labels: npt.NDArray[np.int64] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -54,6 +54,8 @@ class Loss(ABC):
     A class must say `dim`, `check_targets` and `_evaluate`; `decision` and `conic` are asked for where needed.
     """
 
+    quadratic: ClassVar[bool] = False  # whether every f_i is quadratic, so that one Hessian serves everywhere
+
     def design(self, features: Array, real: npt.NDArray[np.bool_]) -> Array:
         """The rows the loss computes on; `real` marks rows that are samples, not padding."""
         return features

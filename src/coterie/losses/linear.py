@@ -81,6 +81,7 @@ class Logistic(_Binary):
 class Squared(LinearLoss):
     """phi(t, y) = (t - y)^2 / 2: least squares."""
 
+    quadratic: ClassVar[bool] = True
     max_curvature: ClassVar[float] = 1.0
 
     def check_targets(self, users: Users) -> None:

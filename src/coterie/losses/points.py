@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ class _Point(Loss):
 class SquaredDistance(_Point):
     """f_i(x) = mean_j ||x - a_ij||^2 / 2: convex clustering of points, or of users by their means."""
 
+    quadratic: ClassVar[bool] = True
+
     def _evaluate(self, samples: Samples, block: Block, models: Array, order: int) -> Evaluation:
         gaps = models[:, None, :] - block.features
         values = 0.5 * (block.weights * (gaps**2).sum(axis=2)).sum(axis=1)
@@ -35,6 +37,11 @@ class SquaredDistance(_Point):
 
     def strong_convexity(self, samples: Samples) -> Array:
         return np.ones(samples.n_users)
+
+    def conjugates(self, samples: Samples, slopes: Array, start: Array | None = None) -> Array:
+        # With c the mean of the rows: f(x) = f(c) + ||x - c||^2 / 2, so f*(u) = <u, c> + ||u||^2 / 2 - f(c).
+        centres = -self.gradients(samples, np.zeros_like(slopes))
+        return np.einsum("nd,nd->n", slopes, centres + 0.5 * slopes) - self.values(samples, centres)
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
         users = samples.users

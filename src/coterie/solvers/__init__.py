@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
 from coterie.certificates import certify
 from coterie.errors import InvalidInput
 from coterie.problem import Problem
-from coterie.solution import Certificate, Solution, Status
-from coterie.solvers.base import Solver
+from coterie.solution import Certificate, Record, Solution, Status
+from coterie.solvers.base import Solver, Start
+from coterie.solvers.fast import Fast
 from coterie.solvers.reference import Reference
 
 #: Every solver by the name used in the command line and in saved files.
-SOLVERS: dict[str, type[Solver]] = {"reference": Reference}
+SOLVERS: dict[str, type[Solver]] = {"fast": Fast, "reference": Reference}
 
-__all__ = ["SOLVERS", "Reference", "Solver", "solve"]
+__all__ = ["SOLVERS", "Fast", "Reference", "Solver", "solve"]
 
 
-def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "reference") -> Solution:
+def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast", start: Solution | Start | None = None,
+          progress: Callable[[Record], None] | None = None) -> Solution:
     """Solve (C) and certify the answer.
 
     Parameters
     ----------
     problem : what to solve.
     tol : the relative duality gap to reach; the status says whether it was.
-    solver : a name in `SOLVERS`, or a solver with settings of your own such as Reference(engine="SCS").
+    solver : a name in `SOLVERS`, or a solver with settings of your own such as Fast(max_iter=100).
+    start : a solution of a similar problem on the same users to begin from, or a Start of models, duals and sigma.
+    progress : called now and then with a Record of how far the solver is; Ctrl-C ends a solve with its best point.
     """
     if not (np.isfinite(tol) and tol > 0):
         raise InvalidInput(f"tol must be a finite number > 0, got {tol!r}", remedy="Use for example 1e-8")
@@ -38,13 +43,26 @@ def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "refere
             raise InvalidInput(f"unknown solver {solver!r}", remedy=f"Choose one of: {', '.join(SOLVERS)}")
         solver = SOLVERS[solver]()
     began = time.perf_counter()
-    point = solver.run(problem, tol)
-    certificate = certify(problem, point.models, point.duals)
+    point = solver.run(problem, tol, _start(problem, start), progress)
+    certificate = point.certificate or certify(problem, point.models, point.duals)
     return Solution(
         problem=problem, models=point.models, duals=certificate.duals, certificate=certificate,
         status=_status(certificate, tol, point.interrupted), solver=type(solver).__name__,
-        seconds=time.perf_counter() - began, history=point.history,
+        seconds=time.perf_counter() - began, history=point.history, sigma=point.sigma,
     )
+
+
+def _start(problem: Problem, start: Solution | Start | None) -> Start | None:
+    """The start as checked arrays; duals of another lam are stretched or shrunk with it."""
+    if start is None:
+        return None
+    models, duals = problem.check_models(start.models), start.duals
+    if duals is not None and isinstance(start, Solution) and start.lam > 0:
+        duals = duals * (problem.lam / start.lam)
+    if duals is not None and duals.shape != (problem.graph.n_edges, problem.dim):
+        raise InvalidInput(f"expected duals of shape ({problem.graph.n_edges}, {problem.dim}), got {duals.shape}",
+                           remedy="Start from a solution on the same graph, or leave the duals out")
+    return Start(models, duals, start.sigma)
 
 
 def _status(certificate: Certificate, tol: float, interrupted: bool) -> Status:

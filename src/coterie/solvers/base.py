@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.problem import Problem
-from coterie.solution import Record
+from coterie.solution import Certificate, Record
 
 Array = npt.NDArray[np.float64]
 
@@ -20,9 +21,20 @@ class Point(NamedTuple):
     duals: Array | None = None  # (n_edges, dim); None where it has none
     history: tuple[Record, ...] = ()
     interrupted: bool = False
+    certificate: Certificate | None = None  # from `coterie.certificates`, where the solver had it judged already
+    sigma: float | None = None
+
+
+class Start(NamedTuple):
+    """Where a solver begins: a former solution of a similar problem, or parts of one."""
+
+    models: Array
+    duals: Array | None = None
+    sigma: float | None = None
 
 
 class Solver(Protocol):
     """A frozen dataclass of settings with one method."""
 
-    def run(self, problem: Problem, tol: float) -> Point: ...
+    def run(self, problem: Problem, tol: float, start: Start | None = None,
+            progress: Callable[[Record], None] | None = None) -> Point: ...

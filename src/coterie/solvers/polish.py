@@ -12,84 +12,126 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from coterie.graph import Graph
 from coterie.problem import Problem
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+_DENSE = 600  # unknowns up to which a Newton system is solved densely
 
 
-def polish(problem: Problem, labels: Ints, models: Array, max_iter: int = 50) -> Array:
+def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, max_iter: int = 50) -> Array:
     """Models (n_users, dim), bitwise equal inside each cluster, that minimise V; as far as Newton comes from `models`.
 
-    Clusters that meet on the way stay where they met: the certificate, not this function, says whether that is right.
+    Two clusters whose models would pass each other are made one: the certificate, not this function, says whether that
+    is right. `tol` is the decrease, relative to V, below which it stops.
     """
-    k, d = int(labels.max()) + 1, problem.dim
-    counts = np.bincount(labels, minlength=k)
-    w = _sums(labels, models, k) / counts[:, None]
-    cross = _cross_weights(problem, labels, k)
-    first, second = np.triu_indices(k, 1)
-    used = cross[first, second] > 0
-    first, second = first[used], second[used]
-    pull = problem.lam * cross[first, second]
-    value, gradient, hessian = _evaluate(problem, labels, w, first, second, pull, 2)
+    w = to_clusters(labels, models)
+    reduced = _Reduced(problem, labels)
+    value, gradient, blocks, stiff = reduced.evaluate(w, 2)
     for _ in range(max_iter):
-        shift = 1e-14 * np.trace(hessian) / (k * d)
-        step = -np.linalg.solve(hessian + shift * np.eye(k * d), gradient.ravel()).reshape(k, d)
+        step = reduced.newton_step(gradient, blocks, stiff)
         decrement = -float((gradient * step).sum())
-        if not decrement > 1e-18 * abs(value):
+        if not decrement > tol * abs(value):
             break
         size = 1.0
-        while size > 1e-10:
-            trial = _evaluate(problem, labels, w + size * step, first, second, pull, 0)[0]
+        for _ in range(25):
+            trial = reduced.evaluate(w + size * step, 0)[0]
             if trial <= value - 1e-4 * size * decrement + 1e-15 * abs(value):
                 break
             size *= 0.5
         else:
+            size = 0.0
+        if size < 1.0 and (crossing := reduced.crossing(w, step)).any():
+            labels = reduced.merged(crossing)
+            w = to_clusters(labels, w[reduced.labels])
+            reduced = _Reduced(problem, labels)
+        elif size == 0.0:
             break
-        w = w + size * step
-        value, gradient, hessian = _evaluate(problem, labels, w, first, second, pull, 2)
+        else:
+            w = w + size * step
+        value, gradient, blocks, stiff = reduced.evaluate(w, 2)
     return w[labels]
 
 
-def _evaluate(problem: Problem, labels: Ints, w: Array, first: Ints, second: Ints, pull: Array,
-              order: int) -> tuple[float, Array, Array]:
-    k, d = w.shape
-    f, g, h = problem.loss.evaluate(problem.samples, w[labels], order)
-    gaps = w[first] - w[second]
-    lengths = np.linalg.norm(gaps, axis=1)
-    value = float(f.sum() + pull @ lengths)
-    if order == 0:
-        return value, np.empty(0), np.empty(0)
-    gradient = _sums(labels, g, k)
-    inverse = 1.0 / np.maximum(lengths, 1e-300)
-    units = gaps * inverse[:, None]
-    np.add.at(gradient, first, pull[:, None] * units)
-    np.add.at(gradient, second, -pull[:, None] * units)
-    # Hessian of pull * ||gap||: (pull / length) (I - unit unit'), in the four blocks of the pair.
-    across = np.eye(d) - units[:, :, None] * units[:, None, :]
-    stiff = (pull * np.where(lengths > 0, inverse, 0.0))[:, None, None] * across
-    blocks = np.zeros((k, k, d, d))
-    diagonal = np.zeros((k, d, d))
-    np.add.at(diagonal, labels, h)
-    np.add.at(diagonal, first, stiff)
-    np.add.at(diagonal, second, stiff)
-    blocks[np.arange(k), np.arange(k)] = diagonal
-    blocks[first, second] = -stiff
-    blocks[second, first] = -stiff
-    return value, gradient, blocks.transpose(0, 2, 1, 3).reshape(k * d, k * d)
+def to_clusters(labels: Ints, rows: Array) -> Array:
+    """(n_clusters, dim) the mean row of each cluster."""
+    return _sums(labels, rows) / np.bincount(labels)[:, None]
 
 
-def _sums(labels: Ints, rows: Array, k: int) -> Array:
-    out = np.zeros((k, rows.shape[1]))
-    np.add.at(out, labels, rows)
-    return out
+def _sums(labels: Ints, rows: Array) -> Array:
+    return np.stack([np.bincount(labels, weights=column) for column in rows.reshape(len(rows), -1).T], axis=1)
 
 
-def _cross_weights(problem: Problem, labels: Ints, k: int) -> Array:
-    graph = problem.graph
-    if graph.is_complete:
-        counts = np.bincount(labels, minlength=k).astype(float)
-        return np.outer(counts, counts) * (graph.weights[0] if graph.n_edges else 0.0)
-    cross = np.zeros((k, k))
-    np.add.at(cross, (labels[graph.edges[:, 0]], labels[graph.edges[:, 1]]), graph.weights)
-    return cross + cross.T
+class _Reduced:
+    """V on the clusters: edges between clusters with their weights added up."""
+
+    def __init__(self, problem: Problem, labels: Ints) -> None:
+        self.problem, self.labels, self.k = problem, labels, int(labels.max()) + 1
+        graph = problem.graph
+        if graph.is_complete:
+            counts = np.bincount(labels).astype(float)
+            self.first, self.second = np.triu_indices(self.k, 1)
+            self.pull = problem.radii[0] * counts[self.first] * counts[self.second] if graph.n_edges else np.empty(0)
+            return
+        ends = np.sort(labels[graph.edges], axis=1)
+        across = (ends[:, 0] < ends[:, 1]) & (graph.weights > 0)
+        keys, place = np.unique(ends[across, 0] * self.k + ends[across, 1], return_inverse=True)
+        self.first, self.second = keys // self.k, keys % self.k
+        self.pull = np.bincount(place, weights=problem.radii[across], minlength=keys.size)
+
+    def evaluate(self, w: Array, order: int) -> tuple[float, Array, Array, Array]:
+        """V, its gradient (k, d), the diagonal blocks (k, d, d) of its Hessian, and minus the blocks of its pairs."""
+        d = w.shape[1]
+        with np.errstate(over="ignore", invalid="ignore"):  # a trial point far out is refused
+            f, g, h = self.problem.loss.evaluate(self.problem.samples, w[self.labels], order)
+        gaps = w[self.first] - w[self.second]
+        lengths = np.linalg.norm(gaps, axis=1)
+        value = float(f.sum() + self.pull @ lengths)
+        if order == 0:
+            return value, f, f, f
+        inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+        units = gaps * inverse[:, None]
+        forces = self.pull[:, None] * units
+        gradient = _sums(self.labels, g) + self._gather(forces, -forces)
+        # Hessian of pull * ||gap||: (pull / length) (I - unit unit'), in the four blocks of the pair.
+        stiff = (self.pull * inverse)[:, None, None] * (np.eye(d) - units[:, :, None] * units[:, None, :])
+        blocks = (_sums(self.labels, h) + self._gather(stiff, stiff)).reshape(self.k, d, d)
+        return value, gradient, blocks, stiff
+
+    def crossing(self, w: Array, step: Array) -> npt.NDArray[np.bool_]:
+        """Which pairs of clusters a full step takes past each other."""
+        gaps = w[self.first] - w[self.second]
+        return np.einsum("ed,ed->e", gaps, gaps + step[self.first] - step[self.second]) <= 0
+
+    def merged(self, pairs: npt.NDArray[np.bool_]) -> Ints:
+        """The users' labels with the clusters of the chosen pairs made one."""
+        joined = Graph(self.k, np.ones(int(pairs.sum())), np.stack([self.first, self.second], axis=1)[pairs])
+        return joined.components[self.labels]
+
+    def _gather(self, at_first: Array, at_second: Array) -> Array:
+        """(k, ...) sums over the pairs of each cluster."""
+        ends = np.concatenate([self.first, self.second])
+        rows = np.concatenate([at_first, at_second]).reshape(ends.size, int(np.prod(at_first.shape[1:])))
+        return np.stack([np.bincount(ends, weights=column, minlength=self.k) for column in rows.T], axis=1)
+
+    def newton_step(self, gradient: Array, blocks: Array, stiff: Array) -> Array:
+        k, d = gradient.shape
+        shift = 1e-14 * float(np.trace(blocks, axis1=1, axis2=2).mean()) / d + 1e-300
+        if k * d <= _DENSE:
+            matrix = np.zeros((k, k, d, d))
+            matrix[np.arange(k), np.arange(k)] = blocks + shift * np.eye(d)
+            matrix[self.first, self.second] = matrix[self.second, self.first] = -stiff
+            dense = matrix.transpose(0, 2, 1, 3).reshape(k * d, k * d)
+            return -np.linalg.solve(dense, gradient.ravel()).reshape(k, d)
+        from scipy import sparse
+        from scipy.sparse.linalg import splu
+
+        own = np.arange(k)
+        bi, bj = np.concatenate([own, self.first, self.second]), np.concatenate([own, self.second, self.first])
+        entries = np.concatenate([blocks + shift * np.eye(d), -stiff, -stiff])
+        rows = np.broadcast_to(bi[:, None, None] * d + np.arange(d)[:, None], entries.shape)
+        columns = np.broadcast_to(bj[:, None, None] * d + np.arange(d), entries.shape)
+        matrix = sparse.csc_array((entries.ravel(), (rows.ravel(), columns.ravel())), shape=(k * d, k * d))
+        lu = splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+        return -lu.solve(gradient.ravel()).reshape(k, d)

@@ -6,6 +6,7 @@ It is the ground truth for small cases, and what the paper used; the number of p
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,8 @@ import numpy.typing as npt
 from coterie.certificates import certify, fusions
 from coterie.errors import InvalidInput, MissingExtra, NotConverged
 from coterie.problem import Problem
-from coterie.solvers.base import Point
+from coterie.solution import Record
+from coterie.solvers.base import Point, Start
 from coterie.solvers.polish import polish
 
 Array = npt.NDArray[np.float64]
@@ -47,7 +49,8 @@ class Reference:
         if self.engine not in ENGINES:
             raise InvalidInput(f"unknown engine {self.engine!r}", remedy=f"Choose one of: {', '.join(ENGINES)}")
 
-    def run(self, problem: Problem, tol: float) -> Point:
+    def run(self, problem: Problem, tol: float, start: Start | None = None,
+            progress: Callable[[Record], None] | None = None) -> Point:
         try:
             import cvxpy as cp
         except ImportError as error:

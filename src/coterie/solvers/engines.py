@@ -1,0 +1,288 @@
+"""The iteration of the fast solver on each shape of problem; which one is chosen by the graph and the loss.
+
+All do the same steps (Douglas-Rachford splitting, Lions and Mercier 1979, on z = B x): with the losses replaced by
+quadratic models q_i(x) = 1/2 x'H_i x - <linear_i, x>,
+
+    x  <-  argmin sum_i q_i(x_i) + sigma/2 ||B x - (z - P)||^2         a linear system
+    s  <-  s + relax (B x - z),      P <- projection of s,  z <- s - P    one pass over the edges
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.graph import Graph
+from coterie.solvers import kernels
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+RELAX = 1.8
+_DENSE = 300  # unknowns up to which the whole system is inverted
+
+
+class Engine:
+    """State and steps on one problem; users and edges are numbered as in the graph on the outside."""
+
+    s: Array  # (dim, n_edges)
+    shrink: Array  # (n_edges,)
+    sigma: float
+    _radii: Array  # lam * weights: (1,) or (n_edges,)
+
+    def __init__(self, graph: Graph, dim: int, lam: float) -> None:
+        self.graph, self.dim = graph, dim
+        weights = graph.weights
+        one = graph.n_edges > 0 and weights.strides == (0,)
+        self._radii = lam * np.ascontiguousarray(weights[:1] if one else weights)
+
+    def begin(self, models: Array, duals: Array | None, sigma: float) -> None:
+        """Start from models and duals: z = B models, P = duals / sigma."""
+        self.sigma = sigma
+        s = self.graph.differences(models)
+        if duals is not None:
+            s = s + duals / sigma
+        self.s = np.ascontiguousarray(self._in(s).T)
+        norms = np.sqrt(np.einsum("ke,ke->e", self.s, self.s)) + 1e-300
+        self.shrink = np.minimum(1.0, self._radii / sigma / norms)
+        self._place(models)
+        self._settle()
+
+    def retune(self, sigma: float) -> None:
+        """Go on with another sigma; z and the duals stay."""
+        kernels.retune(self.s, self.shrink, self._radii / self.sigma, self._radii / sigma, self.sigma / sigma)
+        self.sigma = sigma
+        self._settle()
+
+    def duals(self) -> Array:
+        """(n_edges, dim) feasible duals."""
+        return self._out(np.ascontiguousarray((self.sigma * self.shrink * self.s).T))
+
+    def proof(self, labels: Ints, models: Array, gradients: Array, store: bool = False) -> tuple[Array, Array] | None:
+        """Slopes (and duals, if to be stored) of duals made to fit these clusters; None where that is not cheap."""
+        return None
+
+    # Edges and users may be stored in another order inside.
+    def _in(self, rows: Array) -> Array:
+        return rows
+
+    def _out(self, rows: Array) -> Array:
+        return rows
+
+    def _place(self, models: Array) -> None:
+        raise NotImplementedError
+
+    def _settle(self) -> None:
+        """Make the forces B'(z - P) agree with s."""
+        raise NotImplementedError
+
+    def model(self, hessians: Array, linear: Array) -> None:
+        """Take new quadratic models, and prepare the linear system for them."""
+        raise NotImplementedError
+
+    def run(self, steps: int) -> tuple[float, float]:
+        """Do steps; returns ||B x - z_before||^2 and ||z - z_before||^2 of the last one."""
+        raise NotImplementedError
+
+    def read(self) -> tuple[Array, Array, Ints]:
+        """The models, the slopes -B'y, and the clusters that duals inside their balls join."""
+        raise NotImplementedError
+
+
+class Complete(Engine):
+    """All pairs are edges; the linear system has a closed form, whatever the weights."""
+
+    def _place(self, models: Array) -> None:
+        self.x = np.ascontiguousarray(models.T)
+        self.forces = np.zeros_like(self.x)
+
+    def _settle(self) -> None:
+        kernels.complete_pass(self.x, self.s, self.shrink, self._radii / self.sigma, 0.0, self.forces, False)
+
+    def model(self, hessians: Array, linear: Array) -> None:
+        eye, n = np.eye(self.dim), self.graph.n_users
+        self.inverses = np.linalg.inv(hessians + self.sigma * n * eye)
+        self.total = np.linalg.inv(eye - self.sigma * self.inverses.sum(axis=0))
+        self.linear = np.ascontiguousarray(linear.T)
+
+    def run(self, steps: int) -> tuple[float, float]:
+        return kernels.complete_run(self.linear, self.inverses, self.total, self.sigma, self.x, self.s, self.shrink,
+                                    self._radii / self.sigma, RELAX, self.forces, steps)
+
+    def read(self) -> tuple[Array, Array, Ints]:
+        flow, labels = kernels.complete_duals(self.s, self.shrink, self.sigma, self.graph.n_users)
+        return np.ascontiguousarray(self.x.T), -flow, labels
+
+    def proof(self, labels: Ints, models: Array, gradients: Array, store: bool = False) -> tuple[Array, Array] | None:
+        counts = np.bincount(labels).astype(float)
+        duals, none = np.empty((self.graph.n_edges if store else 0, self.dim)), np.empty((0, self.dim))
+        state = (self.s, self.shrink, self.sigma, self._radii, labels, counts, models)
+        lack = -gradients - kernels.complete_proof(*state, np.zeros_like(models), none)
+        return -kernels.complete_proof(*state, lack, duals), duals
+
+
+class _Listed(Engine):
+    """A list of edges, stored in an order that keeps neighbours near."""
+
+    def __init__(self, graph: Graph, dim: int, lam: float, order: Ints) -> None:
+        super().__init__(graph, dim, lam)
+        self.order = order  # order[k] is the user stored at k
+        place = np.empty_like(order)
+        place[order] = np.arange(order.size)
+        ends = place[graph.edges]
+        self.edge_order = np.lexsort((ends.max(axis=1), ends.min(axis=1)))
+        self.first, self.second = (np.ascontiguousarray(e, dtype=np.int32) for e in ends[self.edge_order].T)
+        if self._radii.size > 1:
+            self._radii = self._radii[self.edge_order]
+
+    def _in(self, rows: Array) -> Array:
+        return rows[self.edge_order]
+
+    def _out(self, rows: Array) -> Array:
+        out = np.empty_like(rows)
+        out[self.edge_order] = rows
+        return out
+
+    def _place(self, models: Array) -> None:
+        self.x = np.ascontiguousarray(models[self.order])
+        self.forces = np.zeros_like(self.x)
+
+    def _settle(self) -> None:
+        kernels.edges_pass(self.x, self.s, self.shrink, self._radii / self.sigma, self.first, self.second, 0.0,
+                           self.forces, False)
+
+    def read(self) -> tuple[Array, Array, Ints]:
+        flow, labels = kernels.edges_duals(self.s, self.shrink, self.sigma, self.first, self.second, self.graph.n_users)
+        models, slopes, clusters = np.empty_like(self.x), np.empty_like(flow), np.empty_like(labels)
+        models[self.order], slopes[self.order], clusters[self.order] = self.x, -flow, labels
+        return models, slopes, clusters
+
+
+class Direct(_Listed):
+    """H_i = h_i I and an elimination order with little fill: one sparse factorisation of diag(h) + sigma L."""
+
+    _factored: tuple[float, Array] | None = None
+
+    def model(self, hessians: Array, linear: Array) -> None:
+        from scipy import sparse
+        from scipy.sparse.linalg import splu
+
+        h = hessians[self.order, 0, 0]
+        if self._factored is None or self._factored[0] != self.sigma or not np.array_equal(self._factored[1], h):
+            n, e = self.graph.n_users, np.full(self.first.size, -self.sigma)
+            degrees = np.bincount(np.concatenate([self.first, self.second]), minlength=n)
+            diagonal = np.arange(n)
+            matrix = sparse.csc_array((np.concatenate([e, e, h + self.sigma * degrees]),
+                                       (np.concatenate([self.first, self.second, diagonal]),
+                                        np.concatenate([self.second, self.first, diagonal]))), shape=(n, n))
+            lu = splu(matrix, permc_spec="NATURAL", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+            lower = lu.L.tocsc()
+            lower.sort_indices()
+            self.factor = (lower.indptr, lower.indices, lower.data, 1.0 / lu.U.diagonal())
+            self._factored = (self.sigma, h)
+        self.linear = np.ascontiguousarray(linear[self.order])
+
+    def run(self, steps: int) -> tuple[float, float]:
+        return kernels.direct_run(self.linear, self.factor, self.sigma, self.x, self.s, self.shrink,
+                                  self._radii / self.sigma, self.first, self.second, RELAX, self.forces, steps)
+
+
+class Dense(_Listed):
+    """Few unknowns: the inverse of the whole system."""
+
+    def model(self, hessians: Array, linear: Array) -> None:
+        n, d = self.x.shape
+        degrees = np.bincount(np.concatenate([self.first, self.second]), minlength=n)
+        system = np.zeros((n, d, n, d))
+        for k in range(d):
+            system[self.first, k, self.second, k] = system[self.second, k, self.first, k] = -self.sigma
+        own = np.arange(n)
+        system[own, :, own, :] = hessians[self.order] + (self.sigma * degrees)[:, None, None] * np.eye(d)
+        self.inverse = np.linalg.inv(system.reshape(n * d, n * d))
+        self.linear = linear[self.order]
+
+    def run(self, steps: int) -> tuple[float, float]:
+        measures = (0.0, 0.0)
+        for step in range(steps):
+            self.x = (self.inverse @ (self.linear + self.sigma * self.forces).ravel()).reshape(self.x.shape)
+            measures = kernels.edges_pass(self.x, self.s, self.shrink, self._radii / self.sigma, self.first, self.second,
+                                          RELAX, self.forces, step == steps - 1)
+        return measures
+
+
+class Iterative(_Listed):
+    """Any Hessians and any edges: conjugate gradients, block-Jacobi preconditioned."""
+
+    def __init__(self, graph: Graph, dim: int, lam: float, order: Ints) -> None:
+        super().__init__(graph, dim, lam, order)
+        ends = np.concatenate([self.first, self.second])
+        others = np.concatenate([self.second, self.first])
+        self.neighbours = others[np.argsort(ends, kind="stable")]
+        self.degrees = np.bincount(ends, minlength=graph.n_users).astype(float)
+        self.starts = np.concatenate([[0], np.cumsum(self.degrees)]).astype(np.int64)
+
+    def model(self, hessians: Array, linear: Array) -> None:
+        self.hessians = np.ascontiguousarray(hessians[self.order])
+        self.linear = np.ascontiguousarray(linear[self.order])
+        pull = (self.sigma * self.degrees)[:, None, None] * np.eye(self.dim)
+        self.inverses = np.linalg.inv(self.hessians + pull)
+
+    def run(self, steps: int) -> tuple[float, float]:
+        return kernels.cg_run(
+            self.linear, self.hessians, self.inverses, self.degrees, self.starts, self.neighbours, self.sigma, self.x,
+            self.s, self.shrink, self._radii / self.sigma, self.first, self.second, RELAX, self.forces, steps)
+
+
+def choose(graph: Graph, hessians: Array, quadratic: bool, lam: float) -> Engine:
+    """The engine for a graph and a loss whose Hessians look like these."""
+    n, dim = hessians.shape[:2]
+    if graph.n_edges == n * (n - 1) // 2:
+        ordered = graph.is_complete or bool((np.diff(graph.edges[:, 0] * n + graph.edges[:, 1]) > 0).all())
+        if ordered:
+            return Complete(graph, dim, lam)
+    scalar = n * dim > _DENSE and quadratic and np.array_equal(hessians, hessians[:, :1, :1] * np.eye(dim))
+    if scalar:
+        order = elimination_order(graph)
+        if order is not None:
+            return Direct(graph, dim, lam, order)
+    return (Dense if n * dim <= _DENSE else Iterative)(graph, dim, lam, near_order(graph))
+
+
+def _pattern(graph: Graph) -> Any:
+    from scipy import sparse
+
+    i, j = graph.edges.T
+    ones = np.ones(graph.n_edges)
+    half = sparse.csr_array((ones, (i, j)), shape=(graph.n_users, graph.n_users))
+    return half + half.T
+
+
+def near_order(graph: Graph) -> Ints:
+    """Users in an order that keeps neighbours near each other."""
+    from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+    return np.asarray(reverse_cuthill_mckee(_pattern(graph).tocsr(), symmetric_mode=True), dtype=np.int64)
+
+
+def elimination_order(graph: Graph) -> Ints | None:
+    """Users in an order of elimination with little fill, or None where the graph is too wide to have one.
+
+    The widest level of a breadth-first search is about the size of a separator; graphs of points on a curve or in a
+    plane have narrow ones, neighbours in many dimensions do not.
+    """
+    from scipy import sparse
+    from scipy.sparse.csgraph import dijkstra
+    from scipy.sparse.linalg import splu
+
+    pattern, n = _pattern(graph), graph.n_users
+    seeds = np.unique(graph.components, return_index=True)[1]
+    levels = dijkstra(pattern, unweighted=True, indices=seeds, min_only=True)
+    far = dijkstra(pattern, unweighted=True, indices=[int(np.where(np.isfinite(levels), levels, -1).argmax())],
+                   min_only=True)
+    widest = np.bincount(far[np.isfinite(far)].astype(int)).max()
+    if n > 500 and widest > max(150.0, 6.0 * np.sqrt(n)):
+        return None
+    matrix = sparse.csc_array(sparse.diags_array(1.0 + pattern.sum(axis=1)) - pattern)
+    lu = splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+    return np.argsort(lu.perm_c).astype(np.int64)

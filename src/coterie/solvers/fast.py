@@ -1,0 +1,226 @@
+"""The fast solver: splitting on quadratic models of the losses, then fuse, polish and certify.
+
+Between refreshes the losses are replaced by their second-order models (proximal Newton), and the splitting of
+`engines` is run on them for a few passes over the edges. Its duals are feasible at every moment and say which users
+are together: a dual strictly inside its ball joins its two users. Giving the users of a cluster their mean, and where
+that is not enough the exact optimum for these clusters (`polish`), turns a loose iterate into an accurate point: its
+error in the objective is of second order. The judge is `coterie.certificates`; nothing else stops the solver early.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.certificates import certify, judge
+from coterie.errors import InvalidInput
+from coterie.problem import Problem
+from coterie.solution import Certificate, Record, labels_of
+from coterie.solvers.base import Point, Start
+from coterie.solvers.polish import polish, to_clusters
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_STIFF = 12.0  # sigma to begin with, in units of curvature / degree
+_TURN = 3.0  # factor by which sigma is changed at first
+_TOO_LOW, _TOO_HIGH = 2.0, 1.03 / 1.8  # ||B x - z|| / ||change of z|| beyond which sigma is changed
+_SMALL, _POLISH = 300, 3000  # most unknowns of a polish that is cheap, and of one at all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fast:
+    """Any loss, any graph.
+
+    Parameters
+    ----------
+    max_iter : most passes over the edges.
+    sigma : step of the splitting to begin with; None lets the curvature of the losses set it. It adapts either way.
+    """
+
+    max_iter: int = 5000
+    sigma: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_iter < 1:
+            raise InvalidInput(f"max_iter must be at least 1, got {self.max_iter!r}", remedy="Use for example 5000")
+        if self.sigma is not None and not (np.isfinite(self.sigma) and self.sigma > 0):
+            raise InvalidInput(f"sigma must be a finite number > 0, got {self.sigma!r}", remedy="Leave it at None")
+
+    def run(self, problem: Problem, tol: float, start: Start | None = None,
+            progress: Callable[[Record], None] | None = None) -> Point:
+        if problem.lam == 0 or not (problem.graph.weights > 0).any():
+            models = problem.loss.local(problem.samples, start=None if start is None else start.models).points
+            return Point(models, np.zeros((problem.graph.n_edges, problem.dim)))
+        return _Run(self, problem, tol, start, progress).go()
+
+
+class _Run:
+    """One solve: the iteration's state and the best certified point so far."""
+
+    def __init__(self, settings: Fast, problem: Problem, tol: float, start: Start | None,
+                 progress: Callable[[Record], None] | None) -> None:
+        from coterie.solvers.engines import choose
+
+        self.problem, self.tol, self.settings, self.progress = problem, tol, settings, progress
+        self.began = time.perf_counter()
+        self.history: list[Record] = []
+        self.certificate: Certificate | None = None
+        self.quadratic = problem.loss.quadratic
+        self.centre = self._first_models() if start is None else start.models
+        self.values, self.gradients, self.hessians = problem.loss.evaluate(problem.samples, self.centre)
+        self.curvature = float(np.trace(self.hessians.sum(axis=0))) / (problem.n_users * problem.dim) + 1e-300
+        # Without curvature of their own (a hinge met by all samples) users still need a definite system.
+        self.floor = 0.0 if self.quadratic else 1e-9 * self.curvature
+        self.shift = np.full(problem.n_users, self.floor)
+        self.stiffest = np.full(problem.n_users, np.inf) if self.quadratic else problem.loss.lipschitz(problem.samples)
+        degree = 2.0 * problem.graph.n_edges / problem.n_users
+        sigma = settings.sigma or (start.sigma if start is not None and start.sigma else _STIFF * self.curvature / degree)
+        self.engine = choose(problem.graph, self.hessians, self.quadratic, problem.lam)
+        self.engine.begin(self.centre, None if start is None else start.duals, sigma)
+        self.best = self.centre
+        self.labels = self.tried = np.empty(0, dtype=np.int64)
+
+    def _first_models(self) -> Array:
+        """Everybody's own best model for quadratic losses, the pooled one otherwise."""
+        zero = np.zeros((self.problem.n_users, self.problem.dim))
+        if self.quadratic:
+            return zero
+        return polish(self.problem, self.problem.graph.components, zero, tol=1e-6)
+
+    def go(self) -> Point:
+        steps, sigma = 20 if self.quadratic else 10, self.engine.sigma
+        interrupted = False
+        passes, factor, last, changes, next_change = 0, _TURN, 0, 0, 20
+        error = before = np.inf
+        try:
+            while passes < self.settings.max_iter:
+                hessians = self.hessians + self.shift[:, None, None] * np.eye(self.problem.dim)
+                linear = np.einsum("nij,nj->ni", hessians, self.centre) - self.gradients
+                self.engine.model(hessians, linear)
+                primal, moved = self.engine.run(steps)
+                passes += steps
+                models, slopes, labels = self.engine.read()
+                self._refresh(models)
+                error = self._error(slopes, models)
+                scale = float(np.abs(self.values).sum()) + 1e-300
+                done = self._look(models, slopes, labels, error / scale)
+                self._report(passes, error / scale, labels)
+                if done:
+                    break
+                # The rule of residual balance, told from the last pass: sigma up where z lags behind B x.
+                ratio = np.sqrt(primal / (moved + 1e-300))
+                turn = 1 if ratio > _TOO_LOW else -1 if ratio < _TOO_HIGH else 0
+                slow = error > 0.1 * before
+                before = error
+                if turn and factor > 1.3 and passes >= next_change and (turn > 0 or slow):
+                    factor = np.sqrt(factor) if last and turn != last else factor
+                    last, changes = turn, changes + 1
+                    self.engine.retune(float(np.clip(self.engine.sigma * factor**turn, sigma / 1e5, sigma * 1e5)))
+                    next_change, before = passes + 20 * (1 + changes // 2), np.inf
+        except KeyboardInterrupt:
+            interrupted = True
+        if self.certificate is None or self.certificate.relative_gap > self.tol:
+            self._last_try()
+        assert self.certificate is not None
+        duals = self.certificate.duals
+        return Point(self.best, duals, tuple(self.history), interrupted, self.certificate, self.engine.sigma)
+
+    def _look(self, models: Array, slopes: Array, labels: Ints, error: float) -> bool:
+        """Try to finish when that looks possible: clusters that stay as they are, or an iterate that is near."""
+        settled = np.array_equal(labels, self.labels) and not np.array_equal(labels, self.tried)
+        self.labels = labels
+        if error <= 3.0 * self.tol:
+            return self._try(models, slopes, labels)
+        if settled and error <= 1e-3 and (labels.max() + 1) * self.problem.dim <= _SMALL:
+            self.tried = labels
+            return self._prove(labels, models, slopes)
+        return False
+
+    def _refresh(self, models: Array) -> None:
+        """Second-order models at the new point, or as far towards it as the old ones can be trusted."""
+        problem = self.problem
+        if self.quadratic:
+            step = models - self.centre
+            curved = np.einsum("nij,nj->ni", self.hessians, step)
+            self.values = self.values + np.einsum("nd,nd->n", self.gradients + 0.5 * curved, step)
+            self.gradients, self.centre = self.gradients + curved, models
+            return
+        step = models - self.centre
+        bend = 0.5 * np.einsum("nd,nde,ne->n", step, self.hessians, step) + 0.5 * self.shift * (step**2).sum(axis=1)
+        slope = np.einsum("nd,nd->n", self.gradients, step)
+        size = np.ones(problem.n_users)
+        for _ in range(30):
+            point = self.centre + size[:, None] * step
+            with np.errstate(over="ignore", invalid="ignore"):
+                values, gradients, hessians = problem.loss.evaluate(problem.samples, point)
+                trusted = values <= self.values + size * slope + 3.0 * size**2 * bend + 1e-12 * np.abs(self.values)
+            if trusted.all():
+                break
+            size = np.where(trusted, size, 0.5 * size)
+        # Where a model promised too much, the next one is stiffer; a Lipschitz bound is always stiff enough.
+        stiffer = np.minimum(np.maximum(10.0 * self.shift, 0.03 * self.curvature), self.stiffest)
+        self.shift = np.where(size < 1.0, stiffer, np.maximum(0.1 * self.shift, self.floor))
+        self.centre, self.values, self.gradients, self.hessians = point, values, gradients, hessians
+
+    def _error(self, slopes: Array, models: Array) -> float:
+        """About what the dual bound misses: 1/2 (grad f - slopes)' H^-1 (grad f - slopes)."""
+        residual = self.gradients - slopes
+        shift = (0.0 if self.quadratic else 1e-3) * self.curvature * np.eye(self.problem.dim)
+        step = np.linalg.solve(self.hessians + shift, residual[..., None])[..., 0]
+        return 0.5 * float(np.einsum("nd,nd->", residual, step))
+
+    def _try(self, models: Array, slopes: Array, labels: Ints) -> bool:
+        """Fuse and certify; where that falls short, polish. True when the tolerance is certified."""
+        fused = to_clusters(labels, models)[labels]
+        if self._judge(fused, slopes, self.engine.duals):
+            return True
+        return (labels.max() + 1) * self.problem.dim <= _POLISH and self._prove(labels, fused, slopes)
+
+    def _prove(self, labels: Ints, models: Array, slopes: Array) -> bool:
+        """The exact optimum for these clusters, with the duals as they are and with duals made for it."""
+        polished = polish(self.problem, labels, models, tol=1e-3 * self.tol)
+        labels = labels_of(polished)
+        gradients = self.problem.gradients(polished)
+        fitting = self.engine.proof(labels, polished, gradients)
+        if fitting is None:
+            return self._judge(polished, slopes, self.engine.duals)
+
+        def duals() -> Array:
+            stored = self.engine.proof(labels, polished, gradients, store=True)
+            assert stored is not None
+            return stored[1]
+
+        return self._judge(polished, fitting[0], duals)
+
+    def _judge(self, models: Array, slopes: Array, duals: Callable[[], Array]) -> bool:
+        """Have a point judged, and keep it if it is the best so far."""
+        certificate = judge(self.problem, models, slopes)
+        if not np.isfinite(certificate.bound):  # perhaps only just outside a conjugate's domain: have it mended
+            certificate = certify(self.problem, models, duals())
+        if self.certificate is None or certificate.relative_gap < self.certificate.relative_gap:
+            if certificate.duals is None:
+                certificate = certificate.with_duals(duals())
+            self.certificate, self.best = certificate, models
+        return self.certificate.relative_gap <= self.tol
+
+    def _last_try(self) -> None:
+        """The iterate as it stands, and duals built for its clusters: whatever is certified best is returned."""
+        models, slopes, labels = self.engine.read()
+        self._try(models, slopes, labels)
+        if self.certificate is not None and self.problem.graph.n_edges <= 2_000_000:
+            built = certify(self.problem, self.best)
+            if built.relative_gap < self.certificate.relative_gap:
+                self.certificate = built
+
+    def _report(self, passes: int, error: float, labels: Ints) -> None:
+        known = self.certificate
+        record = Record(passes, known.objective if known else np.inf, known.relative_gap if known else np.inf,
+                        int(labels.max()) + 1, time.perf_counter() - self.began)
+        self.history.append(record)
+        if self.progress is not None:
+            self.progress(record)

@@ -1,0 +1,378 @@
+"""Numba loops of the fast solver: passes over edges, and the linear systems between them.
+
+State of an edge e = (i, j), all vectors in R^d, stored coordinate by coordinate as s[k, e]:
+
+    shrink[e] = min(1, radius / ||s||)      P = shrink * s  the projection onto the ball,   z = s - P  the rest
+
+The dual of the edge is y = sigma * P, so it is feasible at every moment; z stands for models_i - models_j.
+`radius` is lam * weight / sigma: one number for all edges, or one for each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+_BLOCK = 256
+_FAST: dict[str, Any] = {"cache": True, "fastmath": True, "error_model": "numpy"}
+
+
+@njit(**_FAST)
+def complete_pass(x, s, shrink, radius, relax, forces, measure):  # type: ignore[no-untyped-def]
+    """One pass over all pairs of a complete graph: s <- s + relax (B x - z), forces <- B'(z - P) of the new s.
+
+    x and forces are (d, n). Returns ||B x - z_old||^2 and ||z_new - z_old||^2 where `measure` is set, else zeros.
+    """
+    d, n = x.shape
+    one = radius.size == 1
+    forces[:] = 0.0
+    square, r = np.empty(_BLOCK), np.full(_BLOCK, radius[0])
+    before = np.empty((d, _BLOCK))
+    primal, moved = 0.0, 0.0
+    base = 0
+    for i in range(n - 1):
+        for first in range(i + 1, n, _BLOCK):
+            m = min(_BLOCK, n - first)
+            c = shrink[base:base + m]
+            square[:m] = 0.0
+            if not one:
+                r[:m] = radius[base:base + m]
+            for k in range(d):
+                sk, xk, xi, old = s[k, base:base + m], x[k, first:first + m], x[k, i], before[k]
+                for q in range(m):
+                    z = sk[q] - c[q] * sk[q]
+                    v = sk[q] + relax * (xi - xk[q] - z)
+                    old[q] = z
+                    sk[q] = v
+                    square[q] += v * v
+                if measure:
+                    for q in range(m):
+                        gap = xi - xk[q] - old[q]
+                        primal += gap * gap
+            for q in range(m):
+                c[q] = min(1.0, r[q] / np.sqrt(square[q] + 1e-300))
+            for k in range(d):
+                sk, fk, old = s[k, base:base + m], forces[k, first:first + m], before[k]
+                total = 0.0
+                for q in range(m):
+                    push = sk[q] * (1.0 - 2.0 * c[q])
+                    total += push
+                    fk[q] -= push
+                forces[k, i] += total
+                if measure:
+                    for q in range(m):
+                        gap = sk[q] - c[q] * sk[q] - old[q]
+                        moved += gap * gap
+            base += m
+    return primal, moved
+
+
+@njit(**_FAST)
+def edges_pass(x, s, shrink, radius, first, second, relax, forces, measure):  # type: ignore[no-untyped-def]
+    """The same pass over a list of edges; x and forces are (n, d)."""
+    d, n_edges = s.shape
+    one = radius.size == 1
+    forces[:] = 0.0
+    square, r = np.empty(_BLOCK), np.full(_BLOCK, radius[0])
+    gaps, before = np.empty((d, _BLOCK)), np.empty((d, _BLOCK))
+    primal, moved = 0.0, 0.0
+    for base in range(0, n_edges, _BLOCK):
+        m = min(_BLOCK, n_edges - base)
+        ii, jj, c = first[base:base + m], second[base:base + m], shrink[base:base + m]
+        for q in range(m):
+            a, b = ii[q], jj[q]
+            for k in range(d):
+                gaps[k, q] = x[a, k] - x[b, k]
+        square[:m] = 0.0
+        if not one:
+            r[:m] = radius[base:base + m]
+        for k in range(d):
+            sk, gk, old = s[k, base:base + m], gaps[k], before[k]
+            for q in range(m):
+                z = sk[q] - c[q] * sk[q]
+                v = sk[q] + relax * (gk[q] - z)
+                old[q] = z
+                sk[q] = v
+                square[q] += v * v
+            if measure:
+                for q in range(m):
+                    gap = gk[q] - old[q]
+                    primal += gap * gap
+        for q in range(m):
+            c[q] = min(1.0, r[q] / np.sqrt(square[q] + 1e-300))
+        for k in range(d):
+            sk, gk, old = s[k, base:base + m], gaps[k], before[k]
+            for q in range(m):
+                gk[q] = sk[q] * (1.0 - 2.0 * c[q])
+            if measure:
+                for q in range(m):
+                    gap = sk[q] - c[q] * sk[q] - old[q]
+                    moved += gap * gap
+        for q in range(m):
+            a, b = ii[q], jj[q]
+            for k in range(d):
+                forces[a, k] += gaps[k, q]
+                forces[b, k] -= gaps[k, q]
+    return primal, moved
+
+
+@njit(**_FAST)
+def retune(s, shrink, radius, new_radius, ratio):  # type: ignore[no-untyped-def]
+    """Carry z and the duals over to another sigma (ratio = old / new) or another lam.
+
+    Duals on the boundary of their ball stay on it, others keep their value, cut to the new ball.
+    """
+    d, n_edges = s.shape
+    for e in range(n_edges):
+        r, new = radius[min(e, radius.size - 1)], new_radius[min(e, new_radius.size - 1)]
+        square = 0.0
+        for k in range(d):
+            square += s[k, e] * s[k, e]
+        length = np.sqrt(square)
+        if length > r:
+            scale = (length - r + new) / length
+            shrink[e] = new / (length - r + new + 1e-300)
+        else:
+            scale = ratio if length * ratio <= new else new / (length + 1e-300)
+            shrink[e] = 1.0
+        for k in range(d):
+            s[k, e] *= scale
+
+
+@njit(**_FAST)
+def complete_run(linear, inverses, total, sigma, x, s, shrink, radius, relax, forces, steps):  # type: ignore[no-untyped-def]
+    """`steps` iterations on a complete graph, whose linear system has a closed form:
+
+        (H_i + sigma n) x_i - sigma sum_j x_j = linear_i + sigma forces_i =: q_i
+        x_i = M_i (q_i + sigma S),   M_i = (H_i + sigma n)^-1 = inverses[i],   S = (I - sigma sum M)^-1 sum_i M_i q_i
+    with total = (I - sigma sum M)^-1.
+    """
+    d, n = x.shape
+    q, sums, shift = np.empty(d), np.empty(d), np.empty(d)
+    primal, moved = 0.0, 0.0
+    for step in range(steps):
+        sums[:] = 0.0
+        for i in range(n):
+            for k in range(d):
+                q[k] = linear[k, i] + sigma * forces[k, i]
+            for k in range(d):
+                value = 0.0
+                for h in range(d):
+                    value += inverses[i, k, h] * q[h]
+                x[k, i] = value
+                sums[k] += value
+        for k in range(d):
+            shift[k] = 0.0
+            for h in range(d):
+                shift[k] += sigma * total[k, h] * sums[h]
+        for i in range(n):
+            for k in range(d):
+                value = 0.0
+                for h in range(d):
+                    value += inverses[i, k, h] * shift[h]
+                x[k, i] += value
+        primal, moved = complete_pass(x, s, shrink, radius, relax, forces, step == steps - 1)
+    return primal, moved
+
+
+@njit(**_FAST)
+def ldl_solve(starts, rows, entries, inverse_diagonal, b):  # type: ignore[no-untyped-def]
+    """b <- (L D L')^-1 b in place, b (n, d); L unit lower triangular by columns, its diagonal first in each."""
+    n, d = b.shape
+    for c in range(n):
+        for q in range(starts[c] + 1, starts[c + 1]):
+            row, entry = rows[q], entries[q]
+            for k in range(d):
+                b[row, k] -= entry * b[c, k]
+    for c in range(n - 1, -1, -1):
+        for k in range(d):
+            b[c, k] *= inverse_diagonal[c]
+        for q in range(starts[c] + 1, starts[c + 1]):
+            row, entry = rows[q], entries[q]
+            for k in range(d):
+                b[c, k] -= entry * b[row, k]
+
+
+@njit(**_FAST)
+def direct_run(linear, factor, sigma, x, s, shrink, radius, first, second, relax, forces, steps):  # type: ignore[no-untyped-def]
+    """`steps` iterations on a list of edges with H_i = h_i I, by a factorisation of diag(h) + sigma L."""
+    starts, rows, entries, inverse_diagonal = factor
+    primal, moved = 0.0, 0.0
+    for step in range(steps):
+        for i in range(x.shape[0]):
+            for k in range(x.shape[1]):
+                x[i, k] = linear[i, k] + sigma * forces[i, k]
+        ldl_solve(starts, rows, entries, inverse_diagonal, x)
+        primal, moved = edges_pass(x, s, shrink, radius, first, second, relax, forces, step == steps - 1)
+    return primal, moved
+
+
+@njit(**_FAST)
+def _apply(hessians, degrees, starts, neighbours, sigma, x, out):  # type: ignore[no-untyped-def]
+    """out <- (blockdiag(H) + sigma L) x."""
+    n, d = x.shape
+    for i in range(n):
+        for k in range(d):
+            value = sigma * degrees[i] * x[i, k]
+            for h in range(d):
+                value += hessians[i, k, h] * x[i, h]
+            out[i, k] = value
+        for q in range(starts[i], starts[i + 1]):
+            j = neighbours[q]
+            for k in range(d):
+                out[i, k] -= sigma * x[j, k]
+
+
+@njit(**_FAST)
+def _blocks(inverses, r, out):  # type: ignore[no-untyped-def]
+    total = 0.0
+    n, d = r.shape
+    for i in range(n):
+        for k in range(d):
+            value = 0.0
+            for h in range(d):
+                value += inverses[i, k, h] * r[i, h]
+            out[i, k] = value
+            total += value * r[i, k]
+    return total
+
+
+@njit(**_FAST)
+def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s, shrink, radius, first, second, relax,
+           forces, steps):  # type: ignore[no-untyped-def]
+    """`steps` iterations on a list of edges with any Hessians, by block-Jacobi preconditioned conjugate gradients.
+
+    Each system starts from the last x and is solved until r' M r has fallen by 1e-7, M the preconditioner.
+    """
+    n, d = x.shape
+    r, z, p, q = np.empty((n, d)), np.empty((n, d)), np.empty((n, d)), np.empty((n, d))
+    primal, moved = 0.0, 0.0
+    for step in range(steps):
+        _apply(hessians, degrees, starts, neighbours, sigma, x, q)
+        for i in range(n):
+            for k in range(d):
+                r[i, k] = linear[i, k] + sigma * forces[i, k] - q[i, k]
+        rz = _blocks(inverses, r, z)
+        enough = 1e-7 * rz
+        p[:] = z
+        for _ in range(100):
+            if not rz > enough:
+                break
+            _apply(hessians, degrees, starts, neighbours, sigma, p, q)
+            curvature = 0.0
+            for i in range(n):
+                for k in range(d):
+                    curvature += p[i, k] * q[i, k]
+            length = rz / curvature
+            for i in range(n):
+                for k in range(d):
+                    x[i, k] += length * p[i, k]
+                    r[i, k] -= length * q[i, k]
+            new = _blocks(inverses, r, z)
+            for i in range(n):
+                for k in range(d):
+                    p[i, k] = z[i, k] + new / rz * p[i, k]
+            rz = new
+        primal, moved = edges_pass(x, s, shrink, radius, first, second, relax, forces, step == steps - 1)
+    return primal, moved
+
+
+@njit(cache=True)
+def complete_duals(s, shrink, sigma, n):  # type: ignore[no-untyped-def]
+    """B'y (n, d) and the connected parts of the users joined by pairs whose dual is inside its ball."""
+    d = s.shape[0]
+    out, parent = np.zeros((n, d)), np.arange(n)
+    e = 0
+    for i in range(n - 1):
+        for j in range(i + 1, n):
+            for k in range(d):
+                y = sigma * shrink[e] * s[k, e]
+                out[i, k] += y
+                out[j, k] -= y
+            if shrink[e] >= 1.0:
+                _join(parent, i, j)
+            e += 1
+    return out, _labels(parent)
+
+
+@njit(cache=True)
+def edges_duals(s, shrink, sigma, first, second, n):  # type: ignore[no-untyped-def]
+    """The same for a list of edges."""
+    d, n_edges = s.shape
+    out, parent = np.zeros((n, d)), np.arange(n)
+    for e in range(n_edges):
+        i, j = first[e], second[e]
+        for k in range(d):
+            y = sigma * shrink[e] * s[k, e]
+            out[i, k] += y
+            out[j, k] -= y
+        if shrink[e] >= 1.0:
+            _join(parent, i, j)
+    return out, _labels(parent)
+
+
+@njit(cache=True)
+def complete_proof(s, shrink, sigma, radii, labels, counts, models, lack, duals):  # type: ignore[no-untyped-def]
+    """B'y (n, d) of duals meant for these clusters: lam w_e times the unit vector between clusters, and inside them
+
+        y_ij = projection of ( sigma P_ij + (lack_i - lack_j) / n_k )
+
+    which adds the electrical flow of `lack` in a cluster of n_k users. The duals themselves are stored when `duals` has
+    rows for them.
+    """
+    n, d = models.shape
+    out, y = np.zeros((n, d)), np.empty(d)
+    e = 0
+    for i in range(n - 1):
+        for j in range(i + 1, n):
+            together = labels[i] == labels[j]
+            square = 0.0
+            for k in range(d):
+                if together:
+                    y[k] = sigma * shrink[e] * s[k, e] + (lack[i, k] - lack[j, k]) / counts[labels[i]]
+                else:
+                    y[k] = models[i, k] - models[j, k]
+                square += y[k] * y[k]
+            radius = radii[min(e, radii.size - 1)]
+            length = np.sqrt(square)
+            scale = 1.0 if together and length <= radius else radius / (length + 1e-300)
+            for k in range(d):
+                y[k] *= scale
+                out[i, k] += y[k]
+                out[j, k] -= y[k]
+            if duals.shape[0] > 0:
+                for k in range(d):
+                    duals[e, k] = y[k]
+            e += 1
+    return out
+
+
+@njit(cache=True)
+def _join(parent, i, j):  # type: ignore[no-untyped-def]
+    while parent[i] != i:
+        parent[i] = parent[parent[i]]
+        i = parent[i]
+    while parent[j] != j:
+        parent[j] = parent[parent[j]]
+        j = parent[j]
+    if i < j:
+        parent[j] = i
+    elif j < i:
+        parent[i] = j
+
+
+@njit(cache=True)
+def _labels(parent):  # type: ignore[no-untyped-def]
+    labels, count = np.empty(parent.size, np.int64), 0
+    for i in range(parent.size):
+        root = i
+        while parent[root] != root:
+            root = parent[root]
+        if root == i:
+            labels[i] = count
+            count += 1
+        else:
+            labels[i] = labels[root]
+    return labels
