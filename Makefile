@@ -43,7 +43,7 @@ lint: $(READY)  ## ruff and mypy
 	@$(BIN)/mypy --no-error-summary
 
 docs: $(READY)  ## build the documentation into site/, strictly
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(READY)  ## run the benchmarks, alone on the machine
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done

@@ -28,7 +28,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: Where each third-party adapter may be imported.
 HOMES = {
     "cvxpy": {"solvers"}, "matplotlib": {"plots"}, "typer": {"cli"}, "rich": {"cli"}, "polars": {"inputs"},
-    "numba": {"kernels"},
+    "numba": {"kernels", "solvers"},
 }
 
 

@@ -61,8 +61,6 @@ def _certificate(problem: Problem, x: Array, values: Array, gradients: Array, sl
     infinite = np.flatnonzero(~np.isfinite(conjugates))
     residuals = np.linalg.norm(gradients - slopes, axis=1)
     penalty = problem.lam * problem.graph.penalty(x)
-    with np.errstate(over="ignore"):
-        at_zero = problem.values(np.zeros_like(x))
     return Certificate(
         objective=float(values.sum()) + penalty,
         bound=-np.inf if infinite.size else float(-conjugates.sum()),
@@ -72,7 +70,7 @@ def _certificate(problem: Problem, x: Array, values: Array, gradients: Array, sl
         infinite_users=tuple(infinite.tolist()),
         rounding=_EPSILON * float(np.abs(values).sum() + np.abs(conjugates[np.isfinite(conjugates)]).sum()
                                   + penalty),
-        floor=_FLOOR * float(np.abs(at_zero).sum()),
+        floor=_FLOOR * problem.loss_at_zero,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from coterie import __version__
 from coterie.datasets import Dataset, ellipses
-from coterie.errors import CoterieError, MissingExtra
+from coterie.errors import CoterieError, CoterieWarning, MissingExtra, NotConverged
 from coterie.losses import SquaredHinge
 from coterie.plots import separators
 from coterie.problem import Problem
@@ -49,7 +50,7 @@ def demo(
     lam: Annotated[float, typer.Option(help="Price of a difference between two users' models.")] = 0.09,
     seed: Annotated[int, typer.Option(help="Seed of the data.", min=0)] = 0,
     tol: Annotated[float, typer.Option(help="Relative duality gap to reach.")] = 1e-8,
-    solver: Annotated[str, typer.Option(help=f"One of: {', '.join(SOLVERS)}.")] = "reference",
+    solver: Annotated[str, typer.Option(help=f"One of: {', '.join(SOLVERS)}.")] = "fast",
 ) -> None:
     """The paper's data: sixty users of three kinds, ten samples each; solved, certified and drawn.
 
@@ -78,7 +79,8 @@ def demo(
 
 def _clusters(solution: Solution, data: Dataset) -> Table:
     assert data.clusters is not None
-    table = Table(title=f"{solution.n_clusters} clusters among {solution.problem.n_users} users "
+    found = f"{solution.n_clusters} cluster{'s' * (solution.n_clusters > 1)}"
+    table = Table(title=f"{found} among {solution.problem.n_users} users "
                         f"at lam = {solution.lam:g}")
     for heading in ("cluster", "users", "true kind of its users", "model (w, b)"):
         table.add_column(heading, justify="left" if heading.startswith(("true", "model")) else "right")
@@ -103,17 +105,25 @@ def _accuracy(problem: Problem, models: np.ndarray, data: Dataset) -> float:
 
 def main() -> None:
     """Run the command; what users can cause ends in a sentence, never in a traceback."""
+    warnings.showwarning = _show_warning
+    warnings.simplefilter("always", CoterieWarning)
     try:
         app()
     except CoterieError as error:
         Console(stderr=True).print(f"[bold red]coterie:[/] {_plain(str(error))}", soft_wrap=True, highlight=False)
-        raise SystemExit(3 if isinstance(error, MissingExtra) else 2) from None
+        codes = {MissingExtra: 3, NotConverged: 1}
+        raise SystemExit(codes.get(type(error), 2)) from None
     except KeyboardInterrupt:
         Console(stderr=True).print("coterie: interrupted.")
         raise SystemExit(130) from None
     except OSError as error:
         Console(stderr=True).print(f"[bold red]coterie:[/] {_plain(str(error))}", soft_wrap=True, highlight=False)
         raise SystemExit(2) from None
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    """A warning as a sentence, without the place in the source that raised it."""
+    Console(stderr=True).print(f"[yellow]coterie:[/] {_plain(str(message))}", soft_wrap=True, highlight=False)
 
 
 def _plain(text: str) -> str:

@@ -46,4 +46,5 @@ class CoterieWarning(UserWarning):
 
 
 def _sentences(*parts: str) -> str:
-    return " ".join(part if part.endswith((".", "'", "!", "?")) else part + "." for part in parts if part)
+    complete = (".", "!", "?", "]'")  # the last ends an install command, to be copied as it is
+    return " ".join(part if part.endswith(complete) else part + "." for part in parts if part)

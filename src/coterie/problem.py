@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +80,11 @@ class Problem:
         other = copy.copy(self)
         object.__setattr__(other, "lam", check_lam(lam))
         return other
+
+    @cached_property
+    def loss_at_zero(self) -> float:
+        """sum_i |f_i(0)|: a size the objective can be compared with when it vanishes itself."""
+        return float(np.abs(self.values(np.zeros((self.n_users, self.dim)))).sum())
 
     @property
     def n_users(self) -> int:

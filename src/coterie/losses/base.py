@@ -51,7 +51,8 @@ class Samples:
 class Loss(ABC):
     """A convex, differentiable loss of every user; all methods work on all users at once.
 
-    A class must say `dim`, `check_targets` and `_evaluate`; `decision` and `conic` are asked for where needed.
+    A class must say `dim` and `_evaluate`, and `check_targets` where not every target will do; `decision` and `conic`
+    are asked for where needed.
     """
 
     quadratic: ClassVar[bool] = False  # whether every f_i is quadratic, so that one Hessian serves everywhere
@@ -133,26 +134,31 @@ class Loss(ABC):
         p = np.zeros(shape) if linear is None else linear
         v = np.zeros(shape) if centres is None else centres
         t = np.broadcast_to(np.asarray(t, dtype=float), (samples.n_users,))
-        eye = np.eye(samples.dim)
+        eye, pulled = np.eye(samples.dim), bool(t.any())
 
         def evaluate(users: npt.NDArray[np.intp], x: Array, order: int) -> tuple[Array, Array, Array]:
-            shift, pull = x - v[users], t[users]
+            slopes = p[users]
             with np.errstate(over="ignore", invalid="ignore"):  # a trial point far out is refused, not reported
                 f, g, h = self._on(samples, users, x, order)
-                f = f + np.einsum("nd,nd->n", p[users], x) + 0.5 * pull * np.einsum("nd,nd->n", shift, shift)
-            if order > 0:
-                g, h = g + p[users] + pull[:, None] * shift, h + pull[:, None, None] * eye if order > 1 else h
+                f = f + np.einsum("nd,nd->n", slopes, x)
+                g = g + slopes if order > 0 else g
+                if pulled:
+                    shift, pull = x - v[users], t[users]
+                    f = f + 0.5 * pull * np.einsum("nd,nd->n", shift, shift)
+                    g = g + pull[:, None] * shift if order > 0 else g
+                    h = h + pull[:, None, None] * eye if order > 1 else h
             return f, g, h
 
         return minimise(evaluate, v if start is None else start)
 
     def conjugates(self, samples: Samples, slopes: Array, start: Array | None = None) -> Array:
-        """Upper bounds on f_i*(slopes_i) = max_x <slopes_i, x> - f_i(x); +inf where it is, or no maximum was found.
+        """f_i*(slopes_i) = max_x <slopes_i, x> - f_i(x), from above; +inf where it is, or no maximum was found.
 
         From the point x where the local solve ends, with residual r = slopes - grad f(x),
             f*(slopes) <= <slopes, x> - f(x) + ||r||^2 / (2 mu)       (f mu-strongly convex)
-        and without strong convexity the squared Newton decrement r' H^-1 r, near rounding, is the last term. A solve
-        that runs off to infinity, as it does outside the conjugate's domain, gives +inf.
+        Without strong convexity the squared Newton decrement r' H^-1 r, driven to rounding, stands for the last term;
+        it is twice what f, were it quadratic from x on, could still give. A solve that runs off to infinity, as it
+        does outside the conjugate's domain, gives +inf.
         """
         found = self.local(samples, slopes, start)
         residual = slopes - self.gradients(samples, found.points)
@@ -223,6 +229,9 @@ class AffineLoss(Loss):
         mask[dim - self.intercept * outputs:] = 0.0
         return mask
 
+    def strong_convexity(self, samples: Samples) -> Array:
+        return np.full(samples.n_users, 0.0 if self.intercept else self.ridge)
+
     def rows(self, features: Array, models: Array) -> tuple[Array, int]:
         """The design of new rows and how many outputs their models have; refuses what does not fit."""
         rows = self.design(features, np.ones(len(features), dtype=bool))
@@ -283,9 +292,6 @@ class LinearLoss(AffineLoss):
         if not np.isfinite(self.max_curvature):
             return super().lipschitz(samples)
         return self._gram_ends(samples)[1] * (1 + 1e-12)
-
-    def strong_convexity(self, samples: Samples) -> Array:
-        return np.full(samples.n_users, 0.0 if self.intercept else self.ridge)
 
     def decision(self, features: Array, models: Array) -> Array:
         return np.einsum("nd,nd->n", self.rows(features, models)[0], models)

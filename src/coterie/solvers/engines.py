@@ -9,7 +9,7 @@ quadratic models q_i(x) = 1/2 x'H_i x - <linear_i, x>,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from coterie.solvers import kernels
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 RELAX = 1.8
+_PROOF = 2e6  # pairs visited in making a proof, where that allows more than a few rounds
 _DENSE = 300  # unknowns up to which the whole system is inverted
 
 
@@ -29,6 +30,7 @@ class Engine:
     s: Array  # (dim, n_edges)
     shrink: Array  # (n_edges,)
     sigma: float
+    stiffness: ClassVar[float] = 12.0  # sigma to begin with, in units of curvature / degree
     _radii: Array  # lam * weights: (1,) or (n_edges,)
 
     def __init__(self, graph: Graph, dim: int, lam: float) -> None:
@@ -59,8 +61,11 @@ class Engine:
         """(n_edges, dim) feasible duals."""
         return self._out(np.ascontiguousarray((self.sigma * self.shrink * self.s).T))
 
-    def proof(self, labels: Ints, models: Array, gradients: Array, store: bool = False) -> tuple[Array, Array] | None:
-        """Slopes (and duals, if to be stored) of duals made to fit these clusters; None where that is not cheap."""
+    def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> tuple[Array, Array] | None:
+        """Duals made to fit these clusters, with ||gradients + B'y||^2 <= enough if possible, and their slopes.
+
+        None where that is not cheap.
+        """
         return None
 
     # Edges and users may be stored in another order inside.
@@ -103,7 +108,8 @@ class Complete(Engine):
     def model(self, hessians: Array, linear: Array) -> None:
         eye, n = np.eye(self.dim), self.graph.n_users
         self.inverses = np.linalg.inv(hessians + self.sigma * n * eye)
-        self.total = np.linalg.inv(eye - self.sigma * self.inverses.sum(axis=0))
+        # I - sigma sum M = mean of M_i H_i, without the cancellation.
+        self.total = np.linalg.inv((self.inverses @ hessians).mean(axis=0))
         self.linear = np.ascontiguousarray(linear.T)
 
     def run(self, steps: int) -> tuple[float, float]:
@@ -114,12 +120,12 @@ class Complete(Engine):
         flow, labels = kernels.complete_duals(self.s, self.shrink, self.sigma, self.graph.n_users)
         return np.ascontiguousarray(self.x.T), -flow, labels
 
-    def proof(self, labels: Ints, models: Array, gradients: Array, store: bool = False) -> tuple[Array, Array] | None:
+    def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> tuple[Array, Array] | None:
         counts = np.bincount(labels).astype(float)
-        duals, none = np.empty((self.graph.n_edges if store else 0, self.dim)), np.empty((0, self.dim))
-        state = (self.s, self.shrink, self.sigma, self._radii, labels, counts, models)
-        lack = -gradients - kernels.complete_proof(*state, np.zeros_like(models), none)
-        return -kernels.complete_proof(*state, lack, duals), duals
+        rounds = int(np.clip(_PROOF / self.graph.n_edges, 4, 150))
+        duals, flow = kernels.complete_proof(self.s, self.shrink, self.sigma, self._radii, labels, counts, models,
+                                             gradients, rounds, enough)
+        return duals, -flow
 
 
 class _Listed(Engine):
@@ -162,6 +168,7 @@ class _Listed(Engine):
 class Direct(_Listed):
     """H_i = h_i I and an elimination order with little fill: one sparse factorisation of diag(h) + sigma L."""
 
+    stiffness: ClassVar[float] = 60.0
     _factored: tuple[float, Array] | None = None
 
     def model(self, hessians: Array, linear: Array) -> None:
@@ -206,8 +213,8 @@ class Dense(_Listed):
         measures = (0.0, 0.0)
         for step in range(steps):
             self.x = (self.inverse @ (self.linear + self.sigma * self.forces).ravel()).reshape(self.x.shape)
-            measures = kernels.edges_pass(self.x, self.s, self.shrink, self._radii / self.sigma, self.first, self.second,
-                                          RELAX, self.forces, step == steps - 1)
+            measures = kernels.edges_pass(self.x, self.s, self.shrink, self._radii / self.sigma, self.first,
+                                          self.second, RELAX, self.forces, step == steps - 1)
         return measures
 
 

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def"
 """Numba loops of the fast solver: passes over edges, and the linear systems between them.
 
 State of an edge e = (i, j), all vectors in R^d, stored coordinate by coordinate as s[k, e]:
@@ -20,7 +21,7 @@ _FAST: dict[str, Any] = {"cache": True, "fastmath": True, "error_model": "numpy"
 
 
 @njit(**_FAST)
-def complete_pass(x, s, shrink, radius, relax, forces, measure):  # type: ignore[no-untyped-def]
+def complete_pass(x, s, shrink, radius, relax, forces, measure):
     """One pass over all pairs of a complete graph: s <- s + relax (B x - z), forces <- B'(z - P) of the new s.
 
     x and forces are (d, n). Returns ||B x - z_old||^2 and ||z_new - z_old||^2 where `measure` is set, else zeros.
@@ -70,7 +71,7 @@ def complete_pass(x, s, shrink, radius, relax, forces, measure):  # type: ignore
 
 
 @njit(**_FAST)
-def edges_pass(x, s, shrink, radius, first, second, relax, forces, measure):  # type: ignore[no-untyped-def]
+def edges_pass(x, s, shrink, radius, first, second, relax, forces, measure):
     """The same pass over a list of edges; x and forces are (n, d)."""
     d, n_edges = s.shape
     one = radius.size == 1
@@ -119,7 +120,7 @@ def edges_pass(x, s, shrink, radius, first, second, relax, forces, measure):  # 
 
 
 @njit(**_FAST)
-def retune(s, shrink, radius, new_radius, ratio):  # type: ignore[no-untyped-def]
+def retune(s, shrink, radius, new_radius, ratio):
     """Carry z and the duals over to another sigma (ratio = old / new) or another lam.
 
     Duals on the boundary of their ball stay on it, others keep their value, cut to the new ball.
@@ -142,7 +143,7 @@ def retune(s, shrink, radius, new_radius, ratio):  # type: ignore[no-untyped-def
 
 
 @njit(**_FAST)
-def complete_run(linear, inverses, total, sigma, x, s, shrink, radius, relax, forces, steps):  # type: ignore[no-untyped-def]
+def complete_run(linear, inverses, total, sigma, x, s, shrink, radius, relax, forces, steps):
     """`steps` iterations on a complete graph, whose linear system has a closed form:
 
         (H_i + sigma n) x_i - sigma sum_j x_j = linear_i + sigma forces_i =: q_i
@@ -178,7 +179,7 @@ def complete_run(linear, inverses, total, sigma, x, s, shrink, radius, relax, fo
 
 
 @njit(**_FAST)
-def ldl_solve(starts, rows, entries, inverse_diagonal, b):  # type: ignore[no-untyped-def]
+def ldl_solve(starts, rows, entries, inverse_diagonal, b):
     """b <- (L D L')^-1 b in place, b (n, d); L unit lower triangular by columns, its diagonal first in each."""
     n, d = b.shape
     for c in range(n):
@@ -196,7 +197,7 @@ def ldl_solve(starts, rows, entries, inverse_diagonal, b):  # type: ignore[no-un
 
 
 @njit(**_FAST)
-def direct_run(linear, factor, sigma, x, s, shrink, radius, first, second, relax, forces, steps):  # type: ignore[no-untyped-def]
+def direct_run(linear, factor, sigma, x, s, shrink, radius, first, second, relax, forces, steps):
     """`steps` iterations on a list of edges with H_i = h_i I, by a factorisation of diag(h) + sigma L."""
     starts, rows, entries, inverse_diagonal = factor
     primal, moved = 0.0, 0.0
@@ -210,7 +211,7 @@ def direct_run(linear, factor, sigma, x, s, shrink, radius, first, second, relax
 
 
 @njit(**_FAST)
-def _apply(hessians, degrees, starts, neighbours, sigma, x, out):  # type: ignore[no-untyped-def]
+def _apply(hessians, degrees, starts, neighbours, sigma, x, out):
     """out <- (blockdiag(H) + sigma L) x."""
     n, d = x.shape
     for i in range(n):
@@ -226,7 +227,7 @@ def _apply(hessians, degrees, starts, neighbours, sigma, x, out):  # type: ignor
 
 
 @njit(**_FAST)
-def _blocks(inverses, r, out):  # type: ignore[no-untyped-def]
+def _blocks(inverses, r, out):
     total = 0.0
     n, d = r.shape
     for i in range(n):
@@ -241,7 +242,7 @@ def _blocks(inverses, r, out):  # type: ignore[no-untyped-def]
 
 @njit(**_FAST)
 def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s, shrink, radius, first, second, relax,
-           forces, steps):  # type: ignore[no-untyped-def]
+           forces, steps):
     """`steps` iterations on a list of edges with any Hessians, by block-Jacobi preconditioned conjugate gradients.
 
     Each system starts from the last x and is solved until r' M r has fallen by 1e-7, M the preconditioner.
@@ -280,7 +281,7 @@ def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s,
 
 
 @njit(cache=True)
-def complete_duals(s, shrink, sigma, n):  # type: ignore[no-untyped-def]
+def complete_duals(s, shrink, sigma, n):
     """B'y (n, d) and the connected parts of the users joined by pairs whose dual is inside its ball."""
     d = s.shape[0]
     out, parent = np.zeros((n, d)), np.arange(n)
@@ -298,7 +299,7 @@ def complete_duals(s, shrink, sigma, n):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def edges_duals(s, shrink, sigma, first, second, n):  # type: ignore[no-untyped-def]
+def edges_duals(s, shrink, sigma, first, second, n):
     """The same for a list of edges."""
     d, n_edges = s.shape
     out, parent = np.zeros((n, d)), np.arange(n)
@@ -314,43 +315,65 @@ def edges_duals(s, shrink, sigma, first, second, n):  # type: ignore[no-untyped-
 
 
 @njit(cache=True)
-def complete_proof(s, shrink, sigma, radii, labels, counts, models, lack, duals):  # type: ignore[no-untyped-def]
-    """B'y (n, d) of duals meant for these clusters: lam w_e times the unit vector between clusters, and inside them
+def complete_proof(s, shrink, sigma, radii, labels, counts, models, gradients, rounds, enough):
+    """Duals for these clusters: lam w_e times the unit vector between clusters, and inside them a flow of what is left.
 
-        y_ij = projection of ( sigma P_ij + (lack_i - lack_j) / n_k )
-
-    which adds the electrical flow of `lack` in a cluster of n_k users. The duals themselves are stored when `duals` has
-    rows for them.
+    The flow starts from the duals as they are and minimises ||lack||^2, lack = gradients + B'y, over the balls by
+    accelerated projected gradients (Beck and Teboulle 2009): in a cluster of n_k users the step
+    y_ij -= (lack_i - lack_j) / n_k is exact but for the balls. At most `rounds` rounds, until ||lack||^2 <= enough.
+    Returns the duals and B'y.
     """
     n, d = models.shape
-    out, y = np.zeros((n, d)), np.empty(d)
-    e = 0
-    for i in range(n - 1):
-        for j in range(i + 1, n):
-            together = labels[i] == labels[j]
-            square = 0.0
+    duals, last = np.empty((shrink.size, d)), np.zeros((shrink.size if rounds > 1 else 1, d))
+    across, flow, lack = np.zeros((n, d)), np.zeros((n, d)), np.zeros((n, d))
+    momentum, gain, missing = 1.0, 0.0, np.inf
+    for turn in range(rounds + 1):
+        flow[:] = across
+        e = 0
+        for i in range(n - 1):
+            for j in range(i + 1, n):
+                together = labels[i] == labels[j]
+                if turn == 0 or together:
+                    square = 0.0
+                    for k in range(d):
+                        if turn == 0:
+                            y = sigma * shrink[e] * s[k, e] if together else models[i, k] - models[j, k]
+                        else:
+                            old = duals[e, k]
+                            y = old - lack[i, k] + lack[j, k]
+                            if turn > 1:
+                                y += gain * (old - last[e, k])
+                            if rounds > 1:
+                                last[e, k] = old
+                        duals[e, k] = y
+                        square += y * y
+                    length, radius = np.sqrt(square), radii[min(e, radii.size - 1)]
+                    if length > radius or not together:
+                        for k in range(d):
+                            duals[e, k] *= radius / (length + 1e-300)
+                    for k in range(d):
+                        flow[i, k] += duals[e, k]
+                        flow[j, k] -= duals[e, k]
+                        if not together:
+                            across[i, k] += duals[e, k]
+                            across[j, k] -= duals[e, k]
+                e += 1
+        before, missing = missing, 0.0
+        for i in range(n):
             for k in range(d):
-                if together:
-                    y[k] = sigma * shrink[e] * s[k, e] + (lack[i, k] - lack[j, k]) / counts[labels[i]]
-                else:
-                    y[k] = models[i, k] - models[j, k]
-                square += y[k] * y[k]
-            radius = radii[min(e, radii.size - 1)]
-            length = np.sqrt(square)
-            scale = 1.0 if together and length <= radius else radius / (length + 1e-300)
-            for k in range(d):
-                y[k] *= scale
-                out[i, k] += y[k]
-                out[j, k] -= y[k]
-            if duals.shape[0] > 0:
-                for k in range(d):
-                    duals[e, k] = y[k]
-            e += 1
-    return out
+                lack[i, k] = gradients[i, k] + flow[i, k]
+                missing += lack[i, k] ** 2
+                lack[i, k] /= counts[labels[i]]
+        if missing <= enough:
+            break
+        # `lack` is taken at the duals, not ahead of them: a safe variant of the momentum, restarted when it fails.
+        momentum = 1.0 if missing > before else 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * momentum * momentum))
+        gain = (momentum - 1.0) / momentum
+    return duals, flow
 
 
 @njit(cache=True)
-def _join(parent, i, j):  # type: ignore[no-untyped-def]
+def _join(parent, i, j):
     while parent[i] != i:
         parent[i] = parent[parent[i]]
         i = parent[i]
@@ -364,7 +387,7 @@ def _join(parent, i, j):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _labels(parent):  # type: ignore[no-untyped-def]
+def _labels(parent):
     labels, count = np.empty(parent.size, np.int64), 0
     for i in range(parent.size):
         root = i

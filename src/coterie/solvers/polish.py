@@ -29,12 +29,17 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, ma
     w = to_clusters(labels, models)
     reduced = _Reduced(problem, labels)
     value, gradient, blocks, stiff = reduced.evaluate(w, 2)
+    reach = 10.0 * (1.0 + float(np.abs(w).max()))
     for _ in range(max_iter):
-        step = reduced.newton_step(gradient, blocks, stiff)
+        # Flat Hessians (Huber far out) know no length: the shift and the reach bound the step, and fade at the end.
+        curvature = float(np.trace(blocks, axis1=1, axis2=2).mean()) / w.shape[1]
+        step = reduced.newton_step(gradient, blocks, stiff, 1e-14 * curvature + 1e-8 * _norm(gradient) / reach + 1e-300)
+        if not np.isfinite(step).all():
+            break
         decrement = -float((gradient * step).sum())
         if not decrement > tol * abs(value):
             break
-        size = 1.0
+        size = start = min(1.0, reach / max(_norm(step), 1e-300))
         for _ in range(25):
             trial = reduced.evaluate(w + size * step, 0)[0]
             if trial <= value - 1e-4 * size * decrement + 1e-15 * abs(value):
@@ -42,6 +47,7 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, ma
             size *= 0.5
         else:
             size = 0.0
+        reach = 4.0 * reach if size == start < 1.0 else reach
         if size < 1.0 and (crossing := reduced.crossing(w, step)).any():
             labels = reduced.merged(crossing)
             w = to_clusters(labels, w[reduced.labels])
@@ -52,6 +58,10 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, ma
             w = w + size * step
         value, gradient, blocks, stiff = reduced.evaluate(w, 2)
     return w[labels]
+
+
+def _norm(rows: Array) -> float:
+    return float(np.abs(rows).max())
 
 
 def to_clusters(labels: Ints, rows: Array) -> Array:
@@ -115,15 +125,14 @@ class _Reduced:
         rows = np.concatenate([at_first, at_second]).reshape(ends.size, int(np.prod(at_first.shape[1:])))
         return np.stack([np.bincount(ends, weights=column, minlength=self.k) for column in rows.T], axis=1)
 
-    def newton_step(self, gradient: Array, blocks: Array, stiff: Array) -> Array:
+    def newton_step(self, gradient: Array, blocks: Array, stiff: Array, shift: float) -> Array:
         k, d = gradient.shape
-        shift = 1e-14 * float(np.trace(blocks, axis1=1, axis2=2).mean()) / d + 1e-300
         if k * d <= _DENSE:
             matrix = np.zeros((k, k, d, d))
             matrix[np.arange(k), np.arange(k)] = blocks + shift * np.eye(d)
             matrix[self.first, self.second] = matrix[self.second, self.first] = -stiff
             dense = matrix.transpose(0, 2, 1, 3).reshape(k * d, k * d)
-            return -np.linalg.solve(dense, gradient.ravel()).reshape(k, d)
+            return np.asarray(-np.linalg.solve(dense, gradient.ravel()).reshape(k, d))
         from scipy import sparse
         from scipy.sparse.linalg import splu
 
