@@ -89,6 +89,8 @@ class Loss(ABC):
 
     def _on(self, samples: Samples, users: npt.NDArray[np.intp], models: Array, order: int) -> Evaluation:
         n, d = models.shape
+        if len(samples.blocks) == 1 and n == samples.n_users:  # all users, all of one length: nothing to gather
+            return self._evaluate(samples, samples.blocks[0], models, order)
         out = Evaluation(np.empty(n), np.empty((n if order > 0 else 0, d)), np.empty((n if order > 1 else 0, d, d)))
         whole = n == samples.n_users
         place = np.full(samples.n_users, -1, dtype=np.intp)

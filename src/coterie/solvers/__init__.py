@@ -53,12 +53,14 @@ def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast",
 
 
 def _start(problem: Problem, start: Solution | Start | None) -> Start | None:
-    """The start as checked arrays; duals of another lam are stretched or shrunk with it."""
+    """The start as checked arrays; duals on the boundary of their balls at another lam are put on it at this one."""
     if start is None:
         return None
     models, duals = problem.check_models(start.models), start.duals
-    if duals is not None and isinstance(start, Solution) and start.lam > 0:
-        duals = duals * (problem.lam / start.lam)
+    if duals is not None and isinstance(start, Solution) and duals.shape[0] == problem.graph.n_edges:
+        norms, radii = np.linalg.norm(duals, axis=1), start.lam * problem.graph.weights
+        onto = np.where(norms >= radii * (1 - 1e-9), problem.radii, np.minimum(norms, problem.radii))
+        duals = duals * np.divide(onto, norms, out=np.zeros_like(norms), where=norms > 0)[:, None]
     if duals is not None and duals.shape != (problem.graph.n_edges, problem.dim):
         raise InvalidInput(f"expected duals of shape ({problem.graph.n_edges}, {problem.dim}), got {duals.shape}",
                            remedy="Start from a solution on the same graph, or leave the duals out")

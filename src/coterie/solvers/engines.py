@@ -10,6 +10,7 @@ quadratic models q_i(x) = 1/2 x'H_i x - <linear_i, x>,
 from __future__ import annotations
 
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,10 @@ _PROOF = 2e6  # pairs visited in making a proof, where that allows more than a f
 _DENSE = 300  # unknowns up to which the whole system is inverted
 
 
+#: Elimination orders by graph, so that a path finds its own once.
+_ORDERS: WeakKeyDictionary[Graph, Ints | None] = WeakKeyDictionary()
+
+
 class Engine:
     """State and steps on one problem; users and edges are numbered as in the graph on the outside."""
 
@@ -31,6 +36,7 @@ class Engine:
     shrink: Array  # (n_edges,)
     sigma: float
     stiffness: ClassVar[float] = 12.0  # sigma to begin with, in units of curvature / degree
+    exact_start: ClassVar[bool] = False  # whether that sigma is right for quadratic losses, but for tight clusters
     _radii: Array  # lam * weights: (1,) or (n_edges,)
 
     def __init__(self, graph: Graph, dim: int, lam: float) -> None:
@@ -98,6 +104,8 @@ class Engine:
 class Complete(Engine):
     """All pairs are edges; the linear system has a closed form, whatever the weights."""
 
+    exact_start: ClassVar[bool] = True
+
     def _place(self, models: Array) -> None:
         self.x = np.ascontiguousarray(models.T)
         self.forces = np.zeros_like(self.x)
@@ -122,7 +130,7 @@ class Complete(Engine):
 
     def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> tuple[Array, Array] | None:
         counts = np.bincount(labels).astype(float)
-        rounds = int(np.clip(_PROOF / self.graph.n_edges, 4, 150))
+        rounds = int(np.clip(_PROOF / self.graph.n_edges, 4, 60))
         duals, flow = kernels.complete_proof(self.s, self.shrink, self.sigma, self._radii, labels, counts, models,
                                              gradients, rounds, enough)
         return duals, -flow
@@ -282,6 +290,8 @@ def elimination_order(graph: Graph) -> Ints | None:
     from scipy.sparse.csgraph import dijkstra
     from scipy.sparse.linalg import splu
 
+    if graph in _ORDERS:
+        return _ORDERS[graph]
     pattern, n = _pattern(graph), graph.n_users
     seeds = np.unique(graph.components, return_index=True)[1]
     levels = dijkstra(pattern, unweighted=True, indices=seeds, min_only=True)
@@ -289,7 +299,9 @@ def elimination_order(graph: Graph) -> Ints | None:
                    min_only=True)
     widest = np.bincount(far[np.isfinite(far)].astype(int)).max()
     if n > 500 and widest > max(150.0, 6.0 * np.sqrt(n)):
+        _ORDERS[graph] = None
         return None
     matrix = sparse.csc_array(sparse.diags_array(1.0 + pattern.sum(axis=1)) - pattern)
     lu = splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
-    return np.argsort(lu.perm_c).astype(np.int64)
+    _ORDERS[graph] = np.argsort(lu.perm_c).astype(np.int64)
+    return _ORDERS[graph]

@@ -30,6 +30,7 @@ Ints = npt.NDArray[np.int64]
 _TURN = 3.0  # factor by which sigma is changed at first
 _TOO_LOW, _TOO_HIGH = 2.0, 1.03 / 1.8  # ||B x - z|| / ||change of z|| beyond which sigma is changed
 _HOPELESS = 3  # failed attempts at a finite bound after which there is taken to be none
+_EXACT = 200  # unknowns up to which the answer is always polished to rounding
 _TINY, _SMALL, _POLISH = 20, 300, 3000  # clusters always polished; unknowns of a cheap polish, and of one at all
 
 
@@ -73,7 +74,10 @@ class _Run:
         self.certificate: Certificate | None = None
         self.quadratic = problem.loss.quadratic
         self._expand(np.zeros((problem.n_users, problem.dim)) if start is None else start.models)
-        if start is None and (np.trace(self.hessians, axis1=1, axis2=2) < 0.1 * self.curvature * problem.dim).any():
+        if start is None and self.quadratic:  # everybody's own best model is one Newton step away
+            definite = self.hessians + 1e-6 * self.curvature * np.eye(problem.dim)
+            self._expand(np.asarray(-np.linalg.solve(definite, self.gradients[..., None])[..., 0]))
+        elif start is None and (np.trace(self.hessians, axis1=1, axis2=2) < 0.1 * self.curvature * problem.dim).any():
             # Zero is where some losses are flat (Huber far from all samples): begin from the pooled model.
             self._expand(polish(problem, problem.graph.components, self.centre, tol=1e-6))
         # Without curvature of their own (a hinge met by all samples) users still need a definite system.
@@ -85,6 +89,8 @@ class _Run:
         self.engine.begin(self.centre, None if start is None else start.duals, sigma)
         self.best, self.passes, self.mend_at, self.unbounded = self.centre, 0, 0, 0
         self.labels = self.tried = np.empty(0, dtype=np.int64)
+        self.warm = start is not None and start.duals is not None
+        self.warm_labels = labels_of(self.centre) if self.warm else self.labels
 
     def _expand(self, models: Array) -> None:
         """Second-order models of the losses at these points."""
@@ -102,6 +108,12 @@ class _Run:
         interrupted = False
         factor, last, changes, next_change = _TURN, 0, 0, 20
         try:
+            if self.warm:
+                # The clusters of the start may still be right: then the reduced problem and its proof are all there is.
+                models, slopes, labels = self.engine.read()
+                if self._small(self.warm_labels) and self._prove(self.warm_labels, self.centre, slopes):
+                    self._report(self.warm_labels)
+                    return self._point(False)
             while self.passes < self.settings.max_iter:
                 hessians = self.hessians + self.shift[:, None, None] * np.eye(self.problem.dim)
                 linear = np.einsum("nij,nj->ni", hessians, self.centre) - self.gradients
@@ -114,11 +126,15 @@ class _Run:
                 scale = float(np.abs(self.values).sum()) + 1e-300
                 done = self._look(models, slopes, labels, error / scale)
                 self._report(labels)
+                if done and not self.proven and self._small(labels):
+                    self._prove(labels, models, slopes)
                 if done or self.unbounded > _HOPELESS:
                     break
                 # The rule of residual balance, told from the last pass: sigma up where z lags behind B x.
                 ratio = np.sqrt(primal / (moved + 1e-300))
                 turn = 1 if ratio > _TOO_LOW else -1 if ratio < _TOO_HIGH else 0
+                if self.quadratic and self.engine.exact_start:
+                    turn = int(error <= 0.1 * self.tol * scale)
                 if turn and factor > 1.3 and self.passes >= next_change:
                     factor = np.sqrt(factor) if last and turn != last else factor
                     last, changes = turn, changes + 1
@@ -128,9 +144,12 @@ class _Run:
             interrupted = True
         if self.certificate is None or self.certificate.relative_gap > self.tol:
             self._last_try()
+        return self._point(interrupted)
+
+    def _point(self, interrupted: bool) -> Point:
         assert self.certificate is not None
-        duals = self.certificate.duals
-        return Point(self.best, duals, tuple(self.history), interrupted, self.certificate, self.engine.sigma)
+        return Point(self.best, self.certificate.duals, tuple(self.history), interrupted, self.certificate,
+                     self.engine.sigma)
 
     def _look(self, models: Array, slopes: Array, labels: Ints, error: float) -> bool:
         """Try to finish when that looks possible: clusters that stay as they are, or an iterate that is near."""
@@ -142,6 +161,10 @@ class _Run:
             self.tried = labels
             return self._prove(labels, models, slopes)
         return False
+
+    def _small(self, labels: Ints) -> bool:
+        """Whether a polish is cheap at any rate."""
+        return self._few(labels, _SMALL) or (int(labels.max()) + 1) * self.problem.dim <= _EXACT
 
     def _few(self, labels: Ints, most: int) -> bool:
         """Whether clusters are so few that solving for them alone is cheap beside passes over the edges."""
@@ -181,21 +204,24 @@ class _Run:
         step = np.linalg.solve(self.hessians + shift, residual[..., None])[..., 0]
         return 0.5 * float(np.einsum("nd,nd->", residual, step))
 
+    proven = False
+
     def _try(self, models: Array, slopes: Array, labels: Ints) -> bool:
         """Fuse and certify; where that falls short, polish. True when the tolerance is certified."""
         fused = to_clusters(labels, models)[labels]
-        if self._few(labels, _SMALL):
-            return self._prove(labels, fused, slopes)
+        if not self.quadratic and self._few(labels, _SMALL):  # conjugates cost more than a polish that spares them
+            return self._prove(labels, fused, slopes) or self._judge(fused, slopes, self.engine.duals)
         if self._judge(fused, slopes, self.engine.duals):
             return True
         return self._few(labels, _POLISH) and self._prove(labels, fused, slopes)
 
     def _prove(self, labels: Ints, models: Array, slopes: Array) -> bool:
         """The exact optimum for these clusters, with the duals as they are and with duals made for it."""
+        self.proven = True
         polished = polish(self.problem, labels, models, tol=1e-3 * self.tol)
         labels = labels_of(polished)
         gradients = self.problem.gradients(polished)
-        # The bound misses about ||lack||^2 / (2 curvature); a hundredth of the tolerance leaves room for users with less.
+        # The bound misses about ||lack||^2 / (2 curvature); a hundredth of that leaves room for users with less of it.
         enough = 0.02 * self.tol * self.curvature * float(np.abs(self.values).sum())
         proof = self.engine.proof(labels, polished, gradients, enough)
         if proof is None:

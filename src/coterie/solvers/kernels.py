@@ -373,6 +373,16 @@ def complete_proof(s, shrink, sigma, radii, labels, counts, models, gradients, r
 
 
 @njit(cache=True)
+def joined(n, first, second, chosen):
+    """(n,) the connected parts of 0 .. n-1 along the chosen pairs."""
+    parent = np.arange(n)
+    for e in range(chosen.size):
+        if chosen[e]:
+            _join(parent, first[e], second[e])
+    return _labels(parent)
+
+
+@njit(cache=True)
 def _join(parent, i, j):
     while parent[i] != i:
         parent[i] = parent[parent[i]]

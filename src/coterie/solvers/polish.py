@@ -12,7 +12,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from coterie.graph import Graph
 from coterie.problem import Problem
 
 Array = npt.NDArray[np.float64]
@@ -116,8 +115,9 @@ class _Reduced:
 
     def merged(self, pairs: npt.NDArray[np.bool_]) -> Ints:
         """The users' labels with the clusters of the chosen pairs made one."""
-        joined = Graph(self.k, np.ones(int(pairs.sum())), np.stack([self.first, self.second], axis=1)[pairs])
-        return joined.components[self.labels]
+        from coterie.solvers.kernels import joined
+
+        return joined(self.k, self.first, self.second, pairs)[self.labels]
 
     def _gather(self, at_first: Array, at_second: Array) -> Array:
         """(k, ...) sums over the pairs of each cluster."""
