@@ -21,6 +21,7 @@ LAYERS = [
     {"solution"},
     {"certificates", "checks", "datasets"},
     {"solvers"},
+    {"path"},
     {"plots"},
     {"cli"},
 ]

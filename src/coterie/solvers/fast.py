@@ -22,7 +22,7 @@ from coterie.errors import InvalidInput
 from coterie.problem import Problem
 from coterie.solution import Certificate, Record, labels_of
 from coterie.solvers.base import Point, Start
-from coterie.solvers.polish import polish, to_clusters
+from coterie.solvers.polish import nearly_equal, polish, to_clusters
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -219,24 +219,34 @@ class _Run:
         """The exact optimum for these clusters, with the duals as they are and with duals made for it."""
         self.proven = True
         polished = polish(self.problem, labels, models, tol=1e-3 * self.tol)
+        enough = self._defend(polished, slopes)
+        # Clusters that end up side by side are one, if that proves as well.
+        closer = nearly_equal(self.problem, polished)
+        if closer is not None:
+            enough |= self._defend(polish(self.problem, closer, polished, tol=1e-3 * self.tol), slopes, prefer=True)
+        return enough
+
+    def _defend(self, polished: Array, slopes: Array, prefer: bool = False) -> bool:
+        """Judge the optimum for its own clusters with duals made for it, where the engine can make them."""
         labels = labels_of(polished)
         gradients = self.problem.gradients(polished)
         # The bound misses about ||lack||^2 / (2 curvature); a hundredth of that leaves room for users with less of it.
         enough = 0.02 * self.tol * self.curvature * float(np.abs(self.values).sum())
         proof = self.engine.proof(labels, polished, gradients, enough)
         if proof is None:
-            return self._judge(polished, slopes, self.engine.duals)
-        return self._judge(polished, proof[1], lambda: proof[0])
+            return self._judge(polished, slopes, self.engine.duals, prefer)
+        return self._judge(polished, proof[1], lambda: proof[0], prefer)
 
-    def _judge(self, models: Array, slopes: Array, duals: Callable[[], Array]) -> bool:
-        """Have a point judged, and keep it if it is the best so far."""
+    def _judge(self, models: Array, slopes: Array, duals: Callable[[], Array], prefer: bool = False) -> bool:
+        """Have a point judged, and keep it if it is the best so far, or as good as the best and to be preferred."""
         certificate = judge(self.problem, models, slopes)
         if not np.isfinite(certificate.bound) and self.passes >= self.mend_at:
             # Perhaps only just outside a conjugate's domain: have it mended, but not at every turn.
             certificate = certify(self.problem, models, duals())
             self.mend_at = 0 if np.isfinite(certificate.bound) else 2 * self.passes
             self.unbounded += not np.isfinite(certificate.bound)
-        if self.certificate is None or certificate.relative_gap < self.certificate.relative_gap:
+        known = np.inf if self.certificate is None else self.certificate.relative_gap
+        if self.certificate is None or certificate.relative_gap < (max(2 * known, 1e-13) if prefer else known):
             if certificate.duals is None:
                 certificate = certificate.with_duals(duals())
             self.certificate, self.best = certificate, models

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.problem import Problem
+from coterie.solution import labels_of
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -57,6 +58,14 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, ma
             w = w + size * step
         value, gradient, blocks, stiff = reduced.evaluate(w, 2)
     return w[labels]
+
+
+def nearly_equal(problem: Problem, models: Array, relative: float = 1e-6) -> Ints | None:
+    """The clusters of `models`, those made one that an edge joins and hardly anything separates; None if none are."""
+    reduced = _Reduced(problem, labels_of(models))
+    w = to_clusters(reduced.labels, models)
+    close = np.linalg.norm(w[reduced.first] - w[reduced.second], axis=1) <= relative * float(np.abs(w).max())
+    return reduced.merged(close) if close.any() else None
 
 
 def _norm(rows: Array) -> float:
