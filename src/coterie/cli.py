@@ -13,6 +13,7 @@ from coterie import __version__
 from coterie.datasets import Dataset, ellipses
 from coterie.errors import CoterieError, CoterieWarning, MissingExtra, NotConverged
 from coterie.losses import SquaredHinge
+from coterie.path import lam_max, solve_path
 from coterie.plots import separators
 from coterie.problem import Problem
 from coterie.solution import Solution
@@ -65,6 +66,12 @@ def demo(
     pooled = solve(problem.with_lam(1e3 * max(lam, 1.0)), tol=tol, solver=solver).models
     ours, own, one = (_accuracy(problem, models, data) for models in (solution.models, alone, pooled))
     console.print(f"Test accuracy  {ours:.1%} with these models, {own:.1%} alone, {one:.1%} with one for all")
+    if lam > 0:
+        with console.status("Solving along lam ..."):
+            top = lam_max(problem).upper
+            path = solve_path(problem, np.unique([*np.geomspace(top / 50, top, 30), lam]), tol=tol)
+            first, last = path.window(solve(problem, tol=tol).labels)
+        console.print(f"These clusters at lam from {first.upper:.4f} to {last.lower:.4f}, all together from {top:.4f}")
     console.print(f"Objective      {solution.objective:.10f}")
     console.print(f"Lower bound    {solution.certificate.bound:.10f}")
     console.print(f"Certified gap  {solution.gap:.1e} (relative), in {solution.seconds:.2f} s")

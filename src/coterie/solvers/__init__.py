@@ -13,12 +13,13 @@ from coterie.problem import Problem
 from coterie.solution import Certificate, Record, Solution, Status
 from coterie.solvers.base import Solver, Start
 from coterie.solvers.fast import Fast
+from coterie.solvers.lean import Lean
 from coterie.solvers.reference import Reference
 
 #: Every solver by the name used in the command line and in saved files.
-SOLVERS: dict[str, type[Solver]] = {"fast": Fast, "reference": Reference}
+SOLVERS: dict[str, type[Solver]] = {"fast": Fast, "lean": Lean, "reference": Reference}
 
-__all__ = ["SOLVERS", "Fast", "Reference", "Solver", "solve"]
+__all__ = ["SOLVERS", "Fast", "Lean", "Reference", "Solver", "solve"]
 
 
 def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast", start: Solution | Start | None = None,

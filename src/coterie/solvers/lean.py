@@ -1,0 +1,186 @@
+"""A solver for all pairs with one weight that stores nothing for a pair: memory O(n_users * dim).
+
+Models: each norm is majorised by a quadratic at the current point (Hunter and Lange 2004), the surrogate is minimised
+by a Newton step with conjugate gradients whose products walk over the pairs, and clusters that come close are made one,
+so the walks get shorter. The optimum for the clusters found is polished as in the fast solver.
+
+Proof: between clusters the duals are known, lam times a unit vector. Inside a cluster the flow
+
+    y_ij = projection of (potential_i - potential_j) onto the ball of radius lam,     B'y = forces
+
+is kept by its potentials alone. They minimise the convex function sum_ij huber(potential_i - potential_j) -
+<forces, potential>; its first step from zero, potential = forces / n_k, is the electrical flow, the paper's Theorem 1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.certificates import judge
+from coterie.errors import Incompatible
+from coterie.problem import Problem
+from coterie.solution import Certificate, Record, labels_of
+from coterie.solvers.base import Point, Start
+from coterie.solvers.polish import polish, to_clusters
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lean:
+    """Complete graph with one weight, without any storage for pairs; slower than `Fast`, for when pairs do not fit.
+
+    Parameters
+    ----------
+    max_iter : most majorisation steps for each closeness tried.
+    closeness : distances, relative to the spread of the models, at which clusters are made one; tried in turn until the
+        certificate is within the tolerance.
+    proof_steps : most steps of the flow inside clusters.
+    """
+
+    max_iter: int = 100
+    closeness: tuple[float, ...] = (1e-3, 1e-4, 1e-5)
+    proof_steps: int = 300
+
+    def run(self, problem: Problem, tol: float, start: Start | None = None,
+            progress: Callable[[Record], None] | None = None) -> Point:
+        graph = problem.graph
+        if not graph.is_complete:
+            raise Incompatible("The lean solver is for all pairs with one weight: Graph.complete(n_users). "
+                               "Use solver='fast' for other graphs.")
+        began = time.perf_counter()
+        history: list[Record] = []
+        best: tuple[Certificate, Array] | None = None
+        models = self._alone(problem) if start is None else start.models
+        interrupted = False
+        for closeness in self.closeness:
+            try:
+                labels, w = self._descend(problem, models, closeness, tol)
+                point = polish(problem, labels, w[labels]) if w.size <= 900 else w[labels]
+                certificate = judge(problem, point, self._slopes(problem, point, tol))
+            except KeyboardInterrupt:
+                interrupted = True
+                break
+            if best is None or certificate.relative_gap < best[0].relative_gap:
+                best = certificate, point
+            history.append(Record(len(history) + 1, best[0].objective, best[0].relative_gap,
+                                  int(labels_of(best[1]).max()) + 1, time.perf_counter() - began))
+            if progress is not None:
+                progress(history[-1])
+            if best[0].relative_gap <= tol:
+                break
+        if best is None:
+            best = judge(problem, models, np.zeros_like(models)), models
+        return Point(best[1], None, tuple(history), interrupted, best[0])
+
+    def _alone(self, problem: Problem) -> Array:
+        """Everybody's own best model, held to the pooled one where there is none."""
+        pooled = polish(problem, np.zeros(problem.n_users, dtype=np.int64), np.zeros((problem.n_users, problem.dim)))
+        return problem.loss.prox(problem.samples, None, 1e-6, pooled).points
+
+    def _descend(self, problem: Problem, models: Array, closeness: float, tol: float) -> tuple[Ints, Array]:
+        from coterie.solvers import kernels
+
+        labels = labels_of(models)
+        w, radius = to_clusters(labels, models), float(problem.radii[0]) if problem.graph.n_edges else 0.0
+        spread = float(np.linalg.norm(models - models.mean(axis=0), axis=1).max()) + 1e-300
+        value = np.inf
+        for _ in range(self.max_iter):
+            k = len(w)
+            counts = np.bincount(labels).astype(np.float64)
+            f, g, h = problem.loss.evaluate(problem.samples, w[labels])
+            gradient = np.stack([np.bincount(labels, weights=c) for c in g.T], axis=1)
+            sums = np.stack([np.bincount(labels, weights=c) for c in h.reshape(len(h), -1).T], axis=1)
+            blocks = np.asarray(sums.reshape(k, problem.dim, problem.dim) + 1e-10 * np.eye(problem.dim))
+            smooth, degrees, pull = 0.1 * closeness * spread, np.empty(k), np.empty_like(w)
+            new = float(f.sum()) + radius * kernels.lean_pull(w, counts, smooth, w, pull, degrees)
+            if value - new <= 0.01 * tol * abs(new):
+                break
+            value = new
+            step = self._newton(w, counts, smooth, radius, blocks, degrees, -(gradient + radius * pull))
+            size = 1.0
+            while size > 1e-6:
+                trial = w + size * step
+                with np.errstate(over="ignore", invalid="ignore"):
+                    f = problem.loss.evaluate(problem.samples, trial[labels], 0).values
+                if float(f.sum()) + radius * kernels.lean_pull(trial, counts, smooth, trial, pull, degrees) <= new:
+                    w = trial
+                    break
+                size *= 0.5
+            near = _close(w, closeness * spread)
+            labels, w = near[labels], to_clusters(near, w * counts[:, None]) * np.bincount(near)[:, None]
+            w = w / np.bincount(labels)[:, None]
+        return labels, w
+
+    def _newton(self, w: Array, counts: Array, smooth: float, radius: float, blocks: Array, degrees: Array,
+                right: Array) -> Array:
+        """Solve (blockdiag(H) + lam L_w) step = right by preconditioned conjugate gradients."""
+        from coterie.solvers import kernels
+
+        inverses = np.linalg.inv(blocks + (radius * degrees)[:, None, None] * np.eye(w.shape[1]))
+        step, r, product, unused = np.zeros_like(w), right.copy(), np.empty_like(w), np.empty(len(w))
+        z = np.einsum("nij,nj->ni", inverses, r)
+        p, rz = z.copy(), float((r * z).sum())
+        enough = 1e-4 * rz
+        for _ in range(30):
+            if not rz > enough:
+                break
+            kernels.lean_pull(w, counts, smooth, p, product, unused)
+            product = np.einsum("nij,nj->ni", blocks, p) + radius * product
+            length = rz / float((p * product).sum())
+            step, r = step + length * p, r - length * product
+            z = np.einsum("nij,nj->ni", inverses, r)
+            new = float((r * z).sum())
+            p, rz = z + new / rz * p, new
+        return step
+
+    def _slopes(self, problem: Problem, models: Array, tol: float) -> Array:
+        """-B'y of duals for the clusters of these models, with the flow inside them kept by potentials."""
+        from coterie.solvers import kernels
+
+        labels = labels_of(models)
+        counts = np.bincount(labels).astype(float)
+        w, radius = to_clusters(labels, models), float(problem.radii[0]) if problem.graph.n_edges else 0.0
+        pull, degrees = np.empty_like(w), np.empty(len(w))
+        kernels.lean_pull(w, counts, 0.0, w, pull, degrees)
+        across = radius * (pull / counts[:, None])[labels]
+        gradients = problem.gradients(models)
+        forces = -(gradients + across)
+        forces -= to_clusters(labels, forces)[labels]
+        order = np.argsort(labels, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        step = 1.0 / counts[labels][:, None]
+        potential, ahead, momentum = np.zeros_like(forces), np.zeros_like(forces), 1.0
+        flow, best, least = np.empty_like(forces), np.zeros_like(forces), np.inf
+        curvature = float(np.trace(problem.hessians(models), axis1=1, axis2=2).mean()) / problem.dim
+        enough = 0.02 * tol * curvature * float(np.abs(problem.values(models)).sum())
+        for _ in range(self.proof_steps):
+            kernels.lean_flow(ahead, order, starts, radius, flow)
+            lack = forces - flow
+            missing = float((lack**2).sum())
+            if missing < least:
+                best, least = flow.copy(), missing
+            if missing <= enough:
+                break
+            new = ahead + step * lack
+            momentum = 1.0 if float((lack * (new - potential)).sum()) < 0 else momentum
+            following = 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * momentum**2))
+            ahead = new + (momentum - 1.0) / following * (new - potential)
+            potential, momentum = new, following
+        return -(across + best)
+
+
+def _close(w: Array, distance: float) -> Ints:
+    """The connected parts of points joined when nearer than `distance`; a tree finds them, not a visit to all pairs."""
+    from scipy.spatial import cKDTree
+
+    from coterie.solvers import kernels
+
+    pairs = cKDTree(w).query_pairs(distance, output_type="ndarray").astype(np.int64)
+    return kernels.joined(len(w), pairs[:, 0], pairs[:, 1], np.ones(len(pairs), dtype=np.bool_))
