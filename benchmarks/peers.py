@@ -88,7 +88,7 @@ class Peers:
         self.skipped |= {f"CVXPY+{name}: the engine is not installed": [] for name in engines if not engines[name]}
         said = subprocess.run([self.python, _HELPER], capture_output=True, text=True)
         if said.stdout.strip() == "ready":
-            self.solvers[CUT_PURSUIT] = partial(cut_pursuit, python=self.python, limit=self.limit)
+            self.solvers[CUT_PURSUIT] = partial(cut_pursuit, python=self.python, limit=self.limit - 2.0)
         else:
             reason = (said.stdout + said.stderr).strip().splitlines()[-1]
             self.skipped[f"{CUT_PURSUIT}: {reason}; --numpy1 PYTHON runs it in an environment that has it"] = []

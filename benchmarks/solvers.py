@@ -86,7 +86,7 @@ def measure(case: Case, name: str, solver: Callable[[ct.Problem, float], Answer]
     """Time a solver on a case and have its point judged."""
     times: list[float] = []
     peak = 0.0
-    while not times or (len(times) < REPEATS and sum(times) < ENOUGH):
+    while not times or (len(times) < REPEATS and sum(times) < ENOUGH and answer.seconds is None):
         problem = case.build()
         began = time.process_time()
         answer = solver(problem, case.tol)
@@ -99,8 +99,8 @@ def measure(case: Case, name: str, solver: Callable[[ct.Problem, float], Answer]
             certificate = ct.certify(problem, answer.models, duals)
             bounds.append(certificate.bound)
             gaps.append(certificate.relative_gap)
-    row = {"seconds": min(times), "repeats": len(times), "peak": None if name == CUT_PURSUIT else peak, "objective": objective, "bound": max(bounds),
-           "gap": min(gaps), "clusters": str(int(labels_of(answer.models).max()) + 1)}
+    row = {"seconds": min(times), "repeats": len(times), "peak": peak if answer.seconds is None else None,
+           "objective": objective, "bound": max(bounds), "gap": min(gaps), "clusters": str(int(labels_of(answer.models).max()) + 1)}
     if name not in (OURS, CUT_PURSUIT):  # conic engines leave rounding between equal users
         near = np.linalg.norm(problem.graph.differences(answer.models), axis=1) <= 1e-4 * np.abs(answer.models).max()
         row["clusters"] = f"~{int(problem.graph.subgraph(near).components.max()) + 1}"
@@ -144,6 +144,11 @@ def measure_path(case: Case, solved: Callable[[], None]) -> Row:
             "status": f"{above} of {len(judged.gaps)} points above tol" if above else "certified"}
 
 
+def size(case: Case, solved: Callable[[], None]) -> Row:
+    problem = case.build()
+    return {"edges": problem.graph.n_edges, "d": problem.dim}
+
+
 def peak_memory() -> float:
     """MiB that this process has held at most."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -181,9 +186,7 @@ def run(task: str, quick: bool, peers: Peers) -> list[Row]:
     for case in cases(task, quick):
         here = {"task": case.task, "variant": case.variant, "n": case.n, "lam": case.lam, "tol": case.tol}
         work = partial(measure_path, case) if case.lam is None else partial(measure, case, OURS, ours)
-        problem = case.build()
-        here |= {"edges": problem.graph.n_edges, "d": problem.dim}
-        del problem
+        here |= in_child(partial(size, case), OUR_LIMIT)  # built there, so that no memory is held here
         group = [here | {"solver": OURS} | in_child(work, OUR_LIMIT)]
         for name in peers.for_case(case, here["edges"]):
             row = in_child(partial(measure, case, name, peers.solvers[name]), peers.limit)
