@@ -16,7 +16,7 @@ from coterie.losses import SquaredHinge
 from coterie.path import lam_max, solve_path
 from coterie.plots import separators
 from coterie.problem import Problem
-from coterie.solution import Solution
+from coterie.solution import Record, Solution
 from coterie.solvers import SOLVERS, solve
 
 try:
@@ -59,17 +59,19 @@ def demo(
     """
     data = ellipses(seed=seed)
     problem = Problem(data.users, SquaredHinge(ridge=1e-3), lam=lam)
-    with console.status(f"Solving for {problem.n_users} users and {problem.graph.n_edges:,} pairs ..."):
-        solution = solve(problem, tol=tol, solver=solver)
+    with console.status(f"Solving for {problem.n_users} users and {problem.graph.n_edges:,} pairs ...") as status:
+        solution = solve(problem, tol=tol, solver=solver, progress=lambda record: status.update(_told(record)))
     alone = problem.loss.local(problem.samples).points
     console.print(_clusters(solution, data))
     pooled = solve(problem.with_lam(1e3 * max(lam, 1.0)), tol=tol, solver=solver).models
     ours, own, one = (_accuracy(problem, models, data) for models in (solution.models, alone, pooled))
     console.print(f"Test accuracy  {ours:.1%} with these models, {own:.1%} alone, {one:.1%} with one for all")
     if lam > 0:
-        with console.status("Solving along lam ..."):
+        with console.status("Solving along lam ...") as status:
             top = lam_max(problem).upper
-            path = solve_path(problem, np.unique([*np.geomspace(top / 50, top, 30), lam]), tol=tol)
+            lams = np.unique([*np.geomspace(top / 50, top, 30), lam])
+            path = solve_path(problem, lams, tol=tol, progress=lambda point, _: status.update(
+                f"lam = {point.lam:.4g}: {point.n_clusters} clusters"))
             first, last = path.window(solve(problem, tol=tol).labels)
         console.print(f"These clusters at lam from {first.upper:.4f} to {last.lower:.4f}, all together from {top:.4f}")
     console.print(f"Objective      {solution.objective:.10f}")
@@ -82,6 +84,10 @@ def demo(
     console.print(f"Picture        {picture}", soft_wrap=True)
     if solution.gap > tol:
         raise typer.Exit(1)
+
+
+def _told(record: Record) -> str:
+    return f"pass {record.iteration}: {record.n_clusters} clusters, certified gap {record.gap:.1e}"
 
 
 def _clusters(solution: Solution, data: Dataset) -> Table:
