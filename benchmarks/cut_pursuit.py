@@ -19,7 +19,7 @@ def main() -> None:
     try:
         from pycut_pursuit.cp_prox_tv import cp_prox_tv
     except Exception as error:  # built for another NumPy, it can fail with more than ImportError
-        print(f"pycut_pursuit cannot be imported beside NumPy {np.__version__}: {str(error).splitlines()[0]}")
+        print(f"pycut_pursuit cannot be imported (NumPy {np.__version__}): {str(error).splitlines()[0]}")
         return
     if len(sys.argv) < 3:
         print("ready")

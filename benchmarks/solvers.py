@@ -6,7 +6,8 @@ T1  complete graph, quadratic, d = 3              T2  kNN graph of two moons, qu
 T3  complete graph, squared hinge as in the paper  T4  kNN graph, logistic, d = 50
 
 No solver grades itself: every point is judged here by `coterie.certify`, with the solver's own duals or with duals
-built for it. `error` is what separates its objective from the best lower bound that any solver of the run proved.
+built for it (beyond 20,000 edges, with the best bound of the run instead). `error` is what separates its objective
+from the best lower bound that any solver of the run proved.
 Each run is a process of its own, forked when everything is imported and compiled: its limit, its failure and its peak
 memory are its own. Problems are built afresh for each repeat, outside the timing, so that nothing cached is reused.
 Failures are kept and counted. `--numpy1` names a Python with NumPy 1 and pycut-pursuit, which the NumPy here refuses.
@@ -25,6 +26,7 @@ import multiprocessing  # noqa: E402
 import resource  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
+import warnings  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from dataclasses import dataclass, field  # noqa: E402
 from functools import partial  # noqa: E402
@@ -86,7 +88,8 @@ def measure(case: Case, name: str, solver: Callable[[ct.Problem, float], Answer]
     """Time a solver on a case and have its point judged."""
     times: list[float] = []
     peak = 0.0
-    while not times or (len(times) < REPEATS and sum(times) < ENOUGH and answer.seconds is None):
+    repeats = 1 if name == CUT_PURSUIT else REPEATS  # which repeats by itself
+    while not times or (len(times) < repeats and sum(times) < ENOUGH):
         problem = case.build()
         began = time.process_time()
         answer = solver(problem, case.tol)
@@ -95,16 +98,16 @@ def measure(case: Case, name: str, solver: Callable[[ct.Problem, float], Answer]
     solved()
     objective, bounds, gaps = problem.objective(answer.models), [-np.inf], [np.inf]
     for duals in (answer.duals, None):
-        if duals is not None or (name != OURS and problem.graph.n_edges <= BUILD):
+        if duals is not None or (name != OURS and min(gaps) > case.tol and problem.graph.n_edges <= BUILD):
             certificate = ct.certify(problem, answer.models, duals)
             bounds.append(certificate.bound)
             gaps.append(certificate.relative_gap)
     row = {"seconds": min(times), "repeats": len(times), "peak": peak if answer.seconds is None else None,
-           "objective": objective, "bound": max(bounds), "gap": min(gaps), "clusters": str(int(labels_of(answer.models).max()) + 1)}
+           "objective": objective, "bound": max(bounds), "gap": min(gaps), "status": "",
+           "clusters": str(int(labels_of(answer.models).max()) + 1)}
     if name not in (OURS, CUT_PURSUIT):  # conic engines leave rounding between equal users
-        near = np.linalg.norm(problem.graph.differences(answer.models), axis=1) <= 1e-4 * np.abs(answer.models).max()
+        near = np.linalg.norm(problem.graph.differences(answer.models), axis=1) <= 1e-5 * np.abs(answer.models).max()
         row["clusters"] = f"~{int(problem.graph.subgraph(near).components.max()) + 1}"
-    row["status"] = "certified" if row["gap"] <= case.tol else "above tol" if row["gap"] < np.inf else "no bound"
     if name == OURS:
         row["pass"] = pass_seconds(problem)
         row["passes"] = row["seconds"] / row["pass"]
@@ -196,6 +199,9 @@ def run(task: str, quick: bool, peers: Peers) -> list[Row]:
         for row in group:
             if "objective" in row and np.isfinite(best):
                 row["error"] = max(row["objective"] - best, 0.0) / max(abs(row["objective"]), abs(best), 1e-300)
+                row["gap"] = row["gap"] if row["gap"] < np.inf else row["error"]  # a bound is one, whoever proved it
+            if not row["status"]:
+                row["status"] = "certified" if row["gap"] <= case.tol else "above tol"
             if "seconds" in row and "seconds" in group[0]:
                 row["ratio"] = row["seconds"] / group[0]["seconds"]
             print(line(row), flush=True)
@@ -214,8 +220,10 @@ def main() -> None:
     if unknown := set(tasks) - TITLES.keys():
         parser.error(f"unknown tasks: {', '.join(sorted(unknown))}")
     options.out.mkdir(parents=True, exist_ok=True)
+    warnings.filterwarnings("ignore", category=ct.CoterieWarning)  # some of the paper's users see one class only
+    warnings.filterwarnings("ignore", "Objective contains too many subexpressions")  # that is the natural form
     print(facts())
-    peers = Peers(limit=8.0 if options.quick else 30.0, python=options.numpy1)
+    peers = Peers(limit=6.0 if options.quick else 30.0, python=options.numpy1)
     warm_up(peers)
     about = machine()
     rows: list[Row] = []

@@ -111,20 +111,27 @@ def draw(rows: list[Row], path: Path) -> None:
 
     tasks = list(dict.fromkeys(r["task"] for r in rows))
     colours = dict(zip((OURS, CLARABEL, SCS, NATURAL, CUT_PURSUIT), ("C0", "C1", "C2", "C3", "C4"), strict=True))
-    figure, panels = plt.subplots(1, len(tasks), figsize=(4.6 * len(tasks), 4.4), squeeze=False, layout="constrained")
-    for panel, task in zip(panels[0], tasks, strict=True):
+    shape = (2, 2) if len(tasks) > 2 else (1, len(tasks))
+    figure, panels = plt.subplots(*shape, figsize=(5.4 * shape[1], 3.9 * shape[0] + 0.8), squeeze=False,
+                                  layout="constrained")
+    legend: dict[str, Any] = {}
+    for panel, task in zip(panels.flat, tasks, strict=False):
         timed = [r for r in rows if r["task"] == task and "seconds" in r]
         for name, variant in dict.fromkeys((r["solver"], r["variant"]) for r in timed):
             dots = [(r["edges"], r["seconds"]) for r in timed if (r["solver"], r["variant"]) == (name, variant)]
             sizes = sorted({edges for edges, _ in dots})
             style = {"": "o-", "d = 20": "s--"}.get(variant, "^:")
             medians = [np.median([seconds for edges, seconds in dots if edges == size]) for size in sizes]
-            panel.plot(sizes, medians, style, color=colours[name], ms=4, label=f"{name}{variant and ', '}{variant}")
+            label = f"{name}{variant and ', '}{variant}"
+            legend[label] = panel.plot(sizes, medians, style, color=colours[name], ms=4)[0]
             panel.plot(*zip(*dots, strict=True), style[0], color=colours[name], ms=2.5, alpha=0.5)
         once = sorted({r["edges"]: r["pass"] for r in timed if "pass" in r and r["variant"] != "d = 20"}.items())
         if once:
-            panel.plot(*zip(*once, strict=True), "k-", lw=0.8, label="one pass over the edges")
+            legend["one pass over the edges"] = panel.plot(*zip(*once, strict=True), "k-", lw=0.8)[0]
         panel.set(xscale="log", yscale="log", xlabel="edges", ylabel="CPU seconds", title=TITLES[task])
         panel.grid(alpha=0.3)
-        panel.legend(fontsize=7)
+        panel.xaxis.set_minor_formatter("")  # a label for each would run into the next
+    for panel in panels.flat[len(tasks):]:
+        panel.set_axis_off()
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=130)

@@ -65,7 +65,7 @@ def cases(task: str, quick: bool) -> Iterator[Case]:
         for n in (1000,) if quick else (1000, 5000, 20_000):
             yield Case("T2", "path of 30", n, None, 1e-6, partial(moons, n, 1.0), np.geomspace(0.05, 50.0, 30))
     if task == "T3":
-        for n in (30, 60, 240, 999) if quick else (30, 60, 120, 240, 999, 4998):
+        for n in (60, 240, 999) if quick else (30, 60, 120, 240, 999, 4998):
             for lam in (0.02, 0.05, 0.09, 0.15):
                 yield Case("T3", "", n, lam * 60 / n, 1e-8 if n <= 240 else 1e-6, partial(paper, n, lam * 60 / n))
         yield Case("T3", "path of 50", 60, None, 1e-8, partial(paper, 60, 1.0))
@@ -73,6 +73,6 @@ def cases(task: str, quick: bool) -> Iterator[Case]:
             for lam in (0.02, 0.05, 0.09):
                 yield Case("T3", "d = 20", n, lam * 60 / n, 1e-6, partial(paper_wide, n, lam * 60 / n))
     if task == "T4":
-        for n in (100, 500) if quick else (100, 250, 500):
+        for n in (50, 500) if quick else (50, 100, 250, 500):
             for lam in (0.01, 0.05, 0.15):
                 yield Case("T4", "", n, lam, 1e-6, partial(logistic, n, lam))

@@ -18,10 +18,12 @@ LAYERS = [
     {"users", "graph"},
     {"losses"},
     {"problem"},
+    {"joining"},
     {"solution"},
     {"certificates", "checks", "datasets"},
     {"solvers"},
     {"path"},
+    {"recovery"},
     {"plots"},
     {"cli"},
 ]

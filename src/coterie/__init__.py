@@ -25,16 +25,17 @@ from coterie.losses import (
 )
 from coterie.path import Path, lam_max, solve_path
 from coterie.problem import Problem, lam_from_eq3
-from coterie.solution import Certificate, Solution, Status
+from coterie.recovery import RecoveryBounds, recovery_bounds
+from coterie.solution import Certificate, Explanation, Solution, Status
 from coterie.solvers import SOLVERS, Fast, Lean, Reference, solve
 from coterie.users import Split, Standardizer, Users
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "LOSSES", "SOLVERS", "Certificate", "CoterieError", "CoterieWarning", "Custom", "Fast", "Graph", "Huber",
-    "HuberDistance", "Incompatible", "InvalidInput", "Lean", "LinearLoss", "Logistic", "Loss", "MissingExtra",
-    "Multinomial", "NotConverged", "Path", "Poisson", "Problem", "Reference", "Solution", "Split", "Squared",
-    "SquaredDistance", "SquaredHinge", "Standardizer", "Status", "Users", "certify", "check_loss", "lam_from_eq3",
-    "lam_max", "solve", "solve_path",
+    "LOSSES", "SOLVERS", "Certificate", "CoterieError", "CoterieWarning", "Custom", "Explanation", "Fast", "Graph",
+    "Huber", "HuberDistance", "Incompatible", "InvalidInput", "Lean", "LinearLoss", "Logistic", "Loss",
+    "MissingExtra", "Multinomial", "NotConverged", "Path", "Poisson", "Problem", "RecoveryBounds", "Reference",
+    "Solution", "Split", "Squared", "SquaredDistance", "SquaredHinge", "Standardizer", "Status", "Users", "certify",
+    "check_loss", "lam_from_eq3", "lam_max", "recovery_bounds", "solve", "solve_path",
 ]

@@ -9,7 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from coterie.errors import Incompatible, InvalidInput
+from coterie.joining import Joined, join
 from coterie.problem import Problem
+from coterie.users import Users
 
 Array = npt.NDArray[np.float64]
 
@@ -116,6 +119,22 @@ class Solution:
         """The certified relative gap; inf where no finite bound was found."""
         return self.certificate.relative_gap
 
+    def predict(self, X: npt.ArrayLike, users: npt.ArrayLike) -> Array:
+        """The prediction for each row of X under the model of its user; `users` names the owner of each row."""
+        rows = Users.from_arrays(X, None, users)
+        # `rows` is sorted by user; `back` takes it to the order that was given.
+        back = np.argsort(np.argsort(rows_owner(users, rows.names), kind="stable"), kind="stable")
+        known = np.array([self.problem.users.index(name) for name in rows.names], dtype=np.int64)
+        return self.problem.loss.predict(rows.features, self.models[known[rows.owner]])[back]
+
+    def personalize(self, new_users: Users, *, weight: float | None = None) -> Joined:
+        """Models for users who join later, everybody else's staying as they are; and which cluster each one joins."""
+        return join(self.problem, self.models, self.labels, new_users, weight)
+
+    def explain(self, first: int, second: int) -> Explanation:
+        """Why two users (by number) are together or apart: the force between them against the most it may be."""
+        return explain(self, first, second)
+
     def __str__(self) -> str:
         return (f"{self.n_clusters} cluster(s) of {self.problem.n_users} user(s) at lam = {self.lam:g}: "
                 f"{self.certificate}. {self.status.value}")
@@ -135,3 +154,68 @@ def first_labels(groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     rank = np.empty(len(first), dtype=np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
     return rank[groups]
+
+
+def rows_owner(users: npt.ArrayLike, names: tuple[object, ...]) -> npt.NDArray[np.int64]:
+    """(n_rows,) the place of each row's user among `names`."""
+    place = {name: k for k, name in enumerate(names)}
+    given = users.tolist() if hasattr(users, "tolist") else users.to_list() if hasattr(users, "to_list") else users
+    return np.array([place[name] for name in given], dtype=np.int64)  # type: ignore[union-attr]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Two users, and what holds them together or keeps them apart."""
+
+    users: tuple[object, object]
+    together: bool
+    distance: float  # between their models
+    force: float  # ||y_ij||, what the pair carries
+    limit: float  # lam w_ij, the most it may carry; 0 without an edge
+    shared_with: int  # how many users have the first one's model
+
+    @property
+    def slack(self) -> float:
+        """How much of its limit the pair has left: positive between users held together, 0 at full pull."""
+        return self.limit - self.force
+
+    def __str__(self) -> str:
+        first, second = map(repr, self.users)
+        if self.together and self.limit > 0:
+            return (f"{first} and {second} are together, among {self.shared_with} users: keeping them so takes a force "
+                    f"of {self.force:.3g} between them, and it may be up to {self.limit:.3g}.")
+        if self.together:
+            return (f"{first} and {second} are together through others, among {self.shared_with} users; no edge joins "
+                    "the two of them.")
+        if self.limit > 0:
+            return (f"{first} and {second} are apart, by {self.distance:.3g}: they pull on each other with all that is "
+                    f"allowed, {self.limit:.3g}, and their own data pull harder.")
+        return f"{first} and {second} are apart, by {self.distance:.3g}; no edge joins the two of them."
+
+
+def explain(solution: Solution, first: int, second: int) -> Explanation:
+    n, graph = solution.problem.n_users, solution.problem.graph
+    for user in (first, second):
+        if not 0 <= user < n:
+            raise InvalidInput(f"expected user numbers from 0 to {n - 1}, got {user}",
+                               remedy="users.index(name) gives a user's number")
+    if first == second:
+        raise InvalidInput("expected two different users", remedy="Every user is together with itself")
+    if solution.duals is None:
+        raise Incompatible("This solution keeps no duals, and they are what explains it. "
+                           "Solve at this lam again with ct.solve(problem).")
+    i, j = sorted((first, second))
+    if graph.is_complete:
+        edge: int | None = i * n - i * (i + 1) // 2 + j - i - 1
+    else:
+        found = np.flatnonzero((graph.edges[:, 0] == i) & (graph.edges[:, 1] == j))
+        edge = int(found[0]) if found.size else None
+    names = solution.problem.users.names
+    return Explanation(
+        users=(names[first], names[second]),
+        together=bool(solution.labels[first] == solution.labels[second]),
+        distance=float(np.linalg.norm(solution.models[first] - solution.models[second])),
+        force=0.0 if edge is None else float(np.linalg.norm(solution.duals[edge])),
+        limit=0.0 if edge is None else float(solution.problem.lam * graph.weights[edge]),
+        shared_with=int((solution.labels == solution.labels[first]).sum()),
+    )
