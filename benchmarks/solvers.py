@@ -237,7 +237,7 @@ def main() -> None:
     skipped = [f"- {reason}{': N = ' if sizes else ''}{', '.join(map(str, sizes))}"
                for reason, sizes in peers.skipped.items()]
     end = summary(rows) + ["", "## Left out, and why", "", *skipped, "",
-                           "## Measured elsewhere, on another machine: not part of this run", ELSEWHERE]
+                           "## Measured elsewhere: not part of this run", ELSEWHERE]
     print("\n".join(end))
     (options.out / "results.md").write_text("\n".join(parts + end))
     saved = {"machine": about, "quick": options.quick, "rows": rows, "skipped": peers.skipped}

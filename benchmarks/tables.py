@@ -61,7 +61,7 @@ def summary(rows: list[Row]) -> list[str]:
     return out
 
 
-#: CPU seconds on another machine's core, with the relative error of the objective where known; not used in any ratio.
+#: CPU seconds of other runs on one core, with the relative error of the objective where known; not used in any ratio.
 ELSEWHERE = """
 | task | N | lam | CCMM default / tight | SSNAL (pycvxcluster) | cut-pursuit |
 |---|---|---|---|---|---|

@@ -50,6 +50,29 @@ def graph_for(kind: str, n_users: int, seed: int = 0) -> ct.Graph:
     return ct.Graph.from_edges(n_users, [])
 
 
+def quiet_problem(users: ct.Users, loss: ct.Loss, lam: float = 0.0, graph: ct.Graph | None = None) -> ct.Problem:
+    """A problem whose concerns (users of one class and the like) are known and no matter here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ct.CoterieWarning)
+        return ct.Problem(users, loss, lam=lam, graph=graph)
+
+
+def points_problem(points: object, lam: float = 0.0, graph: ct.Graph | None = None) -> ct.Problem:
+    """Convex clustering of points, a row each."""
+    return ct.Problem(ct.Users.from_arrays(points), ct.SquaredDistance(), lam=lam, graph=graph)
+
+
+def radius(solution: ct.Solution) -> float:
+    """No optimum is further: mu/2 ||x - x*||^2 <= F(x) - min F <= gap, mu the losses' strong convexity.
+
+    Where the loss states none (an intercept, Huber's distance), half the least curvature at the point stands for it.
+    """
+    problem = solution.problem
+    stated = problem.loss.strong_convexity(problem.samples).min()
+    mu = stated if stated > 0 else 0.5 * np.linalg.eigvalsh(problem.hessians(solution.models))[:, 0].min()
+    return float(np.sqrt(2 * solution.certificate.gap / max(mu, 1e-300)))
+
+
 @pytest.fixture(params=LOSS_NAMES)
 def loss_name(request: pytest.FixtureRequest) -> str:
     return request.param

@@ -5,6 +5,7 @@ For the edge e = (i, j) with i < j,   (B models)_e = models_i - models_j,   and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -155,26 +156,40 @@ class Graph:
     def flow(self, forces: Array) -> Array:
         """The electrical flow y = W B L^+ forces, L = B' W B: the least flow, weighed by 1/weights, with B'y = forces.
 
-        What does not sum to zero over a component cannot flow; its mean is left out.
+        What does not sum to zero over a component cannot flow; its mean is left out. Weights below 1e-8 of the largest
+        count as that much, so that L can be inverted.
         """
-        forces = forces - _component_means(forces, self.components)
-        if self.n_edges == 0:
-            return np.zeros((0, forces.shape[1]))
+        return self.flow_solver()(forces)
+
+    def flow_solver(self) -> Callable[[Array], Array]:
+        """`flow` for many forces, factorising L once."""
+        if self.n_edges == 0 or not (self.weights > 0).any():
+            return lambda forces: np.zeros((self.n_edges, forces.shape[1]))
         if self.pairs is None:  # L = w (n I - 11'), so W B L^+ = B / n
-            return self.differences(forces / self.n_users) * float(self.weights[0] > 0)
+            return lambda forces: self.differences(forces / self.n_users)
         from scipy import sparse
         from scipy.sparse.linalg import splu
 
-        adjacency = self._adjacency()
+        used = self.weights > 0
+        conductance = np.where(used, np.maximum(self.weights, 1e-8 * self.weights.max()), 0.0)
+        i, j = self.pairs[used].T
+        half = sparse.csr_array((conductance[used], (i, j)), shape=(self.n_users, self.n_users))
+        adjacency = half + half.T
         laplacian = sparse.diags_array(adjacency.sum(axis=1)) - adjacency
         grounded = np.unique(self.components, return_index=True)[1]  # one user of each component at potential 0
         free = np.setdiff1d(np.arange(self.n_users), grounded)
-        potential = np.zeros_like(forces)
-        if free.size:
-            inner = sparse.csc_array(laplacian.tocsr()[free][:, free])
-            factor = splu(inner, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+        if not free.size:
+            return lambda forces: np.zeros((self.n_edges, forces.shape[1]))
+        inner = sparse.csc_array(laplacian.tocsr()[free][:, free])
+        factor = splu(inner, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+
+        def flow(forces: Array) -> Array:
+            forces = forces - _component_means(forces, self.components)
+            potential = np.zeros_like(forces)
             potential[free] = factor.solve(np.ascontiguousarray(forces[free]))
-        return self.weights[:, None] * self.differences(potential)
+            return conductance[:, None] * self.differences(potential)
+
+        return flow
 
     def _adjacency(self) -> csr_array:
         from scipy import sparse

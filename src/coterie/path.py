@@ -15,6 +15,7 @@ from coterie.losses import SquaredDistance
 from coterie.problem import Problem, check_lam
 from coterie.solution import Solution, Status, first_labels
 from coterie.solvers import Solver, solve
+from coterie.solvers.base import Start
 from coterie.solvers.polish import polish
 from coterie.users import Users
 
@@ -29,6 +30,15 @@ class Bracket(NamedTuple):
     upper: float
 
 
+class _Consensus(NamedTuple):
+    """The pooled models, the smallest lam at which they are the solution, and duals that prove it at its upper end."""
+
+    bracket: Bracket
+    models: Array
+    duals: Array
+    interrupted: bool = False
+
+
 def lam_max(problem: Problem, *, rtol: float = 1e-6) -> Bracket:
     """The smallest lam at which all users that the graph connects share one model, from both sides.
 
@@ -38,38 +48,48 @@ def lam_max(problem: Problem, *, rtol: float = 1e-6) -> Bracket:
     Any such y bounds it from above, any x from below. Both come from convex clustering of the points -g at the lower
     bound: it yields the next, larger lower bound (Dinkelbach's iteration, 1967) until its points are all together.
     """
+    return _consensus(problem, rtol).bracket
+
+
+def _consensus(problem: Problem, rtol: float = 1e-6) -> _Consensus:
     graph = problem.graph
     used = graph.weights > 0
     zero = np.zeros((problem.n_users, problem.dim))
-    if not used.any():
-        return Bracket(0.0, 0.0)
     pooled = polish(problem, graph.components, zero)
     gradients = problem.gradients(pooled)
-    unit = float(np.linalg.norm(gradients, axis=1).max())
-    if unit <= 1e-14 * (1.0 + float(np.abs(problem.gradients(zero)).max())):  # everyone agrees already
-        return Bracket(0.0, unit)
-    points = -gradients / unit
-    weights = graph.weights[used]
+    gradients -= pooled_means(gradients, graph.components)  # what rounding left of the pooled optimum's own
+    if not used.any():
+        return _Consensus(Bracket(0.0, 0.0), pooled, np.zeros((graph.n_edges, problem.dim)))
 
     def above(flow: Array) -> float:
-        return float((np.linalg.norm(flow[used], axis=1) / weights).max())
+        return float((np.linalg.norm(flow[used], axis=1) / graph.weights[used]).max())
 
-    lower, upper = float((points**2).sum()) / graph.penalty(points), above(graph.flow(points))
+    unit = float(np.linalg.norm(gradients, axis=1).max())
+    proof = graph.flow(-gradients)
+    if unit <= 1e-9 * float(np.abs(problem.gradients(zero)).max()) + 1e-300:  # everyone agrees already
+        return _Consensus(Bracket(0.0, above(proof)), pooled, proof)
+    points = -gradients / unit
+    lower, upper = float((points**2).sum()) / graph.penalty(points), above(proof) / unit
     clustering = Problem(Users.from_arrays(points), SquaredDistance(), lam=lower, graph=graph)
     best: Solution | None = None
+    interrupted = False
     for _ in range(60):
-        if upper - lower <= rtol * upper:
+        if upper - lower <= rtol * upper or interrupted:
             break
         best = solve(clustering.with_lam(lower), tol=1e-13, start=best)
+        interrupted = best.status is Status.INTERRUPTED
+        assert best.duals is not None
+        # B'y = points - x there, so y plus a flow of what it lacks is a flow of the points.
+        whole = best.duals + graph.flow(points - graph.divergence(best.duals))
+        if above(whole) < upper:
+            upper, proof = above(whole), unit * whole
         x = best.models - pooled_means(best.models, graph.components)
         length = graph.penalty(x)
-        if best.duals is not None:  # B'y = points - x there, so y plus a flow of x is a flow of the points
-            upper = min(upper, above(best.duals + graph.flow(points - graph.divergence(best.duals))))
         step = float((points * x).sum()) / length if length > 0 else lower
         if not step > lower * (1.0 + 1e-15):
             break
         lower = min(step, upper)
-    return Bracket(lower * unit, upper * unit)
+    return _Consensus(Bracket(lower * unit, upper * unit), pooled, proof, interrupted)
 
 
 def pooled_means(rows: Array, labels: Ints) -> Array:
@@ -113,7 +133,8 @@ class Path:
     def splits(self) -> tuple[tuple[float, int, int], ...]:
         """(lam, user, user) for every step at which users who were together come apart: one pair for each such group.
 
-        With equal weights on all pairs the path only merges; other weights can split again.
+        Convex clustering with equal weights on all pairs only merges. Other weights, and other losses with any weights,
+        can split again: models that pass through each other are equal for a moment.
         """
         found = []
         for before, after in zip(self.solutions, self.solutions[1:], strict=False):
@@ -129,13 +150,14 @@ class Path:
         """The merge tree in SciPy's linkage format (n_users - 1, 4), heights in lam; for `scipy.cluster.hierarchy`.
 
         Users that have been together once count as merged, whatever `splits` says. What never merges on the path is
-        joined at twice its last lam, so that the tree is whole.
+        joined at twice its last lam (at 1 where that is 0), so that the tree is whole.
         """
         n = self.problem.n_users
         node = np.arange(n)  # the tree's node each user is in
         size = {i: 1 for i in range(n)}
         rows: list[tuple[int, int, float, int]] = []
-        steps = [(s.lam, s.labels) for s in self.solutions] + [(2.0 * self.solutions[-1].lam, np.zeros(n, dtype=int))]
+        steps = [(s.lam, s.labels) for s in self.solutions]
+        steps.append((2.0 * steps[-1][0] or 1.0, np.zeros(n, dtype=np.int64)))
         for lam, labels in steps:
             # Nodes that share a cluster, and clusters that share a node, are one from here on.
             pairs = np.unique(np.stack([node, labels], axis=1), axis=0)
@@ -214,6 +236,8 @@ class Path:
             if below.lam == 0 and middle < 1e-12 * self.lams[-1]:
                 break
             here = solve(self.problem.with_lam(middle), tol=self.tol, solver=self.solver, start=above)
+            if here.status is Status.INTERRUPTED:
+                break
             below, above = (below, here) if reached(here) else (here, above)
         return Bracket(below.lam, above.lam)
 
@@ -249,18 +273,26 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
     tol : the relative duality gap to reach at each.
     progress : called after each lam with its solution and how many there will be. Ctrl-C returns the path so far.
     """
-    grid = _grid(problem, n_lams, tol, solver) if lams is None else _checked(lams)
+    end: _Consensus | None = None
+    if lams is None:
+        end = _consensus(problem)
+        grid = _grid(problem, end, n_lams, tol, solver)
+    else:
+        grid = _checked(lams)
     solutions: list[Solution] = []
     last: Solution | None = None
     for lam in grid:
+        # At the upper end consensus is already proven; everywhere else the last solution is a good start.
+        known = end is not None and lam == end.bracket.upper > 0
+        start = Start(end.models, end.duals) if known and end is not None else last
         try:
-            last = solve(problem.with_lam(lam), tol=tol, solver=solver, start=last)
+            last = solve(problem.with_lam(lam), tol=tol, solver=solver, start=start)
+            # Duals take more room than everything else together and are needed only to start the next.
+            solutions.append(replace(last, duals=None, certificate=replace(last.certificate, duals=None)))
+            if progress is not None:
+                progress(solutions[-1], len(grid))
         except KeyboardInterrupt:
             break
-        # Duals take more room than everything else together and are needed only to start the next.
-        solutions.append(replace(last, duals=None, certificate=replace(last.certificate, duals=None)))
-        if progress is not None:
-            progress(solutions[-1], len(grid))
         if last.status is Status.INTERRUPTED:
             break
     if not solutions:
@@ -278,17 +310,23 @@ def _checked(lams: npt.ArrayLike) -> list[float]:
     return grid
 
 
-def _grid(problem: Problem, n_lams: int, tol: float, solver: Solver | str) -> list[float]:
+def _grid(problem: Problem, end: _Consensus, n_lams: int, tol: float, solver: Solver | str) -> list[float]:
     if n_lams < 2:
         raise InvalidInput(f"n_lams must be at least 2, got {n_lams!r}", remedy="Use for example 50")
-    top = lam_max(problem).upper
-    if top == 0:
+    top = end.bracket.upper
+    if end.interrupted:
+        return []
+    if end.bracket.lower == 0:
         return [0.0]
-    # Everyone alone, or as many as ever are: identical users never part.
-    low, most, start = 0.01 * top, -1, None
-    for _ in range(12):
+    # Down to where everyone is alone, or as many are as ever will be: identical users never part.
+    most = solve(problem.with_lam(0.0), tol=tol, solver=solver).n_clusters
+    low = 0.01 * top
+    start: Solution | None = None
+    for _ in range(16):
         start = solve(problem.with_lam(low), tol=tol, solver=solver, start=start)
-        if start.n_clusters in (problem.n_users, most):
+        if start.status is Status.INTERRUPTED:
+            return []
+        if start.n_clusters >= most:
             break
-        low, most = 0.2 * low, start.n_clusters
-    return [float(lam) for lam in np.geomspace(low, top, n_lams)]
+        low *= 0.2
+    return [*np.geomspace(low, top, n_lams)[:-1].tolist(), top]

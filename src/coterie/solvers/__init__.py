@@ -65,6 +65,10 @@ def _start(problem: Problem, start: Solution | Start | None) -> Start | None:
     if duals is not None and duals.shape != (problem.graph.n_edges, problem.dim):
         raise InvalidInput(f"expected duals of shape ({problem.graph.n_edges}, {problem.dim}), got {duals.shape}",
                            remedy="Start from a solution on the same graph, or leave the duals out")
+    if duals is not None and not np.isfinite(duals).all():
+        raise InvalidInput("the duals to start from must be finite", remedy="Leave them out")
+    if start.sigma is not None and not (np.isfinite(start.sigma) and start.sigma > 0):
+        raise InvalidInput(f"sigma must be a finite number > 0, got {start.sigma!r}", remedy="Leave it at None")
     return Start(models, duals, start.sigma)
 
 

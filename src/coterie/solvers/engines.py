@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from coterie.certificates import project
 from coterie.graph import Graph
 from coterie.solvers import kernels
 
@@ -22,6 +23,7 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 RELAX = 1.8
 _PROOF = 2e6  # pairs visited in making a proof, where that allows more than a few rounds
+_ROUNDS, _PROVABLE = 8, 20_000  # rounds of a proof on a list of edges, and edges up to which one is tried
 _DENSE = 300  # unknowns up to which the whole system is inverted
 
 
@@ -51,9 +53,10 @@ class Engine:
         s = self.graph.differences(models)
         if duals is not None:
             s = s + duals / sigma
-        self.s = np.ascontiguousarray(self._in(s).T)
+        self.s = np.array(self._in(s).T, order="C")
         norms = np.sqrt(np.einsum("ke,ke->e", self.s, self.s)) + 1e-300
-        self.shrink = np.minimum(1.0, self._radii / sigma / norms)
+        with np.errstate(over="ignore"):  # a radius beyond all numbers holds everything
+            self.shrink = np.minimum(1.0, self._radii / sigma / norms)
         self._place(models)
         self._settle()
 
@@ -107,7 +110,7 @@ class Complete(Engine):
     exact_start: ClassVar[bool] = True
 
     def _place(self, models: Array) -> None:
-        self.x = np.ascontiguousarray(models.T)
+        self.x = np.array(models.T, order="C")  # its own: the caller's models stay as they are
         self.forces = np.zeros_like(self.x)
 
     def _settle(self) -> None:
@@ -126,7 +129,7 @@ class Complete(Engine):
 
     def read(self) -> tuple[Array, Array, Ints]:
         flow, labels = kernels.complete_duals(self.s, self.shrink, self.sigma, self.graph.n_users)
-        return np.ascontiguousarray(self.x.T), -flow, labels
+        return np.array(self.x.T, order="C"), -flow, labels
 
     def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> tuple[Array, Array] | None:
         counts = np.bincount(labels).astype(float)
@@ -159,7 +162,7 @@ class _Listed(Engine):
         return out
 
     def _place(self, models: Array) -> None:
-        self.x = np.ascontiguousarray(models[self.order])
+        self.x = models[self.order]
         self.forces = np.zeros_like(self.x)
 
     def _settle(self) -> None:
@@ -171,6 +174,29 @@ class _Listed(Engine):
         models, slopes, clusters = np.empty_like(self.x), np.empty_like(flow), np.empty_like(labels)
         models[self.order], slopes[self.order], clusters[self.order] = self.x, -flow, labels
         return models, slopes, clusters
+
+
+    def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> tuple[Array, Array] | None:
+        """Unit vectors between clusters; inside, projections in turn onto B'y = -gradients and onto the balls."""
+        if self.graph.n_edges > _PROVABLE:
+            return None
+        graph, duals = self.graph, self.duals()
+        together = labels[graph.edges[:, 0]] == labels[graph.edges[:, 1]]
+        radii = np.empty(graph.n_edges)
+        radii[self.edge_order] = self._radii
+        gaps = graph.differences(models)[~together]
+        duals[~together] = gaps * (radii[~together] / np.maximum(np.linalg.norm(gaps, axis=1), 1e-300))[:, None]
+        inside = graph.subgraph(together)
+        across = np.where(together[:, None], 0.0, duals)
+        forces = -gradients - graph.divergence(across)
+        route, flow = inside.flow_solver(), duals[together]
+        for _ in range(_ROUNDS):
+            lack = forces - inside.divergence(flow)
+            if float((lack**2).sum()) <= enough:
+                break
+            flow = project(flow + route(lack), radii[together])
+        duals[together] = flow
+        return duals, -graph.divergence(duals)
 
 
 class Direct(_Listed):

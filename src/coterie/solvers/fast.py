@@ -29,8 +29,9 @@ Ints = npt.NDArray[np.int64]
 
 _TURN = 3.0  # factor by which sigma is changed at first
 _TOO_LOW, _TOO_HIGH = 2.0, 1.03 / 1.8  # ||B x - z|| / ||change of z|| beyond which sigma is changed
+_DIGITS = 1e-15  # relative decrease at which a polish ends
 _HOPELESS = 3  # failed attempts at a finite bound after which there is taken to be none
-_EXACT = 200  # unknowns up to which the answer is always polished to rounding
+_EXACT = 100  # unknowns up to which the answer is always polished to rounding
 _TINY, _SMALL, _POLISH = 20, 300, 3000  # clusters always polished; unknowns of a cheap polish, and of one at all
 
 
@@ -81,13 +82,15 @@ class _Run:
             # Zero is where some losses are flat (Huber far from all samples): begin from the pooled model.
             self._expand(polish(problem, problem.graph.components, self.centre, tol=1e-6))
         # Without curvature of their own (a hinge met by all samples) users still need a definite system.
-        self.floor = 0.0 if self.quadratic else 1e-9 * self.curvature
+        regular = self.quadratic and bool((np.linalg.eigvalsh(self.hessians)[:, 0] > 1e-15 * self.curvature).all())
+        self.floor = 0.0 if regular else 1e-9 * self.curvature
         self.shift = np.full(problem.n_users, self.floor)
         degree = 2.0 * problem.graph.n_edges / problem.n_users
         self.engine = choose(problem.graph, self.hessians, self.quadratic, problem.lam)
-        sigma = settings.sigma or (start and start.sigma) or self.engine.stiffness * self.curvature / degree
+        known = start.sigma if start is not None and not (self.quadratic and self.engine.exact_start) else None
+        sigma = settings.sigma or known or self.engine.stiffness * self.curvature / degree
         self.engine.begin(self.centre, None if start is None else start.duals, sigma)
-        self.best, self.passes, self.mend_at, self.unbounded = self.centre, 0, 0, 0
+        self.best, self.passes, self.next_try, self.mend_at, self.unbounded = self.centre, 0, 0, 0, 0
         self.labels = self.tried = np.empty(0, dtype=np.int64)
         self.warm = start is not None and start.duals is not None
         self.warm_labels = labels_of(self.centre) if self.warm else self.labels
@@ -96,7 +99,10 @@ class _Run:
         """Second-order models of the losses at these points."""
         self.centre = models
         self.values, self.gradients, self.hessians = self.problem.loss.evaluate(self.problem.samples, models)
-        self.curvature = float(np.trace(self.hessians, axis1=1, axis2=2).mean()) / self.problem.dim + 1e-300
+        self.curvature = float(np.trace(self.hessians, axis1=1, axis2=2).mean()) / self.problem.dim
+        if not self.curvature > 0:  # flat everywhere: some positive number, if the loss knows one
+            known = self.stiffest[np.isfinite(self.stiffest)]
+            self.curvature = 1e-6 * float(known.mean()) if known.size else 1e-6
 
     @cached_property
     def stiffest(self) -> Array:
@@ -104,7 +110,7 @@ class _Run:
         return self.problem.loss.lipschitz(self.problem.samples)
 
     def go(self) -> Point:
-        steps, sigma = 20 if self.quadratic else 10, self.engine.sigma
+        batch, sigma = 20 if self.quadratic else 10, self.engine.sigma
         interrupted = False
         factor, last, changes, next_change = _TURN, 0, 0, 20
         try:
@@ -118,6 +124,7 @@ class _Run:
                 hessians = self.hessians + self.shift[:, None, None] * np.eye(self.problem.dim)
                 linear = np.einsum("nij,nj->ni", hessians, self.centre) - self.gradients
                 self.engine.model(hessians, linear)
+                steps = min(batch, self.settings.max_iter - self.passes)
                 primal, moved = self.engine.run(steps)
                 self.passes += steps
                 models, slopes, labels = self.engine.read()
@@ -143,7 +150,7 @@ class _Run:
         except KeyboardInterrupt:
             interrupted = True
         if self.certificate is None or self.certificate.relative_gap > self.tol:
-            self._last_try()
+            self._last_try(interrupted)
         return self._point(interrupted)
 
     def _point(self, interrupted: bool) -> Point:
@@ -155,8 +162,11 @@ class _Run:
         """Try to finish when that looks possible: clusters that stay as they are, or an iterate that is near."""
         settled = np.array_equal(labels, self.labels) and not np.array_equal(labels, self.tried)
         self.labels = labels
-        if error <= 3.0 * self.tol:
-            return self._try(models, slopes, labels)
+        if error <= 3.0 * self.tol and self.passes >= self.next_try:
+            if self._try(models, slopes, labels):
+                return True
+            self.next_try = int(1.15 * self.passes)  # what failed will not succeed at once
+            return False
         if settled and error <= 1e-3 and self._few(labels, _SMALL):
             self.tried = labels
             return self._prove(labels, models, slopes)
@@ -176,7 +186,8 @@ class _Run:
         problem = self.problem
         if self.quadratic:  # the model is the loss: nothing to refresh but the gradients, which follow from it
             self.centre = models
-            self.values, self.gradients, _ = problem.loss.evaluate(problem.samples, models, 1)
+            with np.errstate(over="ignore", invalid="ignore"):
+                self.values, self.gradients, _ = problem.loss.evaluate(problem.samples, models, 1)
             return
         step = models - self.centre
         bend = 0.5 * np.einsum("nd,nde,ne->n", step, self.hessians, step) + 0.5 * self.shift * (step**2).sum(axis=1)
@@ -200,7 +211,7 @@ class _Run:
     def _error(self, slopes: Array, models: Array) -> float:
         """About what the dual bound misses: 1/2 (grad f - slopes)' H^-1 (grad f - slopes)."""
         residual = self.gradients - slopes
-        shift = (0.0 if self.quadratic else 1e-3) * self.curvature * np.eye(self.problem.dim)
+        shift = (1e-6 if self.quadratic else 1e-3) * self.curvature * np.eye(self.problem.dim)
         step = np.linalg.solve(self.hessians + shift, residual[..., None])[..., 0]
         return 0.5 * float(np.einsum("nd,nd->", residual, step))
 
@@ -218,12 +229,17 @@ class _Run:
     def _prove(self, labels: Ints, models: Array, slopes: Array) -> bool:
         """The exact optimum for these clusters, with the duals as they are and with duals made for it."""
         self.proven = True
-        polished = polish(self.problem, labels, models, tol=1e-3 * self.tol)
+        polished = polish(self.problem, labels, models, tol=_DIGITS)
         enough = self._defend(polished, slopes)
         # Clusters that end up side by side are one, if that proves as well.
-        closer = nearly_equal(self.problem, polished)
-        if closer is not None:
-            enough |= self._defend(polish(self.problem, closer, polished, tol=1e-3 * self.tol), slopes, prefer=True)
+        for distance in (1e-2, 1e-4, 1e-6):
+            closer = nearly_equal(self.problem, polished, distance)
+            if closer is None:
+                break
+            if self._defend(polish(self.problem, closer, polished, tol=_DIGITS), slopes, prefer=True):
+                enough = True
+                if self.best is not polished:
+                    break
         return enough
 
     def _defend(self, polished: Array, slopes: Array, prefer: bool = False) -> bool:
@@ -246,15 +262,20 @@ class _Run:
             self.mend_at = 0 if np.isfinite(certificate.bound) else 2 * self.passes
             self.unbounded += not np.isfinite(certificate.bound)
         known = np.inf if self.certificate is None else self.certificate.relative_gap
-        if self.certificate is None or certificate.relative_gap < (max(2 * known, 1e-13) if prefer else known):
+        as_good = known + 4.0 * certificate.rounding / max(abs(certificate.objective), certificate.floor, 1e-300)
+        if self.certificate is None or certificate.relative_gap < (as_good if prefer else known):
             if certificate.duals is None:
                 certificate = certificate.with_duals(duals())
             self.certificate, self.best = certificate, models
         return self.certificate.relative_gap <= self.tol
 
-    def _last_try(self) -> None:
+    def _last_try(self, interrupted: bool) -> None:
         """The iterate as it stands, and duals built for its clusters: whatever is certified best is returned."""
         models, slopes, labels = self.engine.read()
+        if interrupted:  # whoever presses Ctrl-C waits for one judgement at most
+            if self.certificate is None:
+                self._judge(to_clusters(labels, models)[labels], slopes, self.engine.duals)
+            return
         self._try(models, slopes, labels)
         if self.certificate is not None and self.problem.graph.n_edges <= 2_000_000:
             built = certify(self.problem, self.best)

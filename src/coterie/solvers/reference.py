@@ -68,11 +68,15 @@ class Reference:
         accuracy = min(0.01 * tol, 1e-9) if self.accuracy is None else self.accuracy
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # "solution may be inaccurate": the certificate says how much
-            try:
-                program.solve(solver=self.engine, **dict.fromkeys(ENGINES[self.engine], accuracy))
-            except cp.error.SolverError as error:
-                raise NotConverged(f"{self.engine} failed on this problem: {error} "
-                                   "Standardise the features, raise `accuracy`, or try engine='SCS'.") from error
+            for attempt in (accuracy, max(1e-9, accuracy), max(1e-7, accuracy)):
+                try:
+                    program.solve(solver=self.engine, **dict.fromkeys(ENGINES[self.engine], attempt))
+                    break
+                except cp.error.SolverError as error:  # often too much accuracy asked for: the certificate tells
+                    failure = error
+            else:
+                raise NotConverged(f"{self.engine} failed on this problem: {failure} "
+                                   "Standardise the features, raise `accuracy`, or try engine='SCS'.") from failure
         if x.value is None:
             raise NotConverged(f"{self.engine} found no solution (status {program.status!r}). "
                                "A ridge > 0 makes every loss bounded below.")
