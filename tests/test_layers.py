@@ -20,10 +20,12 @@ LAYERS = [
     {"problem"},
     {"joining"},
     {"solution"},
-    {"certificates", "checks", "datasets"},
+    {"certificates", "checks", "datasets", "weights"},
     {"solvers"},
     {"path"},
     {"recovery"},
+    {"select"},
+    {"groups"},
     {"plots"},
     {"cli"},
 ]

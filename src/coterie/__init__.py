@@ -9,6 +9,8 @@ from coterie.certificates import certify
 from coterie.checks import check_loss
 from coterie.errors import CoterieError, CoterieWarning, Incompatible, InvalidInput, MissingExtra, NotConverged
 from coterie.graph import Graph
+from coterie.groups import Groups, find_groups
+from coterie.joining import Joined
 from coterie.losses import (
     LOSSES,
     Custom,
@@ -26,16 +28,20 @@ from coterie.losses import (
 from coterie.path import Path, lam_max, solve_path
 from coterie.problem import Problem, lam_from_eq3
 from coterie.recovery import RecoveryBounds, recovery_bounds
+from coterie.select import Choice, by_certificate, by_clusters, by_score, by_stability, refit
 from coterie.solution import Certificate, Explanation, Solution, Status
 from coterie.solvers import SOLVERS, Fast, Lean, Reference, solve
 from coterie.users import Split, Standardizer, Users
+from coterie.weights import LocalModels, adaptive_graph
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "LOSSES", "SOLVERS", "Certificate", "CoterieError", "CoterieWarning", "Custom", "Explanation", "Fast", "Graph",
-    "Huber", "HuberDistance", "Incompatible", "InvalidInput", "Lean", "LinearLoss", "Logistic", "Loss",
-    "MissingExtra", "Multinomial", "NotConverged", "Path", "Poisson", "Problem", "RecoveryBounds", "Reference",
-    "Solution", "Split", "Squared", "SquaredDistance", "SquaredHinge", "Standardizer", "Status", "Users", "certify",
-    "check_loss", "lam_from_eq3", "lam_max", "recovery_bounds", "solve", "solve_path",
+    "LOSSES", "SOLVERS", "Certificate", "Choice", "CoterieError", "CoterieWarning", "Custom", "Explanation", "Fast",
+    "Graph", "Groups", "Huber", "HuberDistance", "Incompatible", "InvalidInput", "Joined", "Lean", "LinearLoss",
+    "LocalModels", "Logistic", "Loss", "MissingExtra", "Multinomial", "NotConverged", "Path", "Poisson", "Problem",
+    "RecoveryBounds", "Reference", "Solution", "Split", "Squared", "SquaredDistance", "SquaredHinge",
+    "Standardizer", "Status", "Users", "adaptive_graph", "by_certificate", "by_clusters", "by_score",
+    "by_stability", "certify", "check_loss", "find_groups", "lam_from_eq3", "lam_max", "recovery_bounds", "refit",
+    "solve", "solve_path",
 ]

@@ -1,12 +1,11 @@
-"""Choosing lam, and the models to use at it: by held-out score, number of clusters, certificate, stability, or evidence.
+"""Choosing lam, and the models to use at it: by held-out score, number of clusters, certificate or stability.
 
-Every rule looks at the users only through one number each (a loss on held-out samples, a log-likelihood), so a federation
-can apply it as well.
+Every rule looks at the users only through one number each (a loss on held-out samples) and through clusterings, so a
+federation can apply it as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -89,7 +88,8 @@ def by_score(problem: Problem, held_out: Users, *, path: Path | None = None, n_l
     rule = ", the fewest clusters within one standard error of the best" if one_standard_error else ""
     return Choice(solution=solution, by="held-out score", path=path, scores=np.minimum(shrunk, again).mean(axis=1),
                   models=models, refitted=refitted,
-                  sentence=f"mean held-out loss {means[best]:.4g} with {'refitted' if refitted else 'penalised'} models{rule}.")
+                  sentence=f"mean held-out loss {means[best]:.4g} with {'refitted' if refitted else 'penalised'} "
+                           f"models{rule}.")
 
 
 def by_clusters(problem: Problem, at_most: int, *, path: Path | None = None, n_lams: int = 30,
@@ -101,7 +101,7 @@ def by_clusters(problem: Problem, at_most: int, *, path: Path | None = None, n_l
     enough = np.flatnonzero(path.n_clusters <= at_most)
     if not enough.size:
         raise InvalidInput(f"no point of the path has at most {at_most} clusters; the fewest are "
-                           f"{int(path.n_clusters.min())}", remedy="Extend the path to larger lams, or connect the graph")
+                           f"{int(path.n_clusters.min())}", remedy="Extend the path to larger lams, or join the graph")
     index = int(enough[0])
     solution = path[index]
     exact = "exactly as many" if solution.n_clusters == at_most else f"the path skips from {path.n_clusters[index - 1]}"
@@ -137,8 +137,8 @@ def by_stability(problem: Problem, *, path: Path | None = None, n_lams: int = 30
                  resamples: int = 10, seed: int = 0) -> Choice:
     """The lam whose clusters change least when every user's samples are halved at random.
 
-    Agreement is the adjusted Rand index, averaged over resamples; everyone alone and everyone together are left out, and
-    are chosen only where nothing else agrees better than by half.
+    Agreement is the adjusted Rand index, averaged over resamples; everyone alone and everyone together are left out,
+    and everyone together is chosen where nothing else agrees better than by half.
     """
     from sklearn.metrics import adjusted_rand_score
 
@@ -164,8 +164,3 @@ def _check_held_out(problem: Problem, held_out: Users) -> None:
                            remedy="Use users.split(...), which keeps all users in order")
     if not held_out.n_samples:
         raise InvalidInput("there are no held-out samples", remedy="Split with validation=0.2, for example")
-
-
-def standard_lams(problem: Problem, n_lams: int) -> Sequence[float]:
-    """The lams of the default path, for use with several problems side by side."""
-    return solve_path(problem, n_lams=n_lams).lams.tolist()

@@ -85,7 +85,7 @@ class Lean:
         return problem.loss.prox(problem.samples, None, 1e-6, pooled).points
 
     def _descend(self, problem: Problem, models: Array, closeness: float, tol: float) -> tuple[Ints, Array]:
-        from coterie.solvers import kernels
+        from coterie.solvers import lean_kernels as kernels
 
         labels = labels_of(models)
         w, radius = to_clusters(labels, models), float(problem.radii[0]) if problem.graph.n_edges else 0.0
@@ -121,7 +121,7 @@ class Lean:
     def _newton(self, w: Array, counts: Array, smooth: float, radius: float, blocks: Array, degrees: Array,
                 right: Array) -> Array:
         """Solve (blockdiag(H) + lam L_w) step = right by preconditioned conjugate gradients."""
-        from coterie.solvers import kernels
+        from coterie.solvers import lean_kernels as kernels
 
         inverses = np.linalg.inv(blocks + (radius * degrees)[:, None, None] * np.eye(w.shape[1]))
         step, r, product, unused = np.zeros_like(w), right.copy(), np.empty_like(w), np.empty(len(w))
@@ -142,7 +142,7 @@ class Lean:
 
     def _slopes(self, problem: Problem, models: Array, tol: float) -> Array:
         """-B'y of duals for the clusters of these models, with the flow inside them kept by potentials."""
-        from coterie.solvers import kernels
+        from coterie.solvers import lean_kernels as kernels
 
         labels = labels_of(models)
         counts = np.bincount(labels).astype(float)
@@ -180,7 +180,7 @@ def _close(w: Array, distance: float) -> Ints:
     """The connected parts of points joined when nearer than `distance`; a tree finds them, not a visit to all pairs."""
     from scipy.spatial import cKDTree
 
-    from coterie.solvers import kernels
+    from coterie.solvers.kernels import joined
 
     pairs = cKDTree(w).query_pairs(distance, output_type="ndarray").astype(np.int64)
-    return kernels.joined(len(w), pairs[:, 0], pairs[:, 1], np.ones(len(pairs), dtype=np.bool_))
+    return joined(len(w), pairs[:, 0], pairs[:, 1], np.ones(len(pairs), dtype=np.bool_))
