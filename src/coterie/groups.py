@@ -4,14 +4,16 @@
 
 1. Every user fits its own model, with a ridge on all coordinates, so that users with few samples or one class have it.
 2. The path over lam on the graph of each user's nearest by Wald distance proposes partitions: its clusters, the cuts of
-   its merge tree, and everyone together.
+   its merge tree, and everyone together. Where it has too many clusters, the largest are kept and the a users of all
+   others given to the likeliest of them: among many users of few samples, whole groups appear on the path only so.
 3. Each is improved by merging clusters and moving users while this criterion falls, and the smallest wins:
 
        - sum_i L_i + K d/2 log(n_eff) + sum_k n_k log(N / n_k) + moves log(N max(K - 1, 1))
 
    for N users, K clusters of n_k users, and models of d coordinates. L_i = -m_i f_i(model of i's cluster) / s, without
    ridge, is the log-likelihood of user i with m_i samples. The prices are those of a description: of the models (the
-   Bayesian information criterion), of the labels, and of every user moved from where the path has it.
+   Bayesian information criterion), of the labels, and of every user moved from where the path has it. That one out
+   of the N choose a sets of users was given away costs the logarithm of their number.
 
 n_eff is the number of samples; for two classes sum_j 4 p_j (1 - p_j) under one model for all, since few samples tell of
 a rare class. s is 1 but for losses of real numbers (squared, Huber, distances of points): there it is the variance
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from math import lgamma
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +70,8 @@ class Groups:
     def __str__(self) -> str:
         if self.n_clusters == 1:
             return f"All {len(self.labels)} user(s) are one group: none of {len(self.candidates)} partitions is better."
-        sizes, together = ", ".join(map(str, np.bincount(self.labels))), dict(self.candidates)[1]
+        sizes = ", ".join(map(str, np.bincount(self.labels)))
+        together = min(value for count, value in self.candidates if count == 1)
         return f"{self.n_clusters} groups of {sizes} users: criterion {self.criterion:.6g}, one group {together:.6g}."
 
 
@@ -114,10 +118,11 @@ def find_groups(users: Users, loss: Loss | None = None, *, most: int = 8, n_lams
     candidates: list[tuple[int, float]] = []
     best: tuple[float, Ints, float | None] | None = None
     for labels, lam in _proposals(path, most):
+        labels, toll = judge.absorb(labels, most)
         value, polished = judge.polish(labels)
-        candidates += [(int(labels.max()) + 1, judge.criterion(labels)), (int(polished.max()) + 1, value)]
-        if best is None or value < best[0]:
-            best = value, polished, lam
+        candidates += [(int(labels.max()) + 1, judge.criterion(labels) + toll), (int(polished.max()) + 1, value + toll)]
+        if best is None or value + toll < best[0]:
+            best = value + toll, polished, lam
     assert best is not None
     clusters = Grouped(loss=loss, samples=given, labels=best[1])
     models = clusters.local(clusters.prepare(group_users(users, best[1]))).points[best[1]]
@@ -133,7 +138,7 @@ def _scaled(users: Users, loss: Loss) -> Users:
 
 
 def _proposals(path: Path, most: int) -> list[tuple[Ints, float | None]]:
-    """Everyone together, the path's clusters, the cuts of its merge tree: each once, of at most `most` clusters."""
+    """Everyone together, the path's clusters, the cuts of its merge tree: each once."""
     from scipy.cluster.hierarchy import fcluster
 
     n = path.problem.n_users
@@ -141,8 +146,7 @@ def _proposals(path: Path, most: int) -> list[tuple[Ints, float | None]]:
 
     def add(labels: Ints, lam: float | None) -> None:
         labels = check_labels(labels, n)
-        if labels.max() < most:
-            found.setdefault(labels.tobytes(), (labels, lam))
+        found.setdefault(labels.tobytes(), (labels, lam))
 
     add(np.zeros(n, dtype=np.int64), None)
     for solution in path.solutions:
@@ -213,6 +217,19 @@ class _Judge:
     def criterion(self, labels: Ints, moves: int = 0) -> float:
         parts = self.clusters(labels)
         return sum(self.part(members) for members in parts) + moves * self.toll(len(parts))
+
+    def absorb(self, labels: Ints, most: int) -> tuple[Ints, float]:
+        """At most so many clusters: the largest, the users of others given to the likeliest; and the price of that."""
+        sizes = np.bincount(labels)
+        if len(sizes) <= most:
+            return labels, 0.0
+        kept = [c for c in np.argsort(-sizes, kind="stable")[:most] if sizes[c] > 1] or [0]
+        likelihoods = np.stack([self.fit(np.flatnonzero(labels == c))[1] for c in kept], axis=1)
+        for place, c in enumerate(kept):
+            likelihoods[labels == c, place] = np.inf
+        away = self.n - int(sizes[kept].sum())
+        toll = lgamma(self.n + 1) - lgamma(away + 1) - lgamma(self.n - away + 1)
+        return check_labels(likelihoods.argmax(axis=1), self.n), toll
 
     def polish(self, labels: Ints) -> tuple[float, Ints]:
         """Merge clusters and move users while the criterion falls."""

@@ -23,6 +23,7 @@ from coterie.users import Users
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+_LIGHTEST = 1e-3
 KINDS = ("unit", "gaussian", "inverse", "wald")
 
 
@@ -59,7 +60,8 @@ def adaptive_graph(local: LocalModels, kind: str = "wald", k: int | None = 5, *,
         (exp(-d^2 / scale), d the Wald distance).
     k : each user joined to its k nearest (by the same distance); None means all pairs.
     scale : None means the median of d^2 (of d for "inverse") over the edges.
-    connected : whether parts of the graph that no edge joins are joined by their closest pairs.
+    connected : whether parts of the graph that no edge joins are joined by their closest pairs; then no edge weighs
+        less than a thousandth, or its pull would vanish.
     """
     if kind not in KINDS:
         raise InvalidInput(f"unknown weights {kind!r}", remedy=f"Choose one of: {', '.join(KINDS)}")
@@ -83,6 +85,8 @@ def adaptive_graph(local: LocalModels, kind: str = "wald", k: int | None = 5, *,
         scale = float(np.median(distances)) if len(distances) else 1.0
     scale = max(scale, 1e-300)
     weights = scale / (scale + distances) if kind == "inverse" else np.exp(-distances / scale)
+    if connected:
+        weights = np.maximum(weights, _LIGHTEST)
     return Graph.from_edges(n, pairs, weights)
 
 
