@@ -191,3 +191,25 @@ def test_explain_finds_the_right_edge(pair):
     sparse = ct.Problem(problem.users, problem.loss, lam=0.4, graph=ct.Graph.from_edges(9, [[0, 1], [1, 2]]))
     told = ct.solve(sparse).explain(*pair)
     assert (told.limit > 0) == (pair == (0, 1))
+
+
+def test_every_rung_of_the_ladder_is_reached_and_right():
+    """Where a rung holds, the clustered solution is optimal; where none does, it is not."""
+    reached = set()
+    for seed in range(8):
+        for kind in ("complete", "weighted", "knn"):
+            data = gaussian_mixture(12, n_features=2, separation=12.0, seed=seed)
+            graph = ct.Graph.knn(data.users.features, k=6) if kind == "knn" else graph_for(kind, 12, seed)
+            for lam in np.geomspace(0.05, 2.0, 5):
+                problem = ct.Problem(data.users, ct.SquaredDistance(), lam=lam, graph=graph)
+                rungs = ct.fusion_ladder(problem, data.clusters)
+                reached |= {rung.rung for rung in rungs}
+                fused = clustered(problem, data.clusters)[data.clusters]
+                if all(rung.rung != "none" for rung in rungs):
+                    assert ct.certify(problem, fused).relative_gap < 1e-7
+                else:
+                    assert ct.solve(problem, tol=1e-12).objective < problem.objective(fused)
+    assert reached == {"closed form", "electrical flow", "feasible flow", "none"}
+    assert ct.fusion_ladder(problem.with_lam(1e-6), np.arange(12))[0].rung == "alone"
+    told = [str(rung) for rung in ct.fusion_ladder(problem.with_lam(50.0), np.zeros(12))]
+    assert "held together" in told[0]

@@ -27,7 +27,7 @@ from coterie.losses import (
 )
 from coterie.path import Path, lam_max, solve_path
 from coterie.problem import Problem, lam_from_eq3
-from coterie.recovery import RecoveryBounds, recovery_bounds
+from coterie.recovery import Fusion, RecoveryBounds, fusion_ladder, recovery_bounds
 from coterie.select import Choice, by_certificate, by_clusters, by_score, by_stability, refit
 from coterie.solution import Certificate, Explanation, Solution, Status
 from coterie.solvers import SOLVERS, Fast, Lean, Reference, solve
@@ -38,10 +38,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LOSSES", "SOLVERS", "Certificate", "Choice", "CoterieError", "CoterieWarning", "Custom", "Explanation", "Fast",
-    "Graph", "Groups", "Huber", "HuberDistance", "Incompatible", "InvalidInput", "Joined", "Lean", "LinearLoss",
-    "LocalModels", "Logistic", "Loss", "MissingExtra", "Multinomial", "NotConverged", "Path", "Poisson", "Problem",
-    "RecoveryBounds", "Reference", "Solution", "Split", "Squared", "SquaredDistance", "SquaredHinge",
-    "Standardizer", "Status", "Users", "adaptive_graph", "by_certificate", "by_clusters", "by_score",
-    "by_stability", "certify", "check_loss", "find_groups", "lam_from_eq3", "lam_max", "recovery_bounds", "refit",
-    "solve", "solve_path",
+    "Fusion", "Graph", "Groups", "Huber", "HuberDistance", "Incompatible", "InvalidInput", "Joined", "Lean",
+    "LinearLoss", "LocalModels", "Logistic", "Loss", "MissingExtra", "Multinomial", "NotConverged", "Path",
+    "Poisson", "Problem", "RecoveryBounds", "Reference", "Solution", "Split", "Squared", "SquaredDistance",
+    "SquaredHinge", "Standardizer", "Status", "Users", "adaptive_graph", "by_certificate", "by_clusters",
+    "by_score", "by_stability", "certify", "check_loss", "find_groups", "fusion_ladder", "lam_from_eq3", "lam_max",
+    "recovery_bounds", "refit", "solve", "solve_path",
 ]

@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from coterie.certificates import feasible_flow
 from coterie.errors import InvalidInput
 from coterie.graph import Graph
 from coterie.losses.grouped import Grouped, group_users
 from coterie.path import check_labels
 from coterie.problem import Problem
+from coterie.solution import labels_of
 from coterie.solvers import solve
+from coterie.solvers.polish import polish
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -265,3 +268,64 @@ def spreads(gradients: Array, labels: Ints) -> tuple[Array, Array]:
                 else:
                     delta[a, b] = delta[b, a] = min(delta[a, b], float(gaps.min()))
     return eps, delta
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fusion:
+    """What proves that a cluster stays together at its model: the cheapest rung of the ladder that holds."""
+
+    cluster: int
+    rung: str  # "alone", "closed form", "electrical flow", "feasible flow" or "none"
+    needed: float  # the lam at which that rung's flow fills its balls; inf on the last rung
+    lam: float
+
+    def __str__(self) -> str:
+        if self.rung == "none":
+            return f"cluster {self.cluster}: no flow within the bounds was found at lam = {self.lam:.4g}; it may split"
+        return f"cluster {self.cluster}: held together by its {self.rung}, which needs lam >= {self.needed:.4g}"
+
+
+def fusion_ladder(problem: Problem, labels: npt.ArrayLike) -> tuple[Fusion, ...]:
+    """Prove each cluster of `labels` fused at the clustered solution, by the cheapest flow that does.
+
+    A cluster stays together exactly when some flow y on its own edges balances the forces b_i that are left of its
+    members' gradients and the other clusters' pull, B'y = b, within ||y_e|| <= lam w_e. Tried in turn:
+        closed form      y_ij = (b_i - b_j) / n_k, Theorem 1's (complete graph with one weight; there it is electrical)
+        electrical flow  y = W B L^+ b
+        feasible flow    accelerated projections onto the balls from there
+    """
+    given = check_labels(labels, problem.n_users)
+    models, graph = clustered(problem, given)[given], problem.graph
+    clusters = labels_of(models)  # clusters that share a model there hold each other, too
+    models = polish(problem, clusters, models)  # to rounding, so that what is left of the forces can flow
+    clusters = labels_of(models)
+    gradients = problem.gradients(models)
+    together = clusters[graph.edges[:, 0]] == clusters[graph.edges[:, 1]]
+    differences = graph.differences(models)
+    lengths = np.linalg.norm(differences, axis=1, keepdims=True)
+    units = np.divide(differences, lengths, out=np.zeros_like(differences), where=lengths > 0)
+    forces = -gradients - graph.divergence(problem.radii[:, None] * units)
+    inside = graph.subgraph(together & (graph.weights > 0))
+    ratios = np.linalg.norm(inside.flow(forces), axis=1) / inside.weights
+    owner = clusters[inside.edges[:, 0]]
+    parts = np.unique(np.stack([clusters, inside.components], axis=1), axis=0)[:, 0]
+    closed = "closed form" if graph.is_complete else "electrical flow"
+    left: Array | None = None
+    found: dict[int, tuple[str, float]] = {}
+    for k in range(int(clusters.max()) + 1):
+        members = clusters == k
+        if members.sum() == 1:
+            found[k] = ("alone", 0.0)
+        elif (parts == k).sum() > 1:  # its own edges do not connect it
+            found[k] = ("none", np.inf)
+        elif (needed := float(ratios[owner == k].max())) <= problem.lam:
+            found[k] = (closed, needed)
+        else:
+            if left is None:
+                flow = feasible_flow(inside, forces, problem.lam * inside.weights, max_iter=5000)
+                left = np.abs(forces - inside.divergence(flow))
+            held = float(left[members].max()) <= 1e-7 * float(np.abs(forces).max())
+            found[k] = ("feasible flow", problem.lam) if held else ("none", np.inf)
+    first = np.unique(given, return_index=True)[1]
+    return tuple(Fusion(cluster=k, rung=found[int(clusters[user])][0], needed=found[int(clusters[user])][1],
+                        lam=problem.lam) for k, user in enumerate(first))
