@@ -23,7 +23,7 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 RELAX = 1.8
 _PROOF = 2e6  # pairs visited in making a proof, where that allows more than a few rounds
-_ROUNDS, _PROVABLE = 8, 20_000  # rounds of a proof on a list of edges, and edges up to which one is tried
+_ROUNDS, _PROVABLE = 8, 3_000  # rounds of a proof on a list of edges, and edges up to which one is tried
 _DENSE = 300  # unknowns up to which the whole system is inverted
 
 
