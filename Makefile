@@ -32,7 +32,7 @@ demo: $(READY)  ## the paper's data, solved and certified, with a picture
 
 test: lint  ## lint, types and the tests that take under two minutes
 	@$(BIN)/python -m pytest -m "not slow" -n 2
-	@echo "Left to 'make test-all': $$($(BIN)/python -m pytest -m slow --collect-only -q 2>/dev/null | grep -c '::') slow tests and the docs build."
+	@echo "Left to 'make test-all': $$($(BIN)/python -m pytest -o addopts= -m slow --collect-only -q 2>/dev/null | grep -c '::') slow tests and the docs build."
 
 test-all: $(READY)  ## what `make test` leaves out: slow tests and the docs
 	@$(BIN)/python -m pytest -m slow -n 2
