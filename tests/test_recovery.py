@@ -97,8 +97,10 @@ def test_theorem_3_in_closed_form_and_theorem_4():
     # Theorem 4: local optima are within eps_k / mu inside clusters and at least delta_kl / L apart across them.
     own = problem.loss.local(problem.samples).points
     distances = np.linalg.norm(own[:, None] - own, axis=2)
-    assert distances[same].max() <= eps.max() + 1e-9
-    assert distances[~same].min() >= delta[np.isfinite(delta)].min() - 1e-9
+    assert bounds.within == pytest.approx(eps.max())
+    assert bounds.across == pytest.approx(delta[np.isfinite(delta)].min())
+    assert distances[same].max() <= bounds.within + 1e-9
+    assert distances[~same].min() >= bounds.across - 1e-9
 
 
 @pytest.mark.parametrize("kind", ["weighted", "knn"])

@@ -42,6 +42,8 @@ class RecoveryBounds:
     exact: bool  # whether max and min were computed, or bounded from the safe side
     note: str = ""
     models: Array | None = field(default=None, repr=False, compare=False)  # (n_clusters, dim) w*, for kind "solution"
+    within: float = np.inf  # Theorem 4: local optima of one cluster are at most this far apart, max_k eps_k / mu
+    across: float = 0.0  # and those of two clusters at least this far, min_kl delta_kl / L; both for kind "uniform"
 
     @property
     def holds(self) -> bool:
@@ -167,17 +169,22 @@ def _at_solution(problem: Problem, labels: Ints) -> RecoveryBounds:
                           upper_clusters=clusters, exact=True, note=note, models=w)
 
 
-def _electrical(problem: Problem, labels: Ints, w: Array, gradients: Array) -> tuple[float, tuple[int, int] | None]:
-    """The largest ||y_e|| / w_e of the electrical flow that balances what the other clusters leave unbalanced."""
-    graph, models = problem.graph, w[labels]
+def _unbalanced(problem: Problem, labels: Ints, models: Array, gradients: Array) -> tuple[Graph, Array]:
+    """The edges inside the clusters, and the forces their flows must balance: what the gradients and the other
+    clusters' pull leave."""
+    graph = problem.graph
     together = labels[graph.edges[:, 0]] == labels[graph.edges[:, 1]]
     differences = graph.differences(models)
     lengths = np.linalg.norm(differences, axis=1, keepdims=True)
     units = np.divide(differences, lengths, out=np.zeros_like(differences), where=lengths > 0)
-    forces = -gradients - graph.divergence(problem.radii[:, None] * units)
-    inside = graph.subgraph(together & (graph.weights > 0))
-    parts = inside.components
-    if len(np.unique(parts)) > len(w):  # a cluster that its own edges do not connect has nothing to hold it together
+    return (graph.subgraph(together & (graph.weights > 0)),
+            -gradients - graph.divergence(problem.radii[:, None] * units))
+
+
+def _electrical(problem: Problem, labels: Ints, w: Array, gradients: Array) -> tuple[float, tuple[int, int] | None]:
+    """The largest ||y_e|| / w_e of the electrical flow that balances what the other clusters leave unbalanced."""
+    inside, forces = _unbalanced(problem, labels, w[labels], gradients)
+    if len(np.unique(inside.components)) > len(w):  # a cluster that its own edges do not connect: nothing holds it
         return np.inf, None
     flow = np.linalg.norm(inside.flow(forces), axis=1) / inside.weights
     if not flow.size:
@@ -243,6 +250,7 @@ def _uniform(problem: Problem, labels: Ints) -> RecoveryBounds:
     weight = float(problem.graph.weights[0]) if problem.graph.n_edges else 1.0
     lower, pair = _farthest(gradients, labels, np.zeros(problem.n_users))
     spread, delta = spreads(gradients, labels)
+    ends = np.linalg.eigvalsh(hessians[0])  # mu and L
     margins = delta - spread[:, None] - spread
     np.fill_diagonal(margins, np.inf)
     a, b = np.unravel_index(margins.argmin(), margins.shape)
@@ -250,7 +258,8 @@ def _uniform(problem: Problem, labels: Ints) -> RecoveryBounds:
     return RecoveryBounds(kind="uniform", lam=problem.lam, lower=lower / weight if weight > 0 else np.inf,
                           upper=max(float(margins[a, b]), 0.0) / size if size > 0 else np.inf, lower_users=pair,
                           upper_clusters=(int(a), int(b)) if len(spread) > 1 else None, exact=True,
-                          note="For every lam and all models.")
+                          note="For every lam and all models.", within=float(spread.max() / max(ends[0], 1e-300)),
+                          across=float(delta.min() / ends[-1]) if len(spread) > 1 else 0.0)
 
 
 def spreads(gradients: Array, labels: Ints) -> tuple[Array, Array]:
@@ -299,13 +308,7 @@ def fusion_ladder(problem: Problem, labels: npt.ArrayLike) -> tuple[Fusion, ...]
     clusters = labels_of(models)  # clusters that share a model there hold each other, too
     models = polish(problem, clusters, models)  # to rounding, so that what is left of the forces can flow
     clusters = labels_of(models)
-    gradients = problem.gradients(models)
-    together = clusters[graph.edges[:, 0]] == clusters[graph.edges[:, 1]]
-    differences = graph.differences(models)
-    lengths = np.linalg.norm(differences, axis=1, keepdims=True)
-    units = np.divide(differences, lengths, out=np.zeros_like(differences), where=lengths > 0)
-    forces = -gradients - graph.divergence(problem.radii[:, None] * units)
-    inside = graph.subgraph(together & (graph.weights > 0))
+    inside, forces = _unbalanced(problem, clusters, models, problem.gradients(models))
     ratios = np.linalg.norm(inside.flow(forces), axis=1) / inside.weights
     owner = clusters[inside.edges[:, 0]]
     parts = np.unique(np.stack([clusters, inside.components], axis=1), axis=0)[:, 0]

@@ -24,7 +24,7 @@ from coterie.users import Users
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 _LIGHTEST = 1e-3
-KINDS = ("unit", "gaussian", "inverse", "wald")
+KINDS = ("auto", "unit", "gaussian", "inverse", "wald")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class LocalModels:
         return np.linalg.inv(self.hessians) / self.counts[:, None, None]
 
 
-def adaptive_graph(local: LocalModels, kind: str = "wald", k: int | None = 5, *, scale: float | None = None,
+def adaptive_graph(local: LocalModels, kind: str = "auto", k: int | None = 5, *, scale: float | None = None,
                    connected: bool = True) -> Graph:
     """A graph over the users with weights from their local models.
 
@@ -57,7 +57,7 @@ def adaptive_graph(local: LocalModels, kind: str = "wald", k: int | None = 5, *,
     ----------
     local : the users' own models.
     kind : "unit" (1), "gaussian" (exp(-d^2 / scale), d Euclidean), "inverse" (scale / (scale + d)) or "wald"
-        (exp(-d^2 / scale), d the Wald distance).
+        (exp(-d^2 / scale), d the Wald distance); "auto" is "wald".
     k : each user joined to its k nearest (by the same distance); None means all pairs.
     scale : None means the median of d^2 (of d for "inverse") over the edges.
     connected : whether parts of the graph that no edge joins are joined by their closest pairs; then no edge weighs
@@ -65,6 +65,7 @@ def adaptive_graph(local: LocalModels, kind: str = "wald", k: int | None = 5, *,
     """
     if kind not in KINDS:
         raise InvalidInput(f"unknown weights {kind!r}", remedy=f"Choose one of: {', '.join(KINDS)}")
+    kind = "wald" if kind == "auto" else kind
     n = len(local.models)
     if k is not None and k < 1:
         raise InvalidInput(f"k must be at least 1, got {k!r}", remedy="Use for example 5, or None for all pairs")

@@ -230,17 +230,17 @@ class _Run:
         """The exact optimum for these clusters, with the duals as they are and with duals made for it."""
         self.proven = True
         polished = polish(self.problem, labels, models, tol=_DIGITS)
-        enough = self._defend(polished, slopes)
+        if not self._defend(polished, slopes):
+            return False
         # Clusters that end up side by side are one, if that proves as well.
         for distance in (1e-2, 1e-4, 1e-6):
             closer = nearly_equal(self.problem, polished, distance)
             if closer is None:
                 break
-            if self._defend(polish(self.problem, closer, polished, tol=_DIGITS), slopes, prefer=True):
-                enough = True
-                if self.best is not polished:
-                    break
-        return enough
+            self._defend(polish(self.problem, closer, polished, tol=_DIGITS), slopes, prefer=True)
+            if self.best is not polished:
+                break
+        return True
 
     def _defend(self, polished: Array, slopes: Array, prefer: bool = False) -> bool:
         """Judge the optimum for its own clusters with duals made for it, where the engine can make them."""
