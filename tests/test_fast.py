@@ -683,3 +683,13 @@ def test_a_solve_changes_nothing_it_was_given(dim, kind, given):
         assert (array == old).all()
     assert problem.lam == 0.05
     assert (solution.models != near.models).any()
+
+
+def test_more_edges_than_memory_are_refused_with_the_remedy(monkeypatch):
+    problem = points_problem(np.random.default_rng(0).standard_normal((30, 2)), 0.1)
+    assert ct.solve(problem).status is CONVERGED
+    monkeypatch.setattr(engines, "free_memory", lambda: 8.0 * 435 * 5 - 1)
+    with pytest.raises(ct.InvalidInput, match=r"435 edges need .* GiB.*solver='lean'"):
+        ct.solve(problem)
+    assert ct.solve(problem, tol=1e-6, solver="lean").status is CONVERGED
+    assert engines.free_memory() > 0

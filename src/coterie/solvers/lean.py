@@ -64,15 +64,15 @@ class Lean:
                 labels, w = self._descend(problem, models, closeness, tol)
                 point = polish(problem, labels, w[labels]) if w.size <= 900 else w[labels]
                 certificate = judge(problem, point, self._slopes(problem, point, tol))
+                if best is None or certificate.relative_gap < best[0].relative_gap:
+                    best = certificate, point
+                history.append(Record(len(history) + 1, best[0].objective, best[0].relative_gap,
+                                      int(labels_of(best[1]).max()) + 1, time.perf_counter() - began))
+                if progress is not None:
+                    progress(history[-1])
             except KeyboardInterrupt:
                 interrupted = True
                 break
-            if best is None or certificate.relative_gap < best[0].relative_gap:
-                best = certificate, point
-            history.append(Record(len(history) + 1, best[0].objective, best[0].relative_gap,
-                                  int(labels_of(best[1]).max()) + 1, time.perf_counter() - began))
-            if progress is not None:
-                progress(history[-1])
             if best[0].relative_gap <= tol:
                 break
         if best is None:
