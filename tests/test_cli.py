@@ -70,3 +70,26 @@ def test_a_missing_extra_names_its_install_command(tmp_path, library, extra, cod
     done = subprocess.run([sys.executable, "-c", hide + code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert f"pip install 'coterie[{extra}]'" in done.stderr
+
+
+@pytest.mark.parametrize("where", ["solve", "solve_path"])
+def test_an_interrupt_shows_what_there_is_and_ends_with_130(tmp_path, where):
+    """SIGINT from inside the first solve, or from inside the path: the certified point is shown, the rest left out."""
+    code = f"""
+import os, signal, sys
+import coterie.cli as cli
+real = cli.{where}
+def hit(*args, **settings):
+    settings["progress"] = lambda *_: os.kill(os.getpid(), signal.SIGINT)
+    return real(*args, **settings)
+cli.{where} = hit
+sys.argv = ["coterie", "demo", "--out", "here", "--tol", "{'1e-14' if where == 'solve' else '1e-8'}"]
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Certified gap" in done.stdout
+    assert "These clusters at lam" not in done.stdout
+    assert ("Interrupted" in done.stdout) == (where == "solve")
+    assert (tmp_path / "here" / "separators.png").exists()

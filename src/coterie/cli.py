@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -31,6 +32,7 @@ except ImportError:  # the core installs without them
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Personalised federated learning that finds its own groups, with a proof of optimality.")
 console = Console()
+_stops: list[int] = []  # interrupts so far: solvers answer one with their best point, and what comes after is left out
 
 
 def _version(wanted: bool) -> None:
@@ -69,14 +71,16 @@ def demo(
     best, ours, own, one = (_accuracy(problem, models, data) for models in (again, solution.models, alone, pooled))
     console.print(f"Test accuracy  {best:.1%} refitted by cluster, {ours:.1%} as they are, {own:.1%} alone, "
                   f"{one:.1%} one for all", soft_wrap=True)
-    if lam > 0:
+    if lam > 0 and not _stops:
         with console.status("Solving along lam ...") as status:
             top = lam_max(problem).upper
             lams = np.unique([*np.geomspace(top / 50, top, 30), lam])
             path = solve_path(problem, lams, tol=tol, progress=lambda point, _: status.update(
                 f"lam = {point.lam:.4g}: {point.n_clusters} clusters"))
-            first, last = path.window(solve(problem, tol=tol).labels)
-        console.print(f"These clusters at lam from {first.upper:.4f} to {last.lower:.4f}, all together from {top:.4f}")
+            first, last = path.window(path.at(lam).labels) if not _stops else (None, None)
+        if first and last and not _stops:
+            console.print(f"These clusters at lam from {first.upper:.4f} to {last.lower:.4f}, "
+                          f"all together from {top:.4f}")
     console.print(f"Objective      {solution.objective:.10f}")
     console.print(f"Lower bound    {solution.certificate.bound:.10f}")
     console.print(f"Certified gap  {solution.gap:.1e} (relative), in {solution.seconds:.2f} s")
@@ -85,6 +89,8 @@ def demo(
     picture = out / "separators.png"
     separators(solution, alone=alone).savefig(picture)
     console.print(f"Picture        {picture}", soft_wrap=True)
+    if _stops:
+        raise typer.Exit(130)
     if solution.gap > tol:
         raise typer.Exit(1)
 
@@ -121,6 +127,7 @@ def _accuracy(problem: Problem, models: np.ndarray, data: Dataset) -> float:
 
 def main() -> None:
     """Run the command; what users can cause ends in a sentence, never in a traceback."""
+    signal.signal(signal.SIGINT, _stop)
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", CoterieWarning)
     try:
@@ -135,6 +142,11 @@ def main() -> None:
     except OSError as error:
         Console(stderr=True).print(f"[bold red]coterie:[/] {_plain(str(error))}", soft_wrap=True, highlight=False)
         raise SystemExit(2) from None
+
+
+def _stop(number: int, _: object) -> None:
+    _stops.append(number)
+    raise KeyboardInterrupt
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
