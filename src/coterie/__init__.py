@@ -8,6 +8,21 @@
 from coterie.certificates import certify
 from coterie.checks import check_loss
 from coterie.errors import CoterieError, CoterieWarning, Incompatible, InvalidInput, MissingExtra, NotConverged
+from coterie.federated import (
+    ALGORITHMS,
+    PDMM,
+    Faults,
+    FedAvg,
+    Federated,
+    FederatedPath,
+    Ledger,
+    Newton,
+    Participation,
+    Splitting,
+    SquaredPenalty,
+    federate,
+    federate_path,
+)
 from coterie.graph import Graph
 from coterie.groups import Groups, find_groups
 from coterie.joining import Joined
@@ -37,11 +52,11 @@ from coterie.weights import LocalModels, adaptive_graph
 __version__ = "0.1.0"
 
 __all__ = [
-    "LOSSES", "SOLVERS", "Certificate", "Choice", "CoterieError", "CoterieWarning", "Custom", "Explanation", "Fast",
-    "Fusion", "Graph", "Groups", "Huber", "HuberDistance", "Incompatible", "InvalidInput", "Joined", "Lean",
-    "LinearLoss", "LocalModels", "Logistic", "Loss", "MissingExtra", "Multinomial", "NotConverged", "Path",
-    "Poisson", "Problem", "RecoveryBounds", "Reference", "Solution", "Split", "Squared", "SquaredDistance",
-    "SquaredHinge", "Standardizer", "Status", "Users", "adaptive_graph", "by_certificate", "by_clusters",
-    "by_score", "by_stability", "certify", "check_loss", "find_groups", "fusion_ladder", "lam_from_eq3", "lam_max",
+    "ALGORITHMS", "LOSSES", "PDMM", "SOLVERS", "Certificate", "Choice", "CoterieError", "CoterieWarning", "Custom", "Explanation", "Fast", "Faults", "FedAvg", "Federated", "FederatedPath",
+    "Fusion", "Graph", "Groups", "Huber", "HuberDistance", "Incompatible", "InvalidInput", "Joined", "Lean", "Ledger",
+    "LinearLoss", "LocalModels", "Logistic", "Loss", "MissingExtra", "Multinomial", "Newton", "NotConverged", "Participation", "Path",
+    "Poisson", "Problem", "RecoveryBounds", "Reference", "Solution", "Split", "Splitting", "Squared", "SquaredDistance",
+    "SquaredHinge", "SquaredPenalty", "Standardizer", "Status", "Users", "adaptive_graph", "by_certificate", "by_clusters",
+    "by_score", "by_stability", "certify", "check_loss", "federate", "federate_path", "find_groups", "fusion_ladder", "lam_from_eq3", "lam_max",
     "recovery_bounds", "refit", "solve", "solve_path",
 ]

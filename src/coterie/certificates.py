@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from coterie.errors import InvalidInput
 from coterie.graph import Graph
+from coterie.losses import Loss, Samples
 from coterie.problem import Problem
 from coterie.solution import Certificate
 
@@ -58,9 +59,15 @@ def judge(problem: Problem, models: Array, slopes: Array) -> Certificate:
 
 def _certificate(problem: Problem, x: Array, values: Array, gradients: Array, slopes: Array,
                  conjugates: Array) -> Certificate:
-    infinite = np.flatnonzero(~np.isfinite(conjugates))
     residuals = np.linalg.norm(gradients - slopes, axis=1)
-    penalty = problem.lam * problem.graph.penalty(x)
+    return assembled(problem.lam * problem.graph.penalty(x), x, slopes, values, conjugates, residuals,
+                     problem.loss_at_zero)
+
+
+def assembled(penalty: float, x: Array, slopes: Array, values: Array, conjugates: Array, residuals: Array,
+              loss_at_zero: float) -> Certificate:
+    """The certificate from each user's f_i(x_i), f_i*(slopes_i) and ||grad f_i(x_i) - slopes_i||, whoever computed them."""
+    infinite = np.flatnonzero(~np.isfinite(conjugates))
     return Certificate(
         objective=float(values.sum()) + penalty,
         bound=-np.inf if infinite.size else float(-conjugates.sum()),
@@ -70,7 +77,7 @@ def _certificate(problem: Problem, x: Array, values: Array, gradients: Array, sl
         infinite_users=tuple(infinite.tolist()),
         rounding=_EPSILON * float(np.abs(values).sum() + np.abs(conjugates[np.isfinite(conjugates)]).sum()
                                   + penalty),
-        floor=_FLOOR * problem.loss_at_zero,
+        floor=_FLOOR * loss_at_zero,
     )
 
 
@@ -90,17 +97,28 @@ def _into_domain(problem: Problem, models: Array, duals: Array, slopes: Array, o
     All duals then shrink by what keeps the flow inside the balls: zero is in the closure of every domain, so a smaller
     slope stays in it.
     """
-    hessians = problem.hessians(models)
-    t = np.maximum(1e-6 * np.trace(hessians, axis1=1, axis2=2) / problem.dim, 1e-9)
-    near = problem.loss.prox(problem.samples, -slopes, t, models).points
-    lack = np.where(outside[:, None], slopes - problem.gradients(near), 0.0)
-    parts = problem.graph.components
-    total, givers = np.zeros((parts.max() + 1, problem.dim)), np.bincount(parts[~outside], minlength=parts.max() + 1)
+    lack = np.zeros_like(slopes)
+    lack[outside] = lacking(problem.loss, problem.samples, models[outside], slopes[outside], np.flatnonzero(outside))
+    return supplied(problem.graph, problem.radii, duals, lack, outside)
+
+
+def lacking(loss: Loss, samples: Samples, models: Array, slopes: Array, users: npt.NDArray[np.intp]) -> Array:
+    """What some users' slopes must lose to be gradients; a matter of each user's own data."""
+    hessians = loss.evaluate(samples, models, 2, users).hessians
+    t = np.maximum(1e-6 * np.trace(hessians, axis1=1, axis2=2) / models.shape[1], 1e-9)
+    near = loss.prox(samples, -slopes, t, models, users=users).points
+    return slopes - loss.evaluate(samples, near, 1, users).gradients
+
+
+def supplied(graph: Graph, radii: Array, duals: Array, lack: Array, outside: npt.NDArray[np.bool_]) -> Array:
+    """Duals that give the users outside what their slopes lack; see `_into_domain`."""
+    parts = graph.components
+    total, givers = np.zeros((parts.max() + 1, lack.shape[1])), np.bincount(parts[~outside], minlength=parts.max() + 1)
     np.add.at(total, parts, lack)
     lack[~outside] -= (total / np.maximum(givers, 1)[:, None])[parts[~outside]]
-    flow = problem.graph.flow(lack)
-    excess = float((np.linalg.norm(flow, axis=1) / np.maximum(problem.radii, 1e-300)).max())
-    return project((1.0 - min(excess, 1.0)) * (duals + flow), problem.radii)
+    flow = graph.flow(lack)
+    excess = float((np.linalg.norm(flow, axis=1) / np.maximum(radii, 1e-300)).max())
+    return project((1.0 - min(excess, 1.0)) * (duals + flow), radii)
 
 
 def build_duals(problem: Problem, models: Array) -> Array:

@@ -153,6 +153,19 @@ class Graph:
         """The same users with only the chosen edges."""
         return Graph(self.n_users, np.ascontiguousarray(self.weights[chosen]), self.edges[chosen])
 
+    def take(self, users: npt.NDArray[np.bool_]) -> Graph:
+        """The graph on some of the users alone, renumbered in order."""
+        n = int(users.sum())
+        if self.pairs is None:
+            return Graph(n, np.full(n * (n - 1) // 2, self.weights[0] if self.n_edges else 1.0), None)
+        inside = self.inside(users)
+        number = np.cumsum(users) - 1
+        return Graph(n, np.ascontiguousarray(self.weights[inside]), np.ascontiguousarray(number[self.pairs[inside]]))
+
+    def inside(self, users: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """(n_edges,) which edges have both ends among some of the users."""
+        return np.asarray(users[self.edges].all(axis=1))
+
     def flow(self, forces: Array) -> Array:
         """The electrical flow y = W B L^+ forces, L = B' W B: the least flow, weighed by 1/weights, with B'y = forces.
 

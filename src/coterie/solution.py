@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ class Status(Enum):
                   "Raise tol, or give the solver more iterations.")
     NO_BOUND = ("No finite bound was found, so nothing is certified: some user's conjugate is infinite at these duals. "
                 "A ridge > 0 and users with several classes make it finite; the residuals still tell how near it is.")
+    UNANSWERED = ("Not certified: some users did not answer the questions a certificate needs. Let the run go on when they "
+                  "are back, or set silent users aside with `patience`.")
     INTERRUPTED = "Interrupted: this is the best certified point so far. Solve again from it to go on."
 
 
@@ -95,7 +97,7 @@ class Solution:
     status: Status
     solver: str
     seconds: float
-    history: tuple[Record, ...] = field(default=(), repr=False)
+    history: tuple[Any, ...] = field(default=(), repr=False)  # of Records, or of a federation's Rounds
     sigma: float | None = field(default=None, repr=False)  # where the solver's step ended; a warm start takes it up
     labels: npt.NDArray[np.int64] = field(init=False, repr=False)
 

@@ -25,6 +25,7 @@ from coterie.local import Minimum, minimise
 from coterie.users import Block, Users
 
 Array = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.intp]
 
 
 class Evaluation(NamedTuple):
@@ -83,11 +84,11 @@ class Loss(ABC):
         blocks = tuple(b._replace(features=self.design(b.features, b.weights > 0)) for b in users.blocks())
         return Samples(users, blocks, self.dim(users))
 
-    def evaluate(self, samples: Samples, models: Array, order: int = 2) -> Evaluation:
-        """Values, gradients (order >= 1) and Hessians (order >= 2) of all users at their own models."""
-        return self._on(samples, np.arange(samples.n_users), models, order)
+    def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
+        """Values, gradients (order >= 1) and Hessians (order >= 2) at the users' own models; of all users, or some."""
+        return self._on(samples, np.arange(samples.n_users) if users is None else users, models, order)
 
-    def _on(self, samples: Samples, users: npt.NDArray[np.intp], models: Array, order: int) -> Evaluation:
+    def _on(self, samples: Samples, users: Indices, models: Array, order: int) -> Evaluation:
         n, d = models.shape
         if len(samples.blocks) == 1 and n == samples.n_users:  # all users, all of one length: nothing to gather
             return self._evaluate(samples, samples.blocks[0], models, order)
@@ -125,27 +126,29 @@ class Loss(ABC):
         """For each user a lower bound on the Hessian's smallest eigenvalue, anywhere; 0 where there is none."""
         return np.zeros(samples.n_users)
 
-    def local(self, samples: Samples, slopes: Array | None = None, start: Array | None = None) -> Minimum:
-        """All users' minimise_x f_i(x) - <slopes_i, x>; without slopes, their own best models."""
-        return self.prox(samples, None if slopes is None else -slopes, np.zeros(samples.n_users), None, start)
+    def local(self, samples: Samples, slopes: Array | None = None, start: Array | None = None,
+              users: Indices | None = None) -> Minimum:
+        """Each user's minimise_x f_i(x) - <slopes_i, x>; without slopes, their own best models."""
+        return self.prox(samples, None if slopes is None else -slopes, 0.0, None, start, users)
 
     def prox(self, samples: Samples, linear: Array | None, t: Array | float, centres: Array | None,
-             start: Array | None = None) -> Minimum:
-        """All users' minimise_x f_i(x) + <linear_i, x> + (t_i / 2) ||x - centres_i||^2."""
-        shape = (samples.n_users, samples.dim)
+             start: Array | None = None, users: Indices | None = None) -> Minimum:
+        """Each user's minimise_x f_i(x) + <linear_i, x> + (t_i / 2) ||x - centres_i||^2; of all users, or some."""
+        who = np.arange(samples.n_users) if users is None else users
+        shape = (len(who), samples.dim)
         p = np.zeros(shape) if linear is None else linear
         v = np.zeros(shape) if centres is None else centres
-        t = np.broadcast_to(np.asarray(t, dtype=float), (samples.n_users,))
+        t = np.broadcast_to(np.asarray(t, dtype=float), shape[:1])
         eye, pulled = np.eye(samples.dim), bool(t.any())
 
-        def evaluate(users: npt.NDArray[np.intp], x: Array, order: int) -> tuple[Array, Array, Array]:
-            slopes = p[users]
+        def evaluate(rows: Indices, x: Array, order: int) -> tuple[Array, Array, Array]:
+            slopes = p[rows]
             with np.errstate(over="ignore", invalid="ignore"):  # a trial point far out is refused, not reported
-                f, g, h = self._on(samples, users, x, order)
+                f, g, h = self._on(samples, who[rows], x, order)
                 f = f + np.einsum("nd,nd->n", slopes, x)
                 g = g + slopes if order > 0 else g
                 if pulled:
-                    shift, pull = x - v[users], t[users]
+                    shift, pull = x - v[rows], t[rows]
                     f = f + 0.5 * pull * np.einsum("nd,nd->n", shift, shift)
                     g = g + pull[:, None] * shift if order > 0 else g
                     h = h + pull[:, None, None] * eye if order > 1 else h
@@ -153,7 +156,8 @@ class Loss(ABC):
 
         return minimise(evaluate, v if start is None else start)
 
-    def conjugates(self, samples: Samples, slopes: Array, start: Array | None = None) -> Array:
+    def conjugates(self, samples: Samples, slopes: Array, start: Array | None = None,
+                   users: Indices | None = None) -> Array:
         """f_i*(slopes_i) = max_x <slopes_i, x> - f_i(x), from above; +inf where it is, or no maximum was found.
 
         From the point x where the local solve ends, with residual r = slopes - grad f(x),
@@ -162,9 +166,9 @@ class Loss(ABC):
         it is twice what f, were it quadratic from x on, could still give. A solve that runs off to infinity, as it
         does outside the conjugate's domain, gives +inf.
         """
-        found = self.local(samples, slopes, start)
-        residual = slopes - self.gradients(samples, found.points)
-        mu = self.strong_convexity(samples)
+        found = self.local(samples, slopes, start, users)
+        residual = slopes - self.evaluate(samples, found.points, 1, users).gradients
+        mu = self.strong_convexity(samples) if users is None else self.strong_convexity(samples)[users]
         squares = np.einsum("nd,nd->n", residual, residual)
         rigorous = np.divide(squares, 2 * mu, out=np.full(mu.shape, np.inf), where=mu > 0)
         excess = np.minimum(rigorous, np.where(found.converged, found.excess, np.inf))

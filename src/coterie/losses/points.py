@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coterie.losses.base import Array, Evaluation, Loss, Samples, require_positive
+from coterie.losses.base import Array, Evaluation, Indices, Loss, Samples, require_positive
 from coterie.users import Block, Users
 
 
@@ -38,10 +38,12 @@ class SquaredDistance(_Point):
     def strong_convexity(self, samples: Samples) -> Array:
         return np.ones(samples.n_users)
 
-    def conjugates(self, samples: Samples, slopes: Array, start: Array | None = None) -> Array:
+    def conjugates(self, samples: Samples, slopes: Array, start: Array | None = None,
+                   users: Indices | None = None) -> Array:
         # With c the mean of the rows: f(x) = f(c) + ||x - c||^2 / 2, so f*(u) = <u, c> + ||u||^2 / 2 - f(c).
-        centres = -self.gradients(samples, np.zeros_like(slopes))
-        return np.einsum("nd,nd->n", slopes, centres + 0.5 * slopes) - self.values(samples, centres)
+        centres = -self.evaluate(samples, np.zeros_like(slopes), 1, users).gradients
+        values = self.evaluate(samples, centres, 0, users).values
+        return np.einsum("nd,nd->n", slopes, centres + 0.5 * slopes) - values
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
         users = samples.users

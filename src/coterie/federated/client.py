@@ -1,0 +1,232 @@
+"""A user's whole work: answering the server's questions from its own data.
+
+`answer_all` answers for many users at once and is the one implementation; `answer` is its case of a single user, and
+gives bitwise the same numbers. Nothing here imports more than NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.federated.edges import answer_edges, mean_curvature, stiffness
+from coterie.federated.protocol import SCHEMAS, BadMessage, Batch, Query, Ragged, Reply, gather, misfit, triangle
+from coterie.losses import Loss, Samples
+from coterie.users import Users
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Answer = tuple[dict[str, npt.NDArray[Any]], dict[str, Ragged]]
+_TRUST = 1.5  # how much more than its model promised a loss may rise before the model is not believed
+_LOW_RANK = 16  # coordinates from which on a low-rank form of a Hessian is looked for
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """What users hold: their samples, held-out ones if any, and what they remember between rounds."""
+
+    loss: Loss
+    samples: Samples
+    held_out: Users | None = None  # the same users in the same order
+    memory: Mapping[str, Ragged] = field(default_factory=dict)  # one part a user
+
+    @classmethod
+    def of(cls, users: Users, loss: Loss, held_out: Users | None = None) -> Data:
+        return cls(loss, loss.prepare(users), held_out)
+
+    @property
+    def n_users(self) -> int:
+        return self.samples.n_users
+
+
+def answer(data: Data, query: Query) -> Reply:
+    """The answer of the one user whose data these are; `reply.memory` is what it should keep for the next question."""
+    reason = misfit(query, query.kind, data.samples.dim, "query")
+    if reason is not None:
+        raise BadMessage(f"The question cannot be answered: {reason}.")
+    replies = answer_all(data, gather([(0, query)], "query"))
+    found = replies[0]
+    return Reply(found.kind, found.round, found.arrays, {name: part.rows(0) for name, part in replies.memory.items()})
+
+
+def answer_all(data: Data, queries: Batch) -> Batch:
+    """The answers of the users queries.users, by their place in the data; in one go."""
+    if queries.kind not in _ANSWERS:
+        raise BadMessage(f"There is no question of kind {queries.kind!r}.")
+    memory: Mapping[str, Ragged] = data.memory
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by whoever receives it
+        if queries.kind == "pdmm":
+            arrays, ragged, memory = answer_edges(data.loss, data.samples, queries, data.memory)
+        else:
+            arrays, ragged = _ANSWERS[queries.kind](data, queries)
+    ragged = {name: part for name, part in ragged.items() if len(part.values)}
+    return Batch(queries.kind, queries.round, queries.users, arrays, ragged, form=Reply, memory=memory)
+
+
+def _describe(data: Data, queries: Batch) -> Answer:
+    counts, means, m2 = data.samples.users.moments()
+    users = queries.users
+    return {"count": counts[users], "means": means[users], "m2": m2[users]}, {}
+
+
+def _local(data: Data, queries: Batch) -> Answer:
+    users, ridge = queries.users, float(queries.shared["ridge"])
+    models = data.loss.prox(data.samples, None, ridge, None, users=users).points
+    hessians = data.loss.evaluate(data.samples, models, 2, users).hessians + ridge * np.eye(data.samples.dim)
+    return {"model": models, "hessian": triangle(hessians), "count": data.samples.users.counts[users]}, {}
+
+
+def _expand(data: Data, queries: Batch) -> Answer:
+    """Value, gradient and Hessian at the model; with an anchor, at the furthest trusted point from it to the model."""
+    users, models = queries.users, queries.arrays["model"]
+    ragged: dict[str, Ragged] = {}
+    anchors = queries.ragged.get("anchor")
+    if anchors is not None and len(anchors.values):
+        held = np.flatnonzero(anchors.counts)
+        share = _trusted(data, users[held], anchors.values, models[held])
+        models = np.array(models)
+        models[held] = between(anchors.values, models[held], share)
+        ragged["share"] = Ragged(share, anchors.offsets)
+    values, gradients, hessians = data.loss.evaluate(data.samples, models, 2, users)
+    ragged |= _forms(hessians, int(queries.shared["rank"]), data.samples.users.counts[users])
+    return {"value": values, "gradient": gradients}, ragged
+
+
+def between(anchors: Array, models: Array, share: Array) -> Array:
+    """The point a share of the way from the anchors to the models; server and users must find the same one."""
+    return np.asarray(anchors + share[:, None] * (models - anchors))
+
+
+def trusted(values: Array, slopes: Array, bends: Array, reached: Array) -> npt.NDArray[np.bool_]:
+    """Whether losses rose no more than second-order models said: f(x + s) <= f + <g, s> + 1.5 * 1/2 s'Hs."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(reached <= values + slopes + _TRUST * bends + 1e-12 * np.abs(values))
+
+
+def _trusted(data: Data, users: Ints, anchors: Array, models: Array) -> Array:
+    steps = models - anchors
+    values, gradients, hessians = data.loss.evaluate(data.samples, anchors, 2, users)
+    slopes = np.einsum("nd,nd->n", gradients, steps)
+    bends = 0.5 * np.einsum("nd,nde,ne->n", steps, hessians, steps)
+    share = np.ones(len(users))
+    for _ in range(60):
+        reached = data.loss.evaluate(data.samples, between(anchors, models, share), 0, users).values
+        good = trusted(values, share * slopes, share**2 * bends, reached)
+        if good.all():
+            break
+        share = np.where(good, share, 0.5 * share)
+    return share
+
+
+def _forms(hessians: Array, rank: int, counts: Ints) -> dict[str, Ragged]:
+    """Hessians as triangles, or as diagonal * I + factor' factor where that is shorter.
+
+    With eigenvalues l_1 >= ... >= l_d, keeping r of them and raising the rest to l_{r+1} gives a matrix no smaller than
+    H: a model of the loss that bends too much, never too little. rank = 0 keeps what a rounding error does not notice.
+    """
+    n, dim = hessians.shape[:2]
+    full = dim * (dim + 1) // 2
+    worth = np.full(n, rank > 0) if rank else (dim >= _LOW_RANK) & (2 * counts < dim)
+    if rank < 0 or not worth.any():
+        return {"hessian": Ragged.of(triangle(hessians), np.ones(n, dtype=np.int64))}
+    values, vectors = np.linalg.eigh(hessians[worth])
+    values, vectors = np.maximum(values[:, ::-1], 0.0), vectors[:, :, ::-1]
+    if rank:
+        ranks = np.full(len(values), min(rank, dim - 1))
+    else:
+        spread = values - values[:, -1:]
+        ranks = np.minimum((spread > 1e-12 * values[:, :1]).sum(axis=1), dim - 1)
+    level = values[np.arange(len(values)), ranks]
+    roots = np.sqrt(np.maximum(values - level[:, None], 0.0))
+    rows = (vectors * roots[:, None, :]).swapaxes(1, 2)  # row k is sqrt(l_k - level) v_k
+    shorter = ranks * dim + 1 < full
+    low = np.flatnonzero(worth)[shorter]
+    kept = np.zeros(n, dtype=np.int64)
+    kept[low] = ranks[shorter]
+    keep = np.arange(dim) < ranks[shorter][:, None]
+    diagonal = np.zeros(n, dtype=np.int64)
+    diagonal[low] = 1
+    others = np.setdiff1d(np.arange(n), low)
+    return {"hessian": Ragged.of(triangle(hessians[others]), 1 - diagonal),
+            "factor": Ragged.of(rows[shorter][keep], kept), "diagonal": Ragged.of(level[shorter], diagonal)}
+
+
+def _gradient(data: Data, queries: Batch) -> Answer:
+    """Gradient and value, how much the loss curves there, and a bound on how much it can curve anywhere."""
+    users, models = queries.users, queries.arrays["model"]
+    values, gradients, hessians = data.loss.evaluate(data.samples, models, 2, users)
+    return {"gradient": gradients, "value": values, "curvature": mean_curvature(hessians),
+            "stiffness": stiffness(data.loss, data.samples, hessians, users)}, {}
+
+
+def _prox(data: Data, queries: Batch) -> Answer:
+    users = queries.users
+    points = data.loss.prox(data.samples, None, queries.arrays["t"], queries.arrays["centre"], users=users).points
+    values, _, hessians = data.loss.evaluate(data.samples, points, 2, users)
+    return {"point": points, "value": values, "curvature": mean_curvature(hessians)}, {}
+
+
+def _train(data: Data, queries: Batch) -> Answer:
+    """Some steps of gradient descent on the user's own loss."""
+    points, left = np.array(queries.arrays["model"]), queries.arrays["steps"]
+    rate = float(queries.shared["rate"])
+    for step in range(int(left.max(initial=0))):
+        at = np.flatnonzero(left > step)
+        points[at] -= rate * data.loss.evaluate(data.samples, points[at], 1, queries.users[at]).gradients
+    return {"point": points}, {}
+
+
+def _certify(data: Data, queries: Batch) -> Answer:
+    """f(model), f*(slope), how far the slope is from the gradient, and f(0).
+
+    Where the conjugate is infinite, also what the slope lacks of one in its domain (see `certificates.lacking`).
+    """
+    from coterie.certificates import lacking
+
+    users, models, slopes = queries.users, queries.arrays["model"], queries.arrays["slope"]
+    values, gradients, _ = data.loss.evaluate(data.samples, models, 1, users)
+    conjugates = data.loss.conjugates(data.samples, slopes, models, users)
+    outside = np.flatnonzero(~np.isfinite(conjugates))
+    ragged = {}
+    if outside.size:
+        lack = lacking(data.loss, data.samples, models[outside], slopes[outside], users[outside])
+        good = np.isfinite(lack).all(axis=1)
+        given = np.zeros(len(users), dtype=np.int64)
+        given[outside[good]] = 1
+        ragged["lack"] = Ragged.of(lack[good], given)
+        conjugates = np.where(np.isfinite(conjugates), conjugates, np.inf)
+    return {"value": values, "conjugate": conjugates, "residual": np.linalg.norm(gradients - slopes, axis=1),
+            "zero": data.loss.evaluate(data.samples, np.zeros_like(models), 0, users).values}, ragged
+
+
+def _score(data: Data, queries: Batch) -> Answer:
+    """The summed loss of held-out rows, how many of them are predicted right (a class), and how many there are."""
+    if data.held_out is None:
+        raise BadMessage("This user holds no rows out, so it cannot score a model.")
+    score, hit, count = (np.zeros(len(queries)) for _ in range(3))
+    some = np.flatnonzero(data.held_out.counts[queries.users])
+    if some.size:
+        rows = data.held_out.take(queries.users[some])
+        models = queries.arrays["model"][some]
+        count[some] = rows.counts
+        score[some] = rows.counts * data.loss.values(data.loss.prepare(rows), models)
+        if rows.targets is not None:
+            right = data.loss.predict(rows.features, models[rows.owner]) == rows.targets
+            hit[some] = np.bincount(rows.owner, weights=right, minlength=rows.n_users)
+    return {"score": score, "hit": hit, "count": count}, {}
+
+
+_ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {
+    "describe": _describe, "local": _local, "expand": _expand, "gradient": _gradient, "prox": _prox, "train": _train,
+    "certify": _certify, "score": _score, "pdmm": lambda data, queries: ({}, {}),
+}
+assert set(_ANSWERS) == set(SCHEMAS)
+
+
+def remember(data: Data, replies: Batch) -> Data:
+    """The data with what the answering users keep in memory."""
+    return replace(data, memory=replies.memory)

@@ -1,0 +1,187 @@
+"""The steps of the paper's Algorithm 1 on ordered pairs (i, j), i the head: the same lines at users and at the server.
+
+Pairs are sorted by head, so that a user's pairs are neighbours in memory. In the names of the code, for a pair (i, j):
+`others` x_j, `difference` z_ij, `dual` mu_ij, `hat` muhat_ij, `radii` lam w_ij.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.federated.protocol import Batch, Ragged
+from coterie.losses import Loss, Samples
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+def mean_curvature(hessians: Array) -> Array:
+    """(n,) det(H + 1e-3 tr(H)/d I)^(1/d): the geometric mean of the curvatures, held off zero."""
+    dim = hessians.shape[-1]
+    level = np.trace(hessians, axis1=1, axis2=2) / dim
+    with np.errstate(divide="ignore"):
+        logs = np.linalg.slogdet(hessians + (1e-3 * level)[:, None, None] * np.eye(dim))[1]
+    return np.exp(logs / dim)
+
+
+def stiffness(loss: Loss, samples: Samples, hessians: Array, users: Ints) -> Array:
+    """(n,) a bound on the largest curvature anywhere; without one, twice the largest here."""
+    known = loss.lipschitz(samples)[users]
+    return np.where(np.isfinite(known), known, 2.0 * np.linalg.eigvalsh(hessians)[:, -1])
+
+
+def segment_sums(values: Array, offsets: Ints) -> Array:
+    """(n, dim) the sum of the rows offsets[k] : offsets[k + 1]; zero where there are none."""
+    out = np.zeros((len(offsets) - 1, values.shape[1]))
+    some = np.flatnonzero(np.diff(offsets))
+    if some.size:
+        out[some] = np.add.reduceat(values, offsets[some], axis=0)
+    return out
+
+
+def pulls(others: Array, difference: Array, hat: Array, offsets: Ints) -> tuple[Array, Array]:
+    """What a user's own pairs add to its step (S2): sum_j muhat_ij and sum_j (x_j + z_ij)."""
+    return segment_sums(hat, offsets), segment_sums(others + difference, offsets)
+
+
+def step_centre(models: Array, linear: Array, centres: Array, pairs: Array, rho: float, eta: Array) -> tuple[Array, Array]:
+    """S2 as one proximal step: minimise f(x) + t/2 ||x - centre||^2 over x.
+
+        f(x) + <linear, x> + rho/2 sum_pairs ||x - c_p||^2 + eta/2 ||x - x_old||^2,    centres = sum_pairs c_p
+    """
+    t = rho * pairs + eta
+    return (rho * centres + eta[:, None] * models - linear) / np.maximum(t, 1e-300)[:, None], t
+
+
+def step_slope(models: Array, linear: Array, centres: Array, pairs: Array, rho: float) -> Array:
+    """The slope of all of S2 but f and the Bregman term, at the old model: for the linearised step."""
+    return np.asarray(linear + rho * (pairs[:, None] * models - centres))
+
+
+def differences(heads: Array, others: Array, old: Array, hat: Array, radii: Array, rho: float, eta: float) -> Array:
+    """S3: minimise radii ||z|| - <hat, z> + rho/2 ||x_i - x_j - z||^2 + eta/2 ||z - old||^2, a shrinkage."""
+    v = hat + rho * (heads - others) + eta * old
+    norms = np.linalg.norm(v, axis=1)
+    scale = np.maximum(1.0 - np.divide(radii, norms, out=np.full_like(norms, np.inf), where=norms > 0), 0.0)
+    return np.asarray(scale[:, None] * v / (rho + eta))
+
+
+def hats(dual: Array, heads: Array, others: Array, difference: Array, rho: float, nu: float) -> Array:
+    """S11: muhat = mu - nu rho (x_i - x_j - z_ij)."""
+    return np.asarray(dual - nu * rho * (heads - others - difference))
+
+
+def answer_edges(loss: Loss, samples: Samples, queries: Batch, memory: Mapping[str, Ragged],
+                 ) -> tuple[dict[str, Array], dict[str, Ragged], dict[str, Ragged]]:
+    """Users who hold their own edges: take up the news, then step.
+
+    `memory` has a part for every user of the data: its own model (point), and for its pairs others, difference, hat,
+    neighbours, radii and whether they are quiet.
+    """
+    rho, hat_rho, weight, eta_z, nu, linearised = queries.shared["settings"].tolist()
+    users, n = queries.users, samples.n_users
+    kept = _taken_up(queries, memory, n, samples.dim)
+    offsets, owner = kept["others"].offsets, kept["others"].owner
+    points, tails, eta = kept["point"].values, kept["tails"].values, np.full(n, weight)
+    others, difference, hat = (kept[name].values.copy() for name in ("others", "difference", "hat"))
+    neighbours, quiet = kept["neighbours"].values, kept["quiet"].values.copy()
+    # S7: the models that moved last round.
+    place = np.full(int(max(neighbours.max(initial=-1), queries.shared["who"].max(initial=-1))) + 1, -1)
+    place[queries.shared["who"]] = np.arange(len(queries.shared["who"]))
+    reached = np.zeros(n, dtype=bool)
+    reached[users] = True
+    news = np.flatnonzero((place[neighbours] >= 0) & reached[owner] & ~quiet) if neighbours.size else np.empty(0, int)
+    others[news] = queries.shared["models"][place[neighbours[news]]]
+
+    def positions(name: str) -> Ints:
+        part = queries.ragged.get(name)
+        return np.empty(0, dtype=np.int64) if part is None else offsets[users[part.owner]] + part.values
+
+    woken = positions("wake")
+    if woken.size:
+        quiet[woken], others[woken] = False, queries.ragged["wake_model"].values
+    quiet[positions("quiet")] = True
+    # S10, S11: new duals, and the auxiliary ones from them.
+    at = positions("dual_at")
+    if at.size:
+        hat[at] = hats(queries.ragged["dual"].values, points[owner[at]], others[at], difference[at], hat_rho, nu)
+    seen = np.where(quiet[:, None], points[owner], others)
+    # S2: the users' own models.
+    stepping = np.flatnonzero(queries.arrays["step"])
+    moving = users[stepping]
+    models, values, bends = points, np.empty(0), np.empty(0)
+    if moving.size:
+        linear, centres = pulls(seen, difference, hat, offsets)
+        pairs = np.diff(offsets) + tails
+        linear, centres, pairs = linear[moving], centres[moving], pairs[moving]
+        beyond = queries.ragged.get("beyond")
+        if beyond is not None:
+            half = np.flatnonzero(beyond.counts[stepping])
+            linear[half] += beyond.values[0::2]
+            centres[half] += beyond.values[1::2]
+        models = points.copy()
+        if linearised:
+            values, slope, hessians = loss.evaluate(samples, points[moving], 2, moving)
+            slope = slope + step_slope(points[moving], linear, centres, pairs, rho)
+            length = eta[moving]
+            if not length.all():
+                length = np.where(length > 0, length, stiffness(loss, samples, hessians, moving) + rho * pairs)
+            models[moving] = points[moving] - slope / length[:, None]
+        else:
+            centre, t = step_centre(points[moving], linear, centres, pairs, rho, eta[moving])
+            models[moving] = loss.prox(samples, None, t, centre, users=moving).points
+            values, _, hessians = loss.evaluate(samples, models[moving], 2, moving)
+        bends = mean_curvature(hessians)
+    # S3: their differences, from the models as they were.
+    at = positions("update")
+    if at.size:
+        difference[at] = differences(points[owner[at]], seen[at], difference[at], hat[at], kept["radii"].values[at], rho,
+                                     eta_z)
+    new = dict(kept, point=kept["point"]._replace(values=models), others=Ragged(others, offsets),
+               difference=Ragged(difference, offsets), hat=Ragged(hat, offsets), quiet=Ragged(quiet, offsets))
+    stepped = np.zeros(len(users), dtype=np.int64)
+    stepped[stepping] = 1
+    counts = queries.ragged["update"].counts if at.size else np.zeros(len(users), dtype=np.int64)
+    return {}, {"model": Ragged.of(models[moving], stepped), "value": Ragged.of(values, stepped),
+                "curvature": Ragged.of(bends, stepped), "difference": Ragged.of(difference[at], counts)}, new
+
+
+#: What a user keeps, by the number of axes of a row; "quiet" is its own.
+_KEPT = {"point": 1, "others": 1, "difference": 1, "hat": 1, "neighbours": 0, "radii": 0, "tails": 0}
+
+
+def _taken_up(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim: int) -> dict[str, Ragged]:
+    """The memory with that of users who are told all anew put in place of what they had."""
+    nothing = np.zeros(n_users, dtype=np.int64)
+    kept = dict(memory) or {
+        **{name: Ragged.of(np.zeros((0, dim)[:1 + axes]), nothing) for name, axes in _KEPT.items()},
+        "neighbours": Ragged.of(np.zeros(0, dtype=np.int64), nothing),
+        "quiet": Ragged.of(np.zeros(0, dtype=bool), nothing),
+        "point": Ragged.of(np.zeros((n_users, dim)), nothing + 1), "tails": Ragged.of(np.zeros(n_users), nothing + 1)}
+    told = queries.ragged.get("point")
+    if told is None:
+        return kept
+    fresh = np.zeros(n_users, dtype=bool)
+    fresh[queries.users[np.flatnonzero(told.counts)]] = True
+    for name in _KEPT:
+        kept[name] = _replaced(kept[name], queries.users, queries.ragged.get(name), fresh)
+    loud = queries.ragged.get("others")
+    none = None if loud is None else Ragged(np.zeros(len(loud.values), dtype=bool), loud.offsets)
+    kept["quiet"] = _replaced(kept["quiet"], queries.users, none, fresh)
+    return kept
+
+
+def _replaced(old: Ragged, users: Ints, told: Ragged | None, fresh: npt.NDArray[np.bool_]) -> Ragged:
+    """The rows of `fresh` users from what they were told, all others' as they were."""
+    counts = np.where(fresh, 0, old.counts)
+    if told is not None:
+        counts[users] += told.counts
+    new = Ragged.of(np.empty((int(counts.sum()), *old.values.shape[1:]), dtype=old.values.dtype), counts)
+    own = fresh[new.owner]
+    new.values[~own] = old.values[~fresh[old.owner]]
+    if told is not None:
+        new.values[own] = told.values
+    return new
