@@ -26,6 +26,7 @@ LAYERS = [
     {"recovery"},
     {"select"},
     {"groups"},
+    {"federated"},
     {"plots"},
     {"cli"},
 ]

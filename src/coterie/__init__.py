@@ -52,11 +52,12 @@ from coterie.weights import LocalModels, adaptive_graph
 __version__ = "0.1.0"
 
 __all__ = [
-    "ALGORITHMS", "LOSSES", "PDMM", "SOLVERS", "Certificate", "Choice", "CoterieError", "CoterieWarning", "Custom", "Explanation", "Fast", "Faults", "FedAvg", "Federated", "FederatedPath",
-    "Fusion", "Graph", "Groups", "Huber", "HuberDistance", "Incompatible", "InvalidInput", "Joined", "Lean", "Ledger",
-    "LinearLoss", "LocalModels", "Logistic", "Loss", "MissingExtra", "Multinomial", "Newton", "NotConverged", "Participation", "Path",
-    "Poisson", "Problem", "RecoveryBounds", "Reference", "Solution", "Split", "Splitting", "Squared", "SquaredDistance",
-    "SquaredHinge", "SquaredPenalty", "Standardizer", "Status", "Users", "adaptive_graph", "by_certificate", "by_clusters",
-    "by_score", "by_stability", "certify", "check_loss", "federate", "federate_path", "find_groups", "fusion_ladder", "lam_from_eq3", "lam_max",
-    "recovery_bounds", "refit", "solve", "solve_path",
+    "ALGORITHMS", "LOSSES", "PDMM", "SOLVERS", "Certificate", "Choice", "CoterieError", "CoterieWarning", "Custom",
+    "Explanation", "Fast", "Faults", "FedAvg", "Federated", "FederatedPath", "Fusion", "Graph", "Groups", "Huber",
+    "HuberDistance", "Incompatible", "InvalidInput", "Joined", "Lean", "Ledger", "LinearLoss", "LocalModels",
+    "Logistic", "Loss", "MissingExtra", "Multinomial", "Newton", "NotConverged", "Participation", "Path", "Poisson",
+    "Problem", "RecoveryBounds", "Reference", "Solution", "Split", "Splitting", "Squared", "SquaredDistance",
+    "SquaredHinge", "SquaredPenalty", "Standardizer", "Status", "Users", "adaptive_graph", "by_certificate",
+    "by_clusters", "by_score", "by_stability", "certify", "check_loss", "federate", "federate_path", "find_groups",
+    "fusion_ladder", "lam_from_eq3", "lam_max", "recovery_bounds", "refit", "solve", "solve_path",
 ]

@@ -66,7 +66,7 @@ def _certificate(problem: Problem, x: Array, values: Array, gradients: Array, sl
 
 def assembled(penalty: float, x: Array, slopes: Array, values: Array, conjugates: Array, residuals: Array,
               loss_at_zero: float) -> Certificate:
-    """The certificate from each user's f_i(x_i), f_i*(slopes_i) and ||grad f_i(x_i) - slopes_i||, whoever computed them."""
+    """The certificate from each user's f_i(x_i), f_i*(slopes_i) and ||grad f_i(x_i) - slopes_i||, whoever has them."""
     infinite = np.flatnonzero(~np.isfinite(conjugates))
     return Certificate(
         objective=float(values.sum()) + penalty,

@@ -25,8 +25,8 @@ class Status(Enum):
                   "Raise tol, or give the solver more iterations.")
     NO_BOUND = ("No finite bound was found, so nothing is certified: some user's conjugate is infinite at these duals. "
                 "A ridge > 0 and users with several classes make it finite; the residuals still tell how near it is.")
-    UNANSWERED = ("Not certified: some users did not answer the questions a certificate needs. Let the run go on when they "
-                  "are back, or set silent users aside with `patience`.")
+    UNANSWERED = ("Not certified: some users did not answer the questions a certificate needs. Let the run go on when "
+                  "they are back, or set silent users aside with `patience`.")
     INTERRUPTED = "Interrupted: this is the best certified point so far. Solve again from it to go on."
 
 

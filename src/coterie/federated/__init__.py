@@ -18,5 +18,6 @@ from coterie.federated.splitting import Splitting
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "newton": Newton, "splitting": Splitting, "pdmm": PDMM, "fedavg": FedAvg, "squared_penalty": SquaredPenalty}
 
-__all__ = ["ALGORITHMS", "PDMM", "Algorithm", "BadMessage", "Data", "Faults", "FedAvg", "Federated", "FederatedPath", "Ledger", "LocalRuntime",
-           "Newton", "Participation", "Plan", "Query", "Reply", "Round", "Splitting", "SquaredPenalty", "answer", "federate", "federate_path"]
+__all__ = ["ALGORITHMS", "PDMM", "Algorithm", "BadMessage", "Data", "Faults", "FedAvg", "Federated", "FederatedPath",
+           "Ledger", "LocalRuntime", "Newton", "Participation", "Plan", "Query", "Reply", "Round", "Splitting",
+           "SquaredPenalty", "answer", "federate", "federate_path"]

@@ -107,7 +107,8 @@ class _Train(Method):
 class FedAvgMethod(_Train):
     def __init__(self, plan: Plan, settings: FedAvg) -> None:
         super().__init__(plan)
-        self.settings, self.rate, self.rounds, self.max_rounds = settings, settings.rate, settings.rounds, settings.rounds
+        self.settings, self.rate = settings, settings.rate
+        self.rounds = self.max_rounds = settings.rounds
 
     def _steps(self, turn: int) -> int:
         return self.settings.steps

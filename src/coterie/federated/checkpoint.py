@@ -1,8 +1,8 @@
 """A run on disk: its state, replaced whole after every round, and a journal of the rounds so far.
 
 The state file holds a checksum of its contents, arrays as .npz and everything else as JSON; it is written beside the
-old one and put in its place in one step, so that whatever happens there is one whole file. The journal grows by a line a
-round; the state says how long it is, and lines beyond that, of a round that did not end, are cut off on loading.
+old one and put in its place in one step, so that whatever happens there is one whole file. The journal grows by a line
+a round; the state says how long it is, and lines beyond that, of a round that did not end, are cut off on loading.
 """
 
 from __future__ import annotations
@@ -56,8 +56,10 @@ def unpack(data: bytes, name: str = "checkpoint") -> dict[str, Any]:
         plain = json.loads(saved["plain"].tobytes())
 
         def join(value: Any) -> Any:
+            if isinstance(value, dict) and set(value) == {""}:
+                return saved[f"a{value['']}"]
             if isinstance(value, dict):
-                return saved[f"a{value['']}"] if set(value) == {""} else {key: join(item) for key, item in value.items()}
+                return {key: join(item) for key, item in value.items()}
             return [join(item) for item in value] if isinstance(value, list) else value
 
         return join(plain)

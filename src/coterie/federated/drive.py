@@ -110,11 +110,11 @@ class Driver:
         if self.start is not None and not isinstance(self.start, (Algorithm, State)):
             given = np.asarray(self.start, dtype=float)
             if given.shape not in (shape, shape[1:]) or not np.isfinite(given).all():
-                raise InvalidInput(f"start must be finite models of shape {shape} or one of {shape[1:]}, got {given.shape}",
+                raise InvalidInput(f"start must be finite models of shape {shape} or {shape[1:]}, got {given.shape}",
                                    remedy="Leave it out to begin from zero")
             models = np.array(np.broadcast_to(given, shape))
-        blank = Progress(stage="", state=None, main=None, models=models, graph=None, believe=self.tol, best=None, scores=None,
-                         round=0)
+        blank = Progress(stage="", state=None, main=None, models=models, graph=None, believe=self.tol, best=None,
+                         scores=None, round=0)
         stage = "weights" if self.weights is not None else "start" if isinstance(self.start, Algorithm) else "main"
         warm = isinstance(self.start, State)
         return replace(blank, stage=stage, state=self.method("main").warm(self.start) if warm else
@@ -130,7 +130,8 @@ class Driver:
             graph = method.graph(state, lambda local: adaptive_graph(local, str(self.weights)))
             self._use(graph)
             stage = "start" if isinstance(self.start, Algorithm) else "main"
-            return replace(now, stage=stage, state=self._carry(state, self.method(stage).begin(now.models), stage), graph=graph)
+            first = self._carry(state, self.method(stage).begin(now.models), stage)
+            return replace(now, stage=stage, state=first, graph=graph)
         if now.stage == "start" and method.finished(state):
             models = method.models(state)
             return replace(now, stage="main", state=self._carry(state, self.method("main").begin(models), "main"),
@@ -234,8 +235,8 @@ class Driver:
         up, down = (sum(e.bytes for e in entries if e.direction == way) for way in ("up", "down"))
         main = self.method("main")
         estimate = float(main.estimate(state)) if stage == "main" else np.nan
-        line = Round(turn, objective, gap, method.labels(state), time.perf_counter() - began, stage, len(queries), answered,
-                     estimate, up, down)
+        line = Round(turn, objective, gap, method.labels(state), time.perf_counter() - began, stage, len(queries),
+                     answered, estimate, up, down)
         self.history.append(line)
         self.lines.append({"round": line, "entries": entries})
         now = self._next(now)
@@ -254,8 +255,9 @@ class Driver:
             judged = proof.start(state, models, empty if duals is None else duals)
         if now.best is not None:
             best, state = now.best, now.main if now.main is not None else now.state
-            judged = replace(proof.start(state, best["now"][~state.aside], best["duals"]), slopes=best["slopes"],
-                             told=best["told"], answers=best["answers"]) if (best["aside"] == state.aside).all() else judged
+            if (best["aside"] == state.aside).all():
+                judged = replace(proof.start(state, best["now"][~state.aside], best["duals"]), slopes=best["slopes"],
+                                 told=best["told"], answers=best["answers"])
         return Outcome(judged.now[~judged.aside], proof.certificate(judged), self.plan, state, self.ledger,
                        tuple(self.history), now.scores, proof.finished(judged), interrupted, seconds)
 
@@ -300,5 +302,5 @@ class Driver:
             return replace(self.method(owner).begin(shape), **values)
 
         return Progress(stage=stage, state=state(saved["state"], "main" if stage == "done" else stage),
-                        main=state(saved["main"], "main"), models=saved["models"], graph=graph, believe=saved["believe"],
-                        best=saved["best"], scores=saved["scores"], round=saved["round"])
+                        main=state(saved["main"], "main"), models=saved["models"], graph=graph,
+                        believe=saved["believe"], best=saved["best"], scores=saved["scores"], round=saved["round"])

@@ -12,10 +12,43 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.federated.protocol import Batch, Ragged
+from coterie.graph import Graph
 from coterie.losses import Loss, Samples
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+
+class Pairs:
+    """The pairs (i, j) of users not set aside, sorted by head, and what is fixed about them.
+
+    Ordered pairs are two for each edge, unordered ones one. `both` says whether a user's step sees the pairs that end
+    at it. Of ordered pairs that both see, each has half of lam: there are two of them.
+    """
+
+    def __init__(self, graph: Graph, lam: float, aside: npt.NDArray[np.bool_], *, ordered: bool, both: bool) -> None:
+        n, (i, j) = graph.n_users, graph.edges.T
+        here = ~aside[i] & ~aside[j]
+        i, j, number = i[here], j[here], np.flatnonzero(here)
+        heads, tails = (np.concatenate([i, j]), np.concatenate([j, i])) if ordered else (i, j)
+        edge = np.tile(number, 2) if ordered else number
+        order = np.lexsort((tails, heads))
+        self.heads, self.tails, self.edge = heads[order], tails[order], edge[order]
+        self.offsets = _offsets(np.bincount(self.heads, minlength=n))
+        self.place = np.arange(len(self.heads)) - self.offsets[self.heads]  # among the pairs of its head
+        self.by_tail = np.argsort(self.tails, kind="stable")
+        self.tail_offsets = _offsets(np.bincount(self.tails, minlength=n))
+        self.radii = (lam / 2 if ordered and both else lam) * graph.weights[self.edge]
+        self.n_tails = np.diff(self.tail_offsets).astype(float) if both else np.zeros(n)
+        self.n_pairs = np.diff(self.offsets) + self.n_tails
+        self.mean_pairs = max(float(self.n_pairs[~aside].mean()), 1.0) if not aside.all() else 1.0
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+
+def _offsets(counts: Ints) -> Ints:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def mean_curvature(hessians: Array) -> Array:
@@ -47,7 +80,8 @@ def pulls(others: Array, difference: Array, hat: Array, offsets: Ints) -> tuple[
     return segment_sums(hat, offsets), segment_sums(others + difference, offsets)
 
 
-def step_centre(models: Array, linear: Array, centres: Array, pairs: Array, rho: float, eta: Array) -> tuple[Array, Array]:
+def step_centre(models: Array, linear: Array, centres: Array, pairs: Array, rho: float,
+                eta: Array) -> tuple[Array, Array]:
     """S2 as one proximal step: minimise f(x) + t/2 ||x - centre||^2 over x.
 
         f(x) + <linear, x> + rho/2 sum_pairs ||x - c_p||^2 + eta/2 ||x - x_old||^2,    centres = sum_pairs c_p
@@ -59,6 +93,11 @@ def step_centre(models: Array, linear: Array, centres: Array, pairs: Array, rho:
 def step_slope(models: Array, linear: Array, centres: Array, pairs: Array, rho: float) -> Array:
     """The slope of all of S2 but f and the Bregman term, at the old model: for the linearised step."""
     return np.asarray(linear + rho * (pairs[:, None] * models - centres))
+
+
+def step_length(eta: Array, stiff: Array, rho: float, pairs: Array) -> Array:
+    """What a linearised step divides its slope by: eta, or where that is 0 the largest curvature of all of S2."""
+    return np.where(eta > 0, eta, stiff + rho * pairs)
 
 
 def differences(heads: Array, others: Array, old: Array, hat: Array, radii: Array, rho: float, eta: float) -> Array:
@@ -112,7 +151,7 @@ def answer_edges(loss: Loss, samples: Samples, queries: Batch, memory: Mapping[s
     # S2: the users' own models.
     stepping = np.flatnonzero(queries.arrays["step"])
     moving = users[stepping]
-    models, values, bends = points, np.empty(0), np.empty(0)
+    models, values, bends, stiff = points, np.empty(0), np.empty(0), np.empty(0)
     if moving.size:
         linear, centres = pulls(seen, difference, hat, offsets)
         pairs = np.diff(offsets) + tails
@@ -126,10 +165,8 @@ def answer_edges(loss: Loss, samples: Samples, queries: Batch, memory: Mapping[s
         if linearised:
             values, slope, hessians = loss.evaluate(samples, points[moving], 2, moving)
             slope = slope + step_slope(points[moving], linear, centres, pairs, rho)
-            length = eta[moving]
-            if not length.all():
-                length = np.where(length > 0, length, stiffness(loss, samples, hessians, moving) + rho * pairs)
-            models[moving] = points[moving] - slope / length[:, None]
+            stiff = stiffness(loss, samples, hessians, moving)
+            models[moving] = points[moving] - slope / step_length(eta[moving], stiff, rho, pairs)[:, None]
         else:
             centre, t = step_centre(points[moving], linear, centres, pairs, rho, eta[moving])
             models[moving] = loss.prox(samples, None, t, centre, users=moving).points
@@ -138,15 +175,18 @@ def answer_edges(loss: Loss, samples: Samples, queries: Batch, memory: Mapping[s
     # S3: their differences, from the models as they were.
     at = positions("update")
     if at.size:
-        difference[at] = differences(points[owner[at]], seen[at], difference[at], hat[at], kept["radii"].values[at], rho,
-                                     eta_z)
+        difference[at] = differences(points[owner[at]], seen[at], difference[at], hat[at], kept["radii"].values[at],
+                                     rho, eta_z)
     new = dict(kept, point=kept["point"]._replace(values=models), others=Ragged(others, offsets),
                difference=Ragged(difference, offsets), hat=Ragged(hat, offsets), quiet=Ragged(quiet, offsets))
     stepped = np.zeros(len(users), dtype=np.int64)
     stepped[stepping] = 1
     counts = queries.ragged["update"].counts if at.size else np.zeros(len(users), dtype=np.int64)
-    return {}, {"model": Ragged.of(models[moving], stepped), "value": Ragged.of(values, stepped),
-                "curvature": Ragged.of(bends, stepped), "difference": Ragged.of(difference[at], counts)}, new
+    told = {"model": Ragged.of(models[moving], stepped), "value": Ragged.of(values, stepped),
+            "curvature": Ragged.of(bends, stepped), "difference": Ragged.of(difference[at], counts)}
+    if linearised:
+        told["stiffness"] = Ragged.of(stiff, stepped)
+    return {}, told, new
 
 
 #: What a user keeps, by the number of axes of a row; "quiet" is its own.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coterie.federated.protocol import FRAME, Batch, Message
+from coterie.federated.protocol import FRAME, Batch, Message, field_size
 
 Ints = npt.NDArray[np.int64]
 
@@ -47,7 +47,7 @@ class Ledger:
 
     def record_one(self, user: int, message: Message, turn: int) -> None:
         """Enter a single answer, whatever it holds."""
-        rows = [(name, array.size, array.nbytes + 3 + 4 * array.ndim) for name, array in message.arrays.items()]
+        rows = [(name, array.size, field_size(array.shape, array.dtype)) for name, array in message.arrays.items()]
         for name, numbers, size in [*rows, ("frame", 0, FRAME)]:
             self.entries.append(Entry(turn, message.kind, "up", name, 1, numbers, size))
             if 0 <= user < self.n_users:

@@ -170,9 +170,10 @@ class Method(ABC):
         here[[] if good is None else good.users] = True
         still = np.zeros(self.plan.n_users, dtype=bool)
         still[[user for user in replies.waiting if 0 <= user < self.plan.n_users]] = True
-        open_ = state.asked >= 0
-        missed = np.where(here, 0, state.missed + (open_ & ~here & ~still))
-        state = replace(state, round=state.round + 1, missed=missed, asked=np.where(open_ & still & ~here, state.asked, -1))
+        unanswered = (state.asked >= 0) & ~here
+        missed = np.where(here, 0, state.missed + (unanswered & ~still))
+        asked = np.where(unanswered & still, state.asked, -1)
+        state = replace(state, round=state.round + 1, missed=missed, asked=asked)
         if self.plan.patience is not None:
             gone = np.flatnonzero((missed >= self.plan.patience) & ~state.aside)
             reason = f"it left {self.plan.patience} questions in a row unanswered"
@@ -211,15 +212,15 @@ class Method(ABC):
                 else:
                     refused.append((int(user), reason))
         parts = [gather(list(singles.items()))] if singles else []
-        for batch in replies.batches:
+        for batch in filter(len, replies.batches):
             wanted = ~state.aside[batch.users] & (state.asked[batch.users] == batch.round)
             wanted &= ~np.isin(batch.users, list(singles))
             finite = np.ones(len(batch), dtype=bool)
             for name, array in batch.arrays.items():
                 rows = array.reshape(len(batch), -1)
                 finite &= (np.isfinite(rows) | (rows == np.inf if name == "conjugate" else False)).all(axis=1)
-            for name, part in batch.ragged.items():
-                rows = part.values.reshape(len(part.values), -1)
+            for part in batch.ragged.values():
+                rows = part.values.reshape(len(part.values), int(np.prod(part.values.shape[1:])))
                 finite[part.owner[~np.isfinite(rows).all(axis=1)]] = False
             refused += [(int(user), "it holds numbers that are not finite") for user in batch.users[wanted & ~finite]]
             parts.append(batch.take(np.flatnonzero(wanted & finite)))
@@ -251,6 +252,11 @@ class Method(ABC):
         n = self.plan.n_users
         return {"round": 0, "asked": np.full(n, -1, dtype=np.int64), "missed": np.zeros(n, dtype=np.int64),
                 "aside": np.zeros(n, dtype=bool)}
+
+    def carried(self, state: State) -> dict[str, Any]:
+        """The common part of a state that follows another method's."""
+        return {"round": state.round, "asked": np.full(self.plan.n_users, -1, dtype=np.int64), "missed": state.missed,
+                "aside": state.aside, "refusals": state.refusals}
 
 
 class Algorithm(ABC):

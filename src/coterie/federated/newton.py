@@ -3,7 +3,7 @@
 Each round the users asked get their model x_i and return f_i, gradient and Hessian there. The server keeps every user's
 last answer, solves the sum-of-norms problem with these quadratics in place of the losses,
 
-    minimise  sum_i [ f_i + <g_i, x_i - p_i> + 1/2 (x_i - p_i)' (H_i + shift_i I) (x_i - p_i) ] + lam sum w ||x_i - x_j||
+    minimise  sum_i [ f_i + <g_i, s_i> + 1/2 s_i' (H_i + shift_i I) s_i ] + lam sum w ||x_i - x_j||,    s_i = x_i - p_i
 
 to high accuracy, and has the new models. Near the optimum the error is squared in every round. Further away a model may
 promise too much: the next answer shows it, since it carries f_i at the new point. Such an answer is put by, shift_i
@@ -38,8 +38,8 @@ class Newton(Algorithm):
 
     Parameters
     ----------
-    select : "needed" asks those users first whose answers are furthest from their models by now; "random" asks uniformly
-        at random. Either asks only as many as participation allows.
+    select : "needed" asks those users first whose answers are furthest from their models by now; "random" asks
+        uniformly at random. Either asks only as many as participation allows.
     rank : 0 sends Hessians exactly, in the shorter of two forms (a low-rank one where users have fewer samples than
         half the coordinates); a number r > 0 sends a multiple of the identity plus rank r, which bends at least as much
         as the Hessian; -1 always sends the triangle.
@@ -143,7 +143,7 @@ class NewtonMethod(Method):
         good = trusted(state.values[users], slopes, bends, replies.arrays["value"]) | ~state.known[users]
         if share is not None:
             good[share.owner] = True
-        # What a model was off by, beside what it promised: the better it was, the sooner a certificate is worth a round.
+        # What a model was off by, beside what it promised: the better it was, the sooner a certificate pays.
         seen = state.known[users] & (bends > 0)
         off = np.abs(replies.arrays["value"] - state.values[users] - slopes - bends)[seen].sum()
         trust = float(np.clip(off / bends[seen].sum(), 1e-4, 1.0)) if seen.any() else 1.0

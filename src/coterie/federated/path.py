@@ -102,7 +102,8 @@ def federate_path(users: Users, loss: Loss, lams: npt.ArrayLike | None = None, *
     def run(lam: float, name: str, by: Algorithm, start: Federated | None, rows: Users | None = None) -> Federated:
         place = None if checkpoint is None else Path(checkpoint) / name
         begin = {} if start is None else {"start": start}
-        return federate(users, loss, lam, algorithm=by, graph=graph, held_out=rows, checkpoint=place, **settings | begin)
+        return federate(users, loss, lam, algorithm=by, graph=graph, held_out=rows, checkpoint=place,
+                        **settings | begin)
 
     spent: list[Federated] = []
     if lams is None or isinstance(graph, str):

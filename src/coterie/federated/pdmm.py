@@ -1,13 +1,13 @@
 """The paper's Algorithm 1, a parallel direction method of multipliers: as printed, and mended.
 
-For every ordered pair (i, j) there are a difference z_ij, a dual mu_ij and an auxiliary dual muhat_ij. A round of S1-S11,
+For every ordered pair (i, j) there are a difference z_ij, a dual mu_ij and an auxiliary dual muhat_ij. A round, with
 r_ij = x_i - x_j - z_ij:
 
     x_i     <- argmin f_i(x) + sum_j <muhat_ij, x> + rho/2 sum_j ||x - x_j - z_ij||^2 + eta B(x, x_i)           (S2)
     z_ij    <- argmin lam w_ij ||z|| - <muhat_ij, z> + rho/2 ||x_i - x_j - z||^2 + eta_z/2 ||z - z_ij||^2         (S3)
     mu_ij   <- mu_ij + tau rho r_ij,      muhat_ij <- mu_ij - nu rho r_ij                                   (S8, S11)
 
-As printed, S2 has the pairs (i, .) only. The augmented Lagrangian also has the pairs (., i), and without them muhat_ij and
+As printed, S2 has the pairs (i, .) only. The augmented Lagrangian also has the pairs (., i); without them muhat_ij and
 muhat_ji drift apart once not everybody takes part. variant="symmetric" has both; it then solves (C) for 2 lam, so it is
 run with lam / 2. The z and mu steps need no data: with edge_state="server" the server does them, and a user gets one
 vector a round, the centre of its proximal step, and never sees another user's model.
@@ -24,6 +24,8 @@ import numpy.typing as npt
 from coterie.certificates import project
 from coterie.errors import InvalidInput
 from coterie.federated import edges
+from coterie.federated.edges import Pairs
+from coterie.federated.fusing import fused
 from coterie.federated.method import Algorithm, Method, Plan, State
 from coterie.federated.protocol import Batch, Ragged
 
@@ -32,7 +34,6 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 _STIFF = 5.0  # rho times the pairs of a user, beside its curvature
 _CHANGES, _OFF = 12, 1.5  # times rho may change, and by what factor it must be off for that
-_CLOSE = (0.0, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)  # distances beside the largest model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,22 +83,20 @@ class PDMM(Algorithm):
                               ("edge_state", ("server", "users")), ("bregman", ("euclidean", "linear")),
                               ("select", ("users", "variables"))):
             if getattr(self, name) not in allowed:
-                raise InvalidInput(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}",
+                raise InvalidInput(f"{name} must be {' or '.join(map(repr, allowed))}, got {getattr(self, name)!r}",
                                    remedy=f"Use {allowed[0]!r}")
-        if self.rho is not None and not (np.isfinite(self.rho) and self.rho > 0):
-            raise InvalidInput(f"rho must be a finite number > 0, got {self.rho!r}", remedy="Leave it at None")
-        if not (np.isfinite(self.tau) and self.tau > 0):
-            raise InvalidInput(f"tau must be a finite number > 0, got {self.tau!r}", remedy="Use 0.8")
+        for name in ("rho", "tau"):
+            value = getattr(self, name)
+            if value is not None and not (np.isfinite(value) and value > 0):
+                raise InvalidInput(f"{name} must be a finite number > 0, got {value!r}", remedy="Leave it out")
         for name in ("eta", "eta_z", "nu"):
             if not (np.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise InvalidInput(f"{name} must be a finite number >= 0, got {getattr(self, name)!r}",
                                    remedy="Leave it out")
-        for name in ("n_primal", "n_dual"):
+        for name, least in (("n_primal", 1), ("n_dual", 1), ("quiet", 0)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidInput(f"{name} must be at least 1, got {value!r}", remedy="Leave it at None")
-        if self.quiet < 0:
-            raise InvalidInput(f"quiet must be a number of updates >= 0, got {self.quiet!r}", remedy="Use for example 5")
+            if value is not None and value < least:
+                raise InvalidInput(f"{name} must be at least {least}, got {value!r}", remedy="Leave it out")
 
     def on(self, plan: Plan, tol: float = 1e-6) -> PDMMMethod:
         return PDMMMethod(plan, self, tol)
@@ -120,6 +119,8 @@ class PDMMState(State):
     renewed: Flags  # (n_pairs,) whose dual changed in the last round
     synced: Flags  # (n_users,) who knows all it must, where users hold the edges
     hushed: Flags  # (n_pairs,) what the users believe to be quiet
+    due_x: Flags  # (n_users,) what users who hold the edges were last told to do
+    due_z: Flags  # (n_pairs,)
     rho: float
     hat_rho: float  # the rho of the last round, with which the auxiliary duals were made
     changes: int
@@ -127,37 +128,6 @@ class PDMMState(State):
     length: float  # of the users' steps, a running mean
     look: int  # the round in which the estimate is made next
     error: float
-
-
-class Pairs:
-    """The pairs (i, j) of users not set aside, sorted by head, and what is fixed about them."""
-
-    def __init__(self, plan: Plan, settings: PDMM, aside: Flags) -> None:
-        n, (i, j) = plan.n_users, plan.graph.edges.T
-        here = ~aside[i] & ~aside[j]
-        i, j, number = i[here], j[here], np.flatnonzero(here)
-        ordered = settings.pairs == "ordered"
-        heads, tails = (np.concatenate([i, j]), np.concatenate([j, i])) if ordered else (i, j)
-        edge = np.tile(number, 2) if ordered else number
-        order = np.lexsort((tails, heads))
-        self.heads, self.tails, self.edge = heads[order], tails[order], edge[order]
-        self.offsets = _offsets(np.bincount(self.heads, minlength=n))
-        self.place = np.arange(len(self.heads)) - self.offsets[self.heads]  # among the pairs of its head
-        self.by_tail = np.argsort(self.tails, kind="stable")
-        self.tail_offsets = _offsets(np.bincount(self.tails, minlength=n))
-        lam = plan.lam / 2 if ordered and settings.variant == "symmetric" else plan.lam
-        self.radii = lam * plan.graph.weights[self.edge]
-        both = settings.variant == "symmetric" or not ordered  # whether a step sees the pairs that end at the user
-        self.n_tails = np.diff(self.tail_offsets).astype(float) if both else np.zeros(n)
-        self.n_pairs = np.diff(self.offsets) + self.n_tails
-        self.mean_pairs = max(float(self.n_pairs[~aside].mean()), 1.0)
-
-    def __len__(self) -> int:
-        return len(self.heads)
-
-
-def _offsets(counts: Ints) -> Ints:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 class PDMMMethod(Method):
@@ -174,19 +144,24 @@ class PDMMMethod(Method):
     def pairs(self, state: State) -> Pairs:
         key = state.aside.tobytes()
         if self._known is None or self._known[0] != key:
-            self._known = key, Pairs(self.plan, self.settings, state.aside)
+            self._known = key, self._pairs(state.aside)
         return self._known[1]
+
+    def _pairs(self, aside: Flags) -> Pairs:
+        return Pairs(self.plan.graph, self.plan.lam, aside, ordered=self.settings.pairs == "ordered", both=self.both)
 
     def begin(self, models: Array) -> PDMMState:
         n, d = self.plan.n_users, self.plan.dim
-        p = len(Pairs(self.plan, self.settings, np.zeros(n, dtype=bool)))
+        pairs = self._pairs(np.zeros(n, dtype=bool))
+        p = len(pairs)
         return PDMMState(
-            **self.fresh, now=models, values=np.zeros(n), slopes=np.zeros((n, d)), curvature=np.full(n, np.nan), sent=models,
-            sent_t=np.zeros(n), difference=np.zeros((p, d)), dual=np.zeros((p, d)), hat=np.zeros((p, d)),
+            **self.fresh, now=models, values=np.zeros(n), slopes=np.zeros((n, d)), curvature=np.full(n, np.nan),
+            sent=models, sent_t=np.zeros(n), difference=np.zeros((p, d)), dual=np.zeros((p, d)), hat=np.zeros((p, d)),
             zeros=np.zeros(p, dtype=np.int64), quiet=np.zeros(p, dtype=bool), moved=np.zeros(n, dtype=bool),
             renewed=np.zeros(p, dtype=bool), synced=np.zeros(n, dtype=bool), hushed=np.zeros(p, dtype=bool),
-            rho=self.settings.rho or 1.0 / self.pairs(State(**self.fresh)).mean_pairs, hat_rho=0.0, changes=0, review=0.0,
-            length=0.0, look=0, error=np.inf)
+            due_x=np.zeros(n, dtype=bool), due_z=np.zeros(p, dtype=bool),
+            rho=self.settings.rho or 1.0 / pairs.mean_pairs, hat_rho=0.0, changes=0, review=0.0, length=0.0, look=0,
+            error=np.inf)
 
     def models(self, state: PDMMState) -> Array:
         return state.now
@@ -225,11 +200,13 @@ class PDMMMethod(Method):
         """S8: which duals are updated: those of the users who took part, or a random set."""
         s, pairs = self.settings, self.pairs(state)
         if s.select == "users":
-            return self._touched(pairs, stepped) & heard[pairs.heads] & ~state.quiet
+            away = ~heard if s.edge_state == "users" else np.zeros_like(heard)
+            return self._touched(pairs, stepped) & ~away[pairs.heads] & ~state.quiet
         size = s.n_dual or max(1, round(self.plan.participation.fraction * len(pairs)))
         picked = np.zeros(len(pairs), dtype=bool)
         picked[np.random.default_rng([self.plan.seed, state.round, 4]).permutation(len(pairs))[:size]] = True
-        return picked & ~state.quiet
+        silent = (state.asked >= 0) & ~heard  # a dual that grows while its user is away runs off
+        return picked & ~state.quiet & ~silent[pairs.heads] & ~silent[pairs.tails]
 
     # -- the round
 
@@ -266,6 +243,11 @@ class PDMMMethod(Method):
         """S2 of every user as one proximal step."""
         eta = np.full(self.plan.n_users, self.settings.eta)
         return edges.step_centre(state.now, *self._pulls(state), self.pairs(state).n_pairs, state.rho, eta)
+
+    def _slope(self, state: PDMMState, users: Ints) -> Array:
+        """What the pairs add to the slope of a linearised step."""
+        linear, centres = (part[users] for part in self._pulls(state))
+        return edges.step_slope(state.now[users], linear, centres, self.pairs(state).n_pairs[users], state.rho)
 
     def _news(self, state: PDMMState, users: Ints) -> Batch:
         """What users who hold their own edges are told: models that moved, their duals, and what they are to do."""
@@ -308,32 +290,55 @@ class PDMMMethod(Method):
         # Where users hold the edges, whoever does not answer is told all anew next time.
         synced = state.synced.copy()
         synced[users] = False
-        return replace(state, sent=sent, sent_t=t, synced=synced)
+        here = np.zeros_like(synced)
+        here[users] = True
+        x, z = self._drawn(replace(state, asked=np.where(here, -1, state.asked)))
+        due_z = np.where(here[self.pairs(state).heads], z, state.due_z)
+        return replace(state, sent=sent, sent_t=t, synced=synced, due_x=np.where(here, x, state.due_x), due_z=due_z)
+
+    def _objections(self, state: PDMMState, replies: Batch) -> list[tuple[int, str]]:
+        if self.settings.edge_state == "server":
+            return []
+        wanted = {name: state.due_x[replies.users].astype(np.int64) for name in ("model", "value", "curvature")}
+        if self.settings.bregman == "linear":
+            wanted["stiffness"] = wanted["model"]
+        heads = self.pairs(state).heads[state.due_z]
+        wanted["difference"] = np.bincount(heads, minlength=self.plan.n_users)[replies.users]
+        wrong = np.zeros(len(replies), dtype=bool)
+        for name, counts in wanted.items():
+            part = replies.ragged.get(name)
+            wrong |= counts != (0 if part is None else part.counts)
+        return [(int(user), "it holds more or fewer rows than were asked for") for user in replies.users[wrong]]
 
     def _forget(self, state: PDMMState, users: Ints) -> PDMMState:
         before = state.aside.copy()
         before[users] = False
-        old = Pairs(self.plan, self.settings, before)
+        old = self._pairs(before)
         kept = ~state.aside[old.heads] & ~state.aside[old.tails]
         rows = {name: getattr(state, name)[kept] for name in
-                ("difference", "dual", "hat", "zeros", "quiet", "renewed", "hushed")}
+                ("difference", "dual", "hat", "zeros", "quiet", "renewed", "hushed", "due_z")}
         return replace(state, **rows, synced=np.zeros_like(state.synced))
 
     def _tell(self, state: PDMMState, replies: Batch) -> PDMMState:
         s, pairs, rho, n = self.settings, self.pairs(state), state.rho, self.plan.n_users
         # What was drawn when the questions of this round were asked.
-        x, z = self._drawn(replace(state, asked=np.where(state.asked == state.round, -1, state.asked)))
+        _, z = self._drawn(replace(state, asked=np.where(state.asked == state.round, -1, state.asked)))
         heard, stepped = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
         heard[replies.users] = True
-        old, difference = state.now, state.difference.copy()
+        old, difference, eta = state.now, state.difference.copy(), np.full(n, s.eta)
         now, values, slopes, curvature = (a.copy() for a in (state.now, state.values, state.slopes, state.curvature))
         if s.edge_state == "users":
             model, found = replies.ragged.get("model"), replies.ragged.get("difference")
-            who = replies.users if model is None else replies.users[model.owner]
-            z = z & heard[pairs.heads]
-            if model is not None and found is not None:
+            who = replies.users[:0] if model is None else replies.users[model.owner]
+            z = state.due_z & heard[pairs.heads]
+            if model is not None:
                 now[who], values[who] = model.values, replies.ragged["value"].values
                 curvature[who] = replies.ragged["curvature"].values
+                stiff = replies.ragged.get("stiffness")
+                if s.bregman == "linear" and stiff is not None:  # the step gives the slope away
+                    pull = self._slope(state, who)
+                    length = edges.step_length(eta[who], stiff.values, rho, pairs.n_pairs[who])
+                    slopes[who] = length[:, None] * (old[who] - now[who]) - pull
             if found is not None:
                 difference[z] = found.values
         else:
@@ -341,10 +346,9 @@ class PDMMMethod(Method):
             values[who], curvature[who] = replies.arrays["value"], replies.arrays["curvature"]
             if s.bregman == "linear":
                 slopes[who] = replies.arrays["gradient"]
-                linear, centres = (part[who] for part in self._pulls(state))
-                slope = slopes[who] + edges.step_slope(old[who], linear, centres, pairs.n_pairs[who], rho)
-                length = s.eta or replies.arrays["stiffness"] + rho * pairs.n_pairs[who]
-                now[who] = old[who] - slope / np.broadcast_to(length, len(who))[:, None]
+                pull = self._slope(state, who)
+                length = edges.step_length(eta[who], replies.arrays["stiffness"], rho, pairs.n_pairs[who])
+                now[who] = old[who] - (slopes[who] + pull) / length[:, None]
             else:
                 now[who] = replies.arrays["point"]
             if s.select == "users":
@@ -354,16 +358,16 @@ class PDMMMethod(Method):
         stepped[who] = True
         if s.bregman == "euclidean":  # the step's optimality: grad f = t (centre - x)
             slopes[who] = state.sent_t[who][:, None] * (state.sent[who] - now[who])
-        everyone = heard if s.edge_state == "users" else np.ones(n, dtype=bool)
-        renewed = self._renewals(state, stepped, everyone)
+        renewed = self._renewals(state, stepped, heard)
         dual, hat = state.dual.copy(), state.hat.copy()
         i, j = pairs.heads[renewed], pairs.tails[renewed]
         dual[renewed] += s.tau * rho * (now[i] - now[j] - difference[renewed])
         hat[renewed] = edges.hats(dual[renewed], now[i], now[j], difference[renewed], rho, s.nu)
         step = float(np.sqrt(((now - old)[who] ** 2).sum(axis=1).mean())) if len(who) else state.length
         state = replace(
-            state, now=now, values=values, slopes=slopes, curvature=curvature, difference=difference, dual=dual, hat=hat,
-            moved=(now != old).any(axis=1), renewed=renewed, synced=state.synced | heard, hat_rho=rho,
+            state, now=now, values=values, slopes=slopes, curvature=curvature, difference=difference, dual=dual,
+            hat=hat, moved=(now != old).any(axis=1), renewed=renewed, hat_rho=rho,
+            synced=state.synced | (heard & (state.asked == state.round)),  # who answers late has missed the news since
             hushed=np.where(heard[pairs.heads], state.quiet, state.hushed), length=0.8 * state.length + 0.2 * step)
         return self._estimated(self._hush(self._tuned(state), z))
 
@@ -406,45 +410,13 @@ class PDMMMethod(Method):
         return project(out, self.plan.lam * self.plan.graph.weights[kept])
 
     def point(self, state: PDMMState) -> tuple[Array, Array | None]:
-        return self._fused(state)[~state.aside], self.duals(state)
-
-    def _fused(self, state: PDMMState) -> Array:
-        """(n_users, dim) models with those that are as good as equal made equal: the coarsest that the users' slopes allow.
-
-        Users are joined where both their z are zero, or where their models are close; of several lengths for "close"
-        the largest is taken whose objective, by the users' values, slopes and curvatures, is no worse.
-        """
-        from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import connected_components
-
-        pairs, n, plan = self.pairs(state), self.plan.n_users, self.plan
-        apart = np.linalg.norm(state.now[pairs.heads] - state.now[pairs.tails], axis=1)
-        zero = np.full(plan.graph.n_edges, True)
-        np.logical_and.at(zero, pairs.edge, ~state.difference.any(axis=1))
-        size = float(np.abs(state.now).max(initial=0.0))
-        graph = plan.graph.subgraph(np.isin(np.arange(plan.graph.n_edges), pairs.edge))
         bend = np.where(np.isfinite(state.curvature), state.curvature, 0.0)
-        best, least = state.now, plan.lam * graph.penalty(state.now)
-        seen = n
-        for close in _CLOSE:
-            joined = zero[pairs.edge] | (apart <= close * size)
-            links = csr_array((np.ones(joined.sum()), (pairs.heads[joined], pairs.tails[joined])), shape=(n, n))
-            count, labels = connected_components(links, directed=False)
-            if count == seen:
-                continue
-            seen = count
-            sums = np.zeros((count, plan.dim))
-            np.add.at(sums, labels, state.now)
-            models = (sums / np.bincount(labels, minlength=count)[:, None])[labels]
-            step = models - state.now
-            rise = float((state.slopes * step).sum() + 0.5 * (bend * (step**2).sum(axis=1)).sum())
-            total = plan.lam * graph.penalty(models) + rise
-            if total <= least + 1e-12 * abs(least):
-                best, least = models, total
-        return best
+        models = fused(self.plan.graph, self.plan.lam, self.pairs(state), state.now, state.difference, state.slopes,
+                       bend)
+        return models[~state.aside], self.duals(state)
 
     def _estimated(self, state: PDMMState) -> PDMMState:
-        """About what a certificate of the fused models would say; made now and then, since it costs more than a round."""
+        """About what a certificate of the fused models would say; made now and then, as it costs more than a round."""
         active = ~state.aside
         if not np.isfinite(state.curvature[active]).all() or state.round < state.look:
             return replace(state, error=np.inf)

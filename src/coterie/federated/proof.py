@@ -1,7 +1,7 @@
 """The certificate over the federation: one round of a few numbers from every user.
 
-For models x and feasible duals y, user i gets x_i and slopes_i = -(B'y)_i and returns f_i(x_i), f_i*(slopes_i), the norm
-of grad f_i(x_i) - slopes_i and f_i(0). Their sums bound the distance to the optimum, whatever the algorithm did.
+For models x and feasible duals y, user i gets x_i and slopes_i = -(B'y)_i and returns f_i(x_i), f_i*(slopes_i), the
+norm of grad f_i(x_i) - slopes_i and f_i(0). Their sums bound the distance to the optimum, whatever the algorithm did.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ class Proof(Method):
         active = ~state.aside
         now = np.zeros((n, d))
         now[active] = models
-        blank = ProofState(round=state.round, asked=np.full(n, -1, dtype=np.int64), missed=state.missed, aside=state.aside,
-                           refusals=state.refusals, now=now, duals=duals, slopes=np.zeros((n, d)),
+        blank = ProofState(**self.carried(state), now=now, duals=duals, slopes=np.zeros((n, d)),
                            told=np.zeros(n, dtype=bool), answers=np.zeros((n, 4)), lack=np.zeros((n, d)), repairs=0)
         return self._put(blank, duals)
 
@@ -92,7 +91,8 @@ class Proof(Method):
     def _tell(self, state: ProofState, replies: Batch) -> ProofState:
         told, answers, lack = state.told.copy(), state.answers.copy(), state.lack.copy()
         told[replies.users] = True
-        answers[replies.users] = np.stack([replies.arrays[k] for k in ("value", "conjugate", "residual", "zero")], axis=1)
+        parts = [replies.arrays[name] for name in ("value", "conjugate", "residual", "zero")]
+        answers[replies.users] = np.stack(parts, axis=1)
         lack[replies.users] = 0.0
         missing = replies.ragged.get("lack")
         if missing is not None:
@@ -115,8 +115,9 @@ class Proof(Method):
         if not self.finished(state):
             conjugates = np.where(state.told[active], conjugates, np.inf)
             values = np.where(state.told[active], values, np.nan)
-        return assembled(problem.lam * problem.graph.penalty(state.now[active]), state.now[active], state.slopes[active],
-                         values, conjugates, residuals, float(np.abs(zero).sum())).with_duals(state.duals)
+        now, penalty = state.now[active], problem.lam * problem.graph.penalty(state.now[active])
+        return assembled(penalty, now, state.slopes[active], values, conjugates, residuals,
+                         float(np.abs(zero).sum())).with_duals(state.duals)
 
 
 def duals_for(plan: Plan, active: Flags, models: Array, gradients: Array) -> Array:
@@ -169,7 +170,7 @@ class Gradients(_Everyone):
     def start(self, state: State, models: Array) -> AskedState:
         now = np.zeros((self.plan.n_users, self.plan.dim))
         now[~state.aside] = models
-        return replace(self.begin(now), round=state.round, aside=state.aside, refusals=state.refusals, missed=state.missed)
+        return replace(self.begin(now), **self.carried(state))
 
     def _ask(self, state: AskedState, users: Ints) -> Batch:
         return Batch(self.kind, state.round, users, {"model": state.now[users]})
@@ -187,7 +188,7 @@ class Scores(_Everyone):
         now = np.zeros((self.plan.n_users, self.plan.dim))
         now[~state.aside] = models
         blank = replace(self.begin(now), found=np.zeros((self.plan.n_users, 3)))
-        return replace(blank, round=state.round, aside=state.aside, refusals=state.refusals, missed=state.missed)
+        return replace(blank, **self.carried(state))
 
     def _ask(self, state: AskedState, users: Ints) -> Batch:
         return Batch(self.kind, state.round, users, {"model": state.now[users]})

@@ -29,10 +29,11 @@ VERSION = 1
 #: What can be asked; the place in the list is the code on the wire, so new kinds go to the end.
 KINDS = ("describe", "local", "expand", "gradient", "prox", "train", "certify", "score", "pdmm")
 #: Names of fields; likewise.
-FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", "diagonal", "rank", "centre", "t", "point",
-          "steps", "rate", "slope", "conjugate", "residual", "zero", "lack", "score", "count", "ridge", "means", "m2",
-          "models", "who", "difference", "dual", "dual_at", "update", "step", "beyond", "settings", "neighbours", "radii",
-          "others", "quiet", "wake", "wake_model", "tails", "hat", "hit", "curvature", "stiffness")
+FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", "diagonal", "rank", "centre", "t",
+          "point", "steps", "rate", "slope", "conjugate", "residual", "zero", "lack", "score", "count", "ridge",
+          "means", "m2", "models", "who", "difference", "dual", "dual_at", "update", "step", "beyond", "settings",
+          "neighbours", "radii", "others", "quiet", "wake", "wake_model", "tails", "hat", "hit", "curvature",
+          "stiffness")
 TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f8"), np.dtype("<i4"))
 _HEAD = struct.Struct("<2sBBIB")
 _MAGIC = b"CT"
@@ -184,22 +185,23 @@ class Batch(Mapping[int, Message]):
 
     def take(self, places: Ints) -> Batch:
         """The messages at these places of the batch."""
-        return Batch(self.kind, self.round, self.users[places], {name: rows[places] for name, rows in self.arrays.items()},
-                     {name: part.take(places) for name, part in self.ragged.items()}, self.shared, self.form)
+        arrays = {name: rows[places] for name, rows in self.arrays.items()}
+        ragged = {name: part.take(places) for name, part in self.ragged.items()}
+        return Batch(self.kind, self.round, self.users[places], arrays, ragged, self.shared, self.form)
 
     def traffic(self) -> list[Traffic]:
         """What every field weighs on the wire, the frames of the messages last."""
         n, none, rows = len(self), np.zeros(len(self), dtype=np.int64), []
         for name, array in self.arrays.items():
             numbers = int(np.prod(array.shape[1:]))
-            rows.append(Traffic(name, none + numbers, none + _size(array.shape[1:], array.dtype), 0, 0))
+            rows.append(Traffic(name, none + numbers, none + field_size(array.shape[1:], array.dtype), 0, 0))
         for name, part in self.ragged.items():
             per = int(np.prod(part.values.shape[1:]))
             head = 3 + 4 * part.values.ndim
             size = np.where(part.counts > 0, head + part.counts * per * _width(part.values.dtype), 0)
             rows.append(Traffic(name, part.counts * per, size, 0, 0))
         if n:
-            rows += [Traffic(name, none, none, array.size, _size(array.shape, array.dtype))
+            rows += [Traffic(name, none, none, array.size, field_size(array.shape, array.dtype))
                      for name, array in self.shared.items()]
         return [*rows, Traffic("frame", none, none + FRAME, 0, 0)]
 
@@ -208,7 +210,8 @@ def _width(dtype: np.dtype[Any]) -> int:
     return TYPES[1 if dtype.kind in "iub" else 0].itemsize
 
 
-def _size(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+def field_size(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Bytes a field takes on the wire."""
     return 3 + 4 * len(shape) + int(np.prod(shape)) * _width(dtype)
 
 
@@ -239,8 +242,9 @@ SCHEMAS: dict[str, Schema] = {
         "step": "1", "settings": "=", "models": "=", "who": "=", "update": "*1", "dual_at": "*1", "dual": "*d",
         "beyond": "*d", "quiet": "*1", "wake": "*1", "wake_model": "*d",
         # All a user must know, when it begins or has missed a round:
-        "point": "*d", "others": "*d", "difference": "*d", "hat": "*d", "neighbours": "*1", "radii": "*1", "tails": "*1",
-    }, {"model": "*d", "value": "*1", "curvature": "*1", "difference": "*d"}),
+        "point": "*d", "others": "*d", "difference": "*d", "hat": "*d", "neighbours": "*1", "radii": "*1",
+        "tails": "*1",
+    }, {"model": "*d", "value": "*1", "curvature": "*1", "stiffness": "*1", "difference": "*d"}),
 }
 _MAY_BE_INFINITE = {"conjugate"}
 
@@ -260,8 +264,10 @@ def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | 
             if form.startswith("*"):
                 continue
             return f"its field {name!r} is missing"
-        if form[-1] in rows and (array.shape[1:] if form[0] == "*" else array.shape) != rows[form[-1]]:
-            return f"its field {name!r} has shape {array.shape}, and {'rows of ' * (form[0] == '*')}{rows[form[-1]]} was expected"
+        shape, several = array.shape, form.startswith("*")
+        if form[-1] in rows and ((several and not shape) or shape[several:] != rows[form[-1]]):
+            expected = f"rows of shape {rows[form[-1]]} were" if several else f"{rows[form[-1]]} was"
+            return f"its field {name!r} has shape {shape}, and {expected} expected"
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             worst = array[~np.isfinite(array)]
             if name not in _MAY_BE_INFINITE or not (worst == np.inf).all():

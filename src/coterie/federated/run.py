@@ -49,9 +49,10 @@ class Federated(Solution):
         return f"{super().__str__()} {self.n_rounds} rounds, {self.ledger}.{left}"
 
 
-def federate(users: Users, loss: Loss, lam: float, *, graph: Graph | str | None = None, algorithm: Algorithm | None = None,
-             participation: Any = 1.0, seed: int = 0, tol: float = 1e-6, max_rounds: int | None = None,
-             start: npt.ArrayLike | Algorithm | Federated | None = None, held_out: Users | None = None, faults: Faults | None = None, patience: int | None = None,
+def federate(users: Users, loss: Loss, lam: float, *, graph: Graph | str | None = None,
+             algorithm: Algorithm | None = None, participation: Any = 1.0, seed: int = 0, tol: float = 1e-6,
+             max_rounds: int | None = None, start: npt.ArrayLike | Algorithm | Federated | None = None,
+             held_out: Users | None = None, faults: Faults | None = None, patience: int | None = None,
              checkpoint: str | os.PathLike[str] | None = None, every: int = 1,
              progress: Callable[[Round], None] | None = None) -> Federated:
     """Solve (C) as a federation does: the server sees answers to its questions, never the data.
@@ -90,12 +91,13 @@ def federate(users: Users, loss: Loss, lam: float, *, graph: Graph | str | None 
         raise InvalidInput("the held-out rows are of other users, or in another order",
                            remedy="Use users.split(...), which keeps all users in order")
     if isinstance(start, Federated) and (start.solver != algorithm.name or len(start.state.asked) != users.n_users):
-        raise InvalidInput(f"the run to begin from is by {start.solver} with {len(start.state.asked)} users, this one by "
-                           f"{algorithm.name} with {users.n_users}", remedy="Give start=run.models instead")
+        raise InvalidInput(f"the run to begin from is by {start.solver} with {len(start.state.asked)} users, this one "
+                           f"by {algorithm.name} with {users.n_users}", remedy="Give start=run.models instead")
     plan = Plan(names=users.names, dim=problem.dim, loss=loss, lam=problem.lam, graph=problem.graph, seed=seed,
                 participation=Participation.of(participation), patience=patience)
     plan.participation.available(0, plan.n_users)  # a trace of another size is refused here
-    driver = Driver(plan, algorithm, LocalRuntime(Data(loss, problem.samples, held_out), faults), tol=tol, max_rounds=max_rounds,
+    runtime = LocalRuntime(Data(loss, problem.samples, held_out), faults)
+    driver = Driver(plan, algorithm, runtime, tol=tol, max_rounds=max_rounds,
                     weights=weights, score=held_out is not None,
                     start=(start.state if isinstance(start, Federated) else
                            start if start is None or isinstance(start, Algorithm) else np.asarray(start)),
@@ -132,8 +134,8 @@ def finish(outcome: Outcome, algorithm: Algorithm, tol: float, problem: Problem 
 
 def fingerprint(plan: Plan, algorithm: Algorithm, tol: float, **more: str) -> dict[str, Any]:
     """What must agree for a saved run to be continued."""
-    trace = plan.participation.trace
-    who = f"{plan.participation.fraction} {plan.participation.count} {None if trace is None else _digest(np.asarray(trace))}"
+    trace = None if plan.participation.trace is None else _digest(np.asarray(plan.participation.trace))
+    who = f"{plan.participation.fraction} {plan.participation.count} {plan.participation.order} {trace}"
     return {"algorithm": repr(algorithm), "loss": repr(plan.loss), "lam": plan.lam, "tol": tol, "seed": plan.seed,
             "participation": who, "number of users": plan.n_users, "length of a model": plan.dim,
             "patience": plan.patience, **more}

@@ -1,12 +1,12 @@
 """Douglas-Rachford splitting: proximal steps of the losses at the users, of the whole penalty at the server.
 
-    x   = argmin  t/2 sum_i ||x_i - s_i||^2 + lam sum w_ij ||x_i - x_j||        at the server: exact clusters, every round
-    w_i = argmin  f_i(w) + t/2 ||w - (2 x_i - s_i)||^2                           at the users who are asked
-    s_i = s_i + relax (w_i - x_i)                                                 for those who answered
+    x   = argmin  t/2 sum_i ||x_i - s_i||^2 + lam sum w_ij ||x_i - x_j||      at the server: exact clusters every round
+    w_i = argmin  f_i(w) + t/2 ||w - (2 x_i - s_i)||^2                         at the users who are asked
+    s_i = s_i + relax (w_i - x_i)                                               for those who answered
 
-The server's step is a convex-clustering problem and goes to the fast solver, whose duals prove the result. Updating some
-s_i only is a random block update of an averaged operator and converges as well (Combettes and Pesquet, 2015). The step
-t is the users' mean curvature, of which each answer brings one number; it changes finitely often, and
+The server's step is a convex-clustering problem and goes to the fast solver, whose duals prove the result. Updating
+some s_i only is a random block update of an averaged operator and converges as well (Combettes and Pesquet, 2015). The
+step t is the users' mean curvature, of which each answer brings one number; it changes finitely often, and
 s <- x + (t / t_new) (s - x) keeps models and duals as they are. For models too long for Hessians.
 """
 
@@ -83,8 +83,8 @@ class SplittingMethod(Method):
         n, d = self.plan.n_users, self.plan.dim
         return SplittingState(
             **self.fresh, now=models, s=models, asked_x=models, asked_t=np.ones(n), w=models, values=np.zeros(n),
-            curvature=np.full(n, np.nan), duals=np.zeros((self.plan.graph.n_edges, d)), t=self.settings.t or 1.0, sigma=0.0,
-            changes=0, review=0.0, error=np.inf)
+            curvature=np.full(n, np.nan), duals=np.zeros((self.plan.graph.n_edges, d)), t=self.settings.t or 1.0,
+            sigma=0.0, changes=0, review=0.0, error=np.inf)
 
     def warm(self, state: SplittingState) -> SplittingState:
         return replace(state, **{**self.fresh, "aside": state.aside, "refusals": state.refusals}, review=0.0, changes=0)
