@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 OUT    ?= demo
+FLOWER := $(VENV)/.flower
+COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+    --python-version 3.11
 
 .PHONY: help env demo test test-all lint docs bench lock clean
 .DEFAULT_GOAL := help
@@ -27,6 +30,12 @@ $(READY): requirements.lock pyproject.toml
 	fi
 	@touch $@
 
+$(FLOWER): $(READY) requirements-flower.lock
+	@echo "Adding Flower to $(VENV) (about a minute) ..."
+	@if command -v uv >/dev/null 2>&1; then uv pip install --quiet --python $(BIN)/python -r requirements-flower.lock; \
+	else $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-flower.lock; fi
+	@touch $@
+
 demo: $(READY)  ## the paper's data, solved and certified, with a picture
 	@$(BIN)/coterie demo --out $(OUT)
 
@@ -48,10 +57,10 @@ docs: $(READY)  ## build the documentation into site/, strictly
 bench: $(READY)  ## run the benchmarks, alone on the machine
 	@for script in startup losses loading solvers; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
-lock: $(READY)  ## pin the newest versions that fit pyproject.toml
+lock: $(READY)  ## pin the newest versions that fit pyproject.toml, with Flower and without
 	@$(BIN)/python -m pip install --quiet uv
-	@$(BIN)/uv pip compile --quiet --universal --upgrade --all-extras --no-header --no-annotate --no-emit-index-url \
-	    --no-emit-find-links --python-version 3.11 pyproject.toml -o requirements.lock
+	@$(COMPILE) --upgrade --all-extras pyproject.toml -o requirements-flower.lock
+	@$(COMPILE) --upgrade --extra dev --constraint requirements-flower.lock pyproject.toml -o requirements.lock
 
 clean:  ## remove what was made
 	rm -rf $(VENV) site demo .mypy_cache .pytest_cache .ruff_cache

@@ -6,6 +6,7 @@ Messages count rows from 0, as in the caller's input (in a CSV file, without the
 from __future__ import annotations
 
 import difflib
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
 from decimal import Decimal
@@ -172,3 +173,17 @@ def _read(path: str | PathLike[str], reader: Callable[[Any], Any]) -> Any:
     if not len(frame):
         raise InvalidInput("The file has no rows", where=str(path), remedy="Check that it was written completely")
     return frame
+
+
+def write_parquet(columns: dict[str, list[Any]], path: str | PathLike[str]) -> None:
+    """Columns as a Parquet file, put in place in one step."""
+    try:
+        import polars
+    except ImportError as error:
+        raise MissingExtra("polars", "tables", "Writing Parquet files") from error
+    # Names of several types in one column are written as texts.
+    plain = {name: values if len({type(value) for value in values}) <= 1 else list(map(str, values))
+             for name, values in columns.items()}
+    new = f"{os.fspath(path)}.new"
+    polars.DataFrame(plain).write_parquet(new)
+    os.replace(new, path)

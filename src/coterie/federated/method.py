@@ -45,6 +45,7 @@ class Plan:
     graph: Graph
     participation: Participation = field(default_factory=Participation)
     seed: int = 0
+    features: tuple[str, ...] = ("x0",)  # what the users' columns are called
     patience: int | None = None  # questions a user may leave unanswered one after the other before it is set aside
 
     def __post_init__(self) -> None:
@@ -56,14 +57,14 @@ class Plan:
 
     def problem(self, active: Flags, loss: Loss | None = None) -> Problem:
         """The problem of the active users as the server sees it: with the data, and so the losses, elsewhere."""
-        return Problem(ghosts([name for name, here in zip(self.names, active, strict=True) if here]),
+        return Problem(ghosts([name for name, here in zip(self.names, active, strict=True) if here], self.features),
                        Remote(loss=self.loss, length=self.dim) if loss is None else loss, self.lam,
                        self.graph if active.all() else self.graph.take(active))
 
 
-def ghosts(names: list[Any] | tuple[Any, ...]) -> Users:
+def ghosts(names: list[Any] | tuple[Any, ...], features: tuple[str, ...] = ("x0",)) -> Users:
     """Users by name alone."""
-    return Users(np.empty((0, 1)), None, np.zeros(len(names) + 1, dtype=np.int64), tuple(names), ("x0",))
+    return Users(np.empty((0, len(features))), None, np.zeros(len(names) + 1, dtype=np.int64), tuple(names), features)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,6 +84,7 @@ class Replies(NamedTuple):
     batches: tuple[Batch, ...] = ()  # well-formed answers, many at once
     singles: tuple[tuple[int, Message], ...] = ()  # answers one by one: from the wire, or out of order
     waiting: tuple[int, ...] = ()  # users whose answer may still come
+    refused: tuple[tuple[int, str], ...] = ()  # users who sent what is no message at all, and why
 
 
 class Method(ABC):
@@ -196,7 +198,7 @@ class Method(ABC):
 
     def _screened(self, state: Any, replies: Replies) -> tuple[Batch | None, list[tuple[int, str]]]:
         """All answers to open questions as one batch, and who sent something else, with the reason."""
-        refused: list[tuple[int, str]] = []
+        refused = [(user, reason) for user, reason in replies.refused if not state.aside[user]]
         singles: dict[int, Message] = {}
         for user, message in replies.singles:
             if not (isinstance(user, (int, np.integer)) and 0 <= user < self.plan.n_users):

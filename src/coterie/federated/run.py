@@ -94,7 +94,7 @@ def federate(users: Users, loss: Loss, lam: float, *, graph: Graph | str | None 
         raise InvalidInput(f"the run to begin from is by {start.solver} with {len(start.state.asked)} users, this one "
                            f"by {algorithm.name} with {users.n_users}", remedy="Give start=run.models instead")
     plan = Plan(names=users.names, dim=problem.dim, loss=loss, lam=problem.lam, graph=problem.graph, seed=seed,
-                participation=Participation.of(participation), patience=patience)
+                participation=Participation.of(participation), patience=patience, features=users.feature_names)
     plan.participation.available(0, plan.n_users)  # a trace of another size is refused here
     runtime = LocalRuntime(Data(loss, problem.samples, held_out), faults)
     driver = Driver(plan, algorithm, runtime, tol=tol, max_rounds=max_rounds,
@@ -102,7 +102,7 @@ def federate(users: Users, loss: Loss, lam: float, *, graph: Graph | str | None 
                     start=(start.state if isinstance(start, Federated) else
                            start if start is None or isinstance(start, Algorithm) else np.asarray(start)),
                     checkpoint=None if checkpoint is None else Checkpoint(checkpoint), every=every, progress=progress,
-                    fingerprint=fingerprint(plan, algorithm, tol, graph=weights or _digest(problem.graph.weights,
+                    fingerprint=fingerprint(plan, algorithm, tol, graph=weights or digest(problem.graph.weights,
                                             problem.graph.pairs), data=_data_digest(users), start=_start_text(start)))
     return finish(driver.run(), algorithm, tol, problem)
 
@@ -134,25 +134,26 @@ def finish(outcome: Outcome, algorithm: Algorithm, tol: float, problem: Problem 
 
 def fingerprint(plan: Plan, algorithm: Algorithm, tol: float, **more: str) -> dict[str, Any]:
     """What must agree for a saved run to be continued."""
-    trace = None if plan.participation.trace is None else _digest(np.asarray(plan.participation.trace))
+    trace = None if plan.participation.trace is None else digest(np.asarray(plan.participation.trace))
     who = f"{plan.participation.fraction} {plan.participation.count} {plan.participation.order} {trace}"
     return {"algorithm": repr(algorithm), "loss": repr(plan.loss), "lam": plan.lam, "tol": tol, "seed": plan.seed,
             "participation": who, "number of users": plan.n_users, "length of a model": plan.dim,
             "patience": plan.patience, **more}
 
 
-def _digest(*arrays: npt.NDArray[Any] | None) -> str:
-    digest = hashlib.sha256()
+def digest(*arrays: npt.NDArray[Any] | None) -> str:
+    """A short name for these numbers."""
+    sums = hashlib.sha256()
     for array in arrays:
-        digest.update(b"none" if array is None else np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()[:16]
+        sums.update(b"none" if array is None else np.ascontiguousarray(array).tobytes())
+    return sums.hexdigest()[:16]
 
 
 def _data_digest(users: Users) -> str:
-    return _digest(users.features, users.targets, users.offsets, np.frombuffer(repr(users.names).encode(), np.uint8))
+    return digest(users.features, users.targets, users.offsets, np.frombuffer(repr(users.names).encode(), np.uint8))
 
 
 def _start_text(start: Any) -> str:
     if isinstance(start, Federated):
-        return _digest(start.models, np.array(start.lam))
-    return repr(start) if start is None or isinstance(start, Algorithm) else _digest(np.asarray(start, dtype=float))
+        return digest(start.models, np.array(start.lam))
+    return repr(start) if start is None or isinstance(start, Algorithm) else digest(np.asarray(start, dtype=float))

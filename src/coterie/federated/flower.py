@@ -1,0 +1,338 @@
+"""coterie as a Flower app: the same questions and answers, carried by SuperLink and SuperNodes.
+
+`client` answers for the users its node holds; `server` runs any algorithm of the protocol. One message goes to each
+node with the questions for all its users, in coterie's own wire form; identity is the users' names, never the node's
+number.
+A node's process is new for every message, so what a user must remember lies on the node's disk (`state-dir`), with the
+round it is from and the state before it: of a round the server never heard of, nothing remains.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.errors import CoterieError, Incompatible, MissingExtra
+
+try:
+    from flwr.app import ConfigRecord, Context, RecordDict
+    from flwr.app import Message as Envelope
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+except ImportError as error:  # pragma: no cover - depends on what is installed
+    raise MissingExtra("flwr", "flower", "Running on Flower") from error
+
+from coterie.federated import service, sources
+from coterie.federated.checkpoint import pack, unpack
+from coterie.federated.client import Data, answer_all
+from coterie.federated.drive import Round
+from coterie.federated.method import Replies
+from coterie.federated.protocol import VERSION, BadMessage, Batch, Message, Query, Ragged, Reply, decode, gather, misfit
+from coterie.users import Standardizer, Users
+
+log = logging.getLogger("coterie.federated")
+logger = logging.getLogger("flwr")  # what Flower shows as the run's log
+_MOST = 1 << 28  # bytes of one user's answer
+
+client = ClientApp()
+server = ServerApp()
+
+# -- at the node ------------------------------------------------------------------------------------------------------
+
+
+@client.query("users")
+def _users(message: Envelope, context: Context) -> Envelope:
+    """Who is here: names, columns, classes."""
+    try:
+        users = sources.load(_config(message, context))
+        largest = users.targets.max() if users.targets is not None and users.n_samples else 0.0
+        told = {"names": json.dumps(list(users.names)), "features": json.dumps(list(users.feature_names)),
+                "classes": int(largest) + 1 if 0 <= largest < 1e6 else 0, "version": VERSION}
+    except (CoterieError, OSError, ValueError) as error:
+        told = {"error": str(error)}
+    return Envelope(RecordDict({"users": ConfigRecord(told)}), reply_to=message)
+
+
+@client.train("answer")
+def _answer(message: Envelope, context: Context) -> Envelope:
+    """The answers of the users of this node."""
+    config = _config(message, context)
+    users = sources.load(config)
+    queries = {json.loads(name): decode(bytes(data), Query) for name, data in message.content["queries"].items()}
+    loss = sources.loss(str(config["loss"]), str(config["loss-options"]))
+    held = None
+    if float(config.get("held-out", 0.0)) > 0:
+        parts = sources.held_out(users, float(config["held-out"]), int(config["seed"]))
+        users, held = parts.train, parts.test
+    if config.get("scale"):
+        scaler = Standardizer(np.array(config["means"], dtype=float), np.array(config["scale"], dtype=float))
+        users, held = scaler.transform(users), None if held is None else scaler.transform(held)
+    data = Data(loss, loss.prepare(users), held)
+    bases = json.loads(str(config.get("bases", "{}")))
+    memory = _Memory(config, context)
+    asked = []
+    for name, query in queries.items():
+        if name in users.names and misfit(query, query.kind, data.samples.dim, "query") is None:
+            known = memory.recall(name, int(bases.get(json.dumps(name), -1)))
+            if query.kind != "pdmm" or known or "point" in query.arrays:
+                asked.append((users.index(name), query))
+    told = {}
+    if asked:
+        data = replace(data, memory=memory.stacked(users, data.samples.dim))
+        replies = answer_all(data, gather(asked, "query"))
+        told = {json.dumps(users.names[k]): reply.encode() for k, reply in replies.items()}
+        if replies.memory:
+            memory.keep(users, replies)
+    return Envelope(RecordDict({"answers": ConfigRecord(told)}), reply_to=message)
+
+
+def _config(message: Envelope, context: Context) -> dict[str, Any]:
+    """What the server says of the run; what the node's owner says of its data comes first."""
+    said = dict(message.content["config"])
+    own = dict(context.node_config)
+    if "data" in own:
+        said = {key: value for key, value in said.items() if key not in ("data", "path", "user", "target", "split")}
+    return {**said, **own}
+
+
+class _Memory:
+    """What users of this node remember: after the last question, and before it."""
+
+    def __init__(self, config: Mapping[str, Any], context: Context) -> None:
+        self.folder = Path(str(config["state-dir"])) if config.get("state-dir") else None
+        self.run, self.context = str(config.get("run", "")), context
+        self.found: dict[Any, dict[str, Any]] = {}
+
+    def _file(self, name: Any) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{json.dumps(name).encode().hex()[:120]}.coterie"
+
+    def recall(self, name: Any, base: int) -> bool:
+        """Whether the user remembers the round the server last heard of."""
+        if self.folder is not None:
+            saved = unpack(self._file(name).read_bytes()) if self._file(name).exists() else None
+        else:
+            kept = self.context.state.get("memory", {})
+            saved = unpack(bytes(kept[json.dumps(name)])) if json.dumps(name) in kept else None
+        if saved is None or saved["run"] != self.run:
+            return False
+        for part in ("now", "before"):
+            if saved[part] is not None and saved[part]["round"] == base:
+                self.found[name] = saved[part]
+                return True
+        return False
+
+    def stacked(self, users: Users, dim: int) -> dict[str, Ragged]:
+        """The memory of all users of the node; those without one have an empty one."""
+        if not self.found:
+            return {}
+        blank = {"point": np.zeros((1, dim)), "tails": np.zeros(1), "neighbours": np.zeros(0, dtype=np.int64),
+                 "quiet": np.zeros(0, dtype=bool), "radii": np.zeros(0), "others": np.zeros((0, dim)),
+                 "difference": np.zeros((0, dim)), "hat": np.zeros((0, dim))}
+        rows = [self.found.get(name, {"memory": blank})["memory"] for name in users.names]
+        counts = {field: np.array([len(row[field]) for row in rows]) for field in blank}
+        return {field: Ragged.of(np.concatenate([row[field] for row in rows]), counts[field]) for field in blank}
+
+    def keep(self, users: Users, replies: Batch) -> None:
+        for k in replies.users.tolist():
+            name = users.names[k]
+            now = {"round": replies.round, "memory": {field: part.rows(k) for field, part in replies.memory.items()}}
+            data = pack({"run": self.run, "now": now, "before": self.found.get(name)})
+            if self.folder is not None:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                new = self._file(name).with_suffix(".new")
+                new.write_bytes(data)
+                os.replace(new, self._file(name))
+            else:
+                record = self.context.state.get("memory") or ConfigRecord()
+                record[json.dumps(name)] = data
+                self.context.state["memory"] = record
+
+
+# -- at the server ----------------------------------------------------------------------------------------------------
+
+
+class FlowerRuntime:
+    """Carries questions through Flower's Grid. A round lasts until all have answered, or `deadline` seconds."""
+
+    def __init__(self, grid: Grid, config: Mapping[str, Any], *, deadline: float, poll: float = 0.1) -> None:
+        self.grid, self.config, self.deadline, self.poll = grid, dict(config), deadline, poll
+        self.home: dict[Any, int] = {}  # user -> node
+        self.met: dict[int, dict[str, Any]] = {}  # node -> what it said of itself
+        self.names: tuple[Any, ...] = ()
+        self.acked: dict[int, int] = {}  # user -> round of its last answer heard
+        self.pending: dict[str, tuple[int, list[int], int]] = {}  # message -> node, users asked, round
+
+    # who is there
+
+    def meet(self) -> None:
+        """Ask nodes not met before who they hold; drop those that are gone."""
+        live = set(self.grid.get_node_ids())
+        self.met = {node: told for node, told in self.met.items() if node in live}
+        self.home = {user: node for user, node in self.home.items() if node in live}
+        new = sorted(live - self.met.keys())
+        envelopes = [Envelope(RecordDict({"config": ConfigRecord(self.config)}), node, "query.users", ttl=self.deadline)
+                     for node in new]
+        for node, envelope in self._carry(envelopes, new).items():
+            told = dict(envelope.content["users"]) if "users" in envelope.content else {"error": "it did not say"}
+            if "error" not in told and told.get("version") != VERSION:
+                told = {"error": f"it speaks version {told.get('version')} of the protocol, the server {VERSION}"}
+            self.met[node] = told
+            if "error" in told:
+                log.warning("node %d cannot take part: %s", node, told["error"])
+                continue
+            for name in json.loads(str(told["names"])):
+                if self.home.setdefault(name, node) != node:
+                    log.warning("node %d says it holds user %r, who is at node %d already: refused", node, name,
+                                self.home[name])
+
+    def _carry(self, envelopes: list[Envelope], nodes: list[int]) -> dict[int, Envelope]:
+        ids = list(self.grid.push_messages(envelopes)) if envelopes else []
+        waiting = {number: node for number, node in zip(ids, nodes, strict=True) if number}
+        answers, end = {}, time.monotonic() + self.deadline
+        while waiting and time.monotonic() < end:
+            for envelope in self._pulled(waiting):
+                node = waiting.pop(envelope.metadata.reply_to_message_id, None)
+                if node is not None and not envelope.has_error():
+                    answers[node] = envelope
+            if waiting:
+                time.sleep(self.poll)
+        return answers
+
+    def _pulled(self, ids: Iterable[str]) -> list[Envelope]:
+        return list(self.grid.pull_messages(list(ids)))
+
+    # a round
+
+    def exchange(self, queries: Batch) -> Replies:
+        end = time.monotonic() + self.deadline
+        self.meet()
+        while len(queries) and not any(self.names[k] in self.home for k in queries.users) and time.monotonic() < end:
+            time.sleep(max(self.poll, 0.5))  # nobody to ask is there: wait for someone
+            self.meet()
+        by_node: dict[int, list[int]] = {}
+        for k in queries.users.tolist():
+            if self.names[k] in self.home:
+                by_node.setdefault(self.home[self.names[k]], []).append(k)
+        nodes = sorted(by_node)
+        envelopes = [self._envelope(node, by_node[node], queries) for node in nodes]
+        ids = list(self.grid.push_messages(envelopes)) if envelopes else []
+        for number, node in zip(ids, nodes, strict=True):
+            if number:
+                self.pending[number] = node, by_node[node], queries.round
+        singles: list[tuple[int, Message]] = []
+        refused: list[tuple[int, str]] = []
+        fresh = set(ids)
+        while time.monotonic() < end:
+            for envelope in self._pulled(self.pending) if self.pending else ():
+                asked = self.pending.pop(envelope.metadata.reply_to_message_id, None)
+                if asked is not None and not envelope.has_error():
+                    self._open(envelope, asked[1], singles, refused)
+                elif asked is not None:
+                    log.info("node %d did not answer: %s", asked[0], envelope.error.reason or envelope.error.code)
+            if not fresh & self.pending.keys():
+                break
+            time.sleep(self.poll)
+        live = set(self.grid.get_node_ids()) if self.pending else set()
+        self.pending = {number: asked for number, asked in self.pending.items() if asked[0] in live}
+        waiting = tuple(k for _, users, _ in self.pending.values() for k in users)
+        return Replies(singles=tuple(singles), waiting=waiting, refused=tuple(refused))
+
+    def _envelope(self, node: int, users: list[int], queries: Batch) -> Envelope:
+        asked = {json.dumps(self.names[k]): queries[k].encode() for k in users}
+        bases = {json.dumps(self.names[k]): self.acked.get(k, -1) for k in users}
+        config = {**self.config, "bases": json.dumps(bases)}
+        content = RecordDict({"config": ConfigRecord(config), "queries": ConfigRecord(asked)})
+        return Envelope(content, node, "train.answer", ttl=10 * self.deadline, group_id=str(queries.round))
+
+    def _open(self, envelope: Envelope, users: list[int], singles: list[tuple[int, Message]],
+              refused: list[tuple[int, str]]) -> None:
+        """The answers in an envelope; of users who were asked in it only."""
+        told = envelope.content.get("answers", {})
+        for k in users:
+            data = told.get(json.dumps(self.names[k])) if isinstance(told, Mapping) else None
+            if data is None:
+                continue
+            try:
+                if not isinstance(data, bytes):
+                    raise BadMessage(f"it is a {type(data).__name__}, not bytes")
+                reply = decode(data, Reply, _MOST)
+            except BadMessage as error:
+                refused.append((k, str(error).rstrip(".")))
+                continue
+            singles.append((k, reply))
+            self.acked[k] = reply.round
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"acked": [[k, turn] for k, turn in self.acked.items()]}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self.acked = {int(k): int(turn) for k, turn in saved["acked"]}
+
+    # the start
+
+    def gather(self, expected: int, patience: float) -> tuple[tuple[Any, ...], tuple[str, ...], int]:
+        """Wait for users: their names in order, their columns, and how many classes they know."""
+        end = time.monotonic() + patience
+        self.meet()
+        while len(self.home) < max(expected, 1) and time.monotonic() < end:
+            time.sleep(0.5)
+            self.meet()
+        if len(self.home) < max(expected, 1):
+            errors = "; ".join(sorted({str(told["error"]) for told in self.met.values() if "error" in told}))
+            raise Incompatible(f"{len(self.home)} of {max(expected, 1)} users came within {patience:g} s. Start the "
+                               f"other nodes, or lower `users`.{' Nodes said: ' + errors if errors else ''}")
+        columns = {tuple(json.loads(str(self.met[node]["features"]))) for node in self.home.values()}
+        if len(columns) > 1:
+            first, second = sorted(columns)[:2]
+            raise Incompatible(f"The nodes have different columns: {', '.join(first)} and {', '.join(second)}. "
+                               "Give all of them the same features in the same order.")
+        classes = max(int(self.met[node]["classes"]) for node in self.home.values())
+        return ordered(self.home), columns.pop(), classes
+
+
+def ordered(names: Iterable[Any]) -> tuple[Any, ...]:
+    """By name where names can be sorted, as `Users` orders them; else as they came."""
+    given = list(names)
+    try:
+        return tuple(sorted(given))
+    except TypeError:
+        return tuple(given)
+
+
+@server.main()
+def _main(grid: Grid, context: Context) -> None:
+    """A whole run: wait for the users, run the algorithm, prove the result, write the run folder."""
+    from coterie import runs
+
+    config = service.settings_of(dict(context.run_config))
+    out = Path(str(config["out"]))
+    runtime = FlowerRuntime(grid, service.for_nodes(config), deadline=float(config["round-timeout"]),
+                            poll=float(config["poll"]))
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "rounds.jsonl").open("a", encoding="utf-8") as lines:
+        def told(line: Round) -> None:
+            values = {name: None if value != value or value in (np.inf, -np.inf) else value
+                      for name, value in line._asdict().items()}
+            lines.write(json.dumps(values) + "\n")
+            lines.flush()
+            logger.info("round %d (%s): %d of %d answered, %d cluster(s), gap %s", line.iteration, line.stage,
+                        line.answered, line.asked, line.n_clusters,
+                        f"{line.gap:.2e}" if np.isfinite(line.gap) else f"about {line.estimate:.1e}")
+
+        try:
+            found = service.serve(runtime, config, told)
+        except CoterieError as error:
+            runs.put(out / "error.txt", str(error).encode())
+            logger.error("%s", error)
+            raise
+    runs.write(out, found, config)
+    logger.info("%s", found)

@@ -1,0 +1,124 @@
+"""A run as a folder: what was asked, what came out, in files other programs read.
+
+    run.json         settings, versions, status, gap, number of clusters, and of a federated run rounds and bytes
+    models.csv       a line for every user: its cluster and its model
+    clusters.csv     a line for every cluster: how many users, and their model
+    ledger.csv       what crossed, of a federated run: by round, kind, direction and field
+    solution.coterie models, duals and graph, for `read`
+
+Tables are written as Parquet too where polars is installed. Every file is written beside the old one and put in its
+place in one step: an interrupted write leaves no half file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.errors import InvalidInput, MissingExtra
+from coterie.federated.checkpoint import pack, unpack
+from coterie.federated.run import Federated
+from coterie.inputs import write_parquet
+from coterie.losses import Multinomial
+from coterie.losses.base import AffineLoss
+from coterie.losses.remote import Remote
+from coterie.problem import Problem
+from coterie.solution import Solution
+
+Array = npt.NDArray[np.float64]
+
+
+def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[str, Any]) -> Path:
+    """Write a solution as a run folder; `settings` is what the user asked for."""
+    from coterie import __version__
+
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    certificate, problem = solution.certificate, solution.problem
+    told: dict[str, Any] = {
+        "coterie": __version__, "numpy": np.__version__, "python": platform.python_version(),
+        "settings": dict(settings), "status": solution.status.name, "sentence": solution.status.value,
+        "lam": solution.lam,
+        "n_users": problem.n_users, "dim": problem.dim, "n_clusters": solution.n_clusters,
+        "gap": _number(solution.gap), "objective": _number(certificate.objective), "bound": _number(certificate.bound),
+        "solver": solution.solver, "seconds": round(solution.seconds, 3)}
+    if isinstance(solution, Federated):
+        ledger = solution.ledger
+        told |= {"n_rounds": solution.n_rounds, "bytes": ledger.bytes, "bytes_up": ledger.bytes_up,
+                 "bytes_down": ledger.bytes_down, "numbers_up": ledger.numbers_up, "numbers_down": ledger.numbers_down,
+                 "aside": {str(name): reason for name, reason in solution.aside.items()},
+                 "refusals": [[turn, str(name), reason] for turn, name, reason in solution.refusals]}
+        put(place / "ledger.csv", table(["round", "kind", "direction", "field", "messages", "numbers", "bytes"],
+                                        ledger.entries))
+    columns = coefficient_names(problem)
+    labels, models = solution.labels, solution.models
+    users: dict[str, list[Any]] = {"user": list(problem.users.names), "cluster": labels.tolist()}
+    users |= {name: models[:, k].tolist() for k, name in enumerate(columns)}
+    first = np.unique(labels, return_index=True)[1]
+    clusters: dict[str, list[Any]] = {"cluster": labels[first].tolist(), "users": np.bincount(labels).tolist()}
+    clusters |= {name: models[first, k].tolist() for k, name in enumerate(columns)}
+    for name, rows in (("models", users), ("clusters", clusters)):
+        put(place / f"{name}.csv", table(list(rows), zip(*rows.values(), strict=True)))
+    with contextlib.suppress(MissingExtra):
+        write_parquet(users, place / "models.parquet")
+    put(place / "solution.coterie", pack({
+        "models": models, "duals": solution.duals, "names": list(problem.users.names), "lam": solution.lam,
+        "weights": problem.graph.weights, "pairs": problem.graph.pairs, "features": list(problem.users.feature_names)}))
+    put(place / "run.json", json.dumps(told, indent=1, ensure_ascii=False, default=str).encode())
+    return place
+
+
+def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `write` wrote: run.json, and the solution's arrays."""
+    place = Path(folder)
+    if not (place / "run.json").exists():
+        raise InvalidInput(f"{place} is not a run folder: it holds no run.json",
+                           remedy="Give the folder that was named with --out")
+    try:
+        told = json.loads((place / "run.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidInput(f"{place / 'run.json'} cannot be read: {error}", remedy="Run it again") from error
+    return told, unpack((place / "solution.coterie").read_bytes(), str(place / "solution.coterie"))
+
+
+def coefficient_names(problem: Problem) -> list[str]:
+    """What each coordinate of a model is."""
+    loss = problem.loss.loss if isinstance(problem.loss, Remote) else problem.loss
+    names = list(problem.users.feature_names)
+    if isinstance(loss, AffineLoss) and loss.intercept:
+        names.append("intercept")
+    if isinstance(loss, Multinomial):
+        outputs = problem.dim // max(len(names), 1)
+        names = [f"{name}.{k}" for name in names for k in range(outputs)]
+    return names if len(names) == problem.dim else [f"m{k}" for k in range(problem.dim)]
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
+    """CSV."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return stream.getvalue().encode()
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a file in one step."""
+    new = path.with_name(path.name + ".new")
+    new.write_bytes(data)
+    os.replace(new, path)
+
+
+def _number(value: float) -> float | None:
+    """JSON knows no inf and no nan."""
+    return float(value) if np.isfinite(value) else None
