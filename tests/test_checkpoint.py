@@ -13,7 +13,8 @@ import pytest
 
 import coterie as ct
 from coterie.datasets import clustered
-from coterie.federated.checkpoint import Checkpoint, pack, unpack
+from coterie.federated.checkpoint import Checkpoint
+from coterie.packing import pack, unpack
 
 SCRIPT = """
 import sys

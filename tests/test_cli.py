@@ -77,14 +77,14 @@ def test_an_interrupt_shows_what_there_is_and_ends_with_130(tmp_path, where):
     """SIGINT from inside the first solve, or from inside the path: the certified point is shown, the rest left out."""
     code = f"""
 import os, signal, sys
-import coterie.cli as cli
+import coterie.cli.demo as cli, coterie.cli as whole
 real = cli.{where}
 def hit(*args, **settings):
     settings["progress"] = lambda *_: os.kill(os.getpid(), signal.SIGINT)
     return real(*args, **settings)
 cli.{where} = hit
 sys.argv = ["coterie", "demo", "--out", "here", "--tol", "{'1e-14' if where == 'solve' else '1e-8'}"]
-cli.main()
+whole.main()
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 130, done.stderr

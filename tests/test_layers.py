@@ -14,6 +14,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "coterie"
 #: A module may import modules of lower layers, and of its own package.
 LAYERS = [
     {"errors", "kernels", "local"},
+    {"packing"},
     {"inputs"},
     {"users", "graph"},
     {"losses"},
@@ -26,6 +27,7 @@ LAYERS = [
     {"recovery"},
     {"select"},
     {"groups"},
+    {"runs"},
     {"federated"},
     {"plots"},
     {"cli"},
@@ -34,7 +36,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: Where each third-party adapter may be imported.
 HOMES = {
     "cvxpy": {"solvers"}, "matplotlib": {"plots"}, "typer": {"cli"}, "rich": {"cli"}, "polars": {"inputs"},
-    "numba": {"kernels", "solvers"},
+    "numba": {"kernels", "solvers"}, "flwr": {"federated"}, "cryptography": {"federated"},
 }
 
 

@@ -26,12 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.errors import InvalidInput, MissingExtra
-from coterie.federated.checkpoint import pack, unpack
-from coterie.federated.run import Federated
 from coterie.inputs import write_parquet
 from coterie.losses import Multinomial
 from coterie.losses.base import AffineLoss
 from coterie.losses.remote import Remote
+from coterie.packing import pack, unpack
 from coterie.problem import Problem
 from coterie.solution import Solution
 
@@ -52,12 +51,13 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
         "n_users": problem.n_users, "dim": problem.dim, "n_clusters": solution.n_clusters,
         "gap": _number(solution.gap), "objective": _number(certificate.objective), "bound": _number(certificate.bound),
         "solver": solution.solver, "seconds": round(solution.seconds, 3)}
-    if isinstance(solution, Federated):
-        ledger = solution.ledger
-        told |= {"n_rounds": solution.n_rounds, "bytes": ledger.bytes, "bytes_up": ledger.bytes_up,
+    run: Any = solution
+    if hasattr(run, "ledger"):  # of a federation
+        ledger = run.ledger
+        told |= {"n_rounds": run.n_rounds, "bytes": ledger.bytes, "bytes_up": ledger.bytes_up,
                  "bytes_down": ledger.bytes_down, "numbers_up": ledger.numbers_up, "numbers_down": ledger.numbers_down,
-                 "aside": {str(name): reason for name, reason in solution.aside.items()},
-                 "refusals": [[turn, str(name), reason] for turn, name, reason in solution.refusals]}
+                 "aside": {str(name): reason for name, reason in run.aside.items()},
+                 "refusals": [[turn, str(name), reason] for turn, name, reason in run.refusals]}
         put(place / "ledger.csv", table(["round", "kind", "direction", "field", "messages", "numbers", "bytes"],
                                         ledger.entries))
     columns = coefficient_names(problem)

@@ -138,6 +138,25 @@ class Cluster:
         """As a power cut does."""
         end(self.nodes.pop(number), at_once=True)
 
+    def restart_node(self, number: int, seconds: float = 120.0) -> None:
+        """Start a node again. A SuperLink refuses a key it believes to be online for up to a minute, so try until then."""
+        limit = time.monotonic() + seconds
+        while time.monotonic() < limit:
+            self.start_node(number)
+            settled = time.monotonic() + 6.0
+            while time.monotonic() < settled and self.nodes[number].poll() is None:
+                time.sleep(0.2)
+            if self.nodes[number].poll() is None:
+                return
+            time.sleep(5.0)
+        raise Incompatible(f"Node {number} did not come back within {seconds:g} s: {self.tail(f'node-{number}')}")
+
+    def kill_link(self) -> None:
+        """As a power cut does; the nodes stay, and wait for it."""
+        if self.link is not None:
+            end(self.link, at_once=True)
+        self.link = None
+
     def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as file:
             return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,

@@ -31,11 +31,11 @@ except ImportError as error:  # pragma: no cover - depends on what is installed
     raise MissingExtra("flwr", "flower", "Running on Flower") from error
 
 from coterie.federated import service, sources
-from coterie.federated.checkpoint import pack, unpack
 from coterie.federated.client import Data, answer_all
 from coterie.federated.drive import Round
 from coterie.federated.method import Replies
 from coterie.federated.protocol import VERSION, BadMessage, Batch, Message, Query, Ragged, Reply, decode, gather, misfit
+from coterie.packing import pack, unpack
 from coterie.users import Standardizer, Users
 
 log = logging.getLogger("coterie.federated")

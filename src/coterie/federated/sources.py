@@ -121,7 +121,8 @@ def _need(config: Config, key: str) -> Any:
 
 
 def _path(config: Config) -> str:
-    return str(_need(config, "path"))
+    """The file; {partition} in its name stands for the number of the node."""
+    return str(_need(config, "path")).replace("{partition}", str(config.get("partition-id", "")))
 
 
 def _target(config: Config) -> str | None:

@@ -1,18 +1,16 @@
-"""The `coterie` command."""
+"""`coterie demo`."""
 
 from __future__ import annotations
 
-import signal
-import sys
-import warnings
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import typer
+from rich.table import Table
 
-from coterie import __version__
+from coterie.cli.base import app, console, stops
 from coterie.datasets import Dataset, ellipses
-from coterie.errors import CoterieError, CoterieWarning, MissingExtra, NotConverged
 from coterie.losses import SquaredHinge
 from coterie.path import lam_max, solve_path
 from coterie.plots import separators
@@ -20,32 +18,6 @@ from coterie.problem import Problem
 from coterie.select import refit
 from coterie.solution import Record, Solution
 from coterie.solvers import SOLVERS, solve
-
-try:
-    import typer
-    from rich.console import Console
-    from rich.table import Table
-except ImportError:  # the core installs without them
-    print(MissingExtra("typer and rich", "cli", "The coterie command"), file=sys.stderr)
-    raise SystemExit(3) from None
-
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="Personalised federated learning that finds its own groups, with a proof of optimality.")
-console = Console()
-_stops: list[int] = []  # interrupts so far: solvers answer one with their best point, and what comes after is left out
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        console.print(f"coterie {__version__}", highlight=False)
-        raise typer.Exit
-
-
-@app.callback()
-def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
-                                               help="Print the version and stop.")] = False) -> None:
-    """Exit codes: 0 done; 1 not solved to the tolerance; 2 input that cannot be used; 3 an extra is missing;
-    130 interrupted."""
 
 
 @app.command()
@@ -71,14 +43,14 @@ def demo(
     best, ours, own, one = (_accuracy(problem, models, data) for models in (again, solution.models, alone, pooled))
     console.print(f"Test accuracy  {best:.1%} refitted by cluster, {ours:.1%} as they are, {own:.1%} alone, "
                   f"{one:.1%} one for all", soft_wrap=True)
-    if lam > 0 and not _stops:
+    if lam > 0 and not stops:
         with console.status("Solving along lam ...") as status:
             top = lam_max(problem).upper
             lams = np.unique([*np.geomspace(top / 50, top, 30), lam])
             path = solve_path(problem, lams, tol=tol, progress=lambda point, _: status.update(
                 f"lam = {point.lam:.4g}: {point.n_clusters} clusters"))
-            first, last = path.window(path.at(lam).labels) if not _stops else (None, None)
-        if first and last and not _stops:
+            first, last = path.window(path.at(lam).labels) if not stops else (None, None)
+        if first and last and not stops:
             console.print(f"These clusters at lam from {first.upper:.4f} to {last.lower:.4f}, "
                           f"all together from {top:.4f}")
     console.print(f"Objective      {solution.objective:.10f}")
@@ -89,7 +61,7 @@ def demo(
     picture = out / "separators.png"
     separators(solution, alone=alone).savefig(picture)
     console.print(f"Picture        {picture}", soft_wrap=True)
-    if _stops:
+    if stops:
         raise typer.Exit(130)
     if solution.gap > tol:
         raise typer.Exit(1)
@@ -123,42 +95,3 @@ def _accuracy(problem: Problem, models: np.ndarray, data: Dataset) -> float:
     assert test.targets is not None
     right = problem.loss.predict(test.features, models[test.owner]) == test.targets
     return float((np.add.reduceat(right, test.offsets[:-1], dtype=float) / test.counts).mean())
-
-
-def main() -> None:
-    """Run the command; what users can cause ends in a sentence, never in a traceback."""
-    signal.signal(signal.SIGINT, _stop)
-    warnings.showwarning = _show_warning
-    warnings.simplefilter("always", CoterieWarning)
-    try:
-        app()
-    except CoterieError as error:
-        Console(stderr=True).print(f"[bold red]coterie:[/] {_plain(str(error))}", soft_wrap=True, highlight=False)
-        codes = {MissingExtra: 3, NotConverged: 1}
-        raise SystemExit(codes.get(type(error), 2)) from None
-    except KeyboardInterrupt:
-        Console(stderr=True).print("coterie: interrupted.")
-        raise SystemExit(130) from None
-    except OSError as error:
-        Console(stderr=True).print(f"[bold red]coterie:[/] {_plain(str(error))}", soft_wrap=True, highlight=False)
-        raise SystemExit(2) from None
-
-
-def _stop(number: int, _: object) -> None:
-    _stops.append(number)
-    raise KeyboardInterrupt
-
-
-def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    """A warning as a sentence, without the place in the source that raised it."""
-    Console(stderr=True).print(f"[yellow]coterie:[/] {_plain(str(message))}", soft_wrap=True, highlight=False)
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
-if __name__ == "__main__":
-    main()

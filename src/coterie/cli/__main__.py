@@ -1,0 +1,5 @@
+"""`python -m coterie.cli`."""
+
+from coterie.cli import main
+
+main()
