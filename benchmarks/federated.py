@@ -241,7 +241,7 @@ def draw(path: Path, quick: bool) -> None:
     bottom.set_xlim(1, cap)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
-    print("| algorithm | first round below 1e-6 | gap at the end | largest ‖mu_ij + mu_ji‖ at the end |")
+    print("| algorithm | first round shown below 1e-6 | gap at the end | largest ‖mu_ij + mu_ji‖ at the end |")
     print("|---|---|---|---|")
     for name, *_, last in cases:
         curve = curves[name]
