@@ -148,7 +148,7 @@ def reference_row(name: str) -> str:
 
 def reference_mistakes(page: str) -> list[str]:
     lines = page.splitlines()
-    tables = {"LOSSES", "SOLVERS"}  # dictionaries have no docstring of their own
+    tables = {"ALGORITHMS", "LOSSES", "SOLVERS"}  # dictionaries have no docstring of their own
     missing = [f"missing: {reference_row(name)}" for name in ct.__all__
                if name not in tables and reference_row(name) not in lines]
     missing += [f"missing: {name}" for name in tables if not any(line.startswith(f"| `{name}` |") for line in lines)]
@@ -210,7 +210,10 @@ def command_mistakes(page: str) -> list[str]:
     codes = dict(re.findall(r"(\d+) ([^;.]+)[;.]", " ".join((inspect.getdoc(cli.root) or "").split())))
     shown = {cells[0]: cells[1] for cells in rows(page) if len(cells) == 2 and cells[0].isdigit()}
     wrong = [] if codes == shown and codes else [f"exit codes: expected {codes}, the page has {shown}"]
-    for name, command in get_command(cli.app).commands.items():  # type: ignore[attr-defined]
+    commands = dict(get_command(cli.app).commands)  # type: ignore[attr-defined]
+    for name, group in list(commands.items()):
+        commands |= {f"{name} {part}": command for part, command in getattr(group, "commands", {}).items()}
+    for name, command in commands.items():
         section = re.search(rf"^## `coterie {name}`\n(.*?)(?=^## |\Z)", page, re.M | re.S)
         options = {cells[0]: cells[1] for cells in rows(section[1] if section else "") if cells[0].startswith("`--")}
         real = {f"`{option.opts[0]}`": f"`{option.default}`" for option in command.params if option.name != "help"}

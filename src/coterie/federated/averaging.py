@@ -39,10 +39,11 @@ class FedAvg(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class SquaredPenalty(Algorithm):
-    """L2GD (Hanzely and Richtarik, 2020) for  sum_i f_i(x_i) + strength/2 sum_i ||x_i - mean||^2.
+    """L2GD (Hanzely and Richtarik, 2020): a squared penalty on each model's distance from their mean.
 
-    In every step a coin decides between a gradient step of all users and a step towards the mean; only the latter needs
-    the server. A round is the gradient steps between two of them, done at the users, and then the step to the mean.
+    It minimises sum_i f_i(x_i) + strength/2 sum_i ||x_i - mean||^2. In every step a coin decides between a gradient
+    step of all users and a step towards the mean; only the latter needs the server. A round is the gradient steps
+    between two of them, done at the users, and then the step to the mean.
 
     Parameters
     ----------

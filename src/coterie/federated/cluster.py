@@ -139,7 +139,7 @@ class Cluster:
         end(self.nodes.pop(number), at_once=True)
 
     def restart_node(self, number: int, seconds: float = 120.0) -> None:
-        """Start a node again. A SuperLink refuses a key it believes to be online for up to a minute, so try until then."""
+        """Start a node again; for up to a minute a SuperLink refuses a key it believes online, so keep trying."""
         limit = time.monotonic() + seconds
         while time.monotonic() < limit:
             self.start_node(number)

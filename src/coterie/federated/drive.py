@@ -7,8 +7,11 @@ arrived, or has ended. Everything it knows between two rounds is in `Progress`, 
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -19,8 +22,9 @@ from coterie.errors import Incompatible, InvalidInput
 from coterie.federated.checkpoint import Checkpoint
 from coterie.federated.ledger import Entry, Ledger
 from coterie.federated.local import Runtime
-from coterie.federated.method import Algorithm, Method, Plan, State
+from coterie.federated.method import Algorithm, Method, Plan, Replies, State
 from coterie.federated.proof import Gradients, LocalOptima, Proof, Scores, duals_for
+from coterie.federated.protocol import Batch
 from coterie.graph import Graph
 from coterie.solution import Certificate
 from coterie.weights import adaptive_graph
@@ -74,6 +78,22 @@ class Progress:
     round: int
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the block is done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[Any] = []
+    handler = signal.signal(signal.SIGINT, lambda *given: came.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if came and callable(handler):
+        handler(*came[0])
+
+
 class Driver:
     """One run: an algorithm on a plan, over a runtime."""
 
@@ -89,6 +109,7 @@ class Driver:
         self.history: list[Round] = []
         self.lines: list[dict[str, Any]] = []
         self._methods: dict[str, Method] = {}
+        self.now: Progress
         main = algorithm.on(plan, tol)
         self.max_rounds = main.max_rounds if max_rounds is None else max_rounds
         if self.max_rounds < 1:
@@ -205,28 +226,36 @@ class Driver:
 
     def run(self) -> Outcome:
         began, interrupted = time.perf_counter(), False
-        now = self._load() or self._first()
+        self.now = self._load() or self._first()
         try:
-            while now.stage != "done":
-                now = self._round(now, began)
+            while self.now.stage != "done":
+                line = self._round(began)
+                if self.progress is not None:
+                    self.progress(line)
         except KeyboardInterrupt:
             interrupted = True
-        self._save(now, force=True)
-        return self._outcome(now, interrupted, time.perf_counter() - began)
+        self._save(force=True)
+        return self._outcome(self.now, interrupted, time.perf_counter() - began)
 
-    def _round(self, now: Progress, began: float) -> Progress:
+    def _round(self, began: float) -> Round:
+        now = self.now
         method, stage = self.method(now.stage), now.stage
         queries = method.ask(now.state)
         replies = self.runtime.exchange(queries)
-        turn, first = now.state.round, len(self.ledger.entries)
+        state = method.tell(now.state, replies)
+        with uninterrupted():  # a round counts as a whole or not at all
+            return self._settled(began, replace(now, state=state, round=now.round + 1), stage, queries, replies)
+
+    def _settled(self, began: float, now: Progress, stage: str, queries: Batch, replies: Replies) -> Round:
+        """Enter a round into the books, see what comes next, and save."""
+        method, state = self.method(stage), now.state
+        turn, first = queries.round, len(self.ledger.entries)
         self.ledger.record(queries, "down", turn)
         for batch in replies.batches:
             self.ledger.record(batch, "up", turn)
         for user, message in replies.singles:
             self.ledger.record_one(user, message, turn)
-        state = method.tell(now.state, replies)
         answered = sum(map(len, replies.batches)) + len(replies.singles)
-        now = replace(now, state=state, round=now.round + 1)
         objective = gap = np.nan
         if stage == "proof" and method.finished(state):
             certificate = method.certificate(state)
@@ -239,11 +268,9 @@ class Driver:
                      answered, estimate, up, down)
         self.history.append(line)
         self.lines.append({"round": line, "entries": entries})
-        now = self._next(now)
-        self._save(now)
-        if self.progress is not None:
-            self.progress(line)
-        return now
+        self.now = self._next(now)
+        self._save()
+        return line
 
     def _outcome(self, now: Progress, interrupted: bool, seconds: float) -> Outcome:
         proof = Proof(self.plan)
@@ -263,7 +290,8 @@ class Driver:
 
     # -- on disk
 
-    def _save(self, now: Progress, force: bool = False) -> None:
+    def _save(self, force: bool = False) -> None:
+        now = self.now
         if self.checkpoint is None or not (force or now.round % self.every == 0 or now.stage == "done"):
             return
         graph = None if now.graph is None else {"edges": now.graph.edges, "weights": now.graph.weights}

@@ -9,6 +9,8 @@ round it is from and the state before it: of a round the server never heard of, 
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -20,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.errors import CoterieError, Incompatible, MissingExtra
+from coterie.errors import CoterieError, Incompatible, InvalidInput, MissingExtra
 
 try:
     from flwr.app import ConfigRecord, Context, RecordDict
@@ -113,12 +115,14 @@ class _Memory:
 
     def _file(self, name: Any) -> Path:
         assert self.folder is not None
-        return self.folder / f"{json.dumps(name).encode().hex()[:120]}.coterie"
+        return self.folder / f"{hashlib.sha256(json.dumps(name).encode()).hexdigest()[:40]}.coterie"
 
     def recall(self, name: Any, base: int) -> bool:
         """Whether the user remembers the round the server last heard of."""
+        saved = None
         if self.folder is not None:
-            saved = unpack(self._file(name).read_bytes()) if self._file(name).exists() else None
+            with contextlib.suppress(FileNotFoundError, InvalidInput):  # a file cut short is as good as none
+                saved = unpack(self._file(name).read_bytes())
         else:
             kept = self.context.state.get("memory", {})
             saved = unpack(bytes(kept[json.dumps(name)])) if json.dumps(name) in kept else None
@@ -169,43 +173,49 @@ class FlowerRuntime:
         self.met: dict[int, dict[str, Any]] = {}  # node -> what it said of itself
         self.names: tuple[Any, ...] = ()
         self.acked: dict[int, int] = {}  # user -> round of its last answer heard
+        self.asking: dict[str, int] = {}  # message -> node asked who it holds
         self.pending: dict[str, tuple[int, list[int], int]] = {}  # message -> node, users asked, round
 
     # who is there
 
     def meet(self) -> None:
-        """Ask nodes not met before who they hold; drop those that are gone."""
+        """Ask nodes not met before who they hold, and wait for that once; drop those that are gone."""
         live = set(self.grid.get_node_ids())
         self.met = {node: told for node, told in self.met.items() if node in live}
-        self.home = {user: node for user, node in self.home.items() if node in live}
-        new = sorted(live - self.met.keys())
-        envelopes = [Envelope(RecordDict({"config": ConfigRecord(self.config)}), node, "query.users", ttl=self.deadline)
-                     for node in new]
-        for node, envelope in self._carry(envelopes, new).items():
-            told = dict(envelope.content["users"]) if "users" in envelope.content else {"error": "it did not say"}
-            if "error" not in told and told.get("version") != VERSION:
-                told = {"error": f"it speaks version {told.get('version')} of the protocol, the server {VERSION}"}
-            self.met[node] = told
-            if "error" in told:
-                log.warning("node %d cannot take part: %s", node, told["error"])
-                continue
-            for name in json.loads(str(told["names"])):
-                if self.home.setdefault(name, node) != node:
-                    log.warning("node %d says it holds user %r, who is at node %d already: refused", node, name,
-                                self.home[name])
-
-    def _carry(self, envelopes: list[Envelope], nodes: list[int]) -> dict[int, Envelope]:
+        self.asking = {number: node for number, node in self.asking.items() if node in live}
+        new = sorted(live - self.met.keys() - set(self.asking.values()))
+        envelopes = [Envelope(RecordDict({"config": ConfigRecord(self.config)}), node, "query.users",
+                              ttl=10 * self.deadline) for node in new]
         ids = list(self.grid.push_messages(envelopes)) if envelopes else []
-        waiting = {number: node for number, node in zip(ids, nodes, strict=True) if number}
-        answers, end = {}, time.monotonic() + self.deadline
-        while waiting and time.monotonic() < end:
-            for envelope in self._pulled(waiting):
-                node = waiting.pop(envelope.metadata.reply_to_message_id, None)
+        self.asking |= {number: node for number, node in zip(ids, new, strict=True) if number}
+        end = time.monotonic() + self.deadline
+        while True:  # a node that does not say it in time is heard of in a later round
+            for envelope in self._pulled(self.asking) if self.asking else ():
+                node = self.asking.pop(envelope.metadata.reply_to_message_id, None)
                 if node is not None and not envelope.has_error():
-                    answers[node] = envelope
-            if waiting:
-                time.sleep(self.poll)
-        return answers
+                    self._introduce(node, envelope)
+            if not self.asking.keys() & set(ids) or time.monotonic() > end:
+                break
+            time.sleep(self.poll)
+        self.home = {}
+        for node in self.met:  # in the order they came: the first holds the user
+            for name in self.met[node].get("users", ()):
+                self.home.setdefault(name, node)
+
+    def _introduce(self, node: int, envelope: Envelope) -> None:
+        told = dict(envelope.content["users"]) if "users" in envelope.content else {"error": "it did not say"}
+        if "error" not in told and told.get("version") != VERSION:
+            told = {"error": f"it speaks version {told.get('version')} of the protocol, the server {VERSION}"}
+        self.met[node] = told
+        if "error" in told:
+            log.warning("node %d cannot take part: %s", node, told["error"])
+            return
+        told["users"] = json.loads(str(told["names"]))
+        holders = {name: other for other, known in self.met.items() if other != node for name in known.get("users", ())}
+        for name in told["users"]:
+            if name in holders:
+                log.warning("node %d says it holds user %r, who is at node %d already: refused", node, name,
+                            holders[name])
 
     def _pulled(self, ids: Iterable[str]) -> list[Envelope]:
         return list(self.grid.pull_messages(list(ids)))
@@ -213,8 +223,8 @@ class FlowerRuntime:
     # a round
 
     def exchange(self, queries: Batch) -> Replies:
-        end = time.monotonic() + self.deadline
         self.meet()
+        end = time.monotonic() + self.deadline
         while len(queries) and not any(self.names[k] in self.home for k in queries.users) and time.monotonic() < end:
             time.sleep(max(self.poll, 0.5))  # nobody to ask is there: wait for someone
             self.meet()
@@ -230,15 +240,17 @@ class FlowerRuntime:
                 self.pending[number] = node, by_node[node], queries.round
         singles: list[tuple[int, Message]] = []
         refused: list[tuple[int, str]] = []
-        fresh = set(ids)
-        while time.monotonic() < end:
+        fresh = set(ids) & self.pending.keys()
+        outstanding = 0 if fresh else len(self.pending)  # nobody new is asked: wait for one of the others
+        while True:
             for envelope in self._pulled(self.pending) if self.pending else ():
                 asked = self.pending.pop(envelope.metadata.reply_to_message_id, None)
                 if asked is not None and not envelope.has_error():
                     self._open(envelope, asked[1], singles, refused)
                 elif asked is not None:
                     log.info("node %d did not answer: %s", asked[0], envelope.error.reason or envelope.error.code)
-            if not fresh & self.pending.keys():
+            if time.monotonic() > end or (not fresh & self.pending.keys() and
+                                          (not outstanding or len(self.pending) < outstanding)):
                 break
             time.sleep(self.poll)
         live = set(self.grid.get_node_ids()) if self.pending else set()

@@ -27,12 +27,14 @@ from coterie.federated import edges
 from coterie.federated.edges import Pairs
 from coterie.federated.fusing import fused
 from coterie.federated.method import Algorithm, Method, Plan, State
+from coterie.federated.proof import duals_for
 from coterie.federated.protocol import Batch, Ragged
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 _STIFF = 5.0  # rho times the pairs of a user, beside its curvature
+_NEAR = 100.0  # times the tolerance within which better duals are looked for
 _CHANGES, _OFF = 12, 1.5  # times rho may change, and by what factor it must be off for that
 
 
@@ -411,23 +413,35 @@ class PDMMMethod(Method):
 
     def point(self, state: PDMMState) -> tuple[Array, Array | None]:
         bend = np.where(np.isfinite(state.curvature), state.curvature, 0.0)
+        active = ~state.aside
         models = fused(self.plan.graph, self.plan.lam, self.pairs(state), state.now, state.difference, state.slopes,
                        bend)
-        return models[~state.aside], self.duals(state)
+        duals = self.duals(state)
+        miss = self._miss(state, models[active], duals)
+        if self.tol < miss < _NEAR * self.tol:  # mu lags behind x: duals made for these models may prove more
+            slopes = (state.slopes + bend[:, None] * (models - state.now))[active]
+            made = duals_for(self.plan, active, models[active], slopes)
+            duals = made if self._miss(state, models[active], made) < miss else duals
+        return models[active], duals
+
+    def _miss(self, state: PDMMState, models: Array, duals: Array) -> float:
+        """About the relative gap of these models and duals, by the users' values, slopes and curvatures."""
+        active = ~state.aside
+        graph = self.plan.graph if active.all() else self.plan.graph.take(active)
+        forces, step = graph.divergence(duals), models - state.now[active]
+        h = np.maximum(state.curvature[active], 1e-12 * np.nanmax(state.curvature))
+        lack = ((state.slopes[active] + h[:, None] * step + forces) ** 2).sum(axis=1)
+        penalty = self.plan.lam * graph.penalty(models)
+        slack = max(penalty - float((forces * models).sum()), 0.0)
+        total = abs(float(state.values[active].sum()) + penalty)
+        miss = float((lack / (2 * h)).sum() + slack) / max(total, 1e-300)
+        return miss if np.isfinite(miss) else np.inf
 
     def _estimated(self, state: PDMMState) -> PDMMState:
         """About what a certificate of the fused models would say; made now and then, as it costs more than a round."""
         active = ~state.aside
         if not np.isfinite(state.curvature[active]).all() or state.round < state.look:
             return replace(state, error=np.inf)
-        graph = self.plan.graph if active.all() else self.plan.graph.take(active)
         models, duals = self.point(state)
         assert duals is not None
-        forces, step = graph.divergence(duals), models - state.now[active]
-        h = np.maximum(state.curvature[active], 1e-12 * state.curvature[active].max())
-        lack = ((state.slopes[active] + h[:, None] * step + forces) ** 2).sum(axis=1)
-        penalty = self.plan.lam * graph.penalty(models)
-        slack = penalty - float((forces * models).sum())
-        total = abs(float(state.values[active].sum()) + penalty)
-        error = float((lack / (2 * h)).sum() + max(slack, 0.0)) / max(total, 1e-300)
-        return replace(state, error=error, look=state.round + max(1, state.round // 25))
+        return replace(state, error=self._miss(state, models, duals), look=state.round + max(1, state.round // 25))
