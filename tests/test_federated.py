@@ -181,7 +181,7 @@ ALL = [NEWTON, ct.Newton(rank=1), SPLITTING, SERVER, USERS, ct.PDMM(edge_state="
 
 
 @pytest.mark.parametrize("algorithm", ALL, ids=str)
-@pytest.mark.parametrize("faults", [None, ct.Faults(drop=0.1, late=0.2, twice=0.2)], ids=["fine", "faults"])
+@pytest.mark.parametrize("faults", [slowly(None), ct.Faults(drop=0.1, late=0.2, twice=0.2)], ids=["fine", "faults"])
 def test_the_ledger_has_the_sizes_that_cross(algorithm, faults):
     problem = quiet_problem(users_for("logistic", n_users=7), ct.Logistic(ridge=0.1), 0.1)
     run, spy = spied(problem, algorithm, participation=0.5, faults=faults, max_rounds=30)
@@ -243,7 +243,7 @@ def test_newton_reaches_the_central_optimum_on_every_graph(name):
         agrees(federated(problem, participation=0.4), problem)
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.4, slowly(0.1)])
+@pytest.mark.parametrize("participation", [0.4, slowly(1.0), slowly(0.1)])
 @pytest.mark.parametrize("name", LOSS_NAMES)
 def test_splitting_reaches_the_central_optimum(name, participation):
     kind = ["complete", "weighted", "knn", "disconnected"][LOSS_NAMES.index(name) % 4]

@@ -62,7 +62,7 @@ def minimise(evaluate: Evaluate, start: Array, max_iter: int = 200) -> Minimum:
         settled = (decrement <= _ROUNDING * scale) | (norms == 0)
         # Where the Hessian is flat the step knows a direction but no length; `reach` bounds it.
         lengths = np.linalg.norm(step, axis=1)
-        cut = np.minimum(1.0, reach / np.maximum(lengths, 1e-300))
+        cut = np.divide(reach, lengths, out=np.ones_like(lengths), where=lengths > reach)
         step = cut[:, None] * step
         # Once the value has settled, one last full step halves the digits still missing from the gradient.
         last = settled & ~closing & (norms > 0)

@@ -71,8 +71,8 @@ class SquaredPenalty(Algorithm):
 
 
 def _check(steps: int, rate: float, rounds: int) -> None:
-    if steps < 1 or rounds < 1:
-        raise InvalidInput("steps and rounds must be at least 1", remedy="Use for example 5 and 50")
+    if any(isinstance(count, bool) or int(count) != count or count < 1 for count in (steps, rounds)):
+        raise InvalidInput("steps and rounds must be whole numbers >= 1", remedy="Use for example 5 and 50")
     if not (np.isfinite(rate) and rate > 0):
         raise InvalidInput(f"rate must be a finite number > 0, got {rate!r}", remedy="Use for example 0.1")
 
@@ -80,6 +80,7 @@ def _check(steps: int, rate: float, rounds: int) -> None:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainState(State):
     now: Array  # (n_users, dim)
+    trained: int  # rounds in which somebody answered
 
 
 class _Train(Method):
@@ -88,13 +89,16 @@ class _Train(Method):
     rounds: int
 
     def begin(self, models: Array) -> TrainState:
-        return TrainState(**self.fresh, now=models)
+        return TrainState(**self.fresh, now=models, trained=0)
 
     def models(self, state: TrainState) -> Array:
         return state.now
 
+    def rounds_within(self, share: float) -> int:
+        return self.rounds
+
     def finished(self, state: TrainState) -> bool:
-        return state.round >= self.rounds
+        return state.trained >= self.rounds
 
     def _steps(self, turn: int) -> int:
         raise NotImplementedError
@@ -109,20 +113,20 @@ class FedAvgMethod(_Train):
     def __init__(self, plan: Plan, settings: FedAvg) -> None:
         super().__init__(plan)
         self.settings, self.rate = settings, settings.rate
-        self.rounds = self.max_rounds = settings.rounds
+        self.rounds = settings.rounds
 
     def _steps(self, turn: int) -> int:
         return self.settings.steps
 
     def _tell(self, state: TrainState, replies: Batch) -> TrainState:
         mean = replies.arrays["point"].mean(axis=0)
-        return replace(state, now=np.broadcast_to(mean, state.now.shape).copy())
+        return replace(state, now=np.broadcast_to(mean, state.now.shape).copy(), trained=state.trained + 1)
 
 
 class SquaredPenaltyMethod(_Train):
     def __init__(self, plan: Plan, settings: SquaredPenalty) -> None:
         super().__init__(plan)
-        self.settings, self.rounds, self.max_rounds = settings, settings.rounds, settings.rounds
+        self.settings, self.rounds = settings, settings.rounds
         self.strength = plan.lam * plan.n_users if settings.strength is None else settings.strength
         self.rate = settings.rate / (1.0 - settings.chance)
         # The step to the mean is x - (rate strength / chance) (x - mean); past the mean it would swing.
@@ -136,4 +140,4 @@ class SquaredPenaltyMethod(_Train):
         now[replies.users] = replies.arrays["point"]
         mean = now[~state.aside].mean(axis=0)
         now[replies.users] += self.pull * (mean - now[replies.users])
-        return replace(state, now=now)
+        return replace(state, now=now, trained=state.trained + 1)

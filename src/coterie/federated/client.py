@@ -45,6 +45,8 @@ class Data:
 
 def answer(data: Data, query: Query) -> Reply:
     """The answer of the one user whose data these are; `reply.memory` is what it should keep for the next question."""
+    if query.kind not in SCHEMAS:
+        raise BadMessage(f"There is no question of kind {query.kind!r}.")
     reason = misfit(query, query.kind, data.samples.dim, "query")
     if reason is not None:
         raise BadMessage(f"The question cannot be answered: {reason}.")
@@ -81,7 +83,10 @@ def _local(data: Data, queries: Batch) -> Answer:
 
 
 def _expand(data: Data, queries: Batch) -> Answer:
-    """Value, gradient and Hessian at the model; with an anchor, at the furthest trusted point from it to the model."""
+    """Value, gradient and Hessian at the model; with an anchor, at the furthest trusted point from it to the model.
+
+    Without an anchor, and where the loss overflows at the model, likewise from zero.
+    """
     users, models = queries.users, queries.arrays["model"]
     ragged: dict[str, Ragged] = {}
     anchors = queries.ragged.get("anchor")
@@ -92,6 +97,14 @@ def _expand(data: Data, queries: Batch) -> Answer:
         models[held] = between(anchors.values, models[held], share)
         ragged["share"] = Ragged(share, anchors.offsets)
     values, gradients, hessians = data.loss.evaluate(data.samples, models, 2, users)
+    finite = np.isfinite(values) & np.isfinite(gradients).all(axis=1) & np.isfinite(hessians).all(axis=(1, 2))
+    if not finite.all() and not ragged:  # so far out that the loss overflows: as far from zero as can be trusted
+        lost = np.flatnonzero(~finite)
+        share = _trusted(data, users[lost], np.zeros_like(models[lost]), models[lost])
+        models = np.array(models)
+        models[lost] *= share[:, None]
+        values, gradients, hessians = data.loss.evaluate(data.samples, models, 2, users)
+        ragged["share"] = Ragged.of(share, ~finite)
     ragged |= _forms(hessians, int(queries.shared["rank"]), data.samples.users.counts[users])
     return {"value": values, "gradient": gradients}, ragged
 
@@ -123,10 +136,11 @@ def _trusted(data: Data, users: Ints, anchors: Array, models: Array) -> Array:
 
 
 def _forms(hessians: Array, rank: int, counts: Ints) -> dict[str, Ragged]:
-    """Hessians as triangles, or as diagonal * I + factor' factor where that is shorter.
+    """Hessians as triangles, or as diagonal * I + factor' diag(sign) factor where that is shorter.
 
-    With eigenvalues l_1 >= ... >= l_d, keeping r of them and raising the rest to l_{r+1} gives a matrix no smaller than
-    H: a model of the loss that bends too much, never too little. rank = 0 keeps what a rounding error does not notice.
+    Of users with few samples most eigenvalues are equal (the ridge), and what differs from them is the factor: exact to
+    rounding. With eigenvalues l_1 >= ... >= l_d, a given rank r keeps the first r and raises the rest to l_{r+1}: a
+    matrix no smaller than H, so a model of the loss that bends too much, never too little.
     """
     n, dim = hessians.shape[:2]
     full = dim * (dim + 1) // 2
@@ -135,24 +149,19 @@ def _forms(hessians: Array, rank: int, counts: Ints) -> dict[str, Ragged]:
         return {"hessian": Ragged.of(triangle(hessians), np.ones(n, dtype=np.int64))}
     values, vectors = np.linalg.eigh(hessians[worth])
     values, vectors = np.maximum(values[:, ::-1], 0.0), vectors[:, :, ::-1]
-    if rank:
-        ranks = np.full(len(values), min(rank, dim - 1))
-    else:
-        spread = values - values[:, -1:]
-        ranks = np.minimum((spread > 1e-12 * values[:, :1]).sum(axis=1), dim - 1)
-    level = values[np.arange(len(values)), ranks]
-    roots = np.sqrt(np.maximum(values - level[:, None], 0.0))
-    rows = (vectors * roots[:, None, :]).swapaxes(1, 2)  # row k is sqrt(l_k - level) v_k
-    shorter = ranks * dim + 1 < full
+    level = values[:, min(rank, dim - 1)] if rank else np.median(values, axis=1)
+    excess = values - level[:, None]
+    keep = excess > 0 if rank else np.abs(excess) > 1e-12 * values[:, :1]
+    rows = (vectors * np.sqrt(np.abs(excess))[:, None, :]).swapaxes(1, 2)  # row k is sqrt|l_k - level| v_k
+    shorter = keep.sum(axis=1) * (dim + 1) + 1 < full
     low = np.flatnonzero(worth)[shorter]
-    kept = np.zeros(n, dtype=np.int64)
-    kept[low] = ranks[shorter]
-    keep = np.arange(dim) < ranks[shorter][:, None]
-    diagonal = np.zeros(n, dtype=np.int64)
-    diagonal[low] = 1
+    kept, diagonal = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    kept[low], diagonal[low] = keep[shorter].sum(axis=1), 1
     others = np.setdiff1d(np.arange(n), low)
     return {"hessian": Ragged.of(triangle(hessians[others]), 1 - diagonal),
-            "factor": Ragged.of(rows[shorter][keep], kept), "diagonal": Ragged.of(level[shorter], diagonal)}
+            "factor": Ragged.of(rows[shorter][keep[shorter]], kept),
+            "sign": Ragged.of(np.sign(excess[shorter][keep[shorter]]), kept),
+            "diagonal": Ragged.of(level[shorter], diagonal)}
 
 
 def _gradient(data: Data, queries: Batch) -> Answer:
@@ -176,7 +185,9 @@ def _train(data: Data, queries: Batch) -> Answer:
     rate = float(queries.shared["rate"])
     for step in range(int(left.max(initial=0))):
         at = np.flatnonzero(left > step)
-        points[at] -= rate * data.loss.evaluate(data.samples, points[at], 1, queries.users[at]).gradients
+        moved = points[at] - rate * data.loss.evaluate(data.samples, points[at], 1, queries.users[at]).gradients
+        sound = np.isfinite(moved).all(axis=1) & (np.abs(moved).max(axis=1) < 1e100)
+        points[at[sound]] = moved[sound]  # steps far too long end where they can still be told
     return {"point": points}, {}
 
 
@@ -199,7 +210,9 @@ def _certify(data: Data, queries: Batch) -> Answer:
         given[outside[good]] = 1
         ragged["lack"] = Ragged.of(lack[good], given)
         conjugates = np.where(np.isfinite(conjugates), conjugates, np.inf)
-    return {"value": values, "conjugate": conjugates, "residual": np.linalg.norm(gradients - slopes, axis=1),
+    residuals = np.linalg.norm(gradients - slopes, axis=1)
+    return {"value": np.nan_to_num(values, nan=np.inf, posinf=np.inf), "conjugate": conjugates,
+            "residual": np.nan_to_num(residuals, nan=np.inf, posinf=np.inf),
             "zero": data.loss.evaluate(data.samples, np.zeros_like(models), 0, users).values}, ragged
 
 

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -105,8 +105,7 @@ class Cluster:
 
     def stop(self) -> None:
         """End every process started here, and those they started."""
-        for process in [*self.nodes.values(), *([self.link] if self.link is not None else [])]:
-            end(process)
+        end([*self.nodes.values(), *([self.link] if self.link is not None else [])])
         self.nodes, self.link = {}, None
 
     def start_link(self) -> None:
@@ -136,7 +135,7 @@ class Cluster:
 
     def kill_node(self, number: int) -> None:
         """As a power cut does."""
-        end(self.nodes.pop(number), at_once=True)
+        end([self.nodes.pop(number)], at_once=True)
 
     def restart_node(self, number: int, seconds: float = 120.0) -> None:
         """Start a node again; for up to a minute a SuperLink refuses a key it believes online, so keep trying."""
@@ -154,7 +153,7 @@ class Cluster:
     def kill_link(self) -> None:
         """As a power cut does; the nodes stay, and wait for it."""
         if self.link is not None:
-            end(self.link, at_once=True)
+            end([self.link], at_once=True)
         self.link = None
 
     def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
@@ -264,17 +263,53 @@ def wait(ready: Callable[[], bool], seconds: float, check: Callable[[], None]) -
         time.sleep(0.1)
 
 
-def end(process: subprocess.Popen[bytes], at_once: bool = False) -> None:
-    """End a process started as the leader of its own group, and the group with it."""
-    for sign, seconds in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+def end(processes: Sequence[subprocess.Popen[bytes]], at_once: bool = False) -> None:
+    """End processes and all they started, some of which Flower and Ray put into sessions of their own."""
+    known = family(process.pid for process in processes)
+    for sign, seconds in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0)):
         if at_once and sign == signal.SIGTERM:
             continue
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, sign)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-    with contextlib.suppress(ProcessLookupError):  # what outlived its leader
-        os.killpg(process.pid, signal.SIGKILL)
+        for process in processes:
+            if process.poll() is None and sign == signal.SIGTERM:
+                process.terminate()
+        limit = time.monotonic() + seconds
+        while True:
+            left = [pid for pid, began in known.items() if started(pid) == began]
+            known = {**family(left), **known}
+            for pid in left if sign == signal.SIGKILL else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sign)
+            if (not left and all(process.poll() is not None for process in processes)) or time.monotonic() > limit:
+                break
+            time.sleep(0.05)
+    for process in processes:
+        if process.poll() is None:  # a system without /proc
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(5.0)
+
+
+def family(pids: Iterable[int]) -> dict[int, str]:
+    """These processes and their descendants, with when they were started: a number alone may be given again."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError):
+            children.setdefault(int(entry.read_text().rpartition(")")[2].split()[1]), []).append(int(entry.parent.name))
+    found, new = {}, list(pids)
+    while new:
+        pid = new.pop()
+        if pid not in found:
+            found[pid] = started(pid)
+            new += children.get(pid, [])
+    return {pid: began for pid, began in found.items() if began}
+
+
+def started(pid: int) -> str:
+    """When a process was started, in the system's own count; empty if it has ended."""
+    with contextlib.suppress(OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] == "Z" else fields[19]
+    return ""
 
 
 def _die_with_parent() -> None:

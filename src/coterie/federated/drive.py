@@ -110,8 +110,9 @@ class Driver:
         self.lines: list[dict[str, Any]] = []
         self._methods: dict[str, Method] = {}
         self.now: Progress
-        main = algorithm.on(plan, tol)
-        self.max_rounds = main.max_rounds if max_rounds is None else max_rounds
+        main, share = algorithm.on(plan, tol), plan.participation.share(plan.n_users)
+        # The fewer users a round asks, the more of them a sweep takes.
+        self.max_rounds = main.rounds_within(share) if max_rounds is None else max_rounds
         if self.max_rounds < 1:
             raise InvalidInput(f"max_rounds must be at least 1, got {max_rounds!r}", remedy="Leave it at None")
 
@@ -152,11 +153,15 @@ class Driver:
             self._use(graph)
             stage = "start" if isinstance(self.start, Algorithm) else "main"
             first = self._carry(state, self.method(stage).begin(now.models), stage)
-            return replace(now, stage=stage, state=first, graph=graph)
-        if now.stage == "start" and method.finished(state):
+            return replace(now, stage=stage, state=first, graph=graph, round=0)
+        if now.stage == "start":
+            share = self.plan.participation.share(self.plan.n_users)
+            over = now.round >= method.rounds_within(share)
+            if not (over or method.finished(state) or method.estimate(state) <= self.tol):
+                return now
             models = method.models(state)
             return replace(now, stage="main", state=self._carry(state, self.method("main").begin(models), "main"),
-                           models=models)
+                           models=models, round=0)
         if now.stage == "main":
             over = now.round >= self.max_rounds or method.finished(state)
             if not over and not method.estimate(state) <= now.believe:
@@ -174,6 +179,10 @@ class Driver:
         if now.stage == "gradients" and now.round >= self.max_rounds + self._patience:
             return self._ended(now, self._carry(state, now.main, "main"))
         if now.stage == "score" and (method.finished(state) or now.round >= self.max_rounds + 2 * self._patience):
+            if now.best is not None and bool((state.aside != now.best["aside"]).any()) and now.round < self.max_rounds:
+                # Somebody was set aside while scoring: the others have an optimum of their own.
+                main = self._carry(state, now.main, "main")
+                return replace(now, stage="main", state=main, main=None, best=None, believe=self.tol)
             return replace(now, stage="done", state=self._carry(state, now.main, "main"), main=None, scores=state.found)
         return now
 
@@ -243,6 +252,10 @@ class Driver:
         queries = method.ask(now.state)
         replies = self.runtime.exchange(queries)
         state = method.tell(now.state, replies)
+        if state.aside.all():
+            turn, user, reason = state.refusals[-1]
+            raise Incompatible(f"All users were set aside, so nothing is left to solve; the last, "
+                               f"{self.plan.names[user]!r} in round {turn}: {reason}.")
         with uninterrupted():  # a round counts as a whole or not at all
             return self._settled(began, replace(now, state=state, round=now.round + 1), stage, queries, replies)
 
@@ -274,17 +287,17 @@ class Driver:
 
     def _outcome(self, now: Progress, interrupted: bool, seconds: float) -> Outcome:
         proof = Proof(self.plan)
-        if interrupted or now.best is None:  # judged without an answer: an objective nobody knows, and no bound
-            state = now.main if now.main is not None else now.state
+        state = now.main if now.main is not None else now.state
+        known = now.best is not None and bool((now.best["aside"] == state.aside).all())
+        if not known:  # judged without an answer: an objective nobody knows, and no bound
             method = self.method(now.stage if now.stage in ("weights", "start") else "main")
             models, duals = method.point(state)
             empty = np.zeros((self.plan.problem(~state.aside).graph.n_edges, self.plan.dim))
             judged = proof.start(state, models, empty if duals is None else duals)
-        if now.best is not None:
-            best, state = now.best, now.main if now.main is not None else now.state
-            if (best["aside"] == state.aside).all():
-                judged = replace(proof.start(state, best["now"][~state.aside], best["duals"]), slopes=best["slopes"],
-                                 told=best["told"], answers=best["answers"])
+        else:
+            best = now.best
+            judged = replace(proof.start(state, best["now"][~state.aside], best["duals"]), slopes=best["slopes"],
+                             told=best["told"], answers=best["answers"])
         return Outcome(judged.now[~judged.aside], proof.certificate(judged), self.plan, state, self.ledger,
                        tuple(self.history), now.scores, proof.finished(judged), interrupted, seconds)
 

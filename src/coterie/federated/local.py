@@ -53,6 +53,9 @@ class Faults:
                 raise InvalidInput(f"{name} must be a share in [0, 1], got {getattr(self, name)!r}", remedy="Use 0.1")
         if self.delay < 1:
             raise InvalidInput(f"delay must be at least 1 round, got {self.delay!r}", remedy="Use for example 3")
+        if self.away is not None and (np.ndim(self.away) != 2 or not np.size(self.away)):
+            raise InvalidInput(f"away has one row a round and one column a user, got shape {np.shape(self.away)}",
+                               remedy="Give an array of True and False")
 
 
 class LocalRuntime:
@@ -60,6 +63,9 @@ class LocalRuntime:
 
     def __init__(self, data: Data, faults: Faults | None = None) -> None:
         self.data, self.faults = data, faults or Faults()
+        if self.faults.away is not None and np.shape(self.faults.away)[1] != data.n_users:
+            raise InvalidInput(f"away is for {np.shape(self.faults.away)[1]} users, the federation has {data.n_users}",
+                               remedy="Give one column a user")
         self.late: list[tuple[int, int, Message]] = []  # due in round, user, answer
 
     def exchange(self, queries: Batch) -> Replies:

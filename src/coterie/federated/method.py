@@ -20,8 +20,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from coterie.errors import InvalidInput
 from coterie.federated.participation import Participation
-from coterie.federated.protocol import Batch, Message, gather, misfit, square
+from coterie.federated.protocol import MAY_BE_INFINITE, Batch, Message, gather, misfit, square
 from coterie.graph import Graph
 from coterie.losses import Loss
 from coterie.losses.remote import Remote
@@ -50,6 +51,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_lam(self.lam)
+        if self.patience is not None and self.patience < 1:
+            raise InvalidInput(f"patience must be at least 1, got {self.patience!r}", remedy="None waits for ever")
+        if isinstance(self.seed, bool) or int(self.seed) != self.seed or self.seed < 0:
+            raise InvalidInput(f"seed must be a whole number >= 0, got {self.seed!r}", remedy="Use 0")
 
     @property
     def n_users(self) -> int:
@@ -109,6 +114,10 @@ class Method(ABC):
     @abstractmethod
     def _tell(self, state: Any, replies: Batch) -> Any: ...
 
+    def _alone(self, state: Any) -> Any:
+        """What the server does in a round without answers."""
+        return state
+
     def _asked(self, state: Any, users: Ints) -> Any:
         """The state once these users have been asked: what an answer will have to be compared with."""
         return state
@@ -128,6 +137,10 @@ class Method(ABC):
     def estimate(self, state: Any) -> float:
         """About how far from optimal, relative to the objective; inf while nothing can be said."""
         return np.inf
+
+    def rounds_within(self, share: float) -> int:
+        """The most rounds it should take when this share of the users is asked in each."""
+        return int(np.ceil(self.max_rounds / share))
 
     def finished(self, state: Any) -> bool:
         """Whether there is nothing left to ask."""
@@ -162,12 +175,9 @@ class Method(ABC):
         asked[users] = state.round
         state = self._asked(replace(state, asked=asked), users)
         good, refused = self._screened(state, replies)
+        state = self._tell(state, good) if good is not None and len(good) else self._alone(state)
         if refused:
             state = self._without(state, refused)
-            if good is not None:
-                good = good.take(np.flatnonzero(~state.aside[good.users]))
-        if good is not None and len(good):
-            state = self._tell(state, good)
         here = np.zeros(self.plan.n_users, dtype=bool)
         here[[] if good is None else good.users] = True
         still = np.zeros(self.plan.n_users, dtype=bool)
@@ -204,7 +214,7 @@ class Method(ABC):
             if not (isinstance(user, (int, np.integer)) and 0 <= user < self.plan.n_users):
                 refused.append((int(user) if isinstance(user, (int, np.integer)) else -1,
                                 "an answer came from a user who is not part of the federation"))
-            elif state.aside[user] or state.asked[user] != message.round or user in singles:
+            elif state.aside[user] or state.asked[user] < 0 or state.asked[user] != message.round or user in singles:
                 log.info("round %d: an answer of user %r to round %d is of no use any more", state.round,
                          self.plan.names[user], message.round)
             else:
@@ -215,12 +225,13 @@ class Method(ABC):
                     refused.append((int(user), reason))
         parts = [gather(list(singles.items()))] if singles else []
         for batch in filter(len, replies.batches):
-            wanted = ~state.aside[batch.users] & (state.asked[batch.users] == batch.round)
+            wanted = ~state.aside[batch.users] & (state.asked[batch.users] == batch.round) & (batch.round >= 0)
             wanted &= ~np.isin(batch.users, list(singles))
             finite = np.ones(len(batch), dtype=bool)
             for name, array in batch.arrays.items():
                 rows = array.reshape(len(batch), -1)
-                finite &= (np.isfinite(rows) | (rows == np.inf if name == "conjugate" else False)).all(axis=1)
+                allowed = rows == np.inf if (batch.kind, name) in MAY_BE_INFINITE else False
+                finite &= (np.isfinite(rows) | allowed).all(axis=1)
             for part in batch.ragged.values():
                 rows = part.values.reshape(len(part.values), int(np.prod(part.values.shape[1:])))
                 finite[part.owner[~np.isfinite(rows).all(axis=1)]] = False
@@ -236,17 +247,27 @@ class Method(ABC):
 
     def _objections(self, state: Any, replies: Batch) -> list[tuple[int, str]]:
         """What is wrong with answers that have the right form."""
-        if self.kind in ("expand", "local"):
-            dim, hessians = self.plan.dim, hessians_of(replies, self.plan.dim)
-            ends = np.linalg.eigvalsh(hessians)
-            indefinite = ends[:, 0] < -1e-8 * np.maximum(ends[:, -1], 0.0) - 1e-12 * dim
-            bad = [(int(user), "its Hessian is not positive semidefinite") for user in replies.users[indefinite]]
+        if self.kind not in ("expand", "local"):
+            return []
+        bad = np.zeros(len(replies), dtype=bool)
+        reasons = []
+        if self.kind == "expand":  # one Hessian, in one of two forms; a sign for every row of a factor
+            counts = {name: replies.ragged[name].counts if name in replies.ragged else np.zeros(len(replies), dtype=int)
+                      for name in ("hessian", "diagonal", "factor", "sign", "share")}
+            bad = (counts["hessian"] + counts["diagonal"] != 1) | (counts["factor"] != counts["sign"])
+            bad |= (counts["share"] > 1) | ((counts["hessian"] > 0) & (counts["factor"] > 0))
+            reasons = [(int(user), "it holds more or fewer rows than were asked for") for user in replies.users[bad]]
             share = replies.ragged.get("share")
             if share is not None:
-                wrong = share.owner[~((share.values > 0) & (share.values <= 1))]
-                bad += [(int(user), "its share of the way is not in (0, 1]") for user in replies.users[wrong]]
-            return bad
-        return []
+                wrong = np.setdiff1d(share.owner[~((share.values > 0) & (share.values <= 1))], np.flatnonzero(bad))
+                reasons += [(int(user), "its share of the way is not in (0, 1]") for user in replies.users[wrong]]
+                bad[wrong] = True
+        good = replies.take(np.flatnonzero(~bad))
+        if len(good):
+            ends = np.linalg.eigvalsh(hessians_of(good, self.plan.dim))
+            indefinite = ends[:, 0] < -1e-8 * np.maximum(ends[:, -1], 0.0) - 1e-12 * self.plan.dim
+            reasons += [(int(user), "its Hessian is not positive semidefinite") for user in good.users[indefinite]]
+        return reasons
 
     @cached_property
     def fresh(self) -> dict[str, Any]:
@@ -301,5 +322,5 @@ def hessians_of(replies: Batch, dim: int) -> Array:
     if low is not None:
         for k in np.flatnonzero(low.counts):
             rows = low.rows(int(k))
-            out[k] += rows.T @ rows
+            out[k] += (rows * replies.ragged["sign"].rows(int(k))[:, None]).T @ rows
     return out

@@ -51,7 +51,7 @@ class Newton(Algorithm):
     def __post_init__(self) -> None:
         if self.select not in ("needed", "random"):
             raise InvalidInput(f"select must be 'needed' or 'random', got {self.select!r}", remedy="Use 'needed'")
-        if self.rank < -1:
+        if isinstance(self.rank, bool) or int(self.rank) != self.rank or self.rank < -1:
             raise InvalidInput(f"rank must be -1, 0 or a positive number, got {self.rank!r}", remedy="Use 0")
 
     def on(self, plan: Plan, tol: float = 1e-6) -> NewtonMethod:
@@ -133,9 +133,17 @@ class NewtonMethod(Method):
         stepped_back = np.zeros(len(users), dtype=bool)
         share = replies.ragged.get("share")
         if share is not None:
-            k = share.owner
-            at[k] = between(state.points[users[k]], at[k], share.values)
+            k = share.owner  # from the last trusted point, or where none was named from zero
+            named = state.doubted[users[k]][:, None]
+            at[k] = np.where(named, between(state.points[users[k]], at[k], share.values), share.values[:, None] * at[k])
             stepped_back[k] = share.values < 1.0
+        return self._taken(state, replies, at, hessians, stepped_back)
+
+    @np.errstate(over="ignore", invalid="ignore")  # an answer from far out may be finite and still too large to square
+    def _taken(self, state: NewtonState, replies: Batch, at: Array, hessians: Array,
+               stepped_back: Flags) -> NewtonState:
+        """Take up the answers that can be trusted."""
+        users, share = replies.users, replies.ragged.get("share")
         step = at - state.points[users]
         old = state.hessians[users]
         slopes = np.einsum("nd,nd->n", state.gradients[users], step)
@@ -167,7 +175,7 @@ class NewtonMethod(Method):
                                     shift=shift, known=known, doubted=doubted, trust=trust))
 
     def _solved(self, state: NewtonState) -> NewtonState:
-        """Everybody's new model; who has not answered yet is left out, and gets the mean of the others'."""
+        """Everybody's new model; who has not answered yet is left out."""
         known, plan = state.known & ~state.aside, self.plan
         if not known.any():
             return state
@@ -181,8 +189,7 @@ class NewtonMethod(Method):
         warm = Start(state.now[known], state.duals[inside], state.sigma or None) if state.sigma else None
         found = solve(problem, tol=max(0.01 * self.tol, 1e-13), start=warm)
         now, duals = state.now.copy(), state.duals.copy()
-        now[known] = found.models
-        now[~known] = found.models.mean(axis=0)
+        now[known] = found.models  # who has not answered stays at the start: nobody is shown another's model
         if found.duals is not None:
             duals[inside] = found.duals
         step = found.models - points

@@ -35,7 +35,7 @@ class Participation:
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
             raise InvalidInput(f"fraction must be in (0, 1], got {self.fraction!r}", remedy="Use for example 0.4")
-        if self.count is not None and (isinstance(self.count, bool) or self.count < 1):
+        if self.count is not None and (isinstance(self.count, bool) or int(self.count) != self.count or self.count < 1):
             raise InvalidInput(f"count must be a whole number >= 1, got {self.count!r}", remedy="Use for example 10")
         if self.order not in ("random", "sweeps"):
             raise InvalidInput(f"order must be 'random' or 'sweeps', got {self.order!r}", remedy="Use 'random'")
@@ -45,6 +45,10 @@ class Participation:
                 raise InvalidInput(f"a trace has one row a round and one column a user, got shape {trace.shape}",
                                    remedy="Give an array of True and False")
             object.__setattr__(self, "trace", trace)
+
+    def share(self, n_users: int) -> float:
+        """About what part of the users is asked in a round."""
+        return self.fraction if self.count is None else min(1.0, self.count / max(n_users, 1))
 
     @classmethod
     def of(cls, given: Any) -> Participation:

@@ -98,6 +98,11 @@ def federate_path(users: Users, loss: Loss, lams: npt.ArrayLike | None = None, *
     settings : everything else goes to `federate`.
     """
     algorithm = Newton() if algorithm is None else algorithm
+    if lams is None and (n_lams < 1 or not 0 < ratio < 1):
+        raise InvalidInput(f"n_lams must be at least 1 and ratio in (0, 1), got {n_lams!r} and {ratio!r}",
+                           remedy="Use for example 10 and 0.01")
+    if lams is not None and not np.size(lams):
+        raise InvalidInput("there are no lams", remedy="Give at least one, or leave them out")
 
     def run(lam: float, name: str, by: Algorithm, start: Federated | None, rows: Users | None = None) -> Federated:
         place = None if checkpoint is None else Path(checkpoint) / name

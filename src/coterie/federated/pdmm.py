@@ -51,7 +51,7 @@ class PDMM(Algorithm):
         the pairs of a user, and changes it finitely often.
     eta, eta_z : weights of the Bregman terms of x and z. A linearised step has length 1 / eta; without eta, or with 0,
         it is 1 / (the loss's largest curvature + rho times the pairs of the user).
-    tau, nu : damping of the duals.
+    tau, nu : damping of the duals; nu = 1 - 1/3, since a pair's constraint ties three variables that move at once.
     bregman : "euclidean", a proximal step of the user; or "linear", the choice that makes it one gradient step.
     select : what is drawn in a round: "users", who update all that is theirs, as in the paper's experiment; or
         "variables", a random set of n_primal of all x and z, and n_dual of all duals, as in S1 and S8.
@@ -66,8 +66,8 @@ class PDMM(Algorithm):
     rho: float | None = None
     eta: float = 0.0
     eta_z: float = 0.0
-    tau: float = 0.8
-    nu: float = 0.5
+    tau: float = 0.5
+    nu: float = 2 / 3
     bregman: str = "euclidean"
     select: str = "users"
     n_primal: int | None = None
@@ -187,8 +187,9 @@ class PDMMMethod(Method):
             x = np.zeros(plan.n_users, dtype=bool)
             x[plan.participation.choose(state.round, eligible, plan.seed)] = True
             return x, self._touched(pairs, x) & eligible[pairs.heads] & ~state.quiet
+        eligible = eligible & plan.participation.available(state.round, plan.n_users)
         total = plan.n_users + len(pairs)
-        size = s.n_primal or max(1, round(plan.participation.fraction * total))
+        size = s.n_primal or max(1, round(plan.participation.share(plan.n_users) * total))
         picked = np.zeros(total, dtype=bool)
         picked[np.random.default_rng([plan.seed, state.round, 3]).permutation(total)[:size]] = True
         return picked[:plan.n_users] & eligible, picked[plan.n_users:] & eligible[pairs.heads] & ~state.quiet
@@ -204,7 +205,7 @@ class PDMMMethod(Method):
         if s.select == "users":
             away = ~heard if s.edge_state == "users" else np.zeros_like(heard)
             return self._touched(pairs, stepped) & ~away[pairs.heads] & ~state.quiet
-        size = s.n_dual or max(1, round(self.plan.participation.fraction * len(pairs)))
+        size = s.n_dual or max(1, round(self.plan.participation.share(self.plan.n_users) * len(pairs)))
         picked = np.zeros(len(pairs), dtype=bool)
         picked[np.random.default_rng([self.plan.seed, state.round, 4]).permutation(len(pairs))[:size]] = True
         silent = (state.asked >= 0) & ~heard  # a dual that grows while its user is away runs off
@@ -289,9 +290,8 @@ class PDMMMethod(Method):
         sent, t = state.sent.copy(), state.sent_t.copy()
         centre, weight = self._centres(state)
         sent[users], t[users] = centre[users], weight[users]
-        # Where users hold the edges, whoever does not answer is told all anew next time.
-        synced = state.synced.copy()
-        synced[users] = False
+        # Where users hold the edges, whoever does not answer, or could not be asked, is told all anew next time.
+        synced = np.zeros_like(state.synced)
         here = np.zeros_like(synced)
         here[users] = True
         x, z = self._drawn(replace(state, asked=np.where(here, -1, state.asked)))
@@ -320,6 +320,14 @@ class PDMMMethod(Method):
         rows = {name: getattr(state, name)[kept] for name in
                 ("difference", "dual", "hat", "zeros", "quiet", "renewed", "hushed", "due_z")}
         return replace(state, **rows, synced=np.zeros_like(state.synced))
+
+    def _alone(self, state: PDMMState) -> PDMMState:
+        if self.settings.edge_state == "users" or self.settings.select == "users":
+            return state
+        n, d = 0, self.plan.dim  # no x was drawn, but z and duals were, and they need no user
+        arrays = {"point": np.zeros((n, d)), "gradient": np.zeros((n, d)), "value": np.zeros(n),
+                  "curvature": np.zeros(n), "stiffness": np.zeros(n)}
+        return self._tell(state, Batch(self.kind, state.round, np.zeros(0, dtype=np.int64), arrays))
 
     def _tell(self, state: PDMMState, replies: Batch) -> PDMMState:
         s, pairs, rho, n = self.settings, self.pairs(state), state.rho, self.plan.n_users
@@ -369,14 +377,13 @@ class PDMMMethod(Method):
         state = replace(
             state, now=now, values=values, slopes=slopes, curvature=curvature, difference=difference, dual=dual,
             hat=hat, moved=(now != old).any(axis=1), renewed=renewed, hat_rho=rho,
-            synced=state.synced | (heard & (state.asked == state.round)),  # who answers late has missed the news since
+            synced=heard & (state.asked == state.round),  # who answers late has missed the news since
             hushed=np.where(heard[pairs.heads], state.quiet, state.hushed), length=0.8 * state.length + 0.2 * step)
         return self._estimated(self._hush(self._tuned(state), z))
 
     def _tuned(self, state: PDMMState) -> PDMMState:
         """rho from the users' curvature: after the first answers, then whenever the number of sweeps has doubled."""
-        who = self.plan.participation
-        sweeps = (state.round + 1) * (who.fraction if who.count is None else min(1.0, who.count / self.plan.n_users))
+        sweeps = (state.round + 1) * self.plan.participation.share(self.plan.n_users)
         known = np.isfinite(state.curvature) & (state.curvature > 0) & ~state.aside
         if self.settings.rho is not None or state.changes >= _CHANGES or sweeps < state.review or not known.any():
             return state

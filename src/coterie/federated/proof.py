@@ -114,7 +114,7 @@ class Proof(Method):
         values, conjugates, residuals, zero = state.answers[active].T
         if not self.finished(state):
             conjugates = np.where(state.told[active], conjugates, np.inf)
-            values = np.where(state.told[active], values, np.nan)
+            values = np.where(state.told[active], values, np.inf)
         now, penalty = state.now[active], problem.lam * problem.graph.penalty(state.now[active])
         return assembled(penalty, now, state.slopes[active], values, conjugates, residuals,
                          float(np.abs(zero).sum())).with_duals(state.duals)

@@ -33,7 +33,7 @@ FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", 
           "point", "steps", "rate", "slope", "conjugate", "residual", "zero", "lack", "score", "count", "ridge",
           "means", "m2", "models", "who", "difference", "dual", "dual_at", "update", "step", "beyond", "settings",
           "neighbours", "radii", "others", "quiet", "wake", "wake_model", "tails", "hat", "hit", "curvature",
-          "stiffness")
+          "stiffness", "sign")
 TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f8"), np.dtype("<i4"))
 _HEAD = struct.Struct("<2sBBIB")
 _MAGIC = b"CT"
@@ -63,6 +63,8 @@ class Message:
         body = []
         for name, array in self.arrays.items():
             kind = 1 if array.dtype.kind in "iub" else 0
+            if kind and array.size and not -(1 << 31) <= int(array.min()) <= int(array.max()) < 1 << 31:
+                raise BadMessage(f"The field {name!r} holds a whole number too long for the wire.")
             head.append(struct.pack(f"<BBB{array.ndim}I", FIELDS.index(name), kind, array.ndim, *array.shape))
             body.append(np.ascontiguousarray(array, dtype=TYPES[kind]).tobytes())
         data = b"".join(head + body)
@@ -114,7 +116,7 @@ def decode(data: bytes, form: type[Message] = Message, most: int = 1 << 30) -> M
         if at != len(data) - 4:
             raise BadMessage("The message is longer than its fields say.")
         return form(KINDS[kind], turn, arrays)
-    except (struct.error, IndexError) as error:
+    except (struct.error, IndexError, ValueError) as error:
         raise BadMessage("The message names a kind, a field or a type that does not exist.") from error
 
 
@@ -218,8 +220,9 @@ def field_size(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 class Schema(NamedTuple):
     """The fields of a kind of question and of its answer.
 
-    The form of a field: "1" a number, "d" a model's worth, "h" a Hessian's triangle, "p" one for each feature; with "*"
-    before it, any number of rows of that form; "=" is shared by all users of a round.
+    The form of a field: "1" a number, "d" a model's worth, "h" a Hessian's triangle, "p" one for each feature, "s" the
+    settings of PDMM; with "*" before it, any number of rows of that form; with "=" first, it is shared by all users of
+    a round.
     """
 
     query: Mapping[str, str]
@@ -229,24 +232,25 @@ class Schema(NamedTuple):
 _MODEL = {"model": "d"}
 SCHEMAS: dict[str, Schema] = {
     "describe": Schema({}, {"count": "1", "means": "p", "m2": "p"}),
-    "local": Schema({"ridge": "="}, {"model": "d", "hessian": "h", "count": "1"}),
-    "expand": Schema({**_MODEL, "anchor": "*d", "rank": "="}, {
-        "value": "1", "gradient": "d", "share": "*1", "hessian": "*h", "factor": "*d", "diagonal": "*1"}),
+    "local": Schema({"ridge": "=1"}, {"model": "d", "hessian": "h", "count": "1"}),
+    "expand": Schema({**_MODEL, "anchor": "*d", "rank": "=1"}, {
+        "value": "1", "gradient": "d", "share": "*1", "hessian": "*h", "factor": "*d", "sign": "*1", "diagonal": "*1"}),
     "gradient": Schema(_MODEL, {"gradient": "d", "value": "1", "curvature": "1", "stiffness": "1"}),
     "prox": Schema({"centre": "d", "t": "1"}, {"point": "d", "value": "1", "curvature": "1"}),
-    "train": Schema({**_MODEL, "steps": "1", "rate": "="}, {"point": "d"}),
+    "train": Schema({**_MODEL, "steps": "1", "rate": "=1"}, {"point": "d"}),
     "certify": Schema({**_MODEL, "slope": "d"}, {
         "value": "1", "conjugate": "1", "residual": "1", "zero": "1", "lack": "*d"}),
     "score": Schema(_MODEL, {"score": "1", "hit": "1", "count": "1"}),
     "pdmm": Schema({
-        "step": "1", "settings": "=", "models": "=", "who": "=", "update": "*1", "dual_at": "*1", "dual": "*d",
+        "step": "1", "settings": "=s", "models": "=*d", "who": "=*1", "update": "*1", "dual_at": "*1", "dual": "*d",
         "beyond": "*d", "quiet": "*1", "wake": "*1", "wake_model": "*d",
         # All a user must know, when it begins or has missed a round:
         "point": "*d", "others": "*d", "difference": "*d", "hat": "*d", "neighbours": "*1", "radii": "*1",
         "tails": "*1",
     }, {"model": "*d", "value": "*1", "curvature": "*1", "stiffness": "*1", "difference": "*d"}),
 }
-_MAY_BE_INFINITE = {"conjugate"}
+#: What may be +inf: where a loss or a conjugate has no finite value, that is the honest answer.
+MAY_BE_INFINITE = {("certify", "conjugate"), ("certify", "value"), ("certify", "residual")}
 
 
 def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | None:
@@ -257,20 +261,20 @@ def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | 
     for name in message.arrays:
         if name not in schema:
             return f"it has a field {name!r}, which is not part of {kind!r}"
-    rows: dict[str, tuple[int, ...]] = {"1": (), "d": (dim,), "h": (dim * (dim + 1) // 2,)}
+    rows: dict[str, tuple[int, ...]] = {"1": (), "d": (dim,), "h": (dim * (dim + 1) // 2,), "s": (6,)}
     for name, form in schema.items():
         array = message.arrays.get(name)
         if array is None:
             if form.startswith("*"):
                 continue
             return f"its field {name!r} is missing"
-        shape, several = array.shape, form.startswith("*")
+        shape, several = array.shape, "*" in form
         if form[-1] in rows and ((several and not shape) or shape[several:] != rows[form[-1]]):
             expected = f"rows of shape {rows[form[-1]]} were" if several else f"{rows[form[-1]]} was"
             return f"its field {name!r} has shape {shape}, and {expected} expected"
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             worst = array[~np.isfinite(array)]
-            if name not in _MAY_BE_INFINITE or not (worst == np.inf).all():
+            if (kind, name) not in MAY_BE_INFINITE or not (worst == np.inf).all():
                 return f"its field {name!r} holds {worst.flat[0]}"
     return None
 

@@ -93,6 +93,11 @@ def federate(users: Users, loss: Loss, lam: float, *, graph: Graph | str | None 
     if isinstance(start, Federated) and (start.solver != algorithm.name or len(start.state.asked) != users.n_users):
         raise InvalidInput(f"the run to begin from is by {start.solver} with {len(start.state.asked)} users, this one "
                            f"by {algorithm.name} with {users.n_users}", remedy="Give start=run.models instead")
+    if every < 1:
+        raise InvalidInput(f"every must be at least 1 round, got {every!r}", remedy="Use 1")
+    if isinstance(start, str):
+        raise InvalidInput(f"start must be models or an algorithm, got {start!r}",
+                           remedy="Leave it out to begin from zero, or give FedAvg()")
     plan = Plan(names=users.names, dim=problem.dim, loss=loss, lam=problem.lam, graph=problem.graph, seed=seed,
                 participation=Participation.of(participation), patience=patience, features=users.feature_names)
     plan.participation.available(0, plan.n_users)  # a trace of another size is refused here

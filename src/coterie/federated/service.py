@@ -96,7 +96,8 @@ def serve(runtime: Carrier, config: Mapping[str, Any], progress: Callable[[Round
     if config["standardize"]:
         runtime.config |= {"means": facts["means"], "scale": facts["scale"]}
     share = config["participation"]
-    plan = Plan(names=names, dim=loss.dim(ghosts(names, features)), loss=loss, lam=float(config["lam"]),
+    shape = replace(ghosts(names, features), targets=np.empty(0))  # some losses look at what is to be predicted
+    plan = Plan(names=names, dim=loss.dim(shape), loss=loss, lam=float(config["lam"]),
                 graph=Graph.complete(len(names)), seed=int(config["seed"]), features=features,
                 participation=Participation.of(share if isinstance(share, int) and share > 1 else float(share)),
                 patience=int(config["patience"]) or None)

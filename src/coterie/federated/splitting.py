@@ -126,7 +126,7 @@ class SplittingMethod(Method):
 
     def _step(self, state: SplittingState) -> SplittingState:
         """The step from the users' curvature: after the first answers, and then at growing intervals."""
-        sweeps = (state.round + 1) * self._share
+        sweeps = (state.round + 1) * self.plan.participation.share(self.plan.n_users)
         if self.settings.t is not None or state.changes >= _CHANGES or sweeps < state.review:
             return state
         known = np.isfinite(state.curvature) & (state.curvature > 0) & ~state.aside
@@ -137,11 +137,6 @@ class SplittingMethod(Method):
         if max(t / state.t, state.t / t) < _OFF:
             return state
         return replace(state, s=state.now + (state.t / t) * (state.s - state.now), t=t, changes=state.changes + 1)
-
-    @property
-    def _share(self) -> float:
-        who = self.plan.participation
-        return who.fraction if who.count is None else min(1.0, who.count / self.plan.n_users)
 
     def _solved(self, state: SplittingState) -> SplittingState:
         active, d = ~state.aside, self.plan.dim
