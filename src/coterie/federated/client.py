@@ -87,24 +87,20 @@ def _expand(data: Data, queries: Batch) -> Answer:
 
     Without an anchor, and where the loss overflows at the model, likewise from zero.
     """
-    users, models = queries.users, queries.arrays["model"]
-    ragged: dict[str, Ragged] = {}
-    anchors = queries.ragged.get("anchor")
-    if anchors is not None and len(anchors.values):
-        held = np.flatnonzero(anchors.counts)
-        share = _trusted(data, users[held], anchors.values, models[held])
-        models = np.array(models)
-        models[held] = between(anchors.values, models[held], share)
-        ragged["share"] = Ragged(share, anchors.offsets)
+    users, models = queries.users, np.array(queries.arrays["model"])
+    anchors, share = queries.ragged.get("anchor"), np.ones(len(users))
+    held = np.zeros(len(users), dtype=bool) if anchors is None else anchors.counts > 0
+    if anchors is not None and held.any():
+        share[held] = _trusted(data, users[held], anchors.values, models[held])
+        models[held] = between(anchors.values, models[held], share[held])
     values, gradients, hessians = data.loss.evaluate(data.samples, models, 2, users)
-    finite = np.isfinite(values) & np.isfinite(gradients).all(axis=1) & np.isfinite(hessians).all(axis=(1, 2))
-    if not finite.all() and not ragged:  # so far out that the loss overflows: as far from zero as can be trusted
-        lost = np.flatnonzero(~finite)
-        share = _trusted(data, users[lost], np.zeros_like(models[lost]), models[lost])
-        models = np.array(models)
-        models[lost] *= share[:, None]
+    lost = ~np.isfinite(values) | ~np.isfinite(gradients).all(axis=1) | ~np.isfinite(hessians).all(axis=(1, 2))
+    lost &= ~held
+    if lost.any():  # so far out that the loss overflows
+        share[lost] = _trusted(data, users[lost], np.zeros_like(models[lost]), models[lost])
+        models[lost] *= share[lost, None]
         values, gradients, hessians = data.loss.evaluate(data.samples, models, 2, users)
-        ragged["share"] = Ragged.of(share, ~finite)
+    ragged = {"share": Ragged.of(share[held | lost], held | lost)}
     ragged |= _forms(hessians, int(queries.shared["rank"]), data.samples.users.counts[users])
     return {"value": values, "gradient": gradients}, ragged
 
