@@ -29,6 +29,7 @@ LAYERS = [
     {"groups"},
     {"runs"},
     {"federated"},
+    {"baselines"},
     {"plots"},
     {"cli"},
 ]

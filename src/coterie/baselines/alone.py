@@ -1,0 +1,46 @@
+"""Everyone alone, exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.baselines.base import Baseline, Fitted, Outcome, check, ridges
+from coterie.baselines.run import Run, own_models, ridged
+from coterie.losses import Loss, Samples
+from coterie.users import Users
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Baseline):
+    """minimise_x f_i(x) for every user i by itself; newcomers do the same.
+
+    Parameters
+    ----------
+    ridge : added to the loss's own.
+
+    Traffic: none.
+    """
+
+    name: ClassVar[str] = "local"
+    ridge: float = 0.0
+
+    def __post_init__(self) -> None:
+        check(ridge=(self.ridge, 0.0, np.inf))
+
+    @classmethod
+    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
+        return tuple(cls(ridge=ridge) for ridge in ridges(loss))
+
+    def _fit(self, run: Run) -> Outcome:
+        models = run.own(self.ridge)
+        return Outcome(models, models.mean(axis=0, keepdims=True))
+
+    def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints]:
+        return own_models(ridged(fitted.loss, self.ridge), samples), np.full(samples.n_users, -1)

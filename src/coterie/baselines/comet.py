@@ -1,0 +1,100 @@
+"""Models of one's own, drawn towards what one's cluster predicts: clustered distillation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.baselines.base import Baseline, Fitted, Outcome, check
+from coterie.baselines.descent import settled
+from coterie.baselines.ifca import cluster_means
+from coterie.baselines.kmeans import k_means
+from coterie.baselines.run import Run, near
+from coterie.errors import Incompatible
+from coterie.losses import AffineLoss, Loss, Samples
+from coterie.users import Standardizer, Users
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comet(Baseline):
+    """minimise_x f_i(x) + weight/2 mean_j ||t(a_ij, x) - mean over i's cluster of t(a_ij, x_l)||^2, by turns with
+    clusters from k-means on everyone's predictions t(a, x_i) at common probe inputs a.
+
+    Cho, Wang, Chirvolu and Joshi, 2021, "Personalized federated learning for heterogeneous clients with clustered
+    knowledge transfer" (COMET). There t are logits of networks on a public data set, which serves both for clusters
+    and for distillation, and users take gradient steps. Here t is the margin <w, a> + b (one a class for Multinomial),
+    the probe is drawn from a normal distribution with the pooled means and variances of the features, distillation is
+    on a user's own inputs, and a user's problem is solved exactly. As t is linear in x, the cluster's mean prediction
+    is that of its mean model, and the term is weight/2 (x - mean)' G_i (x - mean), G_i the Gram matrix of the inputs.
+    A newcomer is drawn to the mean model that fits it best.
+
+    Parameters
+    ----------
+    weight : of the distillation; 0 leaves everyone alone.
+    n_clusters : to be told.
+    n_probes : how many probe inputs.
+    rounds : at most; fewer once nothing moves.
+
+    Traffic: a user and round, n_probes numbers up (times outputs) and dim down; once 2 n_features either way.
+    """
+
+    name: ClassVar[str] = "comet"
+    weight: float = 1.0
+    n_clusters: int = 2
+    n_probes: int = 100
+    rounds: int = 50
+
+    def __post_init__(self) -> None:
+        check(weight=(self.weight, 0.0, np.inf), n_clusters=(self.n_clusters, 1, np.inf),
+              n_probes=(self.n_probes, 1, np.inf), rounds=(self.rounds, 1, np.inf))
+
+    @classmethod
+    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
+        counts = [k for k in (2, 4) if k <= users.n_users] or [1]
+        return tuple(cls(weight=w, n_clusters=k) for k in counts for w in (0.01, 0.1, 1.0, 10.0, 100.0))
+
+    def _fit(self, run: Run) -> Outcome:
+        grams = _grams(run.loss, run.samples)
+        users, models = run.samples.users, run.own()
+        scaler = Standardizer.from_moments(users.moments())
+        probe = scaler.mean + scaler.scale * run.rng.standard_normal((self.n_probes, users.n_features))
+        run.exchange(down=2 * users.n_features, up=2 * users.n_features)
+        labels, seed = np.full(run.n_users, -1), int(run.rng.integers(2**31))
+        means = np.repeat(models.mean(axis=0, keepdims=True), self.n_clusters, axis=0)
+        for _ in range(self.rounds):
+            told = run.loss.decision(np.tile(probe, (run.n_users, 1)), np.repeat(models, self.n_probes, axis=0))
+            told = told.reshape(run.n_users, -1)
+            # The same starts in every round, so that clusters keep their numbers once they have settled.
+            fresh = k_means(told, self.n_clusters, np.random.default_rng(seed))
+            settling, labels = not np.array_equal(fresh, labels), fresh
+            means = cluster_means(models, labels, means)
+            run.exchange(down=run.dim, up=told.shape[1])
+            if self.weight == 0:
+                break
+            before, models = models, near(run.loss, run.samples, self.weight * grams, means[labels], models)
+            if not settling and settled(before, models):
+                break
+        return Outcome(models, means, labels)
+
+    def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints]:
+        centres, clusters = super()._join(fitted, samples)
+        return near(fitted.loss, samples, self.weight * _grams(fitted.loss, samples), centres), clusters
+
+
+def _grams(loss: Loss, samples: Samples) -> Array:
+    """(n_users, dim, dim) mean_j a_ij a_ij', for each of several outputs."""
+    if not isinstance(loss, AffineLoss):
+        raise Incompatible(f"Models of {type(loss).__name__} make no predictions to compare. Use a loss with targets.")
+    grams = np.empty((samples.n_users, samples.dim, samples.dim))
+    for block in samples.blocks:
+        root = np.sqrt(block.weights)[..., None] * block.features
+        gram = root.swapaxes(1, 2) @ root
+        # A model of several outputs is its (features, outputs) matrix row by row.
+        grams[block.index] = np.kron(gram, np.eye(samples.dim // gram.shape[1]))
+    return grams

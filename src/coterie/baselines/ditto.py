@@ -1,0 +1,55 @@
+"""One model for all, and everybody's own held to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.baselines.base import BUDGET, Baseline, Fitted, Outcome, check
+from coterie.baselines.run import Run, own_models
+from coterie.losses import Loss, Samples
+from coterie.users import Users
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto(Baseline):
+    """minimise_v f_i(v) + strength/2 ||v - w||^2 for every user i, w the minimum of sum_i f_i; newcomers likewise.
+
+    Li, Hu, Beirami and Smith, 2021, "Ditto: fair and robust federated learning through personalization". There w is
+    trained by FedAvg and v by a few gradient steps a round, strength tuned for each data set; here both are exact.
+    Unlike under the squared penalty, w does not depend on the v.
+
+    Parameters
+    ----------
+    strength : lambda in the paper.
+
+    Traffic: as in `Run.pool`.
+    """
+
+    name: ClassVar[str] = "ditto"
+    strength: float = 0.1
+
+    def __post_init__(self) -> None:
+        check(strength=(self.strength, 0.0, np.inf))
+
+    @classmethod
+    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
+        return tuple(cls(strength=s) for s in np.geomspace(1e-4, 10.0, BUDGET).tolist())
+
+    def _fit(self, run: Run) -> Outcome:
+        w = run.once("pooled", lambda: run.pool(np.zeros(run.n_users, dtype=np.int64), 1))
+        return Outcome(self._near(run.loss, run.samples, w), w)
+
+    def _near(self, loss: Loss, samples: Samples, w: Array) -> Array:
+        if self.strength == 0:
+            return own_models(loss, samples)
+        return loss.prox(samples, None, self.strength, np.repeat(w, samples.n_users, axis=0)).points
+
+    def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints]:
+        return self._near(fitted.loss, samples, fitted.shared), np.full(samples.n_users, -1)

@@ -1,0 +1,63 @@
+"""One model for all, by averaging what users make of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.baselines.base import Baseline, Outcome, check
+from coterie.baselines.descent import curvature, descend, settled
+from coterie.baselines.run import Run
+from coterie.losses import Loss
+from coterie.users import Users
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Baseline):
+    """x <- mean_i (`steps` gradient steps of f_i from x), round after round.
+
+    McMahan et al., 2017, "Communication-efficient learning of deep networks from decentralized data": 10% of the users
+    a round, 5 epochs in minibatches of 10, averages weighted by samples. With one step this is gradient descent on
+    mean_i f_i; with more, its fixed point leans to users of large curvature.
+
+    Parameters
+    ----------
+    steps : gradient steps of a user in a round.
+    rate : their length times max_i L_i.
+    rounds : at most; fewer once nothing moves.
+
+    Traffic: dim numbers down and up, a user and round.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    steps: int = 5
+    rate: float = 1.0
+    rounds: int = 200
+
+    def __post_init__(self) -> None:
+        check(steps=(self.steps, 1, np.inf), rate=(self.rate, 0.0, 2.0), rounds=(self.rounds, 1, np.inf))
+
+    @classmethod
+    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
+        return tuple(cls(steps=steps, rate=rate) for steps in (1, 5, 20) for rate in (0.3, 1.0, 1.9))
+
+    def _fit(self, run: Run) -> Outcome:
+        model = run.once(self, lambda: self._train(run))
+        return Outcome(np.repeat(model, run.n_users, axis=0), model)
+
+    def _train(self, run: Run) -> Array:
+        model, loss, samples = np.zeros((1, run.dim)), run.loss, run.samples
+        for _ in range(self.rounds):
+            everywhere = np.repeat(model, run.n_users, axis=0)
+            length = self.rate / curvature(loss, samples, everywhere).max()
+            moved = descend(loss, samples, everywhere, length, self.steps).mean(axis=0, keepdims=True)
+            run.exchange(down=run.dim, up=run.dim)
+            model, before = moved, model
+            if settled(before, model):
+                break
+        return model

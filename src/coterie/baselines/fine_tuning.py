@@ -1,0 +1,58 @@
+"""One model for all, which everybody then adapts alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.baselines.base import Baseline, Fitted, Outcome, check
+from coterie.baselines.descent import curvature, descend
+from coterie.baselines.fedavg import FedAvg
+from coterie.baselines.run import Run
+from coterie.losses import Loss, Samples
+from coterie.users import Users
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning(Baseline):
+    """FedAvg's model, then `steps` gradient steps of f_i at every user i; newcomers do the same.
+
+    Wang et al., 2019, "Federated evaluation of on-device personalization": a few epochs, their number and rate tuned.
+
+    Parameters
+    ----------
+    steps : of every user, at the end.
+    rate : their length times L_i.
+    common : how the common model is trained.
+
+    Traffic: FedAvg's.
+    """
+
+    name: ClassVar[str] = "fine_tuning"
+    steps: int = 10
+    rate: float = 1.0
+    common: FedAvg = field(default_factory=FedAvg)
+
+    def __post_init__(self) -> None:
+        check(steps=(self.steps, 0, np.inf), rate=(self.rate, 0.0, 2.0))
+
+    @classmethod
+    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
+        return tuple(cls(steps=steps) for steps in (0, 1, 2, 5, 10, 20, 50, 100, 200, 500))
+
+    def _fit(self, run: Run) -> Outcome:
+        common = self.common._fit(run).shared
+        return Outcome(self._adapt(run.loss, run.samples, common), common)
+
+    def _adapt(self, loss: Loss, samples: Samples, common: Array) -> Array:
+        models = np.repeat(common, samples.n_users, axis=0)
+        return descend(loss, samples, models, self.rate / curvature(loss, samples, models), self.steps)
+
+    def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints]:
+        return self._adapt(fitted.loss, samples, fitted.shared), np.full(samples.n_users, -1)

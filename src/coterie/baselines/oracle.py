@@ -1,0 +1,41 @@
+"""One model for each true cluster, exactly: what a method that finds clusters can hope for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+
+from coterie.baselines.base import Baseline, Outcome, check, ridges
+from coterie.baselines.run import Run
+from coterie.losses import Loss
+from coterie.users import Users
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oracle(Baseline):
+    """minimise_x sum_{i in C_k} f_i(x) for each true cluster C_k; newcomers take the model that fits them best.
+
+    Parameters
+    ----------
+    ridge : added to the loss's own.
+
+    Traffic: as in `Run.pool`.
+    """
+
+    name: ClassVar[str] = "oracle"
+    needs_clusters: ClassVar[bool] = True
+    ridge: float = 0.0
+
+    def __post_init__(self) -> None:
+        check(ridge=(self.ridge, 0.0, np.inf))
+
+    @classmethod
+    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
+        return tuple(cls(ridge=ridge) for ridge in ridges(loss))
+
+    def _fit(self, run: Run) -> Outcome:
+        assert run.clusters is not None  # checked by `Baseline.fit`
+        models = run.pool(run.clusters, int(run.clusters.max()) + 1, self.ridge)
+        return Outcome(models[run.clusters], models, run.clusters)

@@ -1,0 +1,148 @@
+"""One run of a method: data, randomness, what the methods compute in common, and the numbers that cross.
+
+Every exact fit below is Newton's method, batched over users or clusters. Where a loss has no minimum (a user with one
+class only, an intercept that no ridge holds), NO_MINIMUM/2 ||x||^2 is added for those concerned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.errors import Incompatible
+from coterie.local import minimise
+from coterie.losses import AffineLoss, Evaluation, Loss, Samples
+from coterie.losses.grouped import Grouped
+from coterie.users import Users
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.intp]
+
+NO_MINIMUM = 1e-8
+
+
+@dataclass(eq=False)
+class Run:
+    """What `Baseline._fit` is given. `memo` outlives the run while settings are tuned on the same data."""
+
+    loss: Loss
+    samples: Samples
+    rng: np.random.Generator
+    clusters: Ints | None
+    memo: dict[Any, Any] = field(default_factory=dict)
+    rounds: int = 0
+    floats_up: int = 0
+    floats_down: int = 0
+
+    @property
+    def n_users(self) -> int:
+        return self.samples.n_users
+
+    @property
+    def dim(self) -> int:
+        return self.samples.dim
+
+    def exchange(self, *, down: int, up: int, users: int | None = None, rounds: int = 1) -> None:
+        """Count rounds in which each of so many users receives `down` numbers and sends `up`."""
+        n = (self.n_users if users is None else users) * rounds
+        self.rounds, self.floats_down, self.floats_up = self.rounds + rounds, self.floats_down + n * down, \
+            self.floats_up + n * up
+
+    def once(self, key: Hashable, compute: Callable[[], Array]) -> Array:
+        """compute(), or what it gave before on the same data; its traffic is counted either way."""
+        if key not in self.memo:
+            before = self.rounds, self.floats_up, self.floats_down
+            result = compute()
+            after = self.rounds, self.floats_up, self.floats_down
+            self.memo[key] = result, tuple(b - a for a, b in zip(before, after, strict=True))
+            return result
+        result, (rounds, up, down) = self.memo[key]
+        self.rounds, self.floats_up, self.floats_down = self.rounds + rounds, self.floats_up + up, \
+            self.floats_down + down
+        return result
+
+    def own(self, ridge: float = 0.0) -> Array:
+        """(n_users, dim) each user's own minimum of f_i."""
+        return self.once(("own", ridge), lambda: own_models(ridged(self.loss, ridge), self.samples))
+
+    def held(self, ridge: float) -> Array:
+        """(n_users, dim) each user's own minimum of f_i + ridge/2 ||x||^2, intercepts held too."""
+        return self.once(("held", ridge), lambda: self.loss.prox(self.samples, None, ridge, None).points)
+
+    def pool(self, labels: Ints, n_clusters: int, ridge: float = 0.0, start: Array | None = None) -> Array:
+        """(n_clusters, dim) for each cluster the minimum of the sum of its members' f_i; an empty one stays at `start`.
+
+        A round is one evaluation: members receive dim numbers and send 1, 1 + dim or 1 + dim + dim (dim + 1) / 2, for
+        value, gradient and Hessian as Newton's method asks for them.
+        """
+        grouped = _Counted(loss=ridged(self.loss, ridge), samples=self.samples, labels=labels, run=self)
+        stand_in = Users.from_arrays(np.zeros((n_clusters, 1)))  # a grouped loss looks at nobody's data here
+        begin = np.zeros((n_clusters, self.dim)) if start is None else start
+        return own_models(grouped, grouped.prepare(stand_in), begin)
+
+    def losses(self, models: Array) -> Array:
+        """(n_users, k) every user's loss under each of k models."""
+        return losses(self.loss, self.samples, models)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Counted(Grouped):
+    """Clusters whose every evaluation is counted as a round of their members."""
+
+    run: Run
+
+    def _on(self, samples: Samples, users: Indices, models: Array, order: int) -> Evaluation:
+        d, members = samples.dim, int(np.isin(self.labels, users).sum())
+        self.run.exchange(down=d, up=(1, 1 + d, 1 + d + d * (d + 1) // 2)[order], users=members)
+        return super()._on(samples, users, models, order)
+
+
+def own_models(loss: Loss, samples: Samples, start: Array | None = None) -> Array:
+    """Each user's minimum of f_i, or nearly so where there is none."""
+    found = loss.local(samples, None, start)
+    points, lost = found.points, np.flatnonzero(~found.converged)
+    if lost.size:
+        points[lost] = loss.prox(samples, None, NO_MINIMUM, None, users=lost).points
+    return points
+
+
+def ridged(loss: Loss, ridge: float) -> Loss:
+    """The loss with `ridge` added to its own, which leaves intercepts alone."""
+    if ridge == 0:
+        return loss
+    if not isinstance(loss, AffineLoss):
+        raise Incompatible(f"{type(loss).__name__} has no weights for a ridge to shrink. Leave ridge at 0.")
+    return replace(loss, ridge=loss.ridge + ridge)
+
+
+def near(loss: Loss, samples: Samples, metrics: Array, centres: Array, start: Array | None = None) -> Array:
+    """Each user's minimise_x f_i(x) + 1/2 (x - centres_i)' metrics_i (x - centres_i)."""
+    n = samples.n_users
+    metrics = np.broadcast_to(metrics, (n, samples.dim, samples.dim))
+
+    def evaluate(rows: Indices, x: Array, order: int) -> tuple[Array, Array, Array]:
+        with np.errstate(over="ignore", invalid="ignore"):  # a trial point far out is refused, not reported
+            f, g, h = loss.evaluate(samples, x, order, rows)
+            shift = x - centres[rows]
+            pull = np.einsum("nde,ne->nd", metrics[rows], shift)
+            return (f + 0.5 * np.einsum("nd,nd->n", shift, pull), g + pull if order > 0 else g,
+                    h + metrics[rows] if order > 1 else h)
+
+    return minimise(evaluate, np.broadcast_to(centres if start is None else start, (n, samples.dim))).points
+
+
+def losses(loss: Loss, samples: Samples, models: Array) -> Array:
+    """(n_users, k) every user's loss under each of k models; inf where it is beyond float64."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = np.stack([loss.values(samples, np.broadcast_to(m, (samples.n_users, samples.dim))) for m in models], 1)
+    return np.where(np.isnan(values), np.inf, values)
+
+
+def least_loss(loss: Loss, samples: Samples, models: Array) -> Ints:
+    """Which of k models fits each user best."""
+    return losses(loss, samples, models).argmin(axis=1)
