@@ -45,3 +45,20 @@ def fused(graph: Graph, lam: float, pairs: Pairs, models: Array, difference: Arr
         if total <= least + 1e-12 * abs(least):
             best, least = means, total
     return best
+
+
+def missed(graph: Graph, lam: float, models: Array, duals: Array, points: Array, values: Array, slopes: Array,
+           curvature: Array) -> float:
+    """About the relative gap of models and duals, by the users' values, slopes and curvatures at their points.
+
+    The bound misses about ||grad f_i + (B'y)_i||^2 / (2 h_i) of every user, and what the duals leave of the penalty.
+    """
+    if not np.isfinite(curvature).all():
+        return np.inf
+    h = np.maximum(curvature, 1e-12 * curvature.max() + 1e-300)
+    forces = graph.divergence(duals)
+    lack = ((slopes + h[:, None] * (models - points) + forces) ** 2).sum(axis=1)
+    penalty = lam * graph.penalty(models)
+    slack = max(penalty - float((forces * models).sum()), 0.0)
+    gap = float((lack / (2 * h)).sum() + slack) / max(abs(float(values.sum()) + penalty), 1e-300)
+    return gap if np.isfinite(gap) else np.inf

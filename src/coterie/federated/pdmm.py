@@ -25,7 +25,7 @@ from coterie.certificates import project
 from coterie.errors import InvalidInput
 from coterie.federated import edges
 from coterie.federated.edges import Pairs
-from coterie.federated.fusing import fused
+from coterie.federated.fusing import fused, missed
 from coterie.federated.method import Algorithm, Method, Plan, State
 from coterie.federated.proof import duals_for
 from coterie.federated.protocol import Batch, Ragged
@@ -435,14 +435,8 @@ class PDMMMethod(Method):
         """About the relative gap of these models and duals, by the users' values, slopes and curvatures."""
         active = ~state.aside
         graph = self.plan.graph if active.all() else self.plan.graph.take(active)
-        forces, step = graph.divergence(duals), models - state.now[active]
-        h = np.maximum(state.curvature[active], 1e-12 * np.nanmax(state.curvature))
-        lack = ((state.slopes[active] + h[:, None] * step + forces) ** 2).sum(axis=1)
-        penalty = self.plan.lam * graph.penalty(models)
-        slack = max(penalty - float((forces * models).sum()), 0.0)
-        total = abs(float(state.values[active].sum()) + penalty)
-        miss = float((lack / (2 * h)).sum() + slack) / max(total, 1e-300)
-        return miss if np.isfinite(miss) else np.inf
+        return missed(graph, self.plan.lam, models, duals, state.now[active], state.values[active],
+                      state.slopes[active], state.curvature[active])
 
     def _estimated(self, state: PDMMState) -> PDMMState:
         """About what a certificate of the fused models would say; made now and then, as it costs more than a round."""
