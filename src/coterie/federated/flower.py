@@ -36,6 +36,7 @@ from coterie.federated import service, sources
 from coterie.federated.client import Data, answer_all
 from coterie.federated.drive import Round
 from coterie.federated.method import Replies
+from coterie.federated.metrics import writer
 from coterie.federated.protocol import VERSION, BadMessage, Batch, Message, Query, Ragged, Reply, decode, gather, misfit
 from coterie.packing import pack, unpack
 from coterie.users import Standardizer, Users
@@ -330,21 +331,20 @@ def _main(grid: Grid, context: Context) -> None:
     runtime = FlowerRuntime(grid, service.for_nodes(config), deadline=float(config["round-timeout"]),
                             poll=float(config["poll"]))
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "rounds.jsonl").open("a", encoding="utf-8") as lines:
+    try:
+        writers = [writer(f"jsonl:{out / 'rounds.jsonl'}"), *map(writer, str(config["metrics"]).split())]
+
         def told(line: Round) -> None:
-            values = {name: None if value != value or value in (np.inf, -np.inf) else value
-                      for name, value in line._asdict().items()}
-            lines.write(json.dumps(values) + "\n")
-            lines.flush()
+            for write in writers:
+                write(line)
             logger.info("round %d (%s): %d of %d answered, %d cluster(s), gap %s", line.iteration, line.stage,
                         line.answered, line.asked, line.n_clusters,
                         f"{line.gap:.2e}" if np.isfinite(line.gap) else f"about {line.estimate:.1e}")
 
-        try:
-            found = service.serve(runtime, config, told)
-        except CoterieError as error:
-            runs.put(out / "error.txt", str(error).encode())
-            logger.error("%s", error)
-            raise
+        found = service.serve(runtime, config, told)
+    except CoterieError as error:
+        runs.put(out / "error.txt", str(error).encode())
+        logger.error("%s", error)
+        raise
     runs.write(out, found, config)
     logger.info("%s", found)

@@ -36,7 +36,7 @@ log = logging.getLogger("coterie.federated")
 CONFIG: dict[str, Any] = {
     "algorithm": "newton", "algorithm-options": "", "lam": 0.01, "weights": "", "participation": 1.0, "tol": 1e-6,
     "rounds": 0, "users": 0, "wait": 120.0, "round-timeout": 60.0, "poll": 0.1, "patience": 0, "standardize": False,
-    "out": "run", "checkpoint": "",
+    "out": "run", "checkpoint": "", "metrics": "",
     "loss": "logistic", "loss-options": "", "seed": 0, "held-out": 0.0, "data": "", "path": "", "user": "",
     "target": "", "split": False, "dataset": "", "dataset-options": "",
 }

@@ -1,0 +1,81 @@
+"""Rounds for other programs to watch: JSON lines, TensorBoard, MLflow.
+
+A writer is a function of a `Round`, so it serves as `progress` of any run:
+
+    ct.federate(..., progress=writer("tensorboard:logs"))
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.errors import InvalidInput, MissingExtra
+from coterie.federated.drive import Round
+
+Writer = Callable[[Round], None]
+_NUMBERS = ("objective", "gap", "estimate", "n_clusters", "asked", "answered", "bytes_up", "bytes_down", "seconds")
+
+
+def values(line: Round) -> dict[str, Any]:
+    """A round as JSON knows it: no nan, no inf."""
+    return {name: value if not isinstance(value, float) or np.isfinite(value) else None
+            for name, value in line._asdict().items()}
+
+
+def writer(spec: str) -> Writer:
+    """A writer by name: "jsonl:FILE", "tensorboard:FOLDER", "mlflow" or "mlflow:URI"."""
+    kind, _, where = spec.partition(":")
+    if kind not in _WRITERS:
+        raise InvalidInput(f"unknown metrics {spec!r}", remedy="Use jsonl:FILE, tensorboard:FOLDER or mlflow:URI")
+    return _WRITERS[kind](where)
+
+
+def _jsonl(where: str) -> Writer:
+    path = Path(where or "rounds.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(line: Round) -> None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values(line)) + "\n")
+
+    return write
+
+
+def _tensorboard(where: str) -> Writer:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        raise MissingExtra("tensorboardX", "metrics", "Writing for TensorBoard") from error
+    board = SummaryWriter(where or "logs", flush_secs=1)  # it writes in a thread of its own, so the end needs a close
+    atexit.register(board.close)
+
+    def write(line: Round) -> None:
+        for name, value in values(line).items():
+            if name in _NUMBERS and value is not None:
+                board.add_scalar(f"coterie/{name}", value, line.iteration)
+
+    return write
+
+
+def _mlflow(where: str) -> Writer:
+    try:
+        import mlflow
+    except ImportError as error:
+        raise MissingExtra("mlflow-skinny", "metrics", "Writing for MLflow") from error
+    if where:
+        mlflow.set_tracking_uri(where)
+
+    def write(line: Round) -> None:
+        numbers = {name: float(value) for name, value in values(line).items() if name in _NUMBERS and value is not None}
+        mlflow.log_metrics(numbers, step=line.iteration)
+
+    return write
+
+
+_WRITERS: dict[str, Callable[[str], Writer]] = {"jsonl": _jsonl, "tensorboard": _tensorboard, "mlflow": _mlflow}
