@@ -51,7 +51,7 @@ clientapp = "coterie.federated.flower:client"
 [tool.flwr.app.config]
 '''
 
-_QUIET_FOR = 8.0  # seconds without news after which Flower is asked how the run is
+_QUIET_FOR = 30.0  # seconds without news after which Flower is asked how the run is: that costs a process
 
 
 class Cluster:

@@ -292,6 +292,10 @@ class FlowerRuntime:
 
     # the start
 
+    def forget(self) -> None:
+        """Leave answers that are still on their way."""
+        self.pending, self.acked = {}, {}
+
     def gather(self, expected: int, patience: float) -> tuple[tuple[Any, ...], tuple[str, ...], int]:
         """Wait for users: their names in order, their columns, and how many classes they know."""
         end = time.monotonic() + patience
@@ -341,10 +345,14 @@ def _main(grid: Grid, context: Context) -> None:
                         line.answered, line.asked, line.n_clusters,
                         f"{line.gap:.2e}" if np.isfinite(line.gap) else f"about {line.estimate:.1e}")
 
-        found = service.serve(runtime, config, told)
+        found, path = service.serve(runtime, config, told)
     except CoterieError as error:
         runs.put(out / "error.txt", str(error).encode())
         logger.error("%s", error)
         raise
+    if path is not None:
+        rows = [(run.lam, run.n_clusters, run.gap, score, run.n_rounds, run.ledger.bytes)
+                for run, score in zip(path.runs, path.scores, strict=True)]
+        runs.put(out / "path.csv", runs.table(["lam", "n_clusters", "gap", "held_out_loss", "n_rounds", "bytes"], rows))
     runs.write(out, found, config)
     logger.info("%s", found)

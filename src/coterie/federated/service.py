@@ -11,22 +11,24 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from coterie.errors import Incompatible, InvalidInput
 from coterie.federated import ALGORITHMS
 from coterie.federated.checkpoint import Checkpoint
-from coterie.federated.drive import Driver, Round
+from coterie.federated.drive import Driver, Outcome, Round
 from coterie.federated.local import Runtime
-from coterie.federated.method import Algorithm, Plan, ghosts
+from coterie.federated.method import Algorithm, Plan, State, ghosts
 from coterie.federated.participation import Participation
+from coterie.federated.path import FederatedPath
 from coterie.federated.protocol import Batch
 from coterie.federated.run import Federated, digest, fingerprint, finish
 from coterie.federated.sources import loss as make_loss
 from coterie.graph import Graph
 from coterie.losses import Multinomial
+from coterie.problem import check_lam
 from coterie.users import Moments, Standardizer
 from coterie.weights import KINDS
 
@@ -34,9 +36,9 @@ log = logging.getLogger("coterie.federated")
 
 #: Every setting of a run and its default. The second part is what the nodes are told.
 CONFIG: dict[str, Any] = {
-    "algorithm": "newton", "algorithm-options": "", "lam": 0.01, "weights": "", "participation": 1.0, "tol": 1e-6,
-    "rounds": 0, "users": 0, "wait": 120.0, "round-timeout": 60.0, "poll": 0.1, "patience": 0, "standardize": False,
-    "out": "run", "checkpoint": "", "metrics": "",
+    "algorithm": "newton", "algorithm-options": "", "lam": 0.01, "lams": "", "weights": "", "participation": 1.0,
+    "tol": 1e-6, "rounds": 0, "users": 0, "wait": 120.0, "round-timeout": 60.0, "poll": 0.1, "patience": 0,
+    "standardize": False, "out": "run", "checkpoint": "", "metrics": "",
     "loss": "logistic", "loss-options": "", "seed": 0, "held-out": 0.0, "data": "", "path": "", "user": "",
     "target": "", "split": False, "dataset": "", "dataset-options": "",
 }
@@ -49,6 +51,9 @@ class Carrier(Runtime, Protocol):
 
     config: dict[str, Any]
     names: tuple[Any, ...]
+
+    def forget(self) -> None:
+        """Leave answers that are still on their way."""
 
     def gather(self, expected: int, patience: float) -> tuple[tuple[Any, ...], tuple[str, ...], int]: ...
 
@@ -77,7 +82,7 @@ def algorithm_of(config: Mapping[str, Any]) -> Algorithm:
                            remedy='Give its settings as JSON, such as {"rank": 5}') from error
 
 
-def serve(runtime: Carrier, config: Mapping[str, Any], progress: Callable[[Round], None] | None = None) -> Federated:
+def serve(runtime: Carrier, config: Mapping[str, Any], progress: Callable[[Round], None] | None = None) -> Served:
     """Wait for the users, run, certify; a run with a checkpoint goes on where it was."""
     checkpoint = Checkpoint(config["checkpoint"] or Path(str(config["out"])) / "checkpoint")
     algorithm = algorithm_of(config)
@@ -101,11 +106,46 @@ def serve(runtime: Carrier, config: Mapping[str, Any], progress: Callable[[Round
                 graph=Graph.complete(len(names)), seed=int(config["seed"]), features=features,
                 participation=Participation.of(share if isinstance(share, int) and share > 1 else float(share)),
                 patience=int(config["patience"]) or None)
-    driver = Driver(plan, algorithm, runtime, tol=float(config["tol"]), max_rounds=int(config["rounds"]) or None,
-                    weights=weights, score=float(config["held-out"]) > 0, checkpoint=checkpoint, progress=progress,
-                    fingerprint=fingerprint(plan, algorithm, float(config["tol"]), graph=weights or "",
-                                            users=digest(np.frombuffer(repr(names).encode(), np.uint8))))
-    return finish(driver.run(), algorithm, float(config["tol"]))
+    tol, users = float(config["tol"]), digest(np.frombuffer(repr(names).encode(), np.uint8))
+
+    def drive(plan: Plan, weights: str | None, folder: Checkpoint, start: State | None) -> Outcome:
+        driver = Driver(plan, algorithm, runtime, tol=tol, max_rounds=int(config["rounds"]) or None, weights=weights,
+                        start=start, score=float(config["held-out"]) > 0, checkpoint=folder, progress=progress,
+                        fingerprint=fingerprint(plan, algorithm, tol, graph=weights or "", users=users))
+        return driver.run()
+
+    if not config["lams"]:
+        return Served(finish(drive(plan, weights, checkpoint, None), algorithm, tol), None)
+    found: list[Federated] = []
+    state = None
+    for k, lam in enumerate(lams_of(config)):
+        runtime.forget()  # answers on their way belong to another run, with the same numbers of rounds
+        runtime.config["run"] = f"{facts['run']}-{k}"
+        outcome = drive(replace(plan, lam=lam), weights, Checkpoint(checkpoint.directory / f"lam-{k:02d}"), state)
+        found.append(finish(outcome, algorithm, tol))
+        if outcome.interrupted:
+            return Served(found[-1], None)
+        state, weights, plan = outcome.state, None, replace(plan, graph=outcome.plan.graph)
+    path = FederatedPath(runs=tuple(found))
+    return Served(path.best(), path)
+
+
+def lams_of(config: Mapping[str, Any]) -> list[float]:
+    """The lams of a path, the largest first."""
+    try:
+        lams = [float(text) for text in str(config["lams"]).replace(",", " ").split()]
+    except ValueError as error:
+        raise InvalidInput(f"lams must be numbers, got {config['lams']!r}", remedy="For example 1 0.1 0.01") from error
+    if not float(config["held-out"]) > 0:
+        raise InvalidInput("a path is chosen from by rows held out, and there are none", remedy="Set held-out = 0.2")
+    return sorted(map(check_lam, lams), reverse=True)
+
+
+class Served(NamedTuple):
+    """What a deployed run found: of a path, the best and all."""
+
+    best: Federated
+    path: FederatedPath | None
 
 
 def _facts(runtime: Carrier, config: Mapping[str, Any], file: Path) -> dict[str, Any]:
