@@ -40,11 +40,12 @@ demo: $(READY)  ## the paper's data, solved and certified, with a picture
 	@$(BIN)/coterie demo --out $(OUT)
 
 test: lint  ## lint, types and the tests that take under two minutes
-	@$(BIN)/python -m pytest -m "not slow" -n 2
-	@echo "Left to 'make test-all': $$($(BIN)/python -m pytest -o addopts= -m slow --collect-only -q 2>/dev/null | grep -c '::') slow tests and the docs build."
+	@$(BIN)/python -m pytest -m "not slow and not flower" -n 2
+	@echo "Left to 'make test-all': $$($(BIN)/python -m pytest -o addopts= -m "slow or flower" --collect-only -q 2>/dev/null | grep -c '::') slow tests and tests on Flower, and the docs build."
 
-test-all: $(READY)  ## what `make test` leaves out: slow tests and the docs
+test-all: $(FLOWER)  ## what `make test` leaves out: slow tests, Flower and the docs
 	@$(BIN)/python -m pytest -m slow -n 2
+	@$(BIN)/python -m pytest -m flower -n 0
 	@$(MAKE) --no-print-directory docs
 
 lint: $(READY)  ## ruff and mypy

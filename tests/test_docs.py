@@ -288,7 +288,7 @@ def test_a_broken_link_is_found(tmp_path):
 
 # Written so that this file does not match itself.
 FORBIDDEN = re.compile(r"(?i:\bissue #?[0-9]+)|\bTOD[O]\b|\bFIXM[E]\b|/wor[k]/")
-SKIPPED = {"site", "demo", "dist", "__pycache__"}
+SKIPPED = {"site", "demo", "dist", "reproduction", "__pycache__"}
 
 
 def forbidden(root: Path) -> list[str]:

@@ -31,12 +31,13 @@ LAYERS = [
     {"federated"},
     {"baselines"},
     {"plots"},
+    {"experiments"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: Where each third-party adapter may be imported.
 HOMES = {
-    "cvxpy": {"solvers"}, "matplotlib": {"plots"}, "typer": {"cli"}, "rich": {"cli"}, "polars": {"inputs"},
+    "cvxpy": {"solvers"}, "matplotlib": {"plots", "experiments"}, "plotly": {"experiments"}, "typer": {"cli"}, "rich": {"cli"}, "polars": {"inputs"},
     "numba": {"kernels", "solvers"}, "flwr": {"federated"}, "cryptography": {"federated"},
 }
 

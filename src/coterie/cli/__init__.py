@@ -1,6 +1,6 @@
 """The `coterie` command."""
 
 from coterie.cli.base import app, main, root  # isort: skip  (says what to install where typer is missing)
-from coterie.cli import demo, federate
+from coterie.cli import bench, demo, federate, reproduce
 
-__all__ = ["app", "demo", "federate", "main", "root"]
+__all__ = ["app", "bench", "demo", "federate", "main", "reproduce", "root"]

@@ -161,11 +161,15 @@ def on_flower(users: Users, settings: dict[str, Any], out: Path, *, nodes: int, 
         configs = [{"data": "npz", "path": str(part.resolve()), "state-dir": str((out / "state").resolve())}
                    for part in parts]
         cluster = Cluster(place, configs)
-    with console.status("Starting Flower ...") as status, cluster:
-        status.update("Waiting for the nodes ...")
-        cluster.submit(settings)
-        for line in cluster.follow(out, timeout):
-            status.update(told(line))
+    try:
+        with console.status("Starting Flower ...") as status, cluster:
+            status.update("Waiting for the nodes ...")
+            cluster.submit(settings)
+            for line in cluster.follow(out, timeout):
+                status.update(told(line))
+    except KeyboardInterrupt:
+        console.print("Interrupted: everything is stopped, and the same command goes on from the last round.")
+        raise typer.Exit(130) from None
 
 
 def deal(users: Users, part: int, parts: int, path: Path) -> Path:

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +55,25 @@ clientapp = "coterie.federated.flower:client"
 _QUIET_FOR = 30.0  # seconds without news after which Flower is asked how the run is: that costs a process
 
 
+#: Waits until whoever started the cluster is gone, killed even, and ends what carries the cluster's mark.
+_WATCH = '''
+import os, signal, sys, time
+mark = b"COTERIE_CLUSTER=" + sys.argv[1].encode()
+sys.stdin.buffer.read()
+for sign in (signal.SIGTERM, signal.SIGKILL):
+    found = 0
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if mark in file.read().split(bytes(1)):
+                    os.kill(int(name), sign)
+                    found += 1
+        except OSError:
+            pass
+    time.sleep(3.0 if found else 0.0)
+'''
+
+
 class Cluster:
     """A SuperLink, and SuperNodes with the given configurations; or virtual ones, by the simulation engine."""
 
@@ -62,7 +82,9 @@ class Cluster:
         self.folder = Path(folder).resolve()
         self.configs, self.virtual, self.secure = [dict(node) for node in nodes], virtual, secure and not virtual
         self.env = {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "flwr"), "OMP_NUM_THREADS": "1",
-                    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+                    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+                    "COTERIE_CLUSTER": uuid.uuid4().hex}
+        self.watch: subprocess.Popen[bytes] | None = None
         self.port = 0
         self.link: subprocess.Popen[bytes] | None = None
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
@@ -77,6 +99,8 @@ class Cluster:
                 raise MissingExtra("flwr", "flower-sim" if self.virtual else "flower", "Running on Flower")
         (self.folder / "flwr").mkdir(parents=True, exist_ok=True)
         try:
+            self.watch = subprocess.Popen([sys.executable, "-I", "-c", _WATCH, self.env["COTERIE_CLUSTER"]],
+                                          stdin=subprocess.PIPE, start_new_session=True)
             self.port = free_port()
             if self.secure:
                 certificates = make_certificates(self.folder / "keys")
@@ -107,6 +131,10 @@ class Cluster:
         """End every process started here, and those they started."""
         end([*self.nodes.values(), *([self.link] if self.link is not None else [])])
         self.nodes, self.link = {}, None
+        if self.watch is not None and self.watch.stdin is not None:
+            self.watch.stdin.close()
+            self.watch.wait(10.0)
+            self.watch = None
 
     def start_link(self) -> None:
         options = ["--host", "127.0.0.1", "--port", str(self.port), "--disable-runtime-dependency-installation"]
@@ -139,14 +167,18 @@ class Cluster:
 
     def restart_node(self, number: int, seconds: float = 120.0) -> None:
         """Start a node again; for up to a minute a SuperLink refuses a key it believes online, so keep trying."""
-        limit = time.monotonic() + seconds
+        file, limit = self.folder / f"node-{number}.log", time.monotonic() + seconds
         while time.monotonic() < limit:
+            before = file.stat().st_size if file.exists() else 0
             self.start_node(number)
-            settled = time.monotonic() + 6.0
-            while time.monotonic() < settled and self.nodes[number].poll() is None:
+            while time.monotonic() < limit:
+                said = file.read_bytes()[before:]
+                if b"SuperNode ID:" in said:
+                    return
+                if b"Exit Code:" in said or self.nodes[number].poll() is not None:
+                    break
                 time.sleep(0.2)
-            if self.nodes[number].poll() is None:
-                return
+            end([self.nodes.pop(number)], at_once=True)  # one that was refused does not always end
             time.sleep(5.0)
         raise Incompatible(f"Node {number} did not come back within {seconds:g} s: {self.tail(f'node-{number}')}")
 

@@ -39,6 +39,7 @@ from coterie.federated.method import Replies
 from coterie.federated.metrics import writer
 from coterie.federated.protocol import VERSION, BadMessage, Batch, Message, Query, Ragged, Reply, decode, gather, misfit
 from coterie.packing import pack, unpack
+from coterie.solution import Status
 from coterie.users import Standardizer, Users
 
 log = logging.getLogger("coterie.federated")
@@ -335,6 +336,8 @@ def _main(grid: Grid, context: Context) -> None:
     runtime = FlowerRuntime(grid, service.for_nodes(config), deadline=float(config["round-timeout"]),
                             poll=float(config["poll"]))
     out.mkdir(parents=True, exist_ok=True)
+    for name in ("run.json", "error.txt"):  # of an earlier start
+        (out / name).unlink(missing_ok=True)
     try:
         writers = [writer(f"jsonl:{out / 'rounds.jsonl'}"), *map(writer, str(config["metrics"]).split())]
 
@@ -350,6 +353,9 @@ def _main(grid: Grid, context: Context) -> None:
         runs.put(out / "error.txt", str(error).encode())
         logger.error("%s", error)
         raise
+    if found.status is Status.INTERRUPTED:  # Flower is stopping; submitted again, the run goes on
+        logger.info("%s", found)
+        return
     if path is not None:
         rows = [(run.lam, run.n_clusters, run.gap, score, run.n_rounds, run.ledger.bytes)
                 for run, score in zip(path.runs, path.scores, strict=True)]

@@ -1,0 +1,190 @@
+"""Seconds a round takes on Flower: coterie's Newton beside a bare Flower app whose messages have the same sizes.
+
+    python benchmarks/flower.py            # ten SuperNodes on loopback, with TLS and keys
+    python benchmarks/flower.py --sim      # 1,000 users in Flower's simulation
+
+In a deployment every message starts a Python process, and that is most of a round. So the bare app is the measure: its
+client imports nothing but Flower and returns as many bytes as it is asked for. Both apps run on the same SuperLink and
+nodes, in turns, and rounds are timed the same way, by the server. What machine and load do to one they do to the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import facts
+
+from coterie.datasets import clustered, ellipses
+from coterie.federated.cluster import Cluster, toml
+from coterie.federated.service import settings_of
+
+_PROJECT = '''[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "echo"
+version = "1.0.0"
+description = "As many bytes as asked for"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "coterie"
+
+[tool.flwr.app.components]
+serverapp = "echo.server:app"
+clientapp = "echo.client:app"
+
+[tool.flwr.app.config]
+'''
+_CLIENT = '''from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train()
+def echo(message: Message, context: Context) -> Message:
+    size = int(message.content["ask"]["size"])
+    return Message(RecordDict({"answer": ConfigRecord({"bytes": bytes(size)})}), reply_to=message)
+'''
+_SERVER = '''import json
+import time
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    while len(list(grid.get_node_ids())) < int(config["nodes"]):
+        time.sleep(0.2)
+    seconds = []
+    for _ in range(int(config["rounds"]) + 1):  # the first is not counted: coterie also asks who is there
+        began = time.perf_counter()
+        asked = {"size": int(config["up"]), "bytes": bytes(int(config["down"]))}
+        nodes = sorted(grid.get_node_ids())
+        waiting = set(grid.push_messages([Message(RecordDict({"ask": ConfigRecord(asked)}), node, "train")
+                                          for node in nodes]))
+        while waiting:
+            for reply in grid.pull_messages(list(waiting)):
+                assert not reply.has_error(), reply.error
+                waiting.discard(reply.metadata.reply_to_message_id)
+            time.sleep(0.1 if waiting else 0.0)
+        seconds.append(time.perf_counter() - began)
+    with open(str(config["out"]), "w") as file:
+        json.dump(seconds[1:], file)
+'''
+
+
+def write_echo(folder: Path, config: dict[str, Any]) -> Path:
+    (folder / "echo").mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text(_PROJECT + "".join(f"{k} = {toml(v)}\n" for k, v in config.items()))
+    (folder / "echo" / "__init__.py").write_text("")
+    (folder / "echo" / "client.py").write_text(_CLIENT)
+    (folder / "echo" / "server.py").write_text(_SERVER)
+    return folder
+
+
+def coterie_rounds(cluster: Cluster, out: Path, settings: dict[str, Any]) -> tuple[list[float], dict[str, Any]]:
+    """Seconds of every round of a run by coterie, and what it wrote."""
+    cluster.submit(settings_of({**settings, "out": str(out)}))
+    lines = list(cluster.follow(out, 900.0))
+    marks = [0.0, *(line["seconds"] for line in lines)]
+    told: dict[str, Any] = json.loads((out / "run.json").read_text())
+    return np.diff(marks)[1:].tolist(), told  # the first round also asks who is there
+
+
+def echo_rounds(cluster: Cluster, folder: Path, nodes: int, rounds: int, up: int, down: int) -> list[float]:
+    """Seconds of every round of the bare app."""
+    out = folder / "seconds.json"
+    write_echo(folder, {"nodes": nodes, "rounds": rounds, "up": up, "down": down, "out": str(out)})
+    cluster.command("run", str(folder), "local", "--format", "json")
+    limit = time.monotonic() + 900
+    while not out.exists() or not out.read_text():
+        if time.monotonic() > limit:
+            raise TimeoutError(cluster.tail("superlink"))
+        time.sleep(0.2)
+    seconds: list[float] = json.loads(out.read_text())
+    return seconds
+
+
+def deployed(n_nodes: int, turns: int) -> None:
+    users = ellipses(users_per_cluster=10, samples=30, seed=0).users
+    settings = {"loss": "squared_hinge", "loss-options": '{"ridge": 0.001}', "lam": 0.02, "users": users.n_users,
+                "round-timeout": 120.0}
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        configs = []
+        for k in range(n_nodes):
+            own = users.take(np.arange(k, users.n_users, n_nodes))
+            np.savez(place / f"{k}.npz", X=own.features, y=own.targets, user=np.array(own.names)[own.owner])
+            configs.append({"data": "npz", "path": str(place / f"{k}.npz"), "state-dir": str(place / f"state-{k}")})
+        began = time.monotonic()
+        with Cluster(place / "cluster", configs) as cluster:
+            print(f"{n_nodes} SuperNodes, {users.n_users} users, TLS and keys", flush=True)
+            ours: list[float] = []
+            bare: list[float] = []
+            for turn in range(turns):
+                found, told = coterie_rounds(cluster, place / f"run-{turn}", settings)
+                ours += found
+                per_message = told["n_rounds"] * n_nodes
+                up, down = told["bytes_up"] // per_message, told["bytes_down"] // per_message
+                bare += echo_rounds(cluster, place / f"echo-{turn}", n_nodes, max(len(found), 3), up, down)
+                print(f"  turn {turn + 1}: gap {told['gap']:.1e} in {told['n_rounds']} rounds; messages of {up} bytes "
+                      f"up, {down} down; rounds of {_seconds(found)} s, bare {_seconds(bare[-len(found):])} s",
+                      flush=True)
+        a, b = statistics.median(ours), statistics.median(bare)
+        print(f"coterie's Newton  {a:6.2f} s a round (median of {len(ours)})")
+        print(f"bare Flower       {b:6.2f} s a round (median of {len(bare)})")
+        print(f"ratio             {a / b:6.2f}   (to be at most 1.3); all in {time.monotonic() - began:.0f} s")
+
+
+def simulated() -> None:
+    options = {"n_users": 1000, "n_clusters": 4, "samples": 80, "n_features": 4, "separation": 3.0, "seed": 0}
+    assert clustered("logistic", **options).users.n_users == 1000
+    with tempfile.TemporaryDirectory() as temporary:
+        place, began = Path(temporary), time.monotonic()
+        with Cluster(place / "cluster", virtual=20) as cluster:
+            found, told = coterie_rounds(cluster, place / "run", {
+                "data": "dataset", "dataset": "clustered", "dataset-options": json.dumps(options), "split": True,
+                "lam": 1.0, "weights": "wald", "loss-options": '{"ridge": 0.001}', "users": 1000})
+            seconds = time.monotonic() - began
+        print(f"1,000 users at 20 virtual nodes: gap {told['gap']:.1e} in {told['n_rounds']} rounds, "
+              f"{told['n_clusters']} clusters; {statistics.median(found):.2f} s a round, {seconds:.1f} s in all "
+              f"(SuperLink and Ray started: {seconds - sum(found):.1f} s)")
+
+
+def _seconds(values: list[float]) -> str:
+    return " ".join(f"{value:.1f}" for value in values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sim", action="store_true", help="the simulation instead")
+    parser.add_argument("--nodes", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=2)
+    given = parser.parse_args()
+    print(facts())
+    if given.sim:
+        simulated()
+    else:
+        deployed(given.nodes, given.turns)
+
+
+if __name__ == "__main__":
+    main()

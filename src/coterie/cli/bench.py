@@ -1,0 +1,98 @@
+"""`coterie bench`: methods side by side."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from coterie.cli.base import app, console, stops
+from coterie.errors import InvalidInput
+from coterie.experiments import federations as lab
+from coterie.experiments.federations_data import BUNDLED, FILES, Federation, federations
+
+command = typer.Typer(no_args_is_help=True, help="Methods side by side.")
+app.add_typer(command, name="bench")
+
+
+@command.callback()
+def bench() -> None:
+    """Methods side by side on the same data."""
+
+
+@command.command()
+def data(
+    data: Annotated[Path | None, typer.Option(help="Folder with the files of the published sets.")] = None,
+    sets: Annotated[str, typer.Option(help=f"Which, with commas between: {', '.join((*FILES, *BUNDLED))}. "
+                                           "Without it, all that are here.")] = "",
+    methods: Annotated[str, typer.Option(help="Only these, by their names in the table, with commas between.")] = "",
+    splits: Annotated[int, typer.Option(help="How many random splits.", min=1)] = 5,
+    first: Annotated[int, typer.Option(help="Seed of the first split; of a published split, its number.",
+                                       min=0)] = 200,
+    quick: Annotated[bool, typer.Option(help="One split of a few small sets.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for tables and pictures; made if needed.")] = Path("federations"),
+) -> None:
+    """All methods on real federations: same splits, same budget, judged user by user on unseen rows.
+
+    Example: coterie bench data --data files --sets landmine,school --splits 3 --out results
+    """
+    if data is not None and not data.is_dir():
+        raise InvalidInput(f"{str(data)!r} is not a folder", remedy="Give the folder with landmine.npz and the others")
+    todo = federations(data, _names(sets), quick)
+    only = _names(methods)
+    known = dict.fromkeys(method.name for federation in todo for method in lab.methods(federation))
+    for name in only:
+        if name not in known:
+            raise InvalidInput(f"unknown method {name!r}", remedy=f"Choose from: {', '.join(known)}")
+    seeds = range(first, first + (1 if quick else splits))
+    note = lab.origin(seeds, "coterie " + shlex.join(sys.argv[1:]))
+    results: list[lab.Result] = []
+    for federation in todo:
+        finished, here = len(results), seeds
+        if federation.masks is not None:  # as many as were published, each once
+            here = seeds[:len(federation.masks)]
+        interrupted = _run(federation, here, only, results)
+        if len(results) > finished:
+            rows = lab.write(results, out, note)
+            console.print(_table([row for row in rows if row.federation == federation.name]))
+        if interrupted:
+            break
+    if results:
+        console.print(f"Tables and pictures in {out}: table.csv, table.md, runs.csv, users.csv", soft_wrap=True)
+    if stops:
+        console.print("Interrupted: whole splits that were finished are kept.")
+        raise typer.Exit(130)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _run(federation: Federation, seeds: range, only: tuple[str, ...], results: list[lab.Result]) -> bool:
+    """Add the results of one federation; whether it was interrupted."""
+    with console.status(f"{federation.name} ...") as status:
+        try:
+            lab.run(federation, seeds, only=only, keep=results, stopped=lambda: bool(stops),
+                    progress=lambda name, seed, method: status.update(
+                        f"{name}, split {seed - seeds.start + 1} of {len(seeds)}: {method}"))
+        except KeyboardInterrupt:
+            stops.append(0)
+    return bool(stops)
+
+
+def _table(rows: list[lab.Row]) -> Table:
+    """What fits a terminal; table.md and table.csv have all of it."""
+    table = Table(title=f"{rows[0].federation}: {rows[0].metric} by user, best mean first")
+    shown = ("method", "mean", "worst decile", "better than alone", "against coterie", "p (Holm)", "models", "rounds")
+    places = [lab.HEADINGS.index(heading) for heading in shown]
+    for heading in shown:
+        table.add_column(heading, justify="left" if heading in ("method", "against coterie") else "right",
+                         no_wrap=heading in ("method", "mean"))
+    for row in rows:
+        texts = lab.cells(row)
+        table.add_row(*(texts[k] for k in places), style="bold" if row.method == "coterie" else "")
+    return table

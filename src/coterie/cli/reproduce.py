@@ -1,0 +1,67 @@
+"""`coterie reproduce`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from coterie.cli.base import app, console, stops
+from coterie.experiments import paper_figures
+from coterie.experiments.paper import Settings
+from coterie.experiments.paper import reproduce as run
+from coterie.experiments.paper_claims import Claim, Verdict, claims
+from coterie.experiments.paper_report import write
+
+COLOURS = {Verdict.YES: "green", Verdict.PARTLY: "yellow", Verdict.NO: "red"}
+
+
+@app.command()
+def reproduce(
+    out: Annotated[Path, typer.Option(help="Folder for figures, tables and claims; made if needed.")] = Path(
+        "reproduction"),
+    quick: Annotated[bool, typer.Option(help="Fewer seeds, lambdas and rounds: within two minutes.")] = False,
+    seeds: Annotated[int, typer.Option(help="Seeds to average over; 0 takes 10, or 3 with --quick.", min=0)] = 0,
+) -> None:
+    """Every figure and claim of the paper, made from scratch and shown beside it.
+
+    Example: coterie reproduce --quick --out reproduction
+    """
+    paper_figures.check()
+    began = time.monotonic()
+    settings = Settings.quick(seeds or 3) if quick else Settings(seeds=seeds or 10)
+    out.mkdir(parents=True, exist_ok=True)
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console,
+                  transient=True) as bar:
+        task = bar.add_task("Starting", total=None)
+
+        def tell(text: str, done: int, total: int) -> None:
+            if stops:
+                raise KeyboardInterrupt
+            bar.update(task, description=text, completed=done, total=total)
+
+        results = run(settings, tell)
+        found = claims(results)
+        bar.update(task, description="Drawing")
+        files = write(out, results, found)
+    console.print(table(found))
+    counts = [sum(claim.verdict is verdict for claim in found) for verdict in Verdict]
+    console.print(f"{counts[0]} of {len(found)} claims come out, {counts[1]} partly, {counts[2]} not at all. "
+                  f"Seed 0 decides; averages are over {settings.seeds} seed{'s' * (settings.seeds > 1)}.",
+                  soft_wrap=True)
+    console.print(f"{len(files)} files in {out}, in {time.monotonic() - began:.0f} s.", soft_wrap=True)
+
+
+def table(found: Sequence[Claim]) -> Table:
+    shown = Table(title="The paper and its reproduction", show_lines=True)
+    for heading in ("", "exp.", "claim", "paper", "here, seed 0", "over seeds", "verdict"):
+        shown.add_column(heading)
+    for claim in found:
+        shown.add_row(str(claim.number), claim.experiment, claim.text, claim.paper, claim.ours, claim.seeds,
+                      f"[{COLOURS[claim.verdict]}]{claim.verdict.value}[/]")
+    return shown

@@ -1,0 +1,1 @@
+"""Experiments: what the paper shows, and what methods do on real federations."""

@@ -1,0 +1,263 @@
+"""Real federations: files as they are published, and sets that scikit-learn brings along, parted by a stated rule.
+
+Features are made from training rows alone, by what users can add up: counts, means, scatter matrices. They are made
+anew for every fit: from the training rows while settings are chosen, then from training and validation rows together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.datasets import load
+from coterie.errors import InvalidInput
+from coterie.losses import Logistic, Loss, Multinomial, Squared
+from coterie.users import Standardizer, Users
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+RIDGE = 1e-3
+HELD_OUT = 0.25  # of the training rows, to choose settings on
+SIZES = (20, 40, 80, 160)
+SUBSET = (*range(10), *range(15, 24))  # the mine fields 1-10 and 16-24 that many papers use
+
+
+class Features(NamedTuple):
+    """How rows become what models see, and what one unit of the targets is worth in the data's own."""
+
+    transform: Callable[[Users], Users]
+    unit: float = 1.0
+
+
+class Parts(NamedTuple):
+    """One split: rows to fit on while settings are chosen, rows to choose by, both together, and rows to judge by."""
+
+    train: Users
+    validation: Users
+    everything: Users
+    test: Users
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Federation:
+    """Users, how they are judged, and how their rows are split; the same seed is the same split for every method."""
+
+    name: str
+    users: Users = field(repr=False)
+    loss: Loss
+    metric: Literal["AUC", "RMSE", "accuracy"]
+    features: Callable[[Users], Features] = field(repr=False)
+    rule: str  # how rows are split, in words
+    clusters: Ints | None = field(default=None, repr=False)  # the known groups
+    train: int | float | None = None  # rows for training; None: all but a quarter
+    masks: Mask | None = field(default=None, repr=False)  # published splits instead: training rows, one row a split
+
+    @property
+    def larger_is_better(self) -> bool:
+        return self.metric != "RMSE"
+
+    def mask(self, seed: int) -> Mask:
+        """Which rows are for training and validation, with no look at targets; published splits are seeds 0, 1, ..."""
+        if self.masks is not None:
+            return np.asarray(self.masks[seed % len(self.masks)])
+        # With their numbers for targets, the rows that were drawn say who they are.
+        numbered = replace(self.users, targets=np.arange(self.users.n_samples, dtype=float))
+        part = numbered.split(test=0.25, seed=seed) if self.train is None else numbered.split(train=self.train,
+                                                                                              seed=seed)
+        assert part.train.targets is not None
+        chosen = np.zeros(self.users.n_samples, dtype=bool)
+        chosen[part.train.targets.astype(np.int64)] = True
+        return chosen
+
+    def split(self, seed: int) -> Parts:
+        """The rows of one split, features as in the data."""
+        mask = self.mask(seed)
+        everything, test = self._rows(mask), self._rows(~mask)
+        held = everything.split(test=HELD_OUT, seed=seed)
+        return Parts(held.train, held.test, everything, test)
+
+    def _rows(self, mask: Mask) -> Users:
+        assert self.users.targets is not None
+        counts = np.bincount(self.users.owner[mask], minlength=self.users.n_users)
+        return replace(self.users, features=self.users.features[mask], targets=self.users.targets[mask],
+                       offsets=np.concatenate([[0], np.cumsum(counts)]))
+
+
+def standardised(train: Users) -> Features:
+    """Every column to mean 0 and variance 1."""
+    return Features(Standardizer.from_moments(train.moments()).transform)
+
+
+def both_standardised(train: Users) -> Features:
+    """Every column, and the target."""
+    scaler = Standardizer.from_moments(train.moments())
+    assert train.targets is not None
+    middle, unit = float(train.targets.mean()), float(train.targets.std()) or 1.0
+
+    def transform(users: Users) -> Users:
+        assert users.targets is not None
+        return replace(scaler.transform(users), targets=(users.targets - middle) / unit)
+
+    return Features(transform, unit)
+
+
+def principal(train: Users, k: int) -> Features:
+    """The k principal components of the standardised columns, each to variance 1; from the users' scatter matrices."""
+    scaler = Standardizer.from_moments(train.moments())
+    rows = scaler.transform(train).features
+    values, vectors = np.linalg.eigh(rows.T @ rows / len(rows))
+    chosen = vectors[:, ::-1][:, :k] / np.sqrt(np.maximum(values[::-1][:k], 1e-12))
+    return Features(partial(_mapped, scaler=scaler, directions=_signed(chosen)))
+
+
+def discriminant(train: Users, k: int, shrinkage: float = 0.2) -> Features:
+    """The k directions along which users' classes lie furthest apart, each to variance 1.
+
+    With W the scatter of rows about the mean of their user and class, shrunk towards a multiple of the identity, and B
+    the scatter of those means about the user's own mean, these maximise v' B v / v' W v (Fisher 1936, with the classes
+    of every user as classes). Users send counts, class means and one scatter matrix, once.
+    """
+    scaler = Standardizer.from_moments(train.moments())
+    rows = scaler.transform(train).features
+    n, p = rows.shape
+    assert train.targets is not None
+    kinds, cell = np.unique(np.stack([train.owner, train.targets.astype(np.int64)]), axis=1, return_inverse=True)
+    cell = cell.ravel()
+    means = _means(rows, cell, kinds.shape[1])
+    rest = rows - means[cell]
+    within = rest.T @ rest / n
+    within = (1 - shrinkage) * within + shrinkage * np.trace(within) / p * np.eye(p)
+    root = np.linalg.cholesky(np.linalg.inv(within))
+    apart = (means - _means(rows, train.owner, train.n_users)[kinds[0]]) @ root
+    apart *= np.sqrt(np.bincount(cell) / n)[:, None]
+    chosen = _signed(root @ np.linalg.eigh(apart.T @ apart)[1][:, ::-1][:, :k])
+    return Features(partial(_mapped, scaler=scaler, directions=chosen / (rows @ chosen).std(axis=0)))
+
+
+def _means(rows: Array, label: Ints, n: int) -> Array:
+    sums = np.zeros((n, rows.shape[1]))
+    np.add.at(sums, label, rows)
+    return sums / np.maximum(np.bincount(label, minlength=n), 1)[:, None]
+
+
+def _signed(directions: Array) -> Array:
+    """Directions whose largest entry is positive: an eigenvector's sign is an accident."""
+    largest = np.abs(directions).argmax(axis=0)
+    return directions * np.sign(directions[largest, np.arange(directions.shape[1])])
+
+
+def _mapped(users: Users, scaler: Standardizer, directions: Array) -> Users:
+    return replace(users, features=scaler.transform(users).features @ directions,
+                   feature_names=tuple(f"v{j}" for j in range(directions.shape[1])))
+
+
+def landmine(folder: Path, quick: bool) -> list[Federation]:
+    """29 mine fields of two terrains, and 19 of them; so many training rows a field, all others for the test."""
+    data = load(folder / "landmine.npz")
+    assert data.clusters is not None
+    cases = [(np.arange(29), 80)] if quick else [
+        (fields, size) for fields in (np.arange(29), np.array(SUBSET)) for size in SIZES]
+    return [Federation(name=f"landmine {len(fields)}, {size} a field", users=data.users.take(fields), metric="AUC",
+                       loss=Logistic(ridge=RIDGE), clusters=data.clusters[fields], train=size, features=standardised,
+                       rule=f"{size} training rows a field, the rest for the test") for fields, size in cases]
+
+
+def school(folder: Path, quick: bool) -> list[Federation]:
+    """Exam scores of 139 schools. Columns 3 and 4 are percentages, taken as numbers; the constant column is dropped."""
+    with np.load(folder / "school.npz") as stored:
+        X, y, user, masks = stored["X"], stored["y"], stored["user"], stored["splits_train"]
+    users = Users.from_arrays(X[:, :-1].astype(float), y.astype(float), user)
+    return [Federation(name="school", users=users, metric="RMSE", loss=Squared(ridge=RIDGE), features=both_standardised,
+                       masks=masks[:, np.argsort(user, kind="stable")], rule="the ten published splits, 75 to 25 %")]
+
+
+def survey(folder: Path, quick: bool) -> list[Federation]:
+    """Ratings of 20 computers by 190 people; the constant column is dropped."""
+    with np.load(folder / "computer_survey.npz") as stored:
+        X, y, user = stored["X"], stored["y"], stored["user"]
+    users = Users.from_arrays(X[:, 1:].astype(float), y.astype(float), user)
+    return [Federation(name="survey", users=users, metric="RMSE", loss=Squared(ridge=RIDGE), features=both_standardised,
+                       rule="15 training rows a person, 5 for the test")]
+
+
+def har(folder: Path, quick: bool) -> list[Federation]:
+    """Six activities of 30 people, 561 columns, in 30 directions that tell activities apart."""
+    data = load(folder / "har.npz")
+    return [Federation(name="har", users=data.users, metric="accuracy", loss=Multinomial(ridge=RIDGE, n_classes=6),
+                       features=partial(discriminant, k=30), rule="75 to 25 % at random, overlapping windows in both")]
+
+
+def amazon(folder: Path, quick: bool) -> list[Federation]:
+    """Reviews of four kinds of goods in 40 parts, 400 columns, in 20 principal components; no groups to be found."""
+    data = load(folder / "amazon_reviews.npz")
+    return [Federation(name="amazon", users=data.users, metric="accuracy", loss=Logistic(ridge=RIDGE),
+                       clusters=data.clusters, features=partial(principal, k=20), rule="75 to 25 % at random")]
+
+
+def digits(folder: Path | None, quick: bool) -> list[Federation]:
+    """Digits 0 to 3 of scikit-learn: row r belongs to user r mod 30; users of group g call digit c (c + g) mod 4."""
+    from sklearn.datasets import load_digits
+
+    X, y = load_digits(return_X_y=True)
+    few = y < 4
+    X, y = X[few], y[few]
+    owner = np.arange(len(y)) % 30
+    groups = np.arange(30) % 3
+    return [Federation(name="digits", users=Users.from_arrays(X, (y + groups[owner]) % 4.0, owner), metric="accuracy",
+                       loss=Multinomial(ridge=RIDGE, n_classes=4), clusters=groups.astype(np.int64), train=12,
+                       features=partial(principal, k=8), rule="12 training rows a user, 12 for the test")]
+
+
+def diabetes(folder: Path | None, quick: bool) -> list[Federation]:
+    """Diabetes of scikit-learn: 17 users of 26 patients each, by age from the youngest to the oldest."""
+    from sklearn.datasets import load_diabetes
+
+    X, y = load_diabetes(return_X_y=True)
+    owner = np.empty(len(y), dtype=np.int64)
+    owner[np.argsort(X[:, 0], kind="stable")] = np.arange(len(y)) // 26
+    return [Federation(name="diabetes", users=Users.from_arrays(X, y, owner), metric="RMSE", loss=Squared(ridge=RIDGE),
+                       features=both_standardised, rule="75 to 25 % at random")]
+
+
+FILES: dict[str, tuple[str, Callable[[Path, bool], list[Federation]]]] = {
+    "landmine": ("landmine.npz", landmine), "school": ("school.npz", school), "har": ("har.npz", har),
+    "survey": ("computer_survey.npz", survey), "amazon": ("amazon_reviews.npz", amazon)}
+BUNDLED: dict[str, Callable[[Path | None, bool], list[Federation]]] = {"digits": digits, "diabetes": diabetes}
+QUICK = ("digits", "diabetes", "landmine", "survey")
+
+
+def available(folder: Path | None) -> tuple[str, ...]:
+    """The sets that can be had: those whose files are in the folder, and those that scikit-learn brings along."""
+    return tuple(name for name, (file, _) in FILES.items() if folder is not None and (folder / file).is_file()) \
+        + tuple(BUNDLED)
+
+
+def federations(folder: Path | None, sets: tuple[str, ...] = (), quick: bool = False) -> list[Federation]:
+    """The federations of these sets, or of all that can be had."""
+    here = available(folder)
+    known = ", ".join((*FILES, *BUNDLED))
+    for name in sets:
+        if name not in FILES and name not in BUNDLED:
+            raise InvalidInput(f"unknown set {name!r}", remedy=f"Choose from: {known}; here: {', '.join(here)}")
+        if name not in here:
+            file = FILES[name][0]
+            where = f"{file} is not in {str(folder)!r}" if folder is not None else f"no folder with {file} was given"
+            raise InvalidInput(f"the set {name!r} is not here: {where}",
+                               remedy=f"Give its folder by --data, or choose from what is here: {', '.join(here)}")
+    wanted = sets or tuple(name for name in here if not quick or name in QUICK)
+    found: list[Federation] = []
+    for name in wanted:
+        if name in BUNDLED:
+            found += BUNDLED[name](folder, quick)
+        else:
+            assert folder is not None
+            found += FILES[name][1](folder, quick)
+    return found
