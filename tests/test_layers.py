@@ -37,8 +37,9 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: Where each third-party adapter may be imported.
 HOMES = {
-    "cvxpy": {"solvers"}, "matplotlib": {"plots", "experiments"}, "plotly": {"experiments"}, "typer": {"cli"}, "rich": {"cli"}, "polars": {"inputs"},
-    "numba": {"kernels", "solvers"}, "flwr": {"federated"}, "cryptography": {"federated"},
+    "cvxpy": {"solvers"}, "matplotlib": {"plots", "experiments"}, "plotly": {"experiments"}, "typer": {"cli"},
+    "rich": {"cli"}, "polars": {"inputs"}, "numba": {"kernels", "solvers"}, "flwr": {"federated"},
+    "cryptography": {"federated"}, "tensorboardX": {"federated"}, "mlflow": {"federated"},
 }
 
 
