@@ -36,8 +36,7 @@ def tiny():
 @pytest.fixture(scope="module")
 def results(tiny):
     return lab.run(tiny, range(2), only=FEW)
-
-
+@pytest.mark.slow
 def test_nothing_chosen_depends_on_test_labels(tiny):
     """Test labels turned to noise change what methods score and nothing else."""
     few = np.arange(8)
@@ -213,8 +212,7 @@ def test_files_as_published_are_read(tmp_path):
     assert federation.users.n_features == 1
     assert sorted(federation.split(1).test.targets) == list(np.flatnonzero(~masks[1]))
     assert sets.available(tmp_path) == ("school", "digits", "diabetes")
-
-
+@pytest.mark.slow
 def test_the_command_writes_tables_and_pictures(tmp_path, monkeypatch):
     monkeypatch.setattr(lab, "OURS", (Coterie,))
     monkeypatch.setattr(lab, "BASELINES", {name: BASELINES[name] for name in ("local", "global")})

@@ -375,7 +375,7 @@ def test_a_slow_node_is_not_waited_for_longer_than_a_round(nodes, tmp_path):
     assert not found.aside
     assert min(line.answered for line in lines) < 15
     assert found.models == pytest.approx(ct.federate(DATA, LOSS, LAM, tol=1e-11).models, abs=1e-5)
-    assert len(lines) < 40  # the last answers are waited for: rounds do not fly by
+    assert sum(line.asked == 0 for line in lines) <= 9  # with nobody else to ask, it is waited for
 
 
 def test_a_node_that_never_says_who_is_there_holds_nobody_up(nodes, tmp_path):
