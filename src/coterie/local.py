@@ -70,7 +70,7 @@ def minimise(evaluate: Evaluate, start: Array, max_iter: int = 200) -> Minimum:
         trial, trial_value, size = x.copy(), value.copy(), np.where(finished, 0.0, 1.0)
         pending = np.flatnonzero(~finished)
         slack = np.where(last, np.inf, 4e-16 * scale)
-        near = decrement[pending] <= 1e-9 * scale[pending]  # so near that a full Newton step needs no trial
+        near = decrement[pending] <= 1e-12 * scale[pending]  # so near that a full Newton step needs no trial
         trial[pending[near]] = x[pending[near]] + step[pending[near]]
         pending = pending[~near]
         for _ in range(40):
