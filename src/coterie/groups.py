@@ -42,6 +42,7 @@ from coterie.losses.linear import Huber, Logistic, Squared, SquaredHinge
 from coterie.losses.points import HuberDistance, SquaredDistance
 from coterie.path import Path, check_labels, solve_path
 from coterie.problem import Problem
+from coterie.solution import Solution
 from coterie.users import Block, Standardizer, Users
 from coterie.weights import LocalModels, adaptive_graph
 
@@ -49,6 +50,8 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 _LIGHTEST = 1e-3  # no edge weighs less, or one far group would stretch the path over hundreds of decades
 _ROUNDS = 20
+_STEP = 1.5  # from one lam of the search to the next
+_PLATEAU = 4  # lams with the same clusters that end the search
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,7 +78,7 @@ class Groups:
         return f"{self.n_clusters} groups of {sizes} users: criterion {self.criterion:.6g}, one group {together:.6g}."
 
 
-def find_groups(users: Users, loss: Loss | None = None, *, most: int = 8, n_lams: int = 25, k: int = 5,
+def find_groups(users: Users, loss: Loss | None = None, *, most: int = 8, n_lams: int = 60, k: int = 5,
                 weight_ridge: float = 0.1) -> Groups:
     """Find the groups among the users, and one model for each; see the module's text for how.
 
@@ -88,7 +91,7 @@ def find_groups(users: Users, loss: Loss | None = None, *, most: int = 8, n_lams
     users : whose data.
     loss : None means logistic for targets -1 and +1, squared for other targets, squared distance for none.
     most : the most groups considered.
-    n_lams : how many points the path has.
+    n_lams : how many points the path has at most.
     k : how many nearest users each one is compared with.
     weight_ridge : of the models that the graph and the path are made from; on all coordinates.
     """
@@ -110,9 +113,10 @@ def find_groups(users: Users, loss: Loss | None = None, *, most: int = 8, n_lams
     given = loss.prepare(users)
     scaled = _scaled(users, loss)
     with np.errstate(over="ignore"):  # a distance far beyond the median, whose weight is 0
-        graph = adaptive_graph(LocalModels.of(scaled, loss, weight_ridge), "wald", min(k, max(users.n_users - 1, 1)))
+        local = LocalModels.of(scaled, loss, weight_ridge)
+        graph = adaptive_graph(local, "wald", min(k, max(users.n_users - 1, 1)))
     graph = Graph.from_edges(users.n_users, graph.edges, np.maximum(graph.weights, _LIGHTEST))
-    path = solve_path(Problem(scaled, _Ridged(loss, weight_ridge), 0.0, graph), n_lams=n_lams, tol=1e-5)
+    path = _climb(Problem(scaled, _Ridged(loss, weight_ridge), 0.0, graph), local, most, n_lams)
 
     judge = _Judge(scaled, loss)
     candidates: list[tuple[int, float]] = []
@@ -135,6 +139,28 @@ def _scaled(users: Users, loss: Loss) -> Users:
         return users
     scaler = Standardizer.from_moments(users.moments(), feature_names=users.feature_names)
     return (scaler if loss.intercept else replace(scaler, mean=np.zeros_like(scaler.mean))).transform(users)
+
+
+def _climb(problem: Problem, local: LocalModels, most: int, n_lams: int) -> Path:
+    """The path upwards from where the first users meet, until few clusters stay as they are.
+
+    Two users with an edge, by themselves, would meet at lam w_ij = ||(H_i^-1 + H_j^-1)^-1 (x_i - x_j)||.
+    """
+    def settled(solutions: list[Solution]) -> bool:
+        last = solutions[-_PLATEAU:]
+        few = last[-1].n_clusters <= most and len(last) == _PLATEAU
+        return last[-1].n_clusters == parts or (few and all(np.array_equal(s.labels, last[0].labels) for s in last))
+
+    graph, parts = problem.graph, int(problem.graph.components.max()) + 1
+    i, j = graph.edges.T
+    gaps = (local.models[i] - local.models[j])[..., None]
+    inverse = np.linalg.inv(local.hessians)
+    meet = np.linalg.norm(np.linalg.solve(inverse[i] + inverse[j], gaps), axis=(1, 2)) / graph.weights
+    meet = meet[np.isfinite(meet) & (meet > 0)]
+    if not meet.size:
+        return solve_path(problem, [0.0], tol=1e-5)
+    lowest = 0.3 * float(np.quantile(meet, 0.05))
+    return solve_path(problem, lowest * _STEP ** np.arange(n_lams), tol=1e-5, enough=settled)
 
 
 def _proposals(path: Path, most: int) -> list[tuple[Ints, float | None]]:

@@ -261,7 +261,8 @@ def _root(parent: dict[int, int], item: int) -> int:
 
 
 def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int = 50, *, tol: float = 1e-8,
-               solver: Solver | str = "fast", progress: Callable[[Solution, int], None] | None = None) -> Path:
+               solver: Solver | str = "fast", progress: Callable[[Solution, int], None] | None = None,
+               enough: Callable[[list[Solution]], bool] | None = None) -> Path:
     """Solve at many lams, each from the last.
 
     Parameters
@@ -272,6 +273,7 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
     n_lams : how many lams such a grid has.
     tol : the relative duality gap to reach at each.
     progress : called after each lam with its solution and how many there will be. Ctrl-C returns the path so far.
+    enough : asked after each lam, with the solutions so far, whether the path may end here.
     """
     end: _Consensus | None = None
     if lams is None:
@@ -293,7 +295,7 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
                 progress(solutions[-1], len(grid))
         except KeyboardInterrupt:
             break
-        if last.status is Status.INTERRUPTED:
+        if last.status is Status.INTERRUPTED or (enough is not None and enough(solutions)):
             break
     if not solutions:
         raise NotConverged("The path was interrupted before its first point. Run it again.")

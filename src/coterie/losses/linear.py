@@ -65,13 +65,15 @@ class Logistic(_Binary):
     max_curvature: ClassVar[float] = 0.25
 
     def value(self, t: Array, y: Array) -> Array:
-        return np.logaddexp(0.0, -y * t)
+        z = -y * t  # log(1 + exp(z)) = max(z, 0) + log(1 + exp(-|z|))
+        return np.maximum(z, 0.0) + np.log1p(np.exp(-np.abs(z)))
 
     def slope(self, t: Array, y: Array) -> Array:
         return -y * _sigmoid(-y * t)
 
     def curvature(self, t: Array, y: Array) -> Array:
-        return _sigmoid(t) * _sigmoid(-t)
+        small = np.exp(-np.abs(t))
+        return small / (1.0 + small) ** 2
 
     def conic_terms(self, cp: ModuleType, t: Any, y: Array) -> Any:
         return cp.logistic(-cp.multiply(y, t))
