@@ -26,6 +26,7 @@ sent: a federation can do the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import lgamma
@@ -79,7 +80,7 @@ class Groups:
 
 
 def find_groups(users: Users, loss: Loss | None = None, *, most: int = 8, n_lams: int = 60, k: int = 5,
-                weight_ridge: float = 0.1) -> Groups:
+                weight_ridge: float = 0.1, progress: Callable[[Solution, int], None] | None = None) -> Groups:
     """Find the groups among the users, and one model for each; see the module's text for how.
 
     Nothing is random. For losses with <w, a> + b the search is on features standardised by the users' pooled moments
@@ -94,6 +95,7 @@ def find_groups(users: Users, loss: Loss | None = None, *, most: int = 8, n_lams
     n_lams : how many points the path has at most.
     k : how many nearest users each one is compared with.
     weight_ridge : of the models that the graph and the path are made from; on all coordinates.
+    progress : called after each lam of the search with its solution and how many there are at most.
     """
     if not isinstance(users, Users):
         raise InvalidInput(f"expected Users, got {type(users).__name__}",
@@ -116,7 +118,7 @@ def find_groups(users: Users, loss: Loss | None = None, *, most: int = 8, n_lams
         local = LocalModels.of(scaled, loss, weight_ridge)
         graph = adaptive_graph(local, "wald", min(k, max(users.n_users - 1, 1)))
     graph = Graph.from_edges(users.n_users, graph.edges, np.maximum(graph.weights, _LIGHTEST))
-    path = _climb(Problem(scaled, _Ridged(loss, weight_ridge), 0.0, graph), local, most, n_lams)
+    path = _climb(Problem(scaled, _Ridged(loss, weight_ridge), 0.0, graph), local, most, n_lams, progress)
 
     judge = _Judge(scaled, loss)
     candidates: list[tuple[int, float]] = []
@@ -141,26 +143,32 @@ def _scaled(users: Users, loss: Loss) -> Users:
     return (scaler if loss.intercept else replace(scaler, mean=np.zeros_like(scaler.mean))).transform(users)
 
 
-def _climb(problem: Problem, local: LocalModels, most: int, n_lams: int) -> Path:
-    """The path upwards from where the first users meet, until few clusters stay as they are.
-
-    Two users with an edge, by themselves, would meet at lam w_ij = ||(H_i^-1 + H_j^-1)^-1 (x_i - x_j)||.
-    """
+def _climb(problem: Problem, local: LocalModels, most: int, n_lams: int,
+           progress: Callable[[Solution, int], None] | None) -> Path:
+    """The path upwards from where the first users meet, until few clusters stay as they are."""
     def settled(solutions: list[Solution]) -> bool:
         last = solutions[-_PLATEAU:]
         few = last[-1].n_clusters <= most and len(last) == _PLATEAU
         return last[-1].n_clusters == parts or (few and all(np.array_equal(s.labels, last[0].labels) for s in last))
 
-    graph, parts = problem.graph, int(problem.graph.components.max()) + 1
-    i, j = graph.edges.T
-    gaps = (local.models[i] - local.models[j])[..., None]
+    parts = int(problem.graph.components.max()) + 1
+    lowest = first_meeting(local, problem.graph)
+    lams = lowest * _STEP ** np.arange(n_lams) if lowest > 0 else [0.0]
+    return solve_path(problem, lams, tol=1e-5, enough=settled, progress=progress)
+
+
+def first_meeting(local: LocalModels, graph: Graph) -> float:
+    """A lam at which hardly any users have met; 0 where none are apart.
+
+    Two users with an edge, by themselves, meet at lam w_ij = ||(H_i^-1 + H_j^-1)^-1 (x_i - x_j)||.
+    """
+    edges = slice(None, None, max(1, graph.n_edges // 10_000))  # a sample of them will do
+    i, j = graph.edges[edges].T
     inverse = np.linalg.inv(local.hessians)
-    meet = np.linalg.norm(np.linalg.solve(inverse[i] + inverse[j], gaps), axis=(1, 2)) / graph.weights
+    force = np.linalg.solve(inverse[i] + inverse[j], (local.models[i] - local.models[j])[..., None])
+    meet = np.linalg.norm(force, axis=(1, 2)) / np.maximum(graph.weights[edges], 1e-300)
     meet = meet[np.isfinite(meet) & (meet > 0)]
-    if not meet.size:
-        return solve_path(problem, [0.0], tol=1e-5)
-    lowest = 0.3 * float(np.quantile(meet, 0.05))
-    return solve_path(problem, lowest * _STEP ** np.arange(n_lams), tol=1e-5, enough=settled)
+    return 0.3 * float(np.quantile(meet, 0.05)) if meet.size else 0.0
 
 
 def _proposals(path: Path, most: int) -> list[tuple[Ints, float | None]]:

@@ -262,7 +262,7 @@ def _root(parent: dict[int, int], item: int) -> int:
 
 def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int = 50, *, tol: float = 1e-8,
                solver: Solver | str = "fast", progress: Callable[[Solution, int], None] | None = None,
-               enough: Callable[[list[Solution]], bool] | None = None) -> Path:
+               enough: Callable[[list[Solution]], bool] | None = None, start: Solution | None = None) -> Path:
     """Solve at many lams, each from the last.
 
     Parameters
@@ -274,6 +274,7 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
     tol : the relative duality gap to reach at each.
     progress : called after each lam with its solution and how many there will be. Ctrl-C returns the path so far.
     enough : asked after each lam, with the solutions so far, whether the path may end here.
+    start : what the first lam starts from.
     """
     end: _Consensus | None = None
     if lams is None:
@@ -282,13 +283,13 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
     else:
         grid = _checked(lams)
     solutions: list[Solution] = []
-    last: Solution | None = None
+    last = start
     for lam in grid:
         # At the upper end consensus is already proven; everywhere else the last solution is a good start.
         known = end is not None and lam == end.bracket.upper > 0
-        start = Start(end.models, end.duals) if known and end is not None else last
+        begin = Start(end.models, end.duals) if known and end is not None else last
         try:
-            last = solve(problem.with_lam(lam), tol=tol, solver=solver, start=start)
+            last = solve(problem.with_lam(lam), tol=tol, solver=solver, start=begin)
             # Duals take more room than everything else together and are needed only to start the next.
             solutions.append(replace(last, duals=None, certificate=replace(last.certificate, duals=None)))
             if progress is not None:
