@@ -16,7 +16,7 @@ LAYERS = [
     {"errors", "kernels", "local"},
     {"packing"},
     {"inputs"},
-    {"users", "graph"},
+    {"users", "graph", "files"},
     {"losses"},
     {"problem"},
     {"joining"},

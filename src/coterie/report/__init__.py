@@ -1,0 +1,5 @@
+"""A run as one web page that works from disk: path, tree, map, users, scores, coefficients and certificate."""
+
+from coterie.report.page import render, write
+
+__all__ = ["render", "write"]

@@ -1,0 +1,354 @@
+// The number of clusters over lam, and the merge tree on the same axis.
+
+/** Left and right ends of the axes of lam and of rounds. */
+const sides = (width) => [width < 480 ? 44 : 64, width - (width < 480 ? 12 : 18)];
+const LARGE_TREE = 200,
+  KEPT_MERGES = 60;
+
+function nowLines(axis, top, bottom, labelled) {
+  const group = shape("g", {});
+  if (!lams.length) return group;
+  if (state.at !== chosen) {
+    const x = axis.place(lams[chosen]);
+    group.append(shape("line", { x1: x, x2: x, y1: top, y2: bottom, class: "chosen-line" }));
+    if (labelled && Math.abs(x - axis.place(lams[state.at])) > 44) {
+      const end = x > axis.place(lams[lams.length - 1]) - 30;
+      group.append(
+        shape("text", {
+          x: end ? x + 4 : x,
+          y: top - 5,
+          "text-anchor": end ? "end" : "middle",
+          class: "soft",
+          text: "chosen",
+        }),
+      );
+    }
+  }
+  const x = axis.place(lams[state.at]);
+  group.append(shape("line", { x1: x, x2: x, y1: top, y2: bottom, class: "now-line" }));
+  return group;
+}
+
+function drawSteps(width) {
+  const height = 190,
+    top = 26,
+    bottom = height - 40;
+  const [left, right] = sides(width);
+  const axis = lamAxis(left, right);
+  const counts = points.map((point) => Math.max(1, point.n_clusters || 1));
+  const most = Math.max(2, ...counts);
+  const place = most >= 10 ? logarithmic(1, most * 1.08, bottom - 6, top) : linear(0, most * 1.08, bottom, top);
+  const values =
+    most >= 10 ? logTicks(1, most, 3).filter((x) => Number.isInteger(x)) : ticks(1, most, 4).filter(Number.isInteger);
+  const found = drawing(width, height, `Number of ${word}s at each lam`, true);
+  const bounds = doc.bounds || {};
+  const low = known(bounds.lower) ? bounds.lower : null,
+    high = known(bounds.upper) ? bounds.upper : null;
+  if (low !== null && high !== null && low < high && high > axis.low && low < axis.high) {
+    const [x, end] = [axis.place(low), axis.place(high)];
+    found.append(shape("rect", { x, width: Math.max(2, end - x), y: top, height: bottom - top, class: "band" }));
+  } else {
+    for (const [x, name] of [
+      [low, "lower"],
+      [high, "upper"],
+    ]) {
+      if (x === null || x < axis.low || x > axis.high) continue;
+      found.append(
+        shape(
+          "line",
+          { x1: axis.place(x), x2: axis.place(x), y1: top, y2: bottom, class: "bound-line" },
+          shape("title", { text: `${name} bound ${number(x)}` }),
+        ),
+      );
+    }
+  }
+  found.append(
+    leftAxis(place, spacedDown(values, place), left, right, `${word}s`, whole),
+    bottomAxis(axis.place, axis.ticks, bottom, left, right, "lam"),
+    nowLines(axis, top, bottom, true),
+  );
+  let line = "";
+  counts.forEach((n, k) => {
+    line += k ? `H${axis.place(lams[k])}V${place(n)}` : `M${axis.place(lams[0])},${place(n)}`;
+  });
+  found.append(shape("path", { d: line, class: "step" }));
+  const dots = counts.map((n, k) =>
+    explain(
+      shape(
+        "g",
+        {
+          class: "press",
+          role: "button",
+          "data-key": `lam-${k}`,
+          "data-lam": k,
+          "aria-label": `lam ${number(lams[k])}: ${plural(n, word)}`,
+          "aria-pressed": k === state.at,
+        },
+        shape("circle", { cx: axis.place(lams[k]), cy: place(n), r: 11, class: "hit" }),
+        shape("circle", {
+          cx: axis.place(lams[k]),
+          cy: place(n),
+          r: k === state.at ? 6 : 3,
+          class: k === state.at ? "dot now" : "dot",
+        }),
+        k === chosen ? shape("circle", { cx: axis.place(lams[k]), cy: place(n), r: 9, class: "ring" }) : null,
+      ),
+      () => [`lam ${number(lams[k])}${k === chosen ? ", chosen" : ""}`, plural(n, word)],
+    ),
+  );
+  roving(dots, move, state.at);
+  found.append(...dots);
+  const x = axis.place(lams[state.at]),
+    count = counts[state.at];
+  if (count !== undefined) {
+    found.append(
+      shape("text", {
+        x: Math.min(Math.max(x, left + 30), right - 34),
+        y: 12,
+        "text-anchor": "middle",
+        class: "strong",
+        text: plural(count, word),
+      }),
+    );
+  }
+  return found;
+}
+
+function spacedDown(values, place) {
+  let last = Infinity;
+  return values.filter((y) => {
+    if (place(y) > last - 15) return false;
+    last = place(y);
+    return true;
+  });
+}
+
+// The tree ----------------------------------------------------------------------------------------------------------
+
+const tree =
+  doc.tree && doc.tree.length === users.length - 1 && users.length > 1 ? layTree(doc.tree, users.length) : null;
+
+/** Nodes in drawing order: leaves have a row, others the middle of their children's. Only the last merges of many.
+ * Merges at one lam are one node with many children. */
+function layTree(rows, n) {
+  const cut = n > LARGE_TREE ? rows.length - KEPT_MERGES : 0;
+  const inner = (id) => id >= n && id - n >= cut;
+  const lamOf = (id) => (id < n ? null : rows[id - n][2]);
+  const size = (id) => (id < n ? 1 : rows[id - n][3]);
+  const childrenOf = (id) => {
+    const found = [];
+    const waiting = rows[id - n].slice(0, 2);
+    while (waiting.length) {
+      const k = waiting.pop();
+      if (inner(k) && lamOf(k) === lamOf(id)) waiting.push(...rows[k - n].slice(0, 2));
+      else found.push(k);
+    }
+    return found.sort((a, b) => size(b) - size(a) || a - b);
+  };
+  const nodes = new Map();
+  let row = 0;
+  const waiting = [{ id: n + rows.length - 1, parent: null, children: null }];
+  while (waiting.length) {
+    const node = waiting.pop();
+    if (inner(node.id) && node.children === null) {
+      node.children = childrenOf(node.id);
+      waiting.push(node, ...[...node.children].reverse().map((id) => ({ id, parent: node.id, children: null })));
+      continue;
+    }
+    node.inner = inner(node.id);
+    node.children = node.children || [];
+    node.lam = lamOf(node.id);
+    node.size = size(node.id);
+    const rowsBelow = node.children.map((id) => nodes.get(id).y);
+    node.span = node.inner ? [Math.min(...rowsBelow), Math.max(...rowsBelow)] : [row, row];
+    node.y = mean(node.span);
+    if (!node.inner) row += 1;
+    nodes.set(node.id, node);
+  }
+  return { rows, n, nodes, order: [...nodes.values()], leaves: row, collapsed: cut > 0 };
+}
+
+function below(id) {
+  const found = [],
+    waiting = [id];
+  while (waiting.length) {
+    const k = waiting.pop();
+    if (k < tree.n) found.push(k);
+    else waiting.push(tree.rows[k - tree.n][0], tree.rows[k - tree.n][1]);
+  }
+  return found.sort((a, b) => a - b);
+}
+
+/** For every node the cluster its users share now, or null, and whether all of them are selected. */
+function together() {
+  const shared = [],
+    picked = [];
+  for (let k = 0; k < tree.n; k += 1) {
+    shared.push(labelOf(k));
+    picked.push(state.selected !== null && state.selected.has(k));
+  }
+  for (const [a, b] of tree.rows) {
+    shared.push(shared[a] !== null && shared[a] === shared[b] ? shared[a] : null);
+    picked.push(picked[a] && picked[b]);
+  }
+  return { shared, picked };
+}
+
+function drawTree(width) {
+  const rowHeight = tree.leaves <= 30 ? 16 : tree.leaves <= 62 ? 11 : Math.max(3, 620 / tree.leaves);
+  const top = 8,
+    bottom = top + Math.max(60, tree.leaves * rowHeight),
+    height = bottom + 38;
+  const [left, right] = sides(width);
+  const axis = lamAxis(left, right);
+  const placeY = (row) => top + (row + 0.5) * ((bottom - top) / tree.leaves);
+  const last = lams[lams.length - 1];
+  const x = (node) => (node.lam === null ? left : axis.place(node.lam));
+  const now = axis.place(lams[state.at]);
+  const { shared, picked } = together();
+  const found = drawing(width, height, "Merge tree: who joins whom at which lam", true);
+  if (tree.order.some((node) => node.inner && node.lam > last)) {
+    found.append(
+      shape(
+        "rect",
+        { x: axis.place(last), width: right - axis.place(last), y: top, height: bottom - top, class: "beyond" },
+        shape("title", { text: "not reached on this path" }),
+      ),
+    );
+  }
+  found.append(bottomAxis(axis.place, axis.ticks, bottom, left, right, "lam"), nowLines(axis, top, bottom, false));
+  const lines = new Map();
+  const draw = (key, text) => lines.set(key, (lines.get(key) || "") + text);
+  for (const node of tree.order) {
+    const y = placeY(node.y).toFixed(1);
+    const slot = shared[node.id] === null ? undefined : slotOf(shared[node.id]);
+    const key = slot === undefined ? "plain" : hue(slot);
+    if (node.parent !== null) {
+      const end = x(tree.nodes.get(node.parent)),
+        start = x(node);
+      const middle = Math.min(Math.max(now, start), end);
+      if (middle > start) draw(key, `M${start.toFixed(1)},${y}H${middle.toFixed(1)}`);
+      if (end > middle) draw("plain", `M${middle.toFixed(1)},${y}H${end.toFixed(1)}`);
+      if (picked[node.id]) draw("picked", `M${start.toFixed(1)},${y}H${end.toFixed(1)}`);
+    }
+    if (node.inner) {
+      const ys = node.span.map((row) => placeY(row).toFixed(1));
+      const joint = `M${x(node).toFixed(1)},${ys[0]}V${ys[1]}`;
+      draw(node.lam <= lams[state.at] * (1 + 1e-9) ? key : "plain", joint);
+      if (picked[node.id]) draw("picked", joint);
+    }
+  }
+  for (const key of ["picked", "plain", "h0", "h1", "h2", "h3", "h4", "h5"]) {
+    if (lines.has(key)) found.append(shape("path", { d: lines.get(key), class: `branch ${key}` }));
+  }
+  if (!tree.collapsed && rowHeight >= 10) {
+    for (const node of tree.order.filter((k) => k.id < tree.n)) {
+      const name = users[node.id];
+      found.append(
+        shape("text", {
+          x: left - 6,
+          y: placeY(node.y) + 3,
+          "text-anchor": "end",
+          class: dimmed(node.id) ? "leaf dim" : "leaf",
+          text: name.length > left / 7 ? `${name.slice(0, Math.floor(left / 7) - 1)}…` : name,
+        }),
+      );
+    }
+  }
+  const tops = tree.order.filter((node) => node.id >= tree.n);
+  const marks = tops.map((node) => {
+    const when = node.lam > last ? "not joined on this path" : `together from lam ${number(node.lam)}`;
+    const place = { cx: x(node), cy: placeY(node.y) };
+    return explain(
+      shape(
+        "g",
+        {
+          class: `press node ${picked[node.id] ? "picked" : ""}`,
+          role: "button",
+          "data-key": `node-${node.id}`,
+          "data-size": node.size,
+          "aria-label": `${plural(node.size, "user")}, ${when}`,
+          "aria-pressed": picked[node.id],
+        },
+        shape("circle", { ...place, r: 8, class: "hit" }),
+        shape("circle", { ...place, r: node.inner ? Math.min(6, 2.6 + Math.sqrt(node.size) / 4) : 2.6, class: "dot" }),
+        node.inner
+          ? null
+          : shape("text", {
+              x: place.cx - 7,
+              y: place.cy + 3,
+              "text-anchor": "end",
+              class: "leaf",
+              text: whole(node.size),
+            }),
+      ),
+      () => [plural(node.size, "user"), when, "press to select them"],
+    );
+  });
+  roving(marks, (k) => {
+    const same = state.because === `node ${tops[k].id}`;
+    select(same ? null : below(tops[k].id), `node ${tops[k].id}`);
+  });
+  found.append(...marks);
+  return found;
+}
+
+function stepsNote() {
+  const { lower, upper } = doc.bounds || {};
+  const marks = `The ring is the lam that was chosen.`;
+  if (!known(lower) || !known(upper)) return marks;
+  if (lower < upper)
+    return `${marks} Shaded: where theorems prove the chosen ${word}s, lam from ${number(lower)} to ${number(upper)}.`;
+  return `${marks} Dotted: the recovery bounds ${number(lower)} and ${number(upper)}, with no room between them.`;
+}
+
+function setUpPath() {
+  const section = byId("path");
+  if (lams.length < 2) {
+    section.hidden = true;
+    return;
+  }
+  const body = section.querySelector(".body");
+  if (points.length) {
+    figure(body, {
+      name: "path",
+      title: `Number of ${word}s against lam`,
+      draw: drawSteps,
+      note: stepsNote(),
+      rows: () => [
+        ["lam", "clusters", "objective", "bound", "gap", "status", "chosen"],
+        ...points.map((p, k) => [
+          lams[k],
+          p.n_clusters,
+          p.objective,
+          p.bound,
+          p.gap,
+          p.status,
+          k === chosen ? "yes" : "",
+        ]),
+      ],
+    });
+  }
+  if (tree && labels) {
+    figure(body, {
+      name: "tree",
+      title: tree.collapsed ? `Merge tree, its last ${KEPT_MERGES} merges` : "Merge tree",
+      draw: drawTree,
+      note:
+        (tree.collapsed
+          ? "Numbers: users already together where the drawing begins."
+          : "Each line is a user, read from left to right; lines join where models become equal.") +
+        " Press a node to select its users.",
+      rows: () => [
+        ["node", "first", "second", "lam", "users"],
+        ...tree.rows.map((row, k) => [tree.n + k, ...row.slice(0, 4)]),
+      ],
+    });
+  }
+  views.push(() => {
+    const count = (points[state.at] || {}).n_clusters;
+    byId("path-lead").textContent =
+      "Raising the price lam on differences joins users until all share one model. " +
+      `At lam = ${number(lams[state.at])} there ${count === 1 ? "is" : "are"} ${plural(count, word)}.`;
+  });
+}

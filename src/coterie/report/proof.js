@@ -1,0 +1,251 @@
+// How far from the optimum the answer can be, how the federation got there, and what this page was made of.
+
+const FLOOR = 1e-16;
+
+function gapChart(width, { xs, place, axis, gaps, label, now, onpress, lead }) {
+  const [height, top, bottom] = [220, 24, 178];
+  const [left, right] = sides(width);
+  const values = gaps.filter(known).map((gap) => Math.max(gap, FLOOR));
+  const low = values.reduce((a, b) => Math.min(a, b), 1) / 2;
+  const high = values.reduce((a, b) => Math.max(a, b), low * 10) * 2;
+  const y = logarithmic(low, high, bottom, top);
+  const found = drawing(width, height, label, Boolean(onpress));
+  found.append(leftAxis(y, spacedDown(logTicks(low, high, 5), y), left, right, "gap"), axis(bottom, left, right));
+  if (lead) found.append(lead(top, bottom));
+  let d = "",
+    open = false;
+  gaps.forEach((gap, k) => {
+    if (known(gap)) d += `${open ? "L" : "M"}${place(xs[k]).toFixed(1)},${y(Math.max(gap, FLOOR)).toFixed(1)}`;
+    open = known(gap);
+  });
+  found.append(shape("path", { d, class: "step thin" }));
+  const dots = gaps.map((gap, k) => {
+    if (!known(gap) || gaps.length > 300) return null;
+    const node = shape(
+      "g",
+      {
+        class: onpress ? "press" : "",
+        "data-key": `gap-${k}`,
+        role: onpress ? "button" : "img",
+        "aria-label": `gap ${number(gap, 2)}`,
+      },
+      shape("circle", { cx: place(xs[k]), cy: y(Math.max(gap, FLOOR)), r: 10, class: "hit" }),
+      shape("circle", {
+        cx: place(xs[k]),
+        cy: y(Math.max(gap, FLOOR)),
+        r: k === now ? 6 : 3,
+        class: k === now ? "dot now" : "dot",
+      }),
+    );
+    return explain(node, () => [`gap ${number(gap, 2)}`, `${onpress ? "lam" : "round"} ${number(xs[k])}`]);
+  });
+  const there = dots.map((node, k) => [node, k]).filter(([node]) => node);
+  if (onpress)
+    roving(
+      there.map(([node]) => node),
+      (k) => onpress(there[k][1]),
+      there.findIndex(([, k]) => k === now),
+    );
+  found.append(...there.map(([node]) => node));
+  return found;
+}
+
+function drawGaps(width) {
+  const axis = lamAxis(...sides(width));
+  return gapChart(width, {
+    xs: lams,
+    place: axis.place,
+    gaps: points.map((point) => point.gap),
+    label: "Certified gap at each lam",
+    now: state.at,
+    onpress: move,
+    lead: (top, bottom) => nowLines(axis, top, bottom, true),
+    axis: (bottom, left, right) => bottomAxis(axis.place, axis.ticks, bottom, left, right, "lam"),
+  });
+}
+
+function precise(x) {
+  if (!known(x)) return "–";
+  return x === 0 || (Math.abs(x) >= 1e-3 && Math.abs(x) < 1e9) ? String(Number(x.toPrecision(10))) : x.toExponential(6);
+}
+
+function setUpCertificate() {
+  const section = byId("certificate");
+  if (!points.length) {
+    section.hidden = true;
+    return;
+  }
+  const body = section.querySelector(".body");
+  const value = () => element("dd", {});
+  const [objective, bound, gap] = [value(), value(), value()];
+  objective.id = "objective";
+  bound.id = "bound";
+  gap.id = "gap";
+  const status = element("p", { class: "status", id: "status" });
+  body.append(
+    element(
+      "dl",
+      { class: "three" },
+      element("div", {}, element("dt", { text: "Objective reached" }), objective),
+      element("div", {}, element("dt", { text: "No model can be below" }), bound),
+      element("div", {}, element("dt", { text: "Gap, relative" }), gap),
+    ),
+    status,
+  );
+  if (lams.length > 1 && points.some((point) => known(point.gap))) {
+    figure(body, {
+      name: "gaps",
+      title: "Certified gap against lam",
+      draw: drawGaps,
+      rows: () => [
+        ["lam", "objective", "bound", "gap", "status"],
+        ...points.map((p, k) => [lams[k], p.objective, p.bound, p.gap, p.status]),
+      ],
+    });
+  }
+  if (doc.bounds && doc.bounds.sentence)
+    body.append(element("p", { id: "bounds" }, element("b", { text: "Recovery. " }), doc.bounds.sentence));
+  body.append(
+    element("p", {
+      class: "note",
+      text:
+        "The certificate does not trust the solver. It computes, from the models and their dual variables alone, " +
+        "a number that no choice of models can get below. The true optimum lies between that bound and the objective " +
+        "reached, so the gap is the most that any other answer could still improve on this one. Recovery bounds are " +
+        "a different matter: between them the groups themselves are proven, and outside them nothing is said.",
+    }),
+  );
+  views.push(() => {
+    const point = points[state.at] || {};
+    objective.textContent = precise(point.objective);
+    bound.textContent = precise(point.bound);
+    gap.textContent = known(point.gap) ? number(point.gap, 2) : "not known";
+    status.textContent = point.status || "";
+    byId("certificate-lead").textContent = known(point.gap)
+      ? `At lam = ${number(lams[state.at])} the objective is within ${number(point.gap)} (relative) of the optimum.`
+      : `At lam = ${number(lams[state.at])} nothing is certified.`;
+  });
+}
+
+// The federated run -------------------------------------------------------------------------------------------------
+
+function drawBytes(width) {
+  const { rounds } = doc.federated;
+  const [height, top, bottom] = [220, 24, 178];
+  const [left, right] = sides(width);
+  let [up, down] = [0, 0];
+  const sums = rounds.map((r) => {
+    up += r.bytes_up || 0;
+    down += r.bytes_down || 0;
+    return { round: r.round, up, down };
+  });
+  const most = Math.max(up, down, 1);
+  const x = roundScale(left, right),
+    y = linear(0, most * 1.05, bottom, top);
+  const found = drawing(width, height, "Bytes sent, summed over rounds");
+  found.append(leftAxis(y, ticks(0, most, 4), left, right, "sent in all", bytes), roundAxis(bottom, left, right));
+  // Sums only grow, so the upper left corner is free for the legend.
+  for (const [key, name, style, y0] of [
+    ["up", `users to server, ${bytes(up)}`, "step", top + 12],
+    ["down", `server to users, ${bytes(down)}`, "step dashed", top + 30],
+  ]) {
+    found.append(
+      shape("path", {
+        d: sums.map((sum, k) => `${k ? "L" : "M"}${x(sum.round).toFixed(1)},${y(sum[key]).toFixed(1)}`).join(""),
+        class: style,
+      }),
+    );
+    found.append(
+      shape("path", { d: `M${left + 10},${y0}h26`, class: style }),
+      shape("text", { x: left + 43, y: y0 + 4, text: name }),
+    );
+  }
+  return found;
+}
+
+function roundScale(left, right) {
+  const { rounds } = doc.federated;
+  return linear(rounds[0].round, rounds[rounds.length - 1].round, left + 8, right - 8);
+}
+function roundAxis(bottom, left, right) {
+  const { rounds } = doc.federated;
+  const values = ticks(rounds[0].round, rounds[rounds.length - 1].round, (right - left) / 60).filter(Number.isInteger);
+  return bottomAxis(roundScale(left, right), values, bottom, left, right, "round", whole);
+}
+
+function setUpFederated() {
+  const section = byId("federated");
+  if (!doc.federated) {
+    section.hidden = true;
+    return;
+  }
+  byId("federated-lead").textContent = doc.federated.sentence || "";
+  const rounds = doc.federated.rounds || [];
+  if (!rounds.length) return;
+  const body = element("div", { class: "columns" });
+  section.querySelector(".body").append(body);
+  const rows = () => [
+    ["round", "gap", "clusters", "bytes up", "bytes down", "answered"],
+    ...rounds.map((r) => [r.round, r.gap, r.n_clusters, r.bytes_up, r.bytes_down, r.answered]),
+  ];
+  if (rounds.some((r) => known(r.gap))) {
+    figure(body, {
+      name: "rounds",
+      title: "Gap after each round",
+      rows,
+      draw: (width) =>
+        gapChart(width, {
+          xs: rounds.map((r) => r.round),
+          place: roundScale(...sides(width)),
+          gaps: rounds.map((r) => r.gap),
+          label: "Gap after each round",
+          now: -1,
+          axis: roundAxis,
+        }),
+    });
+  }
+  figure(body, { name: "bytes", title: "What crossed the wire", rows, draw: drawBytes });
+}
+
+// About -------------------------------------------------------------------------------------------------------------
+
+function setUpAbout() {
+  const body = byId("about").querySelector(".body");
+  const facts = element("dl", { class: "settings" });
+  const add = (name, value) =>
+    facts.append(element("div", {}, element("dt", { text: name }), element("dd", { text: value })));
+  for (const [name, value] of Object.entries(doc.settings || {})) {
+    add(name, typeof value === "string" ? value : known(value) ? number(value, 6) : JSON.stringify(value));
+  }
+  if (doc.task) add("task", doc.task);
+  if (doc.version) add("coterie", doc.version);
+  if (facts.children.length) body.append(element("h3", { text: "Settings" }), facts);
+  if (doc.command)
+    body.append(element("h3", { text: "Command" }), element("pre", { tabindex: "0", text: doc.command }));
+  if (doc.notes && doc.notes.length)
+    body.append(
+      element("h3", { text: "Notes" }),
+      element("ul", {}, ...doc.notes.map((text) => element("li", { text }))),
+    );
+  body.append(
+    element("h3", { text: "How to read this page" }),
+    element(
+      "ul",
+      {},
+      ...[
+        "lam is the price on differences between models. " +
+          "At 0 every user is alone; from some lam on, all share one model.",
+        "Move the slider, press its arrows, or press a point of a chart: everything below follows. " +
+          "The ring marks the lam that was chosen.",
+        `Users of one ${word} have exactly the same model, not a similar one. Numbers of ${word}s belong to one lam; ` +
+          `colours and shapes follow a ${word} from lam to lam.`,
+        "Press a node of the tree, a dot or line of the map, or a number in the table to select users; " +
+          "press it again to clear.",
+        "Score here is that of the model a user has at this lam; alone is a model from its own rows only; " +
+          "together is one model for all.",
+        "Every chart can be saved as a table (CSV) or a picture (PNG). " +
+          "The page needs no network and sends nothing.",
+      ].map((text) => element("li", { text })),
+    ),
+  );
+}

@@ -1,0 +1,732 @@
+"""The page of a run: what render puts into it, and what a real browser makes of it, from disk and without a network."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import fcntl
+import io
+import itertools
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import coterie as ct
+from coterie.datasets import ellipses
+from coterie.report import render, write
+
+NASTY = "<script>alert(1)</script>"
+
+
+# Documents
+
+
+@cache
+def solved() -> dict[str, Any]:
+    """The paper's users from alone to together, as the page wants them."""
+    data = ellipses(seed=0)
+    problem = ct.Problem(data.users, ct.SquaredHinge(ridge=1e-3), 0.09)
+    grid = ct.solve_path(problem, n_lams=24).lams
+    path = ct.solve_path(problem, lams=np.unique(np.append(grid, 0.09)))
+    n, test, last = data.users.n_users, data.test, path.solutions[-1]
+
+    def accuracy(models: np.ndarray) -> list[float]:
+        margin = (test.features * models[test.owner, :2]).sum(axis=1) - models[test.owner, 2]
+        return (np.bincount(test.owner, np.sign(margin) == test.targets) / np.bincount(test.owner)).tolist()
+
+    models = np.stack([s.models for s in path.solutions])
+    which = [np.argsort(-np.bincount(s.labels), kind="stable")[:8].tolist() for s in path.solutions]
+    return {
+        "title": "Ellipses: 60 users of three kinds", "subtitle": "Squared hinge, ridge 0.001, all pairs compared",
+        "version": "0.1.0", "command": "coterie demo --out demo", "task": "classification",
+        "users": [str(name) for name in data.users.names], "counts": [10] * n,
+        "lams": path.lams.tolist(), "chosen": int(np.argmin(abs(path.lams - 0.09))),
+        "points": [{"n_clusters": s.n_clusters, "objective": s.objective, "bound": s.certificate.bound, "gap": s.gap,
+                    "status": s.status.value} for s in path.solutions],
+        "labels": [s.labels.tolist() for s in path.solutions], "tree": path.linkage.tolist(),
+        "map": {"kind": "projection", "xlabel": "first direction", "ylabel": "second direction",
+                "points": projected(models).tolist(), "samples": None,
+                "note": "The two directions hold 99% of the differences between models."},
+        "coefficients": {"names": ["first feature", "second feature", "intercept"], "outputs": None, "shown": 8,
+                         "which": which,
+                         "clusters": [[s.models[np.flatnonzero(s.labels == k)[0]].tolist() for k in here]
+                                      for here, s in zip(which, path.solutions, strict=True)]},
+        "scores": {"metric": "accuracy", "larger": True, "alone": accuracy(models[0]),
+                   "together": accuracy(last.models), "points": [accuracy(m) for m in models],
+                   "note": "On 1,000 fresh samples of each user."},
+        "bounds": {"lower": 0.0822, "upper": 0.105,
+                   "sentence": "lam = 0.09 lies in [0.0822, 0.105): these clusters are recovered."},
+        "groups": {"sentence": "Three groups found without being told how many; 60 of 60 users are where they belong."},
+        "federated": {"rounds": [{"round": k + 1, "gap": 10.0 ** (-1.2 * k - 0.3), "n_clusters": 60 if k < 3 else 3,
+                                  "bytes_up": 14400 + 90 * k, "bytes_down": 4800, "answered": 24} for k in range(9)],
+                      "sentence": "The same groups after 9 rounds with 24 of 60 users a round."},
+        "settings": {"loss": "SquaredHinge", "ridge": 1e-3, "graph": "complete", "lam": 0.09, "tol": 1e-8},
+        "notes": ["Scores are of the models as they are, not refitted by group."], "reduced": None,
+    }
+
+
+def projected(models: np.ndarray) -> np.ndarray:
+    """(L, n, 2) the models in the plane in which those at the first lam differ most."""
+    centre = models[0].mean(axis=0)
+    return (models - centre) @ np.linalg.svd(models[0] - centre, full_matrices=False)[2][:2].T
+
+
+def separators() -> dict[str, Any]:
+    data, document = ellipses(seed=0), solved()
+    rows = np.array(document["coefficients"]["clusters"][document["chosen"]])
+    models = rows[np.searchsorted(np.sort(document["coefficients"]["which"][document["chosen"]]),
+                                  document["labels"][document["chosen"]])] * [1, 1, -1]
+    path = ct.solve_path(ct.Problem(data.users, ct.SquaredHinge(ridge=1e-3), 0.09), lams=document["lams"])
+    points = np.stack([s.models * [1, 1, -1] for s in path.solutions])
+    np.testing.assert_allclose(points[document["chosen"]], models, atol=1e-5)
+    samples = np.column_stack([data.users.features, data.users.targets > 0, data.users.owner])
+    return {**document, "map": {"kind": "separators", "xlabel": "first feature", "ylabel": "second feature",
+                                "points": points.tolist(), "samples": samples.tolist(), "note": ""}}
+
+
+def synthetic(n: int, n_lams: int, dim: int = 20, shown: int = 12) -> dict[str, Any]:
+    """A document of any size: users join in order of number, halving the clusters at each lam."""
+    rng = np.random.default_rng(0)
+    lams = np.geomspace(1e-3, 1.0, n_lams) if n_lams > 1 else np.array([0.1])
+    # Runs of 1, 2, 4, ... users: each cluster is two of the one before.
+    runs = 2 ** np.round(np.linspace(0, np.ceil(np.log2(n)), n_lams)).astype(int)
+    labels = np.arange(n) // runs[:, None]
+    counts = labels[:, -1] + 1
+    start = rng.standard_normal((n, dim))
+    models = np.stack([np.stack([start[row == k].mean(axis=0) for k in range(row[-1] + 1)])[row] for row in labels])
+    rows, node, size = [], list(range(n)), [1] * n
+    for lam, row in zip([*lams, 2 * lams[-1]], [*labels, np.zeros(n, dtype=int)], strict=True):
+        for k in range(1, n):
+            if row[k] == row[k - 1] and node[k] != node[k - 1]:
+                a, b = node[k - 1], node[k]
+                size.append(size[a] + size[b])
+                rows.append([a, b, float(lam), size[-1]])
+                new = n + len(rows) - 1
+                node = [new if other in (a, b) else other for other in node]
+    which = [list(range(min(shown, k))) for k in counts]
+    score = rng.uniform(0.5, 1.0, (n_lams + 2, n))
+    return {
+        "title": f"{n} users", "subtitle": "", "version": "0.1.0", "command": None, "task": "regression",
+        "users": [f"user-{k}" for k in range(n)], "counts": rng.integers(5, 500, n).tolist(), "lams": lams.tolist(),
+        "chosen": n_lams // 2, "labels": labels.tolist(), "tree": rows,
+        "points": [{"n_clusters": int(k), "objective": 10.0 + k, "bound": 10.0 + k - 1e-8, "gap": 1e-9,
+                    "status": "Solved."} for k in counts],
+        "map": {"kind": "projection", "xlabel": "x", "ylabel": "y", "points": models[:, :, :2].tolist(),
+                "samples": None, "note": ""},
+        "coefficients": {"names": [f"feature {k}" for k in range(dim)], "outputs": None, "shown": shown, "which": which,
+                         "clusters": [[m[np.flatnonzero(row == k)[0]].tolist() for k in here]
+                                      for here, m, row in zip(which, models, labels, strict=True)]},
+        "scores": {"metric": "error", "larger": False, "alone": score[0].tolist(), "together": score[1].tolist(),
+                   "points": score[2:].tolist(), "note": ""},
+        "bounds": None, "groups": None, "federated": None, "settings": {}, "notes": [], "reduced": None,
+    }
+
+
+# A browser
+
+
+class Browser:
+    """Headless Chromium over the DevTools protocol, spoken through two pipes: no port, no driver, no network."""
+
+    def __init__(self, program: str, folder: Path) -> None:
+        pipes = [os.pipe(), os.pipe()]
+        theirs = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (pipes[0][0], pipes[1][1])]
+        # The browser reads commands from descriptor 3 and answers on 4.
+        move = "import os, sys; os.dup2({}, 3); os.dup2({}, 4); os.execvp(sys.argv[1], sys.argv[1:])".format(*theirs)
+        options = ["--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--no-first-run",
+                   "--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update",
+                   "--disable-sync", "--window-size=1280,900", f"--user-data-dir={folder / 'profile'}"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", move, program, *options], pass_fds=theirs, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for end in (*theirs, pipes[0][0], pipes[1][1]):
+            os.close(end)
+        self.to, self.back = pipes[0][1], pipes[1][0]
+        self.numbers, self.rest, self.events = itertools.count(1), b"", []
+        self.downloads = folder / "downloads"
+
+    def __enter__(self) -> Browser:
+        try:
+            self.call("Browser.setDownloadBehavior", behavior="allowAndName", downloadPath=str(self.downloads),
+                      eventsEnabled=True)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(AssertionError, OSError, subprocess.TimeoutExpired):
+            self.call("Browser.close")
+            self.process.wait(5)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # the group it leads, which is only its own
+        self.process.wait()
+        os.close(self.to)
+        os.close(self.back)
+
+    def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
+        number = next(self.numbers)
+        message = {"id": number, "method": method, "params": params} | ({"sessionId": session} if session else {})
+        os.write(self.to, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self.read()
+            if answer.get("id") == number:
+                assert "error" not in answer, (method, answer["error"])
+                return answer["result"]
+
+    def read(self, seconds: float = 30.0) -> dict[str, Any]:
+        """The next message; events are kept as well."""
+        end = time.monotonic() + seconds
+        while b"\0" not in self.rest:
+            assert select.select([self.back], [], [], max(0.0, end - time.monotonic()))[0], "the browser says nothing"
+            piece = os.read(self.back, 1 << 20)
+            assert piece, "the browser is gone"
+            self.rest += piece
+        line, _, self.rest = self.rest.partition(b"\0")
+        message = json.loads(line)
+        if "method" in message:
+            self.events.append(message)
+        return message
+
+    def wait(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
+        """The first event of that kind, come or to come, and no longer kept."""
+        while True:
+            for k, event in enumerate(self.events):
+                if event["method"] == method and event.get("sessionId") == session and \
+                        params.items() <= event["params"].items():
+                    return self.events.pop(k)["params"]
+            self.read()
+
+
+class Tab:
+    """One page, opened from a file with the network off."""
+
+    def __init__(self, browser: Browser, file: Path, *, width: int = 1280, dark: bool = False,
+                 still: bool = False) -> None:
+        self.browser, self.file = browser, file
+        self.target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = browser.call("Target.attachToTarget", targetId=self.target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+        self.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+        self.size(width)
+        self.call("Emulation.setEmulatedMedia", features=[
+            {"name": "prefers-color-scheme", "value": "dark" if dark else "light"},
+            {"name": "prefers-reduced-motion", "value": "reduce" if still else "no-preference"}])
+        self.seconds = self.load()
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        return self.browser.call(method, self.session, **params)
+
+    def load(self) -> float:
+        start = time.monotonic()
+        self.call("Page.navigate", url=self.file.as_uri())
+        self.browser.wait("Page.loadEventFired", self.session)
+        return time.monotonic() - start
+
+    def size(self, width: int, height: int = 900) -> None:
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
+                  mobile=width < 600)
+
+    def value(self, code: str) -> Any:
+        answer = self.call("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def text(self, selector: str) -> str:
+        return self.value(f"document.querySelector({json.dumps(selector)}).textContent")
+
+    def texts(self, selector: str) -> list[str]:
+        return self.value(f"[...document.querySelectorAll({json.dumps(selector)})].map((node) => node.textContent)")
+
+    def numbers(self, selector: str, name: str) -> list[float]:
+        """What elements say of themselves under that name."""
+        every = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        return self.value(f"{every}.map((node) => Number(node.dataset.{name}))")
+
+    def click(self, selector: str) -> None:
+        """A real press of the mouse in the middle of what is there."""
+        where = self.value(f"""(() => {{
+            const node = document.querySelector({json.dumps(selector)});
+            node.scrollIntoView({{block: "center", behavior: "instant"}});
+            const box = node.getBoundingClientRect();
+            return {{x: box.x + box.width / 2, y: box.y + box.height / 2}};
+        }})()""")
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, button="none" if kind == "mouseMoved" else "left",
+                      clickCount=int(kind != "mouseMoved"), **where)
+
+    def focus(self, selector: str) -> None:
+        self.value(f"document.querySelector({json.dumps(selector)}).focus()")
+
+    def press(self, *keys: str) -> None:
+        codes = {"ArrowLeft": 37, "ArrowRight": 39, "Home": 36, "End": 35, "Enter": 13, "Tab": 9, "Escape": 27}
+        for key in keys:
+            more = {"text": "\r"} if key == "Enter" else {}
+            for kind in ("keyDown", "keyUp"):
+                self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key],
+                          **more)
+
+    def type(self, text: str) -> None:
+        self.call("Input.insertText", text=text)
+
+    def download(self, name: str) -> tuple[str, bytes]:
+        """Press a download button; the file's name and what is in it."""
+        self.click(f'[data-download="{name}"]')
+        begun = self.browser.wait("Browser.downloadWillBegin")
+        self.browser.wait("Browser.downloadProgress", guid=begun["guid"], state="completed")
+        return begun["suggestedFilename"], (self.browser.downloads / begun["guid"]).read_bytes()
+
+    def picture(self, *, whole: bool = True) -> bytes:
+        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        return base64.b64decode(shot["data"])
+
+    def problems(self) -> list[Any]:
+        """Everything that should not have happened: errors, warnings, dialogs, and requests that leave the machine."""
+        self.value("new Promise((done) => setTimeout(done, 20))")
+        found = []
+        for event in (e for e in self.browser.events if e.get("sessionId") == self.session):
+            method, params = event["method"], event["params"]
+            url = params.get("request", {}).get("url", "")
+            if (method in ("Runtime.exceptionThrown", "Page.javascriptDialogOpening", "Network.loadingFailed")
+                    or (method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"))
+                    or (method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"))
+                    or (method == "Network.requestWillBeSent" and not url.startswith(("file:", "data:", "blob:")))):
+                found.append((method, params))
+        return found
+
+    def close(self) -> None:
+        self.browser.call("Target.closeTarget", targetId=self.target)
+        self.browser.events.clear()
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs Chromium: apt-get install chromium")
+    with Browser(program, tmp_path_factory.mktemp("browser")) as running:
+        yield running
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Open documents; in the end nothing may have gone wrong in any of them."""
+    tabs = []
+
+    def opened(document: dict[str, Any], name: str = "report.html", **options: Any) -> Tab:
+        tabs.append(Tab(browser, write(document, tmp_path / name), **options))
+        return tabs[-1]
+
+    yield opened
+    problems = [problem for tab in tabs for problem in tab.problems()]
+    for tab in tabs:
+        tab.close()
+    assert problems == []
+
+
+# What is in the file
+
+
+def embedded(page: str) -> dict[str, Any]:
+    return json.loads(re.search(r'<script type="application/json" id="document">(.*?)</script>', page, re.S)[1])
+
+
+def unpacked(part: dict[str, Any]) -> np.ndarray:
+    kind = {"u2": "<u2", "u4": "<u4", "f4": "<f4"}[part["kind"]]
+    return np.frombuffer(base64.b64decode(part["data"]), dtype=kind).reshape(part["shape"])
+
+
+def test_the_numbers_in_the_page_are_the_documents():
+    document = synthetic(40, 5)
+    found = embedded(render(document))
+    np.testing.assert_array_equal(unpacked(found["labels"]), document["labels"])
+    np.testing.assert_allclose(unpacked(found["map"]["points"]), document["map"]["points"], rtol=1e-6)
+    np.testing.assert_allclose(unpacked(found["scores"]["points"]), document["scores"]["points"], rtol=1e-6)
+    rows = [row for clusters in document["coefficients"]["clusters"] for row in clusters]
+    np.testing.assert_allclose(unpacked(found["coefficients"]["clusters"]), rows, rtol=1e-6)
+    packed = {"labels", "map", "scores", "coefficients"}
+    assert {k: v for k, v in found.items() if k not in packed} == {k: v for k, v in document.items() if k not in packed}
+
+
+def test_cluster_numbers_of_a_large_run_fit():
+    document = synthetic(2, 1) | {"labels": [[3, 99_999]]}
+    assert unpacked(embedded(render(document))["labels"]).tolist() == [[3, 99_999]]
+
+
+def test_unknown_numbers_are_null_in_the_page():
+    document = synthetic(3, 2)
+    document["points"][0] |= {"bound": -np.inf, "gap": np.inf}
+    document["scores"]["points"][0][1] = None
+    found = embedded(render(document))
+    assert found["points"][0]["bound"] is None
+    assert found["points"][0]["gap"] is None
+    assert np.isnan(unpacked(found["scores"]["points"])[0, 1])
+
+
+@pytest.mark.parametrize("text", [NASTY, "<!-- <script>", "]]>", "\u2028\u2029", "{{script}}", "a & \\u003c", "\ud800"])
+def test_no_text_leaves_its_place(tmp_path, text):
+    document = synthetic(2, 2) | {"title": text, "users": [text, "b"], "command": text, "notes": [text],
+                                  "settings": {text: text}}
+    page = write(document, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert embedded(page)["users"] == [text, "b"]
+    tags = re.compile(r"<script|</script|<!--")
+    assert tags.findall(page) == tags.findall(render(synthetic(2, 2)))
+    assert not re.search("[\u2028\u2029]", page[page.index('id="document"'):])
+
+
+def test_the_policy_lets_only_this_script_run():
+    policy = re.search(r'Content-Security-Policy" content="(.*?)"', render(synthetic(2, 2)))[1]
+    assert "default-src &#x27;none&#x27;" in policy
+    assert "script-src &#x27;sha256-" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+
+
+def test_nothing_in_the_page_is_fetched():
+    addresses = set(re.findall(r"https?://[^\s\"'>)]+", render(solved())))
+    assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, not an address
+
+
+def test_a_page_is_put_in_place_whole(tmp_path, monkeypatch):
+    path = write(synthetic(2, 2), tmp_path / "page.html")
+    before = path.read_bytes()
+
+    def fails(*_: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="disk full"):
+        write(synthetic(3, 2), path)
+    assert path.read_bytes() == before
+
+
+def test_a_thousand_users_stay_small():
+    assert len(render(synthetic(1000, 31)).encode()) < 2e6
+    assert len(render(synthetic(1000, 31, dim=100, shown=30)).encode()) < 5e6
+
+
+# In the browser
+
+
+@pytest.mark.browser
+def test_the_chosen_lam_is_shown_first(show):
+    document = solved()
+    tab = show(document)
+    chosen = document["points"][document["chosen"]]
+    assert tab.text("#answer").startswith("3 groups among 60 users at lam = 0.09, certified to within ")
+    assert tab.text("title") == document["title"]
+    assert (tab.text("#now-lam"), tab.text("#now-clusters")) == ("0.09", "3")
+    assert float(tab.text("#objective")) == pytest.approx(chosen["objective"], rel=1e-9)
+    assert float(tab.text("#bound")) == pytest.approx(chosen["bound"], rel=1e-9)
+    assert float(tab.text("#gap")) == pytest.approx(chosen["gap"], rel=0.06)
+    assert tab.text("#status") == chosen["status"]
+    assert tab.text("#federated-lead") == document["federated"]["sentence"]
+    assert document["command"] in tab.text("#about")
+
+
+def expect(tab: Tab, document: dict[str, Any], at: int) -> None:
+    """All that follows the slider shows the document's values at this point of the path."""
+    labels, point = document["labels"][at], document["points"][at]
+    sizes = sorted(np.bincount(labels).tolist())
+    assert float(tab.text("#now-lam")) == pytest.approx(document["lams"][at], rel=1e-3)
+    assert tab.text("#now-clusters") == f"{point['n_clusters']:,}"
+    assert float(tab.text("#objective")) == pytest.approx(point["objective"], rel=1e-9)
+    assert sorted(tab.numbers("#figure-map [data-size]", "size")) == sizes
+    assert sorted(map(int, tab.texts("#figure-map .count"))) == [size for size in sizes if size > 1]
+    rows = tab.value("[...document.querySelectorAll('#roster tbody tr')].map("
+                     "(row) => [...row.children].map((c) => c.textContent))")
+    for row in rows:
+        user = document["users"].index(row[0])
+        assert int(row[1]) == labels[user] + 1
+        assert int(row[2]) == labels.count(labels[user])
+        assert float(row[4].rstrip(" ▲▼")) == pytest.approx(document["scores"]["points"][at][user], abs=6e-4)
+    mean = np.mean(document["scores"]["points"][at])
+    assert tab.numbers("[data-kind=points] [data-mean]", "mean") == [pytest.approx(mean, abs=1e-6)]
+    assert tab.numbers("#figure-coefficients [data-cluster]", "cluster") == document["coefficients"]["which"][at]
+
+
+@pytest.mark.browser
+def test_everything_follows_the_slider(show):
+    document, tab = solved(), show(solved())
+    at = document["chosen"]
+    expect(tab, document, at)
+    tab.focus("#slider")
+    tab.press("ArrowLeft", "ArrowLeft", "ArrowLeft")
+    expect(tab, document, at - 3)
+    tab.press("Home")
+    expect(tab, document, 0)
+    assert tab.value("document.getElementById('previous').disabled")
+    tab.click("#next")
+    expect(tab, document, 1)
+    tab.click("#back")
+    expect(tab, document, at)
+    tab.press("Tab")
+    tab.click('#figure-path [data-lam="5"]')
+    expect(tab, document, 5)
+    assert tab.value("document.activeElement.getAttribute('data-lam')") == "5"
+    tab.press("ArrowRight", "Enter")
+    expect(tab, document, 6)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("still", [False, True])
+def test_dots_move_to_where_the_models_are(show, still):
+    """Dots that coincide are one; those apart are as far apart as the models, on one scale."""
+    document, tab = solved(), show(solved(), still=still)
+    tab.click("#previous")
+    at = document["chosen"] - 1
+    if not still:
+        tab.value("new Promise((done) => setTimeout(done, 900))")
+    dots = tab.value("[...document.querySelectorAll('#figure-map [data-cluster]')].map((n) => "
+                     "[Number(n.dataset.cluster), n.transform.baseVal[0].matrix.e, n.transform.baseVal[0].matrix.f])")
+    drawn = np.array([dot[1:] for dot in sorted(dots)])
+    models = np.array([document["map"]["points"][at][document["labels"][at].index(k)] for k, *_ in sorted(dots)])
+    pixels = np.linalg.norm(drawn - drawn[0], axis=1)
+    length = np.linalg.norm(models - models[0], axis=1)
+    np.testing.assert_allclose(pixels, length * pixels.max() / length.max(), atol=0.05)
+
+
+@pytest.mark.browser
+def test_the_table_is_sorted_and_searched(show):
+    document, tab = synthetic(120, 5), show(synthetic(120, 5))
+    names = "#roster tbody th"
+    assert tab.texts(names)[:3] == ["user-0", "user-1", "user-2"]  # by number, where names have one
+    tab.click('[data-column="rows"] button')
+    rows = list(map(int, tab.texts("#roster tbody td:nth-child(4)")))
+    assert rows == sorted(document["counts"])[:50]
+    tab.click('[data-column="rows"] button')
+    assert list(map(int, tab.texts("#roster tbody td:nth-child(4)"))) == sorted(document["counts"])[::-1][:50]
+    assert tab.value("document.querySelector('[data-column=rows]').getAttribute('aria-sort')") == "descending"
+    assert tab.text("#count") == "1 to 50 of 120"
+    tab.click('[aria-label="Next page of users"]')
+    tab.click('[aria-label="Next page of users"]')
+    assert tab.text("#count") == "101 to 120 of 120"
+    tab.focus("#search")
+    tab.type("R-11")
+    assert sorted(tab.texts(names)) == sorted(["user-11", *(f"user-11{k}" for k in range(10))])
+    assert tab.text("#count") == "11 users"
+    tab.type(" nobody")
+    assert tab.texts(names) == []
+
+
+@pytest.mark.browser
+def test_a_node_of_the_tree_selects_its_users(show):
+    document, tab = solved(), show(solved())
+    n = len(document["users"])
+    node = next(k for k, row in enumerate(document["tree"]) if row[3] == 19 and document["tree"][-1][2] > row[2])
+    members, waiting = set(), [n + node]
+    while waiting:
+        k = int(waiting.pop())
+        if k < n:
+            members.add(document["users"][k])
+        else:
+            waiting += document["tree"][k - n][:2]
+    tab.click(f'[data-key="node-{n + node}"]')
+    assert tab.text("#chip-text") == "Selection: 19 users"
+    assert set(tab.texts("#roster tbody th")) == members
+    assert tab.value("document.querySelectorAll('#figure-map .dim').length") == 2  # the clusters without them
+    tab.click("#next")
+    assert tab.text("#chip-text") == "Selection: 19 users"
+    tab.click("#chip-clear")
+    assert tab.value("document.getElementById('chip').hidden")
+    assert tab.text("#count") == "1 to 50 of 60"
+    # By keyboard: one tab stop, arrows between nodes, Enter selects.
+    tab.focus("#figure-tree [tabindex='0']")
+    tab.press("ArrowRight", "Enter")
+    size = tab.value("Number(document.activeElement.dataset.size)")
+    assert tab.text("#chip-text") == f"Selection: {size} users"
+    tab.press("Escape")
+    assert tab.value("document.getElementById('chip').hidden")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("make", [solved, separators])
+def test_a_cluster_of_the_map_is_selected(show, make):
+    document, tab = make(), show(make())
+    inside = "" if make is solved else " .mark"  # a line is pressed on its badge
+    tab.click(f"#figure-map [data-cluster='1']{inside}")
+    members = [u for u, k in zip(document["users"], document["labels"][document["chosen"]], strict=True) if k == 1]
+    assert tab.texts("#roster tbody th") == members
+    assert "group 2: 20 users" in tab.text("#tip")
+
+
+@pytest.mark.browser
+def test_the_theme_is_switched_and_remembered(show):
+    tab = show(synthetic(4, 3))
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = tab.value(background)
+    tab.click("#theme")
+    dark = tab.value(background)
+    assert sum(map(int, re.findall(r"\d+", dark))) < 200 < 600 < sum(map(int, re.findall(r"\d+", light)))
+    tab.load()
+    assert tab.value(background) == dark
+    tab.click("#theme")
+    assert tab.value(background) == light
+    assert show(synthetic(4, 3), "other.html", dark=True).value(background) == dark  # the system's theme
+
+
+@pytest.mark.browser
+def test_tables_are_downloaded_as_csv(show):
+    names = ["=1+1", "@x", "-5", '+say "hi", you', "plain", "-a\nb"]
+    document = synthetic(6, 3) | {"users": names}
+    document["scores"]["points"][1][4] = None
+    tab = show(document)
+    name, data = tab.download("users-csv")
+    rows = list(csv.DictReader(io.StringIO(data.decode("utf-8"), newline="")))
+    assert name == "users.csv"
+    assert {row["User"] for row in rows} == {"'=1+1", "'@x", "-5", "'+say \"hi\", you", "plain", "'-a\nb"}
+    for row in rows:
+        user = [n.lstrip("'") for n in names].index(row["User"].lstrip("'"))
+        assert int(row["Group"]) == document["labels"][1][user] + 1
+        assert int(row["Rows"]) == document["counts"][user]
+        expected = document["scores"]["points"][1][user]
+        found = float(row["error here"]) if row["error here"] else None
+        assert found == (expected and pytest.approx(expected, rel=1e-6))
+    _, data = tab.download("path-csv")
+    rows = list(csv.DictReader(io.StringIO(data.decode("utf-8"), newline="")))
+    assert [float(row["lam"]) for row in rows] == document["lams"]
+    assert [row["chosen"] for row in rows] == ["", "yes", ""]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("dark", [False, True])
+def test_charts_are_downloaded_as_pictures(show, dark):
+    tab = show(solved(), dark=dark)
+    for chart in ("path", "tree", "map", "scores", "coefficients", "gaps", "rounds", "bytes"):
+        name, data = tab.download(f"{chart}-png")
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+        assert name.startswith(chart)
+        assert name.endswith(".png")
+        assert image.width > 600
+        assert len(image.getcolors(1 << 24)) > 10
+        assert (sum(image.getpixel((0, 0))) < 200) == dark
+
+
+@pytest.mark.browser
+def test_markup_in_names_is_text(show):
+    document = synthetic(3, 3)
+    images = [f"<img src=x onerror=alert({k})>" for k in range(3)]
+    document |= {"title": NASTY, "subtitle": images[0], "users": [NASTY, images[1], "</script><b>"], "notes": [NASTY],
+                 "command": NASTY, "settings": {NASTY: NASTY}, "groups": {"sentence": images[2]}}
+    document["coefficients"]["names"][0] = NASTY
+    document["scores"]["metric"] = images[0]
+    tab = show(document)
+    tab.click("#figure-map [data-cluster]")
+    tab.press("Escape")
+    assert tab.text("h1") == NASTY
+    assert tab.texts("#roster tbody th") == ["</script><b>", images[1], NASTY]
+    assert tab.value("document.querySelectorAll('img, b:not(.fact b, .tip b)').length") == 0
+
+
+@pytest.mark.browser
+def test_a_script_that_is_not_ours_does_not_run(browser, tmp_path):
+    """The twin of the above: markup that does reach the page is stopped by its policy, and the checks above see it."""
+    page = render(synthetic(2, 2)).replace("<noscript>", "<script>window.ran = true</script><noscript>")
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    tab = Tab(browser, tmp_path / "page.html")
+    assert tab.value("window.ran === undefined")
+    assert [method for method, _ in tab.problems()] == ["Log.entryAdded"]
+    tab.value("setTimeout(() => { throw new Error('seen') })")
+    tab.value("console.error('seen')")
+    tab.value("fetch('http://127.0.0.1:9/').catch(() => 0)")
+    assert {"Runtime.exceptionThrown", "Runtime.consoleAPICalled"} <= {method for method, _ in tab.problems()}
+    tab.close()
+
+
+@pytest.mark.browser
+def test_a_thousand_users_open_and_move_fast(show):
+    tab = show(synthetic(1000, 31))
+    assert tab.seconds < 5.0
+    assert tab.file.stat().st_size < 5e6
+    expect(tab, synthetic(1000, 31), 15)
+    tab.focus("#slider")
+    start = time.monotonic()
+    tab.press("Home")
+    expect(tab, synthetic(1000, 31), 0)
+    assert time.monotonic() - start < 5.0
+    assert tab.value("document.querySelectorAll('#figure-tree .node').length") < 130
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("make", [solved, separators, lambda: synthetic(1000, 31)])
+def test_a_phone_shows_it_without_scrolling_sideways(show, make):
+    tab = show(make(), width=390)
+    assert tab.value("document.documentElement.scrollWidth") <= 390
+    tab.size(844)
+    tab.value("new Promise((done) => setTimeout(done, 200))")
+    assert tab.value("document.documentElement.scrollWidth") <= 844
+    assert tab.value("document.querySelector('#figure-path svg').clientWidth") > 600
+
+
+@pytest.mark.browser
+def test_it_prints(show):
+    tab = show(solved())
+    pdf = base64.b64decode(tab.call("Page.printToPDF", printBackground=True)["data"])
+    assert pdf.startswith(b"%PDF")
+    assert 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 12
+
+
+SECTIONS = {"path", "map", "scores", "users", "coefficients", "certificate", "federated", "about"}
+
+
+def on_a_line() -> dict[str, Any]:
+    """Models of one number, some of them equal."""
+    document = synthetic(30, 5)
+    return document | {"task": "clustering", "map": {"kind": "line", "xlabel": "value", "ylabel": "", "note": "",
+                                                     "points": np.array(document["map"]["points"])[:, :, :1].tolist()}}
+
+
+def multiclass() -> dict[str, Any]:
+    document = synthetic(6, 3, dim=6)
+    return document | {"coefficients": document["coefficients"] | {"names": ["a", "b"], "outputs": ["x", "y", "z"]}}
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("document", "hidden"), [
+    ({"title": "t", "users": ["a", "b"], "lams": [0.1], "chosen": 0}, SECTIONS - {"users", "about"}),
+    (dict.fromkeys(synthetic(2, 2)), SECTIONS - {"about"}),
+    (synthetic(5, 4) | dict.fromkeys(["tree", "map", "coefficients", "scores", "counts"]),
+     {"map", "coefficients", "scores", "federated"}),
+    (synthetic(1, 1), {"path", "federated"}),
+    (synthetic(1, 4), {"federated"}),
+    (synthetic(7, 1), {"path", "federated"}),
+    (synthetic(3, 2) | {"lams": [0.0, 0.5]}, {"federated"}),
+    (multiclass(), {"federated"}),
+    (on_a_line(), {"federated"}),
+    (synthetic(900, 8) | {"reduced": {"users": 100_000, "shown": 900}}, {"federated"}),
+], ids=["bare", "none", "no parts", "one user, one lam", "one user", "one lam", "lam 0", "classes", "line", "reduced"])
+def test_what_is_not_there_is_not_shown(show, document, hidden):
+    tab = show(document)
+    assert set(tab.value("[...document.querySelectorAll('section[hidden]')].map((s) => s.id)")) == hidden
+    assert "undefined" not in tab.value("document.body.innerText")
+    assert "NaN" not in tab.value("document.body.innerHTML.split('<script')[0]")
+    assert set(tab.value("[...document.querySelectorAll('nav a')].map((a) => a.hash.slice(1))")) == SECTIONS - hidden
+    if document.get("reduced"):
+        assert "900 of 100,000 users" in tab.text("#reduced")
+        assert "among 100,000 users" in tab.text("#answer")
+
+
+@pytest.mark.browser
+def test_outputs_of_a_classifier_are_chosen(show):
+    tab = show(multiclass())
+    value = "#figure-coefficients [data-cluster='0'] .value"
+    cluster = multiclass()["coefficients"]["clusters"][1][0]
+    for output in range(3):
+        tab.value(f"(() => {{ const s = document.getElementById('output'); s.value = {output};"
+                  "s.dispatchEvent(new Event('change')); })()")
+        assert [float(x) for x in tab.texts(value)] == pytest.approx([cluster[output], cluster[3 + output]], rel=0.01)
