@@ -22,32 +22,9 @@ import numpy as np
 from machine import facts
 
 from coterie.datasets import clustered, ellipses
-from coterie.federated.cluster import Cluster, toml
+from coterie.federated.cluster import Cluster, write_app
 from coterie.federated.service import settings_of
 
-_PROJECT = '''[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "echo"
-version = "1.0.0"
-description = "As many bytes as asked for"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.hatch.build.targets.wheel]
-packages = ["."]
-
-[tool.flwr.app]
-publisher = "coterie"
-
-[tool.flwr.app.components]
-serverapp = "echo.server:app"
-clientapp = "echo.client:app"
-
-[tool.flwr.app.config]
-'''
 _CLIENT = '''from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -93,7 +70,8 @@ def main(grid: Grid, context: Context) -> None:
 
 def write_echo(folder: Path, config: dict[str, Any]) -> Path:
     (folder / "echo").mkdir(parents=True, exist_ok=True)
-    (folder / "pyproject.toml").write_text(_PROJECT + "".join(f"{k} = {toml(v)}\n" for k, v in config.items()))
+    write_app(folder, config, name="echo", about="As many bytes as asked for", server="echo.server:app",
+              client="echo.client:app")
     (folder / "echo" / "__init__.py").write_text("")
     (folder / "echo" / "client.py").write_text(_CLIENT)
     (folder / "echo" / "server.py").write_text(_SERVER)

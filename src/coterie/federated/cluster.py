@@ -33,9 +33,9 @@ requires = ["hatchling"]
 build-backend = "hatchling.build"
 
 [project]
-name = "coterie-app"
+name = "{name}"
 version = "1.0.0"
-description = "Personalised federated learning that finds its own groups"
+description = "{about}"
 license = "Apache-2.0"
 dependencies = []
 
@@ -46,8 +46,8 @@ packages = ["."]
 publisher = "coterie"
 
 [tool.flwr.app.components]
-serverapp = "coterie.federated.flower:server"
-clientapp = "coterie.federated.flower:client"
+serverapp = "{server}"
+clientapp = "{client}"
 
 [tool.flwr.app.config]
 '''
@@ -259,11 +259,14 @@ class Cluster:
             time.sleep(0.1)
 
 
-def write_app(folder: Path, config: Mapping[str, Any]) -> Path:
-    """A Flower app whose configuration this is; the code comes with coterie."""
+def write_app(folder: Path, config: Mapping[str, Any], *, name: str = "coterie-app",
+              about: str = "Personalised federated learning that finds its own groups",
+              server: str = "coterie.federated.flower:server", client: str = "coterie.federated.flower:client") -> Path:
+    """A Flower app whose configuration this is; the code comes with coterie, unless other apps are named."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(f"{key} = {toml(value)}\n" for key, value in config.items())
-    (folder / "pyproject.toml").write_text(_APP + lines, encoding="utf-8")
+    head = _APP.format(name=name, about=about, server=server, client=client)
+    (folder / "pyproject.toml").write_text(head + lines, encoding="utf-8")
     return folder
 
 
