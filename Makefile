@@ -40,11 +40,12 @@ demo: $(READY)  ## the paper's data, solved and certified, with a picture
 	@$(BIN)/coterie demo --out $(OUT)
 
 test: lint  ## lint, types and the tests that take under two minutes
-	@$(BIN)/python -m pytest -m "not slow and not flower" -n 2
-	@echo "Left to 'make test-all': $$($(BIN)/python -m pytest -o addopts= -m "slow or flower" --collect-only -q 2>/dev/null | grep -c '::') slow tests and tests on Flower, and the docs build."
+	@$(BIN)/python -m pytest -m "not slow and not flower and not browser" -n 2
+	@echo "Left to 'make test-all': $$($(BIN)/python -m pytest -o addopts= -m "slow or flower or browser" --collect-only -q 2>/dev/null | grep -c '::') slow tests, tests on Flower and in a browser, and the docs build."
 
-test-all: $(FLOWER)  ## what `make test` leaves out: slow tests, Flower and the docs
-	@$(BIN)/python -m pytest -m slow -n 2
+test-all: $(FLOWER)  ## what `make test` leaves out: slow tests, a browser (Debian's chromium), Flower and the docs
+	@$(BIN)/python -m pytest -m "slow and not flower and not browser" -n 2
+	@$(BIN)/python -m pytest -m "browser and not flower" -n 0
 	@$(BIN)/python -m pytest -m flower -n 0
 	@$(MAKE) --no-print-directory docs
 

@@ -64,7 +64,8 @@ def test_a_perturbed_optimum_is_refused(loss_name, size):
     assert wrong.relative_gap > 1e-5
 
 
-@pytest.mark.parametrize(("n_users", "kind"), [(60, "complete"), (60, "weighted"), (400, "knn"), (600, "complete")])
+@pytest.mark.parametrize(("n_users", "kind"), [(60, "complete"), (60, "weighted"), (400, "knn"), pytest.param(
+    600, "complete", marks=pytest.mark.slow)])
 def test_planted_optima_are_recognised(n_users, kind):
     graph = ct.Graph.complete(n_users) if kind == "complete" else graph_for(kind, n_users)
     problem, models, duals = planted(n_users, graph=graph, lam=0.3 if kind == "knn" else 3.0 / n_users)

@@ -75,7 +75,9 @@ def users():
     return clustered("logistic", n_users=8, samples=8, n_features=2, seed=1).users
 
 
-@pytest.mark.parametrize("algorithm", [ct.Newton(), ct.Splitting(), ct.PDMM(edge_state="users"), ct.FedAvg(rounds=6)])
+@pytest.mark.parametrize("algorithm", [
+    ct.Newton(), pytest.param(ct.Splitting(), marks=pytest.mark.slow),
+    pytest.param(ct.PDMM(edge_state="users"), marks=pytest.mark.slow), ct.FedAvg(rounds=6)])
 @pytest.mark.parametrize("graph", [None, "wald"])
 def test_a_run_that_breaks_off_goes_on_to_the_same_bits(users, tmp_path, algorithm, graph):
     settings = {"algorithm": algorithm, "participation": 0.5, "graph": graph, "max_rounds": 40,

@@ -26,7 +26,9 @@ from coterie.federated.run import finish
 CONVERGED, UNANSWERED = ct.Status.CONVERGED, ct.Status.UNANSWERED
 NEWTON, SPLITTING, SERVER, USERS = ct.Newton(), ct.Splitting(), ct.PDMM(), ct.PDMM(edge_state="users")
 PROVEN = {"newton": NEWTON, "splitting": SPLITTING, "pdmm-server": SERVER, "pdmm-users": USERS}
-every_algorithm = pytest.mark.parametrize("algorithm", PROVEN.values(), ids=PROVEN)
+#: PDMM takes many rounds wherever its pairs are kept; here with the server, in `make test-all` with the users too.
+every_algorithm = pytest.mark.parametrize("algorithm", [NEWTON, SPLITTING, SERVER, pytest.param(
+    USERS, marks=pytest.mark.slow)], ids=PROVEN)
 
 
 def slowly(*case):

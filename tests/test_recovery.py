@@ -195,6 +195,7 @@ def test_explain_finds_the_right_edge(pair):
     assert (told.limit > 0) == (pair == (0, 1))
 
 
+@pytest.mark.slow
 def test_every_rung_of_the_ladder_is_reached_and_right():
     """Where a rung holds, the clustered solution is optimal; where none does, it is not."""
     reached = set()

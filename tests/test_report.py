@@ -452,7 +452,7 @@ def expect(tab: Tab, document: dict[str, Any], at: int) -> None:
                      "(row) => [...row.children].map((c) => c.textContent))")
     for row in rows:
         user = document["users"].index(row[0])
-        assert int(row[1]) == labels[user] + 1
+        assert int(row[1]) == labels[user]
         assert int(row[2]) == labels.count(labels[user])
         assert float(row[4].rstrip(" ▲▼")) == pytest.approx(document["scores"]["points"][at][user], abs=6e-4)
     mean = np.mean(document["scores"]["points"][at])
@@ -562,7 +562,7 @@ def test_a_cluster_of_the_map_is_selected(show, make):
     tab.click(f"#figure-map [data-cluster='1']{inside}")
     members = [u for u, k in zip(document["users"], document["labels"][document["chosen"]], strict=True) if k == 1]
     assert tab.texts("#roster tbody th") == members
-    assert "group 2: 20 users" in tab.text("#tip")
+    assert "group 1: 20 users" in tab.text("#tip")
 
 
 @pytest.mark.browser
@@ -592,7 +592,7 @@ def test_tables_are_downloaded_as_csv(show):
     assert {row["User"] for row in rows} == {"'=1+1", "'@x", "-5", "'+say \"hi\", you", "plain", "'-a\nb"}
     for row in rows:
         user = [n.lstrip("'") for n in names].index(row["User"].lstrip("'"))
-        assert int(row["Group"]) == document["labels"][1][user] + 1
+        assert int(row["Group"]) == document["labels"][1][user]
         assert int(row["Rows"]) == document["counts"][user]
         expected = document["scores"]["points"][1][user]
         found = float(row["error here"]) if row["error here"] else None

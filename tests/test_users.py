@@ -305,6 +305,7 @@ def test_kinds_of_features(X):
     assert users.features.flags.c_contiguous
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_users():
     n, each = 100_000, 10
     code = np.random.default_rng(0).permutation(np.repeat(np.arange(n), each))

@@ -20,7 +20,7 @@ clusters (by silhouette, Rousseeuw 1987) is taken.
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -220,7 +220,10 @@ def _plan(inner: Users, loss: Loss, settings: Settings, tell: Progress, kept: Mu
           part: str) -> _Plan:
     n, k = inner.n_users, min(settings.k, max(inner.n_users - 1, 1))
     single = settings.task == "clustering" and int(inner.counts.max()) == 1
-    if settings.weights == "unit" or n < 3:
+    if n == 1:
+        lams = np.unique([0.0, 0.0 if isinstance(settings.lam, str) else float(settings.lam)])
+        return _Plan(Problem(inner, loss, 0.0), lams, len(lams) - 1, "one user has nobody to join.")
+    if settings.weights == "unit" or (n == 2 and (settings.weights != "auto" or single)):
         if n > _PAIRS:
             raise InvalidInput(f"all pairs of {n} users are too many here", remedy="Use the weights 'auto' or 'wald'")
         graph = Graph.complete(n)
@@ -263,9 +266,7 @@ def _grouped(inner: Users, loss: Loss, settings: Settings, tell: Progress, kept:
     if f"{part}labels" in kept:
         labels, sentence = np.array(kept[f"{part}labels"], dtype=np.int64), str(kept[f"{part}sentence"])
     else:
-        def searching(solution: Solution, total: int) -> None:
-            if solution.status is Status.INTERRUPTED:
-                raise KeyboardInterrupt
+        def searching(solution: Solution, _: int) -> None:
             tell(f"{part}searching for groups", 0, 1, f"{solution.n_clusters} clusters")
 
         groups = find_groups(inner, loss, most=settings.most, k=settings.k, progress=searching)
@@ -316,6 +317,8 @@ def _between(inner: Users, loss: Loss, labels: Ints, inside: Graph, whole: float
     few = Problem(group_users(inner, labels), grouped, 0.0, Graph.from_edges(
         len(sizes), np.stack([first, second], axis=1), weights))
     path = solve_path(few, n_lams=12, tol=1e-4)
+    if path.interrupted:
+        raise KeyboardInterrupt
     merged = int(np.argmax(path.n_clusters < len(sizes))) if (path.n_clusters < len(sizes)).any() else len(path) - 1
     c = max(float(path.lams[max(merged - 1, 0)]), 1e-300) / (_APART * whole)
     pairs, light = [inside.edges], [np.ones(inside.n_edges)]
@@ -331,20 +334,24 @@ def _between(inner: Users, loss: Loss, labels: Ints, inside: Graph, whole: float
 def _path(plan: _Plan, settings: Settings, tell: Progress, kept: MutableMapping[str, Any], part: str) -> Path:
     """The path; points that are kept are not solved for again."""
     done: list[Solution] = []
-    while len(done) < len(plan.lams) and f"{part}point {len(done)}" in kept:
+    last: dict[str, Any] = kept.get(f"{part}last", {"point": -1})
+    while len(done) <= last["point"]:
         done.append(_restored(plan.problem.with_lam(float(plan.lams[len(done)])), kept[f"{part}point {len(done)}"]))
+    # The next point starts from the last one's duals as well, so that a run that was broken off ends in the same bits.
+    start = replace(done[-1], duals=last["duals"], sigma=last["sigma"]) if done else None
 
     def keep(solution: Solution, _: int) -> None:
         if solution.status is Status.INTERRUPTED:
             raise KeyboardInterrupt
         kept[f"{part}point {len(done)}"] = _state(solution)
-        done.append(solution)
+        kept[f"{part}last"] = {"point": len(done), "duals": solution.duals, "sigma": solution.sigma}
+        done.append(replace(solution, duals=None, certificate=replace(solution.certificate, duals=None)))
         tell(f"{part}path", len(done), len(plan.lams), f"objective {solution.objective:.6g}, gap {solution.gap:.1e}, "
                                                        f"{solution.n_clusters} clusters")
 
     rest = plan.lams[len(done):]
     if len(rest):
-        solve_path(plan.problem, rest, tol=settings.tol, progress=keep, start=done[-1] if done else None)
+        solve_path(plan.problem, rest, tol=settings.tol, progress=keep, start=start)
     if len(done) < len(plan.lams):
         raise KeyboardInterrupt
     return Path(problem=plan.problem, solutions=tuple(done), tol=settings.tol)
@@ -352,10 +359,10 @@ def _path(plan: _Plan, settings: Settings, tell: Progress, kept: MutableMapping[
 
 def _state(solution: Solution) -> dict[str, Any]:
     """A solution as arrays, numbers and texts."""
-    certificate = asdict(solution.certificate)
-    certificate.pop("duals")
+    told = solution.certificate
+    certificate = {f.name: getattr(told, f.name) for f in fields(told) if f.name != "duals"}
     return {"models": solution.models, "certificate": certificate, "status": solution.status.name,
-            "solver": solution.solver, "seconds": solution.seconds}
+            "solver": solution.solver, "seconds": solution.seconds, "sigma": solution.sigma}
 
 
 def _restored(problem: Problem, state: dict[str, Any]) -> Solution:
@@ -363,7 +370,7 @@ def _restored(problem: Problem, state: dict[str, Any]) -> Solution:
     told["infinite_users"] = tuple(told["infinite_users"])
     return Solution(problem=problem, models=problem.check_models(state["models"]), duals=None,
                     certificate=Certificate(**told), status=Status[state["status"]], solver=state["solver"],
-                    seconds=state["seconds"])
+                    seconds=state["seconds"], sigma=state["sigma"])
 
 
 def _judge(users: Users, settings: Settings, tell: Progress, kept: MutableMapping[str, Any]) -> Scores | None:
@@ -433,7 +440,7 @@ def _clearest(path: Path, seed: int) -> tuple[int, str]:
     seen: dict[bytes, float] = {}
     for r, solution in enumerate(path.solutions):
         key = solution.labels.tobytes()
-        if 1 < solution.n_clusters <= max(np.sqrt(n), 2) and key not in seen:
+        if 1 < solution.n_clusters <= min(max(np.sqrt(n), 2), n - 1) and key not in seen:
             seen[key] = float(silhouette_score(points, solution.labels, sample_size=min(n, 2000), random_state=seed)) \
                 if n <= 2000 or solution.n_clusters <= 200 else -1.0
             if seen[key] > best:

@@ -154,7 +154,10 @@ def _climb(problem: Problem, local: LocalModels, most: int, n_lams: int,
     parts = int(problem.graph.components.max()) + 1
     lowest = first_meeting(local, problem.graph)
     lams = lowest * _STEP ** np.arange(n_lams) if lowest > 0 else [0.0]
-    return solve_path(problem, lams, tol=1e-5, enough=settled, progress=progress)
+    path = solve_path(problem, lams, tol=1e-5, enough=settled, progress=progress)
+    if path.interrupted or (len(path) < len(lams) and not settled(list(path.solutions))):
+        raise KeyboardInterrupt  # half a search finds other groups
+    return path
 
 
 def first_meeting(local: LocalModels, graph: Graph) -> float:

@@ -293,7 +293,7 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
             # Duals take more room than everything else together and are needed only to start the next.
             solutions.append(replace(last, duals=None, certificate=replace(last.certificate, duals=None)))
             if progress is not None:
-                progress(solutions[-1], len(grid))
+                progress(last, len(grid))
         except KeyboardInterrupt:
             break
         if last.status is Status.INTERRUPTED or (enough is not None and enough(solutions)):

@@ -3,11 +3,12 @@
     run.json         settings, versions, status, gap, number of clusters, and of a federated run rounds and bytes
     models.csv       a line for every user: its cluster and its model
     clusters.csv     a line for every cluster: how many users, and their model
+    path.csv         a line for every lam of the path: clusters, objective, bound, gap, score on rows held out
     ledger.csv       what crossed, of a federated run: by round, kind, direction and field
     solution.coterie models, duals and graph, for `read`
 
-Tables are written as Parquet too where polars is installed. Every file is written beside the old one and put in its
-place in one step: an interrupted write leaves no half file.
+Models and the path are written as Parquet too where polars is installed. Every file is written beside the old one and
+put in its place in one step: an interrupted write leaves no half file.
 """
 
 from __future__ import annotations
@@ -37,8 +38,20 @@ from coterie.solution import Solution
 Array = npt.NDArray[np.float64]
 
 
-def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[str, Any]) -> Path:
-    """Write a solution as a run folder; `settings` is what the user asked for."""
+def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[str, Any], *,
+          shown: tuple[Array, list[str]] | None = None, path: Mapping[str, list[Any]] | None = None,
+          more: Mapping[str, Any] | None = None) -> Path:
+    """Write a solution as a run folder.
+
+    Parameters
+    ----------
+    folder : made if needed.
+    solution : with its problem.
+    settings : what the user asked for.
+    shown : models in units of the user's own, (n_users, columns), and the columns' names; else as they are.
+    path : columns of path.csv.
+    more : goes into run.json as well.
+    """
     from coterie import __version__
 
     place = Path(folder)
@@ -60,8 +73,8 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
                  "refusals": [[turn, str(name), reason] for turn, name, reason in run.refusals]}
         put(place / "ledger.csv", table(["round", "kind", "direction", "field", "messages", "numbers", "bytes"],
                                         ledger.entries))
-    columns = coefficient_names(problem)
-    labels, models = solution.labels, solution.models
+    models, columns = (solution.models, coefficient_names(problem)) if shown is None else shown
+    labels = solution.labels
     users: dict[str, list[Any]] = {"user": list(problem.users.names), "cluster": labels.tolist()}
     users |= {name: models[:, k].tolist() for k, name in enumerate(columns)}
     first = np.unique(labels, return_index=True)[1]
@@ -69,11 +82,16 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
     clusters |= {name: models[first, k].tolist() for k, name in enumerate(columns)}
     for name, rows in (("models", users), ("clusters", clusters)):
         put(place / f"{name}.csv", table(list(rows), zip(*rows.values(), strict=True)))
+    if path is not None:
+        put(place / "path.csv", table(list(path), zip(*path.values(), strict=True)))
     with contextlib.suppress(MissingExtra):
         write_parquet(users, place / "models.parquet")
+        if path is not None:
+            write_parquet(dict(path), place / "path.parquet")
     put(place / "solution.coterie", pack({
-        "models": models, "duals": solution.duals, "names": list(problem.users.names), "lam": solution.lam,
+        "models": solution.models, "duals": solution.duals, "names": list(problem.users.names), "lam": solution.lam,
         "weights": problem.graph.weights, "pairs": problem.graph.pairs, "features": list(problem.users.feature_names)}))
+    told |= dict(more or {})
     put(place / "run.json", json.dumps(told, indent=1, ensure_ascii=False, default=str).encode())
     return place
 
@@ -88,6 +106,8 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
         told = json.loads((place / "run.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise InvalidInput(f"{place / 'run.json'} cannot be read: {error}", remedy="Run it again") from error
+    if not isinstance(told, dict):
+        raise InvalidInput(f"{place / 'run.json'} holds no run", remedy="Run it again")
     return told, unpack((place / "solution.coterie").read_bytes(), str(place / "solution.coterie"))
 
 

@@ -124,6 +124,17 @@ class Units:
         first = w[:, -1] * self.spread + self.centre - np.einsum("npk,p->nk", slopes, self.mean)
         return np.concatenate([slopes, first[:, None]], axis=1)
 
+    def restored(self, coefficients: Array) -> Array:
+        """The models whose `coefficients` these are."""
+        if self.task == "clustering":
+            return (coefficients[..., 0] - self.mean) / self.scale
+        slopes, first = coefficients[:, :-1], coefficients[:, -1]
+        w = np.concatenate([slopes * self.scale[:, None] / self.spread, (
+            (first - self.centre + np.einsum("npk,p->nk", slopes, self.mean)) / self.spread)[:, None]], axis=1)
+        if isinstance(self.loss, Multinomial):
+            w = w @ sum_zero_basis(w.shape[2]).T
+        return w.reshape(len(w), -1)
+
     @property
     def coefficient_names(self) -> list[str]:
         return [*self.feature_names, *([] if self.task == "clustering" else [INTERCEPT])]
@@ -138,8 +149,9 @@ class Units:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         loss = make_loss(state["task"], state["loss"], state["ridge"], state["n_classes"])
-        return cls(task=state["task"], loss=loss, n_classes=state["n_classes"], mean=state["mean"],
-                   scale=state["scale"], centre=state["centre"], spread=state["spread"],
+        return cls(task=state["task"], loss=loss, n_classes=state["n_classes"],
+                   mean=np.array(state["mean"], dtype=float), scale=np.array(state["scale"], dtype=float),
+                   centre=state["centre"], spread=state["spread"],
                    feature_names=tuple(state["features"]))
 
 

@@ -19,7 +19,7 @@ except ImportError:  # the core installs without them
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Personalised federated learning that finds its own groups, with a proof of optimality.")
-console = Console()
+console, error = Console(), Console(stderr=True)
 stops: list[int] = []  # interrupts so far: solvers answer one with their best point, and what comes after is left out
 
 
@@ -43,15 +43,15 @@ def main() -> None:
     warnings.simplefilter("always", CoterieWarning)
     try:
         app()
-    except CoterieError as error:
-        Console(stderr=True).print(f"[bold red]coterie:[/] {_plain(str(error))}", soft_wrap=True, highlight=False)
+    except CoterieError as problem:
+        error.print(f"[bold red]coterie:[/] {_plain(str(problem))}", soft_wrap=True, highlight=False)
         codes = {MissingExtra: 3, NotConverged: 1}
-        raise SystemExit(codes.get(type(error), 2)) from None
+        raise SystemExit(codes.get(type(problem), 2)) from None
     except KeyboardInterrupt:
-        Console(stderr=True).print("coterie: interrupted.")
+        error.print("coterie: interrupted.")
         raise SystemExit(130) from None
-    except OSError as error:
-        Console(stderr=True).print(f"[bold red]coterie:[/] {_plain(str(error))}", soft_wrap=True, highlight=False)
+    except OSError as problem:
+        error.print(f"[bold red]coterie:[/] {_plain(str(problem))}", soft_wrap=True, highlight=False)
         raise SystemExit(2) from None
 
 
@@ -62,7 +62,7 @@ def _stop(number: int, _: object) -> None:
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     """A warning as a sentence, without the place in the source that raised it."""
-    Console(stderr=True).print(f"[yellow]coterie:[/] {_plain(str(message))}", soft_wrap=True, highlight=False)
+    error.print(f"[yellow]coterie:[/] {_plain(str(message))}", soft_wrap=True, highlight=False)
 
 
 def _plain(text: str) -> str:

@@ -343,7 +343,7 @@ function setUpMap() {
       ["user", "cluster", ...(lines ? ["w1", "w2", "b"] : [plan.xlabel || "x", plan.ylabel || "y"])],
       ...users.map((name, user) => [
         name,
-        labelOf(user) + 1,
+        labelOf(user),
         ...Array.from({ length: lines ? 3 : 2 }, (_, axis) => single(model(user, state.at, axis))),
       ]),
     ],

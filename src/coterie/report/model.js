@@ -116,7 +116,7 @@ function glyph(slot, size = 12) {
     shape("path", { d: outline(slot, slot === undefined ? 4 : 5.4), class: `mark ${hue(slot)}` }),
   );
 }
-const naming = (k) => `${word} ${k + 1}`;
+const naming = (k) => `${word} ${k}`;
 
 /** Lines of the tooltip of some users that share a model. */
 function describe(k, members) {

@@ -7,7 +7,7 @@ function columns() {
   const metric = scores ? scores.metric : "score";
   const all = [
     { key: "user", name: "User", value: (user) => users[user] },
-    { key: "cluster", name: word === "group" ? "Group" : "Cluster", value: (user) => labelOf(user) + 1, skip: !labels },
+    { key: "cluster", name: word === "group" ? "Group" : "Cluster", value: (user) => labelOf(user), skip: !labels },
     { key: "size", name: doc.reduced ? "Size (shown)" : "Size", value: (user) => sizeOf(user), skip: !labels },
     { key: "rows", name: "Rows", value: (user) => (doc.counts || [])[user], skip: !doc.counts },
     { key: "here", name: `${metric} here`, value: (user) => scoreOf("points", user), skip: !scores || !scores.points },

@@ -1,0 +1,174 @@
+"""`coterie predict`, `coterie certify` and `coterie report`: what can be done with the folder of a run."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from coterie import report, runs
+from coterie.certificates import certify
+from coterie.cli.base import app, console
+from coterie.errors import InvalidInput
+from coterie.graph import Graph
+from coterie.inputs import write_parquet
+from coterie.problem import Problem
+from coterie.solution import Certificate, labels_of
+from coterie.solvers import solve
+from coterie.tables import Recipe, fingerprint, read_table
+from coterie.units import Units
+
+Run = Annotated[Path, typer.Argument(help="The folder of a run of `coterie fit`.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+@app.command()
+def predict(
+    run: Run,
+    table: Annotated[Path, typer.Argument(help="A table with the columns that were learned from.")],
+    out: Annotated[Path, typer.Option(help="File for the predictions, .csv or .parquet.")] = Path("predictions.csv"),
+    separator: Annotated[str, typer.Option(help="Between the cells of a CSV file, where it cannot be told.")] = "",
+    as_json: Json = False,
+) -> None:
+    """A prediction for every row of a table, by the model of the row's user.
+
+    Users who are not in the run get the model of everyone together, and a 0 in the column `known`.
+
+    Example: coterie predict run new.csv --out predictions.csv
+    """
+    told, saved = opened(run)
+    recipe, units = Recipe.from_json(told["recipe"]), Units.from_state(told["units"])
+    X, names = recipe.matrix(read_table(table, separator or None))
+    place = {name: i for i, name in enumerate(saved["names"])}
+    found = np.array([place.get(name, -1) for name in names], dtype=np.int64)
+    models = np.concatenate([saved["models"], np.array(told["together"])[None]])
+    labels = np.concatenate([labels_of(saved["models"]), [-1]])
+    columns: dict[str, list[Any]] = {"user": [str(name) for name in names], "known": (found >= 0).astype(int).tolist(),
+                                     "cluster": [int(k) if k >= 0 else None for k in labels[found]]}
+    if units.task != "clustering":
+        with np.errstate(over="ignore"):
+            predicted = units.predict(X, models[found])
+        if recipe.classes:
+            values = recipe.class_values
+            columns["prediction"] = [values[int(c)] for c in predicted]
+            if told["units"]["loss"] != "squared_hinge":
+                shares = units.probabilities(X, models[found])
+                columns |= {f"probability {name}": shares[:, c].tolist() for c, name in enumerate(recipe.classes)}
+        else:
+            columns["prediction"] = predicted.tolist()
+    if out.suffix in (".parquet", ".pq"):
+        write_parquet(columns, out)
+    else:
+        runs.put(out, runs.table(list(columns), zip(*columns.values(), strict=True)))
+    strangers = len({name for name, k in zip(names, found, strict=True) if k < 0})
+    summary = {"rows": len(names), "users": len(set(names)), "unknown_users": strangers, "out": str(out)}
+    if as_json:
+        print(json.dumps(summary))
+        return
+    console.print(f"{len(names)} predictions for {summary['users']} users in {out}.", soft_wrap=True, markup=False)
+    if strangers:
+        console.print(f"{strangers} of these users are not in the run: they get the model of everyone together.",
+                      soft_wrap=True)
+
+
+@app.command("certify")
+def run_certify(
+    run: Run,
+    data: Annotated[Path | None, typer.Argument(help="The table it was learned from; by default where it was.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Prove again how far the models can be from optimal, from the table and models.csv alone.
+
+    The problem is made anew from the table, the run's settings and its weights; a lower bound on its optimum is
+    computed without what the run says about itself.
+
+    Example: coterie certify run data.csv
+    """
+    told, saved = opened(run)
+    table = data or Path(told["settings"]["data"])
+    recipe, units = Recipe.from_json(told["recipe"]), Units.from_state(told["units"])
+    users = units.inner(recipe.encode(read_table(table, told["settings"]["separator"] or None)))
+    if list(users.names) != list(saved["names"]):
+        raise InvalidInput(f"{table} has other users than the run", remedy="Give the table the run was made from")
+    pairs, weights = saved["pairs"], np.asarray(saved["weights"])
+    graph = Graph.complete(users.n_users) if pairs is None else Graph.from_edges(users.n_users, pairs, weights)
+    problem = Problem(users, units.loss, float(told["lam"]), graph)
+    models = _models(run, units, [str(name) for name in users.names])
+    certificate = prove(problem, models, float(told["settings"]["tol"]))
+    n_clusters = int(labels_of(models).max()) + 1
+    same = fingerprint(table) == told["fingerprint"]
+    proven = certificate.relative_gap <= float(told["settings"]["tol"])
+    if as_json:
+        print(json.dumps({"certified": proven, "gap": _number(certificate.relative_gap), "n_clusters": n_clusters,
+                          "objective": certificate.objective, "bound": _number(certificate.bound),
+                          "same_data": same, "claimed_gap": told["gap"]}))
+    else:
+        if not same:
+            console.print("This is not the file the run was made from, byte for byte.", style="yellow", soft_wrap=True)
+        console.print(f"{n_clusters} cluster(s) among {users.n_users} users at lam = {told['lam']:g}: {certificate}.",
+                      soft_wrap=True, highlight=False)
+        console.print("Certified: no other models are better by more than the tolerance." if proven else
+                      "Not certified to the tolerance of the run.", soft_wrap=True)
+    if not proven:
+        raise typer.Exit(1)
+
+
+def prove(problem: Problem, models: Any, tol: float) -> Certificate:
+    """With duals built from the models; where they are not good enough, with those of a solution found anew."""
+    certificate = certify(problem, models)
+    if certificate.relative_gap > tol:
+        better = certify(problem, models, solve(problem, tol=tol / 10).duals)
+        certificate = min(certificate, better, key=lambda c: c.relative_gap)
+    return certificate
+
+
+@app.command("report")
+def run_report(
+    run: Run,
+    out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the run's folder.")] = None,
+    title: Annotated[str, typer.Option(help="Another title.")] = "",
+) -> None:
+    """Make the page of a run again, under another title or in another place.
+
+    Example: coterie report run --title "Twelve hospitals" --out hospitals.html
+    """
+    if not (run / "report.json").exists():
+        raise InvalidInput(f"{run} holds no report.json", remedy="Give the folder of a run of `coterie fit`")
+    try:
+        document = json.loads((run / "report.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidInput(f"{run / 'report.json'} cannot be read: {error}", remedy="Run it again") from error
+    if title:
+        document["title"] = title
+    page = out or run / "report.html"
+    report.write(document, page)
+    console.print(f"{page}: open it in a browser; it needs no network.", soft_wrap=True, markup=False)
+
+
+def opened(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A run of `coterie fit`."""
+    told, saved = runs.read(run)
+    if "recipe" not in told:
+        raise InvalidInput(f"{run} is not a run of `coterie fit`", remedy="Give the folder that it was told with --out")
+    return told, saved
+
+
+def _models(run: Path, units: Units, names: list[str]) -> Any:
+    """models.csv, in the solver's units."""
+    try:
+        with (run / "models.csv").open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))[1:]
+        numbers = np.array([[float(cell) for cell in row[2:]] for row in rows])
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{run / 'models.csv'} cannot be read: {error}", remedy="Run it again") from error
+    if [row[0] for row in rows] != names or numbers.size % max(len(names) * len(units.coefficient_names), 1):
+        raise InvalidInput(f"{run / 'models.csv'} is not about the users of this table", remedy="Run it again")
+    return units.restored(numbers.reshape(len(names), len(units.coefficient_names), -1))
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
