@@ -12,15 +12,18 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from coterie import runs
+from coterie import report, runs
+from coterie.certificates import certify
 from coterie.cli.base import app, console, stops
 from coterie.errors import InvalidInput
 from coterie.federated import ALGORITHMS, federate
 from coterie.federated.service import CONFIG, algorithm_of
 from coterie.federated.sources import dataset
 from coterie.federated.sources import loss as make_loss
+from coterie.graph import Graph
 from coterie.losses import LOSSES
-from coterie.solution import Status
+from coterie.problem import Problem
+from coterie.solution import Solution, Status
 from coterie.users import Standardizer, Users
 from coterie.weights import KINDS
 
@@ -74,10 +77,12 @@ def run(
     algorithm_of(settings)
     began = time.monotonic()
     if runtime == "local":
-        here(users, settings, out)
+        lines = here(users, settings, out)
     else:
-        on_flower(users, settings, out, nodes=local_cluster, virtual=runtime == "flower-sim", timeout=timeout)
-    show(out, time.monotonic() - began)
+        lines = on_flower(users, settings, out, nodes=local_cluster, virtual=runtime == "flower-sim", timeout=timeout)
+    seconds = time.monotonic() - began
+    page(users, settings, out, lines)
+    show(out, seconds)
 
 
 @command.command()
@@ -132,9 +137,9 @@ def guess(users: Users) -> str:
     return "logistic" if bool((np.abs(users.targets) == 1.0).all()) else "squared"
 
 
-def here(users: Users, settings: dict[str, Any], out: Path) -> None:
-    if settings["standardize"]:
-        users = Standardizer.from_moments(users.moments(), feature_names=users.feature_names).transform(users)
+def here(users: Users, settings: dict[str, Any], out: Path) -> list[dict[str, Any]]:
+    """The run in this process; its rounds."""
+    users = scaled(users, settings)
     with console.status("Round 0 ...") as status:
         found = federate(users, make_loss(settings["loss"], settings["loss-options"]), settings["lam"],
                          graph=settings["weights"] or None, algorithm=algorithm_of(settings),
@@ -142,13 +147,42 @@ def here(users: Users, settings: dict[str, Any], out: Path) -> None:
                          max_rounds=settings["rounds"] or None, checkpoint=out / "checkpoint",
                          progress=lambda line: status.update(told(line._asdict())))
     runs.write(out, found, settings)
+    return [line._asdict() for line in found.history]
 
 
-def on_flower(users: Users, settings: dict[str, Any], out: Path, *, nodes: int, virtual: bool, timeout: float) -> None:
-    """Give every node its users, start a SuperLink and the nodes, run, and stop what was started."""
+def scaled(users: Users, settings: dict[str, Any]) -> Users:
+    if not settings["standardize"]:
+        return users
+    return Standardizer.from_moments(users.moments(), feature_names=users.feature_names).transform(users)
+
+
+def page(users: Users, settings: dict[str, Any], out: Path, rounds: list[dict[str, Any]]) -> None:
+    """report.html: the models that were found, on the data that are at hand here, and the rounds it took."""
+    told, saved = runs.read(out)
+    who = [users.index(name) for name in saved["names"]]  # those who were set aside are not among them
+    graph = Graph.complete(len(who)) if saved["pairs"] is None else Graph.from_edges(
+        len(who), saved["pairs"], saved["weights"])
+    problem = Problem(scaled(users, settings).take(who), make_loss(settings["loss"], settings["loss-options"]),
+                      float(told["lam"]), graph)
+    solution = Solution(problem=problem, models=saved["models"], duals=None, status=Status[told["status"]],
+                        certificate=certify(problem, saved["models"], saved["duals"]), solver=told["solver"],
+                        seconds=told["seconds"])
+    names = ("gap", "n_clusters", "bytes_up", "bytes_down", "answered")
+    document = report.gather(solution, settings=settings, command="coterie federate",
+                             title=f"A federation of {len(who)} users")
+    document["federated"] = report.plain({
+        "rounds": [{"round": line["iteration"], **{name: line[name] for name in names}} for line in rounds],
+        "sentence": f"{told['n_rounds']} rounds, {told['bytes_up']:,} bytes up and {told['bytes_down']:,} down."})
+    runs.put(out / "report.json", json.dumps(document, allow_nan=False).encode())
+    report.write(document, out / "report.html")
+
+
+def on_flower(users: Users, settings: dict[str, Any], out: Path, *, nodes: int, virtual: bool,
+              timeout: float) -> list[dict[str, Any]]:
+    """Give every node its users, start a SuperLink and the nodes, run, and stop what was started; the rounds."""
     from coterie.federated.cluster import Cluster
 
-    place = out / "cluster"
+    place, rounds = out / "cluster", []
     shutil.rmtree(place, ignore_errors=True)
     for name in ("run.json", "rounds.jsonl", "error.txt"):
         (out / name).unlink(missing_ok=True)
@@ -166,10 +200,12 @@ def on_flower(users: Users, settings: dict[str, Any], out: Path, *, nodes: int, 
             status.update("Waiting for the nodes ...")
             cluster.submit(settings)
             for line in cluster.follow(out, timeout):
+                rounds.append(line)
                 status.update(told(line))
     except KeyboardInterrupt:
         console.print("Interrupted: everything is stopped, and the same command goes on from the last round.")
         raise typer.Exit(130) from None
+    return rounds
 
 
 def deal(users: Users, part: int, parts: int, path: Path) -> Path:
