@@ -5,6 +5,8 @@
     solution = coterie.solve(problem)      # models, labels, n_clusters, objective, gap, status
 """
 
+from typing import Any
+
 from coterie.certificates import certify
 from coterie.checks import check_loss
 from coterie.errors import CoterieError, CoterieWarning, Incompatible, InvalidInput, MissingExtra, NotConverged
@@ -51,13 +53,26 @@ from coterie.weights import LocalModels, adaptive_graph
 
 __version__ = "0.1.0"
 
+#: Taken from `coterie.estimators` when they are asked for: scikit-learn takes a second to load.
+_ESTIMATORS = ("ConvexClustering", "PersonalizedClassifier", "PersonalizedRegressor")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ESTIMATORS:
+        from coterie import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module 'coterie' has no attribute {name!r}")
+
+
 __all__ = [
-    "ALGORITHMS", "LOSSES", "PDMM", "SOLVERS", "Certificate", "Choice", "CoterieError", "CoterieWarning", "Custom",
-    "Explanation", "Fast", "Faults", "FedAvg", "Federated", "FederatedPath", "Fusion", "Graph", "Groups", "Huber",
-    "HuberDistance", "Incompatible", "InvalidInput", "Joined", "Lean", "Ledger", "LinearLoss", "LocalModels",
-    "Logistic", "Loss", "MissingExtra", "Multinomial", "Newton", "NotConverged", "Participation", "Path", "Poisson",
-    "Problem", "RecoveryBounds", "Reference", "Solution", "Split", "Splitting", "Squared", "SquaredDistance",
-    "SquaredHinge", "SquaredPenalty", "Standardizer", "Status", "Users", "adaptive_graph", "by_certificate",
-    "by_clusters", "by_score", "by_stability", "certify", "check_loss", "federate", "federate_path", "find_groups",
-    "fusion_ladder", "lam_from_eq3", "lam_max", "recovery_bounds", "refit", "solve", "solve_path",
+    "ALGORITHMS", "LOSSES", "PDMM", "SOLVERS", "Certificate", "Choice", "ConvexClustering", "CoterieError",
+    "CoterieWarning", "Custom", "Explanation", "Fast", "Faults", "FedAvg", "Federated", "FederatedPath", "Fusion",
+    "Graph", "Groups", "Huber", "HuberDistance", "Incompatible", "InvalidInput", "Joined", "Lean", "Ledger",
+    "LinearLoss", "LocalModels", "Logistic", "Loss", "MissingExtra", "Multinomial", "Newton", "NotConverged",
+    "Participation", "Path", "PersonalizedClassifier", "PersonalizedRegressor", "Poisson", "Problem", "RecoveryBounds",
+    "Reference", "Solution", "Split", "Splitting", "Squared", "SquaredDistance", "SquaredHinge", "SquaredPenalty",
+    "Standardizer", "Status", "Users", "adaptive_graph", "by_certificate", "by_clusters", "by_score", "by_stability",
+    "certify", "check_loss", "federate", "federate_path", "find_groups", "fusion_ladder", "lam_from_eq3", "lam_max",
+    "recovery_bounds", "refit", "solve", "solve_path",
 ]
