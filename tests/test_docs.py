@@ -8,6 +8,7 @@ import inspect
 import io
 import os
 import re
+import runpy
 import subprocess
 import sys
 import warnings
@@ -84,8 +85,10 @@ def run_page(page: str, name: str) -> int:
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """An empty working directory, and LOSSES as they were afterwards: a page enters one of its own."""
+    """A working directory with the shops' table, and LOSSES as they were afterwards: a page enters one of its own."""
     monkeypatch.chdir(tmp_path)
+    shops = runpy.run_path(str(ROOT / "examples" / "shops.py"))
+    shops["table"]()[0].write_csv("shops.csv")
     before = dict(ct.LOSSES)
     yield tmp_path
     ct.LOSSES.clear()
@@ -125,6 +128,19 @@ def test_the_readme_shows_what_make_demo_prints(tmp_path):
     assert same(shown, done.stdout), done.stdout
     assert not same(shown.replace("20 of kind 3", "19 of kind 3"), done.stdout)
     assert not same(shown, done.stdout.replace("57.64", "57.65"))
+
+
+def test_the_tutorial_shows_what_fit_prints(elsewhere):
+    page = PAGES["docs/table.md"].read_text()
+    command, shown = next((block.body, block.prints) for block in blocks(page) if "coterie fit" in block.body)
+    done = subprocess.run([sys.executable, "-m", "coterie.cli", *command.split()[1:]], timeout=120,
+                          capture_output=True, encoding="utf-8", check=True)
+    assert same(shown, done.stdout), done.stdout
+    assert not same(shown.replace("24.4", "24.5"), done.stdout)
+    clusters = [[float(cell) for cell in line.split(",")] for line in Path("run/clusters.csv").read_text().split()[1:]]
+    assert [[float(cell) for cell in cells] for cells in rows(page)[1:]] == [
+        pytest.approx(row, abs=0.05) for row in clusters]
+    assert page.split("```text\n")[1].startswith("\n".join(Path("shops.csv").read_text().splitlines()[:3]))
 
 
 # Tables against the code
@@ -216,7 +232,8 @@ def command_mistakes(page: str) -> list[str]:
     for name, command in commands.items():
         section = re.search(rf"^## `coterie {name}`\n(.*?)(?=^## |\Z)", page, re.M | re.S)
         options = {cells[0]: cells[1] for cells in rows(section[1] if section else "") if cells[0].startswith("`--")}
-        real = {f"`{option.opts[0]}`": f"`{option.default}`" for option in command.params if option.name != "help"}
+        real = {f"`{option.opts[0]}`": f"`{option.default}`" for option in command.params
+                if option.name != "help" and option.opts[0].startswith("--")}
         if options != real:
             wrong.append(f"{name}: expected {real}, the page has {options}")
     return wrong
