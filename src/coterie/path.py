@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from html import escape
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from coterie.errors import InvalidInput, NotConverged
 from coterie.losses import SquaredDistance
 from coterie.problem import Problem, check_lam
-from coterie.solution import Solution, Status, first_labels
+from coterie.solution import Solution, Status, first_labels, html_table
 from coterie.solvers import Solver, solve
 from coterie.solvers.base import Start
 from coterie.solvers.polish import polish
@@ -129,6 +130,20 @@ class Path:
     def __getitem__(self, index: int) -> Solution:
         return self.solutions[index]
 
+    def _repr_html_(self) -> str:
+        lams, counts = self.lams, self.n_clusters
+        # A small picture, 240 by 40: the number of clusters, on a logarithmic scale, point by point.
+        across, down = np.linspace(2, 238, len(lams)), 38 - 36 * np.log(counts) / max(np.log(counts.max()), 1e-9)
+        picture = ('<svg width="240" height="40" role="img" aria-label="clusters along lam"><polyline fill="none" '
+                   'stroke="#0072B2" stroke-width="2" points="'
+                   + " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True)) + '"/></svg>')
+        shown = np.unique(np.linspace(0, len(lams) - 1, min(len(lams), 12)).round().astype(int))
+        rows = [(f"{s.lam:.4g}", s.n_clusters, f"{s.objective:.6g}", f"{s.gap:.1e}", s.status.name.lower())
+                for s in map(self.solutions.__getitem__, shown)]
+        return html_table(f"{len(lams)} lam(s) from {lams[0]:.4g} to {lams[-1]:.4g}; {counts[0]} to {counts[-1]} "
+                          f"cluster(s) of {self.problem.n_users} user(s); largest relative gap {self.gaps.max():.1e}.",
+                          ("lam", "clusters", "objective", "relative gap", "status"), rows, picture)
+
     @cached_property
     def splits(self) -> tuple[tuple[float, int, int], ...]:
         """(lam, user, user) for every step at which users who were together come apart: one pair for each such group.
@@ -240,6 +255,14 @@ class Path:
                 break
             below, above = (below, here) if reached(here) else (here, above)
         return Bracket(below.lam, above.lam)
+
+
+class InNotebook:
+    """What has a `solution`, a `path`, `scores` and says `why`: shown in notebooks."""
+
+    def _repr_html_(self: Any) -> str:
+        said = [self.why, *([] if self.scores is None else [str(self.scores)])]
+        return self.solution._repr_html_() + "".join(f"<p>{escape(s)}</p>" for s in said) + self.path._repr_html_()
 
 
 def check_labels(labels: npt.ArrayLike, n_users: int) -> Ints:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,6 +142,29 @@ class Solution:
     def __str__(self) -> str:
         return (f"{self.n_clusters} cluster(s) of {self.problem.n_users} user(s) at lam = {self.lam:g}: "
                 f"{self.certificate}. {self.status.value}")
+
+    def _repr_html_(self) -> str:
+        names, sizes = self.problem.users.names, np.bincount(self.labels)
+        order, most, few = np.argsort(-sizes, kind="stable"), 12, 5
+        rows = []
+        for k in order[:most].tolist():
+            members = ", ".join(f"{names[i]!s:.40}" for i in np.flatnonzero(self.labels == k)[:few])
+            rows.append((k, int(sizes[k]), members + ", ..." * bool(sizes[k] > few)))
+        if len(sizes) > most:
+            rows.append(("...", int(sizes[order[most:]].sum()), f"in {len(sizes) - most:,} more clusters"))
+        gap = f"relative gap {self.gap:.1e}" if np.isfinite(self.gap) else "no finite bound"
+        return html_table(f"{self.n_clusters} cluster(s) of {self.problem.n_users} user(s) at lam = {self.lam:g}: "
+                          f"objective {self.objective:.6g}, {gap}. {self.status.value}",
+                          ("cluster", "users", "among them"), rows)
+
+
+def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[object]], above: str = "") -> str:
+    """A table for notebooks, `above` (markup) over it; all texts are escaped."""
+    def line(tag: str, cells: Sequence[object]) -> str:
+        return "<tr>" + "".join(f'<{tag} style="text-align: left">{escape(str(c))}</{tag}>' for c in cells) + "</tr>"
+
+    return (f"<div><p>{escape(caption)}</p>{above}<table><thead>{line('th', header)}</thead>"
+            f"<tbody>{''.join(line('td', row) for row in rows)}</tbody></table></div>")
 
 
 def labels_of(models: Array) -> npt.NDArray[np.int64]:
