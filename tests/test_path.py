@@ -449,7 +449,10 @@ def test_progress_tells_how_far_the_path_is():
     problem = problem_of("squared")
     path = ct.solve_path(problem, n_lams=7, progress=lambda solution, total: calls.append((solution, total)))
     assert [total for _, total in calls] == [7] * 7
-    assert tuple(solution for solution, _ in calls) == path.solutions
+    assert all(told.models is kept.models and told.lam == kept.lam
+               for (told, _), kept in zip(calls, path.solutions, strict=True))
+    assert all(told.duals is not None for told, _ in calls)  # for whoever keeps them to go on later
+    assert all(kept.duals is None for kept in path.solutions)
 
 
 def raise_at(monkeypatch, call, inside):

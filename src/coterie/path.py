@@ -295,7 +295,8 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
         which everyone is alone to the smallest at which all that the graph connects are together.
     n_lams : how many lams such a grid has.
     tol : the relative duality gap to reach at each.
-    progress : called after each lam with its solution and how many there will be. Ctrl-C returns the path so far.
+    progress : called after each lam with its solution, duals included, and how many there will be. Ctrl-C returns the
+        path so far.
     enough : asked after each lam, with the solutions so far, whether the path may end here.
     start : what the first lam starts from.
     """
