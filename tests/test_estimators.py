@@ -1,0 +1,495 @@
+"""The scikit-learn estimators: its own checks, known answers, users of all kinds, newcomers and routing."""
+
+from __future__ import annotations
+
+import pickle
+
+import joblib
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import sklearn
+from sklearn.base import clone
+from sklearn.datasets import make_blobs
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
+from sklearn.metrics import adjusted_rand_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_dict_unchanged, parametrize_with_checks
+
+import coterie as ct
+from coterie.datasets import clustered
+from coterie.estimators import EVERYONE, ConvexClustering, PersonalizedClassifier, PersonalizedRegressor
+
+#: Checks of scikit-learn that are known to fail, with the reason: none.
+EXPECTED: dict[str, str] = {}
+FAMILIES = {"logistic": PersonalizedClassifier, "multinomial": PersonalizedClassifier, "squared": PersonalizedRegressor,
+            "poisson": PersonalizedRegressor}
+
+
+@parametrize_with_checks(
+    [PersonalizedClassifier(), PersonalizedClassifier(loss="squared_hinge"),
+     PersonalizedClassifier(loss="multinomial", weights="unit"), PersonalizedRegressor(),
+     PersonalizedRegressor(loss="huber", lam=0.1), PersonalizedRegressor(loss="poisson"), ConvexClustering(n_lams=8)],
+    expected_failed_checks=lambda estimator: EXPECTED)
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+class Remembers(PersonalizedRegressor):
+    def predict(self, X, users=None):
+        self.last = X
+        return super().predict(X, users)
+
+
+def test_an_estimator_that_remembers_what_it_predicts_is_found():
+    check_dict_unchanged("Regressor", PersonalizedRegressor())
+    with pytest.raises(AssertionError, match="changes __dict__"):
+        check_dict_unchanged("Remembers", Remembers())
+
+
+class Data:
+    """Rows of planted groups, shuffled, half of each user's for training; users 100, 101, ..."""
+
+    def __init__(self, family: str, n_users: int = 12, samples: int = 80, separation: float = 4.0, seed: int = 0):
+        made = clustered(family, n_users=n_users, n_clusters=3, samples=samples, n_features=2, separation=separation,
+                         seed=seed)
+        order = np.random.default_rng(seed).permutation(made.users.n_samples)
+        self.X, self.y, self.users = made.users.features[order], made.users.targets[order], made.users.owner[order]
+        self.users = self.users + 100
+        self.clusters, self.family = made.clusters, family
+
+    def model(self, **settings):
+        return FAMILIES[self.family](**{"loss": self.family, **settings})
+
+    def fitted(self, **settings):
+        return self.model(**settings).fit(self.X, self.y, users=self.users)
+
+
+@pytest.fixture(scope="module")
+def logistic():
+    return Data("logistic", samples=50)
+
+
+@pytest.fixture(scope="module")
+def squared():
+    return Data("squared", samples=40)
+
+
+@pytest.fixture(scope="module")
+def model(logistic):
+    """Never changed by a test."""
+    return logistic.fitted()
+
+
+# ---- known answers
+
+def pooled(family: str, X, y, n_rows: int, ridge: float):
+    """scikit-learn's coefficients, the intercept last, of users with `n_rows` in all.
+
+    Real targets are given centred. A group minimises sum_i (mean loss of user i + ridge/2 ||w||^2); times the rows of
+    one user, that is the sum over rows and n_rows * ridge / 2 ||w||^2. The intercept is a column of ones under the same
+    ridge.
+    """
+    A = np.column_stack([X, np.ones(len(X))])
+    if family == "squared":
+        return Ridge(alpha=n_rows * ridge, fit_intercept=False, solver="cholesky").fit(A, y).coef_
+    if family == "poisson":
+        return PoissonRegressor(alpha=ridge, fit_intercept=False, tol=1e-10, max_iter=10_000).fit(A, y).coef_
+    C = 1 / (n_rows * ridge)
+    return LogisticRegression(C=C, fit_intercept=False, tol=1e-10, max_iter=10_000).fit(A, y).coef_.squeeze()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_user_is_an_ordinary_linear_model(family):
+    data = Data(family, n_users=3)
+    y = data.y - data.y.mean() if family == "squared" else data.y
+    ours = data.model(standardize=False, tol=1e-12).fit(data.X, y)
+    theirs = pooled(family, data.X, y, len(y), 1e-3)
+    whole = np.concatenate([ours.coef_[0], ours.intercept_[0][..., None]], axis=-1)
+    assert whole == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+    assert whole != pytest.approx(pooled(family, data.X, y, len(y), 1e-1), rel=1e-4, abs=1e-5)
+    assert list(ours.users_) == [EVERYONE]
+    assert (ours.n_clusters_, ours.lam_, list(ours.labels_)) == (1, 0.0, [0])
+    assert ours.gap_ < 1e-6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_planted_groups_are_recovered_with_their_pooled_models(family):
+    data = Data(family, separation=1.0 if family == "poisson" else 4.0)
+    y = data.y - data.y.mean() if family == "squared" else data.y
+    ours = data.model(standardize=False).fit(data.X, y, users=data.users)
+    assert np.array_equal(ours.labels_, data.clusters)
+    assert ours.n_clusters_ == 3
+    assert ours.gap_ < 1e-6
+    assert ours.coef_.shape == ((12, 3, 2) if family == "multinomial" else (12, 2))
+    refitted = ours.fit_.units.coefficients(ct.refit(ours.solution_.problem, ours.labels_))
+    for group in range(3):
+        rows = data.clusters[data.users - 100] == group
+        theirs = pooled(family, data.X[rows], y[rows], rows.sum(), 1e-3)
+        users = np.flatnonzero(data.clusters == group)
+        assert refitted[users[0]].squeeze() == pytest.approx(theirs.T, rel=1e-4, abs=1e-5)
+        for user in users:
+            whole = np.concatenate([ours.coef_[user], ours.intercept_[user][..., None]], axis=-1)
+            # The groups pull on each other with a hundredth of what would bring them together.
+            assert 0 < np.abs(whole - theirs).max() < 0.1 * np.abs(ours.coef_).max()
+            other = data.clusters != group
+            assert np.abs(ours.coef_[user] - ours.coef_[other]).max() > 0.1 * np.abs(ours.coef_).max()
+
+
+def test_rows_given_to_the_wrong_users_have_no_groups(logistic):
+    owners = np.random.default_rng(1).permutation(logistic.users)
+    assert logistic.model().fit(logistic.X, logistic.y, users=owners).n_clusters_ == 1
+
+
+def test_coefficients_tell_what_predict_tells(model, logistic, squared):
+    at = np.searchsorted(model.users_.astype(int), logistic.users)
+    t = (model.coef_[at] * logistic.X).sum(axis=1) + model.intercept_[at]
+    assert t == pytest.approx(model.decision_function(logistic.X, users=logistic.users), abs=1e-9)
+    assert np.array_equal(model.predict(logistic.X, users=logistic.users), model.classes_[(t > 0).astype(int)])
+    p = model.predict_proba(logistic.X, users=logistic.users)
+    assert p[:, 1] == pytest.approx(1 / (1 + np.exp(-t)), abs=1e-12)
+    assert p.sum(axis=1) == pytest.approx(1.0)
+    line = squared.fitted()
+    at = squared.users - 100
+    t = (line.coef_[at] * squared.X).sum(axis=1) + line.intercept_[at]
+    assert t == pytest.approx(line.predict(squared.X, users=squared.users), abs=1e-9)
+    assert line.score(squared.X, squared.y, users=squared.users) > 0.95
+
+
+@pytest.mark.parametrize("loss", ["logistic", "multinomial"])
+def test_several_classes_and_two_in_the_symmetric_form(loss, logistic):
+    data = Data("multinomial", n_users=6) if loss == "logistic" else logistic
+    told = PersonalizedClassifier(loss=loss).fit(data.X, data.y, users=data.users)
+    t = told.decision_function(data.X, users=data.users)
+    at = np.searchsorted(told.users_.astype(int), data.users)
+    by_hand = np.einsum("n...p,np->n...", told.coef_[at], data.X) + told.intercept_[at]
+    assert t == pytest.approx(by_hand, abs=1e-9)
+    assert t.ndim == (2 if loss == "logistic" else 1)
+    p = told.predict_proba(data.X, users=data.users)
+    assert np.array_equal(told.classes_[p.argmax(axis=1)], told.predict(data.X, users=data.users))
+
+
+def test_counts_are_predicted_as_means():
+    data = Data("poisson", n_users=6, separation=1.0)
+    told = data.fitted()
+    mean = np.exp((told.coef_[data.users - 100] * data.X).sum(axis=1) + told.intercept_[data.users - 100])
+    assert told.predict(data.X, users=data.users) == pytest.approx(mean)
+    assert 0 < told.score(data.X, data.y, users=data.users) <= 1
+    with pytest.raises(ValueError, match="count"):
+        data.model().fit(data.X, data.y - 5, users=data.users)
+
+
+# ---- invariances
+
+def test_the_order_of_rows_does_not_matter(model, logistic):
+    order = np.random.default_rng(3).permutation(len(logistic.y))
+    other = logistic.model().fit(logistic.X[order], logistic.y[order], users=logistic.users[order])
+    assert np.array_equal(other.labels_, model.labels_)
+    assert other.coef_ == pytest.approx(model.coef_, rel=1e-5, abs=1e-6)
+    told = model.decision_function(logistic.X, users=logistic.users)
+    assert np.array_equal(told[order], model.decision_function(logistic.X[order], users=logistic.users[order]))
+    assert not np.array_equal(told, model.decision_function(logistic.X, users=logistic.users[order]))
+
+
+def test_units_do_not_matter_unless_they_are_kept(model, logistic):
+    X = logistic.X * [1000.0, 0.01] + [5.0, -3.0]
+    told = model.decision_function(logistic.X, users=logistic.users)
+    scaled = logistic.model().fit(X, logistic.y, users=logistic.users)
+    assert scaled.decision_function(X, users=logistic.users) == pytest.approx(told, rel=1e-5, abs=1e-6)
+    kept = logistic.model(standardize=False, lam=0.0).fit(X, logistic.y, users=logistic.users)
+    assert kept.decision_function(X, users=logistic.users) != pytest.approx(told, rel=1e-2, abs=1e-2)
+
+
+def test_the_unit_of_a_target_does_not_matter(squared):
+    told = squared.fitted().predict(squared.X, users=squared.users)
+    other = squared.model().fit(squared.X, 1e6 * squared.y - 7, users=squared.users)
+    assert other.predict(squared.X, users=squared.users) == pytest.approx(1e6 * told - 7, rel=1e-6)
+
+
+def test_the_same_again_bit_for_bit(model, logistic, tmp_path):
+    told = model.decision_function(logistic.X, users=logistic.users)
+    again = logistic.fitted()
+    assert np.array_equal(again.decision_function(logistic.X, users=logistic.users), told)
+    joblib.dump(model, tmp_path / "model")
+    for copy in (pickle.loads(pickle.dumps(model)), joblib.load(tmp_path / "model")):
+        assert np.array_equal(copy.decision_function(logistic.X, users=logistic.users), told)
+        assert np.array_equal(copy.labels_, model.labels_)
+        assert copy.path_.lams == pytest.approx(model.path_.lams)
+    fresh = clone(model)
+    assert fresh.get_params() == model.get_params()
+    with pytest.raises(NotFittedError):
+        fresh.predict(logistic.X)
+
+
+def test_random_state_is_of_the_rows_held_out():
+    data = Data("squared", n_users=3, samples=20)
+
+    def held_out(random_state):
+        return data.fitted(holdout=0.2, random_state=random_state, n_lams=4).scores_.here
+
+    assert np.array_equal(held_out(1), held_out(1))
+    assert not np.array_equal(held_out(1), held_out(2))
+    assert np.array_equal(held_out(np.random.RandomState(1)), held_out(np.random.RandomState(1)))
+
+
+# ---- users
+
+def test_users_without_a_model_get_the_one_for_everyone(model, logistic):
+    together = logistic.model().fit(logistic.X, logistic.y)
+    told = model.decision_function(logistic.X, users=["new"] * len(logistic.y))
+    assert told == pytest.approx(together.decision_function(logistic.X), abs=1e-2 * np.abs(told).max())
+    assert told != pytest.approx(model.decision_function(logistic.X, users=logistic.users), abs=1e-2)
+    strict = logistic.fitted(unknown="error")
+    strict.predict(logistic.X, users=logistic.users)
+    with pytest.raises(ct.InvalidInput, match=r"no model for 2 user.*'newer', 'new'.*personalize"):
+        strict.predict(logistic.X[:3], users=[100, "newer", "new"])
+    with pytest.raises(ct.InvalidInput, match="Give users"):
+        strict.predict(logistic.X)
+    with pytest.raises(ct.InvalidInput, match="'together' or 'error', got 'ask'"):
+        logistic.fitted(unknown="ask")
+
+
+def test_users_left_out_or_of_another_type_are_noticed(model, logistic):
+    with pytest.warns(ct.CoterieWarning, match="no users are given"):
+        told = model.predict(logistic.X)
+    assert np.array_equal(told, model.predict(logistic.X, users=["new"] * len(told)))
+    with pytest.raises(ct.InvalidInput, match=r"no user '100', but there is 100.*type"):
+        model.predict(logistic.X, users=logistic.users.astype(str))
+    with pytest.raises(ct.InvalidInput, match="600 rows and users has 2 values"):
+        model.predict(logistic.X, users=[100, 101])
+    with pytest.raises(ct.InvalidInput, match="600 rows and users has 2 values"):
+        logistic.model().fit(logistic.X, logistic.y, users=[100, 101])
+    with pytest.raises(ct.InvalidInput, match=r"name is missing.*row 1"):
+        model.predict(logistic.X[:2], users=[100, None])
+
+
+@pytest.mark.parametrize("kind", [
+    "text", "list", "tuple", "mixed", "pandas", "categorical", "pandas categorical", "polars", "polars categorical",
+    "date"])
+def test_names_of_all_kinds_give_the_same_groups(kind, model, logistic):
+    users = {
+        "text": lambda u: np.char.add("u", u.astype(str)),
+        "list": lambda u: u.tolist(),
+        "tuple": lambda u: [("site", int(i)) for i in u],
+        "mixed": lambda u: [int(i) if i % 2 else f"u{i}" for i in u],
+        "pandas": lambda u: pd.Series(u, index=u[::-1]),
+        "categorical": lambda u: pd.Categorical(u.astype(str), categories=[*map(str, range(90, 120))]),
+        "pandas categorical": lambda u: pd.Series(u.astype(str), dtype="category"),
+        "polars": lambda u: pl.Series(u),
+        "polars categorical": lambda u: pl.Series(u.astype(str), dtype=pl.Categorical),
+        "date": lambda u: np.datetime64("2024-01-01") + u.astype("m8[D]"),
+    }[kind](logistic.users)
+    other = logistic.model(n_lams=4).fit(logistic.X, logistic.y, users=users)
+    assert other.users_.shape == (12,)
+    assert sorted(np.bincount(other.labels_)) == sorted(np.bincount(model.labels_))
+    told = other.decision_function(logistic.X, users=users)
+    assert told == pytest.approx(model.decision_function(logistic.X, users=logistic.users), rel=1e-5, abs=1e-6)
+
+
+def test_a_user_with_some_classes_only_leans_on_its_group(logistic):
+    kept = (logistic.users != 100) | (logistic.y == logistic.y.max())
+    told = logistic.model().fit(logistic.X[kept], logistic.y[kept], users=logistic.users[kept])
+    assert np.isfinite(told.coef_).all()
+    rows = logistic.users == 100
+    right = (told.predict(logistic.X[rows], users=logistic.users[rows]) == logistic.y[rows]).mean()
+    assert right > 0.5
+
+
+@pytest.mark.parametrize("n_users", [1, 2, 3])
+@pytest.mark.parametrize("settings", [{}, {"lam": 0.1}, {"lam": "score"}, {"weights": "wald"}, {"weights": "unit"}],
+                         ids=str)
+def test_few_users(n_users, settings, squared):
+    few = squared.users < 100 + n_users
+    told = PersonalizedRegressor(n_lams=4, **settings).fit(squared.X[few], squared.y[few], users=squared.users[few])
+    assert told.coef_.shape == (n_users, 2)
+    assert told.gap_ < 1e-6
+    assert told.score(squared.X[few], squared.y[few], users=squared.users[few]) > 0.3
+    assert (told.scores_ is None) == (settings in ({}, {"lam": 0.1}))
+
+
+# ---- newcomers
+
+@pytest.mark.parametrize("family", ["logistic", "squared"])
+def test_newcomers_join_their_own_kind(family):
+    data = Data(family, n_users=24)
+    old = data.users % 2 == 0
+    told = data.model().fit(data.X[old], data.y[old], users=data.users[old])
+    few = ~old & (np.arange(len(old)) % 4 == 0)
+    rest = ~old & ~few
+    X, y, users = data.X[rest], data.y[rest], data.users[rest]
+    before = told.score(X, y, users=users)
+    coef, theirs = told.coef_.copy(), told.predict(data.X[old], users=data.users[old])
+    joined = told.personalize(data.X[few], data.y[few], users=data.users[few])
+    truth = data.clusters[np.array(joined.users.names) - 100]
+    group_of = {data.clusters[user - 100]: label for user, label in zip(told.users_, told.labels_, strict=True)}
+    assert all(label in (-1, group_of[kind]) for kind, label in zip(truth, joined.clusters, strict=True))
+    assert (joined.clusters >= 0).mean() >= 0.5
+    assert told.score(X, y, users=users) > before + 0.1
+    assert told.score(X, y, users=users) > data.model(lam=0.0).fit(
+        data.X[few], data.y[few], users=data.users[few]).score(X, y, users=users) - 0.01
+    assert np.array_equal(told.coef_, coef)
+    assert np.array_equal(told.predict(data.X[old], users=data.users[old]), theirs)
+    copy = pickle.loads(pickle.dumps(told))
+    assert np.array_equal(copy.predict(X, users=users), told.predict(X, users=users))
+    again = told.predict(X, users=users)
+    told.personalize(data.X[few], data.y[few], users=data.users[few])  # the same rows, the same models
+    assert np.array_equal(told.predict(X, users=users), again)
+    told.fit(data.X[old], data.y[old], users=data.users[old])
+    assert told.newcomers_ == {}
+
+
+def test_newcomers_are_checked(logistic):
+    told = logistic.fitted(n_lams=4)
+    X, y = logistic.X[:4], logistic.y[:4]
+    with pytest.raises(ct.InvalidInput, match=r"newcomers must not be among.*user 100"):
+        told.personalize(X, y, users=[100, 100, "a", "a"])
+    with pytest.raises(ct.InvalidInput, match=r"class 7.0, which fit has not seen \(row 2\)"):
+        told.personalize(X, [1.0, -1.0, 7.0, 1.0], users=list("aabb"))
+    with pytest.raises(ct.InvalidInput, match="newcomers need names"):
+        told.personalize(X, y, None)
+    with pytest.raises(ValueError, match="expecting 2 features"):
+        told.personalize(X[:, :1], y, users=list("aabb"))
+    with pytest.raises(NotFittedError):
+        logistic.model().personalize(X, y, users=list("aabb"))
+    told.personalize(X[:1], y[:1], users=["a"])  # one row, one class
+    assert set(told.newcomers_) == {"a"}
+    unit = logistic.fitted(weights="unit", lam=0.01, n_lams=4)
+    assert unit.personalize(X, y, users=list("abab")).models.shape == (2, 3)
+
+
+# ---- scikit-learn's ways
+
+def test_frames_name_their_columns(logistic):
+    frame = pd.DataFrame(logistic.X, columns=["age", "dose"])
+    told = logistic.model(n_lams=4).fit(frame, pd.Series(logistic.y), users=pd.Series(logistic.users))
+    assert list(told.feature_names_in_) == ["age", "dose"]
+    assert told.fit_.units.feature_names == ("age", "dose")
+    assert told.n_features_in_ == 2
+    expected = told.predict(frame, users=logistic.users)
+    assert isinstance(expected, np.ndarray)
+    assert np.array_equal(told.predict(pl.from_pandas(frame), users=pl.Series(logistic.users)), expected)
+    with pytest.raises(ValueError, match="same order"):
+        told.predict(frame[["dose", "age"]], users=logistic.users)
+    with pytest.raises(ValueError, match="weight"):
+        told.predict(frame.rename(columns={"age": "weight"}), users=logistic.users)
+    lazy = logistic.model(n_lams=4).fit(pl.from_pandas(frame), pl.Series(logistic.y), users=pl.Series(logistic.users))
+    assert np.array_equal(lazy.predict(frame, users=logistic.users), expected)
+
+
+def test_classes_of_text(logistic):
+    names = np.where(logistic.y > 0, "yes", "no")
+    told = logistic.model(n_lams=4).fit(logistic.X, names, users=logistic.users)
+    assert list(told.classes_) == ["no", "yes"]
+    assert set(told.predict(logistic.X, users=logistic.users)) == {"no", "yes"}
+    assert told.score(logistic.X, names, users=logistic.users) > 0.8
+    right = told.predict(logistic.X, users=logistic.users) == names
+    assert told.score(logistic.X, names, users=logistic.users, sample_weight=right) == 1.0
+
+
+def test_users_are_routed(logistic):
+    X, y, users = logistic.X, logistic.y, logistic.users
+    with sklearn.config_context(enable_metadata_routing=True):
+        scores = cross_val_score(logistic.model(n_lams=4), X, y, cv=2, params={"users": pd.Series(users)})
+        assert scores.min() > 0.8
+        pipe = make_pipeline(StandardScaler(), logistic.model(n_lams=4)).fit(X, y, users=users)
+        assert pipe[-1].n_clusters_ == 3
+        assert pipe.score(X, y, users=users) > 0.8
+        assert np.array_equal(pipe.predict(X, users=users), pipe[-1].predict(pipe[:-1].transform(X), users=users))
+        assert pipe.predict_proba(X, users=users).shape == (len(y), 2)
+        assert pipe.decision_function(X, users=users).shape == (len(y),)
+        asked = logistic.model().set_fit_request(users=True).set_predict_request(users=False).set_score_request(
+            users=True)
+        assert asked.get_metadata_routing().predict.requests["users"] is False
+        assert asked.get_metadata_routing().fit.requests["users"] is True
+
+
+@pytest.mark.skipif(sklearn.__version__ < "1.8", reason="scikit-learn routes nothing to the score of a pipeline")
+def test_users_are_routed_through_searches_over_pipelines(logistic):
+    X, y, users = logistic.X, logistic.y, logistic.users
+    pipe = make_pipeline(StandardScaler(), logistic.model(n_lams=4))
+    with sklearn.config_context(enable_metadata_routing=True):
+        search = GridSearchCV(pipe, {"personalizedclassifier__lam": ["auto", 1e6]}, cv=2).fit(X, y, users=users)
+    assert search.best_params_ == {"personalizedclassifier__lam": "auto"}
+    assert search.best_estimator_[-1].n_clusters_ == 3
+
+
+def test_without_routing_a_search_is_told_that_users_are_missing(logistic):
+    fold = cross_val_score(logistic.model(n_lams=4), logistic.X, logistic.y, cv=2)  # one model for all: no users known
+    with pytest.warns(ct.CoterieWarning, match="no users are given"):
+        search = GridSearchCV(logistic.model(n_lams=4), {"lam": ["auto"]}, cv=2).fit(
+            logistic.X, logistic.y, users=logistic.users)
+    assert search.best_score_ == pytest.approx(fold.mean(), abs=0.05)
+
+
+def test_it_is_shown_in_notebooks_and_takes_parameters(model):
+    assert "PersonalizedClassifier" in model._repr_html_()
+    assert repr(PersonalizedClassifier(lam=0.5)) == "PersonalizedClassifier(lam=0.5)"
+    assert PersonalizedRegressor().set_params(loss="huber").loss == "huber"
+    assert not hasattr(PersonalizedClassifier(loss="squared_hinge"), "predict_proba")
+    assert hasattr(PersonalizedClassifier(), "predict_proba")
+
+
+@pytest.mark.parametrize(("settings", "complaint"), [
+    ({"lam": "best"}, "lam must be a number"), ({"lam": -1.0}, "lam must be a finite number"),
+    ({"weights": "heavy"}, "unknown weights 'heavy'"), ({"loss": "poisson"}, "'poisson' does not fit classification"),
+    ({"ridge": -1.0}, "ridge must be"), ({"n_lams": 1}, "n_lams must be"), ({"k": 0}, "k must be"),
+    ({"tol": 0.0}, "tol must be"), ({"holdout": 1.5}, "holdout must be")])
+def test_wrong_parameters_are_named(settings, complaint, logistic):
+    PersonalizedClassifier(**settings)  # nothing is checked before fit
+    with pytest.raises(ct.InvalidInput, match=complaint):
+        PersonalizedClassifier(**settings).fit(logistic.X, logistic.y, users=logistic.users)
+
+
+# ---- clusters of points
+
+def test_points_of_clear_clusters():
+    X, y = make_blobs(90, centers=3, cluster_std=0.4, random_state=2)
+    for clusters in (ConvexClustering(), ConvexClustering(3), ConvexClustering(n_clusters=3, loss="huber_distance")):
+        labels = clusters.fit_predict(X)
+        assert adjusted_rand_score(labels, y) == 1.0
+        assert np.array_equal(labels, clusters.labels_)
+        assert (clusters.n_clusters_, clusters.cluster_centers_.shape) == (3, (3, 2))
+        assert clusters.gap_ < 1e-6
+        assert clusters.lam_ in clusters.path_.lams
+        assert clusters.fit_.path[clusters.fit_.chosen] is clusters.solution_ or clusters.n_clusters is None
+    means = np.stack([X[labels == k].mean(axis=0) for k in range(3)])
+    assert ConvexClustering(3).fit(X).cluster_centers_ == pytest.approx(means)
+    assert adjusted_rand_score(ConvexClustering(2).fit_predict(X), y) < 1.0
+
+
+def test_points_by_a_lam_with_a_known_answer():
+    """Two points a and b with unit weight meet at lam = ||a - b|| / 2."""
+    X = np.array([[0.0, 0.0], [3.0, 4.0]])
+    for lam, expected in ((2.49, 2), (2.51, 1)):
+        told = ConvexClustering(lam=lam).fit(X)
+        assert told.n_clusters_ == expected
+        assert told.lam_ == lam
+    assert told.cluster_centers_ == pytest.approx(np.array([[1.5, 2.0]]))
+    assert ConvexClustering(lam=2.51, standardize=True).fit(X).cluster_centers_ == pytest.approx(told.cluster_centers_)
+    assert ConvexClustering().fit(X).n_clusters_ == 1  # two points alone are no clear clusters
+    assert ConvexClustering(2).fit(X).n_clusters_ == 2
+
+
+def test_a_number_that_the_path_steps_over_is_found_between():
+    X = make_blobs(60, centers=5, cluster_std=0.5, random_state=3)[0]
+    for number in (2, 4, 9, 60, 100):
+        told = ConvexClustering(number, n_lams=3).fit(X)
+        assert told.n_clusters_ <= number
+        assert told.n_clusters_ == min(number, 60)
+        assert told.solution_ is told.path_[told.fit_.chosen]
+        assert (np.diff(told.path_.lams) > 0).all()
+
+
+def test_clustering_is_asked_for_one_way():
+    X = make_blobs(20, random_state=0)[0]
+    with pytest.raises(ct.InvalidInput, match="both n_clusters and lam"):
+        ConvexClustering(3, lam=0.1).fit(X)
+    for wrong in (0, 2.5, True, "3"):
+        with pytest.raises(ct.InvalidInput, match="n_clusters must be a whole number"):
+            ConvexClustering(wrong).fit(X)
+    frame = pd.DataFrame(X, columns=["a", "b"])
+    assert list(ConvexClustering().fit(frame).feature_names_in_) == ["a", "b"]
