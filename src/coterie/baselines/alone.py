@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.baselines.base import Baseline, Fitted, Outcome, check, ridges
+from coterie.baselines.base import Fitted, Outcome, Ridged
 from coterie.baselines.run import Run, own_models, ridged
-from coterie.losses import Loss, Samples
-from coterie.users import Users
+from coterie.losses import Samples
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local(Baseline):
+class Local(Ridged):
     """minimise_x f_i(x) for every user i by itself; newcomers do the same.
 
     Parameters
@@ -29,14 +28,6 @@ class Local(Baseline):
     """
 
     name: ClassVar[str] = "local"
-    ridge: float = 0.0
-
-    def __post_init__(self) -> None:
-        check(ridge=(self.ridge, 0.0, np.inf))
-
-    @classmethod
-    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
-        return tuple(cls(ridge=ridge) for ridge in ridges(loss))
 
     def _fit(self, run: Run) -> Outcome:
         models = run.own(self.ridge)

@@ -86,6 +86,34 @@ class Baseline(ABC):
         return fitted.shared[chosen], chosen
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ridged(Baseline):
+    """A method whose one setting is a ridge, added to the loss's own."""
+
+    ridge: float = 0.0
+
+    def __post_init__(self) -> None:
+        check(ridge=(self.ridge, 0.0, np.inf))
+
+    @classmethod
+    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
+        return tuple(cls(ridge=ridge) for ridge in ridges(loss))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pulled(Baseline):
+    """A method whose one setting is how strongly everybody's own model is pulled to what all have in common."""
+
+    strength: float = 0.1
+
+    def __post_init__(self) -> None:
+        check(strength=(self.strength, 0.0, np.inf))
+
+    @classmethod
+    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
+        return tuple(cls(strength=s) for s in np.geomspace(1e-4, 10.0, BUDGET).tolist())
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fitted:
     """Models, one row a user, the clusters they form, and what it took to agree on them.

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.baselines.base import BUDGET, Baseline, Fitted, Outcome, check
+from coterie.baselines.base import Fitted, Outcome, Pulled
 from coterie.baselines.run import Run, own_models
 from coterie.losses import Loss, Samples
-from coterie.users import Users
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(Baseline):
+class Ditto(Pulled):
     """minimise_v f_i(v) + strength/2 ||v - w||^2 for every user i, w the minimum of sum_i f_i; newcomers likewise.
 
     Li, Hu, Beirami and Smith, 2021, "Ditto: fair and robust federated learning through personalization". There w is
@@ -33,14 +32,6 @@ class Ditto(Baseline):
     """
 
     name: ClassVar[str] = "ditto"
-    strength: float = 0.1
-
-    def __post_init__(self) -> None:
-        check(strength=(self.strength, 0.0, np.inf))
-
-    @classmethod
-    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
-        return tuple(cls(strength=s) for s in np.geomspace(1e-4, 10.0, BUDGET).tolist())
 
     def _fit(self, run: Run) -> Outcome:
         w = run.once("pooled", lambda: run.pool(np.zeros(run.n_users, dtype=np.int64), 1))

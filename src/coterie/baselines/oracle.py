@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
-import numpy as np
-
-from coterie.baselines.base import Baseline, Outcome, check, ridges
+from coterie.baselines.base import Outcome, Ridged
 from coterie.baselines.run import Run
-from coterie.losses import Loss
-from coterie.users import Users
 
 
 @dataclass(frozen=True, kw_only=True)
-class Oracle(Baseline):
+class Oracle(Ridged):
     """minimise_x sum_{i in C_k} f_i(x) for each true cluster C_k; newcomers take the model that fits them best.
 
     Parameters
@@ -26,14 +22,6 @@ class Oracle(Baseline):
 
     name: ClassVar[str] = "oracle"
     needs_clusters: ClassVar[bool] = True
-    ridge: float = 0.0
-
-    def __post_init__(self) -> None:
-        check(ridge=(self.ridge, 0.0, np.inf))
-
-    @classmethod
-    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
-        return tuple(cls(ridge=ridge) for ridge in ridges(loss))
 
     def _fit(self, run: Run) -> Outcome:
         assert run.clusters is not None  # checked by `Baseline.fit`

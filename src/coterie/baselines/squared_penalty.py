@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.baselines.base import BUDGET, Baseline, Fitted, Outcome, check
+from coterie.baselines.base import Fitted, Outcome, Pulled
 from coterie.baselines.run import Run
 from coterie.local import minimise
-from coterie.losses import Loss, Samples
-from coterie.users import Users
+from coterie.losses import Samples
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SquaredPenalty(Baseline):
+class SquaredPenalty(Pulled):
     """minimise sum_i f_i(x_i) + strength/2 sum_i ||x_i - mean||^2, exactly.
 
     Hanzely and Richtarik, 2020, "Federated learning of a mixture of global and local models"; their L2GD finds it by
@@ -33,14 +32,6 @@ class SquaredPenalty(Baseline):
     """
 
     name: ClassVar[str] = "squared_penalty"
-    strength: float = 0.1
-
-    def __post_init__(self) -> None:
-        check(strength=(self.strength, 0.0, np.inf))
-
-    @classmethod
-    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
-        return tuple(cls(strength=s) for s in np.geomspace(1e-4, 10.0, BUDGET).tolist())
 
     def _fit(self, run: Run) -> Outcome:
         if self.strength == 0:
