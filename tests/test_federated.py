@@ -307,6 +307,7 @@ def test_newton_steps_back_where_second_order_models_promise_too_much():
 
 
 @pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.slow
 def test_low_rank_hessians_save_bytes_and_change_nothing(intercept):
     users = clustered("logistic", n_users=8, samples=6, n_features=40, seed=2).users
     problem = quiet_problem(users, ct.Logistic(ridge=0.05, intercept=intercept), 0.02)

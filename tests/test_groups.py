@@ -150,6 +150,7 @@ def test_same_answer_twice_and_for_users_in_another_order():
 
 
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.slow
 def test_nothing_examined_is_better(seed):
     """Clusters that overlap, so that there is much to examine."""
     data = datasets.clustered("logistic", samples=25, separation=2.0, ragged=True, seed=seed)

@@ -290,6 +290,7 @@ def test_the_default_settings_converge_on_every_graph(case, place):
     assert np.linalg.norm(run.models - best.models) <= radius(run) + radius(best)
 
 
+@pytest.mark.slow
 def test_quiet_pairs_save_numbers_and_cost_no_accuracy():
     case = planted(14, graph=ct.Graph.complete(14), n_clusters=2, lam=0.3, seed=4)
 

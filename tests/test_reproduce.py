@@ -88,6 +88,7 @@ def test_what_comes_out_with_the_published_ellipses(results):
         assert found[text] is Verdict.YES, text
 
 
+@pytest.mark.slow
 def test_other_ellipses_give_other_verdicts(results):
     """The same claims on clusters that are one and the same: nothing to find, so what needs clusters fails."""
     one = Ellipses(along=2.0, across=2.0, offset=2.0, centre=0.5, turns=(0.0, 0.0, 0.0))
@@ -173,6 +174,7 @@ def test_files_are_complete_and_open_offline(results, folder):
     assert (folder / "claims.md").read_text(encoding="utf-8").count("\n| ") == len(rows)
 
 
+@pytest.mark.slow
 def test_the_same_settings_give_the_same_results(results):
     again = reproduce(replace(TINY, seeds=1)).tables()
     for name, table in results.tables().items():
