@@ -57,7 +57,7 @@ docs: $(READY)  ## build the documentation into site/, strictly
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(READY)  ## run the benchmarks, alone on the machine
-	@for script in startup losses loading solvers; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	@for script in startup losses loading solvers fit; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 lock: $(READY)  ## pin the newest versions that fit pyproject.toml, with Flower and without
 	@$(BIN)/python -m pip install --quiet uv
