@@ -19,6 +19,7 @@ clusters (by silhouette, Rousseeuw 1987) is taken.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
@@ -26,12 +27,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from coterie.errors import InvalidInput
+from coterie.errors import CoterieWarning, InvalidInput
 from coterie.graph import Graph
 from coterie.groups import find_groups, first_meeting
 from coterie.losses import Loss
 from coterie.losses.grouped import Grouped, group_users
-from coterie.path import Path, lam_max, solve_path
+from coterie.path import InNotebook, Path, lam_max, solve_path
 from coterie.problem import Problem, check_lam
 from coterie.select import refit
 from coterie.solution import Certificate, Solution, Status
@@ -98,7 +99,7 @@ class Settings:
             raise InvalidInput(f"unknown weights {self.weights!r}", remedy=f"Choose one of: {', '.join(KINDS)}")
         if not 0 <= self.holdout < 1:
             raise InvalidInput(f"holdout must be a share in [0, 1), got {self.holdout!r}", remedy="Use for example 0.2")
-        for name, least in (("n_lams", 2), ("most", 1), ("k", 1)):
+        for name, least in (("n_lams", 2), ("most", 1), ("k", 1), ("seed", 0)):
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < least:
                 raise InvalidInput(f"{name} must be a whole number >= {least}, got {number!r}", remedy="Leave it out")
@@ -130,7 +131,7 @@ class Scores:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Fit:
+class Fit(InNotebook):
     """The solution, the path it lies on, and how good it is on rows held out."""
 
     settings: Settings
@@ -190,25 +191,34 @@ def fit(users: Users, settings: Settings, *, progress: Progress | None = None,
         numbers and texts only.
     """
     users.require_samples()
+    points, judged = settings.task == "clustering", settings.holdout > 0 and settings.task != "clustering"
+    if (settings.lam == "score" or (settings.lam == "auto" and settings.weights != "auto")) and not (
+            points or judged or users.n_users == 1):
+        raise _unjudged()
     tell: Progress = progress or (lambda *_: None)
     kept: MutableMapping[str, Any] = {} if store is None else store
     units = _units(users, settings)
     inner = units.inner(users)
+    for concern in units.loss.concerns(inner):
+        warnings.warn(concern, CoterieWarning, stacklevel=2)
     plan = _plan(inner, units.loss, settings, tell, kept, "")
     path = _path(plan, settings, tell, kept, "")
-    scores = None
-    if settings.holdout > 0 and settings.task != "clustering":
-        scores = _judge(users, settings, tell, kept)
+    scores = _judge(users, settings, tell, kept) if judged else None
     index, why = plan.chosen, plan.why
     if index < 0:
-        index, why = _clearest(path, settings.seed) if settings.task == "clustering" else _best(path, scores)
+        index, why = _clearest(path, settings.seed) if points else _best(path, scores)
     chosen = path[index]
-    solution = solve(chosen.problem, tol=settings.tol, start=chosen)  # once more, for its duals
-    if solution.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt
+    solution = _whole(solve(chosen.problem, tol=settings.tol, start=chosen))  # once more, for its duals
     together = refit(plan.problem, np.zeros(inner.n_users, dtype=np.int64))[0]
     return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together, why=why,
                scores=scores)
+
+
+def _whole(solution: Solution) -> Solution:
+    """A solver answers an interrupt with its best point, which is not to be built upon."""
+    if solution.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    return solution
 
 
 def _units(users: Users, settings: Settings, n_classes: int = 0) -> Units:
@@ -222,7 +232,7 @@ def _plan(inner: Users, loss: Loss, settings: Settings, tell: Progress, kept: Mu
     single = settings.task == "clustering" and int(inner.counts.max()) == 1
     if n == 1:
         lams = np.unique([0.0, 0.0 if isinstance(settings.lam, str) else float(settings.lam)])
-        return _Plan(Problem(inner, loss, 0.0), lams, len(lams) - 1, "one user has nobody to join.")
+        return _Plan(_problem(inner, loss, Graph.complete(1)), lams, len(lams) - 1, "one user has nobody to join.")
     if settings.weights == "unit" or (n == 2 and (settings.weights != "auto" or single)):
         if n > _PAIRS:
             raise InvalidInput(f"all pairs of {n} users are too many here", remedy="Use the weights 'auto' or 'wald'")
@@ -232,21 +242,26 @@ def _plan(inner: Users, loss: Loss, settings: Settings, tell: Progress, kept: Mu
         graph = adaptive_graph(LocalModels.of(inner, loss, max(settings.ridge, 1e-6)), kind, k)
     else:
         return _grouped(inner, loss, settings, tell, kept, part)
-    problem = Problem(inner, loss, 0.0, graph)
-    tell(f"{part}range of lam", 0, 1, "")
-    top = 1.001 * lam_max(problem, rtol=1e-3).upper
-    lams = np.array(kept[f"{part}lams"]) if f"{part}lams" in kept else _grid_to(problem, top, settings.n_lams)
-    kept[f"{part}lams"] = lams
-    return _with_lam(problem, lams, settings)
+    problem = _problem(inner, loss, graph)
+    if f"{part}lams" not in kept:
+        tell(f"{part}range of lam", 0, 1, "")
+        kept[f"{part}lams"] = _grid_to(problem, 1.001 * lam_max(problem, rtol=1e-3).upper, settings.n_lams)
+    return _with_lam(problem, np.array(kept[f"{part}lams"]), settings)
+
+
+def _problem(users: Users, loss: Loss, graph: Graph) -> Problem:
+    """One of several on the same data, whose concerns are told once."""
+    with warnings.catch_warnings(action="ignore", category=CoterieWarning):
+        return Problem(users, loss, 0.0, graph)
 
 
 def _grid_to(problem: Problem, top: float, n_lams: int) -> Array:
     """From everyone alone to everyone together."""
     if top <= 0:
         return np.array([0.0])
-    most, low, start = solve(problem.with_lam(0.0), tol=1e-4).n_clusters, 0.01 * top, None
+    most, low, start = _whole(solve(problem.with_lam(0.0), tol=1e-4)).n_clusters, 0.01 * top, None
     for _ in range(12):
-        start = solve(problem.with_lam(low), tol=1e-4, start=start)
+        start = _whole(solve(problem.with_lam(low), tol=1e-4, start=start))
         if start.n_clusters >= most:
             break
         low *= 0.2
@@ -263,21 +278,20 @@ def _with_lam(problem: Problem, lams: Array, settings: Settings) -> _Plan:
 def _grouped(inner: Users, loss: Loss, settings: Settings, tell: Progress, kept: MutableMapping[str, Any],
              part: str) -> _Plan:
     """The weights of two stages, and the lams around the groups; see the module's text."""
-    if f"{part}labels" in kept:
-        labels, sentence = np.array(kept[f"{part}labels"], dtype=np.int64), str(kept[f"{part}sentence"])
-    else:
+    if f"{part}groups" not in kept:
         def searching(solution: Solution, _: int) -> None:
             tell(f"{part}searching for groups", 0, 1, f"{solution.n_clusters} clusters")
 
         groups = find_groups(inner, loss, most=settings.most, k=settings.k, progress=searching)
-        labels, sentence = groups.labels, str(groups)
-        kept[f"{part}labels"], kept[f"{part}sentence"] = labels, sentence
+        kept[f"{part}groups"] = {"labels": groups.labels, "sentence": str(groups)}
+    told = kept[f"{part}groups"]
+    labels, sentence = np.array(told["labels"], dtype=np.int64), str(told["sentence"])
     tell(f"{part}range of lam", 0, 1, "")
     local = LocalModels.of(inner, loss, max(settings.ridge, 1e-3))
     inside = _inside(local, labels, settings.k)
     # Any flow that balances the users of a group bounds the lam at which they are one; the electrical one is quick.
-    whole = lam_max(Problem(inner, loss, 0.0, inside), rtol=1.0).upper if inside.n_edges else 0.0
-    whole = whole if whole > 0 else 1e-9  # everyone in a group agrees already
+    whole = lam_max(_problem(inner, loss, inside), rtol=1.0).upper if inside.n_edges else 0.0
+    whole = max(whole, 1e-9)  # everyone in a group may agree already, to rounding
     low = first_meeting(local, inside) if inside.n_edges else 0.0
     low = low if 0 < low < whole else 1e-3 * whole
     taken = _ABOVE * whole
@@ -290,7 +304,7 @@ def _grouped(inner: Users, loss: Loss, settings: Settings, tell: Progress, kept:
     chosen = len(lams) - 1
     if top > taken:
         lams = np.concatenate([lams, np.geomspace(taken, top, max(settings.n_lams - below, 1) + 1)[1:]])
-    problem = Problem(inner, loss, 0.0, graph)
+    problem = _problem(inner, loss, graph)
     if settings.lam == "auto":
         return _Plan(problem, lams, chosen, sentence)
     return _with_lam(problem, lams, settings)
@@ -314,7 +328,7 @@ def _between(inner: Users, loss: Loss, labels: Ints, inside: Graph, whole: float
     weights = sizes[first] * sizes[second] / n  # in all, times c
     samples = loss.prepare(inner)
     grouped = Grouped(loss=loss, samples=samples, labels=labels)
-    few = Problem(group_users(inner, labels), grouped, 0.0, Graph.from_edges(
+    few = _problem(group_users(inner, labels), grouped, Graph.from_edges(
         len(sizes), np.stack([first, second], axis=1), weights))
     path = solve_path(few, n_lams=12, tol=1e-4)
     if path.interrupted:
@@ -377,56 +391,42 @@ def _judge(users: Users, settings: Settings, tell: Progress, kept: MutableMappin
     """The same without a part of every user's rows, judged on these rows; None where there are none."""
     classes = settings.task == "classification"
     split = users.split(test=settings.holdout, stratify=classes, seed=settings.seed)
-    train, test = split.train, split.test
-    present = test.counts > 0
+    train, test, present = split.train, split.test, split.test.counts > 0
+    assert users.targets is not None
     assert train.targets is not None
     if not present.any() or (classes and len(np.unique(train.targets)) < 2):
         return None
-    assert users.targets is not None
     units = _units(train, settings, int(users.targets.max()) + 1 if classes else 0)
-    inner = units.inner(train)
-    part = "held out: "
+    inner, part = units.inner(train), "held out: "
     plan = _plan(inner, units.loss, settings, tell, kept, part)
     if users.n_users <= _SHOWN or plan.chosen < 0:
         models = [s.models for s in _path(plan, settings, tell, kept, part).solutions]
     else:
         tell(f"{part}path", 0, 1, "")
-        models = [solve(plan.problem.with_lam(float(plan.lams[plan.chosen])), tol=1e-4).models]
+        models = [_whole(solve(plan.problem.with_lam(float(plan.lams[plan.chosen])), tol=1e-4)).models]
     judged = units.inner(test.take(np.flatnonzero(present)))
     samples, loss = units.loss.prepare(judged), units.loss
-    losses = np.array([loss.values(samples, m[present]).mean() for m in models])
+    with np.errstate(over="ignore"):  # a count beyond all bounds
+        losses = np.array([loss.values(samples, m[present]).mean() for m in models])
     index = plan.chosen if plan.chosen >= 0 else int(losses.argmin())
-    scores = np.stack([_score(units, m, test) for m in models])
+    scores = np.stack([units.scores(m, test) for m in models])
     here = index if len(models) > 1 else 0
-    labels = np.unique(models[here], axis=0)
     one = refit(plan.problem, np.zeros(users.n_users, dtype=np.int64))
     return Scores(metric=METRICS[settings.task], larger=classes, here=scores[here],
-                  alone=_score(units, plan.problem.loss.local(plan.problem.samples).points, test),
-                  together=_score(units, one, test), points=scores, losses=losses, n_clusters=len(labels),
-                  n_rows=test.n_samples)
+                  alone=units.scores(plan.problem.loss.local(plan.problem.samples).points, test),
+                  together=units.scores(one, test), points=scores, losses=losses,
+                  n_clusters=len(np.unique(models[here], axis=0)), n_rows=test.n_samples)
 
 
-def _score(units: Units, models: Array, test: Users) -> Array:
-    """(n_users,) accuracy, root mean squared error or mean Poisson deviance; nan for users without rows."""
-    y, owner = test.targets, test.owner
-    assert y is not None
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        told = units.predict(test.features, models[owner])
-        if units.task == "classification":
-            each = (told == y).astype(float)
-        elif units.task == "counts":  # 2 (y log(y / told) - y + told)
-            each = 2 * (np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / told), 0.0) - y + told)
-        else:
-            each = (told - y) ** 2
-        means = np.bincount(owner, each, test.n_users) / test.counts
-        return np.sqrt(means) if units.task == "regression" else means
+def _unjudged() -> InvalidInput:
+    return InvalidInput("lam cannot be chosen: no rows are held out",
+                        remedy="Give lam a number, or hold out rows of users with several")
 
 
 def _best(path: Path, scores: Scores | None) -> tuple[int, str]:
     """The point with the least loss on rows held out, at the same place of the path."""
-    if scores is None or len(scores.losses) < 2:
-        raise InvalidInput("lam cannot be chosen: no rows are held out",
-                           remedy="Give lam a number, or hold out rows of users with several")
+    if scores is None:
+        raise _unjudged()
     index = int(scores.losses.argmin() * (len(path) - 1) / max(len(scores.losses) - 1, 1) + 0.5)
     return index, f"least mean loss on rows held out, {scores.losses.min():.4g}."
 
@@ -435,14 +435,14 @@ def _clearest(path: Path, seed: int) -> tuple[int, str]:
     """The point whose clusters have the largest silhouette; everyone together where none is clear."""
     from sklearn.metrics import silhouette_score
 
-    points = path.problem.users.features
+    points = path.problem.users.moments().means  # users with several rows are judged by their means
     n, best, index = len(points), 0.0, len(path) - 1
+    some = np.arange(n) if n <= 2000 else np.random.default_rng(seed).choice(n, 2000, replace=False)
     seen: dict[bytes, float] = {}
     for r, solution in enumerate(path.solutions):
-        key = solution.labels.tobytes()
-        if 1 < solution.n_clusters <= min(max(np.sqrt(n), 2), n - 1) and key not in seen:
-            seen[key] = float(silhouette_score(points, solution.labels, sample_size=min(n, 2000), random_state=seed)) \
-                if n <= 2000 or solution.n_clusters <= 200 else -1.0
+        key, labels = solution.labels.tobytes(), solution.labels[some]
+        if 1 < solution.n_clusters <= min(max(np.sqrt(n), 2), n - 1, 200) and key not in seen:
+            seen[key] = float(silhouette_score(points[some], labels)) if len(np.unique(labels)) > 1 else -1.0
             if seen[key] > best:
                 best, index = seen[key], r
     if best < _CLEAR:

@@ -184,7 +184,7 @@ def write_parquet(columns: dict[str, list[Any]], path: str | PathLike[str]) -> N
     except ImportError as error:
         raise MissingExtra("polars", "tables", "Writing Parquet files") from error
     # Names of several types in one column are written as texts.
-    plain = {name: values if len({type(value) for value in values}) <= 1 else list(map(str, values))
+    plain = {name: values if len({type(value) for value in values} - {type(None)}) <= 1 else list(map(str, values))
              for name, values in columns.items()}
     new = f"{os.fspath(path)}.new"
     polars.DataFrame(plain).write_parquet(new)

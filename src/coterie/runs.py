@@ -76,6 +76,7 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
     models, columns = (solution.models, coefficient_names(problem)) if shown is None else shown
     labels = solution.labels
     users: dict[str, list[Any]] = {"user": list(problem.users.names), "cluster": labels.tolist()}
+    columns = distinct(columns, ("user", "cluster", "users"))
     users |= {name: models[:, k].tolist() for k, name in enumerate(columns)}
     first = np.unique(labels, return_index=True)[1]
     clusters: dict[str, list[Any]] = {"cluster": labels[first].tolist(), "users": np.bincount(labels).tolist()}
@@ -89,8 +90,9 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
         if path is not None:
             write_parquet(dict(path), place / "path.parquet")
     put(place / "solution.coterie", pack({
-        "models": solution.models, "duals": solution.duals, "names": list(problem.users.names), "lam": solution.lam,
-        "weights": problem.graph.weights, "pairs": problem.graph.pairs, "features": list(problem.users.feature_names)}))
+        "models": solution.models, "duals": solution.duals, "names": [_plain(name) for name in problem.users.names],
+        "lam": solution.lam, "weights": problem.graph.weights, "pairs": problem.graph.pairs,
+        "features": list(problem.users.feature_names)}))
     told |= dict(more or {})
     put(place / "run.json", json.dumps(told, indent=1, ensure_ascii=False, default=str).encode())
     return place
@@ -123,6 +125,17 @@ def coefficient_names(problem: Problem) -> list[str]:
     return names if len(names) == problem.dim else [f"m{k}" for k in range(problem.dim)]
 
 
+def distinct(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
+    """Names of columns none of which is taken or comes again; those that would get an underscore."""
+    found, seen = list[str](), set(taken)
+    for name in names:
+        while name in seen:
+            name += "_"
+        found.append(name)
+        seen.add(name)
+    return found
+
+
 def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
     """CSV."""
     stream = io.StringIO()
@@ -137,6 +150,11 @@ def put(path: Path, data: bytes) -> None:
     new = path.with_name(path.name + ".new")
     new.write_bytes(data)
     os.replace(new, path)
+
+
+def _plain(name: Any) -> Any:
+    """A user's name as JSON has it: dates are texts."""
+    return name if isinstance(name, (str, int, float)) else str(name)
 
 
 def _number(value: float) -> float | None:

@@ -102,6 +102,21 @@ class Units:
             return told * self.spread + self.centre
         return (told + 1.0) / 2.0 if self.n_classes == 2 and not isinstance(self.loss, Multinomial) else told
 
+    def scores(self, models: Array, test: Users) -> Array:
+        """(n_users,) accuracy, root mean squared error or mean Poisson deviance; nan for users without rows."""
+        y, owner = test.targets, test.owner
+        assert y is not None
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            told = self.predict(test.features, models[owner])
+            if self.task == "classification":
+                each = (told == y).astype(float)
+            elif self.task == "counts":  # 2 (y log(y / told) - y + told)
+                each = 2 * (np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / told), 0.0) - y + told)
+            else:
+                each = (told - y) ** 2
+            means = np.bincount(owner, each, test.n_users) / test.counts
+            return np.sqrt(means) if self.task == "regression" else means
+
     def probabilities(self, X: Array, models: Array) -> Array:
         """(n_rows, n_classes) for losses that are log-likelihoods."""
         if isinstance(self.loss, SquaredHinge) or not self.n_classes:

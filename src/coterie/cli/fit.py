@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import shutil
 from collections.abc import Iterator, MutableMapping
 from dataclasses import asdict
@@ -109,6 +110,8 @@ def _run(data: Path, user: str, target: str, features: str, drop: str, separator
     if target and not user:
         raise InvalidInput("the column that names the owner of a row is not given", remedy="Give --user COLUMN")
     free(out)
+    if data.resolve().parent == out.resolve():
+        raise InvalidInput(f"{data} is in the folder for the results", remedy="Name another folder with --out")
     frame = read_table(data, separator or None)
     recipe = Recipe.learn(frame, user=user or None, target=target or None, features=_names(features),
                           drop=_names(drop) or (), task=task)
@@ -129,6 +132,11 @@ def _run(data: Path, user: str, target: str, features: str, drop: str, separator
             error.print(f"coterie: interrupted. What is done is kept in {out}; the same command with --resume goes on.",
                         soft_wrap=True, highlight=False, markup=False)
             raise typer.Exit(130) from None
+        except InvalidInput:  # nothing to go on with
+            shutil.rmtree(store.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                out.rmdir()
+            raise
     write(found, out, asked, recipe, stamp)
     shutil.rmtree(store.folder, ignore_errors=True)
     told, _ = runs.read(out)
@@ -147,8 +155,8 @@ def write(found: Fit, out: Path, asked: dict[str, Any], recipe: Recipe, stamp: s
     state = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in units.state().items()}
     scores = found.scores
     summary = None if scores is None else {
-        "metric": scores.metric, "rows": scores.n_rows, "here": float(np.nanmean(scores.here)),
-        "alone": float(np.nanmean(scores.alone)), "together": float(np.nanmean(scores.together))}
+        "metric": scores.metric, "rows": scores.n_rows, **{name: _mean(getattr(scores, name)) for name in (
+            "here", "alone", "together")}}
     points = found.path.solutions
     path: dict[str, list[Any]] = {
         "lam": [s.lam for s in points], "n_clusters": [s.n_clusters for s in points],
@@ -156,18 +164,21 @@ def write(found: Fit, out: Path, asked: dict[str, Any], recipe: Recipe, stamp: s
         "bound": [s.certificate.bound if np.isfinite(s.certificate.bound) else None for s in points],
         "gap": [s.gap if np.isfinite(s.gap) else None for s in points], "status": [s.status.name for s in points]}
     if scores is not None and len(scores.points) == len(points):
-        path[f"held out {scores.metric}"] = [float(np.nanmean(row)) for row in scores.points]
+        path[f"held out {scores.metric}"] = [_mean(row) for row in scores.points]
     document = report.gather(found, title=f"{Path(asked['data']).name}: {_groups(found)}", classes=classes or None,
-                             command=f"coterie fit {asked['data']}" + "".join(
-                                 f" --{name} {asked[name]}" for name in ("user", "target") if asked[name]),
+                             command=shlex.join(["coterie", "fit", asked["data"], *(
+                                 word for name in ("user", "target") if asked[name]
+                                 for word in (f"--{name}", asked[name]))]),
                              settings=asked, notes=recipe.notes)
+    # run.json comes last: a folder that has it is whole.
+    (out / "run.json").unlink(missing_ok=True)
+    runs.put(out / "report.json", json.dumps(document, allow_nan=False).encode())
+    report.write(document, out / "report.html")
     runs.write(out, found.solution, asked, path=path,
                shown=(coefficients.reshape(len(coefficients), -1), _columns(found, classes)),
                more={"seed": asked["seed"], "fingerprint": stamp, "task": recipe.task, "why": found.why,
                      "scores": summary, "notes": list(recipe.notes), "recipe": recipe.to_json(), "units": state,
                      "together": found.together.tolist(), "libraries": versions()})
-    runs.put(out / "report.json", json.dumps(document, allow_nan=False).encode())
-    report.write(document, out / "report.html")
 
 
 def show(found: Fit, recipe: Recipe, out: Path) -> None:
@@ -207,6 +218,12 @@ def _advice(found: Fit) -> list[str]:
     return []
 
 
+def _mean(values: Any) -> float | None:
+    """Over users with rows held out; None where it is beyond all bounds."""
+    mean = float(np.nanmean(values))
+    return mean if np.isfinite(mean) else None
+
+
 def _groups(found: Fit) -> str:
     k, n = found.n_clusters, found.solution.problem.n_users
     return f"{k} group{'s' * (k != 1)} among {n} user{'s' * (n != 1)}"
@@ -228,8 +245,17 @@ def free(out: Path) -> None:
     """Refuse a folder that holds anything but a run."""
     if out.exists() and not out.is_dir():
         raise InvalidInput(f"{out} is a file", remedy="Name a folder with --out")
-    if out.is_dir() and any(out.iterdir()) and not (out / "run.json").exists() and not (out / "progress").is_dir():
+    progress = list((out / "progress").iterdir()) if (out / "progress").is_dir() else None
+    strange = progress is not None and not all(".coterie" in file.suffixes for file in progress)
+    if out.is_dir() and (strange or (any(out.iterdir()) and progress is None and not _is_run(out / "run.json"))):
         raise InvalidInput(f"{out} holds other files", remedy="Name an empty or a new folder with --out")
+
+
+def _is_run(file: Path) -> bool:
+    try:
+        return "coterie" in json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 class Store(MutableMapping[str, Any]):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from scipy.spatial import cKDTree
 
 from coterie import report, runs
 from coterie.certificates import certify
@@ -36,19 +37,24 @@ def predict(
 ) -> None:
     """A prediction for every row of a table, by the model of the row's user.
 
-    Users who are not in the run get the model of everyone together, and a 0 in the column `known`.
+    Users who are not in the run get the model of everyone together, and a 0 in the column `known`. Where every row was
+    a user of its own, rows of another table get the cluster that is nearest.
 
     Example: coterie predict run new.csv --out predictions.csv
     """
-    told, saved = opened(run)
-    recipe, units = Recipe.from_json(told["recipe"]), Units.from_state(told["units"])
+    told, saved, recipe, units = opened(run)
+    if out.resolve() == table.resolve():
+        raise InvalidInput(f"{out} is the table itself", remedy="Name another file with --out")
     X, names = recipe.matrix(read_table(table, separator or None))
-    place = {name: i for i, name in enumerate(saved["names"])}
-    found = np.array([place.get(name, -1) for name in names], dtype=np.int64)
+    place = {_key(name): i for i, name in enumerate(saved["names"])}
+    found = np.array([place.get(_key(name), -1) for name in names], dtype=np.int64)
     models = np.concatenate([saved["models"], np.array(told["together"])[None]])
     labels = np.concatenate([labels_of(saved["models"]), [-1]])
-    columns: dict[str, list[Any]] = {"user": [str(name) for name in names], "known": (found >= 0).astype(int).tolist(),
-                                     "cluster": [int(k) if k >= 0 else None for k in labels[found]]}
+    clusters, known = labels[found], found >= 0
+    if recipe.user is None and fingerprint(table) != told["fingerprint"]:  # a row's number says nothing here
+        clusters, known = labels[cKDTree(saved["models"]).query(units.rows(X))[1]], np.zeros(len(X), dtype=bool)
+    columns: dict[str, list[Any]] = {"user": [str(name) for name in names], "known": known.astype(int).tolist(),
+                                     "cluster": [int(k) if k >= 0 else None for k in clusters]}
     if units.task != "clustering":
         with np.errstate(over="ignore"):
             predicted = units.predict(X, models[found])
@@ -64,15 +70,15 @@ def predict(
         write_parquet(columns, out)
     else:
         runs.put(out, runs.table(list(columns), zip(*columns.values(), strict=True)))
-    strangers = len({name for name, k in zip(names, found, strict=True) if k < 0})
+    strangers = len({name for name, here in zip(names, known, strict=True) if not here})
     summary = {"rows": len(names), "users": len(set(names)), "unknown_users": strangers, "out": str(out)}
     if as_json:
         print(json.dumps(summary))
         return
     console.print(f"{len(names)} predictions for {summary['users']} users in {out}.", soft_wrap=True, markup=False)
     if strangers:
-        console.print(f"{strangers} of these users are not in the run: they get the model of everyone together.",
-                      soft_wrap=True)
+        given = "the cluster that is nearest" if recipe.user is None else "the model of everyone together"
+        console.print(f"{strangers} of these users are not in the run: they get {given}.", soft_wrap=True)
 
 
 @app.command("certify")
@@ -88,32 +94,39 @@ def run_certify(
 
     Example: coterie certify run data.csv
     """
-    told, saved = opened(run)
-    table = data or Path(told["settings"]["data"])
-    recipe, units = Recipe.from_json(told["recipe"]), Units.from_state(told["units"])
-    users = units.inner(recipe.encode(read_table(table, told["settings"]["separator"] or None)))
-    if list(users.names) != list(saved["names"]):
+    told, saved, recipe, units = opened(run)
+    asked = told["settings"]
+    table = data or Path(asked["data"])
+    given = recipe.encode(read_table(table, asked["separator"] or None))
+    if list(map(str, given.names)) != list(map(str, saved["names"])):
         raise InvalidInput(f"{table} has other users than the run", remedy="Give the table the run was made from")
+    units = Units.learn(given, units.task, loss=asked["loss"], ridge=asked["ridge"], n_classes=asked["n_classes"],
+                        standardize=asked["standardize"])
+    users = units.inner(given)
     pairs, weights = saved["pairs"], np.asarray(saved["weights"])
     graph = Graph.complete(users.n_users) if pairs is None else Graph.from_edges(users.n_users, pairs, weights)
     problem = Problem(users, units.loss, float(told["lam"]), graph)
     models = _models(run, units, [str(name) for name in users.names])
-    certificate = prove(problem, models, float(told["settings"]["tol"]))
+    certificate = prove(problem, models, float(asked["tol"]))
     n_clusters = int(labels_of(models).max()) + 1
     same = fingerprint(table) == told["fingerprint"]
-    proven = certificate.relative_gap <= float(told["settings"]["tol"])
+    agrees = told["n_clusters"] == n_clusters and told["lam"] == saved["lam"]
+    proven = certificate.relative_gap <= float(asked["tol"])
     if as_json:
         print(json.dumps({"certified": proven, "gap": _number(certificate.relative_gap), "n_clusters": n_clusters,
                           "objective": certificate.objective, "bound": _number(certificate.bound),
-                          "same_data": same, "claimed_gap": told["gap"]}))
+                          "same_data": same, "same_claims": agrees, "claimed_gap": told["gap"]}))
     else:
         if not same:
             console.print("This is not the file the run was made from, byte for byte.", style="yellow", soft_wrap=True)
+        if not agrees:
+            console.print(f"run.json claims {told['n_clusters']} cluster(s) at lam = {told['lam']:g}; the other files "
+                          "hold something else.", style="yellow", soft_wrap=True)
         console.print(f"{n_clusters} cluster(s) among {users.n_users} users at lam = {told['lam']:g}: {certificate}.",
                       soft_wrap=True, highlight=False)
         console.print("Certified: no other models are better by more than the tolerance." if proven else
                       "Not certified to the tolerance of the run.", soft_wrap=True)
-    if not proven:
+    if not (proven and agrees):
         raise typer.Exit(1)
 
 
@@ -142,19 +155,38 @@ def run_report(
         document = json.loads((run / "report.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise InvalidInput(f"{run / 'report.json'} cannot be read: {error}", remedy="Run it again") from error
-    if title:
-        document["title"] = title
     page = out or run / "report.html"
-    report.write(document, page)
+    try:
+        report.write({**document, "title": title or document["title"]}, page)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"{run / 'report.json'} holds no report: {error}", remedy="Run it again") from error
     console.print(f"{page}: open it in a browser; it needs no network.", soft_wrap=True, markup=False)
 
 
-def opened(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A run of `coterie fit`."""
+def opened(run: Path) -> tuple[dict[str, Any], dict[str, Any], Recipe, Units]:
+    """A run of `coterie fit`: run.json, the solution's arrays, and how a table becomes numbers."""
     told, saved = runs.read(run)
     if "recipe" not in told:
         raise InvalidInput(f"{run} is not a run of `coterie fit`", remedy="Give the folder that it was told with --out")
-    return told, saved
+    try:
+        recipe, units = Recipe.from_json(told["recipe"]), Units.from_state(told["units"])
+        shapes = {np.array(told["together"], dtype=float).shape, saved["models"].shape[1:]}
+        sizes = {len(units.mean), len(units.scale), len(recipe.feature_names)}
+        numbers = [float(told["lam"]), float(told["settings"]["tol"])]
+        texts = [told["settings"][name] for name in ("data", "separator", "loss")] + [told["fingerprint"]]
+        rest = [told[name] for name in ("n_clusters", "gap")] + [told["settings"][name] for name in (
+            "ridge", "n_classes", "standardize")]
+        whole = len(shapes) == len(sizes) == 1 and np.isfinite(numbers).all() and all(isinstance(t, str) for t in texts)
+        if not whole or any(isinstance(value, (str, list, dict)) for value in rest):
+            raise ValueError("its parts do not fit each other")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidInput(f"{run / 'run.json'} was changed: {error}", remedy="Run it again") from error
+    return told, saved, recipe, units
+
+
+def _key(name: Any) -> str:
+    """A user's name as text: a column of numbers is a column of texts as soon as one cell is no number."""
+    return str(int(name)) if isinstance(name, float) and name.is_integer() else str(name)
 
 
 def _models(run: Path, units: Units, names: list[str]) -> Any:
