@@ -125,6 +125,16 @@ def test_shrinkage_learns_how_much_users_differ():
     assert ((shrunk[:, :2] - own) ** 2).sum() < 0.7 * ((alone[:, :2] - own) ** 2).sum()
 
 
+def test_a_weaker_pull_leaves_users_more_to_themselves(tiny):
+    users = sets.both_standardised(tiny.users).transform(tiny.users)
+    alone = BASELINES["local"]().fit(users, tiny.loss).models
+    away = [np.abs(CoterieShrunk(shape="round", factor=factor).fit(users, tiny.loss).models - alone).max()
+            for factor in (1.0, 0.1, 0.01)]
+    assert away[0] > 5 * away[1] > 25 * away[2] > 0
+    assert any(isinstance(settings.method, CoterieShrunk) and settings.method.factor == 0.01
+               for settings in Coterie.grid(users, tiny.loss))
+
+
 def test_one_pull_for_all_directions_is_round(tiny):
     for shape in ("full", "diagonal", "round"):
         covariance = CoterieShrunk(shape=shape)._shaped(np.array([[4.0, 1.0], [1.0, 2.0]]))

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from coterie.baselines.base import Baseline, Outcome, check, ridges
+from coterie.baselines.base import Baseline, Outcome, Ridged, check
 from coterie.baselines.ifca import cluster_means
 from coterie.baselines.run import Run, near
 from coterie.groups import find_groups
@@ -37,7 +37,7 @@ _WIDEST = 200  # coordinates above which no search over groups is made: its Hess
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoterieGroups(Baseline):
+class CoterieGroups(Ridged):
     """minimise_x sum_{i in C_k} f_i(x) for each group C_k that `find_groups` finds.
 
     Parameters
@@ -46,14 +46,6 @@ class CoterieGroups(Baseline):
     """
 
     name: ClassVar[str] = "coterie groups"
-    ridge: float = 0.0
-
-    def __post_init__(self) -> None:
-        check(ridge=(self.ridge, 0.0, np.inf))
-
-    @classmethod
-    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
-        return tuple(cls(ridge=ridge) for ridge in ridges(loss))
 
     def _fit(self, run: Run) -> Outcome:
         labels = found_labels(run)
@@ -213,7 +205,7 @@ class Coterie(Baseline):
     @classmethod
     def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
         kinds: tuple[tuple[Any, Any, float], ...] = (
-            ("one", "full", 1.0), ("one", "full", 0.1), ("one", "diagonal", 1.0), ("one", "round", 1.0),
+            ("one", "full", 1.0), ("one", "diagonal", 1.0), ("one", "round", 1.0), ("one", "round", 0.01),
             ("found", "full", 1.0), ("found", "diagonal", 1.0), ("found", "round", 1.0))
         shrunk = [CoterieShrunk(groups=groups, shape=shape, factor=factor, rounds=_turns(users, loss))
                   for groups, shape, factor in kinds]
