@@ -194,15 +194,13 @@ def test_scores_are_placed_by_the_chosen_points():
     def scores(n_rows: int, here: int) -> Scores:
         points = np.arange(n_rows)[:, None] * np.ones(3)
         return Scores(metric="RMSE", larger=False, here=points[here], alone=points[0], together=points[0],
-                      points=points, losses=points[:, 0], n_clusters=2, n_rows=9)
+                      points=points, losses=points[:, 0], chosen=here, n_clusters=2, n_rows=9)
 
     assert aligned(scores(5, 2), 5, 2).tolist() == [0, 1, 2, 3, 4]
     assert aligned(scores(5, 3), 5, 2).tolist() == [0, 2, 3, 4, 4]
     assert aligned(scores(9, 4), 5, 2).tolist() == [0, 2, 4, 6, 8]
     assert aligned(scores(3, 2), 4, 0).tolist() == [2, 2, 2, 2]
     assert aligned(scores(1, 0), 4, 1).tolist() == [-1, 0, -1, -1]
-    same = replace(scores(5, 2), points=np.ones((5, 3)), here=np.ones(3))
-    assert aligned(same, 5, 3).tolist() == [0, 1, 2, 3, 4]  # many rows like it: the nearest
 
 
 def test_unknown_scores_are_none(lines):

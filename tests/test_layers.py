@@ -27,6 +27,7 @@ LAYERS = [
     {"recovery"},
     {"select"},
     {"groups"},
+    {"planning"},
     {"fitting"},
     {"runs"},
     {"federated"},

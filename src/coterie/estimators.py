@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.fitting import Fit, Settings, fit
 from coterie.inputs import Rows, group, show
-from coterie.joining import Joined, join
+from coterie.joining import Joined
 from coterie.select import by_clusters, refit
 from coterie.solution import Status
 from coterie.solvers import solve
@@ -57,30 +57,6 @@ def _keep(estimator: Any, fitted: Fit) -> None:
     estimator.fit_, estimator.path_, estimator.solution_ = fitted, fitted.path, fitted.solution
     estimator.labels_, estimator.n_clusters_ = fitted.labels, fitted.n_clusters
     estimator.gap_, estimator.lam_ = fitted.gap, fitted.solution.lam
-
-
-def _welcome(fitted: Fit, newcomers: Users) -> Joined:
-    """Newcomers are joined to the group likeliest for their rows, with the pull that users have on average inside.
-
-    On weights other than "auto" everyone pulls, as `Solution.personalize` has it.
-    """
-    solution, problem = fitted.solution, fitted.solution.problem
-    if fitted.settings.weights != "auto":
-        return solution.personalize(newcomers)
-    labels, loss, graph = solution.labels, problem.loss, problem.graph
-    samples, shape = loss.prepare(newcomers), (newcomers.n_users, problem.dim)
-    anchors = solution.models[np.unique(labels, return_index=True)[1]]
-    likeliest = np.stack([loss.values(samples, np.broadcast_to(a, shape)) for a in anchors]).argmin(axis=0)
-    inside = labels[graph.edges[:, 0]] == labels[graph.edges[:, 1]]
-    pull = 2.0 * float(graph.weights[inside].sum()) / problem.n_users
-    models, clusters, slack = np.empty(shape), np.empty(shape[0], dtype=np.int64), np.empty(shape[0])
-    for k in np.unique(likeliest):
-        who, members = np.flatnonzero(likeliest == k), np.flatnonzero(labels == k)
-        joined = join(problem, solution.models[members], np.zeros_like(members), newcomers.take(who),
-                      pull / len(members))
-        models[who], slack[who] = joined.models, joined.slack
-        clusters[who] = np.where(joined.clusters < 0, -1, k)
-    return Joined(newcomers, models, clusters, slack)
 
 
 class _Personalized(BaseEstimator):  # type: ignore[misc]
@@ -143,7 +119,7 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
                                remedy="Call fit again with all of their rows")
         newcomers = Users.from_arrays(X, y, [rows.names[i] for i in rows.codes])
         newcomers = replace(newcomers, feature_names=self.fit_.units.feature_names)
-        joined = _welcome(self.fit_, self.fit_.units.inner(newcomers))
+        joined = self.fit_.personalize(newcomers)
         self.newcomers_ = {**self.newcomers_, **dict(zip(newcomers.names, joined.models, strict=True))}
         return joined
 

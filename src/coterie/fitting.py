@@ -3,14 +3,10 @@
     fitted = fit(users, Settings(task="classification"))      # fitted.solution, fitted.path, fitted.scores
 
 1. Features are standardised, and an intercept is added (`coterie.units`).
-2. `find_groups` finds groups, and weights are made from them in two stages, as in the adaptive lasso (Zou 2006): users
-   of one group are joined to their nearest (by Wald distance) within it by edges of weight 1, users of different groups
-   by edges of weight c min(n_k, n_l) / N for groups of n_k and n_l among N users.
-3. The path over lam goes from everyone alone through these groups to everyone together. c is such that no two groups
-   meet before _APART times the lam at which the last user has joined its group, so the pull between groups hardly
-   moves their models.
-4. At lam a little above that, the clusters are the groups, and the solution there is certified: no other models are
-   better for this convex problem. That the groups are right is a matter of the criterion in `coterie.groups`.
+2. Groups are found, and weights made from them (`coterie.planning`).
+3. The path over lam goes from everyone alone through these groups to everyone together.
+4. Where on it the clusters are the groups, the solution is certified: no other models are better for this convex
+   problem. That the groups are right is a matter of the criterion in `coterie.groups`.
 5. All of it is done again with a part of every user's rows held out, which judge it: `Scores`.
 
 Points with one row each have no noise to judge groups by; there the weights are Gaussian, and the lam of the clearest
@@ -20,91 +16,28 @@ clusters (by silhouette, Rousseeuw 1987) is taken.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.errors import CoterieWarning, InvalidInput
-from coterie.graph import Graph
-from coterie.groups import find_groups, first_meeting
-from coterie.losses import Loss
-from coterie.losses.grouped import Grouped, group_users
-from coterie.path import InNotebook, Path, lam_max, solve_path
-from coterie.problem import Problem, check_lam
+from coterie.joining import Joined, join
+from coterie.path import InNotebook, Path
+from coterie.planning import Kept, Plan, Progress, Settings, make_plan, walk, whole
 from coterie.select import refit
-from coterie.solution import Certificate, Solution, Status
+from coterie.solution import Solution
 from coterie.solvers import solve
 from coterie.units import Task, Units
 from coterie.users import Users
-from coterie.weights import KINDS, LocalModels, adaptive_graph
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Progress = Callable[[str, int, int, str], None]  # what is being done, how far, of how much, in words
 METRICS: dict[Task, str] = {"classification": "accuracy", "regression": "RMSE", "counts": "deviance"}
-_APART = 100.0
-_ABOVE = 1.25  # the lam taken, over one at which the groups are whole
 _CLEAR = 0.5  # below this silhouette the structure is weak and could be artificial (Kaufman and Rousseeuw 1990)
 _SHOWN = 2000  # users up to whom held-out scores are computed along the whole path
-_PAIRS = 3000  # users up to whom all pairs are taken
 
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What can be chosen; all of it has a default.
-
-    Parameters
-    ----------
-    task : what targets are: classes 0, 1, ..., numbers, counts, or none.
-    loss : a name in LOSSES that fits the task.
-    lam : a number; "auto", which takes the groups found (on weights other than "auto": as "score"); or "score", the
-        least mean loss on rows held out.
-    weights : "auto" as above; "unit" for all pairs alike, the paper's case; or "wald", "gaussian", "inverse" for each
-        user's k nearest.
-    ridge : on all coordinates of a model.
-    n_lams : points of the path.
-    most : groups considered at most.
-    k : nearest users each one is joined to.
-    tol : the certified relative gap to reach.
-    holdout : the share of every user's rows that judge; 0 for none.
-    standardize : whether features are standardised.
-    n_classes : where not all classes are among the samples.
-    seed : of the rows held out.
-    """
-
-    task: Task = "regression"
-    loss: str = "auto"
-    lam: float | Literal["auto", "score"] = "auto"
-    weights: str = "auto"
-    ridge: float = 1e-3
-    n_lams: int = 24
-    most: int = 8
-    k: int = 5
-    tol: float = 1e-6
-    holdout: float = 0.2
-    standardize: bool = True
-    n_classes: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if isinstance(self.lam, str):
-            if self.lam not in ("auto", "score"):
-                raise InvalidInput(f"lam must be a number >= 0, 'auto' or 'score', got {self.lam!r}", remedy="Use auto")
-        else:
-            check_lam(self.lam)
-        if self.weights not in KINDS:
-            raise InvalidInput(f"unknown weights {self.weights!r}", remedy=f"Choose one of: {', '.join(KINDS)}")
-        if not 0 <= self.holdout < 1:
-            raise InvalidInput(f"holdout must be a share in [0, 1), got {self.holdout!r}", remedy="Use for example 0.2")
-        for name, least in (("n_lams", 2), ("most", 1), ("k", 1), ("seed", 0)):
-            number = getattr(self, name)
-            if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < least:
-                raise InvalidInput(f"{name} must be a whole number >= {least}, got {number!r}", remedy="Leave it out")
-        if not (np.isfinite(self.tol) and self.tol > 0):
-            raise InvalidInput(f"tol must be a finite number > 0, got {self.tol!r}", remedy="Use for example 1e-6")
+__all__ = ["Fit", "Scores", "Settings", "fit"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,6 +51,7 @@ class Scores:
     together: Array  # (n_users,) with one for all
     points: Array = field(repr=False)  # (n_lams, n_users) along the path; nan where not computed
     losses: Array = field(repr=False)  # (n_lams,) mean loss over users
+    chosen: int  # the row of `points` that `here` is
     n_clusters: int  # found without these rows
     n_rows: int
 
@@ -167,19 +101,34 @@ class Fit(InNotebook):
         models = np.concatenate([self.solution.models, self.together[None]])
         return models[found], found >= 0
 
+    def personalize(self, newcomers: Users) -> Joined:
+        """Models for newcomers (in the units given), everyone else's staying as they are.
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """The problem, where on lam it is solved, and which of these is taken; -1 where the path must tell."""
-
-    problem: Problem
-    lams: Array
-    chosen: int
-    why: str
+        They are joined to the group likeliest for their rows, with the pull that users have on average inside. On
+        weights other than "auto" everyone pulls, as `Solution.personalize` has it.
+        """
+        newcomers, solution = self.units.inner(newcomers), self.solution
+        if self.settings.weights != "auto":
+            return solution.personalize(newcomers)
+        problem, labels = solution.problem, solution.labels
+        loss, graph = problem.loss, problem.graph
+        samples, shape = loss.prepare(newcomers), (newcomers.n_users, problem.dim)
+        anchors = solution.models[np.unique(labels, return_index=True)[1]]
+        likeliest = np.stack([loss.values(samples, np.broadcast_to(a, shape)) for a in anchors]).argmin(axis=0)
+        inside = labels[graph.edges[:, 0]] == labels[graph.edges[:, 1]]
+        pull = 2.0 * float(graph.weights[inside].sum()) / problem.n_users
+        models, clusters, slack = np.empty(shape), np.empty(shape[0], dtype=np.int64), np.empty(shape[0])
+        for k in np.unique(likeliest):
+            who, members = np.flatnonzero(likeliest == k), np.flatnonzero(labels == k)
+            joined = join(problem, solution.models[members], np.zeros_like(members), newcomers.take(who),
+                          pull / len(members))
+            models[who], slack[who] = joined.models, joined.slack
+            clusters[who] = np.where(joined.clusters < 0, -1, k)
+        return Joined(newcomers, models, clusters, slack)
 
 
 def fit(users: Users, settings: Settings, *, progress: Progress | None = None,
-        store: MutableMapping[str, Any] | None = None) -> Fit:
+        store: Kept | None = None) -> Fit:
     """Find groups and models; Ctrl-C raises KeyboardInterrupt.
 
     Parameters
@@ -196,29 +145,22 @@ def fit(users: Users, settings: Settings, *, progress: Progress | None = None,
             points or judged or users.n_users == 1):
         raise _unjudged()
     tell: Progress = progress or (lambda *_: None)
-    kept: MutableMapping[str, Any] = {} if store is None else store
+    kept: Kept = {} if store is None else store
     units = _units(users, settings)
     inner = units.inner(users)
     for concern in units.loss.concerns(inner):
         warnings.warn(concern, CoterieWarning, stacklevel=2)
-    plan = _plan(inner, units.loss, settings, tell, kept, "")
-    path = _path(plan, settings, tell, kept, "")
+    plan = make_plan(inner, units.loss, settings, tell, kept, "")
+    path = walk(plan, settings, tell, kept, "")
     scores = _judge(users, settings, tell, kept) if judged else None
-    index, why = plan.chosen, plan.why
+    index, why = _at_groups(plan, path)
     if index < 0:
         index, why = _clearest(path, settings.seed) if points else _best(path, scores)
     chosen = path[index]
-    solution = _whole(solve(chosen.problem, tol=settings.tol, start=chosen))  # once more, for its duals
+    solution = whole(solve(chosen.problem, tol=settings.tol, start=chosen))  # once more, for its duals
     together = refit(plan.problem, np.zeros(inner.n_users, dtype=np.int64))[0]
     return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together, why=why,
                scores=scores)
-
-
-def _whole(solution: Solution) -> Solution:
-    """A solver answers an interrupt with its best point, which is not to be built upon."""
-    if solution.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt
-    return solution
 
 
 def _units(users: Users, settings: Settings, n_classes: int = 0) -> Units:
@@ -226,168 +168,18 @@ def _units(users: Users, settings: Settings, n_classes: int = 0) -> Units:
                        n_classes=max(n_classes, settings.n_classes), standardize=settings.standardize)
 
 
-def _plan(inner: Users, loss: Loss, settings: Settings, tell: Progress, kept: MutableMapping[str, Any],
-          part: str) -> _Plan:
-    n, k = inner.n_users, min(settings.k, max(inner.n_users - 1, 1))
-    single = settings.task == "clustering" and int(inner.counts.max()) == 1
-    if n == 1:
-        lams = np.unique([0.0, 0.0 if isinstance(settings.lam, str) else float(settings.lam)])
-        return _Plan(_problem(inner, loss, Graph.complete(1)), lams, len(lams) - 1, "one user has nobody to join.")
-    if settings.weights == "unit" or (n == 2 and (settings.weights != "auto" or single)):
-        if n > _PAIRS:
-            raise InvalidInput(f"all pairs of {n} users are too many here", remedy="Use the weights 'auto' or 'wald'")
-        graph = Graph.complete(n)
-    elif settings.weights != "auto" or single:
-        kind = "gaussian" if settings.weights == "auto" else settings.weights
-        graph = adaptive_graph(LocalModels.of(inner, loss, max(settings.ridge, 1e-6)), kind, k)
-    else:
-        return _grouped(inner, loss, settings, tell, kept, part)
-    problem = _problem(inner, loss, graph)
-    if f"{part}lams" not in kept:
-        tell(f"{part}range of lam", 0, 1, "")
-        kept[f"{part}lams"] = _grid_to(problem, 1.001 * lam_max(problem, rtol=1e-3).upper, settings.n_lams)
-    return _with_lam(problem, np.array(kept[f"{part}lams"]), settings)
+def _at_groups(plan: Plan, path: Path) -> tuple[int, str]:
+    """The plan's point, or the nearest one at which the clusters are the groups; and why."""
+    index, why = plan.chosen, plan.why
+    if plan.groups is None or np.array_equal(path[index].labels, plan.groups):
+        return index, why
+    same = [r for r, solution in enumerate(path.solutions) if np.array_equal(solution.labels, plan.groups)]
+    if same:
+        return min(same, key=lambda r: abs(r - index)), why
+    return index, f"{why} The path passes them by; here are {path[index].n_clusters} clusters."
 
 
-def _problem(users: Users, loss: Loss, graph: Graph) -> Problem:
-    """One of several on the same data, whose concerns are told once."""
-    with warnings.catch_warnings(action="ignore", category=CoterieWarning):
-        return Problem(users, loss, 0.0, graph)
-
-
-def _grid_to(problem: Problem, top: float, n_lams: int) -> Array:
-    """From everyone alone to everyone together."""
-    if top <= 0:
-        return np.array([0.0])
-    most, low, start = _whole(solve(problem.with_lam(0.0), tol=1e-4)).n_clusters, 0.01 * top, None
-    for _ in range(12):
-        start = _whole(solve(problem.with_lam(low), tol=1e-4, start=start))
-        if start.n_clusters >= most:
-            break
-        low *= 0.2
-    return np.geomspace(low, top, n_lams)
-
-
-def _with_lam(problem: Problem, lams: Array, settings: Settings) -> _Plan:
-    if isinstance(settings.lam, str):
-        return _Plan(problem, lams, -1, "")
-    lams = np.unique([*lams, float(settings.lam)])
-    return _Plan(problem, lams, int(np.searchsorted(lams, settings.lam)), "as asked for.")
-
-
-def _grouped(inner: Users, loss: Loss, settings: Settings, tell: Progress, kept: MutableMapping[str, Any],
-             part: str) -> _Plan:
-    """The weights of two stages, and the lams around the groups; see the module's text."""
-    if f"{part}groups" not in kept:
-        def searching(solution: Solution, _: int) -> None:
-            tell(f"{part}searching for groups", 0, 1, f"{solution.n_clusters} clusters")
-
-        groups = find_groups(inner, loss, most=settings.most, k=settings.k, progress=searching)
-        kept[f"{part}groups"] = {"labels": groups.labels, "sentence": str(groups)}
-    told = kept[f"{part}groups"]
-    labels, sentence = np.array(told["labels"], dtype=np.int64), str(told["sentence"])
-    tell(f"{part}range of lam", 0, 1, "")
-    local = LocalModels.of(inner, loss, max(settings.ridge, 1e-3))
-    inside = _inside(local, labels, settings.k)
-    # Any flow that balances the users of a group bounds the lam at which they are one; the electrical one is quick.
-    whole = lam_max(_problem(inner, loss, inside), rtol=1.0).upper if inside.n_edges else 0.0
-    whole = max(whole, 1e-9)  # everyone in a group may agree already, to rounding
-    low = first_meeting(local, inside) if inside.n_edges else 0.0
-    low = low if 0 < low < whole else 1e-3 * whole
-    taken = _ABOVE * whole
-    if labels.any():
-        graph, top = _between(inner, loss, labels, inside, whole)
-    else:
-        graph, taken, top = inside, 1.001 * whole, 0.0
-    below = max(settings.n_lams * 2 // 3, 2)
-    lams = np.geomspace(low, taken, below if top > taken else settings.n_lams)
-    chosen = len(lams) - 1
-    if top > taken:
-        lams = np.concatenate([lams, np.geomspace(taken, top, max(settings.n_lams - below, 1) + 1)[1:]])
-    problem = _problem(inner, loss, graph)
-    if settings.lam == "auto":
-        return _Plan(problem, lams, chosen, sentence)
-    return _with_lam(problem, lams, settings)
-
-
-def _inside(local: LocalModels, labels: Ints, k: int) -> Graph:
-    """Every user joined to the k nearest of its own group, all of a group connected; weight 1."""
-    pairs = [np.empty((0, 2), dtype=np.int64)]
-    for c in range(int(labels.max()) + 1):
-        members = np.flatnonzero(labels == c)
-        if len(members) > 1:
-            own = LocalModels(local.models[members], local.hessians[members], local.counts[members])
-            pairs.append(members[adaptive_graph(own, "wald", min(k, len(members) - 1)).edges])
-    return Graph.from_edges(len(labels), np.concatenate(pairs))
-
-
-def _between(inner: Users, loss: Loss, labels: Ints, inside: Graph, whole: float) -> tuple[Graph, float]:
-    """Edges between the groups added, so light that no two meet before _APART times `whole`; and where all have."""
-    n, sizes = inner.n_users, np.bincount(labels)
-    first, second = np.triu_indices(len(sizes), 1)
-    weights = sizes[first] * sizes[second] / n  # in all, times c
-    samples = loss.prepare(inner)
-    grouped = Grouped(loss=loss, samples=samples, labels=labels)
-    few = _problem(group_users(inner, labels), grouped, Graph.from_edges(
-        len(sizes), np.stack([first, second], axis=1), weights))
-    path = solve_path(few, n_lams=12, tol=1e-4)
-    if path.interrupted:
-        raise KeyboardInterrupt
-    merged = int(np.argmax(path.n_clusters < len(sizes))) if (path.n_clusters < len(sizes)).any() else len(path) - 1
-    c = max(float(path.lams[max(merged - 1, 0)]), 1e-300) / (_APART * whole)
-    pairs, light = [inside.edges], [np.ones(inside.n_edges)]
-    for one, other in zip(first, second, strict=True):
-        a, b = np.flatnonzero(labels == one), np.flatnonzero(labels == other)
-        m = np.arange(max(len(a), len(b)))  # the smaller group goes round
-        pairs.append(np.sort(np.stack([a[m % len(a)], b[m % len(b)]], axis=1), axis=1))
-        light.append(np.full(len(m), c * min(len(a), len(b)) / n))
-    graph = Graph.from_edges(n, np.concatenate(pairs), np.concatenate(light))
-    return graph, 1.05 * float(path.lams[-1]) / c
-
-
-def _path(plan: _Plan, settings: Settings, tell: Progress, kept: MutableMapping[str, Any], part: str) -> Path:
-    """The path; points that are kept are not solved for again."""
-    done: list[Solution] = []
-    last: dict[str, Any] = kept.get(f"{part}last", {"point": -1})
-    while len(done) <= last["point"]:
-        done.append(_restored(plan.problem.with_lam(float(plan.lams[len(done)])), kept[f"{part}point {len(done)}"]))
-    # The next point starts from the last one's duals as well, so that a run that was broken off ends in the same bits.
-    start = replace(done[-1], duals=last["duals"], sigma=last["sigma"]) if done else None
-
-    def keep(solution: Solution, _: int) -> None:
-        if solution.status is Status.INTERRUPTED:
-            raise KeyboardInterrupt
-        kept[f"{part}point {len(done)}"] = _state(solution)
-        kept[f"{part}last"] = {"point": len(done), "duals": solution.duals, "sigma": solution.sigma}
-        done.append(replace(solution, duals=None, certificate=replace(solution.certificate, duals=None)))
-        tell(f"{part}path", len(done), len(plan.lams), f"objective {solution.objective:.6g}, gap {solution.gap:.1e}, "
-                                                       f"{solution.n_clusters} clusters")
-
-    rest = plan.lams[len(done):]
-    if len(rest):
-        solve_path(plan.problem, rest, tol=settings.tol, progress=keep, start=start)
-    if len(done) < len(plan.lams):
-        raise KeyboardInterrupt
-    return Path(problem=plan.problem, solutions=tuple(done), tol=settings.tol)
-
-
-def _state(solution: Solution) -> dict[str, Any]:
-    """A solution as arrays, numbers and texts."""
-    told = solution.certificate
-    certificate = {f.name: getattr(told, f.name) for f in fields(told) if f.name != "duals"}
-    return {"models": solution.models, "certificate": certificate, "status": solution.status.name,
-            "solver": solution.solver, "seconds": solution.seconds, "sigma": solution.sigma}
-
-
-def _restored(problem: Problem, state: dict[str, Any]) -> Solution:
-    told = dict(state["certificate"])
-    told["infinite_users"] = tuple(told["infinite_users"])
-    return Solution(problem=problem, models=problem.check_models(state["models"]), duals=None,
-                    certificate=Certificate(**told), status=Status[state["status"]], solver=state["solver"],
-                    seconds=state["seconds"], sigma=state["sigma"])
-
-
-def _judge(users: Users, settings: Settings, tell: Progress, kept: MutableMapping[str, Any]) -> Scores | None:
+def _judge(users: Users, settings: Settings, tell: Progress, kept: Kept) -> Scores | None:
     """The same without a part of every user's rows, judged on these rows; None where there are none."""
     classes = settings.task == "classification"
     split = users.split(test=settings.holdout, stratify=classes, seed=settings.seed)
@@ -398,23 +190,23 @@ def _judge(users: Users, settings: Settings, tell: Progress, kept: MutableMappin
         return None
     units = _units(train, settings, int(users.targets.max()) + 1 if classes else 0)
     inner, part = units.inner(train), "held out: "
-    plan = _plan(inner, units.loss, settings, tell, kept, part)
+    plan = make_plan(inner, units.loss, settings, tell, kept, part)
     if users.n_users <= _SHOWN or plan.chosen < 0:
-        models = [s.models for s in _path(plan, settings, tell, kept, part).solutions]
+        path = walk(plan, settings, tell, kept, part)
+        models, index = [s.models for s in path.solutions], _at_groups(plan, path)[0]
     else:
         tell(f"{part}path", 0, 1, "")
-        models = [_whole(solve(plan.problem.with_lam(float(plan.lams[plan.chosen])), tol=1e-4)).models]
+        models, index = [whole(solve(plan.problem.with_lam(float(plan.lams[plan.chosen])), tol=1e-4)).models], 0
     judged = units.inner(test.take(np.flatnonzero(present)))
     samples, loss = units.loss.prepare(judged), units.loss
     with np.errstate(over="ignore"):  # a count beyond all bounds
         losses = np.array([loss.values(samples, m[present]).mean() for m in models])
-    index = plan.chosen if plan.chosen >= 0 else int(losses.argmin())
+    here = index if index >= 0 else int(losses.argmin())
     scores = np.stack([units.scores(m, test) for m in models])
-    here = index if len(models) > 1 else 0
     one = refit(plan.problem, np.zeros(users.n_users, dtype=np.int64))
     return Scores(metric=METRICS[settings.task], larger=classes, here=scores[here],
                   alone=units.scores(plan.problem.loss.local(plan.problem.samples).points, test),
-                  together=units.scores(one, test), points=scores, losses=losses,
+                  together=units.scores(one, test), points=scores, losses=losses, chosen=here,
                   n_clusters=len(np.unique(models[here], axis=0)), n_rows=test.n_samples)
 
 

@@ -165,8 +165,7 @@ def aligned(scores: Scores, n_lams: int, chosen: int) -> Ints:
     many = len(scores.points)
     if many == 1:
         return np.where(np.arange(n_lams) == chosen, 0, -1)
-    same = np.flatnonzero([np.array_equal(row, scores.here, equal_nan=True) for row in scores.points])
-    here = int(same[np.abs(same - chosen * (many - 1) / max(n_lams - 1, 1)).argmin()])
+    here = scores.chosen
     place = np.interp(np.arange(n_lams), [0, chosen, n_lams - 1], [0, here, many - 1]) if n_lams > 1 else np.zeros(1)
     place[chosen] = here
     return place.round().astype(np.int64)
