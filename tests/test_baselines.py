@@ -316,7 +316,7 @@ def test_mocha_is_stationary(quadratic):
     assert np.linalg.matrix_rank(strong.models) == 1  # the weaker direction is given up
 
 
-@pytest.mark.parametrize("method", [IFCA, HypCluster, KMeans, Comet])
+@pytest.mark.parametrize("method", [IFCA, HypCluster, KMeans, pytest.param(Comet, marks=pytest.mark.slow)])
 def test_planted_clusters_are_found_with_the_right_number_only(planted, method):
     loss = ct.Logistic(ridge=1e-2)
     right = method(n_clusters=3).fit(planted.users, loss)
@@ -386,6 +386,7 @@ def test_comet_goes_from_local_to_one_prediction_a_cluster(planted):
         assert np.abs(local[planted.clusters == k] - local[planted.clusters == k].mean(axis=0)).max() > 0.1
 
 
+@pytest.mark.slow
 def test_comet_balances_loss_and_distillation():
     """At rest: grad f_i(x_i) + weight G_i (x_i - mean of the cluster) = 0, also for several outputs."""
     users, loss = users_for("multinomial", samples=40), ct.Multinomial(n_classes=3)

@@ -30,12 +30,18 @@ FAMILIES = {"logistic": PersonalizedClassifier, "multinomial": PersonalizedClass
             "poisson": PersonalizedRegressor}
 
 
-@parametrize_with_checks(
-    [PersonalizedClassifier(), PersonalizedClassifier(loss="squared_hinge"),
-     PersonalizedClassifier(loss="multinomial", weights="unit"), PersonalizedRegressor(),
-     PersonalizedRegressor(loss="huber", lam=0.1), PersonalizedRegressor(loss="poisson"), ConvexClustering(n_lams=8)],
-    expected_failed_checks=lambda estimator: EXPECTED)
+@parametrize_with_checks([PersonalizedClassifier(), PersonalizedRegressor(), ConvexClustering(n_lams=8)],
+                         expected_failed_checks=lambda estimator: EXPECTED)
 def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
+    [PersonalizedClassifier(loss="squared_hinge"), PersonalizedClassifier(loss="multinomial", weights="unit"),
+     PersonalizedRegressor(loss="huber", lam=0.1), PersonalizedRegressor(loss="poisson")],
+    expected_failed_checks=lambda estimator: EXPECTED)
+def test_scikit_learns_own_checks_with_other_settings(estimator, check):
     check(estimator)
 
 
