@@ -519,7 +519,11 @@ def test_json_is_all_that_is_printed(copied):
     assert json.loads(good("predict", "run", "data.csv", "--json")) == {
         "rows": 80, "users": 8, "unknown_users": 0, "out": "predictions.csv"}
     rows = json.loads(good("path", "run", "--json"))
-    assert rows == lines(place / "path.csv")
+    assert [[str(cell) for cell in row.values()] for row in rows] == [
+        list(row.values()) for row in lines(place / "path.csv")]
+    assert all(isinstance(row["lam"], float) and isinstance(row["n_clusters"], int) for row in rows)
+    done = run("path", "data.csv", *asked("regression"), "--out", "other", "--json")
+    assert {"lam", "n_clusters", "gap"} <= set(json.loads(done.out)[0])
 
 
 def test_path_and_report(copied):

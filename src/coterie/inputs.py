@@ -133,7 +133,9 @@ def show(*values: Any) -> str:
 def suggest(name: Any, known: Collection[Any]) -> str:
     """The closest known name (3 for "3", too) and a few others."""
     texts = {str(value): value for value in known}
-    close = [str(name)] if str(name) in texts else difflib.get_close_matches(str(name), list(texts)[:2000], n=1)
+    folded = {text.casefold(): text for text in list(texts)[:2000]}
+    close = [str(name)] if str(name) in texts else [
+        folded[text] for text in difflib.get_close_matches(str(name).casefold(), list(folded), n=1)]
     return (f"Did you mean {show(texts[close[0]])}? " if close else "") + f"There are: {show(*known)}"
 
 

@@ -62,7 +62,7 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
         "settings": dict(settings), "status": solution.status.name, "sentence": solution.status.value,
         "lam": solution.lam,
         "n_users": problem.n_users, "dim": problem.dim, "n_clusters": solution.n_clusters,
-        "gap": _number(solution.gap), "objective": _number(certificate.objective), "bound": _number(certificate.bound),
+        "gap": number(solution.gap), "objective": number(certificate.objective), "bound": number(certificate.bound),
         "solver": solution.solver, "seconds": round(solution.seconds, 3)}
     run: Any = solution
     if hasattr(run, "ledger"):  # of a federation
@@ -157,6 +157,6 @@ def _plain(name: Any) -> Any:
     return name if isinstance(name, (str, int, float)) else str(name)
 
 
-def _number(value: float) -> float | None:
+def number(value: float) -> float | None:
     """JSON knows no inf and no nan."""
     return float(value) if np.isfinite(value) else None

@@ -24,6 +24,7 @@ Array = npt.NDArray[np.float64]
 Task = Literal["classification", "regression", "counts", "clustering"]
 TASKS: tuple[Task, ...] = get_args(Task)
 INTERCEPT = "intercept"
+MOST = 1e9  # of counts: steps of exp(t) are lost beyond
 #: The losses that fit each task; the first is taken unless another is named.
 FITTING: dict[Task, tuple[str, ...]] = {
     "classification": ("logistic", "squared_hinge", "multinomial"), "regression": ("squared", "huber"),
@@ -58,6 +59,11 @@ class Units:
             n_classes = max(n_classes, int(users.targets.max()) + 1)
             if n_classes < 2:
                 raise InvalidInput("all samples are of one class", remedy="Give samples of at least two")
+        if task == "counts":
+            assert users.targets is not None
+            if users.targets.max() > MOST:
+                raise InvalidInput(f"a count of {users.targets.max():g} is beyond what a Poisson regression can tell "
+                                   "from others", remedy="Take it for a regression, or give it in larger units")
         p = users.n_features
         mean, scale, centre, spread = np.zeros(p), np.ones(p), 0.0, 1.0
         if standardize:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import warnings
-from typing import Annotated
+from typing import Annotated, Any
 
 from coterie import __version__
 from coterie.errors import CoterieError, CoterieWarning, MissingExtra, NotConverged
@@ -40,6 +40,7 @@ def main() -> None:
     """Run the command; what users can cause ends in a sentence, never in a traceback."""
     signal.signal(signal.SIGINT, _stop)
     warnings.showwarning = _show_warning
+    sys.unraisablehook = _unraisable
     warnings.simplefilter("always", CoterieWarning)
     try:
         app()
@@ -58,6 +59,12 @@ def main() -> None:
 def _stop(number: int, _: object) -> None:
     stops.append(number)
     raise KeyboardInterrupt
+
+
+def _unraisable(broken: Any) -> None:
+    """An interrupt that comes inside a destructor is counted all the same; everything else is told."""
+    if broken.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(broken)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:

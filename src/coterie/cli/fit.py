@@ -46,7 +46,7 @@ Standardize = Annotated[bool, typer.Option(help="Whether features are standardis
 Seed = Annotated[int, typer.Option(help="Seed of the rows held out.", min=0)]
 Out = Annotated[Path, typer.Option(help="Folder for the results; made if needed.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was broken off in the folder.")]
-Json = Annotated[bool, typer.Option("--json", help="Print run.json's contents and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
 @app.command("fit")
@@ -88,8 +88,6 @@ def run_path(
             loss=loss, lam=lam, weights=weights, ridge=ridge, n_lams=n_lams, tol=tol, holdout=0.0,
             standardize=standardize), out, resume, as_json, quiet=True)
         source = out
-        if as_json:
-            return
     told, _ = runs.read(source)
     rows = _path_rows(source)
     if as_json:
@@ -99,7 +97,7 @@ def run_path(
     for heading in rows[0]:
         table.add_column(heading, justify="right", no_wrap=heading in ("lam", "gap"))
     for row in rows:
-        mark = "bold" if float(row["lam"]) == told["lam"] else ""
+        mark = "bold" if row["lam"] == told["lam"] else ""
         table.add_row(*(_short(value) for value in row.values()), style=mark)
     console.print(table)
     console.print(f"Everything in {source}; open {source / 'report.html'} to look at it.", soft_wrap=True, markup=False)
@@ -140,7 +138,7 @@ def _run(data: Path, user: str, target: str, features: str, drop: str, separator
     write(found, out, asked, recipe, stamp)
     shutil.rmtree(store.folder, ignore_errors=True)
     told, _ = runs.read(out)
-    if as_json:
+    if as_json and not quiet:
         print(json.dumps(told, indent=1))
     elif not quiet:
         show(found, recipe, out)
@@ -327,20 +325,26 @@ def _names(text: str) -> list[str] | None:
     return [name.strip() for name in text.split(",") if name.strip()] or None
 
 
-def _path_rows(folder: Path) -> list[dict[str, str]]:
+def _path_rows(folder: Path) -> list[dict[str, Any]]:
+    """path.csv: numbers where there are any, None for nothing."""
     import csv
+
+    def value(cell: str) -> Any:
+        for kind in (int, float):
+            with contextlib.suppress(ValueError):
+                return kind(cell)
+        return cell or None
 
     if not (folder / "path.csv").exists():
         raise InvalidInput(f"{folder} holds no path", remedy="Give the folder of `coterie fit` or `coterie path`")
     with (folder / "path.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        return [{name: value(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
 
 
-def _short(text: str) -> str:
-    try:
-        return f"{float(text):.5g}" if float(text) > 1e-5 or not float(text) else f"{float(text):.0e}"
-    except ValueError:
-        return text
+def _short(value: Any) -> str:
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    return f"{value:.5g}" if value > 1e-5 or not value else f"{value:.0e}"
 
 
 def _escape(text: str) -> str:

@@ -113,8 +113,8 @@ def run_certify(
     agrees = told["n_clusters"] == n_clusters and told["lam"] == saved["lam"]
     proven = certificate.relative_gap <= float(asked["tol"])
     if as_json:
-        print(json.dumps({"certified": proven, "gap": _number(certificate.relative_gap), "n_clusters": n_clusters,
-                          "objective": certificate.objective, "bound": _number(certificate.bound),
+        print(json.dumps({"certified": proven, "gap": runs.number(certificate.relative_gap), "n_clusters": n_clusters,
+                          "objective": certificate.objective, "bound": runs.number(certificate.bound),
                           "same_data": same, "same_claims": agrees, "claimed_gap": told["gap"]}))
     else:
         if not same:
@@ -201,6 +201,3 @@ def _models(run: Path, units: Units, names: list[str]) -> Any:
         raise InvalidInput(f"{run / 'models.csv'} is not about the users of this table", remedy="Run it again")
     return units.restored(numbers.reshape(len(names), len(units.coefficient_names), -1))
 
-
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

@@ -18,6 +18,7 @@ from coterie.path import Path
 from coterie.plots import View, project
 from coterie.problem import Problem
 from coterie.recovery import recovery_bounds
+from coterie.runs import number
 from coterie.solution import Solution
 
 Array = npt.NDArray[np.float64]
@@ -58,8 +59,8 @@ def gather(source: Fit | Path | Solution, *, path: Path | None = None, chosen: i
         "version": _version(), "command": command, "task": view.task,
         "users": [str(users.names[k]) for k in keep], "counts": users.counts[keep].tolist(),
         "lams": whole.path.lams.tolist(), "chosen": whole.index,
-        "points": [{"n_clusters": s.n_clusters, "objective": _number(s.objective),
-                    "bound": _number(s.certificate.bound), "gap": _number(s.gap), "status": s.status.value}
+        "points": [{"n_clusters": s.n_clusters, "objective": number(s.objective),
+                    "bound": number(s.certificate.bound), "gap": number(s.gap), "status": s.status.value}
                    for s in whole.path.solutions],
         "labels": [s.labels.tolist() for s in view.path.solutions],
         "tree": [[int(a), int(b), lam, int(size)] for a, b, lam, size in view.path.linkage.tolist()],
@@ -179,11 +180,11 @@ def _bounds(view: View) -> dict[str, Any] | None:
         bounds = recovery_bounds(solution.problem, solution.labels)
     except CoterieError:  # data that are with their users, for one
         return None
-    return {"lower": _number(bounds.lower), "upper": _number(bounds.upper), "sentence": bounds.sentence}
+    return {"lower": number(bounds.lower), "upper": number(bounds.upper), "sentence": bounds.sentence}
 
 
 def _federated(run: Federated) -> dict[str, Any]:
-    rounds = [{"round": int(line.iteration), "gap": _number(line.gap), "n_clusters": int(line.n_clusters),
+    rounds = [{"round": int(line.iteration), "gap": number(line.gap), "n_clusters": int(line.n_clusters),
                "bytes_up": int(line.bytes_up), "bytes_down": int(line.bytes_down), "answered": int(line.answered)}
               for line in run.history]
     aside = f" {_many(len(run.aside), 'user')} set aside." if run.aside else ""
@@ -207,7 +208,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
-        return _number(value)
+        return number(value)
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
@@ -220,9 +221,6 @@ def numbers(values: Array) -> list[Any]:
     known[~finite] = None
     return known.tolist()
 
-
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def _many(count: int, what: str) -> str:
