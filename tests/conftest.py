@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import warnings
 
 import numpy as np
@@ -76,3 +77,16 @@ def radius(solution: ct.Solution) -> float:
 @pytest.fixture(params=LOSS_NAMES)
 def loss_name(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture
+def without_polars(monkeypatch):
+    """As if polars were not installed."""
+    original = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == "polars":
+            raise ImportError(name)
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)

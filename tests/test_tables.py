@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import csv
 import gzip
 import io
@@ -154,15 +153,8 @@ def test_fingerprint(tmp_path):
             fingerprint(path)
 
 
-def test_without_polars_the_message_names_the_extra(tmp_path, monkeypatch):
-    original = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "polars":
-            raise ImportError(name)
-        return original(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+@pytest.mark.usefixtures("without_polars")
+def test_without_polars_the_message_names_the_extra(tmp_path):
     for name in ("t.csv", "t.parquet"):
         with pytest.raises(MissingExtra, match=re.escape("coterie[tables]")):
             read_table(written(tmp_path, "a,b\n1,2\n", name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import csv
 import gzip
 import math
@@ -557,15 +556,8 @@ def test_parquet_files_that_are_refused(tmp_path):
         Users.from_parquet(path, user="who")
 
 
-def test_without_polars_the_message_names_the_extra(tmp_path, monkeypatch):
-    original = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "polars":
-            raise ImportError(name)
-        return original(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+@pytest.mark.usefixtures("without_polars")
+def test_without_polars_the_message_names_the_extra(tmp_path):
     with pytest.raises(MissingExtra, match=re.escape("coterie[tables]")):
         Users.from_csv(tmp_path / "t.csv", user="who")
 
