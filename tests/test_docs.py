@@ -223,7 +223,7 @@ def command_mistakes(page: str) -> list[str]:
 
     from coterie import cli
 
-    codes = dict(re.findall(r"(\d+) ([^;.]+)[;.]", " ".join((inspect.getdoc(cli.root) or "").split())))
+    codes = dict(re.findall(r"(\d+) ([^;.]+)[;.]", cli.base.CODES))
     shown = {cells[0]: cells[1] for cells in rows(page) if len(cells) == 2 and cells[0].isdigit()}
     wrong = [] if codes == shown and codes else [f"exit codes: expected {codes}, the page has {shown}"]
     commands = dict(get_command(cli.app).commands)  # type: ignore[attr-defined]

@@ -17,8 +17,11 @@ except ImportError:  # the core installs without them
     print(MissingExtra("typer and rich", "cli", "The coterie command"), file=sys.stderr)
     raise SystemExit(3) from None
 
+CODES = ("Exit codes: 0 done; 1 not solved to the tolerance; 2 input that cannot be used; 3 an extra is missing; "
+         "130 interrupted.")
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="Personalised federated learning that finds its own groups, with a proof of optimality.")
+                  help="Personalised federated learning that finds its own groups, with a proof of optimality.",
+                  epilog=CODES)
 console, error = Console(), Console(stderr=True)
 stops: list[int] = []  # interrupts so far: solvers answer one with their best point, and what comes after is left out
 
@@ -32,8 +35,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
                                                help="Print the version and stop.")] = False) -> None:
-    """Exit codes: 0 done; 1 not solved to the tolerance; 2 input that cannot be used; 3 an extra is missing;
-    130 interrupted."""
+    pass
 
 
 def main() -> None:

@@ -57,6 +57,7 @@ def run_fit(data: Data, user: User = "", target: Target = "", features: Features
             out: Out = Path("run"), resume: Resume = False, as_json: Json = False) -> None:
     """Groups and models from a table: who goes with whom, a model for everyone, a certificate, and a page to look at.
 
+    DATA is a CSV or Parquet file with a row a sample.
     Writes run.json, models.csv and .parquet, clusters.csv, path.csv and .parquet, and report.html into the folder.
 
     Example: coterie fit data.csv --user subject --target y
@@ -76,7 +77,9 @@ def run_path(
     tol: Tol = 1e-6, standardize: Standardize = True, out: Out = Path("run"), resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """The whole path over lam, from everyone alone to everyone together: of a table, or of a run there is.
+    """The whole path over lam, from everyone alone to everyone together.
+
+    SOURCE is a table, whose path is solved for, or the folder of a run, whose path is shown.
 
     Example: coterie path data.csv --user subject --target y --weights unit --out path
 

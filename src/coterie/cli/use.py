@@ -37,6 +37,7 @@ def predict(
 ) -> None:
     """A prediction for every row of a table, by the model of the row's user.
 
+    RUN is the folder of a run of `coterie fit`, TABLE a table with the columns that were learned from.
     Users who are not in the run get the model of everyone together, and a 0 in the column `known`. Where every row was
     a user of its own, rows of another table get the cluster that is nearest.
 
@@ -89,6 +90,7 @@ def run_certify(
 ) -> None:
     """Prove again how far the models can be from optimal, from the table and models.csv alone.
 
+    RUN is the folder of a run of `coterie fit`, DATA the table it was learned from (by default where it was then).
     The problem is made anew from the table, the run's settings and its weights; a lower bound on its optimum is
     computed without what the run says about itself.
 
@@ -146,6 +148,8 @@ def run_report(
     title: Annotated[str, typer.Option(help="Another title.")] = "",
 ) -> None:
     """Make the page of a run again, under another title or in another place.
+
+    RUN is the folder of a run.
 
     Example: coterie report run --title "Twelve hospitals" --out hospitals.html
     """
