@@ -350,7 +350,8 @@ def test_a_table_is_never_written_over(copied):
     assert "is the table itself" in bad("predict", "run", "data.csv", "--out", "../" + Path.cwd().name + "/data.csv")
     assert "in the folder for the results" in bad("fit", "run/models.csv", "--user", "user", "--out", "run")
     assert Path("data.csv").read_bytes() == before
-    assert "No such file" in bad("predict", "run", "data.csv", "--out", "nowhere/p.csv")
+    good("predict", "run", "data.csv", "--out", "new/folder/p.csv")
+    assert "cannot be written as .xlsx" in bad("predict", "run", "data.csv", "--out", "p.xlsx")
 
 
 def test_points_of_another_table_go_to_the_nearest_cluster(folders):
@@ -458,6 +459,24 @@ def test_changed_models_are_not_proven(copied):
         assert "models" in bad("certify", "run", "data.csv")
     (place / "models.csv").unlink()
     assert "models.csv" in bad("certify", "run", "data.csv")
+
+
+def test_models_under_other_names_are_not_proven(copied):
+    place = copied("regression")
+    whole = (place / "models.csv").read_text().splitlines()
+    first, *rest = whole
+    (place / "models.csv").write_text("\n".join([first, *rest[::-1]]) + "\n")  # the order of lines says nothing
+    good("certify", "run", "data.csv")
+    (place / "models.csv").write_text("\n".join([*whole, whole[-1]]) + "\n")
+    assert "each once" in bad("certify", "run", "data.csv")
+    names = first.split(",")
+    (place / "models.csv").write_text("\n".join([",".join([*names[:2], names[3], names[2], *names[4:]]), *rest]) + "\n")
+    assert f"column '{names[3]}'" in bad("certify", "run", "data.csv")
+    (place / "models.csv").write_text("\n".join(whole) + "\n")
+    change(place / "models.csv", 1, 1, lambda text: 1 - int(text))  # a user in the other cluster, by its label only
+    done = run("certify", "run", "data.csv")
+    assert done.code == 1
+    assert "the models say something else" in done.out
 
 
 def test_another_table_is_not_proven(copied):

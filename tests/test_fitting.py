@@ -648,3 +648,19 @@ def test_models_of_users_and_strangers():
     models, known = found.models_of([3, "stranger", 0])
     assert known.tolist() == [True, False, True]
     np.testing.assert_array_equal(models, [found.solution.models[3], found.together, found.solution.models[0]])
+
+
+def test_as_many_groups_as_there_are():
+    """Twelve, where eight are looked for at first; a limit is kept to, and said."""
+    rng = np.random.default_rng(0)
+    kind = np.repeat(np.arange(12), 4)
+    owner = np.repeat(np.arange(48), 15)
+    X = rng.normal(size=(len(owner), 2))
+    y = (X * (10 * rng.normal(size=(12, 2)))[kind[owner]]).sum(axis=1) + rng.normal(size=len(owner))
+    users = ct.Users.from_arrays(X, y, owner)
+    found = fit(users, Settings(task="regression", n_lams=4, holdout=0.0))
+    assert found.n_clusters == 12
+    assert len(set(zip(found.labels, kind, strict=True))) == 12
+    few = fit(users, Settings(task="regression", n_lams=4, holdout=0.0, most=3))
+    assert few.n_clusters <= 3
+    assert "More are not looked for" in few.why

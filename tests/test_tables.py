@@ -297,7 +297,8 @@ def test_an_indicator_is_made_above_one_percent():
     assert list(one_column(values[:100])[1]) == ["x"]
     recipe, encoded = one_column([None, *values[:100]])
     assert list(encoded) == ["x", "x missing"]
-    assert recipe.notes == ("Column 'x' is missing in some rows and filled with the mean there.",)
+    assert recipe.notes == ("Column 'x' is missing in some rows and filled with the mean there; one more column "
+                            "tells where.",)
 
 
 def test_many_levels_are_pooled_or_refused():

@@ -68,7 +68,7 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
     __metadata_request__score = {"users": True}  # noqa: RUF012
 
     def __init__(self, *, lam: Any = "auto", weights: str = "auto", loss: str = "auto", ridge: float = 1e-3,
-                 n_lams: int = 24, most: int = 8, k: int = 5, tol: float = 1e-6, holdout: float | None = None,
+                 n_lams: int = 24, most: int | None = None, k: int = 5, tol: float = 1e-6, holdout: float | None = None,
                  standardize: bool = True, unknown: str = "together", random_state: Any = 0) -> None:
         self.lam = lam
         self.weights = weights
@@ -185,7 +185,7 @@ class PersonalizedClassifier(ClassifierMixin, _Personalized):  # type: ignore[mi
         "logistic" is with more than two classes.
     ridge : on all coordinates of a model, the intercept's too.
     n_lams : points of the path.
-    most : groups considered at most.
+    most : groups at most; None for as many as there are.
     k : nearest users each one is joined to.
     tol : the certified relative gap to reach.
     holdout : the share of every user's rows that judge, for `scores_`; None holds rows out only to choose lam by them.

@@ -52,7 +52,7 @@ class Settings:
         user's k nearest.
     ridge : on all coordinates of a model.
     n_lams : points of the path.
-    most : groups considered at most.
+    most : groups at most; None for as many as there are (eight are looked for, and twice as many while all are found).
     k : nearest users each one is joined to.
     tol : the certified relative gap to reach.
     holdout : the share of every user's rows that judge; 0 for none.
@@ -67,7 +67,7 @@ class Settings:
     weights: str = "auto"
     ridge: float = 1e-3
     n_lams: int = 24
-    most: int = 8
+    most: int | None = None
     k: int = 5
     tol: float = 1e-6
     holdout: float = 0.2
@@ -87,6 +87,8 @@ class Settings:
             raise InvalidInput(f"holdout must be a share in [0, 1), got {self.holdout!r}", remedy="Use for example 0.2")
         for name, least in (("n_lams", 2), ("most", 1), ("k", 1), ("seed", 0)):
             number = getattr(self, name)
+            if name == "most" and number is None:
+                continue
             if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < least:
                 raise InvalidInput(f"{name} must be a whole number >= {least}, got {number!r}", remedy="Leave it out")
         if not (np.isfinite(self.tol) and self.tol > 0):
@@ -166,8 +168,13 @@ def _grouped(inner: Users, loss: Loss, settings: Settings, tell: Progress, kept:
         def searching(solution: Solution, _: int) -> None:
             tell(f"{part}searching for groups", 0, 1, f"{solution.n_clusters} clusters")
 
-        groups = find_groups(inner, loss, most=settings.most, k=settings.k, progress=searching)
-        kept[f"{part}groups"] = {"labels": groups.labels, "sentence": str(groups)}
+        most = settings.most or 8
+        groups = find_groups(inner, loss, most=most, k=settings.k, progress=searching)
+        while settings.most is None and groups.n_clusters == most <= inner.n_users // 4:
+            most *= 2
+            groups = find_groups(inner, loss, most=most, k=settings.k, progress=searching)
+        full = " More are not looked for." if 1 < groups.n_clusters == most < inner.n_users else ""
+        kept[f"{part}groups"] = {"labels": groups.labels, "sentence": f"{groups}{full}"}
     told = kept[f"{part}groups"]
     labels, sentence = np.array(told["labels"], dtype=np.int64), str(told["sentence"])
     tell(f"{part}range of lam", 0, 1, "")

@@ -36,6 +36,7 @@ from coterie.problem import Problem
 from coterie.solution import Solution
 
 Array = npt.NDArray[np.float64]
+TAKEN = ("user", "cluster", "users")  # columns of models.csv and clusters.csv that are no coefficients
 
 
 def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[str, Any], *,
@@ -76,7 +77,7 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
     models, columns = (solution.models, coefficient_names(problem)) if shown is None else shown
     labels = solution.labels
     users: dict[str, list[Any]] = {"user": list(problem.users.names), "cluster": labels.tolist()}
-    columns = distinct(columns, ("user", "cluster", "users"))
+    columns = distinct(columns, TAKEN)
     users |= {name: models[:, k].tolist() for k, name in enumerate(columns)}
     first = np.unique(labels, return_index=True)[1]
     clusters: dict[str, list[Any]] = {"cluster": labels[first].tolist(), "users": np.bincount(labels).tolist()}
@@ -110,6 +111,8 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
         raise InvalidInput(f"{place / 'run.json'} cannot be read: {error}", remedy="Run it again") from error
     if not isinstance(told, dict):
         raise InvalidInput(f"{place / 'run.json'} holds no run", remedy="Run it again")
+    if not (place / "solution.coterie").exists():
+        raise InvalidInput(f"{place} is not whole: it holds no solution.coterie", remedy="Run it again")
     return told, unpack((place / "solution.coterie").read_bytes(), str(place / "solution.coterie"))
 
 
@@ -147,6 +150,7 @@ def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
 
 def put(path: Path, data: bytes) -> None:
     """Write a file in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
     new.write_bytes(data)
     os.replace(new, path)

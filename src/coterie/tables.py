@@ -297,7 +297,8 @@ def _columns(frame: Any, chosen: Sequence[str], kept: npt.NDArray[np.bool_], *, 
         indicator = 100 * gone > kept.sum()
         if gone:
             text = "0 in all its columns" if found.kind == "text" else "filled with the mean"
-            said.setdefault(f"missing in some rows and {text} there", []).append(name)
+            told = "; one more column tells where" * bool(indicator)
+            said.setdefault(f"missing in some rows and {text} there{told}", []).append(name)
         if found.kind == "text":
             levels, pooled = _levels(name, found, here)
             said.setdefault("text and became a column of 0 and 1 for each level"

@@ -6,7 +6,7 @@ import contextlib
 import json
 import shlex
 import shutil
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,10 +20,11 @@ from coterie import report, runs
 from coterie.cli.base import app, console, error, stops
 from coterie.errors import InvalidInput, NotConverged
 from coterie.fitting import Fit, Settings, fit
+from coterie.losses import Multinomial
 from coterie.packing import pack, unpack
 from coterie.solution import Status
 from coterie.tables import TASKS, Recipe, fingerprint, read_table
-from coterie.units import FITTING
+from coterie.units import FITTING, Units
 from coterie.weights import KINDS
 
 _LOSSES = ", ".join(dict.fromkeys(name for names in FITTING.values() for name in names))
@@ -39,7 +40,7 @@ Lam = Annotated[str, typer.Option(help="auto: the groups found; score: least los
 Weights = Annotated[str, typer.Option(help=f"One of: {', '.join(KINDS)}. unit is the paper's: all pairs alike.")]
 Ridge = Annotated[float, typer.Option(help="On all coordinates of a model.")]
 Lams = Annotated[int, typer.Option(help="Points of the path.", min=2)]
-Most = Annotated[int, typer.Option(help="Groups considered at most.", min=1)]
+Most = Annotated[int, typer.Option(help="Groups at most; 0 for as many as there are.", min=0)]
 Tol = Annotated[float, typer.Option(help="Certified relative gap to reach.")]
 Holdout = Annotated[float, typer.Option(help="Share of every user's rows that judge; 0 for none.")]
 Standardize = Annotated[bool, typer.Option(help="Whether features are standardised.")]
@@ -52,7 +53,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.
 @app.command("fit")
 def run_fit(data: Data, user: User = "", target: Target = "", features: Features = "", drop: Drop = "",
             separator: Separator = "", task: Kind = "auto", loss: LossName = "auto", lam: Lam = "auto",
-            weights: Weights = "auto", ridge: Ridge = 1e-3, n_lams: Lams = 24, most: Most = 8, tol: Tol = 1e-6,
+            weights: Weights = "auto", ridge: Ridge = 1e-3, n_lams: Lams = 24, most: Most = 0, tol: Tol = 1e-6,
             holdout: Holdout = 0.2, standardize: Standardize = True, seed: Seed = 0,
             out: Out = Path("run"), resume: Resume = False, as_json: Json = False) -> None:
     """Groups and models from a table: who goes with whom, a model for everyone, a certificate, and a page to look at.
@@ -64,8 +65,8 @@ def run_fit(data: Data, user: User = "", target: Target = "", features: Features
 
     Example: coterie fit points.csv --drop id --out clusters
     """
-    settings = Settings(loss=loss, lam=_lam(lam), weights=weights, ridge=ridge, n_lams=n_lams, most=most, tol=tol,
-                        holdout=holdout, standardize=standardize, seed=seed)
+    settings = Settings(loss=loss, lam=_lam(lam), weights=weights, ridge=ridge, n_lams=n_lams, most=most or None,
+                        tol=tol, holdout=holdout, standardize=standardize, seed=seed)
     _run(data, user, target, features, drop, separator, task, settings, out, resume, as_json)
 
 
@@ -167,19 +168,26 @@ def write(found: Fit, out: Path, asked: dict[str, Any], recipe: Recipe, stamp: s
     if scores is not None and len(scores.points) == len(points):
         path[f"held out {scores.metric}"] = [_mean(row) for row in scores.points]
     document = report.gather(found, title=f"{Path(asked['data']).name}: {_groups(found)}", classes=classes or None,
-                             command=shlex.join(["coterie", "fit", asked["data"], *(
-                                 word for name in ("user", "target") if asked[name]
-                                 for word in (f"--{name}", asked[name]))]),
+                             command=_command(asked),
                              settings=asked, notes=recipe.notes)
     # run.json comes last: a folder that has it is whole.
     (out / "run.json").unlink(missing_ok=True)
     runs.put(out / "report.json", json.dumps(document, allow_nan=False).encode())
     report.write(document, out / "report.html")
     runs.write(out, found.solution, asked, path=path,
-               shown=(coefficients.reshape(len(coefficients), -1), _columns(found, classes)),
+               shown=(coefficients.reshape(len(coefficients), -1), columns_of(units, classes)),
                more={"seed": asked["seed"], "fingerprint": stamp, "task": recipe.task, "why": found.why,
                      "scores": summary, "notes": list(recipe.notes), "recipe": recipe.to_json(), "units": state,
                      "together": found.together.tolist(), "libraries": versions()})
+
+
+def _command(asked: dict[str, Any]) -> str:
+    """What to type for the same run; the task is said, since it may have been guessed from this table."""
+    usual = {**asdict(Settings()), "task": None, "n_classes": asked["n_classes"], "standardize": asked["standardize"],
+             **dict.fromkeys(("user", "target", "features", "drop", "separator"), ""), "data": asked["data"]}
+    words = [word for name, value in asked.items() if value != usual[name]
+             for word in (f"--{name.replace('_', '-')}", str(value))]
+    return shlex.join(["coterie", "fit", asked["data"], *words, *["--no-standardize"] * (not asked["standardize"])])
 
 
 def show(found: Fit, recipe: Recipe, out: Path) -> None:
@@ -230,9 +238,11 @@ def _groups(found: Fit) -> str:
     return f"{k} group{'s' * (k != 1)} among {n} user{'s' * (n != 1)}"
 
 
-def _columns(found: Fit, classes: list[str]) -> list[str]:
-    names, outputs = found.units.coefficient_names, found.coefficients.shape[2]
-    return names if outputs == 1 else [f"{name} [{c}]" for name in names for c in classes]
+def columns_of(units: Units, classes: Sequence[str]) -> list[str]:
+    """What each number of a model in models.csv is."""
+    names = units.coefficient_names
+    many = isinstance(units.loss, Multinomial)
+    return runs.distinct([f"{name} [{c}]" for name in names for c in classes] if many else names, runs.TAKEN)
 
 
 def versions() -> dict[str, str]:

@@ -14,11 +14,12 @@ from scipy.spatial import cKDTree
 from coterie import report, runs
 from coterie.certificates import certify
 from coterie.cli.base import app, console
+from coterie.cli.fit import columns_of
 from coterie.errors import InvalidInput
 from coterie.graph import Graph
 from coterie.inputs import write_parquet
 from coterie.problem import Problem
-from coterie.solution import Certificate, labels_of
+from coterie.solution import Certificate, first_labels, labels_of
 from coterie.solvers import solve
 from coterie.tables import Recipe, fingerprint, read_table
 from coterie.units import Units
@@ -44,6 +45,8 @@ def predict(
     Example: coterie predict run new.csv --out predictions.csv
     """
     told, saved, recipe, units = opened(run)
+    if out.suffix not in ("", ".csv", ".txt", ".parquet", ".pq"):
+        raise InvalidInput(f"predictions cannot be written as {out.suffix}", remedy="Name a .csv or .parquet file")
     if out.resolve() == table.resolve():
         raise InvalidInput(f"{out} is the table itself", remedy="Name another file with --out")
     X, names = recipe.matrix(read_table(table, separator or None))
@@ -68,6 +71,7 @@ def predict(
         else:
             columns["prediction"] = predicted.tolist()
     if out.suffix in (".parquet", ".pq"):
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_parquet(columns, out)
     else:
         runs.put(out, runs.table(list(columns), zip(*columns.values(), strict=True)))
@@ -108,11 +112,11 @@ def run_certify(
     pairs, weights = saved["pairs"], np.asarray(saved["weights"])
     graph = Graph.complete(users.n_users) if pairs is None else Graph.from_edges(users.n_users, pairs, weights)
     problem = Problem(users, units.loss, float(told["lam"]), graph)
-    models = _models(run, units, [str(name) for name in users.names])
+    models, sorted_out = _models(run, units, columns_of(units, recipe.classes), [str(name) for name in users.names])
     certificate = prove(problem, models, float(asked["tol"]))
     n_clusters = int(labels_of(models).max()) + 1
     same = fingerprint(table) == told["fingerprint"]
-    agrees = told["n_clusters"] == n_clusters and told["lam"] == saved["lam"]
+    agrees = sorted_out and told["n_clusters"] == n_clusters and told["lam"] == saved["lam"]
     proven = certificate.relative_gap <= float(asked["tol"])
     if as_json:
         print(json.dumps({"certified": proven, "gap": runs.number(certificate.relative_gap), "n_clusters": n_clusters,
@@ -122,8 +126,8 @@ def run_certify(
         if not same:
             console.print("This is not the file the run was made from, byte for byte.", style="yellow", soft_wrap=True)
         if not agrees:
-            console.print(f"run.json claims {told['n_clusters']} cluster(s) at lam = {told['lam']:g}; the other files "
-                          "hold something else.", style="yellow", soft_wrap=True)
+            console.print(f"run.json claims {told['n_clusters']} cluster(s) at lam = {told['lam']:g}, and models.csv "
+                          "says who is in which; the models say something else.", style="yellow", soft_wrap=True)
         console.print(f"{n_clusters} cluster(s) among {users.n_users} users at lam = {told['lam']:g}: {certificate}.",
                       soft_wrap=True, highlight=False)
         console.print("Certified: no other models are better by more than the tolerance." if proven else
@@ -193,15 +197,23 @@ def _key(name: Any) -> str:
     return str(int(name)) if isinstance(name, float) and name.is_integer() else str(name)
 
 
-def _models(run: Path, units: Units, names: list[str]) -> Any:
-    """models.csv, in the solver's units."""
+def _models(run: Path, units: Units, columns: list[str], names: list[str]) -> tuple[Any, bool]:
+    """models.csv in the solver's units, in the order of the table's users; and whether its clusters are the models'."""
     try:
         with (run / "models.csv").open(newline="", encoding="utf-8") as file:
-            rows = list(csv.reader(file))[1:]
+            header, *rows = csv.reader(file)
         numbers = np.array([[float(cell) for cell in row[2:]] for row in rows])
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{run / 'models.csv'} cannot be read: {error}", remedy="Run it again") from error
-    if [row[0] for row in rows] != names or numbers.size % max(len(names) * len(units.coefficient_names), 1):
-        raise InvalidInput(f"{run / 'models.csv'} is not about the users of this table", remedy="Run it again")
-    return units.restored(numbers.reshape(len(names), len(units.coefficient_names), -1))
-
+    if header[2:] != columns:
+        wrong = next((name for name, known in zip(header[2:], columns, strict=False) if name != known), "")
+        raise InvalidInput(f"{run / 'models.csv'} has other columns than the run", where=f"column {wrong!r}",
+                           remedy="Run it again")
+    place = {row[0]: k for k, row in enumerate(rows)}
+    if len(place) != len(rows) or sorted(place) != sorted(names):
+        raise InvalidInput(f"{run / 'models.csv'} is not about the users of this table, each once",
+                           remedy="Run it again")
+    order = [place[name] for name in names]
+    models = units.restored(numbers[order].reshape(len(names), len(units.coefficient_names), -1))
+    clusters = first_labels(np.unique([rows[k][1] for k in order], return_inverse=True)[1])
+    return models, bool(np.array_equal(clusters, labels_of(models)))

@@ -22,6 +22,15 @@ const known = (x) => typeof x === "number" && Number.isFinite(x);
 const whole = (x) => (known(x) ? Math.round(x).toLocaleString("en-US") : "–");
 const plural = (n, one, many) => `${whole(n)} ${n === 1 ? one : many || one + "s"}`;
 const percent = (x) => `${Math.round(100 * x)}%`;
+
+// Long names lose their middle: those that begin alike still differ.
+function trimmed(name, room) {
+  const letters = Array.from(name);
+  const head = Math.max(1, Math.floor((room - 1) / 2));
+  const tail = Math.max(1, room - 1 - head);
+  return letters.length > Math.max(3, room) ? `${letters.slice(0, head).join("")}…${letters.slice(-tail).join("")}` : name;
+}
+
 const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
 
 function number(x, digits = 4) {

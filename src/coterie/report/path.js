@@ -250,7 +250,7 @@ function drawTree(width) {
           y: placeY(node.y) + 3,
           "text-anchor": "end",
           class: dimmed(node.id) ? "leaf dim" : "leaf",
-          text: name.length > left / 7 ? `${name.slice(0, Math.floor(left / 7) - 1)}…` : name,
+          text: trimmed(name, Math.floor(left / 7)),
         }),
       );
     }

@@ -375,7 +375,7 @@ function drawCoefficients(width) {
           y: y + 15,
           "text-anchor": "end",
           class: "feature",
-          text: name.length > room ? `${name.slice(0, Math.max(1, room - 1))}…` : name,
+          text: trimmed(name, room),
         },
         shape("title", { text: name }),
       ),
