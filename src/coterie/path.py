@@ -345,15 +345,22 @@ def _grid(problem: Problem, end: _Consensus, n_lams: int, tol: float, solver: So
         return []
     if end.bracket.lower == 0:
         return [0.0]
-    # Down to where everyone is alone, or as many are as ever will be: identical users never part.
-    most = solve(problem.with_lam(0.0), tol=tol, solver=solver).n_clusters
-    low = 0.01 * top
-    start: Solution | None = None
+    low = alone_at(problem, top, tol, solver)
+    return [] if low is None else [*np.geomspace(low, top, n_lams)[:-1].tolist(), top]
+
+
+def alone_at(problem: Problem, top: float, tol: float, solver: Solver | str = "fast") -> float | None:
+    """A lam below `top` where everyone is alone, or as many as ever will be: identical users never part.
+
+    None where it was interrupted.
+    """
+    free, low = solve(problem.with_lam(0.0), tol=tol, solver=solver), 0.01 * top
+    here, start = free, None
     for _ in range(16):
-        start = solve(problem.with_lam(low), tol=tol, solver=solver, start=start)
-        if start.status is Status.INTERRUPTED:
-            return []
-        if start.n_clusters >= most:
+        if here.status is Status.INTERRUPTED:
+            break
+        here = start = solve(problem.with_lam(low), tol=tol, solver=solver, start=start)
+        if here.n_clusters >= free.n_clusters:
             break
         low *= 0.2
-    return [*np.geomspace(low, top, n_lams)[:-1].tolist(), top]
+    return None if here.status is Status.INTERRUPTED else low

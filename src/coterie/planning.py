@@ -21,10 +21,9 @@ from coterie.graph import Graph
 from coterie.groups import find_groups, first_meeting
 from coterie.losses import Loss
 from coterie.losses.grouped import Grouped, group_users
-from coterie.path import Path, lam_max, solve_path
+from coterie.path import Path, alone_at, lam_max, solve_path
 from coterie.problem import Problem, check_lam
 from coterie.solution import Certificate, Solution, Status
-from coterie.solvers import solve
 from coterie.units import Task
 from coterie.users import Users
 from coterie.weights import KINDS, LocalModels, adaptive_graph
@@ -146,12 +145,9 @@ def _grid_to(problem: Problem, top: float, n_lams: int) -> Array:
     """From everyone alone to everyone together."""
     if top <= 0:
         return np.array([0.0])
-    most, low, start = whole(solve(problem.with_lam(0.0), tol=1e-4)).n_clusters, 0.01 * top, None
-    for _ in range(12):
-        start = whole(solve(problem.with_lam(low), tol=1e-4, start=start))
-        if start.n_clusters >= most:
-            break
-        low *= 0.2
+    low = alone_at(problem, top, 1e-4)
+    if low is None:
+        raise KeyboardInterrupt
     return np.geomspace(low, top, n_lams)
 
 

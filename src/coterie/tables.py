@@ -38,10 +38,9 @@ from coterie.errors import CoterieWarning, InvalidInput
 from coterie.files import fingerprint as fingerprint
 from coterie.files import read_table as read_table
 from coterie.inputs import Floats, Settled, as_frame, check_unique, row_names, settle, show, suggest
+from coterie.units import TASKS, Task
 from coterie.users import Users
 
-Task = Literal["classification", "regression", "counts", "clustering"]
-TASKS = ("classification", "regression", "counts", "clustering")
 MOST_LEVELS, MOST_CLASSES, LARGEST, DAY = 20, 50, 1e150, 86_400_000_000
 OTHER = "(other)"
 COUNTER = re.compile(r"(row[ _.]?)?(id|index)|row([ _.]?(names?|number|nr|no))?|_id", re.IGNORECASE)

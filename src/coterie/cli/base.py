@@ -47,14 +47,14 @@ def main() -> None:
     try:
         app()
     except CoterieError as problem:
-        error.print(f"[bold red]coterie:[/] {_plain(str(problem))}", soft_wrap=True, highlight=False)
+        error.print(f"[bold red]coterie:[/] {plain(str(problem))}", soft_wrap=True, highlight=False)
         codes = {MissingExtra: 3, NotConverged: 1}
         raise SystemExit(codes.get(type(problem), 2)) from None
     except KeyboardInterrupt:
         error.print("coterie: interrupted.")
         raise SystemExit(130) from None
     except OSError as problem:
-        error.print(f"[bold red]coterie:[/] {_plain(str(problem))}", soft_wrap=True, highlight=False)
+        error.print(f"[bold red]coterie:[/] {plain(str(problem))}", soft_wrap=True, highlight=False)
         raise SystemExit(2) from None
 
 
@@ -71,10 +71,10 @@ def _unraisable(broken: Any) -> None:
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     """A warning as a sentence, without the place in the source that raised it."""
-    error.print(f"[yellow]coterie:[/] {_plain(str(message))}", soft_wrap=True, highlight=False)
+    error.print(f"[yellow]coterie:[/] {plain(str(message))}", soft_wrap=True, highlight=False)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)

@@ -17,14 +17,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from coterie import report, runs
-from coterie.cli.base import app, console, error, stops
+from coterie.cli.base import app, console, error, plain, stops
 from coterie.errors import InvalidInput, NotConverged
 from coterie.fitting import Fit, Settings, fit
 from coterie.losses import Multinomial
 from coterie.packing import pack, unpack
 from coterie.solution import Status
-from coterie.tables import TASKS, Recipe, fingerprint, read_table
-from coterie.units import FITTING, Units
+from coterie.tables import Recipe, fingerprint, read_table
+from coterie.units import FITTING, TASKS, Units
 from coterie.weights import KINDS
 
 _LOSSES = ", ".join(dict.fromkeys(name for names in FITTING.values() for name in names))
@@ -193,7 +193,7 @@ def _command(asked: dict[str, Any]) -> str:
 def show(found: Fit, recipe: Recipe, out: Path) -> None:
     users = found.solution.problem.users
     for note in recipe.notes:
-        console.print(f"[dim]{_escape(note)}[/]", soft_wrap=True, highlight=False)
+        console.print(f"[dim]{plain(note)}[/]", soft_wrap=True, highlight=False)
     table = Table(title=f"{_groups(found)} at lam = {found.solution.lam:.4g}")
     for heading in ("group", "users", "rows", "among them"):
         table.add_column(heading, justify="left" if heading == "among them" else "right")
@@ -201,7 +201,7 @@ def show(found: Fit, recipe: Recipe, out: Path) -> None:
     for k in np.argsort(-sizes, kind="stable")[:20]:
         members = np.flatnonzero(found.labels == k)
         names = ", ".join(str(users.names[i]) for i in members[:4]) + (", ..." if len(members) > 4 else "")
-        table.add_row(str(k), str(len(members)), str(int(users.counts[members].sum())), _escape(names))
+        table.add_row(str(k), str(len(members)), str(int(users.counts[members].sum())), plain(names))
     console.print(table)
     if len(sizes) > 20:
         console.print(f"and {len(sizes) - 20} more groups in {out / 'clusters.csv'}", soft_wrap=True, markup=False)
@@ -358,11 +358,5 @@ def _short(value: Any) -> str:
     if not isinstance(value, float):
         return "" if value is None else str(value)
     return f"{value:.5g}" if value > 1e-5 or not value else f"{value:.0e}"
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
 
 
