@@ -22,8 +22,8 @@ import numpy as np
 from machine import facts
 
 from coterie.datasets import clustered, ellipses
-from coterie.federated.cluster import Cluster, write_app
-from coterie.federated.service import settings_of
+from coterie.federated.runtimes.cluster import Cluster, write_app
+from coterie.federated.runtimes.service import settings_of
 
 _CLIENT = '''from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp

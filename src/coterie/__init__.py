@@ -7,8 +7,12 @@
 
 from typing import Any
 
+from coterie.analysis.groups import Groups, find_groups
+from coterie.analysis.path import Path, lam_max, solve_path
+from coterie.analysis.recovery import Fusion, RecoveryBounds, fusion_ladder, recovery_bounds
+from coterie.analysis.select import Choice, by_certificate, by_clusters, by_score, by_stability, refit
 from coterie.certificates import certify
-from coterie.checks import check_loss
+from coterie.data.users import Split, Standardizer, Users
 from coterie.errors import CoterieError, CoterieWarning, Incompatible, InvalidInput, MissingExtra, NotConverged
 from coterie.federated import (
     ALGORITHMS,
@@ -26,8 +30,7 @@ from coterie.federated import (
     federate_path,
 )
 from coterie.graph import Graph
-from coterie.groups import Groups, find_groups
-from coterie.joining import Joined
+from coterie.graph.weights import LocalModels, adaptive_graph
 from coterie.losses import (
     LOSSES,
     Custom,
@@ -42,14 +45,11 @@ from coterie.losses import (
     SquaredDistance,
     SquaredHinge,
 )
-from coterie.path import Path, lam_max, solve_path
+from coterie.losses.checks import check_loss
+from coterie.newcomers import Joined
 from coterie.problem import Problem, lam_from_eq3
-from coterie.recovery import Fusion, RecoveryBounds, fusion_ladder, recovery_bounds
-from coterie.select import Choice, by_certificate, by_clusters, by_score, by_stability, refit
 from coterie.solution import Certificate, Explanation, Solution, Status
 from coterie.solvers import SOLVERS, Fast, Lean, Reference, solve
-from coterie.users import Split, Standardizer, Users
-from coterie.weights import LocalModels, adaptive_graph
 
 __version__ = "0.1.0"
 

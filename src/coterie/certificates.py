@@ -11,13 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from coterie._typing import Array, Flags, Indices
 from coterie.errors import InvalidInput
 from coterie.graph import Graph
 from coterie.losses import Loss, Samples
 from coterie.problem import Problem
 from coterie.solution import Certificate
-
-Array = npt.NDArray[np.float64]
 
 _EPSILON = 4 * float(np.finfo(float).eps)
 _REPAIRS = 5  # attempts at moving duals into the conjugates' domain
@@ -88,7 +87,7 @@ def project(duals: Array, radii: Array) -> Array:
     return duals * scale[:, None]
 
 
-def _into_domain(problem: Problem, models: Array, duals: Array, slopes: Array, outside: npt.NDArray[np.bool_]) -> Array:
+def _into_domain(problem: Problem, models: Array, duals: Array, slopes: Array, outside: Flags) -> Array:
     """Move feasible duals so that the slopes -(B'y)_i of users `outside` lie where their conjugates are finite.
 
     A gradient is always in the conjugate's domain, and the one nearly at the slope u is grad f(x) for the x of
@@ -102,7 +101,7 @@ def _into_domain(problem: Problem, models: Array, duals: Array, slopes: Array, o
     return supplied(problem.graph, problem.radii, duals, lack, outside)
 
 
-def lacking(loss: Loss, samples: Samples, models: Array, slopes: Array, users: npt.NDArray[np.intp]) -> Array:
+def lacking(loss: Loss, samples: Samples, models: Array, slopes: Array, users: Indices) -> Array:
     """What some users' slopes must lose to be gradients; a matter of each user's own data."""
     hessians = loss.evaluate(samples, models, 2, users).hessians
     t = np.maximum(1e-6 * np.trace(hessians, axis1=1, axis2=2) / models.shape[1], 1e-9)
@@ -110,7 +109,7 @@ def lacking(loss: Loss, samples: Samples, models: Array, slopes: Array, users: n
     return slopes - loss.evaluate(samples, near, 1, users).gradients
 
 
-def supplied(graph: Graph, radii: Array, duals: Array, lack: Array, outside: npt.NDArray[np.bool_]) -> Array:
+def supplied(graph: Graph, radii: Array, duals: Array, lack: Array, outside: Flags) -> Array:
     """Duals that give the users outside what their slopes lack; see `_into_domain`."""
     parts = graph.components
     total, givers = np.zeros((parts.max() + 1, lack.shape[1])), np.bincount(parts[~outside], minlength=parts.max() + 1)
@@ -148,7 +147,7 @@ def build_duals(problem: Problem, models: Array) -> Array:
     return best
 
 
-def fusions(models: Array, lengths: Array) -> Iterator[npt.NDArray[np.bool_]]:
+def fusions(models: Array, lengths: Array) -> Iterator[Flags]:
     """Guesses at which edges join equal models, when rounding or a tolerance blurs it; from none blurred to all."""
     unit = max(float(np.abs(models).max()), float(lengths.max()))
     seen = -1

@@ -9,13 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from coterie._typing import Array, Ints
+from coterie.data.users import Users
+from coterie.data.validation import read_csv, read_parquet
 from coterie.errors import InvalidInput
-from coterie.inputs import read_csv, read_parquet
 from coterie.losses.multinomial import sum_zero_basis
-from coterie.users import Users
-
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class Dataset(NamedTuple):

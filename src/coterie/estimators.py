@@ -22,17 +22,17 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from coterie._typing import Array
+from coterie.analysis.select import by_clusters, refit
+from coterie.data.encoding import Task
+from coterie.data.users import Users
+from coterie.data.validation import Rows, group, show
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.fitting import Fit, Settings, fit
-from coterie.inputs import Rows, group, show
-from coterie.joining import Joined
-from coterie.select import by_clusters, refit
+from coterie.newcomers import Joined
 from coterie.solution import Status
 from coterie.solvers import solve
-from coterie.units import Task
-from coterie.users import Users
 
-Array = npt.NDArray[np.float64]
 #: The one user of a fit without users.
 EVERYONE = "(everyone)"
 _HOLDOUT = 0.2

@@ -15,12 +15,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from coterie._typing import Array
+from coterie.data.users import Users
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.graph import Graph
 from coterie.losses import Loss, Samples
-from coterie.users import Users
-
-Array = npt.NDArray[np.float64]
 
 
 def lam_from_eq3(lam: float, n_users: int) -> float:

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from coterie._typing import Array, Ints
+from coterie.data.users import Users
 from coterie.errors import Incompatible, InvalidInput
-from coterie.joining import Joined, join
+from coterie.newcomers import Joined, join
 from coterie.problem import Problem
-from coterie.users import Users
-
-Array = npt.NDArray[np.float64]
 
 
 class Status(Enum):
@@ -101,7 +100,7 @@ class Solution:
     seconds: float
     history: tuple[Any, ...] = field(default=(), repr=False)  # of Records, or of a federation's Rounds
     sigma: float | None = field(default=None, repr=False)  # where the solver's step ended; a warm start takes it up
-    labels: npt.NDArray[np.int64] = field(init=False, repr=False)
+    labels: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", labels_of(self.models))
@@ -167,7 +166,7 @@ def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[obje
             f"<tbody>{''.join(line('td', row) for row in rows)}</tbody></table></div>")
 
 
-def labels_of(models: Array) -> npt.NDArray[np.int64]:
+def labels_of(models: Array) -> Ints:
     """Cluster numbers from 0, in order of first appearance; users are together when their models are equal."""
     # Equal rows have equal bytes, once -0.0 is made 0.0; sorting bytes is much faster than sorting rows.
     rows = np.ascontiguousarray(models + 0.0)
@@ -175,7 +174,7 @@ def labels_of(models: Array) -> npt.NDArray[np.int64]:
     return first_labels(np.unique(keys, return_inverse=True)[1].ravel())
 
 
-def first_labels(groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def first_labels(groups: Ints) -> Ints:
     """Group numbers 0 .. k-1 renumbered by first appearance."""
     _, first = np.unique(groups, return_index=True)
     rank = np.empty(len(first), dtype=np.int64)
@@ -183,7 +182,7 @@ def first_labels(groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return rank[groups]
 
 
-def rows_owner(users: npt.ArrayLike, names: tuple[object, ...]) -> npt.NDArray[np.int64]:
+def rows_owner(users: npt.ArrayLike, names: tuple[object, ...]) -> Ints:
     """(n_rows,) the place of each row's user among `names`."""
     place = {name: k for k, name in enumerate(names)}
     given = users.tolist() if hasattr(users, "tolist") else users.to_list() if hasattr(users, "to_list") else users

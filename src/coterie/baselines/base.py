@@ -14,16 +14,14 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from coterie._typing import Array, Ints
+from coterie.analysis.path import check_labels
 from coterie.baselines.run import Run, least_loss
+from coterie.data.users import Users
 from coterie.errors import InvalidInput
-from coterie.joining import Joined
 from coterie.losses import AffineLoss, Loss, Samples
-from coterie.path import check_labels
+from coterie.newcomers import Joined
 from coterie.solution import labels_of, rows_owner
-from coterie.users import Users
-
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 #: How many settings `tune` may try, the same for every method.
 BUDGET = 10

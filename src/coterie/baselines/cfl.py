@@ -6,16 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Flags, Ints
 from coterie.baselines.base import Baseline, Outcome, check
 from coterie.baselines.run import Run
+from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.losses import Loss
-from coterie.users import Users
-
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +83,7 @@ class CFL(Baseline):
                 return Outcome(models[labels], models, labels)
             models = run.pool(labels, len(models), start=models)
 
-    def _split(self, gradients: Array, squares: Array, counts: Ints) -> npt.NDArray[np.bool_] | None:
+    def _split(self, gradients: Array, squares: Array, counts: Ints) -> Flags | None:
         """Which members form the second part; None where the cluster stays whole."""
         from scipy.cluster.hierarchy import fcluster, linkage
         from scipy.spatial.distance import squareform

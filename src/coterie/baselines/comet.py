@@ -6,19 +6,16 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Ints
 from coterie.baselines.base import Baseline, Fitted, Outcome, check
 from coterie.baselines.descent import settled
 from coterie.baselines.ifca import cluster_means
 from coterie.baselines.kmeans import k_means
 from coterie.baselines.run import Run, near
+from coterie.data.users import Standardizer, Users
 from coterie.errors import Incompatible
 from coterie.losses import AffineLoss, Loss, Samples
-from coterie.users import Standardizer, Users
-
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array
 from coterie.losses import Loss, Samples
 
-Array = npt.NDArray[np.float64]
 _SETTLED = 1e-10
 
 

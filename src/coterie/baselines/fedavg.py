@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array
 from coterie.baselines.base import Baseline, Outcome, check
 from coterie.baselines.descent import curvature, descend, settled
 from coterie.baselines.run import Run
+from coterie.data.users import Users
 from coterie.losses import Loss
-from coterie.users import Users
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

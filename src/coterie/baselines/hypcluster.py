@@ -6,16 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Ints
 from coterie.baselines.base import Baseline, Outcome, check, cluster_counts
 from coterie.baselines.ifca import random_starts
 from coterie.baselines.run import Run
+from coterie.data.users import Users
 from coterie.losses import Loss
-from coterie.users import Users
-
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Ints
 from coterie.baselines.base import Baseline, Outcome, check, cluster_counts
 from coterie.baselines.descent import curvature, descend
 from coterie.baselines.run import Run
+from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.losses import Loss
-from coterie.users import Users
 
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 _START_RIDGE = 1e-3
 
 

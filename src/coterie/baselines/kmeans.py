@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Ints
 from coterie.baselines.base import Baseline, Fitted, Outcome, check
 from coterie.baselines.run import Run
+from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.losses import Loss, Samples
-from coterie.users import Users
-
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

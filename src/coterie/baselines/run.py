@@ -11,17 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Indices, Ints
+from coterie.data.users import Users
 from coterie.errors import Incompatible
-from coterie.local import minimise
 from coterie.losses import AffineLoss, Evaluation, Loss, Samples
 from coterie.losses.grouped import Grouped
-from coterie.users import Users
-
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Indices = npt.NDArray[np.intp]
+from coterie.losses.newton import minimise
 
 NO_MINIMUM = 1e-8
 

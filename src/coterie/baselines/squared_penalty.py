@@ -6,15 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Indices, Ints
 from coterie.baselines.base import Fitted, Outcome, Pulled
 from coterie.baselines.run import Run
-from coterie.local import minimise
 from coterie.losses import Samples
-
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from coterie.losses.newton import minimise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +40,7 @@ class SquaredPenalty(Pulled):
         # The mean is where the sum is least over m, too: minimise_m sum_i min_x f_i(x) + s/2 ||x - m||^2. With x_i the
         # inner minimum and H_i = hess f_i(x_i), the gradient is sum_i grad f_i(x_i) and, by the Schur complement of the
         # arrow-shaped Hessian in (x_1, ..., x_n, m), the Hessian is sum_i s I - s^2 (H_i + s I)^-1 = s (H_i + s)^-1 H_i
-        def evaluate(only: npt.NDArray[np.intp], mean: Array, order: int) -> tuple[Array, Array, Array]:
+        def evaluate(only: Indices, mean: Array, order: int) -> tuple[Array, Array, Array]:
             nonlocal last
             run.exchange(down=d, up=(1, 1 + d, 1 + d + d * (d + 1) // 2)[order])
             centres = np.repeat(mean, run.n_users, axis=0)

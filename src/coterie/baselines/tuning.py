@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.baselines.base import BUDGET, Baseline, Fitted, prepared
+from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.losses import AffineLoss, Loss
-from coterie.users import Users
 
 B = TypeVar("B", bound=Baseline)
 

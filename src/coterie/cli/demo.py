@@ -6,23 +6,21 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 import typer
 from rich.table import Table
 
 from coterie import report
+from coterie._typing import Array
+from coterie.analysis.path import Path as Solved
+from coterie.analysis.path import lam_max, solve_path
+from coterie.analysis.select import refit
 from coterie.cli.base import app, console, stops
 from coterie.datasets import Dataset, ellipses
 from coterie.losses import SquaredHinge
-from coterie.path import Path as Solved
-from coterie.path import lam_max, solve_path
 from coterie.plots import separators
 from coterie.problem import Problem
-from coterie.select import refit
 from coterie.solution import Record, Solution
 from coterie.solvers import SOLVERS, solve
-
-Array = npt.NDArray[np.float64]
 
 
 @app.command()

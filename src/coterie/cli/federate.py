@@ -15,17 +15,17 @@ from rich.table import Table
 from coterie import report, runs
 from coterie.certificates import certify
 from coterie.cli.base import app, console, stops
+from coterie.data.users import Standardizer, Users
 from coterie.errors import InvalidInput
 from coterie.federated import ALGORITHMS, federate
-from coterie.federated.service import CONFIG, algorithm_of
+from coterie.federated.runtimes.service import CONFIG, algorithm_of
 from coterie.federated.sources import dataset
 from coterie.federated.sources import loss as make_loss
 from coterie.graph import Graph
+from coterie.graph.weights import KINDS
 from coterie.losses import LOSSES
 from coterie.problem import Problem
 from coterie.solution import Solution, Status
-from coterie.users import Standardizer, Users
-from coterie.weights import KINDS
 
 command = typer.Typer(invoke_without_command=True, no_args_is_help=True)
 app.add_typer(command, name="federate")
@@ -95,7 +95,7 @@ def keys(
 
     Example: coterie federate keys --host fl.example.org --nodes 5 --out keys
     """
-    from coterie.federated.keys import make_certificates, make_node_keys
+    from coterie.federated.runtimes.keys import make_certificates, make_node_keys
 
     make_certificates(out, host or ["localhost", "127.0.0.1"])
     made = make_node_keys(out, [f"node-{k}" for k in range(nodes)])
@@ -111,7 +111,7 @@ def write_app(out: Annotated[Path, typer.Option(help="Folder for the app.")] = P
 
     Example: coterie federate write-app --out my_app
     """
-    from coterie.federated.cluster import write_app as write
+    from coterie.federated.runtimes.cluster import write_app as write
 
     write(out, CONFIG)
     console.print(f"A Flower app in {out}: set its configuration in pyproject.toml, then run `flwr run {out}`.",
@@ -180,7 +180,7 @@ def page(users: Users, settings: dict[str, Any], out: Path, rounds: list[dict[st
 def on_flower(users: Users, settings: dict[str, Any], out: Path, *, nodes: int, virtual: bool,
               timeout: float) -> list[dict[str, Any]]:
     """Give every node its users, start a SuperLink and the nodes, run, and stop what was started; the rounds."""
-    from coterie.federated.cluster import Cluster
+    from coterie.federated.runtimes.cluster import Cluster
 
     place, rounds = out / "cluster", []
     shutil.rmtree(place, ignore_errors=True)

@@ -18,14 +18,14 @@ from rich.table import Table
 
 from coterie import report, runs
 from coterie.cli.base import app, console, error, plain, stops
+from coterie.data.encoding import TASKS, Recipe, fingerprint, read_table
 from coterie.errors import InvalidInput, NotConverged
 from coterie.fitting import Fit, Settings, fit
+from coterie.fitting.units import FITTING, Units
+from coterie.graph.weights import KINDS
 from coterie.losses import Multinomial
-from coterie.packing import pack, unpack
 from coterie.solution import Status
-from coterie.tables import Recipe, fingerprint, read_table
-from coterie.units import FITTING, TASKS, Units
-from coterie.weights import KINDS
+from coterie.storage import pack, unpack
 
 _LOSSES = ", ".join(dict.fromkeys(name for names in FITTING.values() for name in names))
 Data = Annotated[Path, typer.Argument(help="A CSV or Parquet file with a row a sample.")]

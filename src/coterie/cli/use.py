@@ -15,14 +15,14 @@ from coterie import report, runs
 from coterie.certificates import certify
 from coterie.cli.base import app, console
 from coterie.cli.fit import columns_of
+from coterie.data.encoding import Recipe, fingerprint, read_table
+from coterie.data.validation import write_parquet
 from coterie.errors import InvalidInput
+from coterie.fitting.units import Units
 from coterie.graph import Graph
-from coterie.inputs import write_parquet
 from coterie.problem import Problem
 from coterie.solution import Certificate, first_labels, labels_of
 from coterie.solvers import solve
-from coterie.tables import Recipe, fingerprint, read_table
-from coterie.units import Units
 
 Run = Annotated[Path, typer.Argument(help="The folder of a run of `coterie fit`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]

@@ -23,16 +23,15 @@ import numpy as np
 import numpy.typing as npt
 
 import coterie
+from coterie._typing import Array
 from coterie.baselines import BASELINES, BUDGET, CFL, IFCA, Baseline, Comet, HypCluster, Mocha, PerFedAvg, tune
+from coterie.data.users import Users
 from coterie.errors import CoterieWarning
 from coterie.experiments.federations_data import Federation, Parts
 from coterie.experiments.federations_ours import OURS, Coterie
 from coterie.losses import Loss
 from coterie.plots import _figure
 from coterie.solution import labels_of
-from coterie.users import Users
-
-Array = npt.NDArray[np.float64]
 
 LEVEL = 0.05
 WIDE = 100  # coordinates of a model above which methods with many rounds or starts get fewer

@@ -13,16 +13,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Flags, Ints
+from coterie.data.users import Standardizer, Users
 from coterie.datasets import load
 from coterie.errors import InvalidInput
 from coterie.losses import Logistic, Loss, Multinomial, Squared
-from coterie.users import Standardizer, Users
-
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 RIDGE = 1e-3
 HELD_OUT = 0.25  # of the training rows, to choose settings on
@@ -58,13 +54,13 @@ class Federation:
     rule: str  # how rows are split, in words
     clusters: Ints | None = field(default=None, repr=False)  # the known groups
     train: int | float | None = None  # rows for training; None: all but a quarter
-    masks: Mask | None = field(default=None, repr=False)  # published splits instead: training rows, one row a split
+    masks: Flags | None = field(default=None, repr=False)  # published splits instead: training rows, one row a split
 
     @property
     def larger_is_better(self) -> bool:
         return self.metric != "RMSE"
 
-    def mask(self, seed: int) -> Mask:
+    def mask(self, seed: int) -> Flags:
         """Which rows are for training and validation, with no look at targets; published splits are seeds 0, 1, ..."""
         if self.masks is not None:
             return np.asarray(self.masks[seed % len(self.masks)])
@@ -84,7 +80,7 @@ class Federation:
         held = everything.split(test=HELD_OUT, seed=seed)
         return Parts(held.train, held.test, everything, test)
 
-    def _rows(self, mask: Mask) -> Users:
+    def _rows(self, mask: Flags) -> Users:
         assert self.users.targets is not None
         counts = np.bincount(self.users.owner[mask], minlength=self.users.n_users)
         return replace(self.users, features=self.users.features[mask], targets=self.users.targets[mask],

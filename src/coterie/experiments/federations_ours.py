@@ -14,23 +14,19 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Indices, Ints
+from coterie.analysis.groups import find_groups
+from coterie.analysis.path import solve_path
 from coterie.baselines.base import Baseline, Outcome, Ridged, check
 from coterie.baselines.ifca import cluster_means
 from coterie.baselines.run import Run, near
-from coterie.groups import find_groups
+from coterie.data.users import Users
+from coterie.graph.weights import LocalModels, adaptive_graph
 from coterie.losses import Evaluation, Loss, Samples
 from coterie.losses.linear import Huber, Squared
-from coterie.path import solve_path
 from coterie.problem import Problem
 from coterie.solution import labels_of
-from coterie.users import Users
-from coterie.weights import LocalModels, adaptive_graph
-
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Indices = npt.NDArray[np.intp]
 
 _SPREAD = 1e-3  # of the users' models before anything is known of it, in units of standardised features
 _WIDEST = 200  # coordinates above which no search over groups is made: its Hessians would take minutes

@@ -16,24 +16,21 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy.spatial.distance import pdist
 
+from coterie._typing import Array, Flags, Ints
+from coterie.analysis.path import check_labels, lam_max, solve_path
+from coterie.analysis.recovery import recovery_bounds
+from coterie.analysis.select import refit
 from coterie.baselines import Global, Local, Oracle, SquaredPenalty
+from coterie.data.users import Users
 from coterie.datasets import Dataset, Ellipses, ellipses
 from coterie.errors import InvalidInput
 from coterie.federated import PDMM, Algorithm, Data, LocalRuntime, Newton, Participation, Plan
 from coterie.losses import SquaredHinge
-from coterie.path import check_labels, lam_max, solve_path
 from coterie.problem import Problem
-from coterie.recovery import recovery_bounds
-from coterie.select import refit
 from coterie.solvers import solve
-from coterie.users import Users
 
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 Table = dict[str, list[Any]]
 
 #: The ellipses of Experiment 1. The paper does not publish its own; these were searched for (docs/reproduction.md).

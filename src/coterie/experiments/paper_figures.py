@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Flags, Ints
 from coterie.errors import MissingExtra
 from coterie.experiments.paper import EIGHT, FLAT, LOSS, OURS, PRINTED, REFITTED, SQUARED, WINDOW, Table
 from coterie.plots import separator_ends
@@ -17,7 +17,6 @@ from coterie.solution import labels_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Array = npt.NDArray[np.float64]
 Tables = Mapping[str, Table]
 
 CLUSTERS = ("#1f77b4", "#d95f02", "#2ca02c")
@@ -83,7 +82,7 @@ def save(folder: Path, tables: Tables) -> list[Path]:
     return written
 
 
-def _lines(table: Table, reach: float, rows: npt.NDArray[np.bool_] | None = None) -> Array:
+def _lines(table: Table, reach: float, rows: Flags | None = None) -> Array:
     models = np.array([table[name] for name in ("w1", "w2", "b")]).T
     return separator_ends(models if rows is None else models[rows], LOSS.intercept_sign, reach)
 
@@ -249,7 +248,7 @@ def _gaps_page(number: int, tables: Tables) -> Any:
 # Figure 6
 
 
-def _panel(tables: Tables, lam: float, method: str) -> tuple[npt.NDArray[np.bool_], str]:
+def _panel(tables: Tables, lam: float, method: str) -> tuple[Flags, str]:
     """The rows of a panel, and how many models it has."""
     table, summary = tables["figure-6"], tables["figure-6-summary"]
     rows = (np.array(table["lam"]) == lam) & (np.array(table["method"]) == method)
@@ -259,7 +258,7 @@ def _panel(tables: Tables, lam: float, method: str) -> tuple[npt.NDArray[np.bool
     return rows, f"lambda = {lam:g}: {count} model{'s' * (count != 1)}"
 
 
-def _kinds(table: Table, rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+def _kinds(table: Table, rows: Flags) -> Ints:
     """The true cluster of each of these users, -1 where its model is also that of a user of another one."""
     models = np.array([table[name] for name in ("w1", "w2", "b")]).T[rows]
     owner, labels = np.array(table["cluster"])[rows], labels_of(models)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import InvalidInput
-from coterie.packing import pack, unpack
+from coterie.storage import pack, unpack
 
 
 class Checkpoint:

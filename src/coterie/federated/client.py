@@ -13,13 +13,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie.federated.edges import answer_edges, mean_curvature, stiffness
-from coterie.federated.protocol import SCHEMAS, BadMessage, Batch, Query, Ragged, Reply, gather, misfit, triangle
+from coterie._typing import Array, Flags, Ints
+from coterie.data.users import Users
+from coterie.federated.algorithms.edges import answer_edges, mean_curvature, stiffness
+from coterie.federated.protocol.messages import (
+    SCHEMAS,
+    BadMessage,
+    Batch,
+    Query,
+    Ragged,
+    Reply,
+    gather,
+    misfit,
+    triangle,
+)
 from coterie.losses import Loss, Samples
-from coterie.users import Users
 
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Answer = tuple[dict[str, npt.NDArray[Any]], dict[str, Ragged]]
 _TRUST = 1.5  # how much more than its model promised a loss may rise before the model is not believed
 _LOW_RANK = 16  # coordinates from which on a low-rank form of a Hessian is looked for
@@ -110,7 +119,7 @@ def between(anchors: Array, models: Array, share: Array) -> Array:
     return np.asarray(anchors + share[:, None] * (models - anchors))
 
 
-def trusted(values: Array, slopes: Array, bends: Array, reached: Array) -> npt.NDArray[np.bool_]:
+def trusted(values: Array, slopes: Array, bends: Array, reached: Array) -> Flags:
     """Whether losses rose no more than second-order models said: f(x + s) <= f + <g, s> + 1.5 * 1/2 s'Hs."""
     with np.errstate(invalid="ignore"):
         return np.asarray(reached <= values + slopes + _TRUST * bends + 1e-12 * np.abs(values))

@@ -32,15 +32,27 @@ try:
 except ImportError as error:  # pragma: no cover - depends on what is installed
     raise MissingExtra("flwr", "flower", "Running on Flower") from error
 
-from coterie.federated import service, sources
+from coterie.data.users import Standardizer, Users
+from coterie.federated import sources
+from coterie.federated.algorithms.base import Replies
 from coterie.federated.client import Data, answer_all
-from coterie.federated.drive import Round
-from coterie.federated.method import Replies
+from coterie.federated.driver import Round
 from coterie.federated.metrics import writer
-from coterie.federated.protocol import VERSION, BadMessage, Batch, Message, Query, Ragged, Reply, decode, gather, misfit
-from coterie.packing import pack, unpack
+from coterie.federated.protocol.messages import (
+    VERSION,
+    BadMessage,
+    Batch,
+    Message,
+    Query,
+    Ragged,
+    Reply,
+    decode,
+    gather,
+    misfit,
+)
+from coterie.federated.runtimes import service
 from coterie.solution import Status
-from coterie.users import Standardizer, Users
+from coterie.storage import pack, unpack
 
 log = logging.getLogger("coterie.federated")
 logger = logging.getLogger("flwr")  # what Flower shows as the run's log

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from coterie.errors import InvalidInput, MissingExtra
-from coterie.federated.drive import Round
+from coterie.federated.driver import Round
 
 Writer = Callable[[Round], None]
 _NUMBERS = ("objective", "gap", "estimate", "n_clusters", "asked", "answered", "bytes_up", "bytes_down", "seconds")

@@ -10,18 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coterie._typing import Array, Ints
+from coterie.analysis.path import lam_max
+from coterie.data.users import Users
 from coterie.errors import InvalidInput
-from coterie.federated.method import Algorithm, ghosts
-from coterie.federated.newton import Newton, NewtonState
+from coterie.federated.algorithms.base import Algorithm, ghosts
+from coterie.federated.algorithms.newton import Newton, NewtonState
 from coterie.federated.run import Federated, federate
 from coterie.graph import Graph
 from coterie.losses import Loss
 from coterie.losses.remote import Quadratic
-from coterie.path import lam_max
 from coterie.problem import Problem
-from coterie.users import Users
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,7 +35,7 @@ class FederatedPath:
         return np.array([run.lam for run in self.runs])
 
     @property
-    def n_clusters(self) -> npt.NDArray[np.int64]:
+    def n_clusters(self) -> Ints:
         return np.array([run.n_clusters for run in self.runs])
 
     @property

@@ -11,23 +11,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coterie._typing import Array
+from coterie.data.users import Users
 from coterie.errors import InvalidInput
+from coterie.federated.algorithms.base import Algorithm, Plan, State
+from coterie.federated.algorithms.newton import Newton
+from coterie.federated.algorithms.participation import Participation
 from coterie.federated.checkpoint import Checkpoint
 from coterie.federated.client import Data
-from coterie.federated.drive import Driver, Outcome, Round
-from coterie.federated.ledger import Ledger
-from coterie.federated.local import Faults, LocalRuntime
-from coterie.federated.method import Algorithm, Plan, State
-from coterie.federated.newton import Newton
-from coterie.federated.participation import Participation
+from coterie.federated.driver import Driver, Outcome, Round
+from coterie.federated.protocol.ledger import Ledger
+from coterie.federated.runtimes.in_process import Faults, LocalRuntime
 from coterie.graph import Graph
+from coterie.graph.weights import KINDS
 from coterie.losses import Loss
 from coterie.problem import Problem, check_lam
 from coterie.solution import Solution, Status
-from coterie.users import Users
-from coterie.weights import KINDS
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from coterie import datasets
+from coterie.data.users import Split, Users
 from coterie.errors import InvalidInput
 from coterie.losses import LOSSES, Loss
-from coterie.users import Split, Users
 
 Config = Mapping[str, Any]
 

@@ -18,14 +18,11 @@ from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Flags, Indices
+from coterie.data.users import Block, Users
 from coterie.errors import Incompatible, InvalidInput
-from coterie.local import Minimum, minimise
-from coterie.users import Block, Users
-
-Array = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.intp]
+from coterie.losses.newton import Minimum, minimise
 
 
 class Evaluation(NamedTuple):
@@ -58,7 +55,7 @@ class Loss(ABC):
 
     quadratic: ClassVar[bool] = False  # whether every f_i is quadratic, so that one Hessian serves everywhere
 
-    def design(self, features: Array, real: npt.NDArray[np.bool_]) -> Array:
+    def design(self, features: Array, real: Flags) -> Array:
         """The rows the loss computes on; `real` marks rows that are samples, not padding."""
         return features
 
@@ -223,7 +220,7 @@ class AffineLoss(Loss):
         if not (np.isfinite(self.ridge) and self.ridge >= 0):
             raise InvalidInput(f"ridge must be a finite number >= 0, got {self.ridge!r}", remedy="Use for example 1e-3")
 
-    def design(self, features: Array, real: npt.NDArray[np.bool_]) -> Array:
+    def design(self, features: Array, real: Flags) -> Array:
         if not self.intercept:
             return features
         # Padding rows are zero throughout, so their margin is 0 under any model.
@@ -316,7 +313,7 @@ def need_targets(loss: Loss, users: Users) -> Array:
     return users.targets
 
 
-def refuse_targets(users: Users, bad: npt.NDArray[np.bool_], expected: str, remedy: str) -> None:
+def refuse_targets(users: Users, bad: Flags, expected: str, remedy: str) -> None:
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         user = int(users.owner[row])

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from coterie._typing import Array
+from coterie.data.users import Block, Users
 from coterie.errors import InvalidInput
-from coterie.losses.base import Array, Evaluation, Loss, Samples
-from coterie.users import Block, Users
+from coterie.losses.base import Evaluation, Loss, Samples
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from coterie.losses.base import Array, Evaluation, Loss, Samples
-from coterie.users import Block, Users
+from coterie._typing import Array, Indices, Ints
+from coterie.data.users import Block, Users
+from coterie.losses.base import Evaluation, Loss, Samples
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -20,7 +20,7 @@ class Grouped(Loss):
 
     loss: Loss
     samples: Samples
-    labels: npt.NDArray[np.int64]
+    labels: Ints
 
     @property
     def quadratic(self) -> bool:  # type: ignore[override]
@@ -35,7 +35,7 @@ class Grouped(Loss):
     def _evaluate(self, samples: Samples, block: Block, models: Array, order: int) -> Evaluation:
         raise NotImplementedError  # groups have no blocks of their own; see `_on`
 
-    def _on(self, samples: Samples, users: npt.NDArray[np.intp], models: Array, order: int) -> Evaluation:
+    def _on(self, samples: Samples, users: Indices, models: Array, order: int) -> Evaluation:
         every = np.zeros((samples.n_users, samples.dim))
         every[users] = models
         parts = self.loss.evaluate(self.samples, every[self.labels], order)
@@ -54,6 +54,6 @@ class Grouped(Loss):
         return self._sums(self.loss.strong_convexity(self.samples), samples.n_users)
 
 
-def group_users(users: Users, labels: npt.NDArray[np.int64]) -> Users:
+def group_users(users: Users, labels: Ints) -> Users:
     """One user for each group, named by its number, holding the samples of its members."""
     return Users.from_arrays(users.features, users.targets, labels[users.owner], feature_names=users.feature_names)

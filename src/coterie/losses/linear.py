@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from coterie._typing import Array
+from coterie.data.users import Users
 from coterie.losses.base import (
-    Array,
     LinearLoss,
     Samples,
     need_targets,
@@ -17,7 +18,6 @@ from coterie.losses.base import (
     refuse_targets,
     require_positive,
 )
-from coterie.users import Users
 
 
 class _Binary(LinearLoss):

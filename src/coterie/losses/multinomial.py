@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from coterie._typing import Array
+from coterie.data.users import Block, Users
 from coterie.errors import InvalidInput
 from coterie.losses.base import (
     AffineLoss,
-    Array,
     Evaluation,
     Samples,
     margins_matrix,
@@ -20,7 +21,6 @@ from coterie.losses.base import (
     refuse_targets,
     ridge_form,
 )
-from coterie.users import Block, Users
 
 
 @dataclass(frozen=True, kw_only=True)

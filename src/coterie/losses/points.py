@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coterie.losses.base import Array, Evaluation, Indices, Loss, Samples, require_positive
-from coterie.users import Block, Users
+from coterie._typing import Array, Indices
+from coterie.data.users import Block, Users
+from coterie.losses.base import Evaluation, Loss, Samples, require_positive
 
 
 class _Point(Loss):

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from coterie._typing import Array, Indices
+from coterie.data.users import Block, Users
 from coterie.errors import Incompatible
-from coterie.losses.base import Array, Evaluation, Indices, Loss, Samples
-from coterie.users import Block, Users
+from coterie.losses.base import Evaluation, Loss, Samples
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,20 +8,19 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Ints
+from coterie.analysis.path import Path
+from coterie.data.encoding import Task
 from coterie.errors import InvalidInput
 from coterie.fitting import Fit
+from coterie.fitting.units import FITTING, Units
 from coterie.losses import LOSSES, Loss, Multinomial
 from coterie.losses.base import AffineLoss
 from coterie.losses.remote import Remote
-from coterie.path import Path
 from coterie.runs import coefficient_names
 from coterie.solution import Solution
-from coterie.units import FITTING, Task, Units
 
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 _EXACT = 1000  # coordinates up to which directions are computed exactly
 
 

@@ -10,21 +10,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Ints
+from coterie.analysis.path import Path
+from coterie.analysis.recovery import RecoveryBounds
 from coterie.errors import Incompatible, MissingExtra
 from coterie.federated.run import Federated
 from coterie.fitting import Fit
-from coterie.path import Path
 from coterie.plots.data import View, branches, lam_places, project, separator_ends
-from coterie.recovery import RecoveryBounds
 from coterie.solution import Solution
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 SHAPES = ("o", "s", "D", "^")
 _GREY = "0.62"

@@ -7,22 +7,20 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Ints
+from coterie.analysis.path import Path
+from coterie.analysis.recovery import recovery_bounds
 from coterie.errors import CoterieError, InvalidInput
 from coterie.federated.run import Federated
 from coterie.fitting import Fit, Scores
 from coterie.graph import Graph
 from coterie.losses.remote import Remote
-from coterie.path import Path
 from coterie.plots import View, project
 from coterie.problem import Problem
-from coterie.recovery import recovery_bounds
 from coterie.runs import number
 from coterie.solution import Solution
 
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 _CLUSTERS = 12  # whose coefficients are shown at each lam
 _SAMPLES = 3000  # drawn under separating lines
 _BOUNDED = (2000, 100)  # users and clusters up to which recovery bounds are computed

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
+from coterie._typing import Array
 from coterie.problem import Problem
 from coterie.solution import Certificate, Record
-
-Array = npt.NDArray[np.float64]
 
 
 class Point(NamedTuple):

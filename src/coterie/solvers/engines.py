@@ -14,15 +14,13 @@ from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Ints
 from coterie.certificates import project
 from coterie.errors import InvalidInput
 from coterie.graph import Graph
 from coterie.solvers import kernels
 
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 RELAX = 1.8
 _PROOF = 2e6  # pairs visited in making a proof, where that allows more than a few rounds
 _ROUNDS, _PROVABLE = 8, 3_000  # rounds of a proof on a list of edges, and edges up to which one is tried

@@ -15,17 +15,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Ints
 from coterie.certificates import certify, judge
 from coterie.errors import InvalidInput
 from coterie.problem import Problem
 from coterie.solution import Certificate, Record, labels_of
 from coterie.solvers.base import Point, Start
 from coterie.solvers.polish import nearly_equal, polish, to_clusters
-
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _TURN = 3.0  # factor by which sigma is changed at first
 _TOO_LOW, _TOO_HIGH = 2.0, 1.03 / 1.8  # ||B x - z|| / ||change of z|| beyond which sigma is changed

@@ -19,17 +19,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Ints
 from coterie.certificates import judge
 from coterie.errors import Incompatible
 from coterie.problem import Problem
 from coterie.solution import Certificate, Record, labels_of
 from coterie.solvers.base import Point, Start
 from coterie.solvers.polish import polish, to_clusters
-
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,13 +10,11 @@ Where its optimum keeps the w_k apart, V is twice differentiable there (as often
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array, Flags, Ints
 from coterie.problem import Problem
 from coterie.solution import labels_of
 
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 _DENSE = 600  # unknowns up to which a Newton system is solved densely
 
 
@@ -117,12 +115,12 @@ class _Reduced:
         blocks = (_sums(self.labels, h) + self._gather(stiff, stiff)).reshape(self.k, d, d)
         return value, gradient, blocks, stiff
 
-    def crossing(self, w: Array, step: Array) -> npt.NDArray[np.bool_]:
+    def crossing(self, w: Array, step: Array) -> Flags:
         """Which pairs of clusters a full step takes past each other."""
         gaps = w[self.first] - w[self.second]
         return np.einsum("ed,ed->e", gaps, gaps + step[self.first] - step[self.second]) <= 0
 
-    def merged(self, pairs: npt.NDArray[np.bool_]) -> Ints:
+    def merged(self, pairs: Flags) -> Ints:
         """The users' labels with the clusters of the chosen pairs made one."""
         from coterie.solvers.kernels import joined
 

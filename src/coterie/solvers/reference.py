@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from coterie._typing import Array
 from coterie.certificates import certify, fusions
 from coterie.errors import InvalidInput, MissingExtra, NotConverged
 from coterie.problem import Problem
 from coterie.solution import Record
 from coterie.solvers.base import Point, Start
 from coterie.solvers.polish import polish
-
-Array = npt.NDArray[np.float64]
 
 #: CVXPY engines that take every loss here, with how each is told an accuracy.
 ENGINES: dict[str, tuple[str, ...]] = {

@@ -1,0 +1,1 @@
+"""What solutions tell: the path over lam, recovery bounds, the choice of a point, groups."""

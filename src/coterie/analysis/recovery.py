@@ -1,0 +1,333 @@
+"""When clusters are provably recovered: the paper's Theorems 1 to 4 as numbers, and why two users are together.
+
+All in the convention of (C). For a partition C_1..C_K with n_k = |C_k|, W_kl the sum of w_ij over i in C_k, j in C_l,
+and w* the solution of (C) with one model a cluster (the clustered problem, the paper's Eq. (5)):
+
+    Theorem 1   lam >= lower  =>  the users of each cluster share w*_k
+    Theorem 2   lam <  upper  =>  the w*_k are pairwise distinct
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie._typing import Array, Ints
+from coterie.analysis.path import check_labels
+from coterie.certificates import feasible_flow
+from coterie.errors import InvalidInput
+from coterie.graph import Graph
+from coterie.losses.grouped import Grouped, group_users
+from coterie.problem import Problem
+from coterie.solution import labels_of
+from coterie.solvers import solve
+from coterie.solvers.polish import polish
+
+KINDS = ("solution", "stringent", "uniform")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryBounds:
+    """Between `lower` and `upper` the clusters are recovered; `sentence` says it in words."""
+
+    kind: str
+    lam: float
+    lower: float  # inf where no finite bound is available
+    upper: float  # 0 where no positive bound is available
+    lower_users: tuple[int, int] | None  # the two users of one cluster that bind the lower bound
+    upper_clusters: tuple[int, int] | None  # the two clusters that bind the upper bound
+    exact: bool  # whether max and min were computed, or bounded from the safe side
+    note: str = ""
+    models: Array | None = field(default=None, repr=False, compare=False)  # (n_clusters, dim) w*, for kind "solution"
+    within: float = np.inf  # Theorem 4: local optima of one cluster are at most this far apart, max_k eps_k / mu
+    across: float = 0.0  # and those of two clusters at least this far, min_kl delta_kl / L; both for kind "uniform"
+
+    @property
+    def holds(self) -> bool:
+        """Whether lam lies between the bounds: the clusters are recovered, and distinct."""
+        return self.lower <= self.lam < self.upper
+
+    @property
+    def sentence(self) -> str:
+        window = f"[{self.lower:.4g}, {self.upper:.4g})"
+        if self.holds:
+            text = f"lam = {self.lam:.4g} lies in {window}: these clusters are recovered, each with a model of its own."
+        elif self.lower > self.upper:
+            text = (f"The bounds leave no room, {window}: nothing is guaranteed for these clusters, "
+                    "which does not mean that they are wrong.")
+        else:
+            side = "below" if self.lam < self.lower else "above"
+            text = f"lam = {self.lam:.4g} lies {side} {window}: nothing is guaranteed there."
+        return f"{text} {self.note}".strip()
+
+
+def recovery_bounds(problem: Problem, labels: npt.ArrayLike, kind: str = "solution") -> RecoveryBounds:
+    """Bounds on lam between which `labels` are provably the clusters of the solution.
+
+    kind="solution": Theorems 1 and 2 at the clustered solution for this problem's lam; on a graph other than the
+        complete one, Theorem 1's closed-form flow is replaced by the electrical flow inside the clusters.
+    kind="stringent": the same for every lam at once, over the set W of the paper's Appendix A, bounded from outside by
+        balls (strong convexity) and Lipschitz constants.
+    kind="uniform": Theorem 3, over all models, where the loss allows it.
+    """
+    if kind not in KINDS:
+        raise InvalidInput(f"unknown kind {kind!r}", remedy=f"Choose one of: {', '.join(KINDS)}")
+    clusters = check_labels(labels, problem.n_users)
+    if kind == "solution":
+        return _at_solution(problem, clusters)
+    if not problem.graph.is_complete:
+        raise InvalidInput("the bounds for every lam are for all pairs with one weight", remedy="Use kind='solution'")
+    return _stringent(problem, clusters) if kind == "stringent" else _uniform(problem, clusters)
+
+
+def clustered(problem: Problem, labels: Ints, tol: float = 1e-12) -> Array:
+    """(n_clusters, dim) the solution of (C) with one model a cluster, certified."""
+    k = int(labels.max()) + 1
+    loss = Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
+    first, second, weights = _between(problem.graph, labels)
+    graph = Graph.from_edges(k, np.stack([first, second], axis=1), weights) if k > 1 else Graph.complete(1)
+    return solve(Problem(group_users(problem.users, labels), loss, lam=problem.lam, graph=graph), tol=tol).models
+
+
+def _between(graph: Graph, labels: Ints) -> tuple[Ints, Ints, Array]:
+    """Pairs of clusters with an edge between them, and W_kl."""
+    k = int(labels.max()) + 1
+    if graph.is_complete:
+        first, second = np.triu_indices(k, 1)
+        counts = np.bincount(labels).astype(float)
+        return first, second, counts[first] * counts[second] * (graph.weights[0] if graph.n_edges else 0.0)
+    ends = np.sort(labels[graph.edges], axis=1)
+    across = ends[:, 0] < ends[:, 1]
+    keys, place = np.unique(ends[across, 0] * k + ends[across, 1], return_inverse=True)
+    return keys // k, keys % k, np.asarray(np.bincount(place, weights=graph.weights[across]), dtype=float)
+
+
+def _denominator(graph: Graph, labels: Ints) -> float:
+    """2 max_k sum_{l != k} W_kl / n_k, which is 2 max_k sum_{l != k} n_l on the complete graph with weight 1."""
+    first, second, weights = _between(graph, labels)
+    counts = np.bincount(labels)
+    pulls = np.bincount(first, weights=weights, minlength=counts.size)
+    pulls += np.bincount(second, weights=weights, minlength=counts.size)
+    return 2.0 * float((pulls / counts).max())
+
+
+def _means(problem: Problem, labels: Ints, at: Array) -> Array:
+    """(n_clusters, dim) grad g_k at the k-th row of `at`, g_k the mean of the losses of cluster k."""
+    gradients = problem.gradients(at[labels])
+    sums = np.stack([np.bincount(labels, weights=column) for column in gradients.T], axis=1)
+    return sums / np.bincount(labels)[:, None]
+
+
+def _farthest(gradients: Array, labels: Ints, extra: Array) -> tuple[float, tuple[int, int] | None]:
+    """max_k max_{i,j in C_k} (||gradients_i - gradients_j|| + max(extra_i, extra_j)) / n_k, and the pair."""
+    most, pair = 0.0, None
+    for k in range(int(labels.max()) + 1):
+        members = np.flatnonzero(labels == k)
+        for start in range(0, members.size, 512):  # rows at a time, so that memory stays bounded
+            rows = members[start:start + 512]
+            gaps = np.linalg.norm(gradients[rows, None] - gradients[members], axis=2)
+            gaps = gaps + np.maximum(extra[rows, None], extra[members]) * (rows[:, None] != members)
+            i, j = np.unravel_index(gaps.argmax(), gaps.shape)
+            if gaps[i, j] / members.size > most:
+                most, pair = float(gaps[i, j]) / members.size, (int(rows[i]), int(members[j]))
+    return most, pair
+
+
+def _closest(problem: Problem, labels: Ints, at: Array, slack: Array) -> tuple[float, tuple[int, int] | None]:
+    """min_{k != l} max(0, ||grad g_k(at_k) - grad g_l(at_k)|| - slack_k), and the pair of clusters."""
+    k = len(at)
+    least, pair = np.inf, None
+    for a in range(k):
+        means = _means(problem, labels, np.broadcast_to(at[a], at.shape))
+        gaps = np.linalg.norm(means - means[a], axis=1) - slack[a]
+        gaps[a] = np.inf
+        b = int(gaps.argmin())
+        if gaps[b] < least:
+            least, pair = max(float(gaps[b]), 0.0), (a, b)
+    return least, pair
+
+
+def _at_solution(problem: Problem, labels: Ints) -> RecoveryBounds:
+    w = clustered(problem, labels)
+    gradients = problem.gradients(w[labels])
+    graph = problem.graph
+    note = ""
+    if graph.is_complete:
+        weight = float(graph.weights[0]) if graph.n_edges else 1.0
+        lower, pair = _farthest(gradients, labels, np.zeros(problem.n_users))
+        lower = lower / weight if weight > 0 else (np.inf if lower > 0 else 0.0)
+    else:
+        lower, pair = _electrical(problem, labels, w, gradients)
+        note = "The lower bound is that of the electrical flow inside the clusters."
+    upper, clusters = (np.inf, None) if len(w) == 1 else _closest(problem, labels, w, np.zeros(len(w)))
+    size = _denominator(graph, labels)
+    upper = upper / size if size > 0 else np.inf
+    return RecoveryBounds(kind="solution", lam=problem.lam, lower=lower, upper=upper, lower_users=pair,
+                          upper_clusters=clusters, exact=True, note=note, models=w)
+
+
+def _unbalanced(problem: Problem, labels: Ints, models: Array, gradients: Array) -> tuple[Graph, Array]:
+    """The edges inside the clusters, and the forces their flows must balance: what the gradients and the other
+    clusters' pull leave."""
+    graph = problem.graph
+    together = labels[graph.edges[:, 0]] == labels[graph.edges[:, 1]]
+    differences = graph.differences(models)
+    lengths = np.linalg.norm(differences, axis=1, keepdims=True)
+    units = np.divide(differences, lengths, out=np.zeros_like(differences), where=lengths > 0)
+    return (graph.subgraph(together & (graph.weights > 0)),
+            -gradients - graph.divergence(problem.radii[:, None] * units))
+
+
+def _electrical(problem: Problem, labels: Ints, w: Array, gradients: Array) -> tuple[float, tuple[int, int] | None]:
+    """The largest ||y_e|| / w_e of the electrical flow that balances what the other clusters leave unbalanced."""
+    inside, forces = _unbalanced(problem, labels, w[labels], gradients)
+    if len(np.unique(inside.components)) > len(w):  # a cluster that its own edges do not connect: nothing holds it
+        return np.inf, None
+    flow = np.linalg.norm(inside.flow(forces), axis=1) / inside.weights
+    if not flow.size:
+        return 0.0, None
+    return float(flow.max()), (int(inside.edges[flow.argmax(), 0]), int(inside.edges[flow.argmax(), 1]))
+
+
+def _stringent(problem: Problem, labels: Ints) -> RecoveryBounds:
+    # W = {w : sum_k n_k g_k(w_k) <= F*}, F* the pooled optimum. With m_k = min n_k g_k attained at v_k and n_k g_k
+    # mu_k-strongly convex, n_k g_k(w_k) <= F* - sum_{l != k} m_l gives ||w_k - v_k||^2 <= 2 (F* - sum m) / mu_k.
+    loss = Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
+    samples = loss.prepare(group_users(problem.users, labels))
+    own = loss.local(samples)
+    one = Grouped(loss=problem.loss, samples=problem.samples, labels=np.zeros(problem.n_users, dtype=np.int64))
+    pooled = one.local(one.prepare(group_users(problem.users, one.labels)))
+    strong = loss.strong_convexity(samples)
+    radius = np.sqrt(np.divide(2.0 * max(float(pooled.values[0] - own.values.sum()), 0.0), strong,
+                               out=np.full(strong.size, np.inf), where=strong > 0))
+    steep = _steepness(problem)
+    if not (np.isfinite(radius).all() and own.converged.all() and np.isfinite(steep).all()):
+        return RecoveryBounds(kind="stringent", lam=problem.lam, lower=np.inf, upper=0.0, lower_users=None,
+                              upper_clusters=None, exact=False,
+                              note="Not available: it needs strongly convex losses with Lipschitz gradients "
+                                   "(a ridge, and no unpenalised intercept).")
+    lower, pair = _farthest(problem.gradients(own.points[labels]), labels, steep * radius[labels])
+    by_cluster = np.zeros(len(radius))
+    np.maximum.at(by_cluster, labels, steep)
+    upper, clusters = (np.inf, None) if len(radius) == 1 else _closest(
+        problem, labels, own.points, radius * by_cluster.max())
+    weight = float(problem.graph.weights[0]) if problem.graph.n_edges else 1.0
+    size = _denominator(problem.graph, labels)
+    return RecoveryBounds(kind="stringent", lam=problem.lam, lower=lower / weight if weight > 0 else np.inf,
+                          upper=upper / size if size > 0 else np.inf, lower_users=pair, upper_clusters=clusters,
+                          exact=False, note="For every lam at once; bounded from outside by balls.")
+
+
+def _steepness(problem: Problem) -> Array:
+    """(n_users,) numbers whose larger of two bounds the norm of the difference of two users' Hessians, anywhere.
+
+    A difference of matrices between 0 and L_i, 0 and L_j has norm at most max(L_i, L_j); for quadratics it is known.
+    """
+    if not problem.loss.quadratic:
+        return problem.loss.lipschitz(problem.samples)
+    hessians = problem.hessians(np.zeros((problem.n_users, problem.dim)))
+    return 2.0 * np.linalg.norm(hessians - hessians.mean(axis=0), 2, axis=(1, 2))
+
+
+def _uniform(problem: Problem, labels: Ints) -> RecoveryBounds:
+    """Theorem 3: lam in [max_k eps_k / n_k, min (delta_kl - eps_k - eps_l) / (2 max_k sum_{l != k} n_l)).
+
+    eps_k = sup_x ||grad f_i - grad f_j|| inside, delta_kl = inf_x ... across. For quadratics of one common Hessian the
+    difference of two gradients is a constant, so both are its norm. For others eps is infinite (quadratics of different
+    Hessians, squared hinge, Poisson) or delta is zero (bounded gradients), and the theorem says nothing.
+    """
+    hessians = problem.hessians(np.zeros((problem.n_users, problem.dim)))
+    common = np.abs(hessians - hessians[0]).max() <= 1e-12 * np.abs(hessians).max()
+    if not (problem.loss.quadratic and common):
+        return RecoveryBounds(kind="uniform", lam=problem.lam, lower=np.inf, upper=0.0, lower_users=None,
+                              upper_clusters=None, exact=False,
+                              note="Not available: it needs quadratic losses with one common Hessian, such as "
+                                   "SquaredDistance.")
+    gradients = problem.gradients(np.zeros((problem.n_users, problem.dim)))
+    weight = float(problem.graph.weights[0]) if problem.graph.n_edges else 1.0
+    lower, pair = _farthest(gradients, labels, np.zeros(problem.n_users))
+    spread, delta = spreads(gradients, labels)
+    ends = np.linalg.eigvalsh(hessians[0])  # mu and L
+    margins = delta - spread[:, None] - spread
+    np.fill_diagonal(margins, np.inf)
+    a, b = np.unravel_index(margins.argmin(), margins.shape)
+    size = _denominator(problem.graph, labels)
+    return RecoveryBounds(kind="uniform", lam=problem.lam, lower=lower / weight if weight > 0 else np.inf,
+                          upper=max(float(margins[a, b]), 0.0) / size if size > 0 else np.inf, lower_users=pair,
+                          upper_clusters=(int(a), int(b)) if len(spread) > 1 else None, exact=True,
+                          note="For every lam and all models.", within=float(spread.max() / max(ends[0], 1e-300)),
+                          across=float(delta.min() / ends[-1]) if len(spread) > 1 else 0.0)
+
+
+def spreads(gradients: Array, labels: Ints) -> tuple[Array, Array]:
+    """eps_k = max ||g_i - g_j|| inside each cluster, and delta_kl = min ||g_i - g_j|| between each two."""
+    k = int(labels.max()) + 1
+    eps, delta = np.zeros(k), np.full((k, k), np.inf)
+    for a in range(k):
+        mine = gradients[labels == a]
+        for b in range(a, k):
+            other = gradients[labels == b]
+            for start in range(0, len(mine), 512):
+                gaps = np.linalg.norm(mine[start:start + 512, None] - other, axis=2)
+                if a == b:
+                    eps[a] = max(eps[a], float(gaps.max()))
+                else:
+                    delta[a, b] = delta[b, a] = min(delta[a, b], float(gaps.min()))
+    return eps, delta
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fusion:
+    """What proves that a cluster stays together at its model: the cheapest rung of the ladder that holds."""
+
+    cluster: int
+    rung: str  # "alone", "closed form", "electrical flow", "feasible flow" or "none"
+    needed: float  # the lam at which that rung's flow fills its balls; inf on the last rung
+    lam: float
+
+    def __str__(self) -> str:
+        if self.rung == "none":
+            return f"cluster {self.cluster}: no flow within the bounds was found at lam = {self.lam:.4g}; it may split"
+        return f"cluster {self.cluster}: held together by its {self.rung}, which needs lam >= {self.needed:.4g}"
+
+
+def fusion_ladder(problem: Problem, labels: npt.ArrayLike) -> tuple[Fusion, ...]:
+    """Prove each cluster of `labels` fused at the clustered solution, by the cheapest flow that does.
+
+    A cluster stays together exactly when some flow y on its own edges balances the forces b_i that are left of its
+    members' gradients and the other clusters' pull, B'y = b, within ||y_e|| <= lam w_e. Tried in turn:
+        closed form      y_ij = (b_i - b_j) / n_k, Theorem 1's (complete graph with one weight; there it is electrical)
+        electrical flow  y = W B L^+ b
+        feasible flow    accelerated projections onto the balls from there
+    """
+    given = check_labels(labels, problem.n_users)
+    models, graph = clustered(problem, given)[given], problem.graph
+    clusters = labels_of(models)  # clusters that share a model there hold each other, too
+    models = polish(problem, clusters, models)  # to rounding, so that what is left of the forces can flow
+    clusters = labels_of(models)
+    inside, forces = _unbalanced(problem, clusters, models, problem.gradients(models))
+    ratios = np.linalg.norm(inside.flow(forces), axis=1) / inside.weights
+    owner = clusters[inside.edges[:, 0]]
+    parts = np.unique(np.stack([clusters, inside.components], axis=1), axis=0)[:, 0]
+    closed = "closed form" if graph.is_complete else "electrical flow"
+    left: Array | None = None
+    found: dict[int, tuple[str, float]] = {}
+    for k in range(int(clusters.max()) + 1):
+        members = clusters == k
+        if members.sum() == 1:
+            found[k] = ("alone", 0.0)
+        elif (parts == k).sum() > 1:  # its own edges do not connect it
+            found[k] = ("none", np.inf)
+        elif (needed := float(ratios[owner == k].max())) <= problem.lam:
+            found[k] = (closed, needed)
+        else:
+            if left is None:
+                flow = feasible_flow(inside, forces, problem.lam * inside.weights, max_iter=5000)
+                left = np.abs(forces - inside.divergence(flow))
+            held = float(left[members].max()) <= 1e-7 * float(np.abs(forces).max())
+            found[k] = ("feasible flow", problem.lam) if held else ("none", np.inf)
+    first = np.unique(given, return_index=True)[1]
+    return tuple(Fusion(cluster=k, rung=found[int(clusters[user])][0], needed=found[int(clusters[user])][1],
+                        lam=problem.lam) for k, user in enumerate(first))

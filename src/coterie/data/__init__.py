@@ -1,0 +1,1 @@
+"""Samples of many users: files, columns, checks, and the `Users` they become."""

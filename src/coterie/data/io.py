@@ -1,0 +1,207 @@
+"""Table files as they come: Parquet, or CSV of any encoding, separator and line end with every cell in its own column.
+
+The text of a CSV file is checked as bytes before a parser sees it: every record has as many fields as the header and
+quotes stand around whole fields, so there is one way to read it. Blank lines are skipped. Messages count the lines of
+the file from 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import warnings
+import zlib
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie._typing import Flags, Ints
+from coterie.data.validation import check_unique, read_parquet, read_texts, show, unpack_zstd
+from coterie.errors import CoterieWarning, InvalidInput
+
+SEPARATORS = ",;\t|"
+COMPLETE = "Check that it was written completely"
+SAVE = "Save it as UTF-8 CSV or as Parquet"
+
+
+def read_table(path: str | PathLike[str], separator: str | None = None) -> Any:
+    """A CSV or Parquet file as a polars frame; the separator of a CSV file is found unless given."""
+    start = b""
+    if Path(path).is_file():
+        try:
+            with Path(path).open("rb") as file:
+                start = file.read(4)
+        except OSError as error:
+            raise InvalidInput(f"The file cannot be opened: {error.strerror}", where=str(path),
+                               remedy="Check who may read it") from error
+    parquet = start == b"PAR1" or Path(path).suffix.lower() in (".parquet", ".pq")
+    return read_parquet(path) if parquet else read_texts(
+        path, lambda: _content(str(path), Path(path).read_bytes(), separator))
+
+
+def fingerprint(path: str | PathLike[str]) -> str:
+    """SHA-256 of the file's bytes."""
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError) as error:
+        raise InvalidInput("There is no file to read at this path", where=str(path), remedy="Check the path") from error
+
+
+def _content(path: str, raw: bytes, separator: str | None) -> tuple[bytes, list[str], str, int]:
+    """The records after the header without blank lines, the names of the columns, the separator, and their number."""
+    data, skipped = _decoded(path, raw), 0
+    if data[:4].lower() == b"sep=" and data[5:6] == b"\n":  # Excel's own first line
+        separator, data, skipped = separator or chr(data[4]), data[6:], 1
+    if not data or data.isspace():
+        raise InvalidInput("The file is empty", where=path, remedy=COMPLETE)
+    data += b"" if data.endswith(b"\n") else b"\n"
+    separator = _sniff(path, data) if separator is None else separator
+    if len(separator) != 1 or not separator.isascii() or separator in '"\r\n':
+        raise InvalidInput(f"The separator must be one character, got {separator!r}", remedy="For example ';'")
+    n = _check_records(path, data, separator.encode(), skipped)
+    data = _without_blank_lines(data)
+    end = int(next(newlines for newlines in _outside(data, b"\n") if newlines.size)[0]) + 1
+    try:
+        header = next(csv.reader(io.StringIO(data[:end].decode(), newline=""), delimiter=separator))
+    except csv.Error as error:
+        raise InvalidInput(f"The header cannot be read: {error}", where=path, remedy="Check the first line") from error
+    names = [name.strip(" \t\n") or f"column {j}" for j, name in enumerate(header, 1)]
+    check_unique(names, f"Column names of {path}")
+    if n == 0:
+        raise InvalidInput("The file has a header and no rows", where=path, remedy=COMPLETE)
+    # pandas numbers columns without names; other numbers are a row of data.
+    given = [name for name in header if name.strip()]
+    if all(map(_is_number, given)) and [*map(float, given)] not in ([*range(len(given))], [*range(1, len(given) + 1)]):
+        raise InvalidInput(f"The first line must name the columns, it holds {show(*header)}", where=path,
+                           remedy="Add a first line with the names of the columns")
+    return data[end:], names, separator, n
+
+
+def _decoded(path: str, raw: bytes) -> bytes:
+    """The file's text in UTF-8 with newlines as line ends, without control characters."""
+    if raw.startswith(b"PK\x03\x04"):
+        raise InvalidInput("The file is a workbook or a ZIP archive, not a table", where=path,
+                           remedy="Save it as CSV or unpack it")
+    if raw.startswith(b"\x28\xb5\x2f\xfd"):
+        raw = unpack_zstd(path)
+    try:
+        raw = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
+    except (EOFError, OSError, zlib.error) as error:
+        raise InvalidInput("The compressed file is damaged or cut short", where=path,
+                           remedy="Copy or download it again") from error
+    zero = np.frombuffer(raw[:4096].ljust(2, b"x"), np.uint8) == 0
+    marked = "utf-8" if raw[:3] == b"\xef\xbb\xbf" else "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else \
+        "utf-16-le" if zero[1::2].mean() > 0.3 and not zero[::2].any() else \
+        "utf-16-be" if zero[::2].mean() > 0.3 and not zero[1::2].any() else ""
+    for encoding in (marked,) if marked else ("utf-8", "cp1252"):
+        try:
+            raw = raw if encoding == "utf-8" and raw.isascii() else raw.decode(encoding).encode()
+            break
+        except UnicodeError:
+            continue
+    else:
+        raise InvalidInput(f"The file starts as {marked} text and goes on as something else" if marked else
+                           "The file is no text: neither UTF-8, UTF-16 nor Windows-1252", where=path, remedy=SAVE)
+    while raw.startswith(b"\xef\xbb\xbf"):  # byte order marks, two after joining files
+        raw = raw[3:]
+    if b"\r" in raw:
+        raw = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    strange = raw.translate(None, bytes({9, 10, *range(32, 256)}))
+    if strange:
+        what = "NUL byte" if strange[0] == 0 else f"control character {strange[:1]!r}"
+        raise InvalidInput(f"The file has a {what}, so it is perhaps no text", remedy=SAVE,
+                           where=f"{path}, line {_line(raw, raw.index(strange[:1]))}")
+    if encoding == "cp1252":
+        warnings.warn(f"{path} is not UTF-8 and is read as Windows-1252 (Latin-1); check its accented letters.",
+                      CoterieWarning, stacklevel=2)
+    return raw
+
+
+def _line(data: bytes, position: int) -> int:
+    return data.count(b"\n", 0, position) + 1
+
+
+def _outside(data: bytes, symbols: bytes) -> Iterator[Ints]:
+    """Positions of the symbols outside quotes, chunk by chunk.
+
+    Quotes open and close in turn ("" inside quotes closes and opens again): outside, an even number stands before.
+    """
+    array, quoted, before, size = np.frombuffer(data, np.uint8), b'"' in data, 0, 1 << 22
+    for start in range(0, len(array), size):
+        part = array[start:start + size]
+        found = np.flatnonzero(np.logical_or.reduce([part == symbol for symbol in symbols]))
+        if quoted:
+            quotes = np.flatnonzero(part == 34)
+            found = found[(before + np.searchsorted(quotes, found)) % 2 == 0]
+            before += len(quotes)
+        yield found + start
+
+
+def _blank(data: bytes, marks: Ints) -> Flags:
+    """Which of these positions outside quotes are newlines of blank lines: the byte before is a newline, too."""
+    array = np.frombuffer(data, np.uint8)
+    return np.asarray((array[marks] == 10) & ((marks == 0) | (array[marks - 1] == 10)))
+
+
+def _without_blank_lines(data: bytes) -> bytes:
+    if not data.startswith(b"\n") and b"\n\n" not in data:
+        return data
+    blank = np.concatenate([newlines[_blank(data, newlines)] for newlines in _outside(data, b"\n")])
+    return np.delete(np.frombuffer(data, np.uint8), blank).tobytes()
+
+
+def _widths(data: bytes, separator: bytes) -> Ints:
+    """The number of fields of each record."""
+    array = np.frombuffer(data, np.uint8)
+    kinds = [array[marks[~_blank(data, marks)]] for marks in _outside(data, separator + b"\n")]
+    return np.diff(np.flatnonzero(np.concatenate(kinds) == 10), prepend=-1)
+
+
+def _sniff(path: str, data: bytes) -> str:
+    """The one separator with which all of the first records have as many fields as the header, two at least."""
+    head = data[:1 << 16] if len(_widths(data[:1 << 16], b",")) > 1 else data
+    widths = {symbol: _widths(head, symbol.encode()) for symbol in SEPARATORS}
+    if not widths[","].size:
+        raise InvalidInput("A quote opens in the first line and never closes", where=path, remedy="Close it")
+    fits = [symbol for symbol, w in widths.items() if w[0] > 1 and (w == w[0]).all()]
+    if len(fits) > 1:
+        raise InvalidInput("The separator can be " + " or ".join(f"{s!r} ({widths[s][0]} columns)" for s in fits),
+                           where=path, remedy=f"Say which, for example --separator '{fits[0]}'")
+    return fits[0] if fits else max(SEPARATORS, key=lambda symbol: int(widths[symbol][0]))
+
+
+def _check_records(path: str, data: bytes, separator: bytes, skipped: int) -> int:
+    """The number of records after the header; quotes in the middle of a field and ragged records are refused."""
+    array, border = np.frombuffer(data, np.uint8), np.frombuffer(separator + b'\n"', np.uint8)
+    quotes = np.flatnonzero(array == 34) if b'"' in data else np.zeros(0, np.int64)
+    opens, closes = quotes[::2], quotes[1::2]
+    wrong = [*opens[~np.isin(array[opens - 1], border) & (opens > 0)][:1],
+             *closes[~np.isin(array[closes + 1], border)][:1], *opens[len(closes):]]
+    if wrong:
+        raise InvalidInput("A quote must open at the start of a field and close at its end",
+                           where=f"{path}, line {_line(data, int(min(wrong))) + skipped}",
+                           remedy='Quote the field and double the quotes in it: "6"" pipe"')
+    widths = _widths(data, separator)
+    ragged = np.flatnonzero(widths != widths[0])
+    if ragged.size:
+        ends = np.concatenate([newlines[~_blank(data, newlines)] for newlines in _outside(data, b"\n")])
+        start = int(ends[ragged[0] - 1]) + 1
+        start += len(data) - start - len(data[start:].lstrip(b"\n"))
+        raise InvalidInput(f"The header has {widths[0]} fields and this record {widths[ragged[0]]}, with the separator "
+                           f"{separator.decode()!r}", where=f"{path}, line {_line(data, start) + skipped}",
+                           remedy="Correct the line, quote texts that hold the separator, or name it (--separator)")
+    return len(widths) - 1
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,140 @@
+"""One model for all (FedAvg) and the squared penalty (L2GD): a start, and what to compare with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coterie._typing import Array, Ints
+from coterie.errors import InvalidInput
+from coterie.federated.algorithms.base import Algorithm, Method, Plan, State
+from coterie.federated.protocol.messages import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Algorithm):
+    """McMahan et al., 2017: the users asked take some gradient steps from the common model, the server averages.
+
+    Parameters
+    ----------
+    steps : gradient steps of a user in a round.
+    rate : their length.
+    rounds : how many rounds; what comes after is certified as it is.
+    """
+
+    steps: int = 5
+    rate: float = 0.1
+    rounds: int = 50
+
+    def __post_init__(self) -> None:
+        _check(self.steps, self.rate, self.rounds)
+
+    def on(self, plan: Plan, tol: float = 1e-6) -> FedAvgMethod:
+        return FedAvgMethod(plan, self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquaredPenalty(Algorithm):
+    """L2GD (Hanzely and Richtarik, 2020): a squared penalty on each model's distance from their mean.
+
+    It minimises sum_i f_i(x_i) + strength/2 sum_i ||x_i - mean||^2. In every step a coin decides between a gradient
+    step of all users and a step towards the mean; only the latter needs the server. A round is the gradient steps
+    between two of them, done at the users, and then the step to the mean.
+
+    Parameters
+    ----------
+    strength : of the penalty; None takes lam times the number of users: for the complete graph,
+        lam sum_{i<j} 1/2 ||x_i - x_j||^2 = lam N / 2 sum_i ||x_i - mean||^2.
+    rate : length of a step (alpha).
+    chance : of a step towards the mean (p).
+    rounds : how many rounds.
+    """
+
+    strength: float | None = None
+    rate: float = 0.1
+    chance: float = 0.2
+    rounds: int = 200
+
+    def __post_init__(self) -> None:
+        _check(1, self.rate, self.rounds)
+        if not 0 < self.chance < 1:
+            raise InvalidInput(f"chance must be in (0, 1), got {self.chance!r}", remedy="Use for example 0.2")
+        if self.strength is not None and not (np.isfinite(self.strength) and self.strength >= 0):
+            raise InvalidInput(f"strength must be a finite number >= 0, got {self.strength!r}", remedy="Use 1.0")
+
+    def on(self, plan: Plan, tol: float = 1e-6) -> SquaredPenaltyMethod:
+        return SquaredPenaltyMethod(plan, self)
+
+
+def _check(steps: int, rate: float, rounds: int) -> None:
+    if any(isinstance(count, bool) or int(count) != count or count < 1 for count in (steps, rounds)):
+        raise InvalidInput("steps and rounds must be whole numbers >= 1", remedy="Use for example 5 and 50")
+    if not (np.isfinite(rate) and rate > 0):
+        raise InvalidInput(f"rate must be a finite number > 0, got {rate!r}", remedy="Use for example 0.1")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainState(State):
+    now: Array  # (n_users, dim)
+    trained: int  # rounds in which somebody answered
+
+
+class _Train(Method):
+    kind = "train"
+    rate: float
+    rounds: int
+
+    def begin(self, models: Array) -> TrainState:
+        return TrainState(**self.fresh, now=models, trained=0)
+
+    def models(self, state: TrainState) -> Array:
+        return state.now
+
+    def rounds_within(self, share: float) -> int:
+        return self.rounds
+
+    def finished(self, state: TrainState) -> bool:
+        return state.trained >= self.rounds
+
+    def _steps(self, turn: int) -> int:
+        raise NotImplementedError
+
+    def _ask(self, state: TrainState, users: Ints) -> Batch:
+        return Batch(self.kind, state.round, users, {"model": state.now[users],
+                                                     "steps": np.full(len(users), self._steps(state.round))},
+                     shared={"rate": np.array(self.rate)})
+
+
+class FedAvgMethod(_Train):
+    def __init__(self, plan: Plan, settings: FedAvg) -> None:
+        super().__init__(plan)
+        self.settings, self.rate = settings, settings.rate
+        self.rounds = settings.rounds
+
+    def _steps(self, turn: int) -> int:
+        return self.settings.steps
+
+    def _tell(self, state: TrainState, replies: Batch) -> TrainState:
+        mean = replies.arrays["point"].mean(axis=0)
+        return replace(state, now=np.broadcast_to(mean, state.now.shape).copy(), trained=state.trained + 1)
+
+
+class SquaredPenaltyMethod(_Train):
+    def __init__(self, plan: Plan, settings: SquaredPenalty) -> None:
+        super().__init__(plan)
+        self.settings, self.rounds = settings, settings.rounds
+        self.strength = plan.lam * plan.n_users if settings.strength is None else settings.strength
+        self.rate = settings.rate / (1.0 - settings.chance)
+        # The step to the mean is x - (rate strength / chance) (x - mean); past the mean it would swing.
+        self.pull = min(settings.rate * self.strength / settings.chance, 1.0)
+
+    def _steps(self, turn: int) -> int:
+        return int(np.random.default_rng([self.plan.seed, turn, 2]).geometric(self.settings.chance)) - 1
+
+    def _tell(self, state: TrainState, replies: Batch) -> TrainState:
+        now = state.now.copy()
+        now[replies.users] = replies.arrays["point"]
+        mean = now[~state.aside].mean(axis=0)
+        now[replies.users] += self.pull * (mean - now[replies.users])
+        return replace(state, now=now, trained=state.trained + 1)

@@ -1,0 +1,323 @@
+"""What a federated algorithm is: three pure functions on a state of arrays.
+
+    ask(state) -> {user: Query}        whom to ask what in this round
+    answer(data, query) -> Reply       a user's whole work (`client`)
+    tell(state, replies) -> state      what the server makes of it; who did not answer is simply absent
+
+A `Method` is an algorithm's settings on a plan. Everything that does not depend on the algorithm is here: who takes
+part, which answers are outstanding, and that an answer is what was asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from coterie._typing import Array, Flags, Ints
+from coterie.data.users import Users
+from coterie.errors import InvalidInput
+from coterie.federated.algorithms.participation import Participation
+from coterie.federated.protocol.messages import MAY_BE_INFINITE, Batch, Message, gather, misfit, square
+from coterie.graph import Graph
+from coterie.losses import Loss
+from coterie.losses.remote import Remote
+from coterie.problem import Problem, check_lam
+
+log = logging.getLogger("coterie.federated")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """What the server knows before the first round: who takes part, the loss, the graph and lam; no data."""
+
+    names: tuple[Any, ...]
+    dim: int
+    loss: Loss
+    lam: float
+    graph: Graph
+    participation: Participation = field(default_factory=Participation)
+    seed: int = 0
+    features: tuple[str, ...] = ("x0",)  # what the users' columns are called
+    patience: int | None = None  # questions a user may leave unanswered one after the other before it is set aside
+
+    def __post_init__(self) -> None:
+        check_lam(self.lam)
+        if self.patience is not None and self.patience < 1:
+            raise InvalidInput(f"patience must be at least 1, got {self.patience!r}", remedy="None waits for ever")
+        if isinstance(self.seed, bool) or int(self.seed) != self.seed or self.seed < 0:
+            raise InvalidInput(f"seed must be a whole number >= 0, got {self.seed!r}", remedy="Use 0")
+
+    @property
+    def n_users(self) -> int:
+        return len(self.names)
+
+    def problem(self, active: Flags, loss: Loss | None = None) -> Problem:
+        """The problem of the active users as the server sees it: with the data, and so the losses, elsewhere."""
+        return Problem(ghosts([name for name, here in zip(self.names, active, strict=True) if here], self.features),
+                       Remote(loss=self.loss, length=self.dim) if loss is None else loss, self.lam,
+                       self.graph if active.all() else self.graph.take(active))
+
+
+def ghosts(names: list[Any] | tuple[Any, ...], features: tuple[str, ...] = ("x0",)) -> Users:
+    """Users by name alone."""
+    return Users(np.empty((0, len(features))), None, np.zeros(len(names) + 1, dtype=np.int64), tuple(names), features)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class State:
+    """Arrays and scalars only: it can be saved, sent, resumed and compared."""
+
+    round: int
+    asked: Ints  # (n_users,) the round of the question a user has not answered yet, -1 if there is none
+    missed: Ints  # (n_users,) questions in a row that it left unanswered
+    aside: Flags  # (n_users,) set aside: not asked any more, and not part of the problem
+    refusals: tuple[tuple[int, int, str], ...] = ()  # round, user, reason
+
+
+class Replies(NamedTuple):
+    """What a runtime brings back from a round."""
+
+    batches: tuple[Batch, ...] = ()  # well-formed answers, many at once
+    singles: tuple[tuple[int, Message], ...] = ()  # answers one by one: from the wire, or out of order
+    waiting: tuple[int, ...] = ()  # users whose answer may still come
+    refused: tuple[tuple[int, str], ...] = ()  # users who sent what is no message at all, and why
+
+
+class Method(ABC):
+    """An algorithm at work on a plan. Subclasses say what is asked and what is made of the answers."""
+
+    kind: ClassVar[str]  # of the questions
+    max_rounds: int = 1000
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    @abstractmethod
+    def begin(self, models: Array) -> State: ...
+
+    def warm(self, state: Any) -> Any:
+        """A first state that makes use of where the same method ended on a similar plan, such as another lam."""
+        return replace(self.begin(self.models(state)), aside=state.aside, refusals=state.refusals)
+
+    @abstractmethod
+    def _ask(self, state: Any, users: Ints) -> Batch: ...
+
+    @abstractmethod
+    def _tell(self, state: Any, replies: Batch) -> Any: ...
+
+    def _alone(self, state: Any) -> Any:
+        """What the server does in a round without answers."""
+        return state
+
+    def _asked(self, state: Any, users: Ints) -> Any:
+        """The state once these users have been asked: what an answer will have to be compared with."""
+        return state
+
+    def _forget(self, state: Any, users: Ints) -> Any:
+        """The state without what users who are set aside have ever said."""
+        return state
+
+    @abstractmethod
+    def models(self, state: Any) -> Array:
+        """(n_users, dim) every user's model at this moment."""
+
+    def point(self, state: Any) -> tuple[Array, Array | None]:
+        """Models and duals to be certified, of the users not set aside; without duals they are to be found."""
+        return self.models(state)[~state.aside], None
+
+    def estimate(self, state: Any) -> float:
+        """About how far from optimal, relative to the objective; inf while nothing can be said."""
+        return np.inf
+
+    def rounds_within(self, share: float) -> int:
+        """The most rounds it should take when this share of the users is asked in each."""
+        return int(np.ceil(self.max_rounds / share))
+
+    def finished(self, state: Any) -> bool:
+        """Whether there is nothing left to ask."""
+        return False
+
+    def labels(self, state: Any) -> int:
+        """How many clusters there are now."""
+        from coterie.solution import labels_of
+
+        active = self.models(state)[~state.aside]
+        return int(labels_of(active).max()) + 1 if len(active) else 0
+
+    def chosen(self, state: Any) -> Ints:
+        """Who is asked in this round."""
+        eligible = ~state.aside & (state.asked < 0)
+        return self.plan.participation.choose(state.round, eligible, self.plan.seed, self._need(state))
+
+    def _need(self, state: Any) -> Array | None:
+        """(n_users,) how much is gained by asking each user, where that is known."""
+        return None
+
+    def ask(self, state: Any) -> Batch:
+        """The questions of this round, as a mapping from user numbers to queries."""
+        return self._ask(state, self.chosen(state))
+
+    def tell(self, state: Any, replies: Mapping[int, Message] | Replies) -> Any:
+        """The state after a round. Answers that are not what was asked for are refused, and their senders set aside."""
+        if not isinstance(replies, Replies):
+            replies = Replies(singles=tuple(replies.items()))
+        users = self.chosen(state)
+        asked = state.asked.copy()
+        asked[users] = state.round
+        state = self._asked(replace(state, asked=asked), users)
+        good, refused = self._screened(state, replies)
+        state = self._tell(state, good) if good is not None and len(good) else self._alone(state)
+        if refused:
+            state = self._without(state, refused)
+        here = np.zeros(self.plan.n_users, dtype=bool)
+        here[[] if good is None else good.users] = True
+        still = np.zeros(self.plan.n_users, dtype=bool)
+        still[[user for user in replies.waiting if 0 <= user < self.plan.n_users]] = True
+        unanswered = (state.asked >= 0) & ~here
+        missed = np.where(here, 0, state.missed + (unanswered & ~still))
+        asked = np.where(unanswered & still, state.asked, -1)
+        state = replace(state, round=state.round + 1, missed=missed, asked=asked)
+        if self.plan.patience is not None:
+            gone = np.flatnonzero((missed >= self.plan.patience) & ~state.aside)
+            reason = f"it left {self.plan.patience} questions in a row unanswered"
+            state = self._without(state, [(int(user), reason) for user in gone]) if gone.size else state
+        return state
+
+    def _without(self, state: Any, refused: list[tuple[int, str]]) -> Any:
+        aside = state.aside.copy()
+        for user, reason in refused:
+            known = 0 <= user < self.plan.n_users
+            name = repr(self.plan.names[user]) if known else f"number {user}"
+            log.warning("round %d: %s user %s: %s", state.round, "set aside" if known else "ignored an answer of", name,
+                        reason)
+            if known:
+                aside[user] = True
+        users = np.flatnonzero(aside & ~state.aside)
+        notes = tuple((state.round, int(user), reason) for user, reason in refused)
+        state = replace(state, aside=aside, refusals=state.refusals + notes)
+        return self._forget(state, users) if users.size else state
+
+    def _screened(self, state: Any, replies: Replies) -> tuple[Batch | None, list[tuple[int, str]]]:
+        """All answers to open questions as one batch, and who sent something else, with the reason."""
+        refused = [(user, reason) for user, reason in replies.refused if not state.aside[user]]
+        singles: dict[int, Message] = {}
+        for user, message in replies.singles:
+            if not (isinstance(user, (int, np.integer)) and 0 <= user < self.plan.n_users):
+                refused.append((int(user) if isinstance(user, (int, np.integer)) else -1,
+                                "an answer came from a user who is not part of the federation"))
+            elif state.aside[user] or state.asked[user] < 0 or state.asked[user] != message.round or user in singles:
+                log.info("round %d: an answer of user %r to round %d is of no use any more", state.round,
+                         self.plan.names[user], message.round)
+            else:
+                reason = misfit(message, self.kind, self.plan.dim)
+                if reason is None:
+                    singles[int(user)] = message
+                else:
+                    refused.append((int(user), reason))
+        parts = [gather(list(singles.items()))] if singles else []
+        for batch in filter(len, replies.batches):
+            wanted = ~state.aside[batch.users] & (state.asked[batch.users] == batch.round) & (batch.round >= 0)
+            wanted &= ~np.isin(batch.users, list(singles))
+            finite = np.ones(len(batch), dtype=bool)
+            for name, array in batch.arrays.items():
+                rows = array.reshape(len(batch), -1)
+                allowed = rows == np.inf if (batch.kind, name) in MAY_BE_INFINITE else False
+                finite &= (np.isfinite(rows) | allowed).all(axis=1)
+            for part in batch.ragged.values():
+                rows = part.values.reshape(len(part.values), int(np.prod(part.values.shape[1:])))
+                finite[part.owner[~np.isfinite(rows).all(axis=1)]] = False
+            refused += [(int(user), "it holds numbers that are not finite") for user in batch.users[wanted & ~finite]]
+            parts.append(batch.take(np.flatnonzero(wanted & finite)))
+        good = merge([part for part in parts if len(part)])
+        if good is not None:
+            reasons = self._objections(state, good)
+            refused += reasons
+            bad = [user for user, _ in reasons]
+            good = good.take(np.flatnonzero(~np.isin(good.users, bad))) if bad else good
+        return good, refused
+
+    def _objections(self, state: Any, replies: Batch) -> list[tuple[int, str]]:
+        """What is wrong with answers that have the right form."""
+        if self.kind not in ("expand", "local"):
+            return []
+        bad = np.zeros(len(replies), dtype=bool)
+        reasons = []
+        if self.kind == "expand":  # one Hessian, in one of two forms; a sign for every row of a factor
+            counts = {name: replies.ragged[name].counts if name in replies.ragged else np.zeros(len(replies), dtype=int)
+                      for name in ("hessian", "diagonal", "factor", "sign", "share")}
+            bad = (counts["hessian"] + counts["diagonal"] != 1) | (counts["factor"] != counts["sign"])
+            bad |= (counts["share"] > 1) | ((counts["hessian"] > 0) & (counts["factor"] > 0))
+            reasons = [(int(user), "it holds more or fewer rows than were asked for") for user in replies.users[bad]]
+            share = replies.ragged.get("share")
+            if share is not None:
+                wrong = np.setdiff1d(share.owner[~((share.values > 0) & (share.values <= 1))], np.flatnonzero(bad))
+                reasons += [(int(user), "its share of the way is not in (0, 1]") for user in replies.users[wrong]]
+                bad[wrong] = True
+        good = replies.take(np.flatnonzero(~bad))
+        if len(good):
+            ends = np.linalg.eigvalsh(hessians_of(good, self.plan.dim))
+            indefinite = ends[:, 0] < -1e-8 * np.maximum(ends[:, -1], 0.0) - 1e-12 * self.plan.dim
+            reasons += [(int(user), "its Hessian is not positive semidefinite") for user in good.users[indefinite]]
+        return reasons
+
+    @cached_property
+    def fresh(self) -> dict[str, Any]:
+        """The common part of a first state."""
+        n = self.plan.n_users
+        return {"round": 0, "asked": np.full(n, -1, dtype=np.int64), "missed": np.zeros(n, dtype=np.int64),
+                "aside": np.zeros(n, dtype=bool)}
+
+    def carried(self, state: State) -> dict[str, Any]:
+        """The common part of a state that follows another method's."""
+        return {"round": state.round, "asked": np.full(self.plan.n_users, -1, dtype=np.int64), "missed": state.missed,
+                "aside": state.aside, "refusals": state.refusals}
+
+
+class Algorithm(ABC):
+    """Settings of a federated algorithm, a frozen keyword-only dataclass."""
+
+    @abstractmethod
+    def on(self, plan: Plan, tol: float = 1e-6) -> Method:
+        """The algorithm at work on a plan."""
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    def replace(self, **changes: Any) -> Self:
+        return replace(self, **changes)  # type: ignore[type-var]
+
+
+def merge(parts: list[Batch]) -> Batch | None:
+    """Batches of one kind as one, in ascending order of users; a user's first answer counts."""
+    if len(parts) <= 1:
+        return parts[0] if parts else None
+    pairs: dict[int, Message] = {}
+    for part in parts:
+        for user, message in part.items():
+            pairs.setdefault(user, message)
+    return gather(list(pairs.items()))
+
+
+def hessians_of(replies: Batch, dim: int) -> Array:
+    """(n, dim, dim) the Hessians of answers, whatever form they came in."""
+    if "hessian" in replies.arrays:
+        return square(replies.arrays["hessian"], dim)
+    out = np.zeros((len(replies), dim, dim))
+    full, low = replies.ragged.get("hessian"), replies.ragged.get("factor")
+    level = replies.ragged.get("diagonal")
+    if full is not None:
+        out[full.owner] = square(full.values, dim)
+    if level is not None:
+        out[level.owner] = level.values[:, None, None] * np.eye(dim)
+    if low is not None:
+        for k in np.flatnonzero(low.counts):
+            rows = low.rows(int(k))
+            out[k] += (rows * replies.ragged["sign"].rows(int(k))[:, None]).T @ rows
+    return out

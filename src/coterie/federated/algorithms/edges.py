@@ -1,0 +1,224 @@
+"""The steps of the paper's Algorithm 1 on ordered pairs (i, j), i the head: the same lines at users and at the server.
+
+Pairs are sorted by head, so that a user's pairs are neighbours in memory. In the names of the code, for a pair (i, j):
+`others` x_j, `difference` z_ij, `dual` mu_ij, `hat` muhat_ij, `radii` lam w_ij.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from coterie._typing import Array, Flags, Ints
+from coterie.federated.protocol.messages import Batch, Ragged
+from coterie.graph import Graph
+from coterie.losses import Loss, Samples
+
+
+class Pairs:
+    """The pairs (i, j) of users not set aside, sorted by head, and what is fixed about them.
+
+    Ordered pairs are two for each edge, unordered ones one. `both` says whether a user's step sees the pairs that end
+    at it. Of ordered pairs that both see, each has half of lam: there are two of them.
+    """
+
+    def __init__(self, graph: Graph, lam: float, aside: Flags, *, ordered: bool, both: bool) -> None:
+        n, (i, j) = graph.n_users, graph.edges.T
+        here = ~aside[i] & ~aside[j]
+        i, j, number = i[here], j[here], np.flatnonzero(here)
+        heads, tails = (np.concatenate([i, j]), np.concatenate([j, i])) if ordered else (i, j)
+        edge = np.tile(number, 2) if ordered else number
+        order = np.lexsort((tails, heads))
+        self.heads, self.tails, self.edge = heads[order], tails[order], edge[order]
+        self.offsets = _offsets(np.bincount(self.heads, minlength=n))
+        self.place = np.arange(len(self.heads)) - self.offsets[self.heads]  # among the pairs of its head
+        self.by_tail = np.argsort(self.tails, kind="stable")
+        self.tail_offsets = _offsets(np.bincount(self.tails, minlength=n))
+        self.radii = (lam / 2 if ordered and both else lam) * graph.weights[self.edge]
+        self.n_tails = np.diff(self.tail_offsets).astype(float) if both else np.zeros(n)
+        self.n_pairs = np.diff(self.offsets) + self.n_tails
+        self.mean_pairs = max(float(self.n_pairs[~aside].mean()), 1.0) if not aside.all() else 1.0
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+
+def _offsets(counts: Ints) -> Ints:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def mean_curvature(hessians: Array) -> Array:
+    """(n,) det(H + 1e-3 tr(H)/d I)^(1/d): the geometric mean of the curvatures, held off zero."""
+    dim = hessians.shape[-1]
+    level = np.trace(hessians, axis1=1, axis2=2) / dim
+    with np.errstate(divide="ignore"):
+        logs = np.linalg.slogdet(hessians + (1e-3 * level)[:, None, None] * np.eye(dim))[1]
+    return np.exp(logs / dim)
+
+
+def stiffness(loss: Loss, samples: Samples, hessians: Array, users: Ints) -> Array:
+    """(n,) a bound on the largest curvature anywhere; without one, twice the largest here."""
+    known = loss.lipschitz(samples)[users]
+    return np.where(np.isfinite(known), known, 2.0 * np.linalg.eigvalsh(hessians)[:, -1])
+
+
+def segment_sums(values: Array, offsets: Ints) -> Array:
+    """(n, dim) the sum of the rows offsets[k] : offsets[k + 1]; zero where there are none."""
+    out = np.zeros((len(offsets) - 1, values.shape[1]))
+    some = np.flatnonzero(np.diff(offsets))
+    if some.size:
+        out[some] = np.add.reduceat(values, offsets[some], axis=0)
+    return out
+
+
+def pulls(others: Array, difference: Array, hat: Array, offsets: Ints) -> tuple[Array, Array]:
+    """What a user's own pairs add to its step (S2): sum_j muhat_ij and sum_j (x_j + z_ij)."""
+    return segment_sums(hat, offsets), segment_sums(others + difference, offsets)
+
+
+def step_centre(models: Array, linear: Array, centres: Array, pairs: Array, rho: float,
+                eta: Array) -> tuple[Array, Array]:
+    """S2 as one proximal step: minimise f(x) + t/2 ||x - centre||^2 over x.
+
+        f(x) + <linear, x> + rho/2 sum_pairs ||x - c_p||^2 + eta/2 ||x - x_old||^2,    centres = sum_pairs c_p
+    """
+    t = rho * pairs + eta
+    return (rho * centres + eta[:, None] * models - linear) / np.maximum(t, 1e-300)[:, None], t
+
+
+def step_slope(models: Array, linear: Array, centres: Array, pairs: Array, rho: float) -> Array:
+    """The slope of all of S2 but f and the Bregman term, at the old model: for the linearised step."""
+    return np.asarray(linear + rho * (pairs[:, None] * models - centres))
+
+
+def step_length(eta: Array, stiff: Array, rho: float, pairs: Array) -> Array:
+    """What a linearised step divides its slope by: eta, or where that is 0 the largest curvature of all of S2."""
+    return np.where(eta > 0, eta, stiff + rho * pairs)
+
+
+def differences(heads: Array, others: Array, old: Array, hat: Array, radii: Array, rho: float, eta: float) -> Array:
+    """S3: minimise radii ||z|| - <hat, z> + rho/2 ||x_i - x_j - z||^2 + eta/2 ||z - old||^2, a shrinkage."""
+    v = hat + rho * (heads - others) + eta * old
+    norms = np.linalg.norm(v, axis=1)
+    scale = np.maximum(1.0 - np.divide(radii, norms, out=np.full_like(norms, np.inf), where=norms > 0), 0.0)
+    return np.asarray(scale[:, None] * v / (rho + eta))
+
+
+def hats(dual: Array, heads: Array, others: Array, difference: Array, rho: float, nu: float) -> Array:
+    """S11: muhat = mu - nu rho (x_i - x_j - z_ij)."""
+    return np.asarray(dual - nu * rho * (heads - others - difference))
+
+
+def answer_edges(loss: Loss, samples: Samples, queries: Batch, memory: Mapping[str, Ragged],
+                 ) -> tuple[dict[str, Array], dict[str, Ragged], dict[str, Ragged]]:
+    """Users who hold their own edges: take up the news, then step.
+
+    `memory` has a part for every user of the data: its own model (point), and for its pairs others, difference, hat,
+    neighbours, radii and whether they are quiet.
+    """
+    rho, hat_rho, weight, eta_z, nu, linearised = queries.shared["settings"].tolist()
+    users, n = queries.users, samples.n_users
+    kept = _taken_up(queries, memory, n, samples.dim)
+    offsets, owner = kept["others"].offsets, kept["others"].owner
+    points, tails, eta = kept["point"].values, kept["tails"].values, np.full(n, weight)
+    others, difference, hat = (kept[name].values.copy() for name in ("others", "difference", "hat"))
+    neighbours, quiet = kept["neighbours"].values, kept["quiet"].values.copy()
+    # S7: the models that moved last round.
+    place = np.full(int(max(neighbours.max(initial=-1), queries.shared["who"].max(initial=-1))) + 1, -1)
+    place[queries.shared["who"]] = np.arange(len(queries.shared["who"]))
+    reached = np.zeros(n, dtype=bool)
+    reached[users] = True
+    news = np.flatnonzero((place[neighbours] >= 0) & reached[owner] & ~quiet) if neighbours.size else np.empty(0, int)
+    others[news] = queries.shared["models"][place[neighbours[news]]]
+
+    def positions(name: str) -> Ints:
+        part = queries.ragged.get(name)
+        return np.empty(0, dtype=np.int64) if part is None else offsets[users[part.owner]] + part.values
+
+    woken = positions("wake")
+    if woken.size:
+        quiet[woken], others[woken] = False, queries.ragged["wake_model"].values
+    quiet[positions("quiet")] = True
+    # S10, S11: new duals, and the auxiliary ones from them.
+    at = positions("dual_at")
+    if at.size:
+        hat[at] = hats(queries.ragged["dual"].values, points[owner[at]], others[at], difference[at], hat_rho, nu)
+    seen = np.where(quiet[:, None], points[owner], others)
+    # S2: the users' own models.
+    stepping = np.flatnonzero(queries.arrays["step"])
+    moving = users[stepping]
+    models, values, bends, stiff = points, np.empty(0), np.empty(0), np.empty(0)
+    if moving.size:
+        linear, centres = pulls(seen, difference, hat, offsets)
+        pairs = np.diff(offsets) + tails
+        linear, centres, pairs = linear[moving], centres[moving], pairs[moving]
+        beyond = queries.ragged.get("beyond")
+        if beyond is not None:
+            half = np.flatnonzero(beyond.counts[stepping])
+            linear[half] += beyond.values[0::2]
+            centres[half] += beyond.values[1::2]
+        models = points.copy()
+        if linearised:
+            values, slope, hessians = loss.evaluate(samples, points[moving], 2, moving)
+            slope = slope + step_slope(points[moving], linear, centres, pairs, rho)
+            stiff = stiffness(loss, samples, hessians, moving)
+            models[moving] = points[moving] - slope / step_length(eta[moving], stiff, rho, pairs)[:, None]
+        else:
+            centre, t = step_centre(points[moving], linear, centres, pairs, rho, eta[moving])
+            models[moving] = loss.prox(samples, None, t, centre, users=moving).points
+            values, _, hessians = loss.evaluate(samples, models[moving], 2, moving)
+        bends = mean_curvature(hessians)
+    # S3: their differences, from the models as they were.
+    at = positions("update")
+    if at.size:
+        difference[at] = differences(points[owner[at]], seen[at], difference[at], hat[at], kept["radii"].values[at],
+                                     rho, eta_z)
+    new = dict(kept, point=kept["point"]._replace(values=models), others=Ragged(others, offsets),
+               difference=Ragged(difference, offsets), hat=Ragged(hat, offsets), quiet=Ragged(quiet, offsets))
+    stepped = np.zeros(len(users), dtype=np.int64)
+    stepped[stepping] = 1
+    counts = queries.ragged["update"].counts if at.size else np.zeros(len(users), dtype=np.int64)
+    told = {"model": Ragged.of(models[moving], stepped), "value": Ragged.of(values, stepped),
+            "curvature": Ragged.of(bends, stepped), "difference": Ragged.of(difference[at], counts)}
+    if linearised:
+        told["stiffness"] = Ragged.of(stiff, stepped)
+    return {}, told, new
+
+
+#: What a user keeps, by the number of axes of a row; "quiet" is its own.
+_KEPT = {"point": 1, "others": 1, "difference": 1, "hat": 1, "neighbours": 0, "radii": 0, "tails": 0}
+
+
+def _taken_up(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim: int) -> dict[str, Ragged]:
+    """The memory with that of users who are told all anew put in place of what they had."""
+    nothing = np.zeros(n_users, dtype=np.int64)
+    kept = dict(memory) or {
+        **{name: Ragged.of(np.zeros((0, dim)[:1 + axes]), nothing) for name, axes in _KEPT.items()},
+        "neighbours": Ragged.of(np.zeros(0, dtype=np.int64), nothing),
+        "quiet": Ragged.of(np.zeros(0, dtype=bool), nothing),
+        "point": Ragged.of(np.zeros((n_users, dim)), nothing + 1), "tails": Ragged.of(np.zeros(n_users), nothing + 1)}
+    told = queries.ragged.get("point")
+    if told is None:
+        return kept
+    fresh = np.zeros(n_users, dtype=bool)
+    fresh[queries.users[np.flatnonzero(told.counts)]] = True
+    for name in _KEPT:
+        kept[name] = _replaced(kept[name], queries.users, queries.ragged.get(name), fresh)
+    loud = queries.ragged.get("others")
+    none = None if loud is None else Ragged(np.zeros(len(loud.values), dtype=bool), loud.offsets)
+    kept["quiet"] = _replaced(kept["quiet"], queries.users, none, fresh)
+    return kept
+
+
+def _replaced(old: Ragged, users: Ints, told: Ragged | None, fresh: Flags) -> Ragged:
+    """The rows of `fresh` users from what they were told, all others' as they were."""
+    counts = np.where(fresh, 0, old.counts)
+    if told is not None:
+        counts[users] += told.counts
+    new = Ragged.of(np.empty((int(counts.sum()), *old.values.shape[1:]), dtype=old.values.dtype), counts)
+    own = fresh[new.owner]
+    new.values[~own] = old.values[~fresh[old.owner]]
+    if told is not None:
+        new.values[own] = told.values
+    return new

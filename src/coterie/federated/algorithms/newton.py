@@ -1,0 +1,196 @@
+"""Proximal Newton over the federation: the default.
+
+Each round the users asked get their model x_i and return f_i, gradient and Hessian there. The server keeps every user's
+last answer, solves the sum-of-norms problem with these quadratics in place of the losses,
+
+    minimise  sum_i [ f_i + <g_i, s_i> + 1/2 s_i' (H_i + shift_i I) s_i ] + lam sum w ||x_i - x_j||,    s_i = x_i - p_i
+
+to high accuracy, and has the new models. Near the optimum the error is squared in every round. Further away a model may
+promise too much: the next answer shows it, since it carries f_i at the new point. Such an answer is put by, shift_i
+grows, and the next question names the last trusted point p_i, so that the user itself steps back as far as needed:
+no round is spent on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from coterie._typing import Array, Flags, Ints
+from coterie.errors import InvalidInput
+from coterie.federated.algorithms.base import Algorithm, Method, Plan, State, hessians_of
+from coterie.federated.client import between, trusted
+from coterie.federated.protocol.messages import Batch, Ragged
+from coterie.losses.remote import Quadratic
+from coterie.solvers import solve
+from coterie.solvers.base import Start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newton(Algorithm):
+    """Gradients and Hessians up, models down; a handful of rounds.
+
+    Parameters
+    ----------
+    select : "needed" asks those users first whose answers are furthest from their models by now; "random" asks
+        uniformly at random. Either asks only as many as participation allows.
+    rank : 0 sends Hessians exactly, in the shorter of two forms (a low-rank one where users have fewer samples than
+        half the coordinates); a number r > 0 sends a multiple of the identity plus rank r, which bends at least as much
+        as the Hessian; -1 always sends the triangle.
+    """
+
+    select: str = "needed"
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        if self.select not in ("needed", "random"):
+            raise InvalidInput(f"select must be 'needed' or 'random', got {self.select!r}", remedy="Use 'needed'")
+        if isinstance(self.rank, bool) or int(self.rank) != self.rank or self.rank < -1:
+            raise InvalidInput(f"rank must be -1, 0 or a positive number, got {self.rank!r}", remedy="Use 0")
+
+    def on(self, plan: Plan, tol: float = 1e-6) -> NewtonMethod:
+        return NewtonMethod(plan, self, tol)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NewtonState(State):
+    now: Array  # (n_users, dim) the models
+    sent: Array  # (n_users, dim) the model of the last question
+    points: Array  # (n_users, dim) where the last trusted answer was given; value, gradient, Hessian there:
+    values: Array
+    gradients: Array
+    hessians: Array
+    shift: Array  # (n_users,) what is added to the Hessian
+    known: Flags  # (n_users,) whether there is an answer
+    doubted: Flags  # (n_users,) whether the last answer was put by
+    duals: Array  # (n_edges, dim)
+    sigma: float
+    promised: Array  # (n_users,) 1/2 s'Hs for the step s from each user's point to its model
+    trust: float  # how far off, relative to that, second-order models were in the last round
+    error: float
+
+
+class NewtonMethod(Method):
+    kind = "expand"
+    max_rounds = 200
+
+    def __init__(self, plan: Plan, settings: Newton, tol: float) -> None:
+        super().__init__(plan)
+        self.settings, self.tol = settings, tol
+
+    def begin(self, models: Array) -> NewtonState:
+        n, d = self.plan.n_users, self.plan.dim
+        return NewtonState(
+            **self.fresh, now=models, sent=models, points=models, values=np.zeros(n), gradients=np.zeros((n, d)),
+            hessians=np.zeros((n, d, d)), shift=np.zeros(n), known=np.zeros(n, dtype=bool),
+            doubted=np.zeros(n, dtype=bool), duals=np.zeros((self.plan.graph.n_edges, d)), sigma=0.0,
+            promised=np.full(n, np.inf), trust=1.0, error=np.inf)
+
+    def warm(self, state: NewtonState) -> NewtonState:
+        """All answers still hold: the problem is solved with them before anybody is asked again."""
+        first = replace(state, **{**self.fresh, "aside": state.aside, "refusals": state.refusals}, trust=1.0)
+        return self._solved(first)
+
+    def models(self, state: NewtonState) -> Array:
+        return state.now
+
+    def point(self, state: NewtonState) -> tuple[Array, Array | None]:
+        active = ~state.aside
+        duals = state.duals if active.all() else state.duals[self.plan.graph.inside(active)]
+        return state.now[active], duals
+
+    def estimate(self, state: NewtonState) -> float:
+        return state.error
+
+    def _need(self, state: NewtonState) -> Array | None:
+        return state.promised if self.settings.select == "needed" else None
+
+    def _ask(self, state: NewtonState, users: Ints) -> Batch:
+        doubted = state.doubted[users]
+        ragged = {"anchor": Ragged.of(state.points[users[doubted]], doubted)} if doubted.any() else {}
+        return Batch(self.kind, state.round, users, {"model": state.now[users]}, ragged,
+                     {"rank": np.array(self.settings.rank, dtype=np.int64)})
+
+    def _asked(self, state: NewtonState, users: Ints) -> NewtonState:
+        sent = state.sent.copy()
+        sent[users] = state.now[users]
+        return replace(state, sent=sent)
+
+    def _forget(self, state: NewtonState, users: Ints) -> NewtonState:
+        known = state.known.copy()
+        known[users] = False
+        return self._solved(replace(state, known=known))
+
+    def _tell(self, state: NewtonState, replies: Batch) -> NewtonState:
+        users = replies.users
+        at, hessians = state.sent[users].copy(), hessians_of(replies, self.plan.dim)
+        stepped_back = np.zeros(len(users), dtype=bool)
+        share = replies.ragged.get("share")
+        if share is not None:
+            k = share.owner  # from the last trusted point, or where none was named from zero
+            named = state.doubted[users[k]][:, None]
+            at[k] = np.where(named, between(state.points[users[k]], at[k], share.values), share.values[:, None] * at[k])
+            stepped_back[k] = share.values < 1.0
+        return self._taken(state, replies, at, hessians, stepped_back)
+
+    @np.errstate(over="ignore", invalid="ignore")  # an answer from far out may be finite and still too large to square
+    def _taken(self, state: NewtonState, replies: Batch, at: Array, hessians: Array,
+               stepped_back: Flags) -> NewtonState:
+        """Take up the answers that can be trusted."""
+        users, share = replies.users, replies.ragged.get("share")
+        step = at - state.points[users]
+        old = state.hessians[users]
+        slopes = np.einsum("nd,nd->n", state.gradients[users], step)
+        bends = 0.5 * np.einsum("nd,nde,ne->n", step, old, step) + 0.5 * state.shift[users] * (step**2).sum(axis=1)
+        good = trusted(state.values[users], slopes, bends, replies.arrays["value"]) | ~state.known[users]
+        if share is not None:
+            good[share.owner] = True
+        # What a model was off by, beside what it promised: the better it was, the sooner a certificate pays.
+        seen = state.known[users] & (bends > 0)
+        off = np.abs(replies.arrays["value"] - state.values[users] - slopes - bends)[seen].sum()
+        trust = float(np.clip(off / bends[seen].sum(), 1e-4, 1.0)) if seen.any() else 1.0
+        trust = 0.0 if self.plan.loss.quadratic else trust
+        taken = users[good]
+        points, values, gradients, matrices = (np.array(a) for a in (state.points, state.values, state.gradients,
+                                                                      state.hessians))
+        points[taken], values[taken] = at[good], replies.arrays["value"][good]
+        gradients[taken], matrices[taken] = replies.arrays["gradient"][good], hessians[good]
+        known, doubted = state.known.copy(), state.doubted.copy()
+        known[taken], doubted[taken], doubted[users[~good]] = True, False, True
+        # Where a model promised too much, the next one is stiffer; where it held, less so.
+        curvature = np.trace(matrices, axis1=1, axis2=2) / self.plan.dim
+        stiffer = np.maximum(100.0 * state.shift, 0.03 * np.maximum(curvature, curvature[known].mean()))
+        poor = np.zeros(self.plan.n_users, dtype=bool)
+        poor[users[~good]] = poor[users[stepped_back]] = True
+        shift = state.shift.copy()
+        shift[taken] *= 0.1
+        shift = np.where(poor, stiffer, shift)
+        return self._solved(replace(state, points=points, values=values, gradients=gradients, hessians=matrices,
+                                    shift=shift, known=known, doubted=doubted, trust=trust))
+
+    def _solved(self, state: NewtonState) -> NewtonState:
+        """Everybody's new model; who has not answered yet is left out."""
+        known, plan = state.known & ~state.aside, self.plan
+        if not known.any():
+            return state
+        curvature = np.trace(state.hessians[known], axis1=1, axis2=2) / plan.dim
+        shift = np.maximum(state.shift[known], 1e-9 * max(float(curvature.mean()), 1e-300))
+        points, values = state.points[known], state.values[known]
+        hessians = state.hessians[known] + shift[:, None, None] * np.eye(plan.dim)
+        loss = Quadratic(point=points, level=values, slope=state.gradients[known], bend=hessians)
+        problem = plan.problem(known, loss)
+        inside: Any = slice(None) if known.all() else plan.graph.inside(known)
+        warm = Start(state.now[known], state.duals[inside], state.sigma or None) if state.sigma else None
+        found = solve(problem, tol=max(0.01 * self.tol, 1e-13), start=warm)
+        now, duals = state.now.copy(), state.duals.copy()
+        now[known] = found.models  # who has not answered stays at the start: nobody is shown another's model
+        if found.duals is not None:
+            duals[inside] = found.duals
+        step = found.models - points
+        promised = np.full(plan.n_users, np.inf)
+        promised[known] = 0.5 * np.einsum("nd,nde,ne->n", step, hessians, step)
+        complete = known.sum() == (~state.aside).sum() and not (state.doubted & known).any()
+        error = state.trust * float(promised[known].sum()) / max(abs(found.objective), 1e-300) if complete else np.inf
+        return replace(state, now=now, duals=duals, sigma=found.sigma or 0.0, promised=promised, error=error)

@@ -1,0 +1,92 @@
+"""Who is asked in a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie._typing import Array, Flags, Ints
+from coterie.errors import InvalidInput
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Participation:
+    """A uniformly random part of the users in every round, those available at the time.
+
+    Parameters
+    ----------
+    fraction : the share of all users asked in a round (at least one user), if no `count` is given.
+    count : how many users are asked in a round.
+    order : "random" draws every round anew, as in the paper; "sweeps" goes through all users in a random order, then
+        in another: nobody waits long.
+    trace : (n_rounds, n_users) who is available in which round, begun again at its end; None: everyone, always.
+    """
+
+    fraction: float = 1.0
+    count: int | None = None
+    order: str = "random"
+    trace: npt.ArrayLike | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise InvalidInput(f"fraction must be in (0, 1], got {self.fraction!r}", remedy="Use for example 0.4")
+        if self.count is not None and (isinstance(self.count, bool) or int(self.count) != self.count or self.count < 1):
+            raise InvalidInput(f"count must be a whole number >= 1, got {self.count!r}", remedy="Use for example 10")
+        if self.order not in ("random", "sweeps"):
+            raise InvalidInput(f"order must be 'random' or 'sweeps', got {self.order!r}", remedy="Use 'random'")
+        if self.trace is not None:
+            trace = np.asarray(self.trace, dtype=bool)
+            if trace.ndim != 2 or not len(trace):
+                raise InvalidInput(f"a trace has one row a round and one column a user, got shape {trace.shape}",
+                                   remedy="Give an array of True and False")
+            object.__setattr__(self, "trace", trace)
+
+    def share(self, n_users: int) -> float:
+        """About what part of the users is asked in a round."""
+        return self.fraction if self.count is None else min(1.0, self.count / max(n_users, 1))
+
+    @classmethod
+    def of(cls, given: Any) -> Participation:
+        """From a share (0.4), a number of users (12), a trace, or one already made."""
+        if isinstance(given, Participation):
+            return given
+        if isinstance(given, (int, np.integer)) and not isinstance(given, bool):
+            return cls(count=int(given))
+        if isinstance(given, (float, np.floating)):
+            return cls(fraction=float(given))
+        return cls(trace=given)
+
+    def available(self, turn: int, n_users: int) -> Flags:
+        """Who can be reached in a round."""
+        if self.trace is None:
+            return np.ones(n_users, dtype=bool)
+        trace: Flags = self.trace  # type: ignore[assignment]  # an array since __post_init__
+        if trace.shape[1] != n_users:
+            raise InvalidInput(f"the trace is for {trace.shape[1]} users, the federation has {n_users}",
+                               remedy="Give one column a user")
+        return trace[turn % len(trace)]
+
+    def choose(self, turn: int, eligible: Flags, seed: int, need: Array | None = None) -> Ints:
+        """The users asked in a round, ascending: at random, or those in most need first; the same for the same seed."""
+        n_users = len(eligible)
+        wanted = max(1, round(self.fraction * n_users)) if self.count is None else self.count
+        possible = np.flatnonzero(eligible & self.available(turn, n_users))
+        if wanted >= len(possible):
+            return possible
+        # A random order of all users, of which those possible are taken: who else is eligible changes no one's luck.
+        order = np.random.default_rng([seed, turn]).permutation(n_users)
+        if self.order == "sweeps":  # the next `wanted` in an endless row of random orders of all users
+            first, last = turn * wanted, (turn + 1) * wanted
+            row = np.concatenate([np.random.default_rng([seed, sweep, 5]).permutation(n_users)
+                                  for sweep in range(first // n_users, (last - 1) // n_users + 1)])
+            row = row[first % n_users:][:wanted]
+            order = np.concatenate([row, order])
+            order = order[np.sort(np.unique(order, return_index=True)[1])]
+        if need is not None:
+            order = order[np.argsort(-need[order], kind="stable")]
+        keep = np.zeros(n_users, dtype=bool)
+        keep[possible] = True
+        return np.sort(order[keep[order]][:wanted])

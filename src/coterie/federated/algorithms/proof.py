@@ -1,0 +1,216 @@
+"""The certificate over the federation: one round of a few numbers from every user.
+
+For models x and feasible duals y, user i gets x_i and slopes_i = -(B'y)_i and returns f_i(x_i), f_i*(slopes_i), the
+norm of grad f_i(x_i) - slopes_i and f_i(0). Their sums bound the distance to the optimum, whatever the algorithm did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coterie._typing import Array, Flags, Ints
+from coterie.certificates import assembled, build_duals, project, supplied
+from coterie.federated.algorithms.base import Method, Plan, State, hessians_of
+from coterie.federated.protocol.messages import Batch
+from coterie.graph import Graph
+from coterie.graph.weights import LocalModels
+from coterie.losses.remote import Quadratic
+from coterie.problem import Problem
+from coterie.solution import Certificate
+
+_REPAIRS = 5  # times the duals are moved to where all conjugates are finite
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProofState(State):
+    now: Array  # (n_users, dim) the models in question
+    duals: Array  # (n_edges, dim) of the users not set aside
+    slopes: Array  # (n_users, dim)
+    told: Flags  # (n_users,) who has answered
+    answers: Array  # (n_users, 4) value, conjugate, residual, value at zero
+    lack: Array  # (n_users, dim)
+    repairs: int
+
+
+class Proof(Method):
+    """Asks every user once; those who were away, again."""
+
+    kind = "certify"
+
+    def start(self, state: State, models: Array, duals: Array) -> ProofState:
+        """For the models and duals of the users not set aside in the state of another method."""
+        n, d = self.plan.n_users, self.plan.dim
+        active = ~state.aside
+        now = np.zeros((n, d))
+        now[active] = models
+        blank = ProofState(**self.carried(state), now=now, duals=duals, slopes=np.zeros((n, d)),
+                           told=np.zeros(n, dtype=bool), answers=np.zeros((n, 4)), lack=np.zeros((n, d)), repairs=0)
+        return self._put(blank, duals)
+
+    def begin(self, models: Array) -> ProofState:
+        problem = self.plan.problem(np.ones(self.plan.n_users, dtype=bool))
+        return self.start(State(**self.fresh), models, np.zeros((problem.graph.n_edges, self.plan.dim)))
+
+    def _put(self, state: ProofState, duals: Array) -> ProofState:
+        problem = self.problem(state)
+        duals = project(duals, problem.radii)
+        slopes = np.zeros_like(state.slopes)
+        slopes[~state.aside] = -problem.graph.divergence(duals)
+        return replace(state, duals=duals, slopes=slopes, told=np.zeros_like(state.told))
+
+    def problem(self, state: ProofState) -> Problem:
+        return self.plan.problem(~state.aside)
+
+    def models(self, state: ProofState) -> Array:
+        return state.now
+
+    def chosen(self, state: ProofState) -> Ints:
+        available = self.plan.participation.available(state.round, self.plan.n_users)
+        return np.flatnonzero(~state.aside & ~state.told & (state.asked < 0) & available)
+
+    def finished(self, state: ProofState) -> bool:
+        return bool((state.told | state.aside).all())
+
+    def _ask(self, state: ProofState, users: Ints) -> Batch:
+        return Batch(self.kind, state.round, users, {"model": state.now[users], "slope": state.slopes[users]})
+
+    def _forget(self, state: ProofState, users: Ints) -> ProofState:
+        # The problem is another one now: its own duals, without the edges of those who left.
+        before = np.zeros(self.plan.n_users, dtype=bool)
+        before[users] = True
+        were = ~(state.aside & ~before)
+        kept = self.plan.graph.inside(~state.aside)[self.plan.graph.inside(were)]
+        return self._put(state, state.duals[kept])
+
+    def _tell(self, state: ProofState, replies: Batch) -> ProofState:
+        told, answers, lack = state.told.copy(), state.answers.copy(), state.lack.copy()
+        told[replies.users] = True
+        parts = [replies.arrays[name] for name in ("value", "conjugate", "residual", "zero")]
+        answers[replies.users] = np.stack(parts, axis=1)
+        lack[replies.users] = 0.0
+        missing = replies.ragged.get("lack")
+        if missing is not None:
+            lack[replies.users[missing.owner]] = missing.values
+        state = replace(state, told=told, answers=answers, lack=lack)
+        active = ~state.aside
+        outside = ~np.isfinite(answers[active, 1])
+        if self.finished(state) and outside.any() and state.repairs < _REPAIRS and self.plan.lam > 0:
+            problem = self.problem(state)
+            if problem.graph.n_edges and lack[active][outside].any():
+                duals = supplied(problem.graph, problem.radii, state.duals, lack[active], outside)
+                return replace(self._put(state, duals), repairs=state.repairs + 1)
+        return state
+
+    def certificate(self, state: ProofState) -> Certificate:
+        """What the answers prove; without a bound while some are missing."""
+        active = ~state.aside
+        problem = self.problem(state)
+        values, conjugates, residuals, zero = state.answers[active].T
+        if not self.finished(state):
+            conjugates = np.where(state.told[active], conjugates, np.inf)
+            values = np.where(state.told[active], values, np.inf)
+        now, penalty = state.now[active], problem.lam * problem.graph.penalty(state.now[active])
+        return assembled(penalty, now, state.slopes[active], values, conjugates, residuals,
+                         float(np.abs(zero).sum())).with_duals(state.duals)
+
+
+def duals_for(plan: Plan, active: Flags, models: Array, gradients: Array) -> Array:
+    """Duals for models that came without any, from the users' gradients there."""
+    n, d = models.shape
+    loss = Quadratic(point=models, level=np.zeros(n), slope=gradients, bend=np.broadcast_to(np.eye(d), (n, d, d)))
+    return build_duals(plan.problem(active, loss), models)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AskedState(State):
+    """Everyone is asked the same once; what they said, by user."""
+
+    now: Array
+    told: Flags
+    found: Array  # (n_users, dim)
+    hessians: Array  # (n_users, dim, dim)
+    counts: Array  # (n_users,)
+
+
+class _Everyone(Method):
+    """Asks every user once; those who were away, again."""
+
+    def begin(self, models: Array) -> AskedState:
+        n, d = self.plan.n_users, self.plan.dim
+        return AskedState(**self.fresh, now=models, told=np.zeros(n, dtype=bool), found=np.zeros((n, d)),
+                          hessians=np.zeros((n, d, d) if self.kind == "local" else (0, d, d)), counts=np.zeros(n))
+
+    def models(self, state: AskedState) -> Array:
+        return state.now
+
+    def chosen(self, state: AskedState) -> Ints:
+        available = self.plan.participation.available(state.round, self.plan.n_users)
+        return np.flatnonzero(~state.aside & ~state.told & (state.asked < 0) & available)
+
+    def finished(self, state: AskedState) -> bool:
+        return bool((state.told | state.aside).all())
+
+    def _heard(self, state: AskedState, replies: Batch, found: Array) -> AskedState:
+        told, all_found = state.told.copy(), state.found.copy()
+        told[replies.users], all_found[replies.users] = True, found
+        return replace(state, told=told, found=all_found)
+
+
+class Gradients(_Everyone):
+    """Every user's gradient at its model, for methods that have no duals of their own."""
+
+    kind = "gradient"
+
+    def start(self, state: State, models: Array) -> AskedState:
+        now = np.zeros((self.plan.n_users, self.plan.dim))
+        now[~state.aside] = models
+        return replace(self.begin(now), **self.carried(state))
+
+    def _ask(self, state: AskedState, users: Ints) -> Batch:
+        return Batch(self.kind, state.round, users, {"model": state.now[users]})
+
+    def _tell(self, state: AskedState, replies: Batch) -> AskedState:
+        return self._heard(state, replies, replies.arrays["gradient"])
+
+
+class Scores(_Everyone):
+    """How every user's model does on the rows it holds out: three numbers a user."""
+
+    kind = "score"
+
+    def start(self, state: State, models: Array) -> AskedState:
+        now = np.zeros((self.plan.n_users, self.plan.dim))
+        now[~state.aside] = models
+        blank = replace(self.begin(now), found=np.zeros((self.plan.n_users, 3)))
+        return replace(blank, **self.carried(state))
+
+    def _ask(self, state: AskedState, users: Ints) -> Batch:
+        return Batch(self.kind, state.round, users, {"model": state.now[users]})
+
+    def _tell(self, state: AskedState, replies: Batch) -> AskedState:
+        return self._heard(state, replies, np.stack([replies.arrays[k] for k in ("score", "hit", "count")], axis=1))
+
+
+class LocalOptima(_Everyone):
+    """Every user's own best model, the curvature there and how many samples it has: what weights are made of."""
+
+    kind = "local"
+    ridge = 1e-3
+
+    def _ask(self, state: AskedState, users: Ints) -> Batch:
+        return Batch(self.kind, state.round, users, shared={"ridge": np.array(self.ridge)})
+
+    def _tell(self, state: AskedState, replies: Batch) -> AskedState:
+        hessians, counts = state.hessians.copy(), state.counts.copy()
+        hessians[replies.users] = hessians_of(replies, self.plan.dim)
+        counts[replies.users] = replies.arrays["count"]
+        return replace(self._heard(state, replies, replies.arrays["model"]), hessians=hessians, counts=counts)
+
+    def graph(self, state: AskedState, make: Callable[[LocalModels], Graph]) -> Graph:
+        """The graph over all users made of the local models of those not set aside."""
+        active = ~state.aside
+        made = make(LocalModels(state.found[active], state.hessians[active], state.counts[active].astype(np.int64)))
+        return Graph.from_edges(self.plan.n_users, np.flatnonzero(active)[made.edges], made.weights)

@@ -1,0 +1,161 @@
+"""Douglas-Rachford splitting: proximal steps of the losses at the users, of the whole penalty at the server.
+
+    x   = argmin  t/2 sum_i ||x_i - s_i||^2 + lam sum w_ij ||x_i - x_j||      at the server: exact clusters every round
+    w_i = argmin  f_i(w) + t/2 ||w - (2 x_i - s_i)||^2                         at the users who are asked
+    s_i = s_i + relax (w_i - x_i)                                               for those who answered
+
+The server's step is a convex-clustering problem and goes to the fast solver, whose duals prove the result. Updating
+some s_i only is a random block update of an averaged operator and converges as well (Combettes and Pesquet, 2015). The
+step t is the users' mean curvature, of which each answer brings one number; it changes finitely often, and
+s <- x + (t / t_new) (s - x) keeps models and duals as they are. For models too long for Hessians.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coterie._typing import Array, Ints
+from coterie.errors import InvalidInput
+from coterie.federated.algorithms.base import Algorithm, Method, Plan, State
+from coterie.federated.protocol.messages import Batch
+from coterie.losses.remote import Quadratic
+from coterie.solvers import solve
+from coterie.solvers.base import Start
+
+_CHANGES = 20  # times the step may change
+_OFF = 1.3  # factor by which it must be off for that
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splitting(Algorithm):
+    """Proximal steps at the users and at the server; models only, up and down.
+
+    Parameters
+    ----------
+    t : the step; None takes the users' mean curvature as it becomes known.
+    relax : how far past the proximal point to go, in (0, 2).
+    """
+
+    t: float | None = None
+    relax: float = 1.6
+
+    def __post_init__(self) -> None:
+        if self.t is not None and not (np.isfinite(self.t) and self.t > 0):
+            raise InvalidInput(f"t must be a finite number > 0, got {self.t!r}", remedy="Leave it at None")
+        if not 0 < self.relax < 2:
+            raise InvalidInput(f"relax must be in (0, 2), got {self.relax!r}", remedy="Use 1.6")
+
+    def on(self, plan: Plan, tol: float = 1e-6) -> SplittingMethod:
+        return SplittingMethod(plan, self, tol)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SplittingState(State):
+    now: Array  # (n_users, dim) x
+    s: Array  # (n_users, dim)
+    asked_x: Array  # (n_users, dim) x and t when the user was last asked
+    asked_t: Array  # (n_users,)
+    w: Array  # (n_users, dim) the users' last proximal points
+    values: Array  # (n_users,) f_i there
+    curvature: Array  # (n_users,) and the mean curvature; nan before the first answer
+    duals: Array  # (n_edges, dim) of users not set aside
+    t: float
+    sigma: float
+    changes: int
+    review: float  # sweeps after which the step is looked at again
+    error: float
+
+
+class SplittingMethod(Method):
+    kind = "prox"
+    max_rounds = 20_000
+
+    def __init__(self, plan: Plan, settings: Splitting, tol: float) -> None:
+        super().__init__(plan)
+        self.settings, self.tol = settings, tol
+
+    def begin(self, models: Array) -> SplittingState:
+        n, d = self.plan.n_users, self.plan.dim
+        return SplittingState(
+            **self.fresh, now=models, s=models, asked_x=models, asked_t=np.ones(n), w=models, values=np.zeros(n),
+            curvature=np.full(n, np.nan), duals=np.zeros((self.plan.graph.n_edges, d)), t=self.settings.t or 1.0,
+            sigma=0.0, changes=0, review=0.0, error=np.inf)
+
+    def warm(self, state: SplittingState) -> SplittingState:
+        return replace(state, **{**self.fresh, "aside": state.aside, "refusals": state.refusals}, review=0.0, changes=0)
+
+    def models(self, state: SplittingState) -> Array:
+        return state.now
+
+    def point(self, state: SplittingState) -> tuple[Array, Array | None]:
+        return state.now[~state.aside], state.duals
+
+    def estimate(self, state: SplittingState) -> float:
+        return state.error
+
+    def _ask(self, state: SplittingState, users: Ints) -> Batch:
+        return Batch(self.kind, state.round, users, {"centre": 2 * state.now[users] - state.s[users],
+                                                     "t": np.full(len(users), state.t)})
+
+    def _asked(self, state: SplittingState, users: Ints) -> SplittingState:
+        x, t = state.asked_x.copy(), state.asked_t.copy()
+        x[users], t[users] = state.now[users], state.t
+        return replace(state, asked_x=x, asked_t=t)
+
+    def _forget(self, state: SplittingState, users: Ints) -> SplittingState:
+        before = state.aside.copy()
+        before[users] = False
+        kept = self.plan.graph.inside(~state.aside)[self.plan.graph.inside(~before)]
+        return self._solved(replace(state, duals=state.duals[kept]))
+
+    def _tell(self, state: SplittingState, replies: Batch) -> SplittingState:
+        users = replies.users
+        s, w, values, curvature = state.s.copy(), state.w.copy(), state.values.copy(), state.curvature.copy()
+        # s - x scales with 1/t, so what a late answer adds to s is brought to the step of now.
+        scale = (state.asked_t[users] / state.t)[:, None]
+        s[users] += self.settings.relax * scale * (replies.arrays["point"] - state.asked_x[users])
+        w[users], values[users] = replies.arrays["point"], replies.arrays["value"]
+        curvature[users] = replies.arrays["curvature"]
+        state = self._step(replace(state, s=s, w=w, values=values, curvature=curvature))
+        return self._solved(state)
+
+    def _step(self, state: SplittingState) -> SplittingState:
+        """The step from the users' curvature: after the first answers, and then at growing intervals."""
+        sweeps = (state.round + 1) * self.plan.participation.share(self.plan.n_users)
+        if self.settings.t is not None or state.changes >= _CHANGES or sweeps < state.review:
+            return state
+        known = np.isfinite(state.curvature) & (state.curvature > 0) & ~state.aside
+        if not known.any():
+            return state
+        t = float(np.exp(np.log(state.curvature[known]).mean()))
+        state = replace(state, review=max(1.0, 1.5 * sweeps))
+        if max(t / state.t, state.t / t) < _OFF:
+            return state
+        return replace(state, s=state.now + (state.t / t) * (state.s - state.now), t=t, changes=state.changes + 1)
+
+    def _solved(self, state: SplittingState) -> SplittingState:
+        active, d = ~state.aside, self.plan.dim
+        s = state.s[active]
+        n = len(s)
+        if not n:
+            return state
+        bend = np.broadcast_to(state.t * np.eye(d), (n, d, d))
+        loss = Quadratic(point=s, level=np.zeros(n), slope=np.zeros_like(s), bend=bend)
+        problem = self.plan.problem(active, loss)
+        warm = Start(state.now[active], state.duals, state.sigma) if state.sigma else None
+        # The server's problem may have a far smaller optimum than the federation's: ask for digits of the latter.
+        found = solve(problem, tol=1e-9, start=warm)
+        now = state.now.copy()
+        now[active] = found.models
+        heard = np.isfinite(state.curvature[active])
+        error = np.inf
+        if heard.all():
+            # The bound misses about r^2 / 2h, r = grad f(x) - slope = (t + h) (x - w).
+            h = np.maximum(state.curvature[active], 1e-12 * state.t)
+            lack = (((state.t + h) * np.linalg.norm(found.models - state.w[active], axis=1)) ** 2 / (2 * h)).sum()
+            total = state.values[active].sum() + problem.lam * problem.graph.penalty(found.models)
+            error = float(lack / max(abs(total), 1e-300))
+        duals = np.zeros_like(state.duals) if found.duals is None else found.duals
+        return replace(state, now=now, duals=duals, sigma=found.sigma or 0.0, error=error)

@@ -1,0 +1,96 @@
+"""What crossed: numbers and bytes, up and down, by field, by round and by user."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from coterie._typing import Ints
+from coterie.federated.protocol.messages import FRAME, Batch, Message, field_size
+
+
+class Entry(NamedTuple):
+    """One field of one round's messages in one direction. What is broadcast counts once."""
+
+    round: int
+    kind: str  # of the question
+    direction: str  # "up", to the server, or "down"
+    field: str
+    messages: int
+    numbers: int
+    bytes: int
+
+
+class Ledger:
+    """An account of all that crossed between the server and the users, in the sizes of the wire form.
+
+    `entries` has a line for every field of every round; `per_user` adds up each user's own part. A broadcast counts
+    once in the entries, as in the paper, and towards no user.
+    """
+
+    def __init__(self, n_users: int) -> None:
+        self.n_users = n_users
+        self.entries: list[Entry] = []
+        self.per_user: dict[tuple[str, str], Ints] = {}  # (direction, field) -> (n_users, 2) numbers and bytes
+
+    def record(self, batch: Batch, direction: str, turn: int) -> None:
+        """Enter a batch of messages."""
+        for name, numbers, size, shared_numbers, shared_size in batch.traffic() if len(batch) else ():
+            total, weight = int(numbers.sum()) + shared_numbers, int(size.sum()) + shared_size
+            if weight:
+                self.entries.append(Entry(turn, batch.kind, direction, name, len(batch), total, weight))
+                account = self.per_user.setdefault((direction, name), np.zeros((self.n_users, 2), dtype=np.int64))
+                np.add.at(account, batch.users, np.stack([numbers, size], axis=1))
+
+    def record_one(self, user: int, message: Message, turn: int) -> None:
+        """Enter a single answer, whatever it holds."""
+        rows = [(name, array.size, field_size(array.shape, array.dtype)) for name, array in message.arrays.items()]
+        for name, numbers, size in [*rows, ("frame", 0, FRAME)]:
+            self.entries.append(Entry(turn, message.kind, "up", name, 1, numbers, size))
+            if 0 <= user < self.n_users:
+                account = self.per_user.setdefault(("up", name), np.zeros((self.n_users, 2), dtype=np.int64))
+                account[user] += (numbers, size)
+
+    def total(self, what: str = "bytes", *, direction: str | None = None, kind: str | None = None,
+              field: str | None = None, round: int | None = None) -> int:
+        """The sum of `what` ("bytes" or "numbers") over the entries that match."""
+        return sum(getattr(entry, what) for entry in self.entries
+                   if direction in (None, entry.direction) and kind in (None, entry.kind)
+                   and field in (None, entry.field) and round in (None, entry.round))
+
+    def by(self, key: str, what: str = "bytes") -> dict[tuple[Any, str], int]:
+        """Sums of `what` for each value of "round", "kind" or "field", and direction."""
+        sums: dict[tuple[Any, str], int] = {}
+        for entry in self.entries:
+            group = (getattr(entry, key), entry.direction)
+            sums[group] = sums.get(group, 0) + getattr(entry, what)
+        return sums
+
+    def user(self, number: int) -> dict[tuple[str, str], tuple[int, int]]:
+        """Numbers and bytes of one user, by direction and field."""
+        return {key: (int(account[number, 0]), int(account[number, 1])) for key, account in self.per_user.items()}
+
+    @property
+    def bytes_up(self) -> int:
+        return self.total(direction="up")
+
+    @property
+    def bytes_down(self) -> int:
+        return self.total(direction="down")
+
+    @property
+    def numbers_up(self) -> int:
+        return self.total("numbers", direction="up")
+
+    @property
+    def numbers_down(self) -> int:
+        return self.total("numbers", direction="down")
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_up + self.bytes_down
+
+    def __str__(self) -> str:
+        return (f"{self.bytes_up:,} bytes up and {self.bytes_down:,} down "
+                f"({self.numbers_up:,} and {self.numbers_down:,} numbers)")

@@ -1,0 +1,314 @@
+"""What crosses between the server and the users: questions, answers, and how they look on the wire.
+
+A message is a kind, a round and named arrays of numbers; nothing else crosses. Many messages of one kind are kept as a
+`Batch`, one row a user, so that thousands of users are asked and answered without a loop; a batch reads as a mapping
+from users to single messages. The wire form is fixed and versioned, holds plain little-endian numbers, and ends in a
+checksum:
+
+    "CT"  version  kind  round  n_fields  { field  type  n_axes  axes... }  numbers...  crc32
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie._typing import Ints
+from coterie.errors import CoterieError
+
+Array = npt.NDArray[Any]
+Fields = Mapping[str, Array]
+
+VERSION = 1
+#: What can be asked; the place in the list is the code on the wire, so new kinds go to the end.
+KINDS = ("describe", "local", "expand", "gradient", "prox", "train", "certify", "score", "pdmm")
+#: Names of fields; likewise.
+FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", "diagonal", "rank", "centre", "t",
+          "point", "steps", "rate", "slope", "conjugate", "residual", "zero", "lack", "score", "count", "ridge",
+          "means", "m2", "models", "who", "difference", "dual", "dual_at", "update", "step", "beyond", "settings",
+          "neighbours", "radii", "others", "quiet", "wake", "wake_model", "tails", "hat", "hit", "curvature",
+          "stiffness", "sign")
+TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f8"), np.dtype("<i4"))
+_HEAD = struct.Struct("<2sBBIB")
+_MAGIC = b"CT"
+FRAME = _HEAD.size + 4
+_AXES = 3  # most axes of an array
+
+
+class BadMessage(CoterieError):
+    """Bytes or arrays that are no message of this protocol; the text says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """Named arrays of numbers, of one kind, in one round."""
+
+    kind: str
+    round: int
+    arrays: Fields
+
+    @property
+    def numbers(self) -> int:
+        return sum(array.size for array in self.arrays.values())
+
+    def encode(self) -> bytes:
+        """The wire form."""
+        head = [_HEAD.pack(_MAGIC, VERSION, KINDS.index(self.kind), self.round, len(self.arrays))]
+        body = []
+        for name, array in self.arrays.items():
+            kind = 1 if array.dtype.kind in "iub" else 0
+            if kind and array.size and not -(1 << 31) <= int(array.min()) <= int(array.max()) < 1 << 31:
+                raise BadMessage(f"The field {name!r} holds a whole number too long for the wire.")
+            head.append(struct.pack(f"<BBB{array.ndim}I", FIELDS.index(name), kind, array.ndim, *array.shape))
+            body.append(np.ascontiguousarray(array, dtype=TYPES[kind]).tobytes())
+        data = b"".join(head + body)
+        return data + struct.pack("<I", zlib.crc32(data))
+
+
+class Query(Message):
+    """What the server asks of one user."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reply(Message):
+    """What a user answers. `memory` is what the user keeps for itself; it never crosses."""
+
+    memory: Fields = field(default_factory=dict)
+
+
+def decode(data: bytes, form: type[Message] = Message, most: int = 1 << 30) -> Message:
+    """A message from its wire form; raises `BadMessage` on anything else."""
+    if len(data) > most:
+        raise BadMessage(f"A message of {len(data):,} bytes is longer than the {most:,} allowed.")
+    if len(data) < FRAME or data[:2] != _MAGIC:
+        raise BadMessage("These bytes are not a coterie message.")
+    _, version, kind, turn, n_fields = _HEAD.unpack_from(data)
+    if version != VERSION:
+        raise BadMessage(f"The message has version {version}, and this coterie speaks version {VERSION}. "
+                         "Install the same version of coterie on the server and at the users.")
+    if zlib.crc32(data[:-4]) != struct.unpack_from("<I", data, len(data) - 4)[0]:
+        raise BadMessage("The message was damaged on its way: its checksum does not fit.")
+    try:
+        specs, at = [], _HEAD.size
+        for _ in range(n_fields):
+            name, dtype, axes = struct.unpack_from("<BBB", data, at)
+            if axes > _AXES:
+                raise BadMessage(f"A field of the message has {axes} axes, and at most {_AXES} are allowed.")
+            shape = struct.unpack_from(f"<{axes}I", data, at + 3)
+            specs.append((FIELDS[name], TYPES[dtype], shape))
+            at += 3 + 4 * axes
+        arrays: dict[str, Array] = {}
+        for label, numbers, shape in specs:
+            size = 1
+            for axis in shape:
+                size *= axis
+            end = at + size * numbers.itemsize
+            if end > len(data) - 4 or label in arrays:
+                raise BadMessage("The message is shorter than its fields say, or names one twice.")
+            arrays[label] = np.frombuffer(data, numbers, size, at).reshape(shape)
+            at = end
+        if at != len(data) - 4:
+            raise BadMessage("The message is longer than its fields say.")
+        return form(KINDS[kind], turn, arrays)
+    except (struct.error, IndexError, ValueError) as error:
+        raise BadMessage("The message names a kind, a field or a type that does not exist.") from error
+
+
+class Ragged(NamedTuple):
+    """Several rows a user, or none: user k has rows offsets[k] : offsets[k + 1]."""
+
+    values: Array
+    offsets: Ints
+
+    @classmethod
+    def of(cls, values: Array, counts: npt.NDArray[Any]) -> Ragged:
+        return cls(values, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+
+    @property
+    def counts(self) -> Ints:
+        return np.diff(self.offsets)
+
+    @property
+    def owner(self) -> Ints:
+        """The place of the user each row belongs to."""
+        return np.repeat(np.arange(len(self.offsets) - 1), self.counts)
+
+    def take(self, places: Ints) -> Ragged:
+        counts = self.counts[places]
+        rows = np.repeat(self.offsets[places] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+        return Ragged.of(self.values[rows + np.arange(len(rows))], counts)
+
+    def rows(self, place: int) -> Array:
+        return self.values[self.offsets[place]:self.offsets[place + 1]]
+
+
+class Traffic(NamedTuple):
+    """What one field of a batch weighs: numbers and bytes of each user, and what all of them share."""
+
+    field: str
+    numbers: Ints
+    size: Ints
+    shared_numbers: int
+    shared_size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(Mapping[int, Message]):
+    """Messages of one kind to or from many users; as a mapping, one message a user."""
+
+    kind: str
+    round: int
+    users: Ints  # (n,) ascending
+    arrays: Fields = field(default_factory=dict)  # one row a user
+    ragged: Mapping[str, Ragged] = field(default_factory=dict)  # several rows a user, or none
+    shared: Fields = field(default_factory=dict)  # the same for all of them: one broadcast
+    form: type[Message] = Query
+    memory: Mapping[str, Any] = field(default_factory=dict)  # what the answering users keep; never crosses
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.users.tolist())
+
+    def __getitem__(self, user: int) -> Message:
+        k = int(np.searchsorted(self.users, user))
+        if k == len(self.users) or self.users[k] != user:
+            raise KeyError(user)
+        arrays = {**self.shared, **{name: rows[k] for name, rows in self.arrays.items()}}
+        arrays |= {name: part.rows(k) for name, part in self.ragged.items() if part.counts[k]}
+        return self.form(self.kind, self.round, arrays)
+
+    def take(self, places: Ints) -> Batch:
+        """The messages at these places of the batch."""
+        arrays = {name: rows[places] for name, rows in self.arrays.items()}
+        ragged = {name: part.take(places) for name, part in self.ragged.items()}
+        return Batch(self.kind, self.round, self.users[places], arrays, ragged, self.shared, self.form)
+
+    def traffic(self) -> list[Traffic]:
+        """What every field weighs on the wire, the frames of the messages last."""
+        n, none, rows = len(self), np.zeros(len(self), dtype=np.int64), []
+        for name, array in self.arrays.items():
+            numbers = int(np.prod(array.shape[1:]))
+            rows.append(Traffic(name, none + numbers, none + field_size(array.shape[1:], array.dtype), 0, 0))
+        for name, part in self.ragged.items():
+            per = int(np.prod(part.values.shape[1:]))
+            head = 3 + 4 * part.values.ndim
+            size = np.where(part.counts > 0, head + part.counts * per * _width(part.values.dtype), 0)
+            rows.append(Traffic(name, part.counts * per, size, 0, 0))
+        if n:
+            rows += [Traffic(name, none, none, array.size, field_size(array.shape, array.dtype))
+                     for name, array in self.shared.items()]
+        return [*rows, Traffic("frame", none, none + FRAME, 0, 0)]
+
+
+def _width(dtype: np.dtype[Any]) -> int:
+    return TYPES[1 if dtype.kind in "iub" else 0].itemsize
+
+
+def field_size(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Bytes a field takes on the wire."""
+    return 3 + 4 * len(shape) + int(np.prod(shape)) * _width(dtype)
+
+
+class Schema(NamedTuple):
+    """The fields of a kind of question and of its answer.
+
+    The form of a field: "1" a number, "d" a model's worth, "h" a Hessian's triangle, "p" one for each feature, "s" the
+    settings of PDMM; with "*" before it, any number of rows of that form; with "=" first, it is shared by all users of
+    a round.
+    """
+
+    query: Mapping[str, str]
+    reply: Mapping[str, str]
+
+
+_MODEL = {"model": "d"}
+SCHEMAS: dict[str, Schema] = {
+    "describe": Schema({}, {"count": "1", "means": "p", "m2": "p"}),
+    "local": Schema({"ridge": "=1"}, {"model": "d", "hessian": "h", "count": "1"}),
+    "expand": Schema({**_MODEL, "anchor": "*d", "rank": "=1"}, {
+        "value": "1", "gradient": "d", "share": "*1", "hessian": "*h", "factor": "*d", "sign": "*1", "diagonal": "*1"}),
+    "gradient": Schema(_MODEL, {"gradient": "d", "value": "1", "curvature": "1", "stiffness": "1"}),
+    "prox": Schema({"centre": "d", "t": "1"}, {"point": "d", "value": "1", "curvature": "1"}),
+    "train": Schema({**_MODEL, "steps": "1", "rate": "=1"}, {"point": "d"}),
+    "certify": Schema({**_MODEL, "slope": "d"}, {
+        "value": "1", "conjugate": "1", "residual": "1", "zero": "1", "lack": "*d"}),
+    "score": Schema(_MODEL, {"score": "1", "hit": "1", "count": "1"}),
+    "pdmm": Schema({
+        "step": "1", "settings": "=s", "models": "=*d", "who": "=*1", "update": "*1", "dual_at": "*1", "dual": "*d",
+        "beyond": "*d", "quiet": "*1", "wake": "*1", "wake_model": "*d",
+        # All a user must know, when it begins or has missed a round:
+        "point": "*d", "others": "*d", "difference": "*d", "hat": "*d", "neighbours": "*1", "radii": "*1",
+        "tails": "*1",
+    }, {"model": "*d", "value": "*1", "curvature": "*1", "stiffness": "*1", "difference": "*d"}),
+}
+#: What may be +inf: where a loss or a conjugate has no finite value, that is the honest answer.
+MAY_BE_INFINITE = {("certify", "conjugate"), ("certify", "value"), ("certify", "residual")}
+
+
+def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | None:
+    """Why a message is no answer (or question) of this kind for models of length dim; None if it is one."""
+    if message.kind != kind:
+        return f"it is of kind {message.kind!r}, and {kind!r} was asked"
+    schema: Mapping[str, str] = getattr(SCHEMAS[kind], side)
+    for name in message.arrays:
+        if name not in schema:
+            return f"it has a field {name!r}, which is not part of {kind!r}"
+    rows: dict[str, tuple[int, ...]] = {"1": (), "d": (dim,), "h": (dim * (dim + 1) // 2,), "s": (6,)}
+    for name, form in schema.items():
+        array = message.arrays.get(name)
+        if array is None:
+            if form.startswith("*"):
+                continue
+            return f"its field {name!r} is missing"
+        shape, several = array.shape, "*" in form
+        if form[-1] in rows and ((several and not shape) or shape[several:] != rows[form[-1]]):
+            expected = f"rows of shape {rows[form[-1]]} were" if several else f"{rows[form[-1]]} was"
+            return f"its field {name!r} has shape {shape}, and {expected} expected"
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            worst = array[~np.isfinite(array)]
+            if (kind, name) not in MAY_BE_INFINITE or not (worst == np.inf).all():
+                return f"its field {name!r} holds {worst.flat[0]}"
+    return None
+
+
+def gather(messages: Sequence[tuple[int, Message]], side: str = "reply") -> Batch:
+    """One batch of single messages of one kind, each known to fit its schema; users in ascending order."""
+    messages = sorted(messages, key=lambda pair: pair[0])
+    first = messages[0][1]
+    schema: Mapping[str, str] = getattr(SCHEMAS[first.kind], side)
+    arrays, ragged, shared = {}, {}, {}
+    for name, form in schema.items():
+        parts = [message.arrays.get(name) for _, message in messages]
+        if form.startswith("="):
+            if parts[0] is not None:
+                shared[name] = parts[0]
+        elif not form.startswith("*"):
+            arrays[name] = np.stack([part for part in parts if part is not None])
+        elif any(part is not None for part in parts):
+            counts = [0 if part is None else len(part) for part in parts]
+            ragged[name] = Ragged.of(np.concatenate([part for part in parts if part is not None]), np.array(counts))
+    users = np.array([user for user, _ in messages], dtype=np.int64)
+    return Batch(first.kind, first.round, users, arrays, ragged, shared, Reply if side == "reply" else Query)
+
+
+def triangle(matrices: Array) -> Array:
+    """(n, d (d + 1) / 2) the upper triangles of symmetric matrices, row by row."""
+    rows, columns = np.triu_indices(matrices.shape[-1])
+    return np.asarray(matrices[..., rows, columns])
+
+
+def square(triangles: Array, dim: int) -> Array:
+    """(n, d, d) the symmetric matrices of their upper triangles."""
+    out = np.empty((*triangles.shape[:-1], dim, dim))
+    rows, columns = np.triu_indices(dim)
+    out[..., rows, columns] = triangles
+    out[..., columns, rows] = triangles
+    return out

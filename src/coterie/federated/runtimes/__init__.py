@@ -1,0 +1,1 @@
+"""What carries questions and answers: this process, or Flower."""

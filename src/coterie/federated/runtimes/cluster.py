@@ -1,0 +1,353 @@
+"""SuperLink and SuperNodes on this machine: a whole Flower deployment, or its simulation, started and stopped.
+
+Everything is bound to loopback, secured with keys made for the occasion, and lives in one folder. Whatever is started
+here is stopped here, by its process id, also when something fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from coterie.errors import Incompatible, MissingExtra
+from coterie.federated.runtimes.keys import make_certificates, make_node_keys
+
+#: What keeps Flower to itself: no telemetry, no look for updates, nothing installed at run time.
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
+         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
+_APP = '''[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "{about}"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "coterie"
+
+[tool.flwr.app.components]
+serverapp = "{server}"
+clientapp = "{client}"
+
+[tool.flwr.app.config]
+'''
+
+_QUIET_FOR = 30.0  # seconds without news after which Flower is asked how the run is: that costs a process
+
+
+#: Waits until whoever started the cluster is gone, killed even, and ends what carries the cluster's mark.
+_WATCH = '''
+import os, signal, sys, time
+mark = b"COTERIE_CLUSTER=" + sys.argv[1].encode()
+sys.stdin.buffer.read()
+for sign in (signal.SIGTERM, signal.SIGKILL):
+    found = 0
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if mark in file.read().split(bytes(1)):
+                    os.kill(int(name), sign)
+                    found += 1
+        except OSError:
+            pass
+    time.sleep(3.0 if found else 0.0)
+'''
+
+
+class Cluster:
+    """A SuperLink, and SuperNodes with the given configurations; or virtual ones, by the simulation engine."""
+
+    def __init__(self, folder: str | os.PathLike[str], nodes: Sequence[Mapping[str, Any]] = (), *, virtual: int = 0,
+                 secure: bool = True) -> None:
+        self.folder = Path(folder).resolve()
+        self.configs, self.virtual, self.secure = [dict(node) for node in nodes], virtual, secure and not virtual
+        self.env = {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "flwr"), "OMP_NUM_THREADS": "1",
+                    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+                    "COTERIE_CLUSTER": uuid.uuid4().hex}
+        self.watch: subprocess.Popen[bytes] | None = None
+        self.port = 0
+        self.link: subprocess.Popen[bytes] | None = None
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self.keys: list[Path] = []
+        self.run = ""
+
+    # -- start and stop
+
+    def __enter__(self) -> Self:
+        for name in ("flwr", "flower-superlink", "flower-supernode"):
+            if shutil.which(name, path=self.env["PATH"]) is None:
+                raise MissingExtra("flwr", "flower-sim" if self.virtual else "flower", "Running on Flower")
+        (self.folder / "flwr").mkdir(parents=True, exist_ok=True)
+        try:
+            self.watch = subprocess.Popen([sys.executable, "-I", "-c", _WATCH, self.env["COTERIE_CLUSTER"]],
+                                          stdin=subprocess.PIPE, start_new_session=True)
+            self.port = free_port()
+            if self.secure:
+                certificates = make_certificates(self.folder / "keys")
+                self.keys = make_node_keys(self.folder / "keys", [f"node-{k}" for k in range(len(self.configs))
+                                                                  if not (self.folder / "keys" / f"node-{k}").exists()])
+                self.keys = [self.folder / "keys" / f"node-{k}" for k in range(len(self.configs))]
+                trust = f'root-certificates = "{certificates / "ca.crt"}"'
+            else:
+                trust = "insecure = true"
+            (self.folder / "flwr" / "config.toml").write_text(
+                f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "127.0.0.1:{self.port}"\n{trust}\n')
+            self.start_link()
+            if self.secure:
+                for key in self.keys:
+                    self.command("supernode", "register", f"{key}.pub", "local")
+            for k in range(len(self.configs)):
+                self.start_node(k)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End every process started here, and those they started."""
+        end([*self.nodes.values(), *([self.link] if self.link is not None else [])])
+        self.nodes, self.link = {}, None
+        if self.watch is not None and self.watch.stdin is not None:
+            self.watch.stdin.close()
+            self.watch.wait(10.0)
+            self.watch = None
+
+    def start_link(self) -> None:
+        options = ["--host", "127.0.0.1", "--port", str(self.port), "--disable-runtime-dependency-installation"]
+        if self.virtual:
+            options += ["--simulation"]
+        options += ["--database", str(self.folder / "superlink.db")] if not self.virtual else []
+        if self.secure:
+            keys = self.folder / "keys"
+            options += ["--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem"),
+                        "--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"]
+        else:
+            options += ["--insecure"]
+        self.link = self._start("superlink", ["flower-superlink", *options])
+        wait(lambda: listens(self.port), 60, lambda: self._alive(self.link, "superlink"))
+
+    def start_node(self, number: int) -> None:
+        """Start a SuperNode, or start one again that has ended."""
+        config = " ".join(f"{key}={toml(value)}" for key, value in self.configs[number].items())
+        options = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()), "--node-config", config]
+        if self.secure:
+            options += ["--root-certificates", str(self.folder / "keys" / "ca.crt"),
+                        "--auth-supernode-private-key", str(self.keys[number])]
+        else:
+            options += ["--insecure"]
+        self.nodes[number] = self._start(f"node-{number}", ["flower-supernode", *options])
+
+    def kill_node(self, number: int) -> None:
+        """As a power cut does."""
+        end([self.nodes.pop(number)], at_once=True)
+
+    def restart_node(self, number: int, seconds: float = 120.0) -> None:
+        """Start a node again; for up to a minute a SuperLink refuses a key it believes online, so keep trying."""
+        file, limit = self.folder / f"node-{number}.log", time.monotonic() + seconds
+        while time.monotonic() < limit:
+            before = file.stat().st_size if file.exists() else 0
+            self.start_node(number)
+            while time.monotonic() < limit:
+                said = file.read_bytes()[before:]
+                if b"SuperNode ID:" in said:
+                    return
+                if b"Exit Code:" in said or self.nodes[number].poll() is not None:
+                    break
+                time.sleep(0.2)
+            end([self.nodes.pop(number)], at_once=True)  # one that was refused does not always end
+            time.sleep(5.0)
+        raise Incompatible(f"Node {number} did not come back within {seconds:g} s: {self.tail(f'node-{number}')}")
+
+    def kill_link(self) -> None:
+        """As a power cut does; the nodes stay, and wait for it."""
+        if self.link is not None:
+            end([self.link], at_once=True)
+        self.link = None
+
+    def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as file:
+            return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                    env=self.env, cwd=self.folder, start_new_session=True, preexec_fn=_die_with_parent)
+
+    def _alive(self, process: subprocess.Popen[bytes] | None, name: str) -> None:
+        if process is not None and process.poll() is not None:
+            raise Incompatible(f"{name} ended with code {process.returncode}. Its last words: {self.tail(name)}")
+
+    def tail(self, name: str, lines: int = 8) -> str:
+        """The end of a process's log."""
+        file = self.folder / f"{name}.log"
+        return " | ".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists() else ""
+
+    def command(self, *words: str, check: bool = True) -> str:
+        """Run `flwr ...` against this SuperLink."""
+        done = subprocess.run(["flwr", *words], env=self.env, cwd=self.folder, capture_output=True, text=True,
+                              timeout=300, check=False)
+        if check and done.returncode:
+            raise Incompatible(f"`flwr {' '.join(words)}` failed: {(done.stdout + done.stderr).strip()[-800:]}")
+        return done.stdout
+
+    # -- a run
+
+    def submit(self, config: Mapping[str, Any]) -> None:
+        """Hand the app and its configuration to the SuperLink."""
+        app = self.folder / "app"
+        write_app(app, config)
+        words = ["run", str(app), "local"]
+        if self.virtual:
+            words += ["--federation-config", f"num-supernodes={self.virtual} client-resources-num-cpus=1"]
+        told = self.command(*words, "--format", "json")
+        self.run = str(json.loads(told[told.index("{"):])["run-id"])
+
+    def ended(self) -> str | None:
+        """How Flower says the run ended: "completed", "failed", ...; None while it goes on."""
+        told = self.command("list", "--run-id", self.run, "local", "--format", "json", check=False)
+        try:
+            status = str(json.loads(told[told.index("{"):])["runs"][0]["status"])
+        except (ValueError, KeyError, IndexError):
+            return None
+        return status.partition(":")[2] if status.startswith("finished") else None
+
+    def follow(self, out: Path, timeout: float) -> Iterator[dict[str, Any]]:
+        """The rounds of a run as they happen, until it has written its result; raises if it fails."""
+        seen, limit, look = 0, time.monotonic() + timeout, time.monotonic() + _QUIET_FOR
+        while True:
+            done = (out / "run.json").exists()
+            lines = (out / "rounds.jsonl").read_text().splitlines() if (out / "rounds.jsonl").exists() else []
+            for line in lines[seen:]:
+                with contextlib.suppress(ValueError):  # a line still being written is read next time
+                    told = json.loads(line)
+                    seen, look = seen + 1, time.monotonic() + _QUIET_FOR
+                    yield told
+            if done:
+                return
+            if (out / "error.txt").exists():
+                raise Incompatible((out / "error.txt").read_text())
+            self._alive(self.link, "superlink")
+            if time.monotonic() > look:  # nothing new for long: has it died?
+                how = self.ended()
+                if how is not None and not (out / "run.json").exists() and not (out / "error.txt").exists():
+                    words = self.command("log", self.run, "local", "--show", check=False)[-1500:]
+                    raise Incompatible(f"The run ended ({how}) without a result. Its last words: {words}")
+                look = time.monotonic() + _QUIET_FOR
+            if time.monotonic() > limit:
+                raise Incompatible(f"The run did not end within {timeout:g} s. The SuperLink says: "
+                                   f"{self.tail('superlink')}")
+            time.sleep(0.1)
+
+
+def write_app(folder: Path, config: Mapping[str, Any], *, name: str = "coterie-app",
+              about: str = "Personalised federated learning that finds its own groups",
+              server: str = "coterie.federated.flower:server", client: str = "coterie.federated.flower:client") -> Path:
+    """A Flower app whose configuration this is; the code comes with coterie, unless other apps are named."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = "".join(f"{key} = {toml(value)}\n" for key, value in config.items())
+    head = _APP.format(name=name, about=about, server=server, client=client)
+    (folder / "pyproject.toml").write_text(head + lines, encoding="utf-8")
+    return folder
+
+
+def toml(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, (int, float)) else json.dumps(str(value), ensure_ascii=False)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait(ready: Callable[[], bool], seconds: float, check: Callable[[], None]) -> None:
+    end_at = time.monotonic() + seconds
+    while not ready():
+        check()
+        if time.monotonic() > end_at:
+            raise Incompatible(f"Nothing was ready within {seconds:g} s.")
+        time.sleep(0.1)
+
+
+def end(processes: Sequence[subprocess.Popen[bytes]], at_once: bool = False) -> None:
+    """End processes and all they started, some of which Flower and Ray put into sessions of their own."""
+    known = family(process.pid for process in processes)
+    for sign, seconds in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0)):
+        if at_once and sign == signal.SIGTERM:
+            continue
+        for process in processes:
+            if process.poll() is None and sign == signal.SIGTERM:
+                process.terminate()
+        limit = time.monotonic() + seconds
+        while True:
+            left = [pid for pid, began in known.items() if started(pid) == began]
+            known = {**family(left), **known}
+            for pid in left if sign == signal.SIGKILL else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sign)
+            if (not left and all(process.poll() is not None for process in processes)) or time.monotonic() > limit:
+                break
+            time.sleep(0.05)
+    for process in processes:
+        if process.poll() is None:  # a system without /proc
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(5.0)
+
+
+def family(pids: Iterable[int]) -> dict[int, str]:
+    """These processes and their descendants, with when they were started: a number alone may be given again."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError):
+            children.setdefault(int(entry.read_text().rpartition(")")[2].split()[1]), []).append(int(entry.parent.name))
+    found, new = {}, list(pids)
+    while new:
+        pid = new.pop()
+        if pid not in found:
+            found[pid] = started(pid)
+            new += children.get(pid, [])
+    return {pid: began for pid, began in found.items() if began}
+
+
+def started(pid: int) -> str:
+    """When a process was started, in the system's own count; empty if it has ended."""
+    with contextlib.suppress(OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] == "Z" else fields[19]
+    return ""
+
+
+def _die_with_parent() -> None:
+    """Linux: be told when the parent is gone, even if it was killed (PR_SET_PDEATHSIG)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").prctl(1, signal.SIGTERM)

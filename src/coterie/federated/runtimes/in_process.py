@@ -1,0 +1,103 @@
+"""The in-process runtime: all users answered in one vectorised batch, with faults at will."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.errors import InvalidInput
+from coterie.federated.algorithms.base import Replies
+from coterie.federated.client import Data, answer_all, remember
+from coterie.federated.protocol.messages import Batch, Message, Ragged, Reply, decode
+
+
+class Runtime(Protocol):
+    """Carries questions to users and their answers back. All runtimes carry the same questions and answers."""
+
+    def exchange(self, queries: Batch) -> Replies:
+        """Ask, and wait as long as a round lasts."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """What must be saved to go on later: arrays and bytes by name."""
+
+    def restore(self, saved: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Faults:
+    """What goes wrong, at random but the same for the same seed.
+
+    Parameters
+    ----------
+    drop : the share of questions that get no answer; half of them never arrive, of the others the answer is lost.
+    late : the share of answers that come after their round, up to `delay` rounds later.
+    twice : the share of answers that come a second time, a round later.
+    away : (n_rounds, n_users) who is away in which round and hears nothing, begun again at its end.
+    """
+
+    drop: float = 0.0
+    late: float = 0.0
+    delay: int = 3
+    twice: float = 0.0
+    away: npt.ArrayLike | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("drop", "late", "twice"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InvalidInput(f"{name} must be a share in [0, 1], got {getattr(self, name)!r}", remedy="Use 0.1")
+        if self.delay < 1:
+            raise InvalidInput(f"delay must be at least 1 round, got {self.delay!r}", remedy="Use for example 3")
+        if self.away is not None and (np.ndim(self.away) != 2 or not np.size(self.away)):
+            raise InvalidInput(f"away has one row a round and one column a user, got shape {np.shape(self.away)}",
+                               remedy="Give an array of True and False")
+
+
+class LocalRuntime:
+    """Users in this process."""
+
+    def __init__(self, data: Data, faults: Faults | None = None) -> None:
+        self.data, self.faults = data, faults or Faults()
+        if self.faults.away is not None and np.shape(self.faults.away)[1] != data.n_users:
+            raise InvalidInput(f"away is for {np.shape(self.faults.away)[1]} users, the federation has {data.n_users}",
+                               remedy="Give one column a user")
+        self.late: list[tuple[int, int, Message]] = []  # due in round, user, answer
+
+    def exchange(self, queries: Batch) -> Replies:
+        faults, turn = self.faults, queries.round
+        n = self.data.n_users
+        luck = np.random.default_rng([faults.seed, turn, 1]).random((4, n))[:, queries.users]
+        away = np.zeros(len(queries), dtype=bool)
+        if faults.away is not None:
+            trace = np.asarray(faults.away, dtype=bool)
+            away = trace[turn % len(trace)][queries.users]
+        reached = np.flatnonzero(~away & (luck[0] >= 0.5 * faults.drop))
+        answers = answer_all(self.data, queries.take(reached))
+        self.data = remember(self.data, answers)
+        luck = luck[:, reached]
+        back = luck[0] >= faults.drop
+        late = back & (luck[1] < faults.late)
+        due = [(user, message) for when, user, message in self.late if when <= turn]
+        self.late = [entry for entry in self.late if entry[0] > turn]
+        for k in np.flatnonzero(late):
+            when = turn + 1 + int(luck[2, k] * faults.delay)
+            self.late.append((when, int(answers.users[k]), answers[int(answers.users[k])]))
+        for k in np.flatnonzero(back & ~late & (luck[3] < faults.twice)):
+            self.late.append((turn + 1, int(answers.users[k]), answers[int(answers.users[k])]))
+        waiting = tuple(user for _, user, message in self.late if message.round <= turn)
+        return Replies(batches=(answers.take(np.flatnonzero(back & ~late)),), singles=tuple(due), waiting=waiting)
+
+    def snapshot(self) -> dict[str, Any]:
+        saved: dict[str, Any] = {"late": [[when, user, message.encode().hex()] for when, user, message in self.late]}
+        for name, part in self.data.memory.items():
+            saved[f"memory.{name}"], saved[f"offsets.{name}"] = part.values, part.offsets
+        return saved
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self.late = [(when, user, decode(bytes.fromhex(text), Reply)) for when, user, text in saved["late"]]
+        memory = {name.removeprefix("memory."): Ragged(values, saved[name.replace("memory.", "offsets.", 1)])
+                  for name, values in saved.items() if name.startswith("memory.")}
+        self.data = Data(self.data.loss, self.data.samples, self.data.held_out, memory)

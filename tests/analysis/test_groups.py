@@ -1,0 +1,247 @@
+"""Groups found without being told anything: how many, who is in them, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.metrics import adjusted_rand_score
+
+import coterie as ct
+from coterie import datasets
+from coterie.analysis.groups import Groups, _Judge, _scaled, find_groups
+from coterie.analysis.select import refit
+
+FAMILIES = ("squared_hinge", "logistic", "squared", "huber", "multinomial")
+
+
+def planted(family="logistic", n_clusters=3, seed=0, n_users=24, samples=100, spacing=4.0, n_features=3):
+    """Users with many samples, whose clusters' models are `spacing` along different axes: not to be mistaken."""
+    rng = np.random.default_rng(seed)
+    clusters = np.arange(n_users) % n_clusters
+    owner = np.repeat(np.arange(n_users), samples)
+    x = rng.standard_normal((owner.size, n_features))
+    margin = spacing * x[np.arange(owner.size), clusters[owner]]
+    if family in ("squared_hinge", "logistic"):
+        y = np.where(rng.random(owner.size) < 1 / (1 + np.exp(-margin)), 1.0, -1.0)
+    elif family == "multinomial":
+        y = np.digitize(margin + rng.logistic(size=owner.size), [-1.0, 1.0]).astype(float)
+    else:
+        y = margin + rng.standard_normal(owner.size)
+    return ct.Users.from_arrays(x, y, owner), clusters
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_separated_clusters_are_found(family):
+    users, truth = planted(family)
+    found = find_groups(users, ct.LOSSES[family]())
+    assert found.n_clusters == 3
+    assert adjusted_rand_score(truth, found.labels) == 1.0
+    assert found.labels[0] == 0
+    assert found.labels.max() == 2
+    assert "3 groups of 8, 8, 8 users" in str(found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_cluster_is_left_whole(family):
+    found = find_groups(planted(family, n_clusters=1, seed=1)[0], ct.LOSSES[family]())
+    assert found.n_clusters == 1
+    assert "All 24 user(s) are one group" in str(found)
+
+
+def test_the_loss_follows_the_targets():
+    users, truth = planted("squared")
+    assert adjusted_rand_score(truth, find_groups(users).labels) == 1.0
+    assert isinstance(find_groups(users).path.problem.loss.loss, ct.Squared)
+    points = datasets.gaussian_mixture(45, separation=20.0)
+    found = find_groups(points.users)
+    assert adjusted_rand_score(points.clusters, found.labels) == 1.0
+    assert find_groups(datasets.gaussian_mixture(45, n_clusters=1).users).n_clusters == 1
+
+
+def test_models_are_the_refit_on_the_features_as_given():
+    users, truth = planted()
+    units = ct.Users.from_arrays(users.features * [1e-2, 1.0, 1e3] + [5.0, 0.0, -1e3], users.targets, users.owner)
+    loss = ct.Logistic(ridge=1e-6)
+    found = find_groups(units, loss)
+    assert adjusted_rand_score(truth, found.labels) == 1.0
+    expected = refit(ct.Problem(units, loss, lam=0.0), found.labels)
+    np.testing.assert_allclose(found.models, expected, rtol=1e-9, atol=1e-12)
+    assert len(np.unique(found.models, axis=0)) == 3
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_units_of_real_targets_do_not_matter(factor):
+    users, truth = planted("squared")
+    scaled = replace(users, targets=users.targets * factor)
+    assert adjusted_rand_score(truth, find_groups(scaled, ct.Squared(ridge=1e-9)).labels) == 1.0
+
+
+@pytest.mark.parametrize("loss", [ct.Logistic(), ct.Logistic(intercept=False)])
+def test_no_intercept(loss):
+    users, truth = planted()
+    assert adjusted_rand_score(truth, find_groups(users, loss).labels) == 1.0
+
+
+def test_identical_users_are_one_group():
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((20, 2)), rng.choice([-1.0, 1.0], 20)
+    users = ct.Users.from_arrays(np.tile(x, (12, 1)), np.tile(y, 12), np.repeat(np.arange(12), 20))
+    found = find_groups(users)
+    assert found.n_clusters == 1
+    assert (found.models == found.models[0]).all()
+
+
+def test_two_kinds_of_identical_users():
+    """Most distances are 0 here, and the others infinitely many times the median."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60, 2))
+    targets = np.concatenate([np.tile(np.sign(x[:, 0]), 8), np.tile(-np.sign(x[:, 0]), 8)])
+    users = ct.Users.from_arrays(np.tile(x, (16, 1)), targets, np.repeat(np.arange(16), 60))
+    np.testing.assert_array_equal(find_groups(users).labels, np.repeat([0, 1], 8))
+
+
+@pytest.mark.parametrize("n_users", [1, 2, 3])
+def test_few_users(n_users):
+    users = planted(n_clusters=1, n_users=n_users)[0]
+    found = find_groups(users)
+    np.testing.assert_array_equal(found.labels, np.zeros(n_users))
+    assert found.models.shape == (n_users, 4)
+
+
+def test_users_of_one_class_and_of_one_sample():
+    users, truth = planted(samples=60)
+    x, y, owner = users.features, users.targets, users.owner
+    keep = ((owner != 5) | (y > 0)) & ((owner != 7) | (np.arange(len(y)) == users.offsets[7]))
+    found = find_groups(ct.Users.from_arrays(x[keep], y[keep], owner[keep]))
+    clear = np.setdiff1d(np.arange(24), [5, 7])
+    assert found.n_clusters == 3
+    assert adjusted_rand_score(truth[clear], found.labels[clear]) == 1.0
+    assert np.isfinite(found.models).all()
+
+
+def test_only_one_class():
+    rng = np.random.default_rng(0)
+    users = ct.Users.from_arrays(rng.standard_normal((40, 2)), np.ones(40), np.repeat(np.arange(8), 5))
+    found = find_groups(users, n_lams=8)
+    assert found.n_clusters == 1
+    assert np.isfinite(found.models).all()
+
+
+def test_one_sample_each():
+    rng = np.random.default_rng(0)
+    users = ct.Users.from_arrays(rng.standard_normal((30, 2)), rng.choice([-1.0, 1.0], 30), np.arange(30))
+    assert find_groups(users, n_lams=8).n_clusters == 1
+
+
+def test_same_answer_twice_and_for_users_in_another_order():
+    users, _ = planted(n_users=21)
+    first, second = find_groups(users), find_groups(users)
+    np.testing.assert_array_equal(first.labels, second.labels)
+    np.testing.assert_array_equal(first.models, second.models)
+    assert first.criterion == second.criterion
+    assert first.candidates == second.candidates
+    order = np.random.default_rng(5).permutation(21)
+    shuffled = find_groups(users.take(order))
+    assert adjusted_rand_score(first.labels[order], shuffled.labels) == 1.0
+    np.testing.assert_allclose(shuffled.criterion, first.criterion, rtol=1e-9)
+    np.testing.assert_allclose(shuffled.models, first.models[order], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.slow
+def test_nothing_examined_is_better(seed):
+    """Clusters that overlap, so that there is much to examine."""
+    data = datasets.clustered("logistic", samples=25, separation=2.0, ragged=True, seed=seed)
+    found = find_groups(data.users)
+    judge = _Judge(_scaled(data.users, ct.Logistic()), ct.Logistic())
+    together = judge.criterion(np.zeros(30, dtype=np.int64))
+    assert found.criterion <= together
+    assert (1, together) in found.candidates
+    assert found.criterion == min(value for _, value in found.candidates)
+    for solution in found.path.solutions:
+        if solution.n_clusters <= 8:
+            assert found.criterion <= judge.criterion(solution.labels)
+            assert judge.polish(solution.labels)[0] <= judge.criterion(solution.labels)
+    assert found.criterion >= judge.criterion(found.labels) - 1e-9  # and moves have their price
+
+
+def test_criterion_is_the_formula():
+    users, truth = planted("squared", n_users=6, n_clusters=2, samples=40)
+    loss = ct.Squared(ridge=0.0)
+    judge = _Judge(users, loss)
+    total = residual = 0.0
+    for c in (0, 1):
+        rows = truth[users.owner] == c
+        a, y = np.c_[users.features[rows], np.ones(rows.sum())], users.targets[rows]
+        total += np.linalg.lstsq(a, y)[1].item()
+    for i in range(6):
+        rows = users.owner == i
+        residual += np.linalg.lstsq(np.c_[users.features[rows], np.ones(40)], users.targets[rows])[1].item()
+    variance = residual / (6 * (40 - 4))
+    expected = 0.5 * total / variance + 2 * 4 / 2 * np.log(240) + 6 * np.log(2) + 3 * np.log(6)
+    np.testing.assert_allclose(judge.criterion(truth, 3), expected, rtol=1e-6)
+
+
+def test_many_users_of_few_samples():
+    users, truth = planted(n_users=200, samples=20, spacing=2.0, n_features=10)  # measured: 0.94
+    found = find_groups(users, n_lams=15)
+    assert found.n_clusters == 3
+    assert adjusted_rand_score(truth, found.labels) > 0.7
+
+
+def test_giving_users_away():
+    users, truth = planted()
+    judge = _Judge(users, ct.Logistic())
+    many = np.where(np.arange(24) < 18, truth, np.arange(24) - 15)  # the last six alone
+    labels, toll = judge.absorb(many, 3)
+    np.testing.assert_array_equal(labels, truth)
+    np.testing.assert_allclose(toll, np.log(134596.0))  # 24 choose 6
+    same, free = judge.absorb(many, 9)
+    assert free == 0.0
+    np.testing.assert_array_equal(same, many)
+    alone, _ = judge.absorb(np.arange(24), 3)
+    assert not alone.any()
+
+
+def test_most_is_respected():
+    assert find_groups(planted()[0], most=2).n_clusters <= 2
+    assert find_groups(planted()[0], most=1).n_clusters == 1
+
+
+def test_fields():
+    found = find_groups(planted(n_users=12)[0])
+    assert isinstance(found, Groups)
+    assert found.models.shape == (12, 4)
+    assert found.graph.n_users == found.path.problem.n_users == 12
+    assert found.lam is None or found.lam in found.path.lams
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"most": 0}, "most must be a whole number >= 1"),
+    ({"most": 2.5}, "most must be a whole number"),
+    ({"n_lams": 1}, "n_lams must be"),
+    ({"k": 0}, "k must be"),
+    ({"k": True}, "k must be"),
+    ({"weight_ridge": 0.0}, "weight_ridge must be"),
+    ({"weight_ridge": np.nan}, "weight_ridge must be"),
+    ({"loss": ct.Logistic}, "expected a loss such as"),
+    ({"loss": ct.Poisson()}, "user"),
+])
+def test_bad_arguments_are_refused(arguments, message):
+    users = planted(n_users=3)[0]
+    with pytest.raises(ct.InvalidInput, match=message):
+        find_groups(users, **arguments)
+
+
+def test_bad_users_are_refused():
+    with pytest.raises(ct.InvalidInput, match="expected Users"):
+        find_groups(np.ones((3, 2)))
+    users = planted(n_users=3)[0]
+    with pytest.raises(ct.InvalidInput, match="no users"):
+        find_groups(users.take(np.empty(0, dtype=int)))
+    empty = ct.Users(users.features, users.targets, np.append(users.offsets, users.n_samples), (0, 1, 2, 3),
+                     users.feature_names)
+    with pytest.raises(ct.InvalidInput):
+        find_groups(empty)

@@ -1,0 +1,853 @@
+"""On Flower: the same questions, answers and results as in process, with real SuperLinks and SuperNodes on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import coterie as ct
+from coterie import runs
+from coterie.datasets import clustered, ellipses
+from coterie.errors import Incompatible, InvalidInput
+from coterie.federated import service, sources
+from coterie.federated.protocol.messages import Batch, Query, Ragged, Reply, decode
+from coterie.federated.runtimes.cluster import Cluster, end, family, free_port, started, toml, write_app
+
+pytestmark = pytest.mark.flower
+
+ROOT = Path(__file__).parents[2]
+COTERIE = [sys.executable, "-m", "coterie.cli"]
+LOSS, LAM = ct.SquaredHinge(ridge=1e-3), 0.2
+RUN = {"loss": "squared_hinge", "loss-options": '{"ridge": 0.001}', "lam": LAM}
+DATA = ellipses(users_per_cluster=5, samples=30, seed=0).users  # 15 users, 3 clusters at this lam in 3 rounds
+
+
+def save(users: ct.Users, path: Path) -> Path:
+    """Users as a node's .npz file."""
+    arrays = {} if users.targets is None else {"y": users.targets}
+    np.savez(path, X=users.features, user=np.array(users.names)[users.owner],
+             feature_names=np.array(users.feature_names), **arrays)
+    return path
+
+
+def dealt(users: ct.Users, folder: Path, places: list[Any], **more: Any) -> list[dict[str, Any]]:
+    """Configurations of nodes that hold the users at these places."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [{"data": "npz", "path": str(save(users.take(np.asarray(part)), folder / f"users-{k}.npz")), **more}
+            for k, part in enumerate(places)]
+
+
+def the_same(found: Any, here: ct.Solution) -> bool:
+    """Bitwise the models and duals of a run in this process; `found` is a solution, or a run folder."""
+    arrays = runs.read(found)[1] if isinstance(found, Path) else {"models": found.models, "duals": found.duals}
+    return np.array_equal(arrays["models"], here.models) and np.array_equal(arrays["duals"], here.duals)
+
+
+# Without a network: server and client app in one process, on a Grid that hands the messages over
+
+
+@pytest.fixture(autouse=True)
+def _someone(monkeypatch) -> None:
+    """Flower lets nobody write a message outside a task."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+class Nodes:
+    """A Grid whose nodes answer at once, in this process; `spoil` may change, lose or keep back an answer."""
+
+    def __init__(self, configs: list[dict[str, Any]]) -> None:
+        from flwr.app import Context, RecordDict
+
+        self.make = lambda node, config: Context(run_id=1, node_id=node, node_config=config, state=RecordDict(),
+                                                 run_config={})
+        self.contexts = {100 + k: self.make(100 + k, config) for k, config in enumerate(configs)}
+        self.replies: dict[str, Any] = {}
+        self.sent: list[Any] = []
+        self.pulls = 0
+        self.spoil: Any = lambda node, message, answer: answer()
+
+    def rename(self, node: int, new: int) -> None:
+        """The node is started again, under a new number and without what Flower kept for it."""
+        self.contexts[new] = self.make(new, self.contexts.pop(node).node_config)
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.contexts)
+
+    def push_messages(self, messages: Any) -> list[str]:
+        from flwr.app import Error, Message
+
+        from coterie.federated.flower import client
+
+        ids = []
+        for message in messages:
+            number, node = f"m{len(self.sent)}", message.metadata.dst_node_id
+            message.metadata.__dict__["_message_id"] = number
+            self.sent.append(message)
+            try:
+                answer = self.spoil(node, message, lambda m=message, n=node: client(m, self.contexts[n]))
+            except Exception as error:  # as Flower does
+                answer = Message(Error(code=2, reason=str(error)), reply_to=message)
+            if answer is not None:
+                self.replies[number] = answer
+            ids.append(number)
+        return ids
+
+    def pull_messages(self, ids: Any) -> list[Any]:
+        self.pulls += 1
+        return [self.replies.pop(number) for number in list(ids) if number in self.replies]
+
+
+def runtime_on(nodes: Nodes, config: dict[str, Any], deadline: float = 5.0) -> Any:
+    from coterie.federated.flower import FlowerRuntime
+
+    return FlowerRuntime(nodes, service.for_nodes(config), deadline=deadline, poll=0.001)
+
+
+def serve(nodes: Nodes, out: Path, deadline: float = 5.0, progress: Any = None, **settings: Any) -> Any:
+    config = service.settings_of({**RUN, "out": str(out), "wait": 2.0, **settings})
+    return service.serve(runtime_on(nodes, config, deadline), config, progress).best
+
+
+PLACES = [[0], [1, 4, 7, 10], [2, 3, 5, 6, 8, 9, 11, 12, 13, 14]]  # one user, and many
+
+
+@pytest.fixture
+def nodes(tmp_path) -> Nodes:
+    return Nodes(dealt(DATA, tmp_path / "data", PLACES, **{"state-dir": str(tmp_path / "state")}))
+
+
+@pytest.mark.parametrize(("name", "options"), [
+    ("newton", {}), ("newton", {"rank": 2}), ("splitting", {}), ("fedavg", {"rounds": 5}), ("squared_penalty", {}),
+    *(("pdmm", {"variant": variant, "edge_state": place}) for variant in ("symmetric", "paper")
+      for place in ("server", "users")),
+    ("pdmm", {"edge_state": "users", "pairs": "unordered"}), ("pdmm", {"edge_state": "users", "quiet": 2}),
+    ("pdmm", {"edge_state": "users", "bregman": "linear"}), ("pdmm", {"bregman": "linear"}),
+], ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value.values())) or "default")
+def test_every_algorithm_gives_what_it_gives_in_process(nodes, tmp_path, name, options):
+    for share in (1.0, 0.4):
+        here = ct.federate(DATA, LOSS, LAM, algorithm=ct.ALGORITHMS[name](**options), participation=share,
+                           max_rounds=8, seed=3)
+        found = serve(nodes, tmp_path / f"out-{share}", algorithm=name, rounds=8, participation=share, seed=3,
+                      **{"algorithm-options": json.dumps(options)})
+        assert the_same(found, here)
+        assert found.status == here.status
+        assert found.gap == here.gap
+        for key in ("round", "kind", "field"):
+            for what in ("bytes", "numbers"):
+                assert found.ledger.by(key, what) == here.ledger.by(key, what)
+        assert all(found.ledger.user(k) == here.ledger.user(k) for k in range(15))
+
+
+def test_scaling_weights_and_scores_are_those_of_one_process(nodes, tmp_path):
+    scaled = ct.Standardizer.from_moments(DATA.moments(), feature_names=DATA.feature_names).transform(DATA)
+    here = ct.federate(scaled, LOSS, LAM, graph="wald")
+    found = serve(nodes, tmp_path / "a", standardize=True, weights="wald")
+    assert the_same(found, here)
+    assert np.array_equal(found.problem.graph.weights, here.problem.graph.weights)
+
+    parts = sources.held_out(DATA, 0.3, 5)
+    here = ct.federate(parts.train, LOSS, LAM, held_out=parts.test, seed=5)
+    found = serve(nodes, tmp_path / "b", seed=5, **{"held-out": 0.3})
+    assert the_same(found, here)
+    assert np.array_equal(found.scores, here.scores)
+
+
+def test_a_path_is_that_of_one_process(nodes, tmp_path):
+    parts = sources.held_out(DATA, 0.3, 0)
+    for name, options in (("newton", {}), ("pdmm", {"edge_state": "users"})):
+        here = ct.federate_path(parts.train, LOSS, lams=[0.3, 0.2], held_out=parts.test, max_rounds=5,
+                                algorithm=ct.ALGORITHMS[name](**options))
+        found = serve(nodes, tmp_path / name, algorithm=name, lams="0.2 0.3", rounds=5,
+                      **{"algorithm-options": json.dumps(options), "held-out": 0.3})
+        best = here.best()
+        assert found.lam == best.lam
+        assert the_same(found, best)
+
+
+def test_the_number_of_classes_is_the_largest_that_any_node_knows(tmp_path):
+    users = clustered("multinomial", n_users=6, samples=30, seed=0).users
+    users = ct.Users.from_arrays(users.features, np.where(users.owner < 5, np.minimum(users.targets, 1), users.targets),
+                                 users.owner)
+    grid = Nodes(dealt(users, tmp_path / "data", [[0, 1, 2, 3, 4], [5]]))
+    found = serve(grid, tmp_path / "out", loss="multinomial", lam=0.05)
+    assert the_same(found, ct.federate(users, ct.Multinomial(ridge=1e-3, n_classes=3), 0.05))
+
+
+def test_only_plain_bytes_and_settings_cross(nodes, tmp_path):
+    answers = []
+
+    def spoil(node, message, answer):
+        answers.append(answer())
+        return answers[-1]
+
+    nodes.spoil = spoil
+    serve(nodes, tmp_path / "out", algorithm="pdmm", rounds=3, **{"algorithm-options": '{"edge_state": "users"}'})
+    questions = [message for message in nodes.sent if message.metadata.message_type == "train.answer"]
+    assert len(questions) == 3 * 4  # three nodes, three rounds and the certificate
+    assert {message.metadata.dst_node_id for message in questions} == {100, 101, 102}
+    for message in questions:
+        assert all(decode(data, Query) for data in message.content["queries"].values())
+        own = DATA.take(np.array(PLACES[message.metadata.dst_node_id - 100])).names
+        assert {json.loads(name) for name in message.content["queries"]} == set(own)
+        assert set(message.content.keys()) == {"config", "queries"}
+        assert {type(value) for value in message.content["config"].values()} <= {str, int, float, bool}
+    told = [reply.content["answers"] for reply in answers if "answers" in reply.content]
+    assert all(type(data) is bytes and decode(data, Reply) for record in told for data in record.values())
+
+
+def test_nothing_is_pickled():
+    code = {path: path.read_text() for path in (ROOT / "src" / "coterie").rglob("*.py")}
+    uses = [path.name for path, text in code.items()
+            if re.search(r"import (c?pickle|dill|cloudpickle|joblib|shelve)|allow_pickle=True", text)]
+    assert uses == []
+
+
+def test_a_node_with_a_new_number_is_the_same_users(nodes, tmp_path):
+    def restart(line):
+        node = max(nodes.contexts)
+        nodes.rename(node, node + 1)
+
+    for options in ({}, {"edge_state": "users"}):
+        here = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(**options), max_rounds=6)
+        found = serve(nodes, tmp_path / f"out{len(options)}", algorithm="pdmm", rounds=6, progress=restart,
+                      **{"algorithm-options": json.dumps(options)})
+        assert the_same(found, here)
+        assert not found.aside
+
+
+def test_of_a_round_whose_answer_was_lost_nothing_remains(nodes, tmp_path):
+    away = np.zeros((100, 15), dtype=bool)
+    away[[2, 3, 5]] = np.isin(np.arange(15), PLACES[1])
+    turn = [0]
+
+    def spoil(node, message, answer):
+        reply = answer()
+        return None if node == 101 and away[turn[0]].any() and "queries" in message.content else reply
+
+    def count(line):
+        turn[0] = line.iteration + 1
+
+    class Lossy(Nodes):
+        """Says of an answer that will not come that its node died, as Flower does."""
+
+        def pull_messages(self, ids):
+            from flwr.app import Error, Message
+
+            known = super().pull_messages(ids)
+            heard = {reply.metadata.reply_to_message_id for reply in known}
+            lost = [self.sent[int(number[1:])] for number in ids if number not in heard]
+            return known + [Message(Error(code=5, reason="gone"), reply_to=message) for message in lost]
+
+    for options in ({"edge_state": "users"}, {"edge_state": "users", "variant": "paper"}):
+        turn[0] = 0
+        lossy = Lossy([context.node_config for context in nodes.contexts.values()])
+        lossy.spoil = spoil
+        here = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(**options), max_rounds=8, faults=ct.Faults(away=away))
+        found = serve(lossy, tmp_path / f"out{len(options)}", algorithm="pdmm", rounds=8, progress=count,
+                      **{"algorithm-options": json.dumps(options)})
+        assert the_same(found, here)
+
+
+@pytest.mark.parametrize("options", [{}, {"edge_state": "users"}], ids=["server", "users"])
+def test_a_server_that_was_killed_goes_on_from_its_checkpoint(nodes, tmp_path, options):
+    def crash(line):
+        if line.iteration in (1, 4):
+            raise RuntimeError("the lights went out")
+
+    settings = {"algorithm": "pdmm", "algorithm-options": json.dumps(options), "rounds": 6}
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="lights"):
+            serve(nodes, tmp_path / "out", progress=crash, **settings)
+        nodes.rename(101, 101)  # a new run: what Flower kept for the node is gone
+    found = serve(nodes, tmp_path / "out", **settings)
+    assert the_same(found, ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(**options), max_rounds=6))
+    with pytest.raises(InvalidInput, match="its lam is"):
+        serve(nodes, tmp_path / "out", **{**settings, "lam": 0.3})
+
+
+def test_a_user_at_two_nodes_is_at_the_first_and_moves_when_that_is_gone(tmp_path, caplog):
+    grid = Nodes(dealt(DATA, tmp_path / "data", [*PLACES, PLACES[0] + PLACES[1]]))
+
+    def leave(line):
+        if line.iteration == 0:
+            del grid.contexts[100]
+
+    found = serve(grid, tmp_path / "out", progress=leave)
+    assert found.status == ct.Status.CONVERGED
+    assert the_same(found, ct.federate(DATA, LOSS, LAM))
+    refused = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert [re.findall(r"user (\d+)", line)[0] for line in refused] == ["0", "1", "4", "7", "10"]
+    asked = [(message.metadata.dst_node_id, set(map(json.loads, message.content["queries"])))
+             for message in grid.sent if "queries" in message.content]
+    assert (100, {0}) in asked
+    assert (103, {0}) in asked  # its own copies of the others are never asked
+    assert not any(node == 103 and users & {1, 4, 7, 10} for node, users in asked)
+
+
+GARBAGE = {
+    "damaged": (lambda data: data[:-3] + b"\0\0\0", "checksum"),
+    "cut": (lambda data: data[:20], "checksum|shorter"),
+    "no message": (lambda data: b"hello, world, hello", "not a coterie message"),
+    "a text": (lambda data: "hello", "not bytes"),
+    "too long": (lambda data: data + bytes(5000), "longer than the 4,000 allowed"),
+    "not a number": (lambda data: changed(data, lambda array: np.full_like(array, np.nan)), "holds nan"),
+    "another shape": (lambda data: changed(data, lambda array: np.zeros(7)), "has shape"),
+    "another kind": (lambda data: replace(decode(data, Reply), kind="score", arrays={}).encode(), "of kind"),
+}
+
+
+def changed(data: bytes, change: Any) -> bytes:
+    message = decode(data, Reply)
+    return replace(message, arrays={name: change(array) for name, array in message.arrays.items()}).encode()
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_whoever_answers_garbage_is_set_aside_and_the_others_go_on(nodes, tmp_path, monkeypatch, what):
+    change, complaint = GARBAGE[what]
+    monkeypatch.setattr("coterie.federated.flower._MOST", 4000)
+
+    def spoil(node, message, answer):
+        reply = answer()
+        if node == 101 and "answers" in reply.content and message.metadata.group_id == "1":
+            for name, data in reply.content["answers"].items():
+                reply.content["answers"][name] = change(data)
+        return reply
+
+    nodes.spoil = spoil
+    found = serve(nodes, tmp_path / "out", tol=1e-11)
+    assert set(found.aside) == {1, 4, 7, 10}
+    assert all(re.search(complaint, reason) for reason in found.aside.values()), found.aside
+    others = np.array(PLACES[0] + PLACES[2])
+    alone = ct.federate(DATA.take(others), LOSS, LAM, tol=1e-11)
+    assert found.status == alone.status == ct.Status.CONVERGED
+    assert found.problem.users.names == alone.problem.users.names
+    assert found.models == pytest.approx(alone.models, abs=1e-5)
+
+
+def test_a_node_that_fails_is_set_aside_after_so_many_questions(nodes, tmp_path):
+    def spoil(node, message, answer):
+        if node == 100 and "queries" in message.content:
+            raise RuntimeError("disk full")
+        return answer()
+
+    nodes.spoil = spoil
+    found = serve(nodes, tmp_path / "out", patience=2)
+    assert found.aside == {0: "it left 2 questions in a row unanswered"}
+    assert found.status == ct.Status.CONVERGED
+
+
+def test_a_slow_node_is_not_waited_for_longer_than_a_round(nodes, tmp_path):
+    late: dict[str, tuple[float, Any]] = {}
+
+    class Slow(Nodes):
+        def pull_messages(self, ids):
+            due = [number for number, (when, _) in late.items() if number in ids and when <= time.monotonic()]
+            return super().pull_messages(ids) + [late.pop(number)[1] for number in due]
+
+    def spoil(node, message, answer):
+        reply = answer()
+        if node == 101 and "queries" in message.content:
+            late[message.metadata.message_id] = time.monotonic() + 0.25, reply
+            return None
+        return reply
+
+    grid = Slow([context.node_config for context in nodes.contexts.values()])
+    grid.spoil = spoil
+    lines: list[Any] = []
+    found = serve(grid, tmp_path / "out", deadline=0.1, progress=lines.append, tol=1e-11)
+    assert found.status == ct.Status.CONVERGED
+    assert not found.aside
+    assert min(line.answered for line in lines) < 15
+    assert found.models == pytest.approx(ct.federate(DATA, LOSS, LAM, tol=1e-11).models, abs=1e-5)
+    assert sum(line.asked == 0 for line in lines) <= 9  # with nobody else to ask, it is waited for
+
+
+def test_a_node_that_never_says_who_is_there_holds_nobody_up(nodes, tmp_path):
+    nodes.spoil = lambda node, message, answer: None if node == 102 else answer()
+    found = serve(nodes, tmp_path / "out", deadline=0.3, users=5)
+    assert set(found.problem.users.names) == {0, 1, 4, 7, 10}
+    assert found.status == ct.Status.CONVERGED
+
+
+def test_columns_and_data_that_do_not_fit_are_said_at_once(tmp_path):
+    one, two = dealt(DATA, tmp_path / "data", [[0, 1], [2, 3]])
+    other = ct.Users.from_arrays(DATA.features, DATA.targets, DATA.owner, feature_names=["length", "width"])
+    (two,) = dealt(other, tmp_path / "more", [[2, 3]])
+    with pytest.raises(Incompatible, match="different columns"):
+        serve(Nodes([one, two]), tmp_path / "a")
+    with pytest.raises(Incompatible, match=r"2 of 3 users came within 0.2 s.*no-such-file"):
+        serve(Nodes([one, {"data": "npz", "path": "no-such-file.npz"}]), tmp_path / "b", users=3, wait=0.2)
+    with pytest.raises(Incompatible, match="0 of 1 users"):
+        serve(Nodes([]), tmp_path / "c", wait=0.1)
+
+
+def test_a_node_of_another_version_is_told_apart(nodes, tmp_path):
+    def spoil(node, message, answer):
+        reply = answer()
+        if node == 100 and "users" in reply.content:
+            reply.content["users"]["version"] = 99
+        return reply
+
+    nodes.spoil = spoil
+    with pytest.raises(Incompatible, match="speaks version 99"):
+        serve(nodes, tmp_path / "out", users=15, wait=0.1)
+
+
+# What a user remembers
+
+
+def test_memory_now_before_and_lost(tmp_path):
+    from flwr.app import Context, RecordDict
+
+    from coterie.federated.flower import _Memory
+
+    users = DATA.take([0, 1])
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+
+    def replies(turn: int) -> Batch:
+        rows = {"point": np.full((2, 3), float(turn)), "tails": np.zeros(2), "neighbours": np.array([1, 0]),
+                "quiet": np.zeros(2, dtype=bool), "radii": np.ones(2), "others": np.zeros((2, 3)),
+                "difference": np.zeros((2, 3)), "hat": np.zeros((2, 3))}
+        return Batch("pdmm", turn, np.array([0, 1]), form=Reply,
+                     memory={name: Ragged.of(values, np.ones(2, dtype=int)) for name, values in rows.items()})
+
+    for config in ({"state-dir": str(tmp_path / "state"), "run": "r"}, {"run": "r"}):
+        def memory(own: dict[str, Any] = config, **more: Any) -> Any:
+            return _Memory({**own, **more}, context)
+
+        assert not memory().recall(0, -1)
+        memory().keep(users, replies(3))
+        now = memory()
+        assert now.recall(0, 3)
+        assert not now.recall(1, 2)
+        assert now.recall(1, 3)
+        now.keep(users, replies(4))
+        lost = memory()  # the server never heard of round 4
+        assert lost.recall(0, 3)
+        assert lost.stacked(users, 3)["point"].rows(0).tolist() == [[3.0, 3.0, 3.0]]
+        lost.keep(users, replies(5))
+        assert memory().recall(0, 3)
+        assert memory().recall(0, 5)
+        assert not memory().recall(0, 4)
+        assert not memory(run="another").recall(0, 5)
+    files = sorted((tmp_path / "state").iterdir())
+    assert len(files) == 2
+    for file in files:
+        file.write_bytes(file.read_bytes()[:100])  # a disk that was full, say
+    assert not _Memory({"state-dir": str(tmp_path / "state"), "run": "r"}, context).recall(0, 5)
+
+
+def test_long_names_have_files_of_their_own(tmp_path):
+    from flwr.app import Context, RecordDict
+
+    from coterie.federated.flower import _Memory
+
+    memory = _Memory({"state-dir": str(tmp_path)}, Context(1, 1, {}, RecordDict(), {}))
+    names = ["x" * 500 + "1", "x" * 500 + "2", 1, "1", "../../etc", "ü/ü"]
+    assert len({memory._file(name) for name in names}) == len(names)
+    assert all(memory._file(name).parent == tmp_path and len(memory._file(name).name) < 100 for name in names)
+
+
+# Settings and sources
+
+
+def test_settings_have_defaults_and_strangers_are_refused():
+    assert service.settings_of({"lam": 0.3}) == {**service.CONFIG, "lam": 0.3}
+    with pytest.raises(InvalidInput, match=r"unknown setting 'lamb'.*Settings are: .*lam"):
+        service.settings_of({"lamb": 0.3})
+    with pytest.raises(InvalidInput, match="unknown algorithm 'magic'"):
+        service.algorithm_of({**service.CONFIG, "algorithm": "magic"})
+    with pytest.raises(InvalidInput, match=r"cannot be made with.*as JSON"):
+        service.algorithm_of({**service.CONFIG, "algorithm-options": '{"rang": 1}'})
+    assert service.algorithm_of({**service.CONFIG, "algorithm": "pdmm", "algorithm-options": '{"rho": 2}'}) == ct.PDMM(
+        rho=2)
+    assert not {"out", "checkpoint", "lam"} & service.for_nodes(service.CONFIG).keys()
+
+
+def test_ready_sources(tmp_path):
+    few = DATA.take([0, 1, 2])
+    npz = save(few, tmp_path / "part-2.npz")
+    lines = ["who,x0,x1,label", *(f"{few.names[k]},{x[0]!r},{x[1]!r},{y}" for k, x, y in zip(
+        few.owner, few.features.tolist(), few.targets.tolist(), strict=True))]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    import polars
+
+    polars.read_csv(tmp_path / "d.csv").write_parquet(tmp_path / "d.parquet")
+    table = {"user": "who", "target": "label"}
+    for config in ({"data": "npz", "path": str(npz)},
+                   {"data": "npz", "path": str(tmp_path / "part-{partition}.npz"), "partition-id": 2},
+                   {"data": "csv", "path": str(tmp_path / "d.csv"), **table},
+                   {"data": "parquet", "path": str(tmp_path / "d.parquet"), **table}):
+        found = sources.load(config)
+        assert np.array_equal(found.features, few.features), config
+        assert np.array_equal(found.targets, few.targets)
+        assert found.names == few.names
+    options = {"data": "dataset", "dataset": "ellipses", "dataset-options": '{"users_per_cluster": 5, "samples": 30}'}
+    assert np.array_equal(sources.load(options).features, DATA.features)
+    parts = [sources.load({**options, "split": True, "partition-id": k, "num-partitions": 4}) for k in range(4)]
+    assert [part.names for part in parts] == [tuple(range(k, 15, 4)) for k in range(4)]
+
+
+def test_a_function_of_your_own(tmp_path, monkeypatch):
+    (tmp_path / "own_data.py").write_text(
+        "import coterie as ct\n"
+        "def load(config):\n    return ct.Users.from_arrays([[1.0], [2.0]], [1.0, -1.0], [config['first'], 'b'])\n"
+        "def wrong(config):\n    return [[1.0]]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert sources.load({"data": "own_data:load", "first": "a"}).names == ("a", "b")
+    for config, complaint in (
+            ({}, r"no 'data'.*--node-config 'data="),
+            ({"data": "npz"}, r"no 'path'.*--node-config"),
+            ({"data": "csv", "path": "x.csv"}, "no 'user'"),
+            ({"data": "own_data:wrong"}, r"gave a list, not Users.*Return Users"),
+            ({"data": "own_data:missing"}, r"cannot be found.*Install the module where the node runs"),
+            ({"data": "no_such_module:load"}, "cannot be found"),
+            ({"data": "exel"}, r"neither a known name nor module:name.*csv"),
+            ({"data": "dataset", "dataset": "moons"}, r"unknown data set.*ellipses"),
+            ({"data": "own_data:load", "first": "a", "split": True}, "no 'partition-id'")):
+        with pytest.raises(InvalidInput, match=complaint):
+            sources.load(config)
+    np.savez(tmp_path / "bare.npz", X=np.ones((2, 1)))
+    with pytest.raises(InvalidInput, match="holds no array 'user'"):
+        sources.load({"data": "npz", "path": str(tmp_path / "bare.npz")})
+    with pytest.raises(InvalidInput, match="neither a known name"):
+        sources.loss("magic")
+    with pytest.raises(InvalidInput, match=r"cannot be made with.*as JSON"):
+        sources.loss("squared_hinge", '{"rigde": 1}')
+
+
+def test_rows_held_out_do_not_depend_on_who_shares_the_node():
+    together = sources.held_out(DATA, 0.25, seed=7)
+    for part in PLACES:
+        alone = sources.held_out(DATA.take(np.array(part)), 0.25, seed=7)
+        for mine, all_users in zip(alone, together, strict=True):
+            same = all_users.take(np.array(part))
+            assert np.array_equal(mine.features, same.features)
+            assert np.array_equal(mine.targets, same.targets)
+    assert (together.test.counts > 0).all()
+    assert not np.array_equal(sources.held_out(DATA, 0.25, seed=8).test.features, together.test.features)
+
+
+def test_what_the_owner_of_a_node_says_of_its_data_counts():
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+    from coterie.federated.flower import _config
+
+    said = RecordDict({"config": ConfigRecord({"data": "npz", "path": "/etc/x", "split": True, "loss": "logistic"})})
+    message = Message(said, 1, "train.answer")
+    own = Context(1, 1, {"data": "csv", "user": "who", "state-dir": "/var"}, RecordDict(), {})
+    assert _config(message, own) == {"data": "csv", "user": "who", "state-dir": "/var", "loss": "logistic"}
+    bare = Context(1, 1, {"partition-id": 3}, RecordDict(), {})
+    assert _config(message, bare) == {"data": "npz", "path": "/etc/x", "split": True, "loss": "logistic",
+                                      "partition-id": 3}
+
+
+# The example app
+
+
+def test_the_example_app_is_the_written_one_with_comments(tmp_path):
+    example = tomllib.loads((ROOT / "examples" / "flower_app" / "pyproject.toml").read_text())
+    written = tomllib.loads((write_app(tmp_path, service.CONFIG) / "pyproject.toml").read_text())
+    assert example["tool"]["flwr"]["app"]["components"] == written["tool"]["flwr"]["app"]["components"]
+    settings = example["tool"]["flwr"]["app"]["config"]
+    assert list(settings) == list(service.CONFIG)
+    assert {name: type(value) for name, value in settings.items()} == {
+        name: type(value) for name, value in service.CONFIG.items()}
+    text = (ROOT / "examples" / "flower_app" / "pyproject.toml").read_text()
+    for name in service.CONFIG:
+        assert re.search(rf"^{name} = .*  # \w", text, re.M), f"{name} has no comment"
+
+
+def test_the_docs_have_every_setting():
+    page = (ROOT / "docs" / "flower.md").read_text()
+    shown = dict(re.findall(r"^\| `([a-z-]+)` \| `([^`]*)` \|", page, re.M))
+    assert shown == {name: toml(value) for name, value in service.CONFIG.items()}
+
+
+def test_the_example_data_function(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples" / "flower_app")
+    (tmp_path / "ward-a.csv").write_text("patient,age,pressure,ill\n7,50,120,yes\n7,60,150,no\n9,40,130,yes\n")
+    users = sources.load({"data": "my_data:load", "folder": str(tmp_path)})
+    assert users.names == ("ward-a/7", "ward-a/9")
+    assert users.targets.tolist() == [1.0, -1.0, 1.0]
+    assert users.feature_names == ("age", "pressure")
+
+
+# On the wire
+
+
+def alive(known: dict[int, str]) -> list[int]:
+    return [pid for pid, began in known.items() if started(pid) == began]
+
+
+@pytest.fixture(scope="module")
+def wire(tmp_path_factory) -> Iterator[Cluster]:
+    """A SuperLink and five SuperNodes with three users each, with TLS and keys; all stopped afterwards."""
+    folder = tmp_path_factory.mktemp("wire")
+    configs = dealt(DATA, folder, [np.arange(k, 15, 5) for k in range(5)], data="mischief:load")
+    configs = [{**config, "state-dir": str(folder / f"state-{k}"), "switch": str(folder / f"switch-{k}")}
+               for k, config in enumerate(configs)]
+    cluster = Cluster(folder / "cluster", configs)
+    cluster.env["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parents[1] / "support" / "flower_nodes"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    known: dict[int, str] = {}
+    try:
+        with cluster:
+            yield cluster
+            known = family([os.getpid()])
+            known.pop(os.getpid())
+    finally:
+        cluster.stop()
+    assert alive(known) == []
+
+
+@pytest.fixture
+def switch(wire) -> Iterator[Any]:
+    """Tell a node how to behave; it forgets after the test."""
+    files = [Path(config["switch"]) for config in wire.configs]
+    yield lambda node, word: files[node].write_text(word)
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
+def deployed(cluster: Cluster, out: Path, timeout: float = 240.0, **settings: Any) -> list[dict[str, Any]]:
+    """Submit a run and wait for it; its rounds."""
+    cluster.submit(service.settings_of({**RUN, "users": 15, "out": str(out), **settings}))
+    return list(cluster.follow(out, timeout))
+
+
+def test_newton_over_tls_is_bitwise_the_run_in_process(wire, tmp_path):
+    lines = deployed(wire, tmp_path / "out")
+    here = ct.federate(DATA, LOSS, LAM)
+    told, _ = runs.read(tmp_path / "out")
+    assert the_same(tmp_path / "out", here)
+    assert told["status"] == "CONVERGED"
+    assert told["gap"] == here.gap <= 1e-6
+    assert (told["n_rounds"], told["n_clusters"], told["bytes"]) == (here.n_rounds, 3, here.ledger.bytes)
+    assert [(line["stage"], line["asked"], line["answered"]) for line in lines] == [
+        ("main", 15, 15), ("main", 15, 15), ("proof", 15, 15)]
+    assert lines[-1]["gap"] == here.gap
+    assert wire.command("log", wire.run, "local", "--show").count("round ") >= 3  # what `flwr log` shows
+
+
+@pytest.mark.parametrize(("place", "variant"), [("server", "symmetric"), ("users", "paper")])
+def test_pdmm_over_tls_is_bitwise_the_run_in_process(wire, tmp_path, place, variant):
+    """The second by Flower's own command, on the example app."""
+    settings = {"algorithm": "pdmm", "rounds": 4,
+                "algorithm-options": json.dumps({"edge_state": place, "variant": variant})}
+    out = tmp_path / "out"
+    if place == "server":
+        deployed(wire, out, **settings)
+    else:
+        changes = {**RUN, **settings, "users": 15, "out": str(out)}
+        (tmp_path / "changes.toml").write_text("".join(f"{key} = {toml(value)}\n" for key, value in changes.items()))
+        told = wire.command("run", str(ROOT / "examples" / "flower_app"), "local", "--run-config",
+                            str(tmp_path / "changes.toml"), "--format", "json")
+        wire.run = str(json.loads(told[told.index("{"):])["run-id"])
+        list(wire.follow(out, 240.0))
+        assert all(any(Path(config["state-dir"]).iterdir()) for config in wire.configs)
+    here = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(edge_state=place, variant=variant), max_rounds=4)
+    assert the_same(out, here)
+    assert runs.read(out)[0]["bytes"] == here.ledger.bytes
+
+
+def test_a_rough_run_ends_where_the_others_alone_would(wire, tmp_path, switch):
+    """One node sends damaged bytes, one numbers that are none, one is slow, one claims the users of another."""
+    switch(1, "damaged")
+    switch(2, "nan")
+    switch(3, f"twin {wire.configs[0]['path']}")
+    switch(4, "slow 30")
+    lines = deployed(wire, tmp_path / "out", tol=1e-10, **{"round-timeout": 20.0})
+    told, found = runs.read(tmp_path / "out")
+    assert set(map(int, told["aside"])) == {k for k in range(15) if k % 5 in (1, 2)}
+    assert all(re.search("checksum|holds nan", reason) for reason in told["aside"].values())
+    assert told["status"] == "CONVERGED"
+    assert told["gap"] <= 1e-6
+    assert lines[0]["answered"] < lines[0]["asked"]  # the slow one is not waited for
+    others = np.array([k for k in range(15) if k % 5 not in (1, 2)])
+    alone = ct.federate(DATA.take(others), LOSS, LAM, tol=1e-10)
+    assert found["models"] == pytest.approx(alone.models, abs=1e-5)
+    assert "says it holds user 0" in wire.command("log", wire.run, "local", "--show")
+
+
+def test_nodes_without_a_registered_key_are_refused(wire, tmp_path):
+    """Without a key, with one nobody registered, with a certificate of another authority, without TLS."""
+    from coterie.federated.runtimes.keys import make_certificates, make_node_keys
+
+    make_certificates(tmp_path / "other")
+    (stranger,) = make_node_keys(tmp_path, ["stranger"])
+    own = wire.folder / "keys" / "ca.crt"
+    ways = {
+        "no key": ["--root-certificates", str(own)],
+        "unregistered": ["--root-certificates", str(own), "--auth-supernode-private-key", str(stranger)],
+        "wrong authority": ["--root-certificates", str(tmp_path / "other" / "ca.crt"),
+                            "--auth-supernode-private-key", str(wire.keys[0])],
+        "no TLS": ["--insecure"],
+    }
+
+    def online() -> int:
+        nodes = json.loads(wire.command("supernode", "list", "local", "--format", "json"))["nodes"]
+        return sum(node["status"] == "online" for node in nodes)
+
+    before = online()
+    started_here: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, options in ways.items():
+            started_here[name] = wire._start(f"refused {name}", [
+                "flower-supernode", "--superlink", f"127.0.0.1:{wire.port}", "--port", str(free_port()),
+                "--node-config", 'data="npz"', "--max-retries", "1", *options])
+        limit = time.monotonic() + 60
+        while any(process.poll() is None for process in started_here.values()) and time.monotonic() < limit:
+            time.sleep(0.2)
+        codes = {name: process.poll() for name, process in started_here.items()}
+    finally:
+        end(list(started_here.values()), at_once=True)
+    assert all(code not in (0, None) for code in codes.values()), codes
+    assert online() == before
+
+
+def test_after_a_node_and_the_server_are_killed_the_optimum_is_the_same(wire, tmp_path):
+    out, settings = tmp_path / "out", {"lam": 0.05, "round-timeout": 20.0}
+    here = ct.federate(DATA, LOSS, 0.05)
+    assert here.n_rounds > 4
+    wire.submit(service.settings_of({**RUN, "users": 15, "out": str(out), **settings}))
+    for line in wire.follow(out, 120.0):
+        if line["iteration"] == 1:
+            break
+    wire.kill_node(2)
+    wire.kill_link()
+    assert (out / "checkpoint" / "state.coterie").exists()
+    assert not (out / "run.json").exists()
+    wire.start_link()
+    wire.submit(service.settings_of({**RUN, "users": 15, "out": str(out), **settings}))
+    wire.restart_node(2)
+    lines = list(wire.follow(out, 240.0))
+    told, found = runs.read(out)
+    assert [line["iteration"] for line in lines] == list(range(len(lines)))  # no round twice, none left out
+    assert told["status"] == "CONVERGED"
+    assert told["gap"] <= 1e-6
+    assert not told["aside"]
+    assert told["objective"] == pytest.approx(here.objective, rel=2e-6)
+    assert found["models"] == pytest.approx(here.models, abs=1e-3)
+
+
+# Simulated
+
+
+def test_a_thousand_simulated_users(tmp_path):
+    """Twenty virtual nodes with fifty users each: every message has the questions for all of them."""
+    options = {"n_users": 1000, "n_clusters": 4, "samples": 80, "n_features": 4, "separation": 3.0, "seed": 0}
+    config = service.settings_of({
+        "data": "dataset", "dataset": "clustered", "dataset-options": json.dumps(options), "split": True, "lam": 1.0,
+        "weights": "wald", "loss": "logistic", "loss-options": '{"ridge": 0.001}', "users": 1000,
+        "out": str(tmp_path / "out"), "wait": 120.0})
+    with Cluster(tmp_path / "cluster", virtual=20) as cluster:
+        cluster.submit(config)
+        lines = list(cluster.follow(tmp_path / "out", 300.0))
+        known = family([cluster.link.pid])
+    assert alive(known) == []
+    told, _ = runs.read(tmp_path / "out")
+    here = ct.federate(clustered("logistic", **options).users, ct.Logistic(ridge=1e-3), 1.0, graph="wald")
+    assert told["gap"] <= 1e-6
+    assert told["n_users"] == 1000
+    assert all(line["asked"] == line["answered"] == 1000 for line in lines)
+    assert the_same(tmp_path / "out", here)
+
+
+# The command
+
+
+def command(*words: str, cwd: Path, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COTERIE, "federate", *words], cwd=cwd, capture_output=True, text=True, timeout=timeout)
+
+
+def test_the_command_simulates_what_it_computes(tmp_path):
+    words = ["--dataset", "ellipses", "--lam", "0.09", "--standardize"]
+    for runtime in ("local", "flower-sim"):
+        done = command("--runtime", runtime, "--local-cluster", "3", *words, "--out", runtime, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "certified gap" in done.stdout
+    one, two = (runs.read(tmp_path / runtime) for runtime in ("local", "flower-sim"))
+    assert np.array_equal(one[1]["models"], two[1]["models"])
+    assert [one[0][name] for name in ("gap", "n_clusters", "n_rounds", "bytes")] == [
+        two[0][name] for name in ("gap", "n_clusters", "n_rounds", "bytes")]
+    lines = (tmp_path / "flower-sim" / "rounds.jsonl").read_text().splitlines()
+    assert len(lines) == two[0]["n_rounds"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_nothing_is_left_of_a_broken_off_run(tmp_path, number, code):
+    process = subprocess.Popen(
+        [*COTERIE, "federate", "--runtime", "flower", "--local-cluster", "1", "--dataset", "ellipses", "--rounds", "50",
+         "--algorithm", "pdmm", "--out", "out"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True)
+    known: dict[int, str] = {}
+    try:
+        limit = time.monotonic() + 120
+        while not (tmp_path / "out" / "rounds.jsonl").exists() or not (
+                tmp_path / "out" / "rounds.jsonl").read_text().strip():
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < limit
+            time.sleep(0.1)
+        known = family([process.pid])
+        assert len(known) >= 5  # the command, SuperLink, SuperNode and their helpers
+        process.send_signal(number)
+        assert process.wait(30) == code
+        limit = time.monotonic() + (1 if number == signal.SIGINT else 15)  # when killed, the watch does it
+        while alive(known) and time.monotonic() < limit:
+            time.sleep(0.1)
+        assert [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:3] for pid in alive(known)] == []
+    finally:
+        end([process], at_once=True)
+        for pid in alive(known):
+            os.kill(pid, signal.SIGKILL)
+        if process.stdout is not None:
+            process.stdout.close()
+    assert not (tmp_path / "out" / "run.json").exists()
+    assert (tmp_path / "out" / "checkpoint" / "state.coterie").exists()
+
+
+def test_keys_and_apps_are_written(tmp_path):
+    done = command("keys", "--host", "fl.example.org", "--host", "10.0.0.1", "--nodes", "2", "--out", "keys",
+                   cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == [
+        "ca.crt", "ca.key", "node-0", "node-0.pub", "node-1", "node-1.pub", "server.key", "server.pem"]
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+    certificate, authority = (x509.load_pem_x509_certificate((tmp_path / "keys" / name).read_bytes())
+                              for name in ("server.pem", "ca.crt"))
+    certificate.verify_directly_issued_by(authority)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name.value) for name in names] == ["fl.example.org", "10.0.0.1"]
+    for name in ("ca.key", "server.key", "node-0"):
+        assert (tmp_path / "keys" / name).stat().st_mode & 0o077 == 0
+    private = load_ssh_private_key((tmp_path / "keys" / "node-0").read_bytes(), None)
+    public = load_ssh_public_key((tmp_path / "keys" / "node-0.pub").read_bytes())
+    assert private.public_key().public_numbers() == public.public_numbers()
+    again = command("keys", "--nodes", "1", "--out", "keys", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "already" in again.stderr
+
+    done = command("write-app", "--out", "app", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    written = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
+    assert written["tool"]["flwr"]["app"]["config"] == service.CONFIG
+    assert command("--runtime", "magic", "--dataset", "ellipses", cwd=tmp_path).returncode == 2

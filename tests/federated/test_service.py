@@ -1,0 +1,103 @@
+"""The server's side of a deployment, with users in this process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import coterie as ct
+from coterie.data.users import Standardizer
+from coterie.datasets import clustered
+from coterie.federated import service, sources
+from coterie.federated.client import Data
+from coterie.federated.runtimes.in_process import LocalRuntime
+
+OPTIONS = '{"family": "logistic", "n_users": 9, "samples": 20, "n_features": 2, "seed": 2}'
+
+
+class Here(LocalRuntime):
+    """Carries questions as Flower's runtime does: users are loaded and scaled by what the configuration says."""
+
+    def __init__(self, config):
+        self.config, self.names = service.for_nodes(config), ()
+        self.all = sources.load(self.config)
+        super().__init__(Data.of(self.all, ct.Logistic()))
+
+    def gather(self, expected, patience):
+        return self.all.names, self.all.feature_names, 2
+
+    def forget(self):
+        self.late = []
+
+    def exchange(self, queries):
+        users, held = self.all, None
+        if self.config["held-out"]:
+            parts = sources.held_out(users, self.config["held-out"], self.config["seed"])
+            users, held = parts.train, parts.test
+        if "scale" in self.config:
+            scaler = Standardizer(np.array(self.config["means"]), np.array(self.config["scale"]))
+            users, held = scaler.transform(users), None if held is None else scaler.transform(held)
+        self.data = Data.of(users, sources.loss(self.config["loss"], self.config["loss-options"]), held)
+        answers = super().exchange(queries)
+        return answers if queries.kind != "describe" else answers._replace(
+            batches=(), singles=tuple((k, m) for batch in answers.batches for k, m in batch.items()))
+
+
+def served(tmp_path, **changes):
+    config = service.settings_of({"data": "dataset", "dataset": "clustered", "dataset-options": OPTIONS, "lam": 0.02,
+                                  "out": str(tmp_path), **changes})
+    return service.serve(Here(config), config)
+
+
+@pytest.fixture
+def users():
+    return clustered("logistic", n_users=9, samples=20, n_features=2, seed=2).users
+
+
+def test_one_lam_is_what_federate_finds(tmp_path, users):
+    found, path = served(tmp_path)
+    assert path is None
+    assert found.models.tobytes() == ct.federate(users, ct.Logistic(), 0.02).models.tobytes()
+    assert found.status is ct.Status.CONVERGED
+
+
+def test_standardized_columns(tmp_path, users):
+    scaled = Standardizer.from_moments(users.moments()).transform(users)
+    found, _ = served(tmp_path, standardize=True)
+    assert found.models.tobytes() == ct.federate(scaled, ct.Logistic(), 0.02).models.tobytes()
+
+
+def test_a_path_takes_the_best_by_rows_held_out(tmp_path, users):
+    settings = {"lams": "0.001, 0.02 0.1", "held-out": 0.3, "weights": "wald"}
+    found, path = served(tmp_path, **settings)
+    assert path is not None
+    np.testing.assert_array_equal(path.lams, [0.1, 0.02, 0.001])
+    assert (path.gaps <= 1e-6).all()
+    parts = sources.held_out(users, 0.3, 0)
+    graph = ct.adaptive_graph(ct.LocalModels.of(parts.train, ct.Logistic()), "wald")
+    for run in path.runs:
+        best = ct.solve(ct.Problem(parts.train, ct.Logistic(), run.lam, graph), tol=1e-10)
+        np.testing.assert_allclose(run.models, best.models, atol=1e-3)
+    assert found is path.best()
+    again, _ = served(tmp_path, **settings)  # all of it is in the checkpoints
+    assert again.models.tobytes() == found.models.tobytes()
+    assert again.lam == found.lam
+
+
+@pytest.mark.parametrize(("changes", "complaint"), [
+    ({"lams": "1 much"}, "lams must be numbers"),
+    ({"lams": "1 0.1"}, "rows held out"),
+    ({"lams": "-1", "held-out": 0.2}, "lam must be a finite number"),
+    ({"algorithm": "magic"}, "unknown algorithm 'magic'"),
+    ({"algorithm-options": "{"}, "as JSON"),
+    ({"weights": "heavy"}, "unknown weights 'heavy'"),
+    ({"loss": "magic"}, "neither a known name nor module:name"),
+])
+def test_settings_that_cannot_be_used_are_refused(tmp_path, changes, complaint):
+    with pytest.raises(ct.InvalidInput, match=complaint):
+        served(tmp_path, **changes)
+
+
+def test_unknown_settings_are_refused():
+    with pytest.raises(ct.InvalidInput, match="unknown setting 'colour'"):
+        service.settings_of({"colour": "red"})

@@ -1,0 +1,33 @@
+"""The examples run as a stranger runs them, and say what is true."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize(("name", "told", "made"), [
+    ("shops", ["3 groups among 38 shops, certified: True", "the kinds, without being told: True"], "shops.csv"),
+    ("points", ["2 clusters of [50, 100] flowers", "certified: True", "setosa against the rest: 1.00"], "tree.png"),
+    ("hospitals", ["two groups, the true kinds: True", "certified: True", "as if all data were in one place: True"],
+     "hospitals/report.html"),
+])
+def test_an_example_runs(tmp_path, name, told, made):
+    done = subprocess.run([sys.executable, "-W", "error::UserWarning", EXAMPLES / f"{name}.py", tmp_path],
+                          capture_output=True, text=True, timeout=300, cwd=tmp_path,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    for words in told:
+        assert words in done.stdout, done.stdout
+    assert (tmp_path / made).stat().st_size > 1000
+
+
+def test_every_example_is_run():
+    scripts = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert scripts == {"shops", "points", "hospitals"}

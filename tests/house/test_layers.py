@@ -1,0 +1,158 @@
+"""Imports point down only, and each adapter library is imported in one place."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "coterie"
+
+#: From the bottom up. A file may import files of lower layers, and of its own layer as long as no circle arises.
+#: A name stands for a file or for all files of a package that no longer name stands for.
+LAYERS = [
+    "errors", "_typing", "storage",
+    "data.validation", "data.io", "data.users", "data.encoding", "data",
+    "losses.newton", "losses.base", "losses", "losses.checks",
+    "graph.kernels", "graph.graph", "graph", "problem", "newcomers", "solution", "certificates", "graph.weights",
+    "datasets",
+    "solvers",
+    "analysis.path", "analysis.recovery", "analysis.select", "analysis.groups", "analysis",
+    "fitting.units", "fitting.plan", "fitting",
+    "runs",
+    "federated.protocol", "federated.algorithms.edges", "federated.client", "federated.algorithms.participation",
+    "federated.algorithms", "federated.runtimes.in_process", "federated.checkpoint", "federated.driver",
+    "federated.run", "federated.path", "federated.metrics", "federated.sources", "federated.runtimes",
+    "federated.flower", "federated",
+    "baselines",
+    "estimators",
+    "plots",
+    "report",
+    "experiments",
+    "cli",
+]
+LEVEL = {name: level for level, name in enumerate(LAYERS)}
+#: Where each third-party adapter may be imported.
+HOMES = {
+    "cvxpy": {"solvers.reference"}, "matplotlib": {"plots", "experiments"}, "plotly": {"experiments"},
+    "typer": {"cli"}, "rich": {"cli"}, "polars": {"data.validation"}, "numba": {"graph.kernels", "solvers"},
+    "flwr": {"federated.flower", "federated.runtimes.cluster"}, "cryptography": {"federated.runtimes.keys"},
+    "tensorboardX": {"federated.metrics"}, "mlflow": {"federated.metrics"},
+}
+
+
+def layer(module: str) -> str | None:
+    """The longest name in LAYERS that stands for this module."""
+    parts = module.split(".")
+    names = [".".join(parts[:k]) for k in range(len(parts), 0, -1)]
+    return next((name for name in names if name in LEVEL), None)
+
+
+def modules(source: Path) -> dict[str, Path]:
+    """Every file by its dotted name without "coterie.", packages by theirs; not the top one."""
+    found = {}
+    for path in sorted(source.rglob("*.py")):
+        parts = path.relative_to(source).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if name:
+            found[name] = path
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    """All modules and names a file imports, wherever in the file it does so."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def graph(source: Path) -> dict[str, set[str]]:
+    """What each file imports of the others."""
+    known, edges = modules(source), {}
+    for name, path in known.items():
+        edges[name] = set()
+        for target in imports(path):
+            inner = target.removeprefix("coterie.")
+            while target.startswith("coterie.") and inner and inner not in known:
+                inner = inner.rpartition(".")[0]  # a name of a module, not a module
+            if target.startswith("coterie.") and inner and inner != name:
+                edges[name].add(inner)
+    return edges
+
+
+def cycles(edges: dict[str, set[str]]) -> list[str]:
+    """Files that import each other, directly or through others."""
+    wrong, done = [], set()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        if name in above:
+            wrong.append("circle: " + " -> ".join((*above[above.index(name):], name)))
+        elif name not in done:
+            for target in sorted(edges[name]):
+                visit(target, (*above, name))
+            done.add(name)
+
+    for name in edges:
+        visit(name, ())
+    return wrong
+
+
+def violations(source: Path) -> list[str]:
+    edges, wrong = graph(source), []
+    for name, path in modules(source).items():
+        own = layer(name)
+        if own is None:
+            wrong.append(f"{name} is in no layer")
+            continue
+        for target in sorted(edges[name]):
+            below = layer(target)
+            inside = path.name == "__init__.py" and target.startswith(name + ".")  # a package shows what it holds
+            if below is not None and below != own and LEVEL[below] >= LEVEL[own] and not inside:
+                wrong.append(f"{name} imports {target}, which is not below it")
+        for target in imports(path):
+            homes = HOMES.get(target.partition(".")[0])
+            if homes is not None and not any(name == home or name.startswith(home + ".") for home in homes):
+                wrong.append(f"{name} imports {target.partition('.')[0]}, which belongs to {sorted(homes)}")
+    return wrong + cycles(edges)
+
+
+def test_imports_point_down():
+    assert violations(SOURCE) == []
+
+
+@pytest.mark.parametrize(("files", "complaint"), [
+    ({"graph/graph": "from coterie.problem import Problem", "problem": ""}, "graph.graph imports problem"),
+    ({"losses/base": "def f():\n    import coterie.solvers", "solvers/__init__": ""}, "losses.base imports solvers"),
+    ({"certificates": "import cvxpy"}, "certificates imports cvxpy"),
+    ({"novel": "import numpy"}, "novel is in no layer"),
+    ({"data/users": "from coterie.data import encoding", "data/encoding": ""}, "data.users imports data.encoding"),
+    ({"baselines/a": "import coterie.baselines.b", "baselines/b": "from coterie.baselines.a import x"}, "circle: "),
+])
+def test_a_wrong_import_is_found(tmp_path, files, complaint):
+    for name, text in files.items():
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text + "\n")
+    assert any(complaint in found for found in violations(tmp_path))
+
+
+def test_no_module_is_too_long():
+    for path in SOURCE.rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 450, path.name
+
+
+def test_import_is_light():
+    """`import coterie` brings in NumPy and nothing slow; the rest comes when it is used."""
+    code = "import sys, coterie; print(*sorted(m for m in sys.modules if '.' not in m))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "numpy" in loaded
+    assert not loaded & {"numba", "scipy", "sklearn", "cvxpy", "matplotlib", "polars", "pandas", "typer", "rich"}

@@ -1,0 +1,273 @@
+"""The document of a result: complete, plain, right, and of a size a page can bear."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.cluster.hierarchy import cophenet, is_valid_linkage
+from scipy.spatial.distance import squareform
+from support.paths import halving, made_path
+
+import coterie as ct
+from coterie import plots
+from coterie.datasets import clustered, ellipses, gaussian_mixture
+from coterie.fitting import Scores, Settings, fit
+from coterie.report import render
+from coterie.report.gather import aligned, gather, plain, sample
+
+KEYS = {"title", "subtitle", "version", "command", "task", "users", "counts", "lams", "chosen", "points", "labels",
+        "tree", "map", "coefficients", "scores", "bounds", "groups", "federated", "settings", "notes", "reduced"}
+
+
+def of_classes(users: ct.Users) -> ct.Users:
+    return replace(users, targets=(users.targets + 1) / 2)
+
+
+def fitted(family: str, task: str, **settings: object):
+    data = clustered(family, n_users=9, n_clusters=2, samples=40, n_features=4, separation=3.0, seed=0)
+    users = of_classes(data.users) if family == "logistic" else data.users
+    return fit(users, Settings(task=task, n_lams=8, **settings))
+
+
+@pytest.fixture(scope="module")
+def lines():
+    """Two features, two classes, far from the origin and on different scales."""
+    users = of_classes(ellipses(users_per_cluster=4, samples=20, seed=0).users)
+    return fit(replace(users, features=users.features * [1.0, 50.0] + [100.0, -7.0]),
+               Settings(task="classification", n_lams=8))
+
+
+@pytest.fixture(scope="module")
+def several():
+    return fitted("multinomial", "classification")
+
+
+@pytest.fixture(scope="module")
+def run():
+    data = ellipses(users_per_cluster=4, seed=0)
+    return ct.federate(data.users, ct.SquaredHinge(ridge=1e-3), 0.4, participation=0.5, held_out=data.test, seed=0)
+
+
+def check(document: dict) -> None:
+    """Shapes agree, JSON can say all of it, and a page can be made of it."""
+    assert set(document) == KEYS
+    json.dumps(document, allow_nan=False)
+    n, n_lams = len(document["users"]), len(document["lams"])
+    assert np.shape(document["labels"]) == (n_lams, n)
+    assert np.shape(document["map"]["points"]) == (n_lams, n, 3 if document["map"]["kind"] == "separators" else 2)
+    assert len(document["points"]) == len(document["coefficients"]["which"]) == n_lams
+    assert len(document["tree"]) == n - 1
+    assert n == 1 or is_valid_linkage(np.array(document["tree"], dtype=float))
+    assert len(document["counts"]) == n
+    width = len(document["coefficients"]["names"]) * len(document["coefficients"]["outputs"] or [1])
+    for which, rows, labels in zip(document["coefficients"]["which"], document["coefficients"]["clusters"],
+                                   document["labels"], strict=True):
+        assert np.shape(rows) == (len(which), width)
+        assert len(which) == min(12, len(set(labels)))
+        sizes = np.bincount(labels)[which]
+        assert (np.diff(sizes) <= 0).all()
+    if document["scores"]:
+        assert np.shape(document["scores"]["points"]) == (n_lams, n)
+    assert "<html" in render(document)
+
+
+# What it is made from
+
+
+@pytest.mark.parametrize(("family", "task"), [("logistic", "classification"), ("squared", "regression"),
+                                              ("poisson", "counts")])
+def test_a_fit_of_each_task(family, task):
+    found = fitted(family, task)
+    document = gather(found, title="T", command="coterie fit", notes=["one"])
+    check(document)
+    assert (document["title"], document["task"], document["notes"]) == ("T", task, ["one"])
+    assert document["chosen"] == found.chosen
+    assert document["labels"][found.chosen] == found.labels.tolist()
+    assert document["groups"] == {"sentence": found.why}
+    assert document["settings"]["n_lams"] == 8
+    assert document["scores"]["points"][found.chosen] == pytest.approx(found.scores.here.tolist())
+    first = np.unique(found.labels, return_index=True)[1]
+    for k, row in zip(document["coefficients"]["which"][found.chosen],
+                      document["coefficients"]["clusters"][found.chosen], strict=True):
+        assert row == pytest.approx(found.coefficients[first[k]].ravel().tolist())
+    bounds = ct.recovery_bounds(found.solution.problem, found.labels)
+    assert document["bounds"]["lower"] == pytest.approx(bounds.lower)
+    assert document["bounds"]["sentence"] == bounds.sentence
+
+
+def test_classes_name_the_outputs(several):
+    document = gather(several, classes=["a", "b", "c"])
+    check(document)
+    assert document["coefficients"]["outputs"] == ["a", "b", "c"]
+    assert document["coefficients"]["names"][-1] == "intercept"
+    assert document["map"]["kind"] == "projection"
+    sums = np.reshape(document["coefficients"]["clusters"][several.chosen], (-1, 5, 3)).sum(axis=2)
+    np.testing.assert_allclose(sums, 0.0, atol=1e-9)
+    assert gather(several)["coefficients"]["outputs"] == ["class 0", "class 1", "class 2"]
+    with pytest.raises(ct.InvalidInput, match="3 classes, got 2"):
+        gather(several, classes=["a", "b"])
+
+
+def test_points_without_targets():
+    found = fit(gaussian_mixture(20, n_features=2, seed=0).users, Settings(task="clustering", n_lams=8))
+    document = gather(found)
+    check(document)
+    assert document["scores"] is None
+    assert document["map"]["kind"] == "projection"
+    assert (document["map"]["xlabel"], document["map"]["ylabel"]) == ("x0", "x1")
+    np.testing.assert_allclose(document["map"]["points"][found.chosen], found.coefficients[:, :, 0])
+
+
+def test_a_path_and_a_solution():
+    path = made_path(halving(9, 4), [0.0, 0.1, 0.2, 0.3], dim=1)
+    document = gather(path, chosen=1)
+    check(document)
+    assert document["map"]["kind"] == "line"
+    assert document["chosen"] == 1
+    assert gather(path)["chosen"] == plots.longest(path)
+    single = gather(path[2])
+    check(single)
+    assert single["lams"] == [0.2]
+    within = gather(path[2], path=path)
+    assert (within["lams"], within["chosen"]) == (document["lams"], 2)
+    check(gather(made_path([[0]], [0.0])))
+
+
+def test_a_federation_and_its_rounds(run):
+    document = gather(run)
+    check(document)
+    rounds = document["federated"]["rounds"]
+    assert sum(r["bytes_up"] for r in rounds) == run.ledger.bytes_up
+    assert sum(r["bytes_down"] for r in rounds) == run.ledger.bytes_down
+    assert next(r["gap"] for r in rounds[::-1] if r["gap"] is not None) == pytest.approx(run.gap)
+    assert str(run.ledger) in document["federated"]["sentence"]
+    assert document["map"]["kind"] == "separators"
+    np.testing.assert_allclose(document["scores"]["points"][0], run.scores[:, 1] / run.scores[:, 2])
+    assert document["scores"]["alone"] is None
+    without = gather(replace(run, scores=None, certificate=replace(run.certificate, bound=-np.inf)))
+    assert without["scores"] is None
+    assert without["points"][0]["bound"] is None
+    assert without["points"][0]["gap"] is None
+
+
+def test_data_that_are_with_their_users(run):
+    problem = ct.Problem(run.problem.users, run.problem.loss, 0.4)
+    away = ct.losses.remote.Remote(loss=problem.loss, length=3)
+    remote = replace(run, problem=ct.Problem(replace(problem.users, targets=None), away, 0.4))
+    document = gather(remote, most_users=5)
+    check(document)
+    assert document["bounds"] is None
+    assert (document["map"]["kind"], document["task"]) == ("projection", "classification")
+
+
+# What it says
+
+
+def test_lines_part_the_classes_as_the_models_do(lines):
+    document = gather(lines)
+    check(document)
+    assert document["map"]["kind"] == "separators"
+    samples, models = np.array(document["map"]["samples"]), np.array(document["map"]["points"])[lines.chosen]
+    w = models[samples[:, 3].astype(int)]
+    side = (samples[:, :2] * w[:, :2]).sum(axis=1) + w[:, 2] > 0
+    told = lines.units.predict(samples[:, :2], lines.solution.models[samples[:, 3].astype(int)])
+    np.testing.assert_array_equal(side, told == 1)
+    assert (side == samples[:, 2]).mean() > 0.8
+    assert samples[:, 0].mean() == pytest.approx(100, abs=2)
+
+
+def test_samples_are_at_most_three_thousand():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((8000, 2))
+    users = ct.Users.from_arrays(X, np.sign(X[:, 0]), np.arange(8000) % 4)
+    document = gather(ct.solve(ct.Problem(users, ct.Logistic(ridge=0.1), 1.0)))
+    samples = np.array(document["map"]["samples"])
+    assert len(samples) == 3000
+    assert set(samples[:, 3]) == {0, 1, 2, 3}
+
+
+def test_scores_are_placed_by_the_chosen_points():
+    def scores(n_rows: int, here: int) -> Scores:
+        points = np.arange(n_rows)[:, None] * np.ones(3)
+        return Scores(metric="RMSE", larger=False, here=points[here], alone=points[0], together=points[0],
+                      points=points, losses=points[:, 0], chosen=here, n_clusters=2, n_rows=9)
+
+    assert aligned(scores(5, 2), 5, 2).tolist() == [0, 1, 2, 3, 4]
+    assert aligned(scores(5, 3), 5, 2).tolist() == [0, 2, 3, 4, 4]
+    assert aligned(scores(9, 4), 5, 2).tolist() == [0, 2, 4, 6, 8]
+    assert aligned(scores(3, 2), 4, 0).tolist() == [2, 2, 2, 2]
+    assert aligned(scores(1, 0), 4, 1).tolist() == [-1, 0, -1, -1]
+
+
+def test_unknown_scores_are_none(lines):
+    scores = lines.scores
+    here = np.where(np.arange(len(scores.here)) == 1, np.nan, scores.here)
+    few = replace(scores, here=here, points=here[None], alone=here)
+    document = gather(replace(lines, scores=few))
+    json.dumps(document, allow_nan=False)
+    assert document["scores"]["alone"][1] is None
+    assert document["scores"]["points"][lines.chosen][1] is None
+    assert set(document["scores"]["points"][0]) == {None}
+    assert "chosen lam only" in document["scores"]["note"]
+
+
+def test_settings_are_plain(several):
+    settings = {"path": object, "n": np.int64(3), "x": np.nan, "list": (1, np.float64(0.5), {"a": np.inf}), "ok": True}
+    told = gather(several, settings=settings)["settings"]
+    assert told == {"path": "<class 'object'>", "n": 3, "x": None, "list": [1, 0.5, {"a": None}], "ok": True}
+    assert plain(np.array([1.0, np.nan])) == [1.0, None]
+
+
+# Many users
+
+
+def test_a_sample_has_every_cluster_in_proportion():
+    labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2, 3], [6000, 3000, 999, 1]))
+    keep = sample(labels, 500)
+    assert len(keep) == len(set(keep)) == 500
+    assert (np.diff(keep) > 0).all()
+    np.testing.assert_allclose(np.bincount(labels[keep])[:3], [300, 150, 50], atol=1)
+    assert (labels[keep] == 3).sum() == 1
+    np.testing.assert_array_equal(sample(np.arange(10), 4), [0, 1, 2, 3])
+    np.testing.assert_array_equal(sample(np.array([0, 1, 1, 2, 2]), 2), [1, 3])  # more clusters than that: the largest
+
+
+def test_the_tree_of_a_sample_joins_users_where_they_join():
+    path = made_path(halving(200, 6), np.geomspace(0.1, 1.0, 6))
+    document = gather(path, chosen=3, most_users=60)
+    check(document)
+    keep = [int(name) for name in document["users"]]
+    labels = np.stack([s.labels for s in path.solutions])[:, keep]
+    first = path.lams[(labels[:, :, None] == labels[:, None]).argmax(axis=0)]
+    np.testing.assert_allclose(squareform(cophenet(np.array(document["tree"], dtype=float))),
+                               np.where(np.eye(60), 0.0, first))
+    assert document["labels"][3] == path[3].labels[keep].tolist()  # every cluster is there, by its own number
+
+
+def test_twenty_thousand_users_are_reduced():
+    labels = np.stack([np.arange(20_000), np.arange(20_000) // 400, np.zeros(20_000, dtype=int)])
+    path = made_path(labels, [0.1, 0.2, 0.3], dim=4)
+    began = time.perf_counter()
+    document = gather(path, chosen=1)
+    assert time.perf_counter() - began < 5
+    check(document)
+    assert document["reduced"] == {"users": 20_000, "shown": 2000}
+    assert [p["n_clusters"] for p in document["points"]] == [20_000, 50, 1]
+    assert set(document["labels"][1]) == set(range(50))
+    assert document["bounds"] is None
+    assert "20,000 users" in document["title"]
+    assert gather(made_path(halving(30, 3), [0.1, 0.2, 0.3]))["reduced"] is None
+    with pytest.raises(ct.InvalidInput, match="most_users"):
+        gather(path, most_users=0)
+
+
+def test_a_thousand_users_are_quick():
+    path = made_path(halving(1000, 24), np.geomspace(1e-3, 1.0, 24), dim=21)
+    began = time.perf_counter()
+    document = gather(path)
+    assert time.perf_counter() - began < 3
+    check(document)
