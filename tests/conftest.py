@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import os
+import shutil
 
 import pytest
+from support.browser import Browser
 from support.problems import LOSS_NAMES
 
 
@@ -24,3 +27,12 @@ def without_polars(monkeypatch):
         return original(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs Chromium: apt-get install chromium")
+    with Browser(program, tmp_path_factory.mktemp("browser")) as running:
+        yield running

@@ -24,7 +24,7 @@ import pytest
 from hypothesis import HealthCheck, event, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from test_report import NASTY, Tab, browser  # noqa: F401  # a fixture
+from support.browser import NASTY, Tab
 
 import coterie
 from coterie import runs
@@ -905,7 +905,7 @@ def test_many_tables_end_well(tmp_path, raw, more):
 
 
 @pytest.mark.browser
-def test_the_page_of_a_run_in_a_browser(folders, browser):  # noqa: F811
+def test_the_page_of_a_run_in_a_browser(folders, browser):
     tab = Tab(browser, folders("binary") / "run" / "report.html")
     assert "2 groups among 8 users" in tab.text("h1")
     assert sorted(tab.texts("#roster tbody th")) == sorted(NAMES)

@@ -22,8 +22,9 @@ import coterie as ct
 from coterie import runs
 from coterie.datasets import clustered, ellipses
 from coterie.errors import Incompatible, InvalidInput
-from coterie.federated import service, sources
+from coterie.federated import sources
 from coterie.federated.protocol.messages import Batch, Query, Ragged, Reply, decode
+from coterie.federated.runtimes import service
 from coterie.federated.runtimes.cluster import Cluster, end, family, free_port, started, toml, write_app
 
 pytestmark = pytest.mark.flower

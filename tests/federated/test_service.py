@@ -8,8 +8,9 @@ import pytest
 import coterie as ct
 from coterie.data.users import Standardizer
 from coterie.datasets import clustered
-from coterie.federated import service, sources
+from coterie.federated import sources
 from coterie.federated.client import Data
+from coterie.federated.runtimes import service
 from coterie.federated.runtimes.in_process import LocalRuntime
 
 OPTIONS = '{"family": "logistic", "n_users": 9, "samples": 20, "n_features": 2, "seed": 2}'

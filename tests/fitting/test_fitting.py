@@ -374,7 +374,7 @@ def test_points_without_clusters_are_put_together():
 
 def test_one_far_point_among_thousands():
     """The silhouette is judged by a sample, which may lack a cluster."""
-    from coterie.fitting import _clearest
+    from coterie.fitting.estimate import _clearest
 
     rng = np.random.default_rng(0)
     points = np.concatenate([rng.standard_normal((2500, 1)), [[1e3]]])

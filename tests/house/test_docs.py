@@ -259,16 +259,29 @@ def test_a_wrong_command_page_is_found(old, new, complaint):
 
 
 def unknown_tests(page: str) -> set[str]:
-    code = "".join(path.read_text() for path in (ROOT / "tests").glob("*.py"))
+    code = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     return set(re.findall(r"`(test_\w+)`", page)) - set(re.findall(r"def (test_\w+)", code))
 
 
 def test_tests_named_in_the_docs_exist():
     page = PAGES["docs/conventions.md"].read_text()
-    here = (ROOT / "tests" / "test_conventions.py").read_text()
-    assert set(re.findall(r"def (test_\w+)", here)) == set(re.findall(r"`(test_\w+)`", page))
+    tests = (ROOT / "tests" / "house" / "test_conventions.py").read_text()
+    assert set(re.findall(r"def (test_\w+)", tests)) == set(re.findall(r"`(test_\w+)`", page))
     assert unknown_tests("".join(path.read_text() for path in PAGES.values())) == set()
     assert unknown_tests("see `test_of_patience`") == {"test_of_patience"}
+
+
+def unknown_files(page: str) -> set[str]:
+    """Files and folders of the repository that a page names and that are not there."""
+    return {name for name in re.findall(r"`((?:src|tests|docs|benchmarks|examples)/[\w./-]+)`", page)
+            if not (ROOT / name).exists()}
+
+
+def test_files_named_in_the_docs_exist():
+    pages = "".join(path.read_text() for path in (*PAGES.values(), *BESIDE))
+    assert unknown_files(pages) == set()
+    assert "`src/" in pages
+    assert unknown_files("`tests/house/test_docs.py`, `tests/test_of_time.py`") == {"tests/test_of_time.py"}
 
 
 # Links, words and versions
@@ -316,7 +329,7 @@ def forbidden(root: Path) -> list[str]:
     found = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in SKIPPED and (name == ".ci" or name[0] != ".")]
-        for path in (Path(folder, name) for name in files):
+        for path in (Path(folder, name) for name in files if name != ".git"):  # a file in a linked work tree
             with contextlib.suppress(UnicodeDecodeError):  # a picture
                 words = FORBIDDEN.findall(path.read_text(encoding="utf-8"))
                 found += [f"{path.relative_to(root).as_posix()}: {word}" for word in words]
