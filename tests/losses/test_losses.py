@@ -24,7 +24,8 @@ def test_every_loss_keeps_the_rules(loss_name, seed):
     ct.check_loss(loss_for(loss_name), users_for(loss_name, seed=seed), seed=seed)
 
 
-@pytest.mark.parametrize("options", [{"intercept": False}, {"ridge": 0.0}, {"ridge": 0.5}])
+@pytest.mark.parametrize("options", [{"intercept": False}, {"ridge": 0.0}, {"ridge": 0.5},
+                                     {"ridge": 0.5, "penalize_intercept": True}])
 @pytest.mark.parametrize("name", [*LINEAR, "multinomial"])
 def test_linear_losses_keep_the_rules_with_other_settings(name, options):
     ct.check_loss(loss_for(name, **options), users_for(name, samples=20), seed=1)
@@ -100,6 +101,60 @@ def test_the_intercept_is_never_shrunk(name):
     outputs = samples.dim // (users.n_features + 1)
     assert np.abs(change[:, -outputs:]).max() < 1e-12
     np.testing.assert_allclose(change[:, :-outputs], 10.0 * models[:, :-outputs], rtol=1e-9)
+
+
+def with_ones(users, sign):
+    """The users with the intercept's column among the features."""
+    column = np.full((users.n_samples, 1), sign)
+    return ct.Users(np.hstack([users.features, column]), users.targets, users.offsets, users.names,
+                    (*users.feature_names, "intercept"))
+
+
+@pytest.mark.parametrize("name", [*LINEAR, "multinomial"])
+def test_a_penalized_intercept_is_a_column_of_ones_under_the_ridge(name):
+    users, settings = users_for(name), {"n_classes": 3} if name == "multinomial" else {}
+    penalized = loss_for(name, ridge=0.3, penalize_intercept=True, **settings)
+    column = loss_for(name, ridge=0.3, intercept=False, **settings)
+    ours, theirs = penalized.prepare(users), column.prepare(with_ones(users, penalized.intercept_sign))
+    assert ours.dim == theirs.dim
+    models = np.random.default_rng(0).standard_normal((users.n_users, ours.dim))
+    for got, expected in zip(penalized.evaluate(ours, models), column.evaluate(theirs, models), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-14, atol=1e-14)
+    slopes = 0.5 * column.gradients(theirs, models)
+    np.testing.assert_allclose(penalized.conjugates(ours, slopes), column.conjugates(theirs, slopes), rtol=1e-9)
+    for bound in ("strong_convexity", "lipschitz"):
+        np.testing.assert_allclose(getattr(penalized, bound)(ours), getattr(column, bound)(theirs), rtol=1e-9)
+    assert (penalized.strong_convexity(ours) >= 0.3 * (1 - 1e-9)).all()
+    x = cp.Variable(models.size)
+    x.value = models.ravel()
+    assert float(penalized.conic(cp, ours, x).value) == pytest.approx(penalized.values(ours, models).sum(), rel=1e-12)
+    outputs = ours.dim // (users.n_features + 1)
+    assert penalized.shrunk(ours.dim, outputs).tolist() == [1.0] * ours.dim
+
+
+@pytest.mark.parametrize("name", [*LINEAR, "multinomial"])
+def test_a_free_intercept_is_not_a_column_under_the_ridge(name):
+    users, settings = users_for(name), {"n_classes": 3} if name == "multinomial" else {}
+    free = loss_for(name, ridge=0.3, **settings)
+    column = loss_for(name, ridge=0.3, intercept=False, **settings)
+    ours, theirs = free.prepare(users), column.prepare(with_ones(users, free.intercept_sign))
+    outputs = ours.dim // (users.n_features + 1)
+    models = np.random.default_rng(0).standard_normal((users.n_users, ours.dim))
+    extra = 0.15 * (models[:, -outputs:] ** 2).sum(axis=1)
+    np.testing.assert_allclose(free.values(ours, models) + extra, column.values(theirs, models), rtol=1e-13)
+    assert free.shrunk(ours.dim, outputs).tolist() == [1.0] * (ours.dim - outputs) + [0.0] * outputs
+    if name != "squared":  # least squares counts what the data say of the intercept too
+        assert (free.strong_convexity(ours) == 0).all()
+
+
+def test_under_a_penalized_intercept_even_one_class_has_a_best_model():
+    users = ct.Users.from_arrays([[0.0], [1.0], [2.0], [3.0]], [1, 1, -1, 1], [0, 0, 1, 1])
+    for penalize, converged in ((True, [True, True]), (False, [False, True])):
+        loss = ct.Logistic(penalize_intercept=penalize)
+        slopes = np.array([[0.0, 0.1], [0.0, 0.1]])
+        found = loss.local(loss.prepare(users), slopes)
+        assert found.converged.tolist() == converged
+        assert np.isfinite(loss.conjugates(loss.prepare(users), slopes)).tolist() == converged
 
 
 def test_conic_form_equals_the_value(loss_name):

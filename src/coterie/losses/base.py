@@ -5,7 +5,8 @@ A linear loss is made of one convex function of the margin and the target,
     f_i(x) = ridge/2 ||w||^2 + mean_j phi(t_ij, y_ij),    t_ij = <w, a_ij> + intercept_sign * b,    x = [w, b]
 
 and a class states phi by its value, slope and curvature; everything else (gradients and Hessians of all users at once,
-conjugates, proximal steps) follows. The intercept b is the last coordinate and is never shrunk by the ridge.
+conjugates, proximal steps) follows. The intercept b is the last coordinate and is not under the ridge, unless
+`penalize_intercept` says so; then the ridge is ridge/2 ||x||^2.
 
 The losses themselves are in the modules beside this one.
 """
@@ -208,12 +209,15 @@ class AffineLoss(Loss):
 
     Parameters
     ----------
-    ridge : weight of ridge/2 ||w||^2; never on the intercept.
+    ridge : weight of ridge/2 ||w||^2.
     intercept : whether a model ends in an intercept b.
+    penalize_intercept : whether the ridge is on the intercept too, ridge/2 (||w||^2 + b^2). Then every user has exactly
+        one best model, also one with samples of a single class, and f_i is strongly convex with constant `ridge`.
     """
 
     ridge: float = 1e-3
     intercept: bool = True
+    penalize_intercept: bool = False
     intercept_sign: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -227,13 +231,19 @@ class AffineLoss(Loss):
         return np.concatenate([features, self.intercept_sign * real[..., None]], axis=-1)
 
     def shrunk(self, dim: int, outputs: int = 1) -> Array:
-        """1 for the coordinates under the ridge, 0 for the intercepts (one for each output)."""
+        """1 for the coordinates under the ridge, 0 for intercepts that are not (one for each output)."""
         mask = np.ones(dim)
-        mask[dim - self.intercept * outputs:] = 0.0
+        if self._free_intercept:
+            mask[dim - outputs:] = 0.0
         return mask
 
+    @property
+    def _free_intercept(self) -> bool:
+        """Whether there is an intercept that the ridge does not cover."""
+        return self.intercept and not self.penalize_intercept
+
     def strong_convexity(self, samples: Samples) -> Array:
-        return np.full(samples.n_users, 0.0 if self.intercept else self.ridge)
+        return np.full(samples.n_users, 0.0 if self._free_intercept else self.ridge)
 
     def rows(self, features: Array, models: Array) -> tuple[Array, int]:
         """The design of new rows and how many outputs their models have; refuses what does not fit."""
