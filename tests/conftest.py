@@ -7,7 +7,6 @@ import os
 import shutil
 
 import pytest
-from support.browser import Browser
 from support.problems import LOSS_NAMES
 
 
@@ -29,10 +28,16 @@ def without_polars(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory):
+@pytest.fixture(scope="module")
+def browser():
+    """Debian's Chromium, headless. Closed after each module: while it is open, an event loop runs in this thread."""
+    absent = pytest.fail if os.environ.get("CI") else pytest.skip
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs Chromium: apt-get install chromium")
-    with Browser(program, tmp_path_factory.mktemp("browser")) as running:
+        absent("needs Chromium: apt-get install chromium")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        absent("needs Playwright: pip install playwright")
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program) as running:
         yield running

@@ -442,11 +442,23 @@ def test_a_script_that_is_not_ours_does_not_run(browser, tmp_path):
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     tab = Tab(browser, tmp_path / "page.html")
     assert tab.value("window.ran === undefined")
-    assert [method for method, _ in tab.problems()] == ["Log.entryAdded"]
+    [(kind, text)] = tab.problems()
+    assert kind == "console"
+    assert "Content Security Policy" in text
     tab.value("setTimeout(() => { throw new Error('seen') })")
     tab.value("console.error('seen')")
     tab.value("fetch('http://127.0.0.1:9/').catch(() => 0)")
-    assert {"Runtime.exceptionThrown", "Runtime.consoleAPICalled"} <= {method for method, _ in tab.problems()}
+    tab.value("setTimeout(() => alert('seen'))")
+    assert {("pageerror", "seen"), ("console", "seen"), ("dialog", "seen")} <= set(tab.problems())
+    tab.close()
+
+
+@pytest.mark.browser
+def test_a_request_that_leaves_the_machine_is_seen(browser, tmp_path):
+    address = "http://127.0.0.1:9/picture.png"
+    (tmp_path / "page.html").write_text(f'<!doctype html><img src="{address}">', encoding="utf-8")
+    tab = Tab(browser, tmp_path / "page.html")
+    assert {("request", address), ("requestfailed", address)} <= set(tab.problems())
     tab.close()
 
 
@@ -478,7 +490,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(show, make):
 @pytest.mark.browser
 def test_it_prints(show):
     tab = show(solved())
-    pdf = base64.b64decode(tab.call("Page.printToPDF", printBackground=True)["data"])
+    pdf = tab.pdf()
     assert pdf.startswith(b"%PDF")
     assert 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 12
 

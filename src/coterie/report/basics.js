@@ -1,7 +1,7 @@
 // Elements, numbers as text, scales, the tooltip and downloads. Data reaches the page as text nodes only.
 
 const SVG = "http://www.w3.org/2000/svg";
-const byId = (id) => document.getElementById(id);
+export const byId = (id) => document.getElementById(id);
 
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
@@ -13,27 +13,27 @@ function fill(node, attributes, children) {
   node.append(...children.filter((child) => child !== null && child !== undefined));
   return node;
 }
-const element = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
-const shape = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+export const element = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+export const shape = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
 // Numbers -----------------------------------------------------------------------------------------------------------
 
-const known = (x) => typeof x === "number" && Number.isFinite(x);
-const whole = (x) => (known(x) ? Math.round(x).toLocaleString("en-US") : "–");
-const plural = (n, one, many) => `${whole(n)} ${n === 1 ? one : many || one + "s"}`;
-const percent = (x) => `${Math.round(100 * x)}%`;
+export const known = (x) => typeof x === "number" && Number.isFinite(x);
+export const whole = (x) => (known(x) ? Math.round(x).toLocaleString("en-US") : "–");
+export const plural = (n, one, many) => `${whole(n)} ${n === 1 ? one : many || one + "s"}`;
+export const percent = (x) => `${Math.round(100 * x)}%`;
 
 // Long names lose their middle: those that begin alike still differ.
-function trimmed(name, room) {
+export function trimmed(name, room) {
   const letters = Array.from(name);
   const head = Math.max(1, Math.floor((room - 1) / 2));
   const tail = Math.max(1, room - 1 - head);
   return letters.length > Math.max(3, room) ? `${letters.slice(0, head).join("")}…${letters.slice(-tail).join("")}` : name;
 }
 
-const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
+export const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
 
-function number(x, digits = 4) {
+export function number(x, digits = 4) {
   if (!known(x)) return "–";
   if (x === 0) return "0";
   const size = Math.abs(x);
@@ -42,9 +42,9 @@ function number(x, digits = 4) {
   return String(Number(x.toPrecision(digits)));
 }
 // What single precision holds of a number: 0.9 rather than 0.8999999761581421.
-const single = (x) => (known(x) ? Number(x.toPrecision(7)) : null);
+export const single = (x) => (known(x) ? Number(x.toPrecision(7)) : null);
 
-function bytes(n) {
+export function bytes(n) {
   let unit = 0;
   while (n >= 1000 && unit < 4) {
     n /= 1000;
@@ -53,7 +53,7 @@ function bytes(n) {
   return `${unit ? Number(n.toPrecision(3)) : n} ${["B", "kB", "MB", "GB", "TB"][unit]}`;
 }
 
-function unpack(part) {
+export function unpack(part) {
   if (!part) return null;
   const text = atob(part.data);
   const raw = Uint8Array.from(text, (c) => c.charCodeAt(0));
@@ -63,17 +63,17 @@ function unpack(part) {
 
 // Scales ------------------------------------------------------------------------------------------------------------
 
-function linear(low, high, start, end) {
+export function linear(low, high, start, end) {
   const span = high - low || 1;
   return (x) => start + ((x - low) / span) * (end - start);
 }
 
-function logarithmic(low, high, start, end) {
+export function logarithmic(low, high, start, end) {
   const f = linear(Math.log(low), Math.log(high), start, end);
   return (x) => f(Math.log(x));
 }
 
-function ticks(low, high, count) {
+export function ticks(low, high, count) {
   const rough = (high - low || 1) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((m) => m * power >= rough * 0.999);
@@ -83,7 +83,7 @@ function ticks(low, high, count) {
   return found;
 }
 
-function logTicks(low, high, count) {
+export function logTicks(low, high, count) {
   const decades = Math.log10(high / low);
   const found = [];
   const every = Math.max(1, Math.ceil(decades / Math.max(1, count)));
@@ -109,7 +109,7 @@ function spaced(values, place, text, size = 6.4) {
   });
 }
 
-function bottomAxis(place, values, y, left, right, label, text = number) {
+export function bottomAxis(place, values, y, left, right, label, text = number) {
   const group = shape("g", { class: "axis" }, shape("line", { x1: left, x2: right, y1: y, y2: y, class: "rule" }));
   for (const x of spaced(values, place, text)) {
     group.append(
@@ -121,7 +121,7 @@ function bottomAxis(place, values, y, left, right, label, text = number) {
   return group;
 }
 
-function leftAxis(place, values, x, right, label, text = number) {
+export function leftAxis(place, values, x, right, label, text = number) {
   const group = shape("g", { class: "axis" });
   for (const y of values) {
     group.append(
@@ -146,11 +146,11 @@ function showTip(lines, box) {
   tip.style.left = `${Math.max(8, left)}px`;
   tip.style.top = `${above > 8 ? above : box.bottom + 10}px`;
 }
-const hideTip = () => {
+export const hideTip = () => {
   tip.hidden = true;
 };
 
-function explain(node, lines) {
+export function explain(node, lines) {
   const show = () => showTip(lines(), node.getBoundingClientRect());
   node.addEventListener("pointerenter", show);
   node.addEventListener("focus", show);
@@ -164,7 +164,7 @@ addEventListener("keydown", (event) => {
 });
 
 // One tab stop for many marks; arrows go from one to the next, Enter and space press.
-function roving(nodes, press, first = 0) {
+export function roving(nodes, press, first = 0) {
   nodes.forEach((node, k) => {
     node.setAttribute("tabindex", k === Math.max(first, 0) ? "0" : "-1");
     node.addEventListener("click", () => press(k));
@@ -201,7 +201,7 @@ function save(blob, name) {
   link.remove();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
-const saveCsv = (rows, name) => save(new Blob([csvText(rows)], { type: "text/csv;charset=utf-8" }), `${name}.csv`);
+export const saveCsv = (rows, name) => save(new Blob([csvText(rows)], { type: "text/csv;charset=utf-8" }), `${name}.csv`);
 
 const LOOKS = [
   "fill",
@@ -231,13 +231,13 @@ function inlined(original) {
   return copy;
 }
 
-function savePng(drawing, title, name) {
-  const [, , width, height] = drawing.getAttribute("viewBox").split(" ").map(Number);
+function savePng(original, title, name) {
+  const [, , width, height] = original.getAttribute("viewBox").split(" ").map(Number);
   const page = getComputedStyle(byId("main").querySelector("section"));
   const pad = 16,
     head = 30;
   const full = [width + 2 * pad, height + 2 * pad + head];
-  const copy = inlined(drawing);
+  const copy = inlined(original);
   copy.setAttribute("x", pad);
   copy.setAttribute("y", pad + head);
   copy.setAttribute("width", width);
@@ -258,11 +258,11 @@ function savePng(drawing, title, name) {
     copy,
   );
   const image = new Image();
-  image.onload = () => {
+  image.addEventListener("load", () => {
     const canvas = element("canvas", { width: 2 * full[0], height: 2 * full[1] });
     canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
     canvas.toBlob((blob) => save(blob, `${name}.png`), "image/png");
-  };
+  });
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(sheet))}`;
 }
 
@@ -271,7 +271,7 @@ function savePng(drawing, title, name) {
 const figures = [];
 
 /** A titled chart with its downloads: draw(width) gives an svg, rows() the table behind it. */
-function figure(parent, { name, title, draw, rows, note }) {
+export function figure(parent, { name, title, draw, rows, note }) {
   const button = (text, label, onclick) =>
     element("button", {
       type: "button",
@@ -315,14 +315,14 @@ function figure(parent, { name, title, draw, rows, note }) {
 }
 
 /** Widths are measured only when they change: each measure makes the browser lay out the page. */
-function measure() {
+export function measure() {
   for (const holder of figures) holder.width = holder.slot.clientWidth;
 }
-function redrawAll() {
+export function redrawAll() {
   for (const holder of figures) holder.redraw();
 }
 
-function drawing(width, height, label, interactive) {
+export function drawing(width, height, label, interactive) {
   return shape("svg", {
     viewBox: `0 0 ${width} ${height}`,
     width,

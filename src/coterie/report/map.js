@@ -1,5 +1,39 @@
 // Where the models lie: dots of a projection, or separating lines over the samples. Moves with lam.
 
+import {
+  bottomAxis,
+  byId,
+  drawing,
+  element,
+  explain,
+  figure,
+  leftAxis,
+  linear,
+  mean,
+  roving,
+  shape,
+  single,
+  ticks,
+  unpack,
+} from "./basics.js";
+import {
+  clusters,
+  describe,
+  dimmed,
+  doc,
+  hue,
+  labelOf,
+  labels,
+  lams,
+  naming,
+  outline,
+  select,
+  slotOf,
+  state,
+  users,
+  word,
+} from "./model.js";
+
 const plan =
   doc.map && doc.map.points ? { ...doc.map, points: unpack(doc.map.points), samples: unpack(doc.map.samples) } : null;
 const lines = plan !== null && plan.kind === "separators";
@@ -315,12 +349,12 @@ function drawLines(found, scale, [left, top, right, bottom]) {
   return found;
 }
 
-function pick(k, members) {
+export function pick(k, members) {
   const because = `${naming(k)} at ${state.at}`;
   select(state.because === because ? null : members, because);
 }
 
-function setUpMap() {
+export function setUpMap() {
   const section = byId("map");
   if (!plan || !labels || !users.length) {
     section.hidden = true;

@@ -1,11 +1,26 @@
 // The document, what is shown of it now, and the clusters at each lam with colours that follow them along the path.
 
-const doc = JSON.parse(byId("document").textContent);
-const users = doc.users || [];
-const lams = doc.lams || [];
-const points = doc.points || [];
-const labels = unpack(doc.labels);
-const scores = doc.scores
+import {
+  byId,
+  hideTip,
+  known,
+  logarithmic,
+  logTicks,
+  mean,
+  number,
+  plural,
+  shape,
+  single,
+  unpack,
+  whole,
+} from "./basics.js";
+
+export const doc = JSON.parse(byId("document").textContent);
+export const users = doc.users || [];
+export const lams = doc.lams || [];
+export const points = doc.points || [];
+export const labels = unpack(doc.labels);
+export const scores = doc.scores
   ? {
       ...doc.scores,
       alone: unpack(doc.scores.alone),
@@ -13,32 +28,32 @@ const scores = doc.scores
       points: unpack(doc.scores.points),
     }
   : null;
-const chosen = Math.min(Math.max(doc.chosen || 0, 0), Math.max(lams.length - 1, 0));
-const word = doc.task === "clustering" ? "cluster" : "group";
+export const chosen = Math.min(Math.max(doc.chosen || 0, 0), Math.max(lams.length - 1, 0));
+export const word = doc.task === "clustering" ? "cluster" : "group";
 
 /** What the page shows: the path's point, the selected users (null: all) and how they were selected. */
-const state = { at: chosen, selected: null, because: "" };
-const views = [];
+export const state = { at: chosen, selected: null, because: "" };
+export const views = [];
 
-function show() {
+export function show() {
   hideTip();
   for (const view of views) view();
 }
-function move(at) {
+export function move(at) {
   const to = Math.min(Math.max(at, 0), lams.length - 1);
   if (to === state.at) return;
   state.at = to;
   show();
 }
-function select(members, because) {
+export function select(members, because) {
   state.selected = members ? new Set(members) : null;
   state.because = because || "";
   show();
 }
-const dimmed = (user) => state.selected !== null && !state.selected.has(user);
+export const dimmed = (user) => state.selected !== null && !state.selected.has(user);
 
-const labelOf = (user, at = state.at) => labels.values[at * users.length + user];
-function scoreOf(kind, user, at = state.at) {
+export const labelOf = (user, at = state.at) => labels.values[at * users.length + user];
+export function scoreOf(kind, user, at = state.at) {
   if (!scores || !scores[kind]) return null;
   const value = scores[kind].values[kind === "points" ? at * users.length + user : user];
   return Number.isNaN(value) ? null : single(value);
@@ -46,7 +61,7 @@ function scoreOf(kind, user, at = state.at) {
 
 const memo = new Map();
 /** Clusters at a point of the path as Map(number -> users), in order of number. */
-function clusters(at = state.at) {
+export function clusters(at = state.at) {
   if (!labels) return new Map();
   if (!memo.has(at)) {
     const found = new Map();
@@ -59,7 +74,7 @@ function clusters(at = state.at) {
   }
   return memo.get(at);
 }
-const sizeOf = (user, at = state.at) => clusters(at).get(labelOf(user, at)).length;
+export const sizeOf = (user, at = state.at) => clusters(at).get(labelOf(user, at)).length;
 
 // A slot is a colour and a shape. Users alone have none; others keep theirs from lam to lam while most of them stay.
 const HUES = 6,
@@ -97,11 +112,11 @@ if (labels && lams.length) {
   for (let at = chosen + 1; at < lams.length; at += 1) follow(at, at - 1);
   for (let at = chosen - 1; at >= 0; at -= 1) follow(at, at + 1);
 }
-const slotOf = (k, at = state.at) => slots[at].get(k);
-const hue = (slot) => (slot === undefined ? "alone" : `h${slot % HUES}`);
+export const slotOf = (k, at = state.at) => slots[at].get(k);
+export const hue = (slot) => (slot === undefined ? "alone" : `h${slot % HUES}`);
 
 /** The outline of a slot's shape of about the area of a circle of radius r, around the origin. */
-function outline(slot, r) {
+export function outline(slot, r) {
   const kind = slot === undefined ? 0 : ((slot % HUES) + Math.floor(slot / HUES)) % SHAPES;
   const f = (x) => (x * r).toFixed(2);
   if (kind === 1) return `M${f(-0.89)},${f(-0.89)}h${f(1.78)}v${f(1.78)}h${f(-1.78)}z`;
@@ -109,17 +124,17 @@ function outline(slot, r) {
   if (kind === 3) return `M0,${f(-1.45)}L${f(1.38)},${f(0.92)}L${f(-1.38)},${f(0.92)}z`;
   return `M${f(-1)},0a${f(1)},${f(1)} 0 1,0 ${f(2)},0a${f(1)},${f(1)} 0 1,0 ${f(-2)},0z`;
 }
-function glyph(slot, size = 12) {
+export function glyph(slot, size = 12) {
   return shape(
     "svg",
     { width: size, height: size, viewBox: "-8 -8 16 16", class: "glyph", "aria-hidden": "true" },
     shape("path", { d: outline(slot, slot === undefined ? 4 : 5.4), class: `mark ${hue(slot)}` }),
   );
 }
-const naming = (k) => `${word} ${k}`;
+export const naming = (k) => `${word} ${k}`;
 
 /** Lines of the tooltip of some users that share a model. */
-function describe(k, members) {
+export function describe(k, members) {
   const names = members
     .slice(0, 6)
     .map((user) => users[user])
@@ -132,7 +147,7 @@ function describe(k, members) {
 }
 
 /** Where lam lies between left and right on a logarithmic axis; 0, where it occurs, is set apart on the left. */
-function lamAxis(left, right) {
+export function lamAxis(left, right) {
   const tree = (doc.tree || []).map((row) => row[2]);
   const all = [...lams, ...tree].filter(known);
   let low = Infinity,

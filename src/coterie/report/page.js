@@ -1,5 +1,12 @@
 // The header, the control and the start.
 
+import { byId, element, known, measure, number, plural, redrawAll, whole } from "./basics.js";
+import { chosen, doc, lams, move, points, select, show, state, users, views, word } from "./model.js";
+import { setUpPath } from "./path.js";
+import { setUpMap } from "./map.js";
+import { setUpCoefficients, setUpScores, setUpTable } from "./people.js";
+import { setUpAbout, setUpCertificate, setUpFederated } from "./proof.js";
+
 function setUpHeader() {
   const n = doc.reduced ? doc.reduced.users : users.length,
     point = points[chosen] || {};

@@ -1,11 +1,50 @@
 // The number of clusters over lam, and the merge tree on the same axis.
 
+import {
+  bottomAxis,
+  byId,
+  drawing,
+  explain,
+  figure,
+  known,
+  leftAxis,
+  linear,
+  logarithmic,
+  logTicks,
+  mean,
+  number,
+  plural,
+  roving,
+  shape,
+  ticks,
+  trimmed,
+  whole,
+} from "./basics.js";
+import {
+  chosen,
+  dimmed,
+  doc,
+  hue,
+  labelOf,
+  labels,
+  lamAxis,
+  lams,
+  move,
+  points,
+  select,
+  slotOf,
+  state,
+  users,
+  views,
+  word,
+} from "./model.js";
+
 /** Left and right ends of the axes of lam and of rounds. */
-const sides = (width) => [width < 480 ? 44 : 64, width - (width < 480 ? 12 : 18)];
+export const sides = (width) => [width < 480 ? 44 : 64, width - (width < 480 ? 12 : 18)];
 const LARGE_TREE = 200,
   KEPT_MERGES = 60;
 
-function nowLines(axis, top, bottom, labelled) {
+export function nowLines(axis, top, bottom, labelled) {
   const group = shape("g", {});
   if (!lams.length) return group;
   if (state.at !== chosen) {
@@ -114,7 +153,7 @@ function drawSteps(width) {
   return found;
 }
 
-function spacedDown(values, place) {
+export function spacedDown(values, place) {
   let last = Infinity;
   return values.filter((y) => {
     if (place(y) > last - 15) return false;
@@ -302,7 +341,7 @@ function stepsNote() {
   return `${marks} Dotted: the recovery bounds ${number(lower)} and ${number(upper)}, with no room between them.`;
 }
 
-function setUpPath() {
+export function setUpPath() {
   const section = byId("path");
   if (lams.length < 2) {
     section.hidden = true;

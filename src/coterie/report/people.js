@@ -1,5 +1,47 @@
 // The users one by one, their scores together, and the models of their clusters.
 
+import {
+  bottomAxis,
+  byId,
+  drawing,
+  element,
+  figure,
+  known,
+  linear,
+  mean,
+  number,
+  percent,
+  plural,
+  saveCsv,
+  shape,
+  single,
+  ticks,
+  trimmed,
+  unpack,
+  whole,
+} from "./basics.js";
+import {
+  clusters,
+  dimmed,
+  doc,
+  glyph,
+  hue,
+  labelOf,
+  labels,
+  naming,
+  outline,
+  points,
+  scoreOf,
+  scores,
+  sizeOf,
+  slotOf,
+  state,
+  users,
+  views,
+  word,
+} from "./model.js";
+import { pick } from "./map.js";
+
 const PAGE = 50;
 const roster = { sort: "user", down: false, query: "", page: 0 };
 
@@ -90,7 +132,7 @@ function tableRow(user, shown) {
   );
 }
 
-function setUpTable() {
+export function setUpTable() {
   const section = byId("users");
   if (!users.length) {
     section.hidden = true;
@@ -308,7 +350,7 @@ function verdict() {
   );
 }
 
-function setUpScores() {
+export function setUpScores() {
   const section = byId("scores");
   if (!scores || !scores.points) {
     section.hidden = true;
@@ -361,7 +403,7 @@ function drawCoefficients(width) {
     top = 44,
     tall = 22,
     height = top + tall * order.length + 12;
-  const most = rows.flat().reduce((most, x) => (known(x) ? Math.max(most, Math.abs(x)) : most), 0) || 1;
+  const most = rows.flat().reduce((high, x) => (known(x) ? Math.max(high, Math.abs(x)) : high), 0) || 1;
   const found = drawing(full, height, `Coefficients of the ${word}s at this lam`);
   order.forEach((j, k) => {
     const y = top + tall * k,
@@ -418,7 +460,7 @@ function drawCoefficients(width) {
   return found;
 }
 
-function setUpCoefficients() {
+export function setUpCoefficients() {
   const section = byId("coefficients");
   if (!table || !table.clusters || !table.names || !table.which) {
     section.hidden = true;

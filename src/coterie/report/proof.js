@@ -1,5 +1,27 @@
 // How far from the optimum the answer can be, how the federation got there, and what this page was made of.
 
+import {
+  bottomAxis,
+  byId,
+  bytes,
+  drawing,
+  element,
+  explain,
+  figure,
+  known,
+  leftAxis,
+  linear,
+  logarithmic,
+  logTicks,
+  number,
+  roving,
+  shape,
+  ticks,
+  whole,
+} from "./basics.js";
+import { doc, lamAxis, lams, move, points, state, views, word } from "./model.js";
+import { nowLines, sides, spacedDown } from "./path.js";
+
 const FLOOR = 1e-16;
 
 function gapChart(width, { xs, place, axis, gaps, label, now, onpress, lead }) {
@@ -69,7 +91,7 @@ function precise(x) {
   return x === 0 || (Math.abs(x) >= 1e-3 && Math.abs(x) < 1e9) ? String(Number(x.toPrecision(10))) : x.toExponential(6);
 }
 
-function setUpCertificate() {
+export function setUpCertificate() {
   const section = byId("certificate");
   if (!points.length) {
     section.hidden = true;
@@ -173,7 +195,7 @@ function roundAxis(bottom, left, right) {
   return bottomAxis(roundScale(left, right), values, bottom, left, right, "round", whole);
 }
 
-function setUpFederated() {
+export function setUpFederated() {
   const section = byId("federated");
   if (!doc.federated) {
     section.hidden = true;
@@ -209,7 +231,7 @@ function setUpFederated() {
 
 // About -------------------------------------------------------------------------------------------------------------
 
-function setUpAbout() {
+export function setUpAbout() {
   const body = byId("about").querySelector(".body");
   const facts = element("dl", { class: "settings" });
   const add = (name, value) =>
