@@ -4,7 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 OUT    ?= demo
-FLOWER := $(VENV)/.flower
+START  := $(shell date +%s)
+ALL    := $(VENV)/.all
 COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
     --python-version 3.11
 
@@ -30,10 +31,10 @@ $(READY): requirements.lock pyproject.toml
 	fi
 	@touch $@
 
-$(FLOWER): $(READY) requirements-flower.lock
-	@echo "Adding Flower to $(VENV) (about a minute) ..."
-	@if command -v uv >/dev/null 2>&1; then uv pip install --quiet --python $(BIN)/python -r requirements-flower.lock; \
-	else $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-flower.lock; fi
+$(ALL): $(READY) requirements-all.lock
+	@echo "Adding Flower and Playwright to $(VENV) (about a minute) ..."
+	@if command -v uv >/dev/null 2>&1; then uv pip install --quiet --python $(BIN)/python -r requirements-all.lock; \
+	else $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-all.lock; fi
 	@touch $@
 
 demo: $(READY)  ## the paper's data, solved and certified, with a picture
@@ -41,16 +42,17 @@ demo: $(READY)  ## the paper's data, solved and certified, with a picture
 
 test: lint  ## lint, types and the tests that take under two minutes
 	@$(BIN)/python -m pytest -m "not slow and not flower and not browser" -n 2
-	@echo "Left to 'make test-all': $$($(BIN)/python -m pytest -o addopts= -m "slow or flower or browser" --collect-only -q 2>/dev/null | grep -c '::') slow tests, tests on Flower and in a browser, and the docs build."
+	@echo "Took $$(($$(date +%s) - $(START))) s. Left to 'make test-all': $$(cat .pytest_cache/v/coterie/left-out) slow tests, tests on Flower and in a browser, and the docs build."
 
-test-all: $(FLOWER)  ## what `make test` leaves out: slow tests, a browser (Debian's chromium), Flower and the docs
+test-all: $(ALL)  ## what `make test` leaves out: slow tests, a browser (Debian's chromium), Flower and the docs
 	@$(BIN)/python -m pytest -m "slow and not flower and not browser" -n 2
 	@$(BIN)/python -m pytest -m "browser and not flower" -n 0
 	@$(BIN)/python -m pytest -m flower -n 0
 	@$(MAKE) --no-print-directory docs
 
-lint: $(READY)  ## ruff and mypy
+lint: $(READY)  ## ruff, mypy, and oxlint for the page's scripts
 	@$(BIN)/ruff check --quiet .
+	@$(BIN)/oxlint --format unix --deny-warnings src/coterie/report
 	@$(BIN)/mypy --no-error-summary
 
 docs: $(READY)  ## build the documentation into site/, strictly
@@ -59,10 +61,10 @@ docs: $(READY)  ## build the documentation into site/, strictly
 bench: $(READY)  ## run the benchmarks, alone on the machine
 	@for script in startup losses loading solvers fit; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
-lock: $(READY)  ## pin the newest versions that fit pyproject.toml, with Flower and without
+lock: $(READY)  ## pin the newest versions that fit pyproject.toml, with Flower and Playwright and without
 	@$(BIN)/python -m pip install --quiet uv
-	@$(COMPILE) --upgrade --all-extras pyproject.toml -o requirements-flower.lock
-	@$(COMPILE) --upgrade --extra dev --constraint requirements-flower.lock pyproject.toml -o requirements.lock
+	@$(COMPILE) --upgrade --all-extras pyproject.toml -o requirements-all.lock
+	@$(COMPILE) --upgrade --extra dev --constraint requirements-all.lock pyproject.toml -o requirements.lock
 
 clean:  ## remove what was made
 	rm -rf $(VENV) site demo .mypy_cache .pytest_cache .ruff_cache

@@ -41,3 +41,27 @@ def browser():
         absent("needs Playwright: pip install playwright")
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program) as running:
         yield running
+
+
+# How many tests a run left out, for the last line of `make test`; workers of pytest-xdist report to the main process.
+
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_deselected(items):
+    if items:
+        config = items[0].config
+        config.stash[LEFT_OUT] = config.stash.get(LEFT_OUT, 0) + len(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", 0)
+
+
+def pytest_sessionfinish(session):
+    config = session.config
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left out"] = config.stash.get(LEFT_OUT, 0)
+    elif config.cache is not None:
+        config.cache.set("coterie/left-out", config.stash.get(LEFT_OUT, 0))

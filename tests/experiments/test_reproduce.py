@@ -249,7 +249,7 @@ def test_settings_are_checked(changes):
 
 def test_a_missing_extra_is_named_before_anything_runs(monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    with pytest.raises(MissingExtra, match=r"coterie\[report\]"):
+    with pytest.raises(MissingExtra, match=r"coterie\[reproduce\]"):
         paper_figures.check()
 
 

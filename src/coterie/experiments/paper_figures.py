@@ -47,7 +47,7 @@ def _matplotlib() -> type[Figure]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtra("matplotlib", "plots", "Drawing figures") from error
+        raise MissingExtra("matplotlib", "reproduce", "Drawing figures") from error
     return Figure
 
 
@@ -56,7 +56,7 @@ def _plotly() -> tuple[Any, Callable[..., Any]]:
         import plotly.graph_objects as go
         from plotly.subplots import make_subplots
     except ImportError as error:
-        raise MissingExtra("plotly", "report", "Writing interactive figures") from error
+        raise MissingExtra("plotly", "reproduce", "Writing interactive figures") from error
     return go, make_subplots
 
 
