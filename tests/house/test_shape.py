@@ -1,0 +1,147 @@
+"""Modules, functions and classes stay small enough to be read, and what is large says why."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "coterie"
+
+MODULE_LINES, FUNCTION_LINES, PARAMETERS, ATTRIBUTES = 450, 60, 8, 15
+#: A function so decorated has as many parameters as the command has options, or the compiled loop has arrays.
+MANY_PARAMETERS = re.compile(r"^(\w+\.)?(command|callback|njit)\b")
+#: What is above a limit and has not been mended yet. Only ever shorter.
+KNOWN = {
+    "long function: federated.algorithms.edges.answer_edges",
+    "long function: federated.run.federate",
+    "long function: losses.newton.minimise",
+    "many parameters: cli.fit._run",
+    "many parameters: datasets.clustered",
+    "many parameters: estimators._Personalized.__init__",
+    "many parameters: federated.driver.Driver.__init__",
+    "many parameters: federated.path.federate_path",
+    "many parameters: federated.run.federate",
+    "unexplained attributes: estimators._Personalized",
+    "unexplained attributes: federated.algorithms.pdmm.PDMMState",
+    "unexplained attributes: federated.driver.Driver",
+    "unexplained attributes: solvers.fast._Run",
+}
+
+
+def entries(docstring: str | None) -> set[str]:
+    """Names explained in the sections Parameters and Attributes of a docstring."""
+    section, names = "", set()
+    lines = [*(docstring or "").splitlines(), ""]
+    for line, below in itertools.pairwise(lines):
+        if re.fullmatch(r"-{3,}", below):
+            section = line
+        elif section in ("Parameters", "Attributes") and (entry := re.match(r"(\w+(?:, \w+)*)(?: :|$)", line)):
+            names |= set(entry[1].split(", "))
+    return names
+
+
+def functions(node: ast.AST, path: str, docstring: str | None = None) -> list[tuple[str, ast.FunctionDef, set[str]]]:
+    """All functions below a node: dotted name, node, and the names its docstring (or its class's) explains."""
+    found = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            own = ast.get_docstring(child)
+            found.append((f"{path}.{child.name}", child, entries(docstring if child.name == "__init__" else own)))
+            found += functions(child, f"{path}.{child.name}")
+        elif isinstance(child, ast.ClassDef):
+            found += functions(child, f"{path}.{child.name}", ast.get_docstring(child))
+        else:
+            found += functions(child, path, docstring)
+    return found
+
+
+def parameters(function: ast.FunctionDef) -> list[str]:
+    given = function.args
+    return [arg.arg for arg in (*given.posonlyargs, *given.args, *given.kwonlyargs) if arg.arg not in ("self", "cls")]
+
+
+def attributes(node: ast.ClassDef, lines: list[str]) -> dict[str, bool]:
+    """What a class stores under a name of its own, and whether a comment on its line or the docstring explains it."""
+    explained = entries(ast.get_docstring(node))
+    found: dict[str, bool] = {}
+
+    def store(name: str, line: int) -> None:
+        found[name] = found.get(name, False) or name in explained or "  # " in lines[line - 1]
+
+    for child in node.body:
+        if isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name):
+            store(child.target.id, child.end_lineno or child.lineno)
+    for child in ast.walk(node):
+        if isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store) and \
+                isinstance(child.value, ast.Name) and child.value.id == "self":
+            store(child.attr, child.lineno)
+    return found
+
+
+def oversized(source: Path) -> set[str]:
+    """Everything above a limit, as "kind: dotted name"."""
+    found = set()
+    for path in sorted(source.rglob("*.py")):
+        text = path.read_text()
+        name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
+        tree, lines = ast.parse(text), text.splitlines()
+        if len(lines) > MODULE_LINES:
+            found.add(f"long module: {name}")
+        for function, node, explained in functions(tree, name):
+            if node.end_lineno - node.lineno + 1 > FUNCTION_LINES:
+                found.add(f"long function: {function}")
+            reason = any(MANY_PARAMETERS.match(ast.unparse(decorator)) for decorator in node.decorator_list)
+            public = node.name == "__init__" or node.name[0] != "_"
+            reason = reason or (public and set(parameters(node)) <= explained)
+            if len(parameters(node)) > PARAMETERS and not reason:
+                found.add(f"many parameters: {function}")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                stored = attributes(node, lines)
+                if len(stored) > ATTRIBUTES and not all(stored.values()):
+                    found.add(f"unexplained attributes: {name}.{node.name}")
+    return found
+
+
+def test_nothing_is_too_large():
+    assert oversized(SOURCE) == KNOWN
+
+
+MANY = ", ".join(f"a{k}" for k in range(9))
+FIELDS = "".join(f"    a{k}: int\n" for k in range(16))
+LISTED = f"Parameters\n    ----------\n    {MANY} : numbers."
+
+
+@pytest.mark.parametrize(("code", "complaints"), [
+    ("x = 1\n" * 450, []),
+    ("x = 1\n" * 451, ["long module: a"]),
+    ("def f():\n" + "    x = 1\n" * 59, []),
+    ("def f():\n" + "    x = 1\n" * 60, ["long function: a.f"]),
+    ("class C:\n    async def f():\n" + "        x = 1\n" * 60, ["long function: a.C.f"]),
+    ("if True:\n    def f():\n        def g():\n" + "            x = 1\n" * 60,
+     ["long function: a.f", "long function: a.f.g"]),
+    (f"def f({MANY}): ...\n", ["many parameters: a.f"]),
+    (f"def f(*, {MANY}): ...\n", ["many parameters: a.f"]),
+    (f"class C:\n    def f(self, {MANY.removesuffix(', a8')}): ...\n", []),
+    (f"@app.command('f')\ndef f({MANY}): ...\n", []),
+    (f"@njit(cache=True)\ndef f({MANY}): ...\n", []),
+    (f"@cache\ndef f({MANY}): ...\n", ["many parameters: a.f"]),
+    (f'def f({MANY}):\n    """F.\n\n    {LISTED}\n    """\n', []),
+    (f'def _f({MANY}):\n    """F.\n\n    {LISTED}\n    """\n', ["many parameters: a._f"]),
+    (f'def f({MANY}, b):\n    """F.\n\n    {LISTED}\n    """\n', ["many parameters: a.f"]),
+    (f'class C:\n    """C.\n\n    {LISTED}\n    """\n\n    def __init__(self, {MANY}): ...\n', []),
+    (f"class C:\n{FIELDS}", ["unexplained attributes: a.C"]),
+    (f"class C:\n{FIELDS.replace('    a15: int', '')}", []),
+    ("class C:\n" + FIELDS.replace("int", "int  # a number"), []),
+    ("class C:\n" + FIELDS.replace("int\n", "int  # a number\n", 15), ["unexplained attributes: a.C"]),
+    ("class C:\n    def f(self):\n" + "".join(f"        self.a{k} = {k}\n" for k in range(16)),
+     ["unexplained attributes: a.C"]),
+    ("class C:\n    def f(self):\n" + "".join(f"        self.a{k}, self.b{k} = 1, 2  # two\n" for k in range(8)), []),
+])
+def test_what_is_too_large_is_found(tmp_path, code, complaints):
+    (tmp_path / "a.py").write_text(code)
+    assert sorted(oversized(tmp_path)) == complaints
