@@ -1,11 +1,18 @@
-"""Arrays, numbers and texts as bytes that tell when they were changed: no pickle, nothing that runs on loading."""
+"""Files and the values in them: atomic writes, values as JSON has them, and arrays as checksummed bytes.
+
+Nothing is pickled, so that nothing runs on loading.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
+import math
+import os
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +20,68 @@ import numpy as np
 from coterie.errors import InvalidInput
 
 _MAGIC = b"coterie checkpoint 1\n"
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool = False) -> None:
+    """Write a file in one step: readers see the old content or the new content, never a part of it.
+
+    Parameters
+    ----------
+    path : the file; missing folders are created.
+    data : its new content.
+    durable : whether to wait until the data is on the disk, so that it also survives a power failure.
+
+    Raises
+    ------
+    OSError : the file cannot be written; the old one is then unchanged.
+
+    Example
+    -------
+    >>> write_atomically("results/run.json", b"{}")
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    new.write_bytes(data)
+    if durable:
+        with new.open("r+b") as file:
+            os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+def json_ready(value: Any) -> Any:
+    """The same value in the types that JSON has: nan and the infinities become None.
+
+    Parameters
+    ----------
+    value : numbers, texts, arrays, mappings and sequences, nested as deep as needed; anything else becomes its text.
+
+    Returns
+    -------
+    None, bool, int, float, str, and lists and dictionaries of these.
+
+    Example
+    -------
+    >>> json_ready({"gap": float("inf"), "models": np.array([[1.0, np.nan]])})
+    {'gap': None, 'models': [[1.0, None]]}
+    """
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        finite = np.isfinite(value)
+        if not finite.all():
+            value = value.astype(object)
+            value[~finite] = None
+        return value.tolist()
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): json_ready(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, np.ndarray)):
+        return [json_ready(item) for item in value]
+    return str(value)
 
 
 def pack(values: dict[str, Any]) -> bytes:

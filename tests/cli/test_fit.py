@@ -757,14 +757,14 @@ def test_ctrl_c_keeps_what_is_done():
     good(*FEW, "--out", "whole")
     # The signal comes while a point of the path is kept, and again while rows are held out.
     code = """
-import coterie.runs as runs
-real, count = runs.put, [0]
+import coterie.cli.fit as fit
+real, count = fit.write_atomically, [0]
 def put(path, data):
     real(path, data)
     count[0] += 1
     if count[0] == 4:
         os.kill(os.getpid(), signal.SIGINT)
-runs.put = put
+fit.write_atomically = put
 """
     for more in ([], ["--resume"]):
         done = command(*FEW, "--out", "cut", *more, code=code)

@@ -17,7 +17,8 @@ from coterie import plots
 from coterie.datasets import clustered, ellipses, gaussian_mixture
 from coterie.fitting import Scores, Settings, fit
 from coterie.report import render
-from coterie.report.gather import aligned, gather, plain, sample
+from coterie.report.gather import aligned, gather, sample
+from coterie.storage import json_ready
 
 KEYS = {"title", "subtitle", "version", "command", "task", "users", "counts", "lams", "chosen", "points", "labels",
         "tree", "map", "coefficients", "scores", "bounds", "groups", "federated", "settings", "notes", "reduced"}
@@ -219,7 +220,7 @@ def test_settings_are_plain(several):
     settings = {"path": object, "n": np.int64(3), "x": np.nan, "list": (1, np.float64(0.5), {"a": np.inf}), "ok": True}
     told = gather(several, settings=settings)["settings"]
     assert told == {"path": "<class 'object'>", "n": 3, "x": None, "list": [1, 0.5, {"a": None}], "ok": True}
-    assert plain(np.array([1.0, np.nan])) == [1.0, None]
+    assert json_ready(np.array([1.0, np.nan])) == [1.0, None]
 
 
 # Many users

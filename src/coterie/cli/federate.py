@@ -26,6 +26,7 @@ from coterie.graph.weights import KINDS
 from coterie.losses import LOSSES
 from coterie.problem import Problem
 from coterie.solution import Solution, Status
+from coterie.storage import json_ready, write_atomically
 
 command = typer.Typer(invoke_without_command=True, no_args_is_help=True)
 app.add_typer(command, name="federate")
@@ -170,10 +171,10 @@ def page(users: Users, settings: dict[str, Any], out: Path, rounds: list[dict[st
     names = ("gap", "n_clusters", "bytes_up", "bytes_down", "answered")
     document = report.gather(solution, settings=settings, command="coterie federate",
                              title=f"A federation of {len(who)} users")
-    document["federated"] = report.plain({
+    document["federated"] = json_ready({
         "rounds": [{"round": line["iteration"], **{name: line[name] for name in names}} for line in rounds],
         "sentence": f"{told['n_rounds']} rounds, {told['bytes_up']:,} bytes up and {told['bytes_down']:,} down."})
-    runs.put(out / "report.json", json.dumps(document, allow_nan=False).encode())
+    write_atomically(out / "report.json", json.dumps(document, allow_nan=False).encode())
     report.write(document, out / "report.html")
 
 

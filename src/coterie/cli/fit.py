@@ -25,7 +25,7 @@ from coterie.fitting.units import FITTING, Units
 from coterie.graph.weights import KINDS
 from coterie.losses import Multinomial
 from coterie.solution import Status
-from coterie.storage import pack, unpack
+from coterie.storage import pack, unpack, write_atomically
 
 _LOSSES = ", ".join(dict.fromkeys(name for names in FITTING.values() for name in names))
 Data = Annotated[Path, typer.Argument(help="A CSV or Parquet file with a row a sample.")]
@@ -172,7 +172,7 @@ def write(found: Fit, out: Path, asked: dict[str, Any], recipe: Recipe, stamp: s
                              settings=asked, notes=recipe.notes)
     # run.json comes last: a folder that has it is whole.
     (out / "run.json").unlink(missing_ok=True)
-    runs.put(out / "report.json", json.dumps(document, allow_nan=False).encode())
+    write_atomically(out / "report.json", json.dumps(document, allow_nan=False).encode())
     report.write(document, out / "report.html")
     runs.write(out, found.solution, asked, path=path,
                shown=(coefficients.reshape(len(coefficients), -1), columns_of(units, classes)),
@@ -295,7 +295,7 @@ class Store(MutableMapping[str, Any]):
     def __setitem__(self, key: str, value: Any) -> None:
         if stops:  # a solver has taken the interrupt for its own and answered with less than its best
             raise KeyboardInterrupt
-        runs.put(self._file(key), pack({"value": value}))
+        write_atomically(self._file(key), pack({"value": value}))
 
     def __delitem__(self, key: str) -> None:
         self._file(key).unlink()

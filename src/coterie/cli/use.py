@@ -23,6 +23,7 @@ from coterie.graph import Graph
 from coterie.problem import Problem
 from coterie.solution import Certificate, first_labels, labels_of
 from coterie.solvers import solve
+from coterie.storage import json_ready, write_atomically
 
 Run = Annotated[Path, typer.Argument(help="The folder of a run of `coterie fit`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
@@ -74,7 +75,7 @@ def predict(
         out.parent.mkdir(parents=True, exist_ok=True)
         write_parquet(columns, out)
     else:
-        runs.put(out, runs.table(list(columns), zip(*columns.values(), strict=True)))
+        write_atomically(out, runs.table(list(columns), zip(*columns.values(), strict=True)))
     strangers = len({name for name, here in zip(names, known, strict=True) if not here})
     summary = {"rows": len(names), "users": len(set(names)), "unknown_users": strangers, "out": str(out)}
     if as_json:
@@ -119,8 +120,8 @@ def run_certify(
     agrees = sorted_out and told["n_clusters"] == n_clusters and told["lam"] == saved["lam"]
     proven = certificate.relative_gap <= float(asked["tol"])
     if as_json:
-        print(json.dumps({"certified": proven, "gap": runs.number(certificate.relative_gap), "n_clusters": n_clusters,
-                          "objective": certificate.objective, "bound": runs.number(certificate.bound),
+        print(json.dumps({"certified": proven, "gap": json_ready(certificate.relative_gap), "n_clusters": n_clusters,
+                          "objective": certificate.objective, "bound": json_ready(certificate.bound),
                           "same_data": same, "same_claims": agrees, "claimed_gap": told["gap"]}))
     else:
         if not same:

@@ -6,7 +6,7 @@ Messages count rows from 0, as in the caller's input (in a CSV file, without the
 from __future__ import annotations
 
 import difflib
-import os
+import io
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
 from decimal import Decimal
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from coterie._typing import Array, Flags, Ints
 from coterie.errors import InvalidInput, MissingExtra
+from coterie.storage import write_atomically
 
 FILL = "Fill in or drop missing and infinite values first"
 ENCODE = "Encode it as numbers (one-hot columns, for example) or drop it"
@@ -187,9 +188,9 @@ def write_parquet(columns: dict[str, list[Any]], path: str | PathLike[str]) -> N
     # Names of several types in one column are written as texts.
     plain = {name: values if len({type(value) for value in values} - {type(None)}) <= 1 else list(map(str, values))
              for name, values in columns.items()}
-    new = f"{os.fspath(path)}.new"
-    polars.DataFrame(plain).write_parquet(new)
-    os.replace(new, path)
+    stream = io.BytesIO()
+    polars.DataFrame(plain).write_parquet(stream)
+    write_atomically(path, stream.getvalue())
 
 
 # ---- columns of a polars frame, whatever they hold

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import InvalidInput
-from coterie.storage import pack, unpack
+from coterie.storage import pack, unpack, write_atomically
 
 
 class Checkpoint:
@@ -47,9 +47,4 @@ class Checkpoint:
             file.flush()
             os.fsync(file.fileno())
             length = file.tell()
-        new = self.state.with_suffix(".new")
-        with new.open("wb") as file:
-            file.write(pack({**state, "journal": length}))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, self.state)
+        write_atomically(self.state, pack({**state, "journal": length}), durable=True)

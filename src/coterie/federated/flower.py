@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -52,7 +51,7 @@ from coterie.federated.protocol.messages import (
 )
 from coterie.federated.runtimes import service
 from coterie.solution import Status
-from coterie.storage import pack, unpack
+from coterie.storage import pack, unpack, write_atomically
 
 log = logging.getLogger("coterie.federated")
 logger = logging.getLogger("flwr")  # what Flower shows as the run's log
@@ -165,10 +164,7 @@ class _Memory:
             now = {"round": replies.round, "memory": {field: part.rows(k) for field, part in replies.memory.items()}}
             data = pack({"run": self.run, "now": now, "before": self.found.get(name)})
             if self.folder is not None:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                new = self._file(name).with_suffix(".new")
-                new.write_bytes(data)
-                os.replace(new, self._file(name))
+                write_atomically(self._file(name), data)
             else:
                 record = self.context.state.get("memory") or ConfigRecord()
                 record[json.dumps(name)] = data
@@ -362,7 +358,7 @@ def _main(grid: Grid, context: Context) -> None:
 
         found, path = service.serve(runtime, config, told)
     except CoterieError as error:
-        runs.put(out / "error.txt", str(error).encode())
+        write_atomically(out / "error.txt", str(error).encode())
         logger.error("%s", error)
         raise
     if found.status is Status.INTERRUPTED:  # Flower is stopping; submitted again, the run goes on
@@ -371,6 +367,7 @@ def _main(grid: Grid, context: Context) -> None:
     if path is not None:
         rows = [(run.lam, run.n_clusters, run.gap, score, run.n_rounds, run.ledger.bytes)
                 for run, score in zip(path.runs, path.scores, strict=True)]
-        runs.put(out / "path.csv", runs.table(["lam", "n_clusters", "gap", "held_out_loss", "n_rounds", "bytes"], rows))
+        header = ["lam", "n_clusters", "gap", "held_out_loss", "n_rounds", "bytes"]
+        write_atomically(out / "path.csv", runs.table(header, rows))
     runs.write(out, found, config)
     logger.info("%s", found)

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from coterie.errors import InvalidInput, MissingExtra
 from coterie.federated.driver import Round
+from coterie.storage import json_ready
 
 Writer = Callable[[Round], None]
 _NUMBERS = ("objective", "gap", "estimate", "n_clusters", "asked", "answered", "bytes_up", "bytes_down", "seconds")
@@ -24,8 +23,8 @@ _NUMBERS = ("objective", "gap", "estimate", "n_clusters", "asked", "answered", "
 
 def values(line: Round) -> dict[str, Any]:
     """A round as JSON knows it: no nan, no inf."""
-    return {name: value if not isinstance(value, float) or np.isfinite(value) else None
-            for name, value in line._asdict().items()}
+    ready: dict[str, Any] = json_ready(line._asdict())
+    return ready
 
 
 def writer(spec: str) -> Writer:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie._typing import Array, Ints
+from coterie._typing import Ints
 from coterie.analysis.path import Path
 from coterie.analysis.recovery import recovery_bounds
 from coterie.errors import CoterieError, InvalidInput
@@ -18,8 +18,8 @@ from coterie.graph import Graph
 from coterie.losses.remote import Remote
 from coterie.plots import View, project
 from coterie.problem import Problem
-from coterie.runs import number
 from coterie.solution import Solution
+from coterie.storage import json_ready
 
 _CLUSTERS = 12  # whose coefficients are shown at each lam
 _SAMPLES = 3000  # drawn under separating lines
@@ -57,8 +57,8 @@ def gather(source: Fit | Path | Solution, *, path: Path | None = None, chosen: i
         "version": _version(), "command": command, "task": view.task,
         "users": [str(users.names[k]) for k in keep], "counts": users.counts[keep].tolist(),
         "lams": whole.path.lams.tolist(), "chosen": whole.index,
-        "points": [{"n_clusters": s.n_clusters, "objective": number(s.objective),
-                    "bound": number(s.certificate.bound), "gap": number(s.gap), "status": s.status.value}
+        "points": [{"n_clusters": s.n_clusters, "objective": json_ready(s.objective),
+                    "bound": json_ready(s.certificate.bound), "gap": json_ready(s.gap), "status": s.status.value}
                    for s in whole.path.solutions],
         "labels": [s.labels.tolist() for s in view.path.solutions],
         "tree": [[int(a), int(b), lam, int(size)] for a, b, lam, size in view.path.linkage.tolist()],
@@ -68,7 +68,7 @@ def gather(source: Fit | Path | Solution, *, path: Path | None = None, chosen: i
         "bounds": _bounds(whole),
         "groups": {"sentence": source.why} if isinstance(source, Fit) else None,
         "federated": _federated(source) if isinstance(source, Federated) else None,
-        "settings": plain(_settings(source, whole) if settings is None else settings),
+        "settings": json_ready(_settings(source, whole) if settings is None else settings),
         "notes": [str(note) for note in notes],
         "reduced": {"users": n, "shown": len(keep)} if len(keep) < n else None,
     }
@@ -105,19 +105,19 @@ def _map(view: View) -> dict[str, Any]:
         rows = np.unique(np.linspace(0, len(X) - 1, min(len(X), _SAMPLES)).round().astype(np.int64))
         samples = [[*point, int(side), int(owner)] for point, side, owner in
                    zip(X[rows].tolist(), y[rows] > 0, users.owner[rows], strict=True)]
-        return {"kind": "separators", "xlabel": names[0], "ylabel": names[1], "points": numbers(lines),
+        return {"kind": "separators", "xlabel": names[0], "ylabel": names[1], "points": json_ready(lines),
                 "samples": samples, "note": "Lines at which each model is undecided between the two classes."}
     if dim > 2:
         points, shares = project(view.models)
         return {"kind": "projection", "xlabel": "first direction", "ylabel": "second direction",
-                "points": numbers(points), "samples": None,
+                "points": json_ready(points), "samples": None,
                 "note": f"The two directions hold {100 * shares.sum():.0f}% of the differences between models."}
     told = view.told(view.models.reshape(-1, dim)).reshape(view.models.shape)
     coefficients = view.names()[0]
     if dim == 1:
         told = np.concatenate([told, np.zeros_like(told)], axis=2)
     return {"kind": "line" if dim == 1 else "projection", "xlabel": coefficients[0],
-            "ylabel": coefficients[1] if dim == 2 else "", "points": numbers(told), "samples": None,
+            "ylabel": coefficients[1] if dim == 2 else "", "points": json_ready(told), "samples": None,
             "note": "Every model is a point: its coefficients are its coordinates." if dim == 2 else ""}
 
 
@@ -128,7 +128,7 @@ def _coefficients(view: View, classes: Sequence[str] | None) -> dict[str, Any]:
         firsts = np.unique(s.labels, return_index=True)[1]
         largest = np.argsort(-np.bincount(s.labels), kind="stable")[:_CLUSTERS]
         which.append(largest.tolist())
-        told.append(numbers(view.told(s.models[firsts[largest]])))
+        told.append(json_ready(view.told(s.models[firsts[largest]])))
     return {"names": names, "outputs": outputs, "clusters": told, "which": which}
 
 
@@ -141,8 +141,8 @@ def _scores(source: Fit | Path | Solution, view: View, keep: Ints) -> dict[str, 
                 f"({_many(found.n_clusters, 'cluster')}).")
         if (places < 0).any():
             note += " Computed at the chosen lam only."
-        return {"metric": found.metric, "larger": found.larger, "alone": numbers(found.alone[keep]),
-                "together": numbers(found.together[keep]), "points": numbers(points), "note": note}
+        return {"metric": found.metric, "larger": found.larger, "alone": json_ready(found.alone[keep]),
+                "together": json_ready(found.together[keep]), "points": json_ready(points), "note": note}
     if isinstance(source, Federated) and source.scores is not None:
         active = ~source.state.aside
         told = source.scores[active] if len(source.scores) == len(active) else source.scores
@@ -152,7 +152,8 @@ def _scores(source: Fit | Path | Solution, view: View, keep: Ints) -> dict[str, 
         points = np.full((len(view.path), len(keep)), np.nan)
         points[view.index] = here[keep]
         return {"metric": "accuracy" if right else "loss", "larger": right, "alone": None, "together": None,
-                "points": numbers(points), "note": f"On {_many(int(told[:, 2].sum()), 'row')} held out by their users."}
+                "points": json_ready(points),
+                "note": f"On {_many(int(told[:, 2].sum()), 'row')} held out by their users."}
     return None
 
 
@@ -178,11 +179,11 @@ def _bounds(view: View) -> dict[str, Any] | None:
         bounds = recovery_bounds(solution.problem, solution.labels)
     except CoterieError:  # data that are with their users, for one
         return None
-    return {"lower": number(bounds.lower), "upper": number(bounds.upper), "sentence": bounds.sentence}
+    return {"lower": json_ready(bounds.lower), "upper": json_ready(bounds.upper), "sentence": bounds.sentence}
 
 
 def _federated(run: Federated) -> dict[str, Any]:
-    rounds = [{"round": int(line.iteration), "gap": number(line.gap), "n_clusters": int(line.n_clusters),
+    rounds = [{"round": int(line.iteration), "gap": json_ready(line.gap), "n_clusters": int(line.n_clusters),
                "bytes_up": int(line.bytes_up), "bytes_down": int(line.bytes_down), "answered": int(line.answered)}
               for line in run.history]
     aside = f" {_many(len(run.aside), 'user')} set aside." if run.aside else ""
@@ -195,30 +196,6 @@ def _settings(source: Fit | Path | Solution, view: View) -> dict[str, Any]:
     graph = view.path.problem.graph
     return {"loss": repr(view.loss), "lam": view.solution.lam, "solver": view.solution.solver,
             "graph": "all pairs" if graph.is_complete else _many(graph.n_edges, "edge"), "tol": view.path.tol}
-
-
-def plain(value: Any) -> Any:
-    """As JSON knows it: no nan, no inf, and texts for what it does not know."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, np.ndarray)):
-        return [plain(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float):
-        return number(value)
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
-
-
-def numbers(values: Array) -> list[Any]:
-    """Nested lists, None for nan and inf."""
-    finite = np.isfinite(values)
-    if finite.all():
-        return values.tolist()
-    known = values.astype(object)
-    known[~finite] = None
-    return known.tolist()
-
 
 
 def _many(count: int, what: str) -> str:

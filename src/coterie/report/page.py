@@ -10,7 +10,6 @@ import base64
 import hashlib
 import html
 import json
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.runs import put
+from coterie.storage import json_ready, write_atomically
 
 #: The script's parts in the order in which they run.
 SCRIPTS = ("basics.js", "model.js", "path.js", "map.js", "people.js", "proof.js", "page.js")
@@ -51,7 +50,7 @@ def render(document: Mapping[str, Any]) -> str:
 def write(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
     """Write the page in one step: whoever opens the file sees the old page or the new one, whole."""
     path = Path(path)
-    put(path, render(document).encode("utf-8", "replace"))
+    write_atomically(path, render(document).encode("utf-8", "replace"))
     return path
 
 
@@ -64,18 +63,7 @@ def _digest(text: str) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(_finite(value), allow_nan=False, separators=(",", ":")).translate(_UNSAFE)
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for what JSON cannot say: nan and the infinities."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    return json.dumps(json_ready(value), allow_nan=False, separators=(",", ":")).translate(_UNSAFE)
 
 
 def _packed(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from coterie.losses.base import AffineLoss
 from coterie.losses.remote import Remote
 from coterie.problem import Problem
 from coterie.solution import Solution
-from coterie.storage import pack, unpack
+from coterie.storage import json_ready, pack, unpack, write_atomically
 
 TAKEN = ("user", "cluster", "users")  # columns of models.csv and clusters.csv that are no coefficients
 
@@ -62,7 +62,8 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
         "settings": dict(settings), "status": solution.status.name, "sentence": solution.status.value,
         "lam": solution.lam,
         "n_users": problem.n_users, "dim": problem.dim, "n_clusters": solution.n_clusters,
-        "gap": number(solution.gap), "objective": number(certificate.objective), "bound": number(certificate.bound),
+        "gap": json_ready(solution.gap), "objective": json_ready(certificate.objective),
+        "bound": json_ready(certificate.bound),
         "solver": solution.solver, "seconds": round(solution.seconds, 3)}
     run: Any = solution
     if hasattr(run, "ledger"):  # of a federation
@@ -71,8 +72,8 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
                  "bytes_down": ledger.bytes_down, "numbers_up": ledger.numbers_up, "numbers_down": ledger.numbers_down,
                  "aside": {str(name): reason for name, reason in run.aside.items()},
                  "refusals": [[turn, str(name), reason] for turn, name, reason in run.refusals]}
-        put(place / "ledger.csv", table(["round", "kind", "direction", "field", "messages", "numbers", "bytes"],
-                                        ledger.entries))
+        header = ["round", "kind", "direction", "field", "messages", "numbers", "bytes"]
+        write_atomically(place / "ledger.csv", table(header, ledger.entries))
     models, columns = (solution.models, coefficient_names(problem)) if shown is None else shown
     labels = solution.labels
     users: dict[str, list[Any]] = {"user": list(problem.users.names), "cluster": labels.tolist()}
@@ -82,19 +83,19 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
     clusters: dict[str, list[Any]] = {"cluster": labels[first].tolist(), "users": np.bincount(labels).tolist()}
     clusters |= {name: models[first, k].tolist() for k, name in enumerate(columns)}
     for name, rows in (("models", users), ("clusters", clusters)):
-        put(place / f"{name}.csv", table(list(rows), zip(*rows.values(), strict=True)))
+        write_atomically(place / f"{name}.csv", table(list(rows), zip(*rows.values(), strict=True)))
     if path is not None:
-        put(place / "path.csv", table(list(path), zip(*path.values(), strict=True)))
+        write_atomically(place / "path.csv", table(list(path), zip(*path.values(), strict=True)))
     with contextlib.suppress(MissingExtra):
         write_parquet(users, place / "models.parquet")
         if path is not None:
             write_parquet(dict(path), place / "path.parquet")
-    put(place / "solution.coterie", pack({
+    write_atomically(place / "solution.coterie", pack({
         "models": solution.models, "duals": solution.duals, "names": [_plain(name) for name in problem.users.names],
         "lam": solution.lam, "weights": problem.graph.weights, "pairs": problem.graph.pairs,
         "features": list(problem.users.feature_names)}))
     told |= dict(more or {})
-    put(place / "run.json", json.dumps(told, indent=1, ensure_ascii=False, default=str).encode())
+    write_atomically(place / "run.json", json.dumps(told, indent=1, ensure_ascii=False, default=str).encode())
     return place
 
 
@@ -147,19 +148,6 @@ def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
     return stream.getvalue().encode()
 
 
-def put(path: Path, data: bytes) -> None:
-    """Write a file in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    new.write_bytes(data)
-    os.replace(new, path)
-
-
 def _plain(name: Any) -> Any:
     """A user's name as JSON has it: dates are texts."""
     return name if isinstance(name, (str, int, float)) else str(name)
-
-
-def number(value: float) -> float | None:
-    """JSON knows no inf and no nan."""
-    return float(value) if np.isfinite(value) else None

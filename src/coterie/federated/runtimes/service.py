@@ -31,6 +31,7 @@ from coterie.graph import Graph
 from coterie.graph.weights import KINDS
 from coterie.losses import Multinomial
 from coterie.problem import check_lam
+from coterie.storage import write_atomically
 
 log = logging.getLogger("coterie.federated")
 
@@ -160,10 +161,7 @@ def _facts(runtime: Carrier, config: Mapping[str, Any], file: Path) -> dict[str,
         moments = _moments(runtime, len(names), len(features))
         scaler = Standardizer.from_moments(moments, feature_names=features)
         facts |= {"means": scaler.mean.tolist(), "scale": scaler.scale.tolist()}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(".new")
-    new.write_text(json.dumps(facts, ensure_ascii=False), encoding="utf-8")
-    new.replace(file)
+    write_atomically(file, json.dumps(facts, ensure_ascii=False).encode())
     return facts
 
 
