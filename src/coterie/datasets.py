@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array, Ints
+from coterie.data.frames import read_csv, read_parquet
 from coterie.data.users import Users
-from coterie.data.validation import read_csv, read_parquet
 from coterie.errors import InvalidInput
 from coterie.losses.multinomial import sum_zero_basis
 

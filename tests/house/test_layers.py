@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "coterie"
 #: A name stands for a file or for all files of a package that no longer name stands for.
 LAYERS = [
     "errors", "_typing", "storage",
-    "data.validation", "data.io", "data.users", "data.encoding", "data",
+    "data.validation", "data.frames", "data.io", "data.users", "data.encoding", "data",
     "losses.newton", "losses.base", "losses", "losses.checks",
     "graph.kernels", "graph.graph", "graph", "problem", "newcomers", "solution", "certificates", "graph.weights",
     "datasets",
@@ -38,7 +38,7 @@ LEVEL = {name: level for level, name in enumerate(LAYERS)}
 #: Where each third-party adapter may be imported.
 HOMES = {
     "cvxpy": {"solvers.reference"}, "matplotlib": {"plots", "experiments"}, "plotly": {"experiments"},
-    "typer": {"cli"}, "rich": {"cli"}, "polars": {"data.validation"}, "numba": {"graph.kernels", "solvers"},
+    "typer": {"cli"}, "rich": {"cli"}, "polars": {"data.frames"}, "numba": {"graph.kernels", "solvers"},
     "flwr": {"federated.flower", "federated.runtimes.cluster"}, "cryptography": {"federated.runtimes.keys"},
     "tensorboardX": {"federated.metrics"}, "mlflow": {"federated.metrics"},
 }

@@ -16,7 +16,7 @@ from coterie.certificates import certify
 from coterie.cli.base import app, console
 from coterie.cli.fit import columns_of
 from coterie.data.encoding import Recipe, fingerprint, read_table
-from coterie.data.validation import write_parquet
+from coterie.data.frames import write_parquet
 from coterie.errors import InvalidInput
 from coterie.fitting.units import Units
 from coterie.graph import Graph

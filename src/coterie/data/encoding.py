@@ -34,10 +34,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from coterie._typing import Array, Flags, Ints
+from coterie.data.frames import Settled, as_frame, row_names, settle
 from coterie.data.io import fingerprint as fingerprint
 from coterie.data.io import read_table as read_table
 from coterie.data.users import Users
-from coterie.data.validation import Settled, as_frame, check_unique, row_names, settle, show, suggest
+from coterie.data.validation import check_unique, show, suggest
 from coterie.errors import CoterieWarning, InvalidInput
 
 Task = Literal["classification", "regression", "counts", "clustering"]

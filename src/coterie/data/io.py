@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from coterie._typing import Flags, Ints
-from coterie.data.validation import check_unique, read_parquet, read_texts, show, unpack_zstd
+from coterie.data.frames import read_parquet, read_texts, unpack_zstd
+from coterie.data.validation import check_unique, show
 from coterie.errors import CoterieWarning, InvalidInput
 
 SEPARATORS = ",;\t|"

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array, Ints
+from coterie.data.frames import read_csv, read_parquet
 from coterie.data.validation import (
     ENCODE,
     ENCODE_TARGET,
@@ -27,8 +28,6 @@ from coterie.data.validation import (
     check_unique,
     group,
     plain,
-    read_csv,
-    read_parquet,
     show,
     suggest,
 )

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from coterie._typing import Array
-from coterie.data.validation import write_parquet
+from coterie.data.frames import write_parquet
 from coterie.errors import InvalidInput, MissingExtra
 from coterie.losses import Multinomial
 from coterie.losses.base import AffineLoss

@@ -1,0 +1,241 @@
+"""Everything that is done with polars: files become frames, and columns of frames become NumPy arrays.
+
+polars is the extra `tables`; it is imported when it is needed, and no other module imports it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from coterie._typing import Array, Flags, Ints
+from coterie.data.validation import check_unique, show
+from coterie.errors import InvalidInput, MissingExtra
+from coterie.storage import write_atomically
+
+
+def read_csv(path: str | PathLike[str], separator: str = ",") -> Any:
+    """A CSV file with a header, compressed or not, as a polars frame."""
+    def read(pl: Any) -> Any:
+        try:
+            return pl.read_csv(path, separator=separator, infer_schema_length=10_000, glob=False)
+        except pl.exceptions.PolarsError:  # a column changes its kind later on: look at all rows, 5 times slower
+            return pl.read_csv(path, separator=separator, infer_schema_length=None, glob=False)
+
+    frame = _read(path, read)
+    # polars renames a repeated header; under its new name the column would pass for a feature.
+    twice = [c.rpartition("_duplicated_")[0] for c in frame.columns if "_duplicated_" in c]
+    check_unique([*frame.columns, *(c for c in twice if c in frame.columns)], f"Column names of {path}")
+    return frame
+
+
+def read_parquet(path: str | PathLike[str]) -> Any:
+    """One Parquet file as a polars frame."""
+    return _read(path, lambda pl: pl.read_parquet(path, glob=False))
+
+
+def _read(path: str | PathLike[str], reader: Callable[[Any], Any]) -> Any:
+    try:
+        import polars
+    except ImportError as error:
+        raise MissingExtra("polars", "tables", "Reading CSV and Parquet files") from error
+    if not Path(path).is_file():
+        raise InvalidInput(f"There is {'a directory, not a' if Path(path).is_dir() else 'no'} file at this path",
+                           where=str(path), remedy="Check the path")
+    try:
+        frame = reader(polars)
+    except InvalidInput:
+        raise
+    except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError, ValueError) as error:
+        raise InvalidInput(f"The file cannot be read as a table: {str(error).splitlines()[0]}", where=str(path),
+                           remedy="Check its format, its separator and that it is UTF-8") from error
+    if not len(frame):
+        raise InvalidInput("The file has no rows", where=str(path), remedy="Check that it was written completely")
+    return frame
+
+
+def write_parquet(columns: dict[str, list[Any]], path: str | PathLike[str]) -> None:
+    """Columns as a Parquet file, put in place in one step."""
+    try:
+        import polars
+    except ImportError as error:
+        raise MissingExtra("polars", "tables", "Writing Parquet files") from error
+    # Names of several types in one column are written as texts.
+    plain = {name: values if len({type(value) for value in values} - {type(None)}) <= 1 else list(map(str, values))
+             for name, values in columns.items()}
+    stream = io.BytesIO()
+    polars.DataFrame(plain).write_parquet(stream)
+    write_atomically(path, stream.getvalue())
+
+
+# ---- columns of a polars frame, whatever they hold
+
+#: Cells without a value, in capitals or not.
+MISSING = ("", "na", "n/a", "nan", "null", "?", "-", "#n/a", "<na>")
+# Numbers whose decimal mark is the comma: 1,5 and 1.234,5 and 1,5e-3. The others may be thousands: 1,234.
+DECIMAL_COMMA = r"^[+-]?(\d+|\d*,\d+|\d{1,3}(\.\d{3})+(,\d+)?)([eE][+-]?\d+)?$"
+THOUSANDS = r"^[+-]?(\d{1,3}|[1-9]\d{0,2},\d{3})$"
+ISO_TIME = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?$"
+FORMATS = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M%#z", "%Y-%m-%dT%H:%M:%S%.f%#z")
+
+
+class Settled(NamedTuple):
+    """A column as numbers: `values` are 0 where `missing`."""
+
+    kind: str       # number, flag, text, date, duration, empty or other
+    values: Array | Ints  # numbers; 0 and 1; positions in levels; microseconds since 1970; microseconds
+    missing: Flags
+    levels: tuple[str, ...] = ()  # of texts: the distinct ones, sorted
+    dtype: str = ""
+
+
+def read_texts(path: str | PathLike[str], content: Callable[[], tuple[bytes, list[str], str, int]]) -> Any:
+    """The records of a text as a polars frame: from their bytes, the columns' names, the separator and their number.
+
+    Columns whose texts are all numbers or all truth values hold these.
+    """
+    def read(pl: Any) -> Any:
+        body, names, separator, n = content()
+        texts = pl.read_csv(body, has_header=False, separator=separator, schema=dict.fromkeys(names, pl.String),
+                            quote_char='"' if b'"' in body else None)
+        if texts.shape != (n, len(names)):
+            raise InvalidInput(f"{n} rows and {len(names)} columns are read as {texts.shape}", where=str(path),
+                               remedy="Save the table as Parquet")
+        read = [_typed(pl, column, separator) for column in texts]
+        commas = [column.name for column, comma in read if comma]
+        points = [column.name for column, comma in read if commas and not comma and column.dtype == pl.Float64
+                  and texts[column.name].str.contains(".", literal=True).any()]
+        if points:
+            raise InvalidInput(f"Column {show(points[0])} has decimal points, column {show(commas[0])} decimal commas",
+                               where=str(path), remedy="Write all numbers with the same decimal mark")
+        return pl.DataFrame([column for column, _ in read])
+
+    return _read(path, read)
+
+
+def unpack_zstd(path: str | PathLike[str]) -> bytes:
+    """The text of a file packed with zstd: read as a table of one column, it is its lines."""
+    lines = _read(path, lambda pl: pl.read_csv(path, has_header=False, separator="\1", quote_char=None, glob=False,
+                                               schema={"line": pl.String}))
+    return "\n".join(line or "" for line in lines["line"]).encode()
+
+
+def _cleaned(column: Any) -> Any:
+    """Texts without spaces around them, null where they mark a missing value."""
+    column = column.str.strip_chars(" \t")
+    return column.set(column.str.to_lowercase().is_in(MISSING).fill_null(True), None)
+
+
+def _floats(pl: Any, column: Any) -> Any:
+    """Texts as float64, or None if some text is no number."""
+    numbers = column.cast(pl.Float64, strict=False).fill_nan(None)
+    return numbers if numbers.null_count() == column.null_count() else None
+
+
+def _typed(pl: Any, column: Any, separator: str) -> tuple[Any, bool]:
+    """A column of texts as integers, numbers or truth values where all are, and whether commas are decimal marks.
+
+    Integers not written plainly (007, +1, beyond 2^53) stay texts: they may be names or codes.
+    """
+    numbers = _floats(pl, column)
+    if numbers is None:
+        column = _cleaned(column)
+        numbers = _floats(pl, column)
+    if column.null_count() == len(column):
+        return column, False
+    comma = numbers is None and separator in ";\t|" and bool(column.str.contains(DECIMAL_COMMA).all()) \
+        and (separator == ";" or not column.str.contains(THOUSANDS).all())
+    if comma:
+        numbers = _floats(pl, column.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True))
+    if numbers is not None:
+        start = column.head(1000)
+        if not comma and start.cast(pl.Int64, strict=False).null_count() == start.null_count():
+            whole = column.cast(pl.Int64, strict=False)
+            if whole.null_count() == column.null_count():
+                return whole if (whole.cast(pl.String) == column).all() else column, False
+        return (numbers, comma) if comma or (numbers.abs() < 2**53).all() else (column, False)
+    truth = column.str.to_lowercase()
+    return (truth == "true" if truth.is_in(["true", "false"]).all() else column).alias(column.name), False
+
+
+def settle(column: Any, *, parse: bool = True) -> Settled:
+    """What a column of a polars frame holds; texts that are all numbers, truth values or ISO times are read as such."""
+    import polars as pl
+
+    dtype = column.dtype
+    if isinstance(dtype, (pl.Categorical, pl.Enum)):
+        column = column.cast(pl.String)
+    kind = "other"
+    if column.dtype == pl.String:
+        column, kind = _cleaned(column), "text"
+        numbers = _floats(pl, column) if parse else None
+        truth = column.str.to_lowercase()
+        if column.null_count() == len(column):
+            kind = "empty"
+        elif numbers is not None:
+            column, kind = numbers, "number"
+        elif parse and truth.is_in(["true", "false"]).all():
+            column, kind = truth == "true", "flag"
+        elif parse and column.str.contains(ISO_TIME).all():
+            parts = [column.str.replace(" ", "T", literal=True).str.to_datetime(f, strict=False, time_unit="us")
+                     for f in FORMATS]
+            times = pl.select(pl.coalesce(*(part.cast(pl.Int64) for part in parts))).to_series()
+            column, kind = (times, "date") if times.null_count() == column.null_count() else (column, "text")
+    elif dtype == pl.Boolean:
+        kind = "flag"
+    elif dtype.is_numeric():
+        column, kind = column.cast(pl.Float64).fill_nan(None), "number"
+    elif dtype == pl.Date or isinstance(dtype, pl.Datetime):
+        column, kind = column.cast(pl.Datetime("us")).cast(pl.Int64), "date"
+    elif isinstance(dtype, pl.Duration):
+        column, kind = column.cast(pl.Duration("us")).cast(pl.Int64), "duration"
+    elif dtype == pl.Time:
+        column, kind = column.cast(pl.Int64) // 1000, "duration"
+    kind = "empty" if dtype == pl.Null or (kind != "other" and column.null_count() == len(column)) else kind
+    missing, levels = column.is_null().to_numpy(), ()
+    if kind == "text":
+        levels = tuple(column.drop_nulls().unique().sort().to_list())
+        column = column.cast(pl.Enum(levels)).to_physical()
+    values: Any = np.zeros(len(column))
+    if kind not in ("empty", "other"):
+        values = column.fill_null(False if column.dtype == pl.Boolean else 0).to_numpy()
+        values = values.astype(np.int64 if kind in ("text", "date", "duration") else np.float64)
+    return Settled(kind, values, missing, levels,
+                   "int" if dtype.is_integer() else "bool" if dtype == pl.Boolean else str(dtype))
+
+
+def as_frame(frame: Any) -> Any:
+    """A polars frame, computed where it is lazy."""
+    frame = frame.collect() if hasattr(frame, "collect") else frame
+    if type(frame).__module__.partition(".")[0] != "polars" or not hasattr(frame, "columns"):
+        raise InvalidInput(f"A table must be a polars frame, got {type(frame).__name__}",
+                           remedy="Read it with read_table, or use polars.from_pandas")
+    return frame
+
+
+def row_names(column: Any) -> list[Any]:
+    """The names in a user column: texts, integers, truth values, dates; fractions lose their last digits and zeros."""
+    import polars as pl
+
+    dtype, where = column.dtype, f"column {column.name!r}"
+    if isinstance(dtype, (pl.Categorical, pl.Enum)):
+        column = column.cast(pl.String)
+    elif dtype.is_float():
+        column = column.fill_nan(None)
+    elif not (dtype.is_integer() or dtype in (pl.String, pl.Boolean, pl.Date, pl.Datetime, pl.Null)):
+        raise InvalidInput(f"User names must be texts, integers or dates, got {dtype}", where=where,
+                           remedy="Name another column as the user")
+    gone = column.is_null() | (column == "") if column.dtype == pl.String else column.is_null()
+    if gone.any():
+        raise InvalidInput("A user name is missing", where=f"row {gone.arg_max()}, {where}",
+                           remedy="Fill it in or delete the row")
+    wrong = (column != column.floor()) | (column.abs() >= 2**53) if dtype.is_float() else gone
+    if wrong.any():
+        raise InvalidInput(f"User names must be texts, integers or dates, got {column[wrong.arg_max()]!r}",
+                           where=f"row {wrong.arg_max()}, {where}", remedy="Write the names as texts, such as s1.10")
+    return list(column.to_list())
