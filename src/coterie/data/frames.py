@@ -84,7 +84,7 @@ ISO_TIME = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d
 FORMATS = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M%#z", "%Y-%m-%dT%H:%M:%S%.f%#z")
 
 
-class Settled(NamedTuple):
+class Cells(NamedTuple):
     """A column as numbers: `values` are 0 where `missing`."""
 
     kind: str       # number, flag, text, date, duration, empty or other
@@ -92,6 +92,11 @@ class Settled(NamedTuple):
     missing: Flags
     levels: tuple[str, ...] = ()  # of texts: the distinct ones, sorted
     dtype: str = ""
+
+    @property
+    def written(self) -> bool:
+        """Whether the cells are texts, whatever they say."""
+        return self.dtype.startswith(("String", "Categorical", "Enum"))
 
 
 def read_texts(path: str | PathLike[str], content: Callable[[], tuple[bytes, list[str], str, int]]) -> Any:
@@ -163,7 +168,7 @@ def _typed(pl: Any, column: Any, separator: str) -> tuple[Any, bool]:
     return (truth == "true" if truth.is_in(["true", "false"]).all() else column).alias(column.name), False
 
 
-def settle(column: Any, *, parse: bool = True) -> Settled:
+def read_cells(column: Any, *, parse: bool = True) -> Cells:
     """What a column of a polars frame holds; texts that are all numbers, truth values or ISO times are read as such."""
     import polars as pl
 
@@ -205,8 +210,8 @@ def settle(column: Any, *, parse: bool = True) -> Settled:
     if kind not in ("empty", "other"):
         values = column.fill_null(False if column.dtype == pl.Boolean else 0).to_numpy()
         values = values.astype(np.int64 if kind in ("text", "date", "duration") else np.float64)
-    return Settled(kind, values, missing, levels,
-                   "int" if dtype.is_integer() else "bool" if dtype == pl.Boolean else str(dtype))
+    return Cells(kind, values, missing, levels,
+                 "int" if dtype.is_integer() else "bool" if dtype == pl.Boolean else str(dtype))
 
 
 def as_frame(frame: Any) -> Any:

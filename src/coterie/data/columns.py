@@ -1,0 +1,137 @@
+"""A column of a table as columns of numbers: what a recipe says about it, and how it is applied to a table."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from coterie._typing import Array, Ints
+from coterie.data.frames import Cells
+from coterie.data.validation import show
+from coterie.errors import CoterieWarning, InvalidInput
+
+LARGEST, DAY = 1e150, 86_400_000_000
+OTHER = "(other)"
+# Numbers and dates as people write them, $1,234.50 and 12 % and 31.12.2020, which are no levels.
+LOCAL = re.compile("[$€£]? ?[+-]?(\\d+|\\d{1,3}([,.' \u00a0\u202f]\\d{3})+)([.,]\\d+)? ?[%$€£]?"
+                   "|\\d{4}[./-]\\d{1,2}[./-]\\d{1,2}( .*)?|\\d{1,2}[./-]\\d{1,2}[./-](\\d{4}|\\d\\d)( .*)?")
+AS_LEARNED = "Correct it, or learn from this table"
+#: What a column of each kind holds, in words.
+HOLDS = {"number": "numbers", "flag": "truth values", "date": "dates", "duration": "durations", "text": "texts",
+         "other": "values that are no numbers", "empty": "nothing"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of the table that is used, and what becomes of it.
+
+    Parameters
+    ----------
+    name : its name in the table.
+    kind : what it holds; texts are a category.
+    fill : stands for a missing value, in the units of the encoded column.
+    levels : the texts of a category that have a column of 0 and 1 each.
+    pooled : whether all other levels of a category are one more column.
+    missing : whether one more column marks the rows without a value.
+    origin : the earliest date, in microseconds since 1970.
+    """
+
+    name: str
+    kind: Literal["number", "category", "flag", "date", "duration"]
+    fill: float = 0.0
+    levels: tuple[str, ...] = ()
+    pooled: bool = False
+    missing: bool = False
+    origin: int = 0
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the encoded columns."""
+        own = [f"{self.name}={level}" for level in (*self.levels, *([OTHER] * self.pooled))] \
+            if self.kind == "category" else [f"{self.name} (days)" if self.kind in ("date", "duration") else self.name]
+        return (*own, *([f"{self.name} missing"] * self.missing))
+
+    def encode(self, cells: Cells) -> Array:
+        """The encoded columns, (n_rows, n_labels)."""
+        encoded = np.zeros((len(cells.missing), len(self.labels)))
+        if self.missing:
+            encoded[:, -1] = cells.missing
+        if self.kind == "category":
+            index = self._level_index(cells)
+            known = index >= 0
+            encoded[np.flatnonzero(known), index[known]] = 1.0
+            return encoded
+        fits = cells.kind in (self.kind, "empty") or (self.kind == "number" and cells.kind == "flag") \
+            or (self.kind == "flag" and cells.kind == "number" and bool(np.isin(cells.values, (0, 1)).all()))
+        if not fits:
+            raise InvalidInput(f"The column must hold {HOLDS[self.kind]}, as in the table learned from, it holds "
+                               f"{HOLDS[cells.kind]}{first_text(cells)}", where=f"column {self.name!r}",
+                               remedy=AS_LEARNED)
+        values = in_days(self.kind, cells.values, self.origin)
+        check_size(values, self.name)
+        encoded[:, 0] = np.where(cells.missing, self.fill, values)
+        return encoded
+
+    def _level_index(self, cells: Cells) -> Ints:
+        """The encoded column of each row's level, -1 for none."""
+        if cells.kind not in ("text", "number", "flag", "empty"):
+            raise InvalidInput(f"The column must hold texts, as in the table learned from, it holds "
+                               f"{HOLDS[cells.kind]}", where=f"column {self.name!r}", remedy=AS_LEARNED)
+        texts, codes = as_texts(cells)
+        known = positions(self.levels, cells)
+        unknown = len(self.levels) if self.pooled else -1
+        index = np.where(cells.missing, -1, np.array([known.get(text, unknown) for text in texts])[codes])
+        new = [texts[code] for code in np.unique(codes[(index < 0) & ~cells.missing])]
+        if new:
+            warnings.warn(f"Column {self.name!r} has levels that the table learned from does not have, {show(*new)}: "
+                          "all its columns are 0 there.", CoterieWarning, stacklevel=5)
+        return index
+
+
+def as_texts(cells: Cells) -> tuple[list[str], Ints]:
+    """The distinct values of a column as texts, and the position of each row's among them; 0 where it is missing."""
+    if cells.kind == "text":
+        return list(cells.levels), cells.values.astype(np.int64)
+    values, codes = np.unique(cells.values[~cells.missing], return_inverse=True)
+    index = np.zeros(len(cells.values), dtype=np.int64)
+    index[~cells.missing] = codes
+    return [text_key(str(bool(v)) if cells.kind == "flag" else str(v)) for v in values.tolist()] or [""], index
+
+
+def positions(texts: Sequence[str], cells: Cells) -> dict[str, int]:
+    """Positions of texts under the names that `as_texts` gives them: as they are, or 1, 1.0 and 1e0 as one."""
+    return {text if cells.kind == "text" else text_key(text): i for i, text in enumerate(texts)}
+
+
+def text_key(text: str) -> str:
+    """One text for all ways to write a number or a truth value."""
+    try:
+        return repr(float(text) + 0.0)
+    except ValueError:
+        return text.lower() if text.lower() in ("true", "false") else text
+
+
+def in_days(kind: str, values: Any, origin: int) -> Array:
+    """Dates and durations in days since `origin`, other values as they are."""
+    return np.asarray((values - origin) / DAY if kind in ("date", "duration") else values, dtype=np.float64)
+
+
+def check_size(values: Array, name: str) -> None:
+    """Raise InvalidInput at the first number that is infinite or too large to be squared."""
+    large = np.flatnonzero(~(np.abs(values) <= LARGEST))
+    if large.size:
+        raise InvalidInput(f"A number must be finite and at most {LARGEST:g}, got {values[large[0]]:g}",
+                           where=f"column {name!r}, row {large[0]}", remedy="Correct it, or leave the cell empty")
+
+
+def first_text(cells: Cells) -> str:
+    """The first text that is no number, and its row, in brackets."""
+    if cells.kind != "text":
+        return ""
+    code = next((i for i, level in enumerate(cells.levels) if not LOCAL.fullmatch(level)), 0)
+    return f" ({show(cells.levels[code])} in row {np.argmax((cells.values == code) & ~cells.missing)})"

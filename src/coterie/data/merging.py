@@ -1,0 +1,147 @@
+"""Summaries of several tables as one: what each node says of its own table becomes what is true of all rows.
+
+Merging is exact with three exceptions. Where values are pooled or too many to be counted, the number of levels is the
+largest that one node knows of, and the median is the mean of the nodes' medians. And whether a column numbers the rows
+depends on their order, which is each node's own: it does if it does at every node, or if all its parts rise and
+together are 0, 1, 2, ... or 1, 2, 3, ...
+
+Kinds are reconciled: nothing with anything; truth values with numbers are numbers; integers, truth values and texts
+that say numbers are levels where another node has texts, if they are 20 different ones at most. All else is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from coterie.data.columns import DAY, HOLDS, text_key
+from coterie.data.summary import ColumnSummary, Levels, Numbers, RowOrder, TableSummary
+from coterie.data.validation import show
+from coterie.errors import InvalidInput
+
+
+def merge(summaries: Sequence[TableSummary], min_count: int = 1) -> TableSummary:
+    """The summary of all rows together, as far as it follows from those of the parts; see the module.
+
+    Parameters
+    ----------
+    summaries : one or more, made with the same user, target, features and task.
+    min_count : levels with fewer rows in all parts together are pooled. `summarise` pools what leaves a node.
+
+    Returns
+    -------
+    TableSummary
+
+    Raises
+    ------
+    InvalidInput : the parts were asked different things, or a column is not the same kind of thing everywhere.
+    """
+    if not summaries:
+        raise InvalidInput("At least one summary is needed, got none", remedy="Wait until a node has answered")
+    first = summaries[0]
+    for key in ("user", "target", "task", "named"):
+        others = {getattr(summary, key) for summary in summaries}
+        if len(others) > 1:
+            raise InvalidInput(f"Tables were summarised with different settings: {key} is "
+                               f"{show(*sorted(map(str, others)))}", remedy=f"Summarise all tables with the same {key}")
+    names = [[column.name for column in summary.columns] for summary in summaries]
+    for node, theirs in enumerate(names):
+        odd = [name for name in dict.fromkeys((*names[0], *theirs)) if (name in names[0]) != (name in theirs)]
+        if odd:
+            without = node if odd[0] in names[0] else 0
+            raise InvalidInput(f"Column {show(odd[0])} is missing in table {without} and there in table "
+                               f"{0 if without else node}", where=f"column {odd[0]!r}",
+                               remedy=f"Add it, or leave it out of all tables: --drop {odd[0]!r}")
+    by_name = [{column.name: column for column in summary.columns} for summary in summaries]
+    answers = None if first.answers is None else _merged([s.answers for s in summaries if s.answers is not None])
+    columns = tuple(_merged([columns[name] for columns in by_name]) for name in names[0])
+    merged = replace(first, rows=sum(s.rows for s in summaries), users=sum(s.users for s in summaries),
+                     answers=answers, columns=columns)
+    return merged if min_count <= 1 else _without_rare(merged, min_count)
+
+
+def _without_rare(summary: TableSummary, min_count: int) -> TableSummary:
+    def pooled(column: ColumnSummary) -> ColumnSummary:
+        return replace(column, levels=column.levels.pooled(len(column.levels.counts), min_count))
+
+    return replace(summary, columns=tuple(map(pooled, summary.columns)),
+                   answers=None if summary.answers is None else pooled(summary.answers))
+
+
+def _merged(parts: Sequence[ColumnSummary]) -> ColumnSummary:
+    """One column's facts at all nodes as one."""
+    kind = _merged_kind(parts)
+    some = [part for part in parts if part.rows] or list(parts[:1])
+    given = [part for part in parts if part.kind != "empty"] or list(parts[:1])
+    levels = _merged_levels(given)
+    numbers = None if kind in ("text", "empty") else _merged_numbers(
+        kind, [part.numbers for part in given if part.numbers is not None], levels)
+    return ColumnSummary(
+        name=parts[0].name, kind=kind, written=all(p.written for p in given), integer=all(p.integer for p in given),
+        rows=sum(p.rows for p in parts), missing=sum(p.missing for p in parts), levels=levels, numbers=numbers,
+        order=_merged_order([part.order for part in some]))
+
+
+def _merged_kind(parts: Sequence[ColumnSummary]) -> str:
+    """What the column is in all tables together; what cannot be one thing is refused."""
+    kinds = {part.kind: node for node, part in reversed(list(enumerate(parts))) if part.kind != "empty"}
+    if len(kinds) <= 1:
+        return next(iter(kinds), "empty")
+    if set(kinds) == {"number", "flag"}:
+        return "number"
+    stubborn = [node for node, part in enumerate(parts) if part.kind in ("number", "flag", "date", "duration")
+                and not part.levels.counts and part.present]
+    if "text" in kinds and not stubborn:
+        return "text"
+    one = stubborn[0] if stubborn else next(iter(kinds.values()))
+    other = kinds["text"] if "text" in kinds else next(n for kind, n in kinds.items() if kind != parts[one].kind)
+    (one, other), name = sorted((one, other)), parts[0].name
+    raise InvalidInput(f"The column holds {HOLDS[parts[one].kind]} in table {one} and {HOLDS[parts[other].kind]} in "
+                       f"table {other}", where=f"column {name!r}",
+                       remedy=f"Make it the same everywhere, or leave it out of all tables: --drop {name!r}")
+
+
+def _merged_levels(parts: Sequence[ColumnSummary]) -> Levels:
+    """Rows of each level in all parts; a number that is no text is the text that says it, where there is one."""
+    counts: dict[str, int] = {}
+    for part in sorted(parts, key=lambda part: not part.written):
+        keys = {} if part.written else {text_key(text): text for text in reversed(counts)}
+        for text, n in part.levels.counts.items():
+            same = text if text in counts else keys.get(text_key(text), text)
+            counts[same] = counts.get(same, 0) + n
+    return Levels(counts=dict(sorted(counts.items())), rare_rows=sum(part.levels.rare_rows for part in parts),
+                  rare_levels=max(part.levels.rare_levels for part in parts),
+                  rare_local=max(part.levels.rare_local for part in parts))
+
+
+def _merged_numbers(kind: str, parts: Sequence[Numbers], levels: Levels) -> Numbers | None:
+    if not parts:
+        return None
+    n, low, high = sum(p.rows for p in parts), min(p.low for p in parts), max(p.high for p in parts)
+    integers = all(p.integers for p in parts)
+    if len(parts) == 1:
+        return parts[0]
+    if kind == "number" and not levels.rare_levels and sum(levels.counts.values()) == n:
+        # All values are known: mean and median are those of the rows together.
+        values = sorted((float({"true": "1", "false": "0"}.get(text.lower(), text)), count)
+                        for text, count in levels.counts.items())
+        ends = np.cumsum([count for _, count in values])
+        middle = [values[int(np.searchsorted(ends, place, side="right"))][0] for place in ((n - 1) // 2, n // 2)]
+        return Numbers(rows=n, low=low, high=high, mean=sum(v * count for v, count in values) / n,
+                       median=sum(middle) / 2, integers=integers)
+    # Of dates each mean counts from the node's own earliest date.
+    shift = [float(p.low - low) / DAY if kind == "date" else 0.0 for p in parts]
+    mean, median = (sum(p.rows * (getattr(p, key) + s) for p, s in zip(parts, shift, strict=True)) / n
+                    for key in ("mean", "median"))
+    return Numbers(rows=n, low=low, high=high, mean=mean, median=median, integers=integers)
+
+
+def _merged_order(parts: Sequence[RowOrder]) -> RowOrder:
+    rising = None
+    if all(part.rising is not None for part in parts):
+        lows, highs, sums = zip(*(part.rising for part in parts if part.rising is not None), strict=True)
+        rising = (min(lows), max(highs), sum(sums))
+    return RowOrder(differ=all(part.differ for part in parts), numbered=all(part.numbered for part in parts),
+                    rising=rising)
