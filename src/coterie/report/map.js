@@ -1,37 +1,10 @@
 // Where the models lie: dots of a projection, or separating lines over the samples. Moves with lam.
 
 import {
-  bottomAxis,
-  byId,
-  drawing,
-  element,
-  explain,
-  figure,
-  leftAxis,
-  linear,
-  mean,
-  roving,
-  shape,
-  single,
-  ticks,
-  unpack,
+  bottomAxis, byId, drawing, element, explain, figure, leftAxis, linear, mean, roving, shape, single, ticks, unpack,
 } from "./basics.js";
 import {
-  clusters,
-  describe,
-  dimmed,
-  doc,
-  hue,
-  labelOf,
-  labels,
-  lams,
-  naming,
-  outline,
-  select,
-  slotOf,
-  state,
-  users,
-  word,
+  clusters, describe, dimmed, doc, hue, labelOf, labels, lams, naming, outline, select, slotOf, state, users, word,
 } from "./model.js";
 
 const plan =

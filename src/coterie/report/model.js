@@ -1,18 +1,7 @@
 // The document, what is shown of it now, and the clusters at each lam with colours that follow them along the path.
 
 import {
-  byId,
-  hideTip,
-  known,
-  logarithmic,
-  logTicks,
-  mean,
-  number,
-  plural,
-  shape,
-  single,
-  unpack,
-  whole,
+  byId, hideTip, known, logarithmic, logTicks, mean, number, plural, shape, single, unpack, whole,
 } from "./basics.js";
 
 export const doc = JSON.parse(byId("document").textContent);

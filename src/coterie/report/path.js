@@ -1,42 +1,11 @@
 // The number of clusters over lam, and the merge tree on the same axis.
 
 import {
-  bottomAxis,
-  byId,
-  drawing,
-  explain,
-  figure,
-  known,
-  leftAxis,
-  linear,
-  logarithmic,
-  logTicks,
-  mean,
-  number,
-  plural,
-  roving,
-  shape,
-  ticks,
-  trimmed,
-  whole,
+  bottomAxis, byId, drawing, explain, figure, known, leftAxis, linear, logarithmic, logTicks, mean, number, plural,
+  roving, shape, ticks, trimmed, whole,
 } from "./basics.js";
 import {
-  chosen,
-  dimmed,
-  doc,
-  hue,
-  labelOf,
-  labels,
-  lamAxis,
-  lams,
-  move,
-  points,
-  select,
-  slotOf,
-  state,
-  users,
-  views,
-  word,
+  chosen, dimmed, doc, hue, labelOf, labels, lamAxis, lams, move, points, select, slotOf, state, users, views, word,
 } from "./model.js";
 
 /** Left and right ends of the axes of lam and of rounds. */

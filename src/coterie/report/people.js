@@ -1,44 +1,12 @@
 // The users one by one, their scores together, and the models of their clusters.
 
 import {
-  bottomAxis,
-  byId,
-  drawing,
-  element,
-  figure,
-  known,
-  linear,
-  mean,
-  number,
-  percent,
-  plural,
-  saveCsv,
-  shape,
-  single,
-  ticks,
-  trimmed,
-  unpack,
-  whole,
+  bottomAxis, byId, drawing, element, figure, known, linear, mean, number, percent, plural, saveCsv, shape, single,
+  ticks, trimmed, unpack, whole,
 } from "./basics.js";
 import {
-  clusters,
-  dimmed,
-  doc,
-  glyph,
-  hue,
-  labelOf,
-  labels,
-  naming,
-  outline,
-  points,
-  scoreOf,
-  scores,
-  sizeOf,
-  slotOf,
-  state,
-  users,
-  views,
-  word,
+  clusters, dimmed, doc, glyph, hue, labelOf, labels, naming, outline, points, scoreOf, scores, sizeOf, slotOf, state,
+  users, views, word,
 } from "./model.js";
 import { pick } from "./map.js";
 

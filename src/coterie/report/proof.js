@@ -1,23 +1,8 @@
 // How far from the optimum the answer can be, how the federation got there, and what this page was made of.
 
 import {
-  bottomAxis,
-  byId,
-  bytes,
-  drawing,
-  element,
-  explain,
-  figure,
-  known,
-  leftAxis,
-  linear,
-  logarithmic,
-  logTicks,
-  number,
-  roving,
-  shape,
-  ticks,
-  whole,
+  bottomAxis, byId, bytes, drawing, element, explain, figure, known, leftAxis, linear, logarithmic, logTicks, number,
+  roving, shape, ticks, whole,
 } from "./basics.js";
 import { doc, lamAxis, lams, move, points, state, views, word } from "./model.js";
 import { nowLines, sides, spacedDown } from "./path.js";
