@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
 from coterie._typing import Array, Ints
-from coterie.baselines.base import Baseline, Outcome, check, cluster_counts
-from coterie.baselines.ifca import random_starts
+from coterie.baselines.assigning import Assigning
 from coterie.baselines.run import Run
-from coterie.data.users import Users
-from coterie.losses import Loss
 
 
 @dataclass(frozen=True, kw_only=True)
-class HypCluster(Baseline):
+class HypCluster(Assigning):
     """minimise over models and labels  sum_i f_i(model_{label_i}), by turns: labels given models, models given labels.
 
     Mansour, Mohri, Ro and Suresh, 2020, "Three approaches for personalization with applications to federated learning".
@@ -34,22 +31,8 @@ class HypCluster(Baseline):
     """
 
     name: ClassVar[str] = "hypcluster"
-    n_clusters: int = 2
     rounds: int = 50
     restarts: int = 5
-
-    def __post_init__(self) -> None:
-        check(n_clusters=(self.n_clusters, 1, np.inf), rounds=(self.rounds, 1, np.inf),
-              restarts=(self.restarts, 1, np.inf))
-
-    @classmethod
-    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
-        return tuple(cls(n_clusters=k) for k in cluster_counts(users))
-
-    def _fit(self, run: Run) -> Outcome:
-        starts = random_starts(run, self.n_clusters, self.restarts)
-        _, labels, models = min((self._train(run, models) for models in starts), key=lambda end: end[0])
-        return Outcome(models[labels], models, labels)
 
     def _train(self, run: Run, models: Array) -> tuple[float, Ints, Array]:
         labels = np.full(run.n_users, -1)

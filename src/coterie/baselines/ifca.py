@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
 from coterie._typing import Array, Ints
-from coterie.baselines.base import Baseline, Outcome, check, cluster_counts
+from coterie.baselines.assigning import Assigning
+from coterie.baselines.base import Outcome, check
 from coterie.baselines.descent import curvature, descend
 from coterie.baselines.run import Run
-from coterie.data.users import Users
-from coterie.errors import InvalidInput
-from coterie.losses import Loss
-
-_START_RIDGE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class IFCA(Baseline):
+class IFCA(Assigning):
     """label_i = argmin_k f_i(model_k);  model_k <- mean over {i: label_i = k} of `steps` gradient steps from model_k
 
     Ghosh, Chung, Yin and Ramchandran, 2020, "An efficient framework for clustered federated learning", with model
@@ -39,28 +35,14 @@ class IFCA(Baseline):
     """
 
     name: ClassVar[str] = "ifca"
-    n_clusters: int = 2
     steps: int = 5
     rate: float = 1.0
-    rounds: int = 100
-    restarts: int = 10
 
     def __post_init__(self) -> None:
-        check(n_clusters=(self.n_clusters, 1, np.inf), steps=(self.steps, 1, np.inf), rate=(self.rate, 0.0, 2.0),
-              rounds=(self.rounds, 1, np.inf), restarts=(self.restarts, 1, np.inf))
-
-    @classmethod
-    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
-        return tuple(cls(n_clusters=k) for k in cluster_counts(users))
-
-    def _fit(self, run: Run) -> Outcome:
-        starts = random_starts(run, self.n_clusters, self.restarts)
-        _, labels, models = min((self._train(run, models) for models in starts), key=lambda end: end[0])
-        models = run.pool(labels, self.n_clusters, start=models)
-        return Outcome(models[labels], models, labels)
+        super().__post_init__()
+        check(steps=(self.steps, 1, np.inf), rate=(self.rate, 0.0, 2.0))
 
     def _train(self, run: Run, models: Array) -> tuple[float, Ints, Array]:
-        """Training loss, clusters and models at the end of one start."""
         labels, still = np.full(run.n_users, -1), 0
         for _ in range(self.rounds):
             losses = run.losses(models)
@@ -74,14 +56,8 @@ class IFCA(Baseline):
             run.exchange(down=models.size, up=run.dim + 1)
         return float(losses.min(axis=1).sum()), labels, models
 
-
-def random_starts(run: Run, n_clusters: int, restarts: int) -> list[Array]:
-    """The models, each by itself and slightly shrunk, of so many users drawn at random; one start will do for one."""
-    if n_clusters > run.n_users:
-        raise InvalidInput(f"expected at most one cluster for each of {run.n_users} users, got {n_clusters}",
-                           remedy="Lower n_clusters")
-    own, restarts = run.held(_START_RIDGE), restarts if n_clusters > 1 else 1
-    return [own[run.rng.choice(run.n_users, n_clusters, replace=False)] for _ in range(restarts)]
+    def _finish(self, run: Run, labels: Ints, models: Array) -> Outcome:
+        return super()._finish(run, labels, run.pool(labels, self.n_clusters, start=models))
 
 
 def cluster_means(points: Array, labels: Ints, otherwise: Array) -> Array:
