@@ -18,7 +18,7 @@ from coterie.baselines import (
     IFCA,
     Comet,
     Ditto,
-    FedAvg,
+    FedAvgBaseline,
     FineTuning,
     Global,
     HypCluster,
@@ -27,13 +27,13 @@ from coterie.baselines import (
     Mocha,
     Oracle,
     PerFedAvg,
-    SquaredPenalty,
+    SquaredPenaltyBaseline,
     tune,
 )
 from coterie.datasets import Dataset, clustered
 
 LOSSES = ("squared_hinge", "logistic", "squared", "multinomial", "poisson")
-QUICK = {"fedavg": {"rounds": 20}, "fine_tuning": {"common": FedAvg(rounds=20)}, "per_fedavg": {"rounds": 10},
+QUICK = {"fedavg": {"rounds": 20}, "fine_tuning": {"common": FedAvgBaseline(rounds=20)}, "per_fedavg": {"rounds": 10},
          "mocha": {"rounds": 20}, "ifca": {"restarts": 2}, "hypcluster": {"restarts": 2}, "comet": {"rounds": 5}}
 METHODS = sorted(BASELINES)
 
@@ -155,8 +155,8 @@ def test_tuning_sees_no_test_samples():
     (lambda u: Oracle().fit(u, ct.Logistic()), "true clusters"),
     (lambda u: IFCA(n_clusters=50).fit(u, ct.Logistic()), "Lower n_clusters"),
     (lambda u: KMeans(n_clusters=50).fit(u, ct.Logistic()), "Lower n_clusters"),
-    (lambda u: SquaredPenalty(strength=-1.0), "strength must be"),
-    (lambda u: FedAvg(rate=3.0), "from 0 to 2"),
+    (lambda u: SquaredPenaltyBaseline(strength=-1.0), "strength must be"),
+    (lambda u: FedAvgBaseline(rate=3.0), "from 0 to 2"),
     (lambda u: PerFedAvg(variant="third"), "unknown variant"),
     (lambda u: CFL(rule="other"), "unknown rule"),
     (lambda u: Local(ridge=0.1).fit(u, ct.SquaredDistance()), "no weights for a ridge"),
@@ -212,7 +212,7 @@ def test_ridge_leaves_the_intercept_alone():
 @pytest.mark.parametrize("strength", [1e-3, 0.3, 1e4])
 def test_squared_penalty_is_stationary(loss_name, strength):
     users, loss = users_for(loss_name, samples=30), loss_for(loss_name)
-    fitted = SquaredPenalty(strength=strength).fit(users, loss)
+    fitted = SquaredPenaltyBaseline(strength=strength).fit(users, loss)
     pull = strength * (fitted.models - fitted.models.mean(axis=0))
     residual = loss.gradients(loss.prepare(users), fitted.models) + pull
     assert np.abs(residual).max() < 1e-7 * (1 + strength)
@@ -222,10 +222,12 @@ def test_squared_penalty_is_stationary(loss_name, strength):
 def test_squared_penalty_has_its_limits(planted):
     loss = ct.Logistic(ridge=1e-2)
     local, together = (m.fit(planted.users, loss).models for m in (Local(), Global()))
-    np.testing.assert_array_equal(SquaredPenalty(strength=0.0).fit(planted.users, loss).models, local)
-    np.testing.assert_allclose(SquaredPenalty(strength=1e-9).fit(planted.users, loss).models, local, atol=1e-5)
-    np.testing.assert_allclose(SquaredPenalty(strength=1e7).fit(planted.users, loss).models, together, atol=1e-5)
-    assert SquaredPenalty(strength=1e3).fit(planted.users, loss).n_clusters == 18  # near, never equal
+    fitted = {strength: SquaredPenaltyBaseline(strength=strength).fit(planted.users, loss)
+              for strength in (0.0, 1e-9, 1e3, 1e7)}
+    np.testing.assert_array_equal(fitted[0.0].models, local)
+    np.testing.assert_allclose(fitted[1e-9].models, local, atol=1e-5)
+    np.testing.assert_allclose(fitted[1e7].models, together, atol=1e-5)
+    assert fitted[1e3].n_clusters == 18  # near, never equal
 
 
 def test_fedavg_with_one_step_is_gradient_descent(planted):
@@ -234,10 +236,10 @@ def test_fedavg_with_one_step_is_gradient_descent(planted):
     model, length = np.zeros(3), 0.7 / loss.lipschitz(samples).max()
     for _ in range(4):
         model = model - length * loss.gradients(samples, np.tile(model, (18, 1))).mean(axis=0)
-    fitted = FedAvg(steps=1, rate=0.7, rounds=4).fit(planted.users, loss)
+    fitted = FedAvgBaseline(steps=1, rate=0.7, rounds=4).fit(planted.users, loss)
     np.testing.assert_allclose(fitted.models[0], model, atol=1e-13)
     assert (fitted.rounds, fitted.floats_up, fitted.floats_down) == (4, 4 * 18 * 3, 4 * 18 * 3)
-    arrived = FedAvg(steps=1, rate=1.9, rounds=3000).fit(planted.users, loss)
+    arrived = FedAvgBaseline(steps=1, rate=1.9, rounds=3000).fit(planted.users, loss)
     assert arrived.rounds < 3000
     np.testing.assert_allclose(arrived.models, Global().fit(planted.users, loss).models, atol=1e-7)
 
@@ -245,14 +247,14 @@ def test_fedavg_with_one_step_is_gradient_descent(planted):
 def test_fedavg_with_many_steps_averages_local_models(quadratic):
     """So many steps that every user reaches its own optimum: one round gives the mean of those."""
     users, loss, _ = quadratic
-    fitted = FedAvg(steps=3000, rounds=1).fit(users, loss)
+    fitted = FedAvgBaseline(steps=3000, rounds=1).fit(users, loss)
     np.testing.assert_allclose(fitted.models[0], Local().fit(users, loss).models.mean(axis=0), atol=1e-8)
     assert np.abs(fitted.models - Global().fit(users, loss).models).max() > 1e-2
 
 
 def test_fine_tuning_goes_from_fedavg_to_local(quadratic):
     users, loss, _ = quadratic
-    common = FedAvg(rounds=30)
+    common = FedAvgBaseline(rounds=30)
     none = FineTuning(steps=0, common=common).fit(users, loss)
     np.testing.assert_array_equal(none.models, common.fit(users, loss).models)
     many = FineTuning(steps=3000, common=common).fit(users, loss)

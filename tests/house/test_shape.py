@@ -30,6 +30,7 @@ KNOWN = {
     "unexplained attributes: federated.driver.Driver",
     "unexplained attributes: solvers.fast._Run",
 }
+SHARED_NAMES = {"Method", "Outcome", "Plan", "Scores", "Settings"}
 
 
 def entries(docstring: str | None) -> set[str]:
@@ -105,6 +106,23 @@ def oversized(source: Path) -> set[str]:
                 if len(stored) > ATTRIBUTES and not all(stored.values()):
                     found.add(f"unexplained attributes: {name}.{node.name}")
     return found
+
+
+def shared_names(source: Path) -> dict[str, list[str]]:
+    """Public classes of one name in several modules: a reader cannot tell which one a text means."""
+    homes: dict[str, list[str]] = {}
+    for path in sorted(source.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(path.relative_to(source).as_posix())
+    return {name: files for name, files in homes.items() if len(files) > 1}
+
+
+def test_every_class_has_a_name_of_its_own(tmp_path):
+    assert set(shared_names(SOURCE)) == SHARED_NAMES
+    (tmp_path / "a.py").write_text("class Plan: ...\nclass _Own: ...\nclass Other: ...\n")
+    (tmp_path / "b.py").write_text("class Plan: ...\nclass _Own: ...\n")
+    assert shared_names(tmp_path) == {"Plan": ["a.py", "b.py"]}
 
 
 def test_nothing_is_too_large():

@@ -10,7 +10,7 @@ from coterie.baselines.cfl import CFL
 from coterie.baselines.comet import Comet
 from coterie.baselines.ditto import Ditto
 from coterie.baselines.everyone import Global
-from coterie.baselines.fedavg import FedAvg
+from coterie.baselines.fedavg import FedAvgBaseline
 from coterie.baselines.fine_tuning import FineTuning
 from coterie.baselines.hypcluster import HypCluster
 from coterie.baselines.ifca import IFCA
@@ -18,13 +18,13 @@ from coterie.baselines.kmeans import KMeans
 from coterie.baselines.mocha import Mocha
 from coterie.baselines.oracle import Oracle
 from coterie.baselines.per_fedavg import PerFedAvg
-from coterie.baselines.squared_penalty import SquaredPenalty
+from coterie.baselines.squared_penalty import SquaredPenaltyBaseline
 from coterie.baselines.tuning import tune
 
 #: Every comparator by the name used in tables and saved files.
 BASELINES: dict[str, type[Baseline]] = {method.name: method for method in (
-    Global, Local, Oracle, SquaredPenalty, FedAvg, FineTuning, PerFedAvg, Ditto, Mocha, IFCA, HypCluster, CFL, KMeans,
-    Comet)}
+    Global, Local, Oracle, SquaredPenaltyBaseline, FedAvgBaseline, FineTuning, PerFedAvg, Ditto, Mocha, IFCA,
+    HypCluster, CFL, KMeans, Comet)}
 
-__all__ = ["BASELINES", "BUDGET", "CFL", "IFCA", "Baseline", "Comet", "Ditto", "FedAvg", "FineTuning", "Fitted",
-           "Global", "HypCluster", "KMeans", "Local", "Mocha", "Oracle", "PerFedAvg", "SquaredPenalty", "tune"]
+__all__ = ["BASELINES", "BUDGET", "CFL", "IFCA", "Baseline", "Comet", "Ditto", "FedAvgBaseline", "FineTuning", "Fitted",
+           "Global", "HypCluster", "KMeans", "Local", "Mocha", "Oracle", "PerFedAvg", "SquaredPenaltyBaseline", "tune"]

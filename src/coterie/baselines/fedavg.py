@@ -16,7 +16,7 @@ from coterie.losses import Loss
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Baseline):
+class FedAvgBaseline(Baseline):
     """x <- mean_i (`steps` gradient steps of f_i from x), round after round.
 
     McMahan et al., 2017, "Communication-efficient learning of deep networks from decentralized data": 10% of the users

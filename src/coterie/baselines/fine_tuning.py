@@ -10,7 +10,7 @@ import numpy as np
 from coterie._typing import Array, Ints
 from coterie.baselines.base import Baseline, Fitted, Outcome, check
 from coterie.baselines.descent import curvature, descend
-from coterie.baselines.fedavg import FedAvg
+from coterie.baselines.fedavg import FedAvgBaseline
 from coterie.baselines.run import Run
 from coterie.data.users import Users
 from coterie.losses import Loss, Samples
@@ -34,7 +34,7 @@ class FineTuning(Baseline):
     name: ClassVar[str] = "fine_tuning"
     steps: int = 10
     rate: float = 1.0
-    common: FedAvg = field(default_factory=FedAvg)
+    common: FedAvgBaseline = field(default_factory=FedAvgBaseline)
 
     def __post_init__(self) -> None:
         check(steps=(self.steps, 0, np.inf), rate=(self.rate, 0.0, 2.0))

@@ -27,7 +27,7 @@ class IFCA(Assigning):
     Parameters
     ----------
     n_clusters : to be told.
-    steps, rate : as for FedAvg.
+    steps, rate : as for `FedAvgBaseline`.
     rounds : of one start, at most.
     restarts : how many starts.
 

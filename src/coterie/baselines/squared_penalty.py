@@ -15,7 +15,7 @@ from coterie.losses.newton import minimise
 
 
 @dataclass(frozen=True, kw_only=True)
-class SquaredPenalty(Pulled):
+class SquaredPenaltyBaseline(Pulled):
     """minimise sum_i f_i(x_i) + strength/2 sum_i ||x_i - mean||^2, exactly.
 
     Hanzely and Richtarik, 2020, "Federated learning of a mixture of global and local models"; their L2GD finds it by

@@ -22,7 +22,7 @@ from coterie._typing import Array, Flags, Ints
 from coterie.analysis.path import check_labels, lam_max, solve_path
 from coterie.analysis.recovery import recovery_bounds
 from coterie.analysis.select import refit
-from coterie.baselines import Global, Local, Oracle, SquaredPenalty
+from coterie.baselines import Global, Local, Oracle, SquaredPenaltyBaseline
 from coterie.data.users import Users
 from coterie.datasets import Dataset, Ellipses, ellipses
 from coterie.errors import InvalidInput
@@ -301,7 +301,7 @@ def within(models: Array, clusters: Ints) -> float:
 
 def squared_models(users: Users, gamma: float) -> Array:
     """Models under gamma sum_{i<j} ||x_i - x_j||^2."""
-    return SquaredPenalty(strength=2.0 * gamma * users.n_users).fit(users, LOSS).models
+    return SquaredPenaltyBaseline(strength=2.0 * gamma * users.n_users).fit(users, LOSS).models
 
 
 def experiment_1(settings: Settings, seed: int) -> First:
