@@ -13,7 +13,15 @@ from coterie.analysis.recovery import Fusion, RecoveryBounds, fusion_ladder, rec
 from coterie.analysis.select import Choice, by_certificate, by_clusters, by_score, by_stability, refit
 from coterie.certificates import certify
 from coterie.data.users import Split, Standardizer, Users
-from coterie.errors import CoterieError, CoterieWarning, Incompatible, InvalidInput, MissingExtra, NotConverged
+from coterie.errors import (
+    CoterieError,
+    CoterieWarning,
+    Incompatible,
+    Interrupted,
+    InvalidInput,
+    MissingExtra,
+    NotConverged,
+)
 from coterie.federated import (
     ALGORITHMS,
     PDMM,
@@ -68,8 +76,8 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "ALGORITHMS", "LOSSES", "PDMM", "SOLVERS", "Certificate", "Choice", "ConvexClustering", "CoterieError",
     "CoterieWarning", "Custom", "Explanation", "Fast", "Faults", "FedAvg", "Federated", "FederatedPath", "Fusion",
-    "Graph", "Groups", "Huber", "HuberDistance", "Incompatible", "InvalidInput", "Joined", "Lean", "Ledger",
-    "LinearLoss", "LocalModels", "Logistic", "Loss", "MissingExtra", "Multinomial", "Newton", "NotConverged",
+    "Graph", "Groups", "Huber", "HuberDistance", "Incompatible", "Interrupted", "InvalidInput", "Joined", "Lean",
+    "Ledger", "LinearLoss", "LocalModels", "Logistic", "Loss", "MissingExtra", "Multinomial", "Newton", "NotConverged",
     "Participation", "Path", "PersonalizedClassifier", "PersonalizedRegressor", "Poisson", "Problem", "RecoveryBounds",
     "Reference", "Solution", "Split", "Splitting", "Squared", "SquaredDistance", "SquaredHinge", "SquaredPenalty",
     "Standardizer", "Status", "Users", "adaptive_graph", "by_certificate", "by_clusters", "by_score", "by_stability",

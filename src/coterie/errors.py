@@ -5,6 +5,10 @@ Every message says what was expected, what came, where (which user, row, column 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 
 class CoterieError(Exception):
     """Anything coterie raises on purpose."""
@@ -39,6 +43,45 @@ class MissingExtra(CoterieError, ImportError):
     def __init__(self, library: str, extra: str, purpose: str) -> None:
         super().__init__(_sentences(f"{purpose} needs {library}, which is not installed",
                                     f"Run: pip install 'coterie[{extra}]'"))
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with the best result so far.
+
+    It is a KeyboardInterrupt, so `except Exception` does not catch it.
+
+    Parameters
+    ----------
+    best : what the interrupted function would have returned, as good as it was by then; None where there was nothing
+        yet. `solve` gives a certified Solution, `solve_path` a Path of the points that were finished.
+
+    Example
+    -------
+    >>> try:
+    ...     solution = solve(problem)
+    ... except Interrupted as stop:
+    ...     solution = stop.best
+    """
+
+    def __init__(self, best: Any = None) -> None:
+        super().__init__(best)
+        self.best = best
+
+    def __str__(self) -> str:
+        return ("Interrupted before there was a result." if self.best is None else
+                "Interrupted: the best result so far is the attribute `best` of this exception.")
+
+
+@contextmanager
+def interruptible(best: Callable[[], Any] = lambda: None) -> Iterator[None]:
+    """Turn Ctrl-C inside the block, or inside the function decorated, into `Interrupted(best())`.
+
+    A function that calls others uses it so that `best` is its own result, not that of the function it called.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise Interrupted(best()) from stop
 
 
 class CoterieWarning(UserWarning):

@@ -30,7 +30,6 @@ from coterie.data.validation import Rows, group, show
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.fitting import Fit, Settings, fit
 from coterie.newcomers import Joined
-from coterie.solution import Status
 from coterie.solvers import solve
 
 #: The one user of a fit without users.
@@ -364,8 +363,6 @@ def _with_clusters(fitted: Fit, n_clusters: int) -> Fit:
             break
         middle = 0.5 * (low + solution.lam)
         tried = solve(solution.problem.with_lam(middle), tol=fitted.settings.tol, start=solution)
-        if tried.status is Status.INTERRUPTED:
-            raise KeyboardInterrupt
         if tried.n_clusters > n_clusters:
             low = middle
         else:

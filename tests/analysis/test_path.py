@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from itertools import pairwise
 
 import numpy as np
@@ -456,7 +455,7 @@ def test_progress_tells_how_far_the_path_is():
 
 
 def raise_at(monkeypatch, call, inside):
-    """Make the path's solve number `call` be interrupted: in the solver (which then ends by itself), or around it."""
+    """Interrupt the path's solve number `call`: inside the solver, which then carries its best point, or around it."""
     solve, count = path_module.solve, []
 
     def interrupted(problem, **kwargs):
@@ -478,17 +477,25 @@ LAMS = [0.01, 0.02, 0.04, 0.08, 0.16]
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_ctrl_c_returns_the_path_so_far(monkeypatch, inside):
+def test_ctrl_c_carries_the_path_so_far(monkeypatch, inside):
     count = raise_at(monkeypatch, 4, inside)
-    path = ct.solve_path(problem_of("logistic", "knn"), LAMS)
+    with pytest.raises(ct.Interrupted) as caught:
+        ct.solve_path(problem_of("logistic", "knn"), LAMS)
+    path = caught.value.best
     assert len(count) == 4
-    assert path.lams.tolist() == LAMS[:4 if inside else 3]
-    assert path.interrupted == inside
+    assert path.lams.tolist() == LAMS[:3]  # points that were finished
+    assert all(s.status is ct.Status.CONVERGED for s in path.solutions)
     assert np.isfinite(path.gaps).all()
     assert hierarchy.is_valid_linkage(path.linkage)
+    broken = caught.value.__cause__
+    assert isinstance(broken, ct.Interrupted) == inside
+    if inside:  # the point that was not finished is there as well
+        assert broken.best.lam == LAMS[3]
+        assert broken.best.status is ct.Status.INTERRUPTED
+        assert np.isfinite(broken.best.gap)
 
 
-def test_ctrl_c_while_progress_is_shown_returns_the_path_so_far():
+def test_ctrl_c_while_progress_is_shown_carries_the_path_so_far():
     shown = []
 
     def progress(solution, total):
@@ -496,27 +503,39 @@ def test_ctrl_c_while_progress_is_shown_returns_the_path_so_far():
         if len(shown) == 3:
             raise KeyboardInterrupt
 
-    try:
-        path = ct.solve_path(problem_of("squared"), LAMS, progress=progress)
-    except KeyboardInterrupt:  # would end the test run too
-        pytest.fail("Ctrl-C while progress was shown lost the path")
-    assert path.lams.tolist() == LAMS[:3]
+    with pytest.raises(ct.Interrupted) as caught:
+        ct.solve_path(problem_of("squared"), LAMS, progress=progress)
+    assert caught.value.best.lams.tolist() == LAMS[:3]
 
 
 def test_ctrl_c_before_the_first_point(monkeypatch):
     raise_at(monkeypatch, 1, False)
-    with pytest.raises(ct.NotConverged, match="interrupted before its first point"):
+    with pytest.raises(ct.Interrupted, match="before there was a result") as caught:
         ct.solve_path(problem_of("squared"), LAMS)
+    assert caught.value.best is None
 
 
-@pytest.mark.parametrize("what", ["lam_max", "grid", "merge_point"])
+@pytest.mark.parametrize("what", ["lam_max", "grid", "merge_point", "window", "at"])
 def test_ctrl_c_ends_what_solves_many_times(monkeypatch, what):
-    """The solver turns Ctrl-C into a status, so whoever calls it in a loop must look at that and stop."""
+    """What it carries is a result of the function that was called, never of the solve inside it."""
     problem = problem_of("squared", "knn")  # lam_max takes four solves
     path = ct.solve_path(problem, n_lams=5)
+    bracket, labels = ct.lam_max(problem, rtol=1e-12), path[2].labels
+    merge = path.merge_point(0, 9)
     work = {"lam_max": lambda: ct.lam_max(problem, rtol=1e-12), "grid": lambda: ct.solve_path(problem),
-            "merge_point": lambda: path.merge_point(0, 9)}[what]
-    count = raise_at(monkeypatch, 2, True)
-    with contextlib.suppress(KeyboardInterrupt, ct.NotConverged):
+            "merge_point": lambda: path.merge_point(0, 9), "window": lambda: path.window(labels),
+            "at": lambda: path.at(1.1 * path[1].lam)}[what]
+    call = 1 if what == "at" else 2
+    count = raise_at(monkeypatch, call, True)
+    with pytest.raises(ct.Interrupted) as caught:
         work()
-    assert len(count) == 2
+    assert len(count) == call
+    best = caught.value.best
+    if what in ("grid", "window"):
+        assert best is None
+    elif what == "at":
+        assert best.status is ct.Status.INTERRUPTED
+    else:
+        exact = bracket if what == "lam_max" else merge
+        assert best.lower <= exact.upper
+        assert exact.lower <= best.upper

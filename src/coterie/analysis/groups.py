@@ -36,7 +36,7 @@ import numpy as np
 from coterie._typing import Array, Ints
 from coterie.analysis.path import Path, check_labels, solve_path
 from coterie.data.users import Block, Standardizer, Users
-from coterie.errors import InvalidInput
+from coterie.errors import InvalidInput, interruptible
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels, adaptive_graph
 from coterie.losses import AffineLoss, Evaluation, Loss, Samples
@@ -77,6 +77,7 @@ class Groups:
         return f"{self.n_clusters} groups of {sizes} users: criterion {self.criterion:.6g}, one group {together:.6g}."
 
 
+@interruptible()
 def find_groups(users: Users, loss: Loss | None = None, *, most: int = 8, n_lams: int = 60, k: int = 5,
                 weight_ridge: float = 0.1, progress: Callable[[Solution, int], None] | None = None) -> Groups:
     """Find the groups among the users, and one model for each; see the module's text for how.
@@ -152,10 +153,7 @@ def _climb(problem: Problem, local: LocalModels, most: int, n_lams: int,
     parts = int(problem.graph.components.max()) + 1
     lowest = first_meeting(local, problem.graph)
     lams = lowest * _STEP ** np.arange(n_lams) if lowest > 0 else [0.0]
-    path = solve_path(problem, lams, tol=1e-5, enough=settled, progress=progress)
-    if path.interrupted or (len(path) < len(lams) and not settled(list(path.solutions))):
-        raise KeyboardInterrupt  # half a search finds other groups
-    return path
+    return solve_path(problem, lams, tol=1e-5, enough=settled, progress=progress)
 
 
 def first_meeting(local: LocalModels, graph: Graph) -> float:

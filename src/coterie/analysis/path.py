@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from coterie._typing import Array, Ints
 from coterie.data.users import Users
-from coterie.errors import InvalidInput, NotConverged
+from coterie.errors import InvalidInput, interruptible
 from coterie.losses import SquaredDistance
 from coterie.problem import Problem, check_lam
-from coterie.solution import Solution, Status, first_labels, html_table
+from coterie.solution import Solution, first_labels, html_table
 from coterie.solvers import Solver, solve
 from coterie.solvers.base import Start
 from coterie.solvers.polish import polish
@@ -35,7 +35,6 @@ class _Consensus(NamedTuple):
     bracket: Bracket
     models: Array
     duals: Array
-    interrupted: bool = False
 
 
 def lam_max(problem: Problem, *, rtol: float = 1e-6) -> Bracket:
@@ -46,6 +45,7 @@ def lam_max(problem: Problem, *, rtol: float = 1e-6) -> Bracket:
         lam_max = min over y with B'y = -g of max_e ||y_e|| / w_e  =  max over x of -<g, x> / sum_e w_e ||(Bx)_e||
     Any such y bounds it from above, any x from below. Both come from convex clustering of the points -g at the lower
     bound: it yields the next, larger lower bound (Dinkelbach's iteration, 1967) until its points are all together.
+    On Ctrl-C the exception's `best` is the bracket so far.
     """
     return _consensus(problem, rtol).bracket
 
@@ -71,12 +71,15 @@ def _consensus(problem: Problem, rtol: float = 1e-6) -> _Consensus:
     lower, upper = float((points**2).sum()) / graph.penalty(points), above(proof) / unit
     clustering = Problem(Users.from_arrays(points), SquaredDistance(), lam=lower, graph=graph)
     best: Solution | None = None
-    interrupted = False
+
+    def bracket() -> Bracket:
+        return Bracket(lower * unit, upper * unit)
+
     for _ in range(60):
-        if upper - lower <= rtol * upper or interrupted:
+        if upper - lower <= rtol * upper:
             break
-        best = solve(clustering.with_lam(lower), tol=1e-13, start=best)
-        interrupted = best.status is Status.INTERRUPTED
+        with interruptible(bracket):
+            best = solve(clustering.with_lam(lower), tol=1e-13, start=best)
         assert best.duals is not None
         # B'y = points - x there, so y plus a flow of what it lacks is a flow of the points.
         whole = best.duals + graph.flow(points - graph.divergence(best.duals))
@@ -88,7 +91,7 @@ def _consensus(problem: Problem, rtol: float = 1e-6) -> _Consensus:
         if not step > lower * (1.0 + 1e-15):
             break
         lower = min(step, upper)
-    return _Consensus(Bracket(lower * unit, upper * unit), pooled, proof, interrupted)
+    return _Consensus(bracket(), pooled, proof)
 
 
 def pooled_means(rows: Array, labels: Ints) -> Array:
@@ -117,10 +120,6 @@ class Path:
     @property
     def gaps(self) -> Array:
         return np.array([s.gap for s in self.solutions])
-
-    @property
-    def interrupted(self) -> bool:
-        return any(s.status is Status.INTERRUPTED for s in self.solutions)
 
     def __len__(self) -> int:
         return len(self.solutions)
@@ -215,9 +214,11 @@ class Path:
         if not any(together):
             return Bracket(float(self.lams[-1]), np.inf)
         k = together.index(True)
-        below = self.solutions[k - 1] if k else self.at(0.0)
+        with interruptible():
+            below = self.solutions[k - 1] if k else self.at(0.0)
         return self._bisect(below, self.solutions[k], lambda s: bool(s.labels[first] == s.labels[second]), rtol)
 
+    @interruptible()
     def window(self, labels: npt.ArrayLike, *, rtol: float = 1e-4) -> tuple[Bracket, Bracket]:
         """Where on the path the clustering is exactly `labels`: brackets of the first and of the last such lam.
 
@@ -244,14 +245,13 @@ class Path:
 
     def _bisect(self, below: Solution, above: Solution, reached: Callable[[Solution], bool], rtol: float) -> Bracket:
         """Halve (geometrically) between a solution that has not reached something and one that has."""
-        while above.lam - below.lam > rtol * above.lam:
-            middle = float(np.sqrt(below.lam * above.lam)) if below.lam > 0 else 0.1 * above.lam
-            if below.lam == 0 and middle < 1e-12 * self.lams[-1]:
-                break
-            here = solve(self.problem.with_lam(middle), tol=self.tol, solver=self.solver, start=above)
-            if here.status is Status.INTERRUPTED:
-                break
-            below, above = (below, here) if reached(here) else (here, above)
+        with interruptible(lambda: Bracket(below.lam, above.lam)):
+            while above.lam - below.lam > rtol * above.lam:
+                middle = float(np.sqrt(below.lam * above.lam)) if below.lam > 0 else 0.1 * above.lam
+                if below.lam == 0 and middle < 1e-12 * self.lams[-1]:
+                    break
+                between = solve(self.problem.with_lam(middle), tol=self.tol, solver=self.solver, start=above)
+                below, above = (below, between) if reached(between) else (between, above)
         return Bracket(below.lam, above.lam)
 
 
@@ -293,39 +293,38 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
         which everyone is alone to the smallest at which all that the graph connects are together.
     n_lams : how many lams such a grid has.
     tol : the relative duality gap to reach at each.
-    progress : called after each lam with its solution, duals included, and how many there will be. Ctrl-C returns the
-        path so far.
+    progress : called after each lam with its solution, duals included, and how many there will be.
     enough : asked after each lam, with the solutions so far, whether the path may end here.
     start : what the first lam starts from.
+
+    Raises
+    ------
+    Interrupted : on Ctrl-C; its `best` is the Path of the lams that were finished, None where there are none.
     """
-    end: _Consensus | None = None
-    if lams is None:
-        end = _consensus(problem)
-        grid = _grid(problem, end, n_lams, tol, solver)
-    else:
-        grid = _checked(lams)
     solutions: list[Solution] = []
-    last = start
-    for lam in grid:
-        # At the upper end consensus is already proven; everywhere else the last solution is a good start.
-        known = end is not None and lam == end.bracket.upper > 0
-        begin = Start(end.models, end.duals) if known and end is not None else last
-        try:
+
+    def so_far() -> Path | None:
+        return Path(problem=problem, solutions=tuple(solutions), tol=tol, solver=solver) if solutions else None
+
+    with interruptible(so_far):
+        end = _consensus(problem) if lams is None else None
+        grid = _grid(problem, end, n_lams, tol, solver) if end is not None else _checked(lams)
+        last = start
+        for lam in grid:
+            # At the upper end consensus is already proven; everywhere else the last solution is a good start.
+            proven = end is not None and lam == end.bracket.upper > 0
+            begin = Start(end.models, end.duals) if proven and end is not None else last
             last = solve(problem.with_lam(lam), tol=tol, solver=solver, start=begin)
             # Duals take more room than everything else together and are needed only to start the next.
             solutions.append(replace(last, duals=None, certificate=replace(last.certificate, duals=None)))
             if progress is not None:
                 progress(last, len(grid))
-        except KeyboardInterrupt:
-            break
-        if last.status is Status.INTERRUPTED or (enough is not None and enough(solutions)):
-            break
-    if not solutions:
-        raise NotConverged("The path was interrupted before its first point. Run it again.")
+            if enough is not None and enough(solutions):
+                break
     return Path(problem=problem, solutions=tuple(solutions), tol=tol, solver=solver)
 
 
-def _checked(lams: npt.ArrayLike) -> list[float]:
+def _checked(lams: npt.ArrayLike | None) -> list[float]:
     given = np.atleast_1d(np.asarray(lams, dtype=float))
     if given.ndim != 1 or not given.size:
         raise InvalidInput(f"expected a list of lams, got shape {given.shape}", remedy="Give at least one number >= 0")
@@ -339,26 +338,18 @@ def _grid(problem: Problem, end: _Consensus, n_lams: int, tol: float, solver: So
     if n_lams < 2:
         raise InvalidInput(f"n_lams must be at least 2, got {n_lams!r}", remedy="Use for example 50")
     top = end.bracket.upper
-    if end.interrupted:
-        return []
     if end.bracket.lower == 0:
         return [0.0]
-    low = alone_at(problem, top, tol, solver)
-    return [] if low is None else [*np.geomspace(low, top, n_lams)[:-1].tolist(), top]
+    return [*np.geomspace(alone_at(problem, top, tol, solver), top, n_lams)[:-1].tolist(), top]
 
 
-def alone_at(problem: Problem, top: float, tol: float, solver: Solver | str = "fast") -> float | None:
-    """A lam below `top` where everyone is alone, or as many as ever will be: identical users never part.
-
-    None where it was interrupted.
-    """
-    free, low = solve(problem.with_lam(0.0), tol=tol, solver=solver), 0.01 * top
-    here, start = free, None
+@interruptible()
+def alone_at(problem: Problem, top: float, tol: float, solver: Solver | str = "fast") -> float:
+    """A lam below `top` where everyone is alone, or as many as ever will be: identical users never part."""
+    free, low, start = solve(problem.with_lam(0.0), tol=tol, solver=solver), 0.01 * top, None
     for _ in range(16):
-        if here.status is Status.INTERRUPTED:
-            break
-        here = start = solve(problem.with_lam(low), tol=tol, solver=solver, start=start)
-        if here.n_clusters >= free.n_clusters:
+        start = solve(problem.with_lam(low), tol=tol, solver=solver, start=start)
+        if start.n_clusters >= free.n_clusters:
             break
         low *= 0.2
-    return None if here.status is Status.INTERRUPTED else low
+    return low

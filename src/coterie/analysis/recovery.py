@@ -17,7 +17,7 @@ import numpy.typing as npt
 from coterie._typing import Array, Ints
 from coterie.analysis.path import check_labels
 from coterie.certificates import feasible_flow
-from coterie.errors import InvalidInput
+from coterie.errors import InvalidInput, interruptible
 from coterie.graph import Graph
 from coterie.losses.grouped import Grouped, group_users
 from coterie.problem import Problem
@@ -63,6 +63,7 @@ class RecoveryBounds:
         return f"{text} {self.note}".strip()
 
 
+@interruptible()
 def recovery_bounds(problem: Problem, labels: npt.ArrayLike, kind: str = "solution") -> RecoveryBounds:
     """Bounds on lam between which `labels` are provably the clusters of the solution.
 

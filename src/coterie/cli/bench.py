@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from coterie.cli.base import app, console, stops
-from coterie.errors import InvalidInput
+from coterie.errors import Interrupted, InvalidInput
 from coterie.experiments import federations as lab
 from coterie.experiments.federations_data import BUNDLED, FILES, Federation, federations
 
@@ -76,10 +76,10 @@ def _run(federation: Federation, seeds: range, only: tuple[str, ...], results: l
     """Add the results of one federation; whether it was interrupted."""
     with console.status(f"{federation.name} ...") as status:
         try:
-            lab.run(federation, seeds, only=only, keep=results, stopped=lambda: bool(stops),
-                    progress=lambda name, seed, method: status.update(
-                        f"{name}, split {seed - seeds.start + 1} of {len(seeds)}: {method}"))
-        except KeyboardInterrupt:
+            results += lab.run(federation, seeds, only=only, progress=lambda name, seed, method: status.update(
+                f"{name}, split {seed - seeds.start + 1} of {len(seeds)}: {method}"))
+        except Interrupted as stop:
+            results += stop.best
             stops.append(0)
     return bool(stops)
 

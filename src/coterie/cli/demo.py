@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from coterie.analysis.path import lam_max, solve_path
 from coterie.analysis.select import refit
 from coterie.cli.base import app, console, stops
 from coterie.datasets import Dataset, ellipses
+from coterie.errors import Interrupted
 from coterie.losses import SquaredHinge
 from coterie.plots import separators
 from coterie.problem import Problem
@@ -39,25 +41,30 @@ def demo(
     data = ellipses(seed=seed)
     problem = Problem(data.users, SquaredHinge(ridge=1e-3), lam=lam)
     with console.status(f"Solving for {problem.n_users} users and {problem.graph.n_edges:,} pairs ...") as status:
-        solution = solve(problem, tol=tol, solver=solver, progress=lambda record: status.update(_told(record)))
+        try:
+            solution = solve(problem, tol=tol, solver=solver, progress=lambda record: status.update(_told(record)))
+        except Interrupted as stop:
+            if stop.best is None:
+                raise
+            solution = stop.best
     alone = problem.loss.local(problem.samples).points
     console.print(_clusters(solution, data))
-    pooled = solve(problem.with_lam(1e3 * max(lam, 1.0)), tol=tol, solver=solver).models
+    pooled = refit(problem, np.zeros(problem.n_users, dtype=np.int64))
     again = refit(problem, solution.labels)
     best, ours, own, one = (_accuracy(problem, models, data) for models in (again, solution.models, alone, pooled))
     console.print(f"Test accuracy  {best.mean():.1%} refitted by cluster, {ours.mean():.1%} as they are, "
                   f"{own.mean():.1%} alone, {one.mean():.1%} one for all", soft_wrap=True)
     page = None
     if lam > 0 and not stops:
-        with console.status("Solving along lam ...") as status:
+        first = last = None
+        with console.status("Solving along lam ...") as status, contextlib.suppress(Interrupted):
             top = lam_max(problem).upper
             lams = np.unique([*np.geomspace(top / 50, top, 30), lam])
             path = solve_path(problem, lams, tol=tol, progress=lambda point, _: status.update(
                 f"lam = {point.lam:.4g}: {point.n_clusters} clusters"))
-            first, last = path.window(path.at(lam).labels) if not stops else (None, None)
-            if not stops:
-                page = _page(path, lam, problem, data, (own, one), out / "report.html")
-        if first and last and not stops:
+            first, last = path.window(path.at(lam).labels)
+            page = _page(path, lam, problem, data, (own, one), out / "report.html")
+        if first and last and page:
             console.print(f"These clusters at lam from {first.upper:.4f} to {last.lower:.4f}, "
                           f"all together from {top:.4f}")
     console.print(f"Objective      {solution.objective:.10f}")

@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from coterie.cli.base import app, console, stops
+from coterie.cli.base import app, console
 from coterie.experiments import paper_figures
 from coterie.experiments.paper import Settings
 from coterie.experiments.paper import reproduce as run
@@ -41,8 +41,6 @@ def reproduce(
         task = bar.add_task("Starting", total=None)
 
         def tell(text: str, done: int, total: int) -> None:
-            if stops:
-                raise KeyboardInterrupt
             bar.update(task, description=text, completed=done, total=total)
 
         results = run(settings, tell)

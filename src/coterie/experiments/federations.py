@@ -26,7 +26,7 @@ import coterie
 from coterie._typing import Array
 from coterie.baselines import BASELINES, BUDGET, CFL, IFCA, Baseline, Comet, HypCluster, Mocha, PerFedAvg, tune
 from coterie.data.users import Users
-from coterie.errors import CoterieWarning
+from coterie.errors import CoterieWarning, interruptible
 from coterie.experiments.federations_data import Federation, Parts
 from coterie.experiments.federations_ours import OURS, Coterie
 from coterie.losses import Loss
@@ -178,23 +178,21 @@ def judge(federation: Federation, models: Array, test: Users, unit: float = 1.0)
 
 
 def run(federation: Federation, seeds: Iterable[int], *, only: tuple[str, ...] = (),
-        progress: Callable[[str, int, str], None] | None = None, stopped: Callable[[], bool] = lambda: False,
-        keep: list[Result] | None = None) -> list[Result]:
-    """Every method on every split; `only` names some. Results also go to `keep`, for whoever is interrupted."""
-    found: list[Result] = [] if keep is None else keep
-    for seed in seeds:
-        rows = ready(federation, federation.split(seed))
-        this = []
-        for method in methods(federation, federation.loss.dim(rows.train)):
-            if only and method.name not in only:
-                continue
-            if progress is not None:
-                progress(federation.name, seed, method.name)
-            this.append(run_method(federation, rows, method, seed))
-            if stopped():  # a solver has taken the interrupt for its own and answered with less than its best
-                raise KeyboardInterrupt
-        found += this  # whole splits only, so that means are over the same splits
-    return found
+        progress: Callable[[str, int, str], None] | None = None) -> list[Result]:
+    """Every method on every split; `only` names some. Ctrl-C raises Interrupted with the splits that are complete."""
+    results: list[Result] = []
+    with interruptible(lambda: results):
+        for seed in seeds:
+            rows = ready(federation, federation.split(seed))
+            this = []
+            for method in methods(federation, federation.loss.dim(rows.train)):
+                if only and method.name not in only:
+                    continue
+                if progress is not None:
+                    progress(federation.name, seed, method.name)
+                this.append(run_method(federation, rows, method, seed))
+            results += this  # complete splits only, so that means are over the same splits
+    return results
 
 
 def holm(p: npt.ArrayLike) -> Array:

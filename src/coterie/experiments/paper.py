@@ -312,8 +312,6 @@ def experiment_1(settings: Settings, seed: int) -> First:
     problem, lams = Problem(data.users, LOSS, 1.0), settings.lams
     truth = check_labels(data.clusters, problem.n_users)
     path = solve_path(problem, lams, tol=TOL)
-    if path.interrupted or len(path) < lams.size:
-        raise KeyboardInterrupt
     again: dict[bytes, Array] = {}
     for s in path.solutions:
         if s.labels.tobytes() not in again:

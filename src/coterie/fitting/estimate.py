@@ -27,7 +27,7 @@ from coterie.analysis.select import refit
 from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.errors import CoterieWarning, InvalidInput
-from coterie.fitting.plan import Kept, Plan, Progress, Settings, make_plan, walk, whole
+from coterie.fitting.plan import Kept, Plan, Progress, Settings, make_plan, walk
 from coterie.fitting.units import Units
 from coterie.newcomers import Joined, join
 from coterie.solution import Solution
@@ -129,7 +129,7 @@ class Fit(InNotebook):
 
 def fit(users: Users, settings: Settings, *, progress: Progress | None = None,
         store: Kept | None = None) -> Fit:
-    """Find groups and models; Ctrl-C raises KeyboardInterrupt.
+    """Find groups and models; Ctrl-C raises Interrupted, and what is done is in `store`.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def fit(users: Users, settings: Settings, *, progress: Progress | None = None,
     if index < 0:
         index, why = _clearest(path, settings.seed) if points else _best(path, scores)
     chosen = path[index]
-    solution = whole(solve(chosen.problem, tol=settings.tol, start=chosen))  # once more, for its duals
+    solution = solve(chosen.problem, tol=settings.tol, start=chosen)  # once more, for its duals
     together = refit(plan.problem, np.zeros(inner.n_users, dtype=np.int64))[0]
     return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together, why=why,
                scores=scores)
@@ -196,7 +196,7 @@ def _judge(users: Users, settings: Settings, tell: Progress, kept: Kept) -> Scor
         models, index = [s.models for s in path.solutions], _at_groups(plan, path)[0]
     else:
         tell(f"{part}path", 0, 1, "")
-        models, index = [whole(solve(plan.problem.with_lam(float(plan.lams[plan.chosen])), tol=1e-4)).models], 0
+        models, index = [solve(plan.problem.with_lam(float(plan.lams[plan.chosen])), tol=1e-4).models], 0
     judged = units.inner(test.take(np.flatnonzero(present)))
     samples, loss = units.loss.prepare(judged), units.loss
     with np.errstate(over="ignore"):  # a count beyond all bounds

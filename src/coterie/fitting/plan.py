@@ -103,13 +103,6 @@ class Plan:
     groups: Ints | None = None  # those the weights were made from
 
 
-def whole(solution: Solution) -> Solution:
-    """A solver answers an interrupt with its best point, which is not to be built upon."""
-    if solution.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt
-    return solution
-
-
 def make_plan(inner: Users, loss: Loss, settings: Settings, tell: Progress, kept: Kept, part: str) -> Plan:
     """What to solve for these users; `part` tells what is kept of one plan from what is kept of another."""
     n, k = inner.n_users, min(settings.k, max(inner.n_users - 1, 1))
@@ -143,10 +136,7 @@ def _grid_to(problem: Problem, top: float, n_lams: int) -> Array:
     """From everyone alone to everyone together."""
     if top <= 0:
         return np.array([0.0])
-    low = alone_at(problem, top, 1e-4)
-    if low is None:
-        raise KeyboardInterrupt
-    return np.geomspace(low, top, n_lams)
+    return np.geomspace(alone_at(problem, top, 1e-4), top, n_lams)
 
 
 def _with_lam(problem: Problem, lams: Array, settings: Settings) -> Plan:
@@ -216,8 +206,6 @@ def _between(inner: Users, loss: Loss, labels: Ints, inside: Graph, fused: float
     few = _problem(group_users(inner, labels), grouped, Graph.from_edges(
         len(sizes), np.stack([first, second], axis=1), weights))
     path = solve_path(few, n_lams=12, tol=1e-4)
-    if path.interrupted:
-        raise KeyboardInterrupt
     merged = int(np.argmax(path.n_clusters < len(sizes))) if (path.n_clusters < len(sizes)).any() else len(path) - 1
     c = max(float(path.lams[max(merged - 1, 0)]), 1e-300) / (_APART * fused)
     pairs, light = [inside.edges], [np.ones(inside.n_edges)]
@@ -240,8 +228,6 @@ def walk(plan: Plan, settings: Settings, tell: Progress, kept: Kept, part: str) 
     start = replace(done[-1], duals=last["duals"], sigma=last["sigma"]) if done else None
 
     def keep(solution: Solution, _: int) -> None:
-        if solution.status is Status.INTERRUPTED:
-            raise KeyboardInterrupt
         kept[f"{part}point {len(done)}"] = _state(solution)
         kept[f"{part}last"] = {"point": len(done), "duals": solution.duals, "sigma": solution.sigma}
         done.append(replace(solution, duals=None, certificate=replace(solution.certificate, duals=None)))
@@ -251,8 +237,6 @@ def walk(plan: Plan, settings: Settings, tell: Progress, kept: Kept, part: str) 
     rest = plan.lams[len(done):]
     if len(rest):
         solve_path(plan.problem, rest, tol=settings.tol, progress=keep, start=start)
-    if len(done) < len(plan.lams):
-        raise KeyboardInterrupt
     return Path(problem=plan.problem, solutions=tuple(done), tol=settings.tol)
 
 

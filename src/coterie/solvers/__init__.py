@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 
 from coterie.certificates import certify
-from coterie.errors import InvalidInput
+from coterie.errors import Interrupted, InvalidInput, interruptible
 from coterie.problem import Problem
 from coterie.solution import Certificate, Record, Solution, Status
-from coterie.solvers.base import Solver, Start
+from coterie.solvers.base import Point, Solver, Start
 from coterie.solvers.fast import Fast
 from coterie.solvers.lean import Lean
 from coterie.solvers.reference import Reference
@@ -32,7 +32,12 @@ def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast",
     tol : the relative duality gap to reach; the status says whether it was.
     solver : a name in `SOLVERS`, or a solver with settings of your own such as Fast(max_iter=100).
     start : a solution of a similar problem on the same users to begin from, or a Start of models, duals and sigma.
-    progress : called now and then with a Record of how far the solver is; Ctrl-C ends a solve with its best point.
+    progress : called now and then with a Record of how far the solver is.
+
+    Raises
+    ------
+    Interrupted : on Ctrl-C; its `best` is the best point so far as a certified Solution, whose status is INTERRUPTED
+        unless it is within `tol` already. None where there is no point yet.
     """
     if not (np.isfinite(tol) and tol > 0):
         raise InvalidInput(f"tol must be a finite number > 0, got {tol!r}", remedy="Use for example 1e-8")
@@ -44,13 +49,23 @@ def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast",
             raise InvalidInput(f"unknown solver {solver!r}", remedy=f"Choose one of: {', '.join(SOLVERS)}")
         solver = SOLVERS[solver]()
     began = time.perf_counter()
-    point = solver.run(problem, tol, _start(problem, start), progress)
-    certificate = point.certificate or certify(problem, point.models, point.duals)
-    return Solution(
+    interrupted = False
+    with interruptible():
+        try:
+            point = solver.run(problem, tol, _start(problem, start), progress)
+        except Interrupted as stop:
+            if not isinstance(stop.best, Point):
+                raise
+            point, interrupted = stop.best, True
+        certificate = point.certificate or certify(problem, point.models, point.duals)
+    solution = Solution(
         problem=problem, models=point.models, duals=certificate.duals, certificate=certificate,
-        status=_status(certificate, tol, point.interrupted), solver=type(solver).__name__,
+        status=_status(certificate, tol, interrupted), solver=type(solver).__name__,
         seconds=time.perf_counter() - began, history=point.history, sigma=point.sigma,
     )
+    if interrupted:
+        raise Interrupted(solution)
+    return solution
 
 
 def _start(problem: Problem, start: Solution | Start | None) -> Start | None:

@@ -16,7 +16,6 @@ class Point(NamedTuple):
     models: Array  # (n_users, dim), bitwise equal rows for users it holds to be together
     duals: Array | None = None  # (n_edges, dim); None where it has none
     history: tuple[Record, ...] = ()
-    interrupted: bool = False
     certificate: Certificate | None = None  # from `coterie.certificates`, where the solver had it judged already
     sigma: float | None = None
 
@@ -30,7 +29,10 @@ class Start(NamedTuple):
 
 
 class Solver(Protocol):
-    """A frozen dataclass of settings with one method."""
+    """A frozen dataclass of settings with one method.
+
+    On Ctrl-C `run` raises Interrupted(point), the best Point so far; where it has none, it lets KeyboardInterrupt pass.
+    """
 
     def run(self, problem: Problem, tol: float, start: Start | None = None,
             progress: Callable[[Record], None] | None = None) -> Point: ...

@@ -18,7 +18,7 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.certificates import certify, judge
-from coterie.errors import InvalidInput
+from coterie.errors import Interrupted, InvalidInput
 from coterie.problem import Problem
 from coterie.solution import Certificate, Record, labels_of
 from coterie.solvers.base import Point, Start
@@ -108,7 +108,6 @@ class _Run:
 
     def go(self) -> Point:
         batch, sigma = 20 if self.quadratic else 10, self.engine.sigma
-        interrupted = False
         factor, last, changes, next_change = _TURN, 0, 0, 20
         try:
             if self.warm:
@@ -116,7 +115,7 @@ class _Run:
                 models, slopes, labels = self.engine.read()
                 if self._small(self.warm_labels) and self._prove(self.warm_labels, self.centre, slopes):
                     self._report(self.warm_labels)
-                    return self._point(False)
+                    return self._point()
             while self.passes < self.settings.max_iter:
                 hessians = self.hessians + self.shift[:, None, None] * np.eye(self.problem.dim)
                 linear = np.einsum("nij,nj->ni", hessians, self.centre) - self.gradients
@@ -144,16 +143,18 @@ class _Run:
                     last, changes = turn, changes + 1
                     self.engine.retune(float(np.clip(self.engine.sigma * factor**turn, sigma / 1e5, sigma * 1e5)))
                     next_change = self.passes + 20 * (1 + changes // 2)
-        except KeyboardInterrupt:
-            interrupted = True
+        except KeyboardInterrupt as stop:
+            if self.certificate is None:  # whoever presses Ctrl-C waits for one judgement at most
+                models, slopes, labels = self.engine.read()
+                self._judge(to_clusters(labels, models)[labels], slopes, self.engine.duals)
+            raise Interrupted(self._point()) from stop
         if self.certificate is None or self.certificate.relative_gap > self.tol:
-            self._last_try(interrupted)
-        return self._point(interrupted)
+            self._last_try()
+        return self._point()
 
-    def _point(self, interrupted: bool) -> Point:
+    def _point(self) -> Point:
         assert self.certificate is not None
-        return Point(self.best, self.certificate.duals, tuple(self.history), interrupted, self.certificate,
-                     self.engine.sigma)
+        return Point(self.best, self.certificate.duals, tuple(self.history), self.certificate, self.engine.sigma)
 
     def _look(self, models: Array, slopes: Array, labels: Ints, error: float) -> bool:
         """Try to finish when that looks possible: clusters that stay as they are, or an iterate that is near."""
@@ -266,13 +267,9 @@ class _Run:
             self.certificate, self.best = certificate, models
         return self.certificate.relative_gap <= self.tol
 
-    def _last_try(self, interrupted: bool) -> None:
+    def _last_try(self) -> None:
         """The iterate as it stands, and duals built for its clusters: whatever is certified best is returned."""
         models, slopes, labels = self.engine.read()
-        if interrupted:  # whoever presses Ctrl-C waits for one judgement at most
-            if self.certificate is None:
-                self._judge(to_clusters(labels, models)[labels], slopes, self.engine.duals)
-            return
         self._try(models, slopes, labels)
         if self.certificate is not None and self.problem.graph.n_edges <= 2_000_000:
             built = certify(self.problem, self.best)

@@ -22,7 +22,7 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.certificates import judge
-from coterie.errors import Incompatible
+from coterie.errors import Incompatible, Interrupted
 from coterie.problem import Problem
 from coterie.solution import Certificate, Record, labels_of
 from coterie.solvers.base import Point, Start
@@ -55,7 +55,6 @@ class Lean:
         history: list[Record] = []
         best: tuple[Certificate, Array] | None = None
         models = self._alone(problem) if start is None else start.models
-        interrupted = False
         for closeness in self.closeness:
             try:
                 labels, w = self._descend(problem, models, closeness, tol)
@@ -67,14 +66,11 @@ class Lean:
                                       int(labels_of(best[1]).max()) + 1, time.perf_counter() - began))
                 if progress is not None:
                     progress(history[-1])
-            except KeyboardInterrupt:
-                interrupted = True
-                break
+            except KeyboardInterrupt as stop:
+                raise Interrupted(_point(problem, best, models, history)) from stop
             if best[0].relative_gap <= tol:
                 break
-        if best is None:
-            best = judge(problem, models, np.zeros_like(models)), models
-        return Point(best[1], None, tuple(history), interrupted, best[0])
+        return _point(problem, best, models, history)
 
     def _alone(self, problem: Problem) -> Array:
         """Everybody's own best model, held to the pooled one where there is none."""
@@ -171,6 +167,12 @@ class Lean:
             ahead = new + (momentum - 1.0) / following * (new - potential)
             potential, momentum = new, following
         return -(across + best)
+
+
+def _point(problem: Problem, best: tuple[Certificate, Array] | None, models: Array, history: list[Record]) -> Point:
+    """The best point so far, or the models to begin from where there is none."""
+    certificate, point = best or (judge(problem, models, np.zeros_like(models)), models)
+    return Point(point, None, tuple(history), certificate)
 
 
 def _close(w: Array, distance: float) -> Ints:
