@@ -11,6 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 import warnings
 from pathlib import Path
 from typing import NamedTuple
@@ -282,6 +283,27 @@ def test_files_named_in_the_docs_exist():
     assert unknown_files(pages) == set()
     assert "`src/" in pages
     assert unknown_files("`tests/house/test_docs.py`, `tests/test_of_time.py`") == {"tests/test_of_time.py"}
+
+
+def dependencies(settings: str) -> list[str]:
+    """Names of all libraries in pyproject.toml, without versions and extras, except coterie itself."""
+    project = tomllib.loads(settings)["project"]
+    wanted = [project["dependencies"], *project["optional-dependencies"].values()]
+    names = {re.match(r"[\w-]+", entry)[0] for entries in wanted for entry in entries}
+    return sorted(names - {"coterie"})
+
+
+def explained(page: str) -> list[str]:
+    """Names in the first column of the table of dependencies, where the second column says something."""
+    table = page.split("## Why each dependency is there")[1].split("\n## ")[0]
+    return sorted(re.findall(r"^\| `([\w-]+)` \| \w.* \|$", table, re.M))
+
+
+def test_every_dependency_is_explained():
+    settings, page = (ROOT / "pyproject.toml").read_text(), (ROOT / "CONTRIBUTING.md").read_text()
+    assert explained(page) == dependencies(settings)
+    assert explained(re.sub(r"(?m)^\| `numba`.*\n", "", page)) != dependencies(settings)
+    assert explained(page) != dependencies(settings.replace('"numpy>', '"novel>=1", "numpy>'))
 
 
 # Links, words and versions
