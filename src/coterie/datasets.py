@@ -1,4 +1,4 @@
-"""Users with known clusters: the paper's ellipses, other synthetic families, and real federations from files."""
+"""Users with known groups: the paper's ellipses, other simulated families, and federations from files."""
 
 from __future__ import annotations
 
@@ -17,23 +17,45 @@ from coterie.losses.multinomial import sum_zero_basis
 
 
 class Dataset(NamedTuple):
-    """Users, the cluster each truly belongs to where that is known, and fresh test samples of the same users."""
+    """Users, with their true groups, test samples and true models if these are known (otherwise None)."""
 
     users: Users
-    clusters: Ints | None = None  # (n_users,)
-    test: Users | None = None  # the same users in the same order
-    true_models: Array | None = None  # (n_clusters, dim) what the samples were drawn from
+    clusters: Ints | None = None  # (n_users,) the true group of each user
+    test: Users | None = None  # new samples of the same users, in the same order
+    true_models: Array | None = None  # (n_clusters, dim) the models that the samples were generated from
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ellipses:
-    """Where the paper's data live: in each cluster two overlapping ellipses, one a class; clusters differ by a turn.
+    """The distribution of the paper's data: two overlapping ellipses per cluster, one per class.
 
-    Cluster k looks along the angle 2 pi k / n_clusters, or the k-th of `turns`, in degrees. Its centre is `centre` from
-    the origin that way; its classes +1 and -1 are centred `offset` / 2 ahead and behind; each fills an ellipse with
-    semi-axis `along` that way and `across` at right angles. The paper does not publish its ellipses; these were
-    searched for so that with seed 0 three exact clusters appear at lam = 0.09. Most other seeds show them there, not
-    all.
+    Clusters differ by a rotation. Cluster k points in the direction of the angle 2 pi k / n_clusters, or of the k-th
+    entry of `turns`, in degrees. Its centre is at distance `centre` from the origin in this direction; its classes +1
+    and -1 are shifted by +`offset` / 2 and -`offset` / 2 along it. Each class fills an ellipse with semi-axis `along`
+    in this direction and `across` at right angles to it.
+
+    The paper does not publish its ellipses. The defaults were found by a search, so that with seed 0 the solution has
+    three exact clusters at lam = 0.09. This is also true for most other seeds, but not for all.
+
+    Parameters
+    ----------
+    n_clusters
+        Number of clusters.
+    along, across
+        Semi-axes of each ellipse.
+    offset
+        Distance between the centres of the two classes of a cluster.
+    centre
+        Distance of each cluster from the origin.
+    turns
+        Angles of the clusters in degrees; None: evenly spaced.
+
+    Example
+    -------
+    >>> import numpy as np
+    >>> points, labels = Ellipses().draw(cluster=0, n_per_class=3, rng=np.random.default_rng(0))
+    >>> points.shape, labels.tolist()
+    ((6, 2), [-1.0, -1.0, -1.0, 1.0, 1.0, 1.0])
     """
 
     n_clusters: int = 3
@@ -44,23 +66,52 @@ class Ellipses:
     turns: tuple[float, ...] | None = None
 
     def draw(self, cluster: int, n_per_class: int, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Samples (2 n_per_class, 2) uniform over a cluster's two ellipses, and their labels -1, +1."""
+        """Draw points (2 n_per_class, 2), uniform over the two ellipses of a cluster, and their labels -1 and +1."""
         angle = 2 * np.pi * cluster / self.n_clusters if self.turns is None else np.radians(self.turns[cluster])
-        ahead = np.array([np.cos(angle), np.sin(angle)])
-        aside = np.array([-np.sin(angle), np.cos(angle)])
+        direction = np.array([np.cos(angle), np.sin(angle)])
+        normal = np.array([-np.sin(angle), np.cos(angle)])
         labels = np.repeat([-1.0, 1.0], n_per_class)
         radius, turn = np.sqrt(rng.random(labels.size)), 2 * np.pi * rng.random(labels.size)
         forward = self.centre + labels * self.offset / 2 + self.along * radius * np.cos(turn)
-        return forward[:, None] * ahead + (self.across * radius * np.sin(turn))[:, None] * aside, labels
+        return forward[:, None] * direction + (self.across * radius * np.sin(turn))[:, None] * normal, labels
 
 
 def ellipses(*, users_per_cluster: int = 20, samples: int | float = 10, points_per_cluster: int = 200,
              test_points: int = 1000, shape: Ellipses | None = None, seed: int = 0) -> Dataset:
-    """The data of the paper's experiments.
+    """Generate the data of the paper's experiments.
 
-    Each cluster has a pool of `points_per_cluster` points, half of each class; each of its users holds `samples` of
-    them, drawn without replacement: a number (10 in the first experiment), or a share (0.85 in the second, with
-    users_per_cluster=10). Every user's test set is the same fresh draw of its cluster's distribution.
+    Each cluster has a pool of points, half of them in each class. Each user of the cluster holds some of these points,
+    drawn without replacement. All users of a cluster have the same test set, new points of the same distribution.
+
+    Parameters
+    ----------
+    users_per_cluster
+        Number of users per cluster: 20 in the paper's first experiment, 10 in the second.
+    samples
+        Points per user: a number (10 in the first experiment) or a share of the pool (0.85 in the second).
+    points_per_cluster
+        Size of the pool of a cluster, an even number.
+    test_points
+        Number of test points per user, an even number.
+    shape
+        The distribution; the default is `Ellipses()`.
+    seed
+        Seed of the random numbers.
+
+    Returns
+    -------
+    Dataset
+        Users named 0, 1, ..., their true clusters, and their test points.
+
+    Raises
+    ------
+    InvalidInput
+        If a number is out of its range.
+
+    Example
+    -------
+    >>> ellipses(users_per_cluster=2, samples=5).users
+    Users(6 users, 30 samples, 2 features, targets)
     """
     shape = Ellipses() if shape is None else shape
     held = round(samples * points_per_cluster) if isinstance(samples, float) else samples
@@ -75,10 +126,10 @@ def ellipses(*, users_per_cluster: int = 20, samples: int | float = 10, points_p
     train, test = [], []
     for cluster in range(shape.n_clusters):
         points, labels = shape.draw(cluster, points_per_cluster // 2, rng)
-        fresh = shape.draw(cluster, test_points // 2, rng)
+        test_x, test_y = shape.draw(cluster, test_points // 2, rng)
         chosen = rng.permuted(np.tile(np.arange(points_per_cluster), (users_per_cluster, 1)), axis=1)[:, :held].ravel()
         train.append((points[chosen], labels[chosen]))
-        test.append((np.tile(fresh[0], (users_per_cluster, 1)), np.tile(fresh[1], users_per_cluster)))
+        test.append((np.tile(test_x, (users_per_cluster, 1)), np.tile(test_y, users_per_cluster)))
     names = np.arange(clusters.size)
     return Dataset(_users(train, np.repeat(names, held)), clusters, _users(test, np.repeat(names, test_points)))
 
@@ -87,27 +138,55 @@ def _users(parts: list[tuple[Array, Array]], owner: Ints) -> Users:
     return Users.from_arrays(np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), owner)
 
 
-#: What `clustered` can draw targets for: the names in LOSSES with a linear model.
+#: The families of `clustered`: the names in LOSSES with a linear model.
 FAMILIES = ("squared_hinge", "logistic", "squared", "huber", "poisson", "multinomial")
 
 
 def clustered(family: str = "logistic", *, n_users: int = 30, n_clusters: int = 3, samples: int = 20,
               n_features: int = 2, n_classes: int = 3, separation: float = 2.0, spread: float = 0.0,
               noise: float = 0.1, ragged: bool = False, test_samples: int = 100, seed: int = 0) -> Dataset:
-    """Users whose targets follow one true model a cluster, for each family of losses.
+    """Generate users whose targets follow one true model per group, for each family of losses.
 
-    Cluster models are random directions of norm `separation`; a user's own differs from its cluster's by `spread`
-    times a standard normal vector. The last coordinate of a model is its intercept. `noise` is the standard deviation
-    of real targets (the Huber family adds gross errors to one target in ten). With `ragged`, users hold between half
-    and twice `samples`.
+    The true models are random directions of norm `separation`; the last coordinate is the intercept. The model of a
+    user is that of its group plus `spread` times a standard normal vector.
+
+    Parameters
+    ----------
+    family
+        A name in `FAMILIES`: the loss that the targets are generated for.
+    n_users, n_clusters, n_features, n_classes
+        Numbers of users, groups, features, and classes of the family "multinomial".
+    samples, ragged, test_samples
+        Samples per user, whether their number varies between half and twice that, and test samples per user.
+    separation, spread
+        Norm of the true models, and standard deviation of the users' models around that of their group.
+    noise
+        Standard deviation of real-valued targets; the Huber family adds gross errors to one target in ten.
+    seed
+        Seed of the random numbers.
+
+    Returns
+    -------
+    Dataset
+        Users, their true groups, test samples, and the true models.
+
+    Raises
+    ------
+    InvalidInput
+        If the family is unknown, or a number is out of its range.
+
+    Example
+    -------
+    >>> data = clustered("squared", n_users=4, n_clusters=2, samples=3)
+    >>> data.users, data.clusters.tolist()
+    (Users(4 users, 12 samples, 2 features, targets), [0, 0, 1, 1])
     """
     if family not in FAMILIES:
         raise InvalidInput(f"unknown family {family!r}", remedy=f"Choose one of: {', '.join(FAMILIES)}")
     if not 1 <= n_clusters <= n_users or min(samples, n_features, test_samples) < 1:
         raise InvalidInput(f"expected 1 <= n_clusters <= n_users and at least one sample and feature, got {n_clusters} "
                            f"clusters, {n_users} users, {samples} samples, {n_features} features", remedy="Raise them")
-    rng = np.random.default_rng(seed)
-    outputs = n_classes - 1 if family == "multinomial" else 1
+    rng, outputs = np.random.default_rng(seed), n_classes - 1 if family == "multinomial" else 1
     dim = (n_features + 1) * outputs
     true = rng.standard_normal((n_clusters, dim))
     true *= separation / np.linalg.norm(true, axis=1, keepdims=True)
@@ -142,7 +221,27 @@ def _targets(family: str, t: Array, noise: float, rng: np.random.Generator) -> A
 
 def gaussian_mixture(n_points: int = 100, *, n_clusters: int = 3, n_features: int = 3, separation: float = 6.0,
                      seed: int = 0) -> Dataset:
-    """Points around cluster centres, unit variance, each a user of its own: convex clustering."""
+    """Generate points around cluster centres with unit variance; each point is a separate user.
+
+    Parameters
+    ----------
+    n_points, n_clusters, n_features
+        Number of points, of clusters and of features.
+    separation
+        Norm of the centres.
+    seed
+        Seed of the random numbers.
+
+    Returns
+    -------
+    Dataset
+        One user per point, the true clusters, and the centres in `true_models`.
+
+    Example
+    -------
+    >>> gaussian_mixture(12, n_clusters=2).users
+    Users(12 users, 12 samples, 3 features, no targets)
+    """
     rng = np.random.default_rng(seed)
     centres = rng.standard_normal((n_clusters, n_features))
     centres *= separation / np.linalg.norm(centres, axis=1, keepdims=True)
@@ -152,7 +251,27 @@ def gaussian_mixture(n_points: int = 100, *, n_clusters: int = 3, n_features: in
 
 
 def two_moons(n_points: int = 1000, *, noise: float = 0.08, seed: int = 0) -> Dataset:
-    """Two interleaved half circles, standardised, each point a user of its own."""
+    """Generate two interleaved half circles, standardised; each point is a separate user.
+
+    Parameters
+    ----------
+    n_points
+        Number of points.
+    noise
+        Standard deviation of the points around the half circles.
+    seed
+        Seed of the random numbers.
+
+    Returns
+    -------
+    Dataset
+        One user per point, and the half circle of each.
+
+    Example
+    -------
+    >>> two_moons(10).clusters.tolist()
+    [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+    """
     rng = np.random.default_rng(seed)
     clusters = np.arange(n_points) * 2 // n_points
     angle = np.pi * rng.random(n_points)
@@ -163,11 +282,36 @@ def two_moons(n_points: int = 1000, *, noise: float = 0.08, seed: int = 0) -> Da
 
 
 def load(path: str | Path, *, user: str = "user", target: str | None = None, cluster: str = "cluster") -> Dataset:
-    """A federation from a file.
+    """Read a federation from a file.
 
-    `.npz`: arrays `X` and `user`, optionally `y` and one known cluster a user under `cluster`, whose k-th entry belongs
-    to the k-th user in sorted order. `.csv` and `.parquet`: a `user` column, a target column (default `y` if there is
-    one), optionally a cluster column, constant within a user; every other column is a feature.
+    A `.npz` file has arrays `X` and `user`, optionally `y`, and optionally `cluster` with one entry per user, in the
+    sorted order of the users. A `.csv` or `.parquet` file has a user column, optionally a target column, and optionally
+    a cluster column that is constant within each user; all other columns are features.
+
+    Parameters
+    ----------
+    path
+        The file.
+    user, target, cluster
+        Names of the arrays or columns; the default target is `y` if it exists.
+
+    Returns
+    -------
+    Dataset
+        Users, and their groups if the file has them.
+
+    Raises
+    ------
+    InvalidInput
+        If the file cannot be read, or its arrays or columns do not have this form.
+
+    Example
+    -------
+    >>> import numpy as np, os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "users.npz")
+    >>> np.savez(path, X=[[1.0], [2.0], [3.0]], y=[0.5, 1.0, 1.5], user=["ann", "bob", "ann"], cluster=[0, 1])
+    >>> load(path).clusters.tolist()
+    [0, 1]
     """
     path = Path(path)
     if path.suffix.lower() == ".npz":
@@ -175,14 +319,14 @@ def load(path: str | Path, *, user: str = "user", target: str | None = None, clu
     if path.suffix.lower() not in (".csv", ".parquet"):
         raise InvalidInput(f"expected a .npz, .csv or .parquet file, got {path.name!r}",
                            remedy="Convert it, or read it yourself and use Users.from_arrays")
-    read = read_csv(path) if path.suffix.lower() == ".csv" else read_parquet(path)
-    target = "y" if target is None and "y" in read.columns else target
-    taken = [user, cluster] + ([target] if target else [])
-    users = Users.from_frame(read, user=user, target=target, features=[c for c in read.columns if c not in taken])
-    if cluster not in read.columns:
+    frame = read_csv(path) if path.suffix.lower() == ".csv" else read_parquet(path)
+    target = "y" if target is None and "y" in frame.columns else target
+    special = [user, cluster] + ([target] if target else [])
+    users = Users.from_frame(frame, user=user, target=target, features=[c for c in frame.columns if c not in special])
+    if cluster not in frame.columns:
         return Dataset(users)
-    labels = read[cluster].to_numpy()
-    order = np.argsort(_positions(users, read[user].to_numpy()), kind="stable")
+    labels = frame[cluster].to_numpy()
+    order = np.argsort(_positions(users, frame[user].to_numpy()), kind="stable")
     return Dataset(users, _constant_by_user(users, np.unique(labels, return_inverse=True)[1][order]))
 
 
@@ -196,7 +340,7 @@ def _load_npz(path: Path, user: str, target: str, cluster: str) -> Dataset:
     missing = [name for name in ("X", user) if name not in arrays]
     if missing:
         raise InvalidInput(f"expected arrays 'X' and {user!r}, missing {missing}; the file has {sorted(arrays)}",
-                           remedy="Name the arrays so, or pass user=...")
+                           remedy="Rename the arrays, or pass user=...")
     users = Users.from_arrays(arrays["X"], arrays.get(target), arrays[user])
     labels = arrays.get(cluster)
     if labels is None:
@@ -208,14 +352,14 @@ def _load_npz(path: Path, user: str, target: str, cluster: str) -> Dataset:
 
 
 def _positions(users: Users, names: npt.NDArray[np.object_]) -> Ints:
-    place = {name: k for k, name in enumerate(users.names)}
-    return np.array([place[name] for name in names.tolist()], dtype=np.int64)
+    index = {name: k for k, name in enumerate(users.names)}
+    return np.array([index[name] for name in names.tolist()], dtype=np.int64)
 
 
 def _constant_by_user(users: Users, labels: Ints) -> Ints:
     low, high = (f.reduceat(labels, users.offsets[:-1]) for f in (np.minimum, np.maximum))
     if (low != high).any():
         name = users.names[int(np.flatnonzero(low != high)[0])]
-        raise InvalidInput("a user belongs to one cluster, got several", where=f"user {name!r}",
+        raise InvalidInput("expected one cluster per user, got several", where=f"user {name!r}",
                            remedy="Make the cluster column constant within each user, or drop it")
     return np.asarray(low, dtype=np.int64)

@@ -20,7 +20,6 @@ KNOWN = {
     "long function: federated.run.federate",
     "long function: losses.newton.minimise",
     "many parameters: cli.fit._run",
-    "many parameters: datasets.clustered",
     "many parameters: estimators._Personalized.__init__",
     "many parameters: federated.driver.Driver.__init__",
     "many parameters: federated.path.federate_path",
