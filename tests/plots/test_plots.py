@@ -15,7 +15,8 @@ import coterie as ct
 from coterie import plots
 from coterie.datasets import clustered, ellipses
 from coterie.fitting import Settings, fit
-from coterie.plots.data import lam_places
+from coterie.plots.data import lam_positions
+from coterie.plots.style import looks_of
 
 LAMS = [0.01, 0.1, 1.0, 10.0]
 SIX = [[0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 2], [0, 0, 0, 1, 1, 2], [0, 0, 0, 0, 0, 0]]
@@ -79,7 +80,7 @@ def test_a_tree_is_laid_out():
     linkage = np.array([[0, 2, 0.1, 2], [1, 3, 0.2, 2], [4, 5, 1.0, 4]])
     laid = plots.branches(linkage)
     assert laid.order.tolist() == [0, 2, 1, 3]
-    assert laid.places.tolist() == [0, 2, 1, 3, 0.5, 2.5, 1.5]
+    assert laid.positions.tolist() == [0, 2, 1, 3, 0.5, 2.5, 1.5]
     assert laid.heights.tolist() == [0, 0, 0, 0, 0.1, 0.2, 1.0]
     assert laid.parents.tolist() == [4, 5, 4, 5, 6, 6, -1]
 
@@ -114,8 +115,8 @@ def test_a_solution_takes_its_place_on_a_path():
 
 
 def test_zero_lies_left_of_the_rest():
-    assert lam_places(np.array([0.0, 0.3, 1.0])).tolist() == pytest.approx([0.1, 0.3, 1.0])
-    assert lam_places(np.zeros(1)).tolist() == [1.0]
+    assert lam_positions(np.array([0.0, 0.3, 1.0])).tolist() == pytest.approx([0.1, 0.3, 1.0])
+    assert lam_positions(np.zeros(1)).tolist() == [1.0]
 
 
 # Figures
@@ -129,7 +130,7 @@ def test_the_tree_has_every_user_and_merge(fitted):
     assert len(axes.get_yticks()) == n
     assert axes.get_xscale() == "log"
     assert axes.lines[0].get_xdata()[0] == fitted.solution.lam
-    assert legend(figure)[:2] == ["cluster 0: 6 users", "cluster 1: 6 users"]
+    assert legend(figure)[:2] == ["group 0: 6 users", "group 1: 6 users"]
     # Every horizontal line goes from where a node is made to where it is joined.
     ends = sorted(s[1, 0] for s in lines.get_segments()[: 2 * n - 1])
     joins = np.repeat(fitted.path.linkage[:, 2], 2)
@@ -171,7 +172,7 @@ def test_users_with_one_model_are_one_dot():
     dots = [c for c in axes.collections if not isinstance(c, LineCollection)]
     assert len(dots) == 3
     assert [t.get_text() for t in axes.texts] == ["3", "2"]
-    assert legend(figure) == ["cluster 0: 3 users", "cluster 1: 2 users", "1 user alone"]
+    assert legend(figure) == ["group 0: 3 users", "group 1: 2 users", "1 user with own model"]
     sizes = [d.get_sizes()[0] for d in dots]
     assert sizes == sorted(sizes, reverse=True)
     assert len(next(c for c in axes.collections if isinstance(c, LineCollection)).get_segments()) == 6
@@ -180,9 +181,9 @@ def test_users_with_one_model_are_one_dot():
 def test_more_clusters_than_colours_differ_in_shape():
     labels = np.repeat(np.arange(20), 2)
     figure = plots.model_map(made_path([labels], [0.1]))
-    looks = plots.figures._looks(labels)
+    looks = looks_of(labels)
     assert len({(look.colour, look.shape) for look in looks}) == 20
-    assert legend(figure)[-1] == "and 10 clusters more"
+    assert legend(figure)[-1] == "and 10 groups more"
 
 
 def test_scores_show_every_user_and_the_means(fitted):

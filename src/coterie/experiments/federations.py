@@ -30,7 +30,7 @@ from coterie.errors import CoterieWarning, interruptible
 from coterie.experiments.federations_data import Federation, Parts
 from coterie.experiments.federations_ours import OURS, Coterie
 from coterie.losses import Loss
-from coterie.plots import _figure
+from coterie.plots.style import new_figure
 from coterie.solution import labels_of
 
 LEVEL = 0.05
@@ -301,7 +301,7 @@ def _write_csv(path: Path, headings: Iterable[str], rows: Iterable[Iterable[Any]
 def draw(results: list[Result]) -> Any:
     """How users fare under each method: a box from quartile to quartile, whiskers to the tenths, best mean on top."""
     rows = summarise(results)[::-1]
-    figure, axes = _figure(7.2, 0.32 * len(rows) + 1.4)
+    figure, axes = new_figure(7.2, 0.32 * len(rows) + 1.4)
     by = {row.method: np.nanmean([r.scores for r in results if r.method == row.method], axis=0) for row in rows}
     boxes = [scores[np.isfinite(scores)] for scores in by.values()]
     drawn = axes.boxplot(boxes, orientation="horizontal", whis=(10, 90), showfliers=False, showmeans=True, widths=0.6,

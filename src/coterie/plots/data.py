@@ -1,4 +1,4 @@
-"""What there is to draw, as arrays: the view of a result, models in a plane, a merge tree laid out."""
+"""The data of figures as arrays: the view of a result, models in a plane, the layout of a merge tree."""
 
 from __future__ import annotations
 
@@ -21,56 +21,96 @@ from coterie.losses.remote import Remote
 from coterie.runs import coefficient_names
 from coterie.solution import Solution
 
-_EXACT = 1000  # coordinates up to which directions are computed exactly
+_EXACT = 1000  # largest number of coordinates for which directions are computed exactly
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A path, the point of it to look at, and the units its models are told in."""
+    """A path, one point of it, and the units in which its models are shown.
+
+    Attributes
+    ----------
+    path
+        The solutions over lam.
+    index
+        The point of the path that is shown.
+    chosen
+        Whether this point was chosen, by a fit or by the caller; otherwise it is a default.
+    units
+        The conversion to the user's units; None: models are shown as they are.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> from coterie.datasets import gaussian_mixture
+    >>> problem = ct.Problem(gaussian_mixture(6).users, ct.SquaredDistance(), lam=0.1)
+    >>> View.of(ct.solve(problem)).models.shape
+    (1, 6, 3)
+    """
 
     path: Path
     index: int
-    chosen: bool  # whether that point was chosen by somebody
-    units: Units | None = None  # None: models are told as they are
+    chosen: bool
+    units: Units | None = None
 
     @classmethod
     def of(cls, source: Fit | Path | Solution, index: int | None = None, path: Path | None = None) -> View:
-        """A result; of a path nobody has chosen from, the point in the middle of the clustering that lasts longest.
+        """Build the view of a result.
 
-        `path` is one that a solution belongs to: it is put in its place by its lam.
+        Parameters
+        ----------
+        source
+            The result. A `Fit` and a `Solution` determine the point; for a `Path` the default is `longest(path)`.
+        index
+            The point of the path to show instead.
+        path
+            Other solutions to show with a `Solution`, which is inserted by its lam.
+
+        Returns
+        -------
+        View
+            The path with the point to show.
+
+        Raises
+        ------
+        InvalidInput
+            If the source is not a result, or the index is not a point of the path.
         """
         if isinstance(source, Fit):
             points = [*source.path.solutions]
             points[source.chosen] = source.solution
-            found = cls(replace(source.path, solutions=tuple(points)), source.chosen, True, source.units)
+            view = cls(replace(source.path, solutions=tuple(points)), source.chosen, True, source.units)
         elif isinstance(source, Solution):
             others = () if path is None else path.solutions
             points = sorted([*(s for s in others if s.lam != source.lam), source], key=lambda s: s.lam)
-            found = cls(Path(problem=source.problem, solutions=tuple(points), tol=path.tol if path else source.gap),
-                        points.index(source), True)
+            view = cls(Path(problem=source.problem, solutions=tuple(points), tol=path.tol if path else source.gap),
+                       points.index(source), True)
         elif isinstance(source, Path):
-            found = cls(source, longest(source), False)
+            view = cls(source, longest(source), False)
         else:
             raise InvalidInput(f"expected a Fit, a Path or a Solution, got {type(source).__name__}",
-                               remedy="Give what coterie.fitting.fit, solve_path, solve or federate returned")
+                               remedy="Give a result of coterie.fitting.fit, solve_path, solve or federate")
         if index is None:
-            return found
-        if not 0 <= index < len(found.path):
-            raise InvalidInput(f"expected a point of the path from 0 to {len(found.path) - 1}, got {index!r}",
+            return view
+        if not 0 <= index < len(view.path):
+            raise InvalidInput(f"expected a point of the path from 0 to {len(view.path) - 1}, got {index!r}",
                                remedy="path.lams lists them")
-        return replace(found, index=int(index), chosen=True)
+        return replace(view, index=int(index), chosen=True)
 
     @property
     def solution(self) -> Solution:
+        """The solution at the point shown."""
         return self.path[self.index]
 
     @property
     def loss(self) -> Loss:
+        """The loss, also if only its name is known, as at the server of a federation."""
         loss = self.path.problem.loss
         return loss.loss if isinstance(loss, Remote) else loss
 
     @property
     def task(self) -> Task:
+        """The task of the fit, or else the first task that the loss fits."""
         if self.units is not None:
             return self.units.task
         fitting = (task for task, names in FITTING.items() if any(isinstance(self.loss, LOSSES[n]) for n in names))
@@ -82,7 +122,13 @@ class View:
         return np.stack([s.models for s in self.path.solutions])
 
     def names(self, classes: Sequence[str] | None = None) -> tuple[list[str], list[str] | None]:
-        """What coefficients are of, and what they are for: None where there is one output."""
+        """The names of the coefficients, and of the outputs (None if there is one output).
+
+        Raises
+        ------
+        InvalidInput
+            If `classes` does not name every class.
+        """
         if self.units is None:
             return coefficient_names(self.path.problem), None
         k = self.units.n_classes if isinstance(self.units.loss, Multinomial) else 0
@@ -91,12 +137,15 @@ class View:
         outputs = [f"class {c}" for c in range(k)] if classes is None else [str(c) for c in classes]
         return self.units.coefficient_names, outputs if k else None
 
-    def told(self, models: Array) -> Array:
-        """(n, names x outputs) models in the units given."""
+    def coefficients(self, models: Array) -> Array:
+        """Convert models to the units shown: (n, names x outputs)."""
         return models if self.units is None else self.units.coefficients(models).reshape(len(models), -1)
 
     def lines(self) -> Array | None:
-        """(n_lams, n_users, 3) w1, w2, b of w1 x + w2 y + b = 0; None but for linear classifiers of two features."""
+        """(n_lams, n_users, 3) w1, w2, b of the line w1 x + w2 y + b = 0.
+
+        None unless the models are binary linear classifiers of two features with an intercept.
+        """
         units, users = self.units, self.path.problem.users
         features = users.feature_names if units is None else units.feature_names
         if self.task != "classification" or isinstance(self.loss, Multinomial) or len(features) != 2 \
@@ -104,23 +153,30 @@ class View:
             return None
         flat = self.models.reshape(-1, self.models.shape[2])
         if units is not None:
-            return self.told(flat).reshape(*self.models.shape[:2], 3)
+            return self.coefficients(flat).reshape(*self.models.shape[:2], 3)
         assert isinstance(self.loss, AffineLoss)
         return self.models * [1.0, 1.0, self.loss.intercept_sign] if self.loss.intercept else None
 
 
 def longest(path: Path) -> int:
-    """The middle of the clustering that lasts longest over log lam: of those between 2 and sqrt(n_users) clusters, or
-    at least other than all alone and all together, where there are such."""
+    """Find the point in the middle of the groups that stay the same over the longest range of log lam.
+
+    Points with 2 to sqrt(n_users) groups are preferred; then points that have neither one group nor only single users.
+
+    Returns
+    -------
+    int
+        A position in `path`.
+    """
     n, end = path.problem.n_users, len(path)
-    logs, labels = np.log(lam_places(path.lams)), [s.labels for s in path.solutions]
+    logs, labels = np.log(lam_positions(path.lams)), [s.labels for s in path.solutions]
     starts = [r for r in range(end) if r == 0 or not np.array_equal(labels[r], labels[r - 1])]
 
-    def lasting(run: tuple[int, int]) -> tuple[bool, bool, float]:
-        many = path[run[0]].n_clusters
-        return 1 < many <= max(n**0.5, 2), 1 < many < n, float(logs[min(run[1], end - 1)] - logs[run[0]])
+    def preference(run: tuple[int, int]) -> tuple[bool, bool, float]:
+        n_groups = path[run[0]].n_clusters
+        return 1 < n_groups <= max(n**0.5, 2), 1 < n_groups < n, float(logs[min(run[1], end - 1)] - logs[run[0]])
 
-    first, last = max(zip(starts, [*starts[1:], end], strict=True), key=lasting)
+    first, last = max(zip(starts, [*starts[1:], end], strict=True), key=preference)
     return (first + last - 1) // 2
 
 
@@ -128,13 +184,29 @@ class Projection(NamedTuple):
     """Models in the plane in which they differ most."""
 
     points: Array  # (n_lams, n_users, 2)
-    shares: Array  # (2,) of all their variance
+    shares: Array  # (2,) the share of the total variance along each direction
 
 
 def project(models: Array) -> Projection:
-    """(n_lams, n_users, dim) models on their two principal directions over all lams, so that they move with lam.
+    """Project models on their first two principal directions.
 
-    The largest coordinate of a direction is positive.
+    The directions are the same for all lams, and the largest coordinate of each is positive.
+
+    Parameters
+    ----------
+    models
+        (n_lams, n_users, dim)
+
+    Returns
+    -------
+    Projection
+        The points and the share of the variance along each direction.
+
+    Example
+    -------
+    >>> points, shares = project(np.array([[[1.0, 0.0, 0.0], [3.0, 0.0, 0.0]]]))
+    >>> points.tolist(), shares.tolist()
+    ([[[-1.0, 0.0], [1.0, 0.0]]], [1.0, 0.0])
     """
     shape, dim = models.shape[:2], models.shape[2]
     rows = (models - models.mean(axis=(0, 1))).reshape(-1, dim)
@@ -152,47 +224,69 @@ def project(models: Array) -> Projection:
 
 
 class Branches(NamedTuple):
-    """A merge tree laid out: leaves at 0, 1, ... in an order in which no branches cross."""
+    """The layout of a merge tree: leaves at positions 0, 1, ... in an order in which no branches cross."""
 
     order: Ints  # (n_users,) the users from first to last
-    places: Array  # (2 n_users - 1,) of every node: the mean place of its users
-    heights: Array  # (2 n_users - 1,) lam, 0 for users
-    parents: Ints  # (2 n_users - 1,) -1 for the root
+    positions: Array  # (2 n_users - 1,) of every node: the mean position of its users
+    heights: Array  # (2 n_users - 1,) lam of every node, 0 for users
+    parents: Ints  # (2 n_users - 1,) the node above, -1 for the root
     leaf: Ints  # (2 n_users - 1,) one user of each node
 
 
 def branches(linkage: Array) -> Branches:
-    """From `Path.linkage`."""
+    """Compute the layout of a merge tree in SciPy's format, as in `Path.linkage`.
+
+    Example
+    -------
+    >>> branches(np.array([[0, 1, 0.5, 2], [2, 3, 1.0, 3]])).positions.tolist()
+    [1.0, 2.0, 0.0, 1.5, 1.0]
+    """
     n = len(linkage) + 1
     children = linkage[:, :2].astype(np.int64).tolist()
-    order, waiting = [], [2 * n - 2]
-    while waiting:
-        node = waiting.pop()
+    order, stack = [], [2 * n - 2]
+    while stack:
+        node = stack.pop()
         if node < n:
             order.append(node)
         else:
-            waiting += children[node - n][::-1]
-    places, heights = np.zeros(2 * n - 1), np.concatenate([np.zeros(n), linkage[:, 2]])
+            stack += children[node - n][::-1]
+    positions, heights = np.zeros(2 * n - 1), np.concatenate([np.zeros(n), linkage[:, 2]])
     sizes, parents, leaf = np.ones(2 * n - 1), np.full(2 * n - 1, -1), np.arange(2 * n - 1)
-    places[order] = np.arange(n)
+    positions[order] = np.arange(n)
     for node, pair in enumerate(children, n):
         sizes[node] = sizes[pair].sum()
-        places[node] = (sizes[pair] * places[pair]).sum() / sizes[node]
+        positions[node] = (sizes[pair] * positions[pair]).sum() / sizes[node]
         parents[pair], leaf[node] = node, leaf[pair[0]]
-    return Branches(np.array(order), places, heights, parents, leaf)
+    return Branches(np.array(order), positions, heights, parents, leaf)
 
 
-def lam_places(lams: Array) -> Array:
-    """Where lams lie on a logarithmic axis: 0 a little before the least of the others."""
+def lam_positions(lams: Array) -> Array:
+    """Positions of lams on a logarithmic axis: 0 is drawn at a third of the smallest positive lam."""
     positive = lams[lams > 0]
     return np.where(lams > 0, lams, positive.min() / 3 if positive.size else 1.0)
 
 
-
 def separator_ends(models: Array, intercept_sign: float, reach: float) -> Array:
-    """(n, 2, 2) the two ends of each line {a : <w, a> + intercept_sign * b = 0} inside a circle about the origin.
+    """Compute the two ends of each separating line {a : <w, a> + intercept_sign * b = 0} inside a circle.
 
-    Lines that miss the circle, and models with w = 0, give NaN, which is not drawn.
+    Parameters
+    ----------
+    models
+        (n, 3) w1, w2, b.
+    intercept_sign
+        +1 or -1, as the loss has it.
+    reach
+        Radius of the circle around the origin.
+
+    Returns
+    -------
+    Array
+        (n, 2, 2) two points per line; NaN, which is not drawn, for lines outside the circle and models with w = 0.
+
+    Example
+    -------
+    >>> separator_ends(np.array([[1.0, 0.0, -1.0]]), 1.0, 1.25).tolist()
+    [[[1.0, -0.75], [1.0, 0.75]]]
     """
     normal, shift = models[:, :2], intercept_sign * models[:, 2]
     squares = (normal**2).sum(axis=1)

@@ -112,7 +112,7 @@ def _map(view: View) -> dict[str, Any]:
         return {"kind": "projection", "xlabel": "first direction", "ylabel": "second direction",
                 "points": json_ready(points), "samples": None,
                 "note": f"The two directions hold {100 * shares.sum():.0f}% of the differences between models."}
-    told = view.told(view.models.reshape(-1, dim)).reshape(view.models.shape)
+    told = view.coefficients(view.models.reshape(-1, dim)).reshape(view.models.shape)
     coefficients = view.names()[0]
     if dim == 1:
         told = np.concatenate([told, np.zeros_like(told)], axis=2)
@@ -128,7 +128,7 @@ def _coefficients(view: View, classes: Sequence[str] | None) -> dict[str, Any]:
         firsts = np.unique(s.labels, return_index=True)[1]
         largest = np.argsort(-np.bincount(s.labels), kind="stable")[:_CLUSTERS]
         which.append(largest.tolist())
-        told.append(json_ready(view.told(s.models[firsts[largest]])))
+        told.append(json_ready(view.coefficients(s.models[firsts[largest]])))
     return {"names": names, "outputs": outputs, "clusters": told, "which": which}
 
 
