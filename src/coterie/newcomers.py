@@ -56,20 +56,19 @@ def join(problem: Problem, models: Array, labels: Ints, newcomers: Users, weight
     order = np.unique(labels, return_index=True)[1]
     anchors = models[order]
     pulls = problem.lam * weight * np.bincount(labels).astype(float)
-    found, clusters, slack = _at_anchors(problem, samples, anchors, pulls)
+    joined, clusters, slack = _at_anchors(problem, samples, anchors, pulls)
     alone = np.flatnonzero(clusters < 0)
     if alone.size:
-        found[alone] = _stand_alone(problem, samples, anchors, pulls, found, alone)
-    return Joined(newcomers, found, clusters, slack)
+        joined[alone] = _stand_alone(problem, samples, anchors, pulls, joined, alone)
+    return Joined(newcomers, joined, clusters, slack)
 
 
 def _samples(problem: Problem, newcomers: Users) -> Samples:
     """The newcomers' data, laid out with the model's own length: they may lack a class that others have."""
-    laid = problem.loss.prepare(newcomers) if problem.loss.dim(newcomers) == problem.dim else None
-    if laid is None:
+    if problem.loss.dim(newcomers) != problem.dim:
         raise InvalidInput("the newcomers' targets give models of another length than the fitted ones",
                            remedy="Give the loss its n_classes, and fit again")
-    return laid
+    return problem.loss.prepare(newcomers)
 
 
 def _at_anchors(problem: Problem, samples: Samples, anchors: Array, pulls: Array) -> tuple[Array, Ints, Array]:
@@ -100,11 +99,8 @@ def _stand_alone(problem: Problem, samples: Samples, anchors: Array, pulls: Arra
     eye = np.eye(anchors.shape[1])
 
     def evaluate(users: Indices, x: Array, order: int) -> tuple[Array, Array, Array]:
-        everyone = start.copy()
-        everyone[alone[users]] = x
-        with np.errstate(over="ignore", invalid="ignore"):
-            f, g, h = (part[alone[users]] if part.size else part
-                       for part in problem.loss.evaluate(samples, everyone, order))
+        with np.errstate(over="ignore", invalid="ignore"):  # a trial point far out is rejected, not reported
+            f, g, h = problem.loss.evaluate(samples, x, order, alone[users])
         gaps = x[:, None] - anchors
         lengths = np.maximum(np.linalg.norm(gaps, axis=2), 1e-300)
         f = f + lengths @ pulls
@@ -116,9 +112,9 @@ def _stand_alone(problem: Problem, samples: Samples, anchors: Array, pulls: Arra
             h = h + stiff.sum(axis=1)[:, None, None] * eye - np.einsum("nk,nkd,nke->nde", stiff, units, units)
         return f, g, h
 
-    here = start[alone]
-    gradient = evaluate(np.arange(alone.size), here + 1e-9, 1)[1]
-    spread = float(np.abs(anchors - anchors.mean(axis=0)).max()) + float(np.abs(here).max()) + 1e-12
+    nearest = start[alone]
+    gradient = evaluate(np.arange(alone.size), nearest + 1e-9, 1)[1]
+    spread = float(np.abs(anchors - anchors.mean(axis=0)).max()) + float(np.abs(nearest).max()) + 1e-12
     # Away from the anchor, down the slope that is left after its own pull.
     size = 1e-3 * spread / np.maximum(np.linalg.norm(gradient, axis=1, keepdims=True), 1e-300)
-    return minimise(evaluate, here - size * gradient).points
+    return minimise(evaluate, nearest - size * gradient).points

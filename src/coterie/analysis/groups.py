@@ -33,9 +33,9 @@ from math import lgamma
 
 import numpy as np
 
-from coterie._typing import Array, Ints
+from coterie._typing import Array, Indices, Ints
 from coterie.analysis.path import Path, check_labels, solve_path
-from coterie.data.users import Block, Standardizer, Users
+from coterie.data.users import Standardizer, Users
 from coterie.errors import InvalidInput, interruptible
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels, adaptive_graph
@@ -224,7 +224,7 @@ class _Judge:
         key, weights = members.tobytes(), self.counts[members] / self.scale
 
         def evaluate(_: Ints, x: Array, order: int) -> tuple[Array, Array, Array]:
-            parts = self.loss._on(self.samples, members, np.repeat(x, len(members), axis=0), order)
+            parts = self.loss.evaluate(self.samples, np.repeat(x, len(members), axis=0), order, members)
             f, g, h = (np.tensordot(weights, part, 1)[None] if r <= order else part for r, part in enumerate(parts))
             return f, g, h
 
@@ -313,8 +313,8 @@ class _Ridged(Loss):
     def prepare(self, users: Users) -> Samples:
         return self.loss.prepare(users)
 
-    def _evaluate(self, samples: Samples, block: Block, models: Array, order: int) -> Evaluation:
-        values, gradients, hessians = self.loss._evaluate(samples, block, models, order)
+    def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
+        values, gradients, hessians = self.loss.evaluate(samples, models, order, users)
         return Evaluation(values + 0.5 * self.ridge * (models**2).sum(axis=1),
                           gradients + self.ridge * models if order > 0 else gradients,
                           hessians + self.ridge * np.eye(samples.dim) if order > 1 else hessians)

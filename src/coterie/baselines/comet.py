@@ -16,6 +16,7 @@ from coterie.baselines.run import Run, near
 from coterie.data.users import Standardizer, Users
 from coterie.errors import Incompatible
 from coterie.losses import AffineLoss, Loss, Samples
+from coterie.losses.blocks import in_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ def _grams(loss: Loss, samples: Samples) -> Array:
     if not isinstance(loss, AffineLoss):
         raise Incompatible(f"Models of {type(loss).__name__} make no predictions to compare. Use a loss with targets.")
     grams = np.empty((samples.n_users, samples.dim, samples.dim))
-    for block in samples.blocks:
+    for block in in_blocks(loss, samples).blocks:
         root = np.sqrt(block.weights)[..., None] * block.features
         gram = root.swapaxes(1, 2) @ root
         # A model of several outputs is its (features, outputs) matrix row by row.

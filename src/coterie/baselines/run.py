@@ -92,10 +92,10 @@ class _Counted(Grouped):
 
     run: Run
 
-    def _on(self, samples: Samples, users: Indices, models: Array, order: int) -> Evaluation:
-        d, members = samples.dim, int(np.isin(self.labels, users).sum())
+    def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
+        d, members = samples.dim, len(self.labels) if users is None else int(np.isin(self.labels, users).sum())
         self.run.exchange(down=d, up=(1, 1 + d, 1 + d + d * (d + 1) // 2)[order], users=members)
-        return super()._on(samples, users, models, order)
+        return super().evaluate(samples, models, order, users)
 
 
 def own_models(loss: Loss, samples: Samples, start: Array | None = None) -> Array:

@@ -237,11 +237,11 @@ def told(run: Run) -> Loss:
     base, inside = type(run.loss), [False]
 
     class Told(base):  # type: ignore[misc, valid-type]
-        def _on(self, samples: Samples, users: Indices, models: Array, order: int) -> Evaluation:
+        def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
             if not inside[0]:
                 d = samples.dim
-                run.exchange(down=d, up=(1, 1 + d, 1 + d + d * (d + 1) // 2)[order], users=len(users))
-            return base._on(self, samples, users, models, order)
+                run.exchange(down=d, up=(1, 1 + d, 1 + d + d * (d + 1) // 2)[order], users=len(models))
+            return base.evaluate(self, samples, models, order, users)
 
         def prox(self, samples: Samples, linear: Array | None, t: Array | float, centres: Array | None,
                  start: Array | None = None, users: Indices | None = None) -> Any:

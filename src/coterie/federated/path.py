@@ -19,7 +19,7 @@ from coterie.federated.algorithms.newton import Newton, NewtonState
 from coterie.federated.run import Federated, federate
 from coterie.graph import Graph
 from coterie.losses import Loss
-from coterie.losses.remote import Quadratic
+from coterie.losses.quadratic import Quadratic
 from coterie.problem import Problem
 
 
@@ -140,8 +140,9 @@ def together(run: Federated) -> float:
         raise InvalidInput(f"second-order models come from Newton's method, and this run is by {run.solver}")
     active = ~state.aside
     curvature = np.trace(state.hessians[active], axis1=1, axis2=2).mean() / run.problem.dim
-    bend = state.hessians[active] + 1e-9 * max(float(curvature), 1e-300) * np.eye(run.problem.dim)
-    loss = Quadratic(point=state.points[active], level=state.values[active], slope=state.gradients[active], bend=bend)
+    hessians = state.hessians[active] + 1e-9 * max(float(curvature), 1e-300) * np.eye(run.problem.dim)
+    loss = Quadratic(point=state.points[active], value=state.values[active], gradient=state.gradients[active],
+                     hessian=hessians)
     return lam_max(Problem(ghosts(run.problem.users.names), loss, 0.0, run.problem.graph), rtol=1e-3).upper
 
 

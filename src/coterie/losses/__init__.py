@@ -1,10 +1,12 @@
 """Losses: what each user's data say about that user's model.
 
 Each class states the one function that makes it what it is; `coterie.losses.base` derives the rest. To add a loss,
-write one class and enter it in `LOSSES`; the page "Adding a loss" in the docs shows a whole one.
+write one class and enter it in `LOSSES`; the page "Adding a loss" in the docs shows a complete one.
 """
 
-from coterie.losses.base import AffineLoss, Evaluation, LinearLoss, Loss, Samples
+from coterie.losses.affine import AffineLoss, LinearLoss
+from coterie.losses.base import Evaluation, Loss, Samples
+from coterie.losses.blocks import BlockLoss
 from coterie.losses.custom import Custom
 from coterie.losses.linear import Huber, Logistic, Poisson, Squared, SquaredHinge
 from coterie.losses.multinomial import Multinomial
@@ -22,5 +24,5 @@ LOSSES: dict[str, type[Loss]] = {
     "huber_distance": HuberDistance,
 }
 
-__all__ = ["LOSSES", "AffineLoss", "Custom", "Evaluation", "Huber", "HuberDistance", "LinearLoss", "Logistic", "Loss",
-           "Multinomial", "Poisson", "Samples", "Squared", "SquaredDistance", "SquaredHinge"]
+__all__ = ["LOSSES", "AffineLoss", "BlockLoss", "Custom", "Evaluation", "Huber", "HuberDistance", "LinearLoss",
+           "Logistic", "Loss", "Multinomial", "Poisson", "Samples", "Squared", "SquaredDistance", "SquaredHinge"]

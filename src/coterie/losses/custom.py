@@ -12,11 +12,12 @@ import numpy as np
 from coterie._typing import Array
 from coterie.data.users import Block, Users
 from coterie.errors import InvalidInput
-from coterie.losses.base import Evaluation, Loss, Samples
+from coterie.losses.base import Evaluation, Samples
+from coterie.losses.blocks import BlockLoss
 
 
 @dataclass(frozen=True, kw_only=True)
-class Custom(Loss):
+class Custom(BlockLoss):
     """A loss from your own functions, batched over users.
 
     Each function is called with (models (n, dim), features (n, m, p), targets (n, m), weights (n, m)); `weights` are
@@ -47,7 +48,7 @@ class Custom(Loss):
             return users.n_features
         return self.n_params(users.n_features) if callable(self.n_params) else self.n_params
 
-    def _evaluate(self, samples: Samples, block: Block, models: Array, order: int) -> Evaluation:
+    def evaluate_block(self, block: Block, models: Array, order: int) -> Evaluation:
         n, d = models.shape
         parts = []
         for name, shape in (("value", (n,)), ("gradient", (n, d)), ("hessian", (n, d, d)))[: order + 1]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from coterie._typing import Array, Indices, Ints
-from coterie.data.users import Block, Users
+from coterie.data.users import Users
 from coterie.losses.base import Evaluation, Loss, Samples
 
 
@@ -29,29 +30,32 @@ class Grouped(Loss):
     def dim(self, users: Users) -> int:
         return self.samples.dim
 
-    def prepare(self, users: Users) -> Samples:
-        return Samples(users, (), self.samples.dim)
+    def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
+        """As for any loss; `users` are numbers of groups, and only the members of these groups are evaluated."""
+        members, owner = (None, self.labels) if users is None else self._members(users)
+        parts = self.loss.evaluate(self.samples, models[owner], order, members)
+        return Evaluation(*(_sums(part, owner, len(models)) if k <= order else part for k, part in enumerate(parts)))
 
-    def _evaluate(self, samples: Samples, block: Block, models: Array, order: int) -> Evaluation:
-        raise NotImplementedError  # groups have no blocks of their own; see `_on`
-
-    def _on(self, samples: Samples, users: Indices, models: Array, order: int) -> Evaluation:
-        every = np.zeros((samples.n_users, samples.dim))
-        every[users] = models
-        parts = self.loss.evaluate(self.samples, every[self.labels], order)
-        return Evaluation(*(self._sums(part, samples.n_users)[users] if k <= order else part
-                            for k, part in enumerate(parts)))
-
-    def _sums(self, rows: Array, n: int) -> Array:
-        flat = rows.reshape(len(rows), -1)
-        sums = np.stack([np.bincount(self.labels, weights=column, minlength=n) for column in flat.T], axis=1)
-        return np.asarray(sums.reshape(n, *rows.shape[1:]), dtype=float)
+    def _members(self, groups: Indices) -> tuple[Indices, Indices]:
+        """The members of these groups, one group after the other, and for each member the position of its group."""
+        order = np.argsort(self.labels, kind="stable")
+        ordered = self.labels[order]
+        starts, ends = np.searchsorted(ordered, groups), np.searchsorted(ordered, groups, side="right")
+        members = [order[start:end] for start, end in zip(starts, ends, strict=True)]
+        return np.concatenate([order[:0], *members]), np.repeat(np.arange(len(groups)), ends - starts)
 
     def lipschitz(self, samples: Samples) -> Array:
-        return self._sums(self.loss.lipschitz(self.samples), samples.n_users)
+        return _sums(self.loss.lipschitz(self.samples), self.labels, samples.n_users)
 
     def strong_convexity(self, samples: Samples) -> Array:
-        return self._sums(self.loss.strong_convexity(self.samples), samples.n_users)
+        return _sums(self.loss.strong_convexity(self.samples), self.labels, samples.n_users)
+
+
+def _sums(rows: Array, owner: Ints | Indices, n: int) -> Array:
+    """(n, ...) for each owner the sum of its rows."""
+    columns = rows.reshape(len(rows), prod(rows.shape[1:])).T
+    sums = np.stack([np.bincount(owner, weights=column, minlength=n) for column in columns], axis=1)
+    return np.asarray(sums.reshape(n, *rows.shape[1:]), dtype=float)
 
 
 def group_users(users: Users, labels: Ints) -> Users:

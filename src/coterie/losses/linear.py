@@ -10,14 +10,8 @@ import numpy as np
 
 from coterie._typing import Array
 from coterie.data.users import Users
-from coterie.losses.base import (
-    LinearLoss,
-    Samples,
-    need_targets,
-    one_class_concern,
-    refuse_targets,
-    require_positive,
-)
+from coterie.losses.affine import LinearLoss
+from coterie.losses.base import Samples, need_targets, one_class_concern, refuse_targets, require_positive
 
 
 class _Binary(LinearLoss):
@@ -35,7 +29,6 @@ class _Binary(LinearLoss):
 
     def predict(self, features: Array, models: Array) -> Array:
         return np.where(self.decision(features, models) >= 0, 1.0, -1.0)
-
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,16 +11,9 @@ import numpy as np
 from coterie._typing import Array
 from coterie.data.users import Block, Users
 from coterie.errors import InvalidInput
-from coterie.losses.base import (
-    AffineLoss,
-    Evaluation,
-    Samples,
-    margins_matrix,
-    need_targets,
-    one_class_concern,
-    refuse_targets,
-    ridge_form,
-)
+from coterie.losses.affine import AffineLoss, margins_matrix, ridge_form
+from coterie.losses.base import Evaluation, Samples, need_targets, one_class_concern, refuse_targets
+from coterie.losses.blocks import in_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,27 +37,23 @@ class Multinomial(AffineLoss):
             raise InvalidInput("expected at least two classes, got one", remedy="Give n_classes when some are unseen")
 
     def concerns(self, users: Users) -> list[str]:
-        assert users.targets is not None
-        unseen = np.setdiff1d(np.arange(self._classes(users)), users.targets)
+        unseen = np.setdiff1d(np.arange(self._classes(users)), need_targets(self, users))
         return one_class_concern(users) + [
             f"No user has a sample of class {c:g}: its intercept has no optimum, so no bound can be certified; lower "
             "n_classes or number the classes without gaps." for c in unseen[:1]]
 
     def _classes(self, users: Users) -> int:
-        assert users.targets is not None
-        return int(users.targets.max()) + 1 if self.n_classes is None else self.n_classes
+        return int(need_targets(self, users).max()) + 1 if self.n_classes is None else self.n_classes
 
     def dim(self, users: Users) -> int:
         return (users.n_features + self.intercept) * (self._classes(users) - 1)
 
-    def _outputs(self, samples: Samples) -> int:
-        return self._classes(samples.users) - 1
-
-    def _evaluate(self, samples: Samples, block: Block, models: Array, order: int) -> Evaluation:
-        a, weights, k = block.features, block.weights, self._outputs(samples)
+    def evaluate_block(self, block: Block, models: Array, order: int) -> Evaluation:
+        a, weights = block.features, block.weights
         n, _, p = a.shape
+        k = models.shape[1] // p  # outputs
         basis = sum_zero_basis(k + 1)  # Q, (k, k + 1)
-        shrunk = self.ridge * self.shrunk(samples.dim, k)
+        shrunk = self.ridge * self.shrunk(models.shape[1], k)
         t = (a @ models.reshape(n, p, k)) @ basis
         top = t.max(axis=2, keepdims=True)
         exps = np.exp(t - top)
@@ -91,7 +80,7 @@ class Multinomial(AffineLoss):
 
     def lipschitz(self, samples: Samples) -> Array:
         bounds = np.empty(samples.n_users)  # ||C|| <= 1/2, so ||H|| <= ||A'A|| / 2 + ridge
-        for block in samples.blocks:
+        for block in in_blocks(self, samples).blocks:
             root = np.sqrt(block.weights)[..., None] * block.features
             bounds[block.index] = 0.5 * np.linalg.norm(root, 2, axis=(1, 2)) ** 2 + self.ridge
         return bounds * (1 + 1e-12)
@@ -104,11 +93,11 @@ class Multinomial(AffineLoss):
         return self.decision(features, models).argmax(axis=1).astype(float)
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
-        users, k = samples.users, self._outputs(samples)
-        assert users.targets is not None
+        users = samples.users
+        k = samples.dim // (users.n_features + self.intercept)  # outputs
         outputs = cp.vstack([margins_matrix(samples, self, k, u) @ x for u in range(k)])
         t = sum_zero_basis(k + 1).T @ outputs
-        hot = np.eye(k + 1)[users.targets.astype(int)].T
+        hot = np.eye(k + 1)[need_targets(self, users).astype(int)].T
         phi = cp.log_sum_exp(t, axis=0) - cp.sum(cp.multiply(hot, t), axis=0)
         return (1.0 / users.counts[users.owner]) @ phi + ridge_form(cp, self.ridge, self.shrunk(samples.dim, k), x)
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from coterie._typing import Array, Indices
 from coterie.data.users import Block, Users
-from coterie.losses.base import Evaluation, Loss, Samples, require_positive
+from coterie.losses.base import Evaluation, Samples, require_positive
+from coterie.losses.blocks import BlockLoss
 
 
-class _Point(Loss):
+class _Point(BlockLoss):
     """The model is itself a point, compared with the user's rows; targets, if any, are ignored."""
 
     def dim(self, users: Users) -> int:
@@ -29,12 +30,12 @@ class SquaredDistance(_Point):
 
     quadratic: ClassVar[bool] = True
 
-    def _evaluate(self, samples: Samples, block: Block, models: Array, order: int) -> Evaluation:
+    def evaluate_block(self, block: Block, models: Array, order: int) -> Evaluation:
         gaps = models[:, None, :] - block.features
         values = 0.5 * (block.weights * (gaps**2).sum(axis=2)).sum(axis=1)
         gradients = (block.weights[:, None, :] @ gaps)[:, 0]
-        eyes = np.broadcast_to(np.eye(samples.dim), (len(models), samples.dim, samples.dim))
-        return Evaluation(values, gradients, eyes)
+        hessians = np.broadcast_to(np.eye(models.shape[1]), (*models.shape, models.shape[1]))
+        return Evaluation(values, gradients, hessians)
 
     def strong_convexity(self, samples: Samples) -> Array:
         return np.ones(samples.n_users)
@@ -62,7 +63,7 @@ class HuberDistance(_Point):
     def __post_init__(self) -> None:
         require_positive("delta", self.delta)
 
-    def _evaluate(self, samples: Samples, block: Block, models: Array, order: int) -> Evaluation:
+    def evaluate_block(self, block: Block, models: Array, order: int) -> Evaluation:
         gaps = models[:, None, :] - block.features
         r = np.linalg.norm(gaps, axis=2)
         near = np.minimum(r, self.delta)
@@ -74,7 +75,7 @@ class HuberDistance(_Point):
         hessians = np.empty(0)
         if order > 1:  # pull * (I - [far] u u'), u = gap / r
             units = np.where(far, np.sqrt(weights) / np.where(far, r, 1.0), 0.0)[..., None] * gaps
-            hessians = weights.sum(axis=1)[:, None, None] * np.eye(samples.dim) - units.swapaxes(1, 2) @ units
+            hessians = weights.sum(axis=1)[:, None, None] * np.eye(models.shape[1]) - units.swapaxes(1, 2) @ units
         return Evaluation(values, gradients, hessians)
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
@@ -84,5 +85,5 @@ class HuberDistance(_Point):
 
 
 def _columns(users: Users, dim: int) -> Any:
-    """For every row, the places of its user's model in the vector of all models."""
+    """For every row, the positions of its user's model in the vector of all models."""
     return (users.owner[:, None] * dim + np.arange(dim)).ravel()

@@ -15,8 +15,7 @@ from coterie.data.encoding import Task
 from coterie.errors import InvalidInput
 from coterie.fitting import Fit
 from coterie.fitting.units import FITTING, Units
-from coterie.losses import LOSSES, Loss, Multinomial
-from coterie.losses.base import AffineLoss
+from coterie.losses import LOSSES, AffineLoss, Loss, Multinomial
 from coterie.losses.remote import Remote
 from coterie.runs import coefficient_names
 from coterie.solution import Solution

@@ -28,8 +28,7 @@ import numpy as np
 from coterie._typing import Array
 from coterie.data.frames import write_parquet
 from coterie.errors import InvalidInput, MissingExtra
-from coterie.losses import Multinomial
-from coterie.losses.base import AffineLoss
+from coterie.losses import AffineLoss, Multinomial
 from coterie.losses.remote import Remote
 from coterie.problem import Problem
 from coterie.solution import Solution

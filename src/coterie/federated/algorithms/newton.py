@@ -23,7 +23,7 @@ from coterie.errors import InvalidInput
 from coterie.federated.algorithms.base import Algorithm, Method, Plan, State, hessians_of
 from coterie.federated.client import between, trusted
 from coterie.federated.protocol.messages import Batch, Ragged
-from coterie.losses.remote import Quadratic
+from coterie.losses.quadratic import Quadratic
 from coterie.solvers import solve
 from coterie.solvers.base import Start
 
@@ -179,7 +179,7 @@ class NewtonMethod(Method):
         shift = np.maximum(state.shift[known], 1e-9 * max(float(curvature.mean()), 1e-300))
         points, values = state.points[known], state.values[known]
         hessians = state.hessians[known] + shift[:, None, None] * np.eye(plan.dim)
-        loss = Quadratic(point=points, level=values, slope=state.gradients[known], bend=hessians)
+        loss = Quadratic(point=points, value=values, gradient=state.gradients[known], hessian=hessians)
         problem = plan.problem(known, loss)
         inside: Any = slice(None) if known.all() else plan.graph.inside(known)
         warm = Start(state.now[known], state.duals[inside], state.sigma or None) if state.sigma else None

@@ -17,7 +17,7 @@ from coterie.federated.algorithms.base import Method, Plan, State, hessians_of
 from coterie.federated.protocol.messages import Batch
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels
-from coterie.losses.remote import Quadratic
+from coterie.losses.quadratic import Quadratic
 from coterie.problem import Problem
 from coterie.solution import Certificate
 
@@ -120,7 +120,8 @@ class Proof(Method):
 def duals_for(plan: Plan, active: Flags, models: Array, gradients: Array) -> Array:
     """Duals for models that came without any, from the users' gradients there."""
     n, d = models.shape
-    loss = Quadratic(point=models, level=np.zeros(n), slope=gradients, bend=np.broadcast_to(np.eye(d), (n, d, d)))
+    loss = Quadratic(point=models, value=np.zeros(n), gradient=gradients,
+                     hessian=np.broadcast_to(np.eye(d), (n, d, d)))
     return build_duals(plan.problem(active, loss), models)
 
 

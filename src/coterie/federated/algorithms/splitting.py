@@ -20,7 +20,7 @@ from coterie._typing import Array, Ints
 from coterie.errors import InvalidInput
 from coterie.federated.algorithms.base import Algorithm, Method, Plan, State
 from coterie.federated.protocol.messages import Batch
-from coterie.losses.remote import Quadratic
+from coterie.losses.quadratic import Quadratic
 from coterie.solvers import solve
 from coterie.solvers.base import Start
 
@@ -141,8 +141,8 @@ class SplittingMethod(Method):
         n = len(s)
         if not n:
             return state
-        bend = np.broadcast_to(state.t * np.eye(d), (n, d, d))
-        loss = Quadratic(point=s, level=np.zeros(n), slope=np.zeros_like(s), bend=bend)
+        loss = Quadratic(point=s, value=np.zeros(n), gradient=np.zeros_like(s),
+                         hessian=np.broadcast_to(state.t * np.eye(d), (n, d, d)))
         problem = self.plan.problem(active, loss)
         warm = Start(state.now[active], state.duals, state.sigma) if state.sigma else None
         # The server's problem may have a far smaller optimum than the federation's: ask for digits of the latter.

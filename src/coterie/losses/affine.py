@@ -1,0 +1,196 @@
+"""Losses whose models act on a sample through a margin: a ridge, an intercept, and one convex function.
+
+A linear loss is made of one convex function of the margin and the target,
+
+    f_i(x) = ridge/2 ||w||^2 + mean_j phi(t_ij, y_ij),    t_ij = <w, a_ij> + intercept_sign * b,    x = [w, b]
+
+and a class states phi by its value, slope and curvature; everything else (gradients and Hessians of all users at once,
+conjugates, proximal steps) follows. The intercept b is the last coordinate and is not under the ridge, unless
+`penalize_intercept` says so; then the ridge is ridge/2 ||x||^2.
+
+The losses themselves are in `coterie.losses.linear` and `coterie.losses.multinomial`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+
+from coterie._typing import Array, Flags
+from coterie.data.users import Block, Users
+from coterie.errors import Incompatible, InvalidInput
+from coterie.losses.base import Evaluation, Samples, need_targets
+from coterie.losses.blocks import BlockLoss, in_blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class AffineLoss(BlockLoss):
+    """Models that act on a sample through <w, a> + intercept_sign * b.
+
+    Parameters
+    ----------
+    ridge : weight of ridge/2 ||w||^2.
+    intercept : whether a model ends in an intercept b.
+    penalize_intercept : whether the ridge is on the intercept too, ridge/2 (||w||^2 + b^2). Then every user has exactly
+        one best model, also one with samples of a single class, and f_i is strongly convex with constant `ridge`.
+
+    Raises
+    ------
+    InvalidInput : where `ridge` is not a finite number >= 0.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]], [1, 1, 1], ["ann", "ann", "ann"])
+    >>> for loss in (ct.Logistic(), ct.Logistic(penalize_intercept=True)):
+    ...     print(loss.local(loss.prepare(users)).converged.tolist())
+    [False]
+    [True]
+    """
+
+    ridge: float = 1e-3
+    intercept: bool = True
+    penalize_intercept: bool = False
+    intercept_sign: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.ridge) and self.ridge >= 0):
+            raise InvalidInput(f"ridge must be a finite number >= 0, got {self.ridge!r}", remedy="Use for example 1e-3")
+
+    def design(self, features: Array, real: Flags) -> Array:
+        if not self.intercept:
+            return features
+        # Padding rows are zero throughout, so their margin is 0 under any model.
+        return np.concatenate([features, self.intercept_sign * real[..., None]], axis=-1)
+
+    def shrunk(self, dim: int, outputs: int = 1) -> Array:
+        """1 for the coordinates under the ridge, 0 for intercepts that are not (one for each output)."""
+        mask = np.ones(dim)
+        if self._free_intercept:
+            mask[dim - outputs:] = 0.0
+        return mask
+
+    @property
+    def _free_intercept(self) -> bool:
+        """Whether there is an intercept that the ridge does not cover."""
+        return self.intercept and not self.penalize_intercept
+
+    def strong_convexity(self, samples: Samples) -> Array:
+        return np.full(samples.n_users, 0.0 if self._free_intercept else self.ridge)
+
+    def rows(self, features: Array, models: Array) -> tuple[Array, int]:
+        """The design of new rows and how many outputs their models have; refuses what does not fit."""
+        rows = self.design(features, np.ones(len(features), dtype=bool))
+        outputs, left = divmod(models.shape[1], rows.shape[1])
+        if left or not outputs:
+            raise InvalidInput(f"models of {models.shape[1]} coordinates do not fit rows of {rows.shape[1]}",
+                               remedy="Give the columns the models were fitted on")
+        return rows, outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearLoss(AffineLoss):
+    """One convex function phi of a margin and a target; see the module's formula.
+
+    A class says `value`, `slope` and `curvature`, and where they exist `max_curvature`, the largest curvature anywhere,
+    and `conic_terms`. The page "Adding a loss" in the docs shows a complete one.
+
+    Example
+    -------
+    >>> import numpy as np
+    >>> import coterie as ct
+    >>> class Quartic(ct.LinearLoss):
+    ...     def value(self, t, y):
+    ...         return (t - y) ** 4
+    ...     def slope(self, t, y):
+    ...         return 4 * (t - y) ** 3
+    ...     def curvature(self, t, y):
+    ...         return 12 * (t - y) ** 2
+    >>> users = ct.Users.from_arrays([[1.0], [2.0]], [1.0, 2.0], ["ann", "ann"])
+    >>> loss = Quartic(ridge=0.0, intercept=False)
+    >>> loss.values(loss.prepare(users), np.zeros((1, 1))).tolist()
+    [8.5]
+    """
+
+    max_curvature: ClassVar[float] = np.inf
+
+    @abstractmethod
+    def value(self, t: Array, y: Array) -> Array:
+        """phi(t, y), elementwise."""
+
+    @abstractmethod
+    def slope(self, t: Array, y: Array) -> Array:
+        """The first derivative of phi in t, elementwise."""
+
+    @abstractmethod
+    def curvature(self, t: Array, y: Array) -> Array:
+        """The second derivative of phi in t, elementwise."""
+
+    def conic_terms(self, cp: ModuleType, t: Any, y: Array) -> Any:
+        """phi of every row as a CVXPY expression.
+
+        Raises
+        ------
+        Incompatible : where the loss has no such form.
+        """
+        raise Incompatible(f"{type(self).__name__} has no conic form: give it a `conic_terms` method.")
+
+    def dim(self, users: Users) -> int:
+        return users.n_features + self.intercept
+
+    def evaluate_block(self, block: Block, models: Array, order: int) -> Evaluation:
+        a, y, weights = block.features, block.targets, block.weights
+        shrunk = self.ridge * self.shrunk(models.shape[1])
+        t = (a @ models[:, :, None])[..., 0]
+        values = (weights * self.value(t, y)).sum(axis=1) + 0.5 * (shrunk * models**2).sum(axis=1)
+        gradients, hessians = np.empty(0), np.empty(0)
+        if order > 0:  # grad = A' (weights * phi') + ridge w
+            gradients = ((weights * self.slope(t, y))[:, None, :] @ a)[:, 0] + shrunk * models
+        if order > 1:  # H = A' diag(weights * phi'') A + ridge
+            root = np.sqrt(weights * self.curvature(t, y))[..., None] * a
+            hessians = root.swapaxes(1, 2) @ root + np.diag(shrunk)
+        return Evaluation(values, gradients, hessians)
+
+    def _gram_ends(self, samples: Samples) -> tuple[Array, Array]:
+        """Smallest and largest eigenvalue of mean_j a_ij a_ij' + (ridge / max_curvature), for each user."""
+        low, high = np.empty(samples.n_users), np.empty(samples.n_users)
+        for block in in_blocks(self, samples).blocks:
+            root = np.sqrt(block.weights)[..., None] * block.features
+            gram = self.max_curvature * (root.swapaxes(1, 2) @ root) + np.diag(self.ridge * self.shrunk(samples.dim))
+            ends = np.linalg.eigvalsh(gram)
+            low[block.index], high[block.index] = ends[:, 0], ends[:, -1]
+        return low, high
+
+    def lipschitz(self, samples: Samples) -> Array:
+        if not np.isfinite(self.max_curvature):
+            return super().lipschitz(samples)
+        return self._gram_ends(samples)[1] * (1 + 1e-12)
+
+    def decision(self, features: Array, models: Array) -> Array:
+        return np.einsum("nd,nd->n", self.rows(features, models)[0], models)
+
+    def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
+        users = samples.users
+        phi = self.conic_terms(cp, margins_matrix(samples, self) @ x, need_targets(self, users))
+        return (1.0 / users.counts[users.owner]) @ phi + ridge_form(cp, self.ridge, self.shrunk(samples.dim), x)
+
+
+def margins_matrix(samples: Samples, loss: AffineLoss, stride: int = 1, output: int = 0) -> Any:
+    """The sparse matrix that takes all models in one vector to all rows' margins (of one output of several)."""
+    from scipy import sparse
+
+    users = samples.users
+    rows = loss.design(users.features, np.ones(users.n_samples, dtype=bool))
+    columns = users.owner[:, None] * samples.dim + np.arange(rows.shape[1]) * stride + output
+    return sparse.csr_array((rows.ravel(), (np.repeat(np.arange(users.n_samples), rows.shape[1]), columns.ravel())),
+                            shape=(users.n_samples, users.n_users * samples.dim))
+
+
+def ridge_form(cp: ModuleType, ridge: float, shrunk: Array, x: Any) -> Any:
+    """ridge/2 ||w||^2 of every user; `shrunk` marks the coordinates of one model that are w."""
+    n_users = x.size // shrunk.size
+    return ridge / 2 * cp.sum_squares(x[np.flatnonzero(np.tile(shrunk > 0, n_users))]) if ridge > 0 else 0.0

@@ -1,0 +1,114 @@
+"""Losses computed from users' samples, laid out in dense blocks of users with equally many rows."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from coterie._typing import Array, Flags, Indices
+from coterie.data.users import Block, Users
+from coterie.errors import Incompatible
+from coterie.losses.base import Evaluation, Loss, Samples
+
+
+@dataclass(frozen=True, eq=False)
+class BlockSamples(Samples):
+    """Users' data in the form a loss computes on: padded blocks of the loss's own design matrix."""
+
+    blocks: tuple[Block, ...]
+
+    @cached_property
+    def positions(self) -> tuple[Indices, Indices]:
+        """(n_users,) the number of each user's block, and the user's row in it."""
+        numbers, rows = np.empty((2, self.n_users), dtype=np.intp)
+        for k, block in enumerate(self.blocks):
+            numbers[block.index], rows[block.index] = k, np.arange(len(block.index))
+        return numbers, rows
+
+
+def in_blocks(loss: Loss, samples: Samples) -> BlockSamples:
+    """The samples as blocks; refuses those that another kind of loss prepared."""
+    if not isinstance(samples, BlockSamples):
+        raise Incompatible(f"{type(loss).__name__} is computed from users' samples, and these were prepared by a loss "
+                           "that needs none. Prepare them with the loss that is evaluated.")
+    return samples
+
+
+class BlockLoss(Loss):
+    """A loss that is computed from users' samples, one block of users at a time.
+
+    A class says `dim` and `evaluate_block`, and `check_targets` where not every target will do. Padding rows of a block
+    have weight 0 and must not change the result.
+
+    Example
+    -------
+    >>> import numpy as np
+    >>> import coterie as ct
+    >>> from coterie.losses import BlockLoss, Evaluation
+    >>> class HalfSquares(BlockLoss):
+    ...     def dim(self, users):
+    ...         return users.n_features
+    ...     def evaluate_block(self, block, models, order):
+    ...         gaps = models[:, None, :] - block.features
+    ...         values = 0.5 * (block.weights * (gaps**2).sum(axis=2)).sum(axis=1)
+    ...         gradients = (block.weights[..., None] * gaps).sum(axis=1)
+    ...         return Evaluation(values, gradients, np.tile(np.eye(models.shape[1]), (len(models), 1, 1)))
+    >>> users = ct.Users.from_arrays([[0.0], [2.0], [4.0]], user=["ann", "bob", "bob"])
+    >>> loss = HalfSquares()
+    >>> loss.values(loss.prepare(users), np.zeros((2, 1))).tolist()
+    [0.0, 5.0]
+    """
+
+    def design(self, features: Array, real: Flags) -> Array:
+        """The rows the loss computes on; `real` marks rows that are samples, not padding."""
+        return features
+
+    def check_targets(self, users: Users) -> None:
+        """Raise InvalidInput where a target is outside the loss's domain."""
+
+    @abstractmethod
+    def evaluate_block(self, block: Block, models: Array, order: int) -> Evaluation:
+        """Values, gradients and Hessians of the users of one block; derivatives above `order` may be left empty.
+
+        Parameters
+        ----------
+        block : n users with m rows each, after `design`.
+        models : (n, dim) their models, in the same order.
+        order : 0 for values only, 1 for gradients too, 2 for Hessians too.
+        """
+
+    def prepare(self, users: Users) -> BlockSamples:
+        users.require_samples()
+        self.check_targets(users)
+        blocks = tuple(b._replace(features=self.design(b.features, b.weights > 0)) for b in users.blocks())
+        return BlockSamples(users, self.dim(users), blocks)
+
+    def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
+        samples = in_blocks(self, samples)
+        if users is not None and len(users) == samples.n_users and (users == np.arange(len(users))).all():
+            users = None  # everyone, in order
+        if users is None and len(samples.blocks) == 1:  # nothing to gather
+            return self.evaluate_block(samples.blocks[0], models, order)
+        n, d = models.shape
+        out = Evaluation(np.empty(n), np.empty((n if order > 0 else 0, d)), np.empty((n if order > 1 else 0, d, d)))
+        numbers = None if users is None else samples.positions[0][users]
+        for k, block in enumerate(samples.blocks):
+            if users is None:
+                rows = block.index
+            else:
+                rows = np.flatnonzero(numbers == k)
+                if not rows.size:
+                    continue
+                block = _take(block, samples.positions[1][users[rows]])
+            part = self.evaluate_block(block, models[rows], order)
+            for full, piece in zip(out[: order + 1], part[: order + 1], strict=True):
+                full[rows] = piece
+        return out
+
+
+def _take(block: Block, rows: Indices) -> Block:
+    """The users in these rows of a block."""
+    return Block(block.index[rows], block.features[rows], block.targets[rows], block.weights[rows])
