@@ -20,11 +20,9 @@ KNOWN = {
     "long function: federated.run.federate",
     "long function: losses.newton.minimise",
     "many parameters: cli.fit._run",
-    "many parameters: estimators._Personalized.__init__",
     "many parameters: federated.driver.Driver.__init__",
     "many parameters: federated.path.federate_path",
     "many parameters: federated.run.federate",
-    "unexplained attributes: estimators._Personalized",
     "unexplained attributes: federated.algorithms.pdmm.PDMMState",
     "unexplained attributes: federated.driver.Driver",
     "unexplained attributes: solvers.fast._Run",
@@ -44,18 +42,29 @@ def entries(docstring: str | None) -> set[str]:
     return names
 
 
-def functions(node: ast.AST, path: str, docstring: str | None = None) -> list[tuple[str, ast.FunctionDef, set[str]]]:
+def class_entries(tree: ast.Module) -> dict[str, set[str]]:
+    """What is explained of each class, in its own docstring or in that of a class of the module derived from it."""
+    found: dict[str, set[str]] = {}
+    for node in reversed([node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]):
+        found[node.name] = found.get(node.name, set()) | entries(ast.get_docstring(node))
+        for base in (ast.unparse(base) for base in node.bases):
+            found[base] = found.get(base, set()) | found[node.name]
+    return found
+
+
+def functions(node: ast.AST, path: str, of_class: set[str], classes: dict[str, set[str]],
+              ) -> list[tuple[str, ast.FunctionDef, set[str]]]:
     """All functions below a node: dotted name, node, and the names its docstring (or its class's) explains."""
     found = []
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            own = ast.get_docstring(child)
-            found.append((f"{path}.{child.name}", child, entries(docstring if child.name == "__init__" else own)))
-            found += functions(child, f"{path}.{child.name}")
+            own = of_class if child.name == "__init__" else entries(ast.get_docstring(child))
+            found.append((f"{path}.{child.name}", child, own))
+            found += functions(child, f"{path}.{child.name}", set(), classes)
         elif isinstance(child, ast.ClassDef):
-            found += functions(child, f"{path}.{child.name}", ast.get_docstring(child))
+            found += functions(child, f"{path}.{child.name}", classes[child.name], classes)
         else:
-            found += functions(child, path, docstring)
+            found += functions(child, path, of_class, classes)
     return found
 
 
@@ -64,9 +73,8 @@ def parameters(function: ast.FunctionDef) -> list[str]:
     return [arg.arg for arg in (*given.posonlyargs, *given.args, *given.kwonlyargs) if arg.arg not in ("self", "cls")]
 
 
-def attributes(node: ast.ClassDef, lines: list[str]) -> dict[str, bool]:
-    """What a class stores under a name of its own, and whether a comment on its line or the docstring explains it."""
-    explained = entries(ast.get_docstring(node))
+def attributes(node: ast.ClassDef, lines: list[str], explained: set[str]) -> dict[str, bool]:
+    """What a class stores under a name of its own, and whether a comment on its line or a docstring explains it."""
     found: dict[str, bool] = {}
 
     def store(name: str, line: int) -> None:
@@ -89,9 +97,10 @@ def oversized(source: Path) -> set[str]:
         text = path.read_text()
         name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
         tree, lines = ast.parse(text), text.splitlines()
+        classes = class_entries(tree)
         if len(lines) > MODULE_LINES:
             found.add(f"long module: {name}")
-        for function, node, explained in functions(tree, name):
+        for function, node, explained in functions(tree, name, set(), classes):
             if node.end_lineno - node.lineno + 1 > FUNCTION_LINES:
                 found.add(f"long function: {function}")
             reason = any(MANY_PARAMETERS.match(ast.unparse(decorator)) for decorator in node.decorator_list)
@@ -101,7 +110,7 @@ def oversized(source: Path) -> set[str]:
                 found.add(f"many parameters: {function}")
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
-                stored = attributes(node, lines)
+                stored = attributes(node, lines, classes[node.name])
                 if len(stored) > ATTRIBUTES and not all(stored.values()):
                     found.add(f"unexplained attributes: {name}.{node.name}")
     return found
@@ -151,6 +160,9 @@ LISTED = f"Parameters\n    ----------\n    {MANY} : numbers."
     (f'def _f({MANY}):\n    """F.\n\n    {LISTED}\n    """\n', ["many parameters: a._f"]),
     (f'def f({MANY}, b):\n    """F.\n\n    {LISTED}\n    """\n', ["many parameters: a.f"]),
     (f'class C:\n    """C.\n\n    {LISTED}\n    """\n\n    def __init__(self, {MANY}): ...\n', []),
+    (f'class _C:\n    def __init__(self, {MANY}): ...\n\nclass D(_C):\n    """D.\n\n    {LISTED}\n    """\n', []),
+    (f'class _C:\n    def __init__(self, {MANY}): ...\n\nclass D:\n    """D.\n\n    {LISTED}\n    """\n',
+     ["many parameters: a._C.__init__"]),
     (f"class C:\n{FIELDS}", ["unexplained attributes: a.C"]),
     (f"class C:\n{FIELDS.replace('    a15: int', '')}", []),
     ("class C:\n" + FIELDS.replace("int", "int  # a number"), []),
