@@ -28,7 +28,8 @@ export function trimmed(name, room) {
   const letters = Array.from(name);
   const head = Math.max(1, Math.floor((room - 1) / 2));
   const tail = Math.max(1, room - 1 - head);
-  return letters.length > Math.max(3, room) ? `${letters.slice(0, head).join("")}…${letters.slice(-tail).join("")}` : name;
+  if (letters.length <= Math.max(3, room)) return name;
+  return `${letters.slice(0, head).join("")}…${letters.slice(-tail).join("")}`;
 }
 
 export const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
@@ -201,7 +202,8 @@ function save(blob, name) {
   link.remove();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
-export const saveCsv = (rows, name) => save(new Blob([csvText(rows)], { type: "text/csv;charset=utf-8" }), `${name}.csv`);
+export const saveCsv = (rows, name) =>
+  save(new Blob([csvText(rows)], { type: "text/csv;charset=utf-8" }), `${name}.csv`);
 
 const LOOKS = [
   "fill",

@@ -1,4 +1,4 @@
-"""A result as one document of plain JSON types, which `render` makes a page of."""
+"""Collect a result as one document of plain JSON types, which `render` turns into a page."""
 
 from __future__ import annotations
 
@@ -21,74 +21,106 @@ from coterie.problem import Problem
 from coterie.solution import Solution
 from coterie.storage import json_ready
 
-_CLUSTERS = 12  # whose coefficients are shown at each lam
-_SAMPLES = 3000  # drawn under separating lines
-_BOUNDED = (2000, 100)  # users and clusters up to which recovery bounds are computed
+_CLUSTERS = 12  # most groups whose coefficients are shown at each lam
+_SAMPLES = 3000  # most samples drawn under separating lines
+_BOUNDED = (2000, 100)  # most users and groups for which recovery bounds are computed
 
 
 def gather(source: Fit | Path | Solution, *, path: Path | None = None, chosen: int | None = None,
            classes: Sequence[str] | None = None, title: str | None = None, command: str | None = None,
            settings: Mapping[str, Any] | None = None, notes: Sequence[str] = (),
            most_users: int = 2000) -> dict[str, Any]:
-    """All that the page of a result shows: lists, texts, numbers and None, which stands for nan and inf as well.
+    """Collect everything that the report of a result shows, as plain JSON types.
 
     Parameters
     ----------
-    source : a `Fit`, a `Path`, or a `Solution`, which a `Federated` run is one of.
-    path : one that a solution lies on.
-    chosen : the point of the path to begin at; a path's own is in the middle of the clustering that lasts longest.
-    classes : their names, where there are more than two.
-    title, command, settings, notes : what the page says of the run; settings are the fit's own unless given.
-    most_users : above this number a sample of users stands for all: one of every cluster at the chosen point, and
-        others in proportion.
+    source : a `Fit`, a `Path`, or a `Solution` (a `Federated` run is one).
+    path : the path that a solution lies on.
+    chosen : index of the point of the path to show first; by default, of a path the middle of the longest stretch of
+        lam with the same groups.
+    classes : names of the classes, if there are more than two.
+    title, command : texts of the page; the title says by default how many groups there are.
+    settings : shown as they are; by default those of the fit.
+    notes : sentences to show.
+    most_users : above this number a sample of users is shown: one of every group at the chosen point, and others in
+        proportion.
+
+    Returns
+    -------
+    dict
+        Lists, texts, numbers and None, which also stands for nan and inf.
+
+    Raises
+    ------
+    InvalidInput
+        If `most_users` is below 1, or the path or the chosen point does not belong to the source.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [0.1], [5.0]])
+    >>> document = gather(ct.solve(ct.Problem(users, ct.SquaredDistance(), lam=0.5)))
+    >>> document["title"]
+    '2 groups of 3 users'
     """
     if most_users < 1:
         raise InvalidInput(f"most_users must be at least 1, got {most_users!r}", remedy="Leave it out")
-    whole = View.of(source, chosen, path)
-    solution, users = whole.solution, whole.path.problem.users
-    n = users.n_users
-    keep = sample(solution.labels, most_users) if n > most_users else np.arange(n)
-    view = replace(whole, path=_taken(whole, keep)) if len(keep) < n else whole
-    features = users.feature_names if whole.units is None else whole.units.feature_names
+    full = View.of(source, chosen, path)
+    n, n_groups = full.path.problem.users.n_users, full.solution.n_clusters
+    keep = sample(full.solution.labels, most_users) if n > most_users else np.arange(n)
     return {
-        "title": title or f"{_many(solution.n_clusters, 'cluster')} of {_many(n, 'user')}",
-        "subtitle": f"{_many(n, 'user')}, {_many(users.n_samples, 'row')}, {_many(len(features), 'feature')}; "
-                    f"{type(whole.loss).__name__} loss",
-        "version": _version(), "command": command, "task": view.task,
+        "title": title or f"{_many(n_groups, 'group')} of {_many(n, 'user')}",
+        "version": _version(), "command": command, "notes": [str(note) for note in notes],
+        "settings": json_ready(_settings(source, full) if settings is None else settings),
+        "reduced": {"users": n, "shown": len(keep)} if len(keep) < n else None,
+        **_results(source, full, keep, classes),
+    }
+
+
+def _results(source: Fit | Path | Solution, full: View, keep: Ints, classes: Sequence[str] | None) -> dict[str, Any]:
+    """The parts of the document that come from the result; of each user, only for those in `keep`."""
+    users = full.path.problem.users
+    view = replace(full, path=_path_of_users(full, keep)) if len(keep) < users.n_users else full
+    features = users.feature_names if full.units is None else full.units.feature_names
+    return {
+        "subtitle": f"{_many(users.n_users, 'user')}, {_many(users.n_samples, 'row')}, "
+                    f"{_many(len(features), 'feature')}; {type(full.loss).__name__} loss",
+        "task": view.task,
         "users": [str(users.names[k]) for k in keep], "counts": users.counts[keep].tolist(),
-        "lams": whole.path.lams.tolist(), "chosen": whole.index,
-        "points": [{"n_clusters": s.n_clusters, "objective": json_ready(s.objective),
-                    "bound": json_ready(s.certificate.bound), "gap": json_ready(s.gap), "status": s.status.value}
-                   for s in whole.path.solutions],
+        "lams": full.path.lams.tolist(), "chosen": full.index,
+        "points": [_point(s) for s in full.path.solutions],
         "labels": [s.labels.tolist() for s in view.path.solutions],
         "tree": [[int(a), int(b), lam, int(size)] for a, b, lam, size in view.path.linkage.tolist()],
         "map": _map(view),
         "coefficients": _coefficients(view, classes),
-        "scores": _scores(source, whole, keep),
-        "bounds": _bounds(whole),
+        "scores": _scores(source, full, keep),
+        "bounds": _bounds(full),
         "groups": {"sentence": source.why} if isinstance(source, Fit) else None,
         "federated": _federated(source) if isinstance(source, Federated) else None,
-        "settings": json_ready(_settings(source, whole) if settings is None else settings),
-        "notes": [str(note) for note in notes],
-        "reduced": {"users": n, "shown": len(keep)} if len(keep) < n else None,
     }
 
 
+def _point(solution: Solution) -> dict[str, Any]:
+    return {"n_clusters": solution.n_clusters, "objective": json_ready(solution.objective),
+            "bound": json_ready(solution.certificate.bound), "gap": json_ready(solution.gap),
+            "status": solution.status.value}
+
+
 def sample(labels: Ints, most: int) -> Ints:
-    """The first user of every cluster (of the largest ones, where there are more than `most`), and others evenly."""
+    """Choose users to show: the first of every group (of the `most` largest, if there are more), and others evenly."""
     firsts = np.unique(labels, return_index=True)[1]
     if len(firsts) >= most:
         return np.sort(firsts[np.argsort(-np.bincount(labels), kind="stable")[:most]])
     rest = np.argsort(labels, kind="stable")
     rest = rest[~np.isin(rest, firsts)]
-    places = (np.arange(most - len(firsts)) + 0.5) * len(rest) / (most - len(firsts))
-    return np.sort(np.concatenate([firsts, rest[places.astype(np.int64)]]))
+    positions = (np.arange(most - len(firsts)) + 0.5) * len(rest) / (most - len(firsts))
+    return np.sort(np.concatenate([firsts, rest[positions.astype(np.int64)]]))
 
 
-def _taken(view: View, keep: Ints) -> Path:
-    """The path as it is for some of its users; nothing can be solved on it."""
-    path, whole = view.path, view.path.problem
-    problem = Problem(whole.users.take(keep), Remote(loss=view.loss, length=whole.dim), whole.lam,
+def _path_of_users(view: View, keep: Ints) -> Path:
+    """The path restricted to some of its users, to be shown only: its problem has no data to solve with."""
+    path, full = view.path, view.path.problem
+    problem = Problem(full.users.take(keep), Remote(loss=view.loss, length=full.dim), full.lam,
                       Graph.from_edges(len(keep), []))
     return replace(path, problem=problem, solutions=tuple(
         Solution(problem=problem.with_lam(s.lam), models=s.models[keep], duals=None, certificate=s.certificate,
@@ -112,63 +144,65 @@ def _map(view: View) -> dict[str, Any]:
         return {"kind": "projection", "xlabel": "first direction", "ylabel": "second direction",
                 "points": json_ready(points), "samples": None,
                 "note": f"The two directions hold {100 * shares.sum():.0f}% of the differences between models."}
-    told = view.coefficients(view.models.reshape(-1, dim)).reshape(view.models.shape)
-    coefficients = view.names()[0]
+    points = view.coefficients(view.models.reshape(-1, dim)).reshape(view.models.shape)
+    names = view.names()[0]
     if dim == 1:
-        told = np.concatenate([told, np.zeros_like(told)], axis=2)
-    return {"kind": "line" if dim == 1 else "projection", "xlabel": coefficients[0],
-            "ylabel": coefficients[1] if dim == 2 else "", "points": json_ready(told), "samples": None,
+        points = np.concatenate([points, np.zeros_like(points)], axis=2)
+    return {"kind": "line" if dim == 1 else "projection", "xlabel": names[0],
+            "ylabel": names[1] if dim == 2 else "", "points": json_ready(points), "samples": None,
             "note": "Every model is a point: its coefficients are its coordinates." if dim == 2 else ""}
 
 
 def _coefficients(view: View, classes: Sequence[str] | None) -> dict[str, Any]:
     names, outputs = view.names(classes)
-    which, told = [], []
+    which, rows = [], []
     for s in view.path.solutions:
         firsts = np.unique(s.labels, return_index=True)[1]
         largest = np.argsort(-np.bincount(s.labels), kind="stable")[:_CLUSTERS]
         which.append(largest.tolist())
-        told.append(json_ready(view.coefficients(s.models[firsts[largest]])))
-    return {"names": names, "outputs": outputs, "clusters": told, "which": which}
+        rows.append(json_ready(view.coefficients(s.models[firsts[largest]])))
+    return {"names": names, "outputs": outputs, "clusters": rows, "which": which}
 
 
 def _scores(source: Fit | Path | Solution, view: View, keep: Ints) -> dict[str, Any] | None:
     if isinstance(source, Fit) and source.scores is not None:
-        found = source.scores
-        places = aligned(found, len(source.path), source.chosen)
-        points = np.where(places[:, None] >= 0, found.points[places][:, keep], np.nan)
-        note = (f"On {_many(found.n_rows, 'row')} held out, with models found without them "
-                f"({_many(found.n_clusters, 'cluster')}).")
-        if (places < 0).any():
+        scores = source.scores
+        rows = aligned(scores, len(source.path), source.chosen)
+        points = np.where(rows[:, None] >= 0, scores.points[rows][:, keep], np.nan)
+        note = (f"On {_many(scores.n_rows, 'row')} held out, with models fitted without these rows "
+                f"({_many(scores.n_clusters, 'group')}).")
+        if (rows < 0).any():
             note += " Computed at the chosen lam only."
-        return {"metric": found.metric, "larger": found.larger, "alone": json_ready(found.alone[keep]),
-                "together": json_ready(found.together[keep]), "points": json_ready(points), "note": note}
+        return {"metric": scores.metric, "larger": scores.larger, "alone": json_ready(scores.alone[keep]),
+                "together": json_ready(scores.together[keep]), "points": json_ready(points), "note": note}
     if isinstance(source, Federated) and source.scores is not None:
         active = ~source.state.aside
-        told = source.scores[active] if len(source.scores) == len(active) else source.scores
-        right = view.task == "classification"
+        sums = source.scores[active] if len(source.scores) == len(active) else source.scores
+        classify = view.task == "classification"
         with np.errstate(invalid="ignore", divide="ignore"):
-            here = np.where(told[:, 2] > 0, told[:, 1] / told[:, 2] if right else told[:, 0], np.nan)
+            per_user = np.where(sums[:, 2] > 0, sums[:, 1] / sums[:, 2] if classify else sums[:, 0], np.nan)
         points = np.full((len(view.path), len(keep)), np.nan)
-        points[view.index] = here[keep]
-        return {"metric": "accuracy" if right else "loss", "larger": right, "alone": None, "together": None,
+        points[view.index] = per_user[keep]
+        return {"metric": "accuracy" if classify else "loss", "larger": classify, "alone": None, "together": None,
                 "points": json_ready(points),
-                "note": f"On {_many(int(told[:, 2].sum()), 'row')} held out by their users."}
+                "note": f"On {_many(int(sums[:, 2].sum()), 'row')} held out by their users."}
     return None
 
 
 def aligned(scores: Scores, n_lams: int, chosen: int) -> Ints:
     """(n_lams,) the row of `scores.points` for each point of the path; -1 where there is none.
 
-    The path without the rows held out has its own lams: the points chosen on both meet, others by relative place.
+    The path without the held-out rows has lams of its own: the chosen points of both paths correspond, and the others
+    by their relative position.
     """
     many = len(scores.points)
     if many == 1:
         return np.where(np.arange(n_lams) == chosen, 0, -1)
-    here = scores.chosen
-    place = np.interp(np.arange(n_lams), [0, chosen, n_lams - 1], [0, here, many - 1]) if n_lams > 1 else np.zeros(1)
-    place[chosen] = here
-    return place.round().astype(np.int64)
+    rows = np.zeros(n_lams)
+    if n_lams > 1:
+        rows = np.interp(np.arange(n_lams), [0, chosen, n_lams - 1], [0, scores.chosen, many - 1])
+    rows[chosen] = scores.chosen
+    return rows.round().astype(np.int64)
 
 
 def _bounds(view: View) -> dict[str, Any] | None:
@@ -177,7 +211,7 @@ def _bounds(view: View) -> dict[str, Any] | None:
         return None
     try:
         bounds = recovery_bounds(solution.problem, solution.labels)
-    except CoterieError:  # data that are with their users, for one
+    except CoterieError:  # for example, where the data stay with the users
         return None
     return {"lower": json_ready(bounds.lower), "upper": json_ready(bounds.upper), "sentence": bounds.sentence}
 

@@ -337,10 +337,10 @@ export function setUpMap() {
     ? `One separating line for each model, over the samples in the colour of their user's ${word}. ` +
       "A number on a line: how many users share it."
     : "One dot for each model. Users who share a model are one larger dot with their number in it; " +
-      "hollow dots are users alone.";
+      "hollow dots are users with a model of their own.";
   const body = section.querySelector(".body");
   const ways =
-    users.length <= 300 && lams.length > 1 ? "Thin lines: the way of each model from the smallest lam to here." : "";
+    users.length <= 300 && lams.length > 1 ? "Thin lines: paths of the models from the smallest lam to this one." : "";
   const holder = figure(body, {
     name: "map",
     title: lines ? "Separating lines" : "Models at this lam",

@@ -19,7 +19,7 @@ function setUpHeader() {
   byId("groups").textContent = (doc.groups && doc.groups.sentence) || "";
   byId("reduced").textContent = doc.reduced
     ? `This page shows ${whole(doc.reduced.shown)} of ${whole(doc.reduced.users)} users; ` +
-      `the number of ${word}s, objective and gap are those of all, sizes those shown.`
+      `the number of ${word}s, the objective and the gap are those of all users, sizes count the users shown.`
     : "";
   for (const id of ["subtitle", "groups", "reduced"]) byId(id).hidden = !byId(id).textContent;
   const names = {

@@ -30,9 +30,23 @@ _UNSAFE = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """The page; parts of the document that are None, or not there, are not shown.
+    """Make the page of a document; parts that are None or missing are not shown.
 
-    A cluster's coefficients are in the order of `names`; with `outputs`, as a (names, outputs) matrix, row by row.
+    Parameters
+    ----------
+    document : what `gather` returns. The coefficients of a group are in the order of `names`; with `outputs`, they are
+        a (names, outputs) matrix, row by row.
+
+    Returns
+    -------
+    str
+        One HTML file that needs nothing else.
+
+    Example
+    -------
+    >>> page = render({"title": "Three shops", "users": ["a", "b", "c"]})
+    >>> "<title>Three shops</title>" in page
+    True
     """
     style = _asset("page.css")
     # One function around all parts: nothing of theirs is visible to anything else.
@@ -44,11 +58,34 @@ def render(document: Mapping[str, Any]) -> str:
         "style": style, "script": script, "document": _json(_packed(document)),
     }
     # One pass, so that a text that looks like a placeholder stays a text.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
 
 def write(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
-    """Write the page in one step: whoever opens the file sees the old page or the new one, whole."""
+    """Write the page of a document atomically: a reader sees the complete old file or the complete new one.
+
+    Parameters
+    ----------
+    document : what `gather` returns.
+    path : the file.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written; an old one is then unchanged.
+
+    Example
+    -------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write({"title": "Three shops"}, f"{folder}/report.html").name
+    'report.html'
+    """
     path = Path(path)
     write_atomically(path, render(document).encode("utf-8", "replace"))
     return path

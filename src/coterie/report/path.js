@@ -303,11 +303,11 @@ function drawTree(width) {
 
 function stepsNote() {
   const { lower, upper } = doc.bounds || {};
-  const marks = `The ring is the lam that was chosen.`;
+  const marks = "The ring marks the chosen lam.";
   if (!known(lower) || !known(upper)) return marks;
   if (lower < upper)
-    return `${marks} Shaded: where theorems prove the chosen ${word}s, lam from ${number(lower)} to ${number(upper)}.`;
-  return `${marks} Dotted: the recovery bounds ${number(lower)} and ${number(upper)}, with no room between them.`;
+    return `${marks} Shaded: lam from ${number(lower)} to ${number(upper)}, where theorems prove the chosen ${word}s.`;
+  return `${marks} Dotted: the recovery bounds ${number(lower)} and ${number(upper)}, between which no lam lies.`;
 }
 
 export function setUpPath() {
@@ -344,7 +344,7 @@ export function setUpPath() {
       draw: drawTree,
       note:
         (tree.collapsed
-          ? "Numbers: users already together where the drawing begins."
+          ? "Numbers: users who already share a model at the left end."
           : "Each line is a user, read from left to right; lines join where models become equal.") +
         " Press a node to select its users.",
       rows: () => [
@@ -356,7 +356,7 @@ export function setUpPath() {
   views.push(() => {
     const count = (points[state.at] || {}).n_clusters;
     byId("path-lead").textContent =
-      "Raising the price lam on differences joins users until all share one model. " +
+      "A larger penalty strength lam merges users, until all share one model. " +
       `At lam = ${number(lams[state.at])} there ${count === 1 ? "is" : "are"} ${plural(count, word)}.`;
   });
 }

@@ -313,7 +313,7 @@ function verdict() {
   if (!all) return "";
   const who = plural(all, state.selected ? "selected user" : "user");
   return (
-    `At this lam ${whole(better)} of ${who} (${percent(better / all)}) are better off than alone, ` +
+    `At this lam ${whole(better)} of ${who} (${percent(better / all)}) score better than with a model of their own, ` +
     `${whole(same)} the same and ${whole(worse)} worse.`
   );
 }

@@ -1,4 +1,4 @@
-// How far from the optimum the answer can be, how the federation got there, and what this page was made of.
+// The certificate, the federated run, and the settings and explanations of the page.
 
 import {
   bottomAxis, byId, bytes, drawing, element, explain, figure, known, leftAxis, linear, logarithmic, logTicks, number,
@@ -93,8 +93,8 @@ export function setUpCertificate() {
     element(
       "dl",
       { class: "three" },
-      element("div", {}, element("dt", { text: "Objective reached" }), objective),
-      element("div", {}, element("dt", { text: "No model can be below" }), bound),
+      element("div", {}, element("dt", { text: "Objective" }), objective),
+      element("div", {}, element("dt", { text: "Lower bound" }), bound),
       element("div", {}, element("dt", { text: "Gap, relative" }), gap),
     ),
     status,
@@ -116,10 +116,10 @@ export function setUpCertificate() {
     element("p", {
       class: "note",
       text:
-        "The certificate does not trust the solver. It computes, from the models and their dual variables alone, " +
-        "a number that no choice of models can get below. The true optimum lies between that bound and the objective " +
-        "reached, so the gap is the most that any other answer could still improve on this one. Recovery bounds are " +
-        "a different matter: between them the groups themselves are proven, and outside them nothing is said.",
+        "The certificate does not depend on the solver: it is computed from the models and their duals alone. " +
+        "No choice of models has an objective below the lower bound. The optimum lies between this bound and the " +
+        "objective, so no other models can be better by more than the gap. Recovery bounds are a separate statement: " +
+        "for lam between them theorems prove that the groups are recovered; for other values they prove nothing.",
     }),
   );
   views.push(() => {
@@ -150,7 +150,7 @@ function drawBytes(width) {
   const x = roundScale(left, right),
     y = linear(0, most * 1.05, bottom, top);
   const found = drawing(width, height, "Bytes sent, summed over rounds");
-  found.append(leftAxis(y, ticks(0, most, 4), left, right, "sent in all", bytes), roundAxis(bottom, left, right));
+  found.append(leftAxis(y, ticks(0, most, 4), left, right, "total sent", bytes), roundAxis(bottom, left, right));
   // Sums only grow, so the upper left corner is free for the legend.
   for (const [key, name, style, y0] of [
     ["up", `users to server, ${bytes(up)}`, "step", top + 12],
@@ -211,7 +211,7 @@ export function setUpFederated() {
         }),
     });
   }
-  figure(body, { name: "bytes", title: "What crossed the wire", rows, draw: drawBytes });
+  figure(body, { name: "bytes", title: "Bytes sent", rows, draw: drawBytes });
 }
 
 // About -------------------------------------------------------------------------------------------------------------
@@ -240,16 +240,16 @@ export function setUpAbout() {
       "ul",
       {},
       ...[
-        "lam is the price on differences between models. " +
-          "At 0 every user is alone; from some lam on, all share one model.",
-        "Move the slider, press its arrows, or press a point of a chart: everything below follows. " +
-          "The ring marks the lam that was chosen.",
-        `Users of one ${word} have exactly the same model, not a similar one. Numbers of ${word}s belong to one lam; ` +
-          `colours and shapes follow a ${word} from lam to lam.`,
+        "lam is the strength of the penalty on differences between models. " +
+          "At 0 every user has a model of its own; from some lam on, all users share one model.",
+        "Move the slider, press its arrows, or press a point of a chart: the whole page then shows that lam. " +
+          "The ring marks the chosen lam.",
+        `Users of one ${word} have exactly the same model, not a similar one. ` +
+          `The number of a ${word} holds for one lam only; colours and shapes follow a ${word} from lam to lam.`,
         "Press a node of the tree, a dot or line of the map, or a number in the table to select users; " +
           "press it again to clear.",
-        "Score here is that of the model a user has at this lam; alone is a model from its own rows only; " +
-          "together is one model for all.",
+        "Scores: here is the model that a user has at this lam, alone is a model from its own rows only, " +
+          "together is one model for all users.",
         "Every chart can be saved as a table (CSV) or a picture (PNG). " +
           "The page needs no network and sends nothing.",
       ].map((text) => element("li", { text })),
