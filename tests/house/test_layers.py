@@ -22,7 +22,7 @@ LAYERS = [
     "datasets",
     "solvers",
     "analysis.path", "analysis.recovery", "analysis.select", "analysis.groups", "analysis",
-    "fitting.units", "fitting.plan", "fitting",
+    "fitting.units", "fitting.prepare", "fitting.plan", "fitting",
     "runs",
     "federated.protocol", "federated.algorithms.edges", "federated.client", "federated.algorithms.participation",
     "federated.algorithms", "federated.runtimes.in_process", "federated.checkpoint", "federated.driver",

@@ -2,5 +2,7 @@
 
 from coterie.fitting.estimate import Fit, Scores, fit
 from coterie.fitting.plan import Settings
+from coterie.fitting.prepare import Prepared, prepare
+from coterie.fitting.units import Units, UserStatistics
 
-__all__ = ["Fit", "Scores", "Settings", "fit"]
+__all__ = ["Fit", "Prepared", "Scores", "Settings", "Units", "UserStatistics", "fit", "prepare"]

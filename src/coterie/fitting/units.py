@@ -1,43 +1,99 @@
-"""Between the user's units and the solver's: standardised features, an intercept, targets a loss can take, and back.
+"""Between the user's units and the solver's: standardised features, targets a loss can take, and back.
 
-    A = [(X - mean) / scale, 1],     y = (target - centre) / spread  (real targets only)
+    A = (X - mean) / scale,     y = (target - centre) / spread  (regression only),     margin = <w, a> + b
 
-The intercept is a column of ones like any other and shares the small ridge, so that every user has a best model, those
-with samples of one class too, and every answer can be certified.
+mean, scale, centre and spread are those of all rows together and follow from what each user can send
+(`UserStatistics`): a count, means and centred sums of squares. The intercept b is the loss's own and shares the small
+ridge (`penalize_intercept`), so that every user has a best model, also one with samples of one class, and every answer
+can be certified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from coterie._typing import Array
-from coterie.data.encoding import TASKS, Task
-from coterie.data.users import Standardizer, Users
+from coterie.data.summary import TASKS, Task
+from coterie.data.users import Moments, Standardizer, Users
 from coterie.errors import InvalidInput
 from coterie.losses import LOSSES, AffineLoss, HuberDistance, Logistic, Loss, Multinomial, SquaredDistance, SquaredHinge
 from coterie.losses.multinomial import sum_zero_basis
 
 INTERCEPT = "intercept"
-MOST = 1e9  # of counts: steps of exp(t) are lost beyond
+LARGEST_COUNT = 1e9  # steps of exp(t) are lost beyond
 #: The losses that fit each task; the first is taken unless another is named.
 FITTING: dict[Task, tuple[str, ...]] = {
     "classification": ("logistic", "squared_hinge", "multinomial"), "regression": ("squared", "huber"),
     "counts": ("poisson",), "clustering": ("squared_distance", "huber_distance")}
 
 
+class UserStatistics(NamedTuple):
+    """What each user sends for scaling, and nothing else of its rows.
+
+    Parameters
+    ----------
+    feature_names : of the encoded features.
+    features : count, means and centred sums of squares of the features.
+    targets : the same of the target, as one column; None without targets.
+    largest : (n_users,) the largest target; 0 without targets or rows.
+    """
+
+    feature_names: tuple[str, ...]
+    features: Moments
+    targets: Moments | None
+    largest: Array
+
+    @classmethod
+    def of(cls, users: Users) -> UserStatistics:
+        """Those of these users."""
+        y = users.targets
+        if y is None:
+            return cls(users.feature_names, users.moments(), None, np.zeros(users.n_users))
+        column = replace(users, features=y[:, None], targets=None, feature_names=("target",))
+        largest, some = np.zeros(users.n_users), users.counts > 0
+        largest[some] = np.maximum.reduceat(y, users.offsets[:-1][some]) if some.any() else 0.0
+        return cls(users.feature_names, users.moments(), column.moments(), largest)
+
+    @classmethod
+    def join(cls, parts: Sequence[UserStatistics]) -> UserStatistics:
+        """The users of several nodes as one list."""
+        if not parts or any(part.feature_names != parts[0].feature_names or (part.targets is None) != (
+                parts[0].targets is None) for part in parts):
+            raise InvalidInput("Statistics of different features or targets cannot be joined",
+                               remedy="Encode all tables with the same recipe")
+        targets = [part.targets for part in parts if part.targets is not None]
+        return cls(parts[0].feature_names, _joined([part.features for part in parts]),
+                   _joined(targets) if targets else None, np.concatenate([part.largest for part in parts]))
+
+
+def _joined(parts: Sequence[Moments]) -> Moments:
+    counts, means, m2 = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return Moments(counts, means, m2)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Units:
-    """How the numbers given became the numbers solved for."""
+    """How the numbers given became the numbers solved for.
+
+    Parameters
+    ----------
+    task : what the targets are.
+    loss : with an intercept of its own, which shares the ridge.
+    n_classes : 0 where targets are not classes.
+    mean, scale : (n_features,) of the features.
+    centre, spread : of the targets of a regression; else 0 and 1.
+    feature_names : of the features.
+    """
 
     task: Task
     loss: Loss
-    n_classes: int  # 0 where targets are not classes
-    mean: Array  # (n_features,)
-    scale: Array  # (n_features,)
+    n_classes: int
+    mean: Array
+    scale: Array
     centre: float
     spread: float
     feature_names: tuple[str, ...]
@@ -45,37 +101,50 @@ class Units:
     @classmethod
     def learn(cls, users: Users, task: Task, *, loss: str = "auto", ridge: float = 1e-3, n_classes: int = 0,
               standardize: bool = True) -> Self:
-        """From the users whose models are to be found; targets of classes are numbers 0, 1, ..."""
+        """From the users whose models are to be found; see `from_moments`."""
+        return cls.from_moments(UserStatistics.of(users), task, loss=loss, ridge=ridge, n_classes=n_classes,
+                                standardize=standardize)
+
+    @classmethod
+    def from_moments(cls, statistics: UserStatistics, task: Task, *, loss: str = "auto", ridge: float = 1e-3,
+                     n_classes: int = 0, standardize: bool = True) -> Self:
+        """From what each user sends.
+
+        Parameters
+        ----------
+        statistics : of all users whose models are to be found; targets of classes are numbers 0, 1, ...
+        task : what the targets are.
+        loss : a name in LOSSES that fits the task, or "auto".
+        ridge : L2 strength, intercept included.
+        n_classes : of a classification; at least as many as the targets have.
+        standardize : whether features are standardised.
+
+        Raises
+        ------
+        InvalidInput : targets that do not fit the task, or numbers too large to be scaled.
+        """
         if task not in TASKS:
             raise InvalidInput(f"unknown task {task!r}", remedy=f"Choose one of: {', '.join(TASKS)}")
-        if task == "clustering":
-            users = replace(users, targets=None)
-        elif users.targets is None:
+        names, features, targets, largest = statistics
+        if task != "clustering" and targets is None:
             raise InvalidInput(f"{task} needs targets, and these users have none", remedy="Give y")
         if task == "classification":
-            assert users.targets is not None
-            n_classes = max(n_classes, int(users.targets.max()) + 1)
+            n_classes = max(n_classes, int(largest.max()) + 1)
             if n_classes < 2:
                 raise InvalidInput("all samples are of one class", remedy="Give samples of at least two")
-        if task == "counts":
-            assert users.targets is not None
-            if users.targets.max() > MOST:
-                raise InvalidInput(f"a count of {users.targets.max():g} is beyond what a Poisson regression can tell "
-                                   "from others", remedy="Take it for a regression, or give it in larger units")
-        p = users.n_features
-        mean, scale, centre, spread = np.zeros(p), np.ones(p), 0.0, 1.0
+        if task == "counts" and largest.max() > LARGEST_COUNT:
+            raise InvalidInput(f"a count of {largest.max():g} is too large for Poisson regression",
+                               remedy="Use --task regression, or give it in larger units")
+        mean, scale, centre, spread = np.zeros(len(names)), np.ones(len(names)), 0.0, 1.0
         if standardize:
-            scaler = Standardizer.from_moments(users.moments(), feature_names=users.feature_names)
+            scaler = Standardizer.from_moments(features, feature_names=names)
             mean, scale = scaler.mean, scaler.scale
         if task == "regression":
-            assert users.targets is not None
-            with np.errstate(over="ignore"):
-                centre, spread = float(users.targets.mean()), float(users.targets.std())
-            if not np.isfinite(spread):
-                raise InvalidInput("the spread of the targets is beyond float64", remedy="Give them in larger units")
-            spread = spread if spread > 1e-12 * abs(centre) else 1.0
+            assert targets is not None
+            scaler = Standardizer.from_moments(targets, feature_names=("target",))
+            centre, spread = scaler.mean.item(), scaler.scale.item()
         return cls(task=task, loss=make_loss(task, loss, ridge, n_classes), n_classes=n_classes, mean=mean, scale=scale,
-                   centre=centre, spread=spread, feature_names=users.feature_names)
+                   centre=centre, spread=spread, feature_names=names)
 
     def inner(self, users: Users) -> Users:
         """The users as the solver sees them."""
@@ -86,13 +155,12 @@ class Units:
             y = (y - self.centre) / self.spread
         elif y is not None and isinstance(self.loss, (Logistic, SquaredHinge)):
             y = 2.0 * y - 1.0
-        names = users.feature_names if self.task == "clustering" else (*users.feature_names, _fresh(users))
-        return Users(self.rows(users.features), y, users.offsets, users.names, names)
+        return replace(users, features=self.rows(users.features), targets=y)
 
     def rows(self, X: Array) -> Array:
+        """Rows of features as the solver sees them."""
         with np.errstate(over="ignore"):
-            scaled = (X - self.mean) / self.scale
-        return scaled if self.task == "clustering" else np.column_stack([scaled, np.ones(len(X))])
+            return (X - self.mean) / self.scale
 
     def margins(self, X: Array, models: Array) -> Array:
         """(n_rows,) or (n_rows, n_classes): what each row's model says of it; a real target is in its own units."""
@@ -101,23 +169,24 @@ class Units:
 
     def predict(self, X: Array, models: Array) -> Array:
         """Each row's target under its own model: a class number, a number, or a mean count."""
-        told = self.loss.predict(self.rows(X), models)
+        predictions = self.loss.predict(self.rows(X), models)
         if self.task == "regression":
-            return told * self.spread + self.centre
-        return (told + 1.0) / 2.0 if self.n_classes == 2 and not isinstance(self.loss, Multinomial) else told
+            return predictions * self.spread + self.centre
+        signs = self.n_classes == 2 and not isinstance(self.loss, Multinomial)
+        return (predictions + 1.0) / 2.0 if signs else predictions
 
     def scores(self, models: Array, test: Users) -> Array:
         """(n_users,) accuracy, root mean squared error or mean Poisson deviance; nan for users without rows."""
         y, owner = test.targets, test.owner
         assert y is not None
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            told = self.predict(test.features, models[owner])
+            mean = self.predict(test.features, models[owner])
             if self.task == "classification":
-                each = (told == y).astype(float)
-            elif self.task == "counts":  # 2 (y log(y / told) - y + told)
-                each = 2 * (np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / told), 0.0) - y + told)
+                each = (mean == y).astype(float)
+            elif self.task == "counts":  # 2 (y log(y / mean) - y + mean)
+                each = 2 * (np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / mean), 0.0) - y + mean)
             else:
-                each = (told - y) ** 2
+                each = (mean - y) ** 2
             means = np.bincount(owner, each, test.n_users) / test.counts
             return np.sqrt(means) if self.task == "regression" else means
 
@@ -138,44 +207,59 @@ class Units:
         w = models.reshape(n, len(self.mean) + 1, -1)
         if isinstance(self.loss, Multinomial):
             w = w @ sum_zero_basis(w.shape[2] + 1)
-        # <w, (x - mean) / scale> + b = <w / scale, x> + (b - <w / scale, mean>)
+        # <w, (x - mean) / scale> + sign b = <w / scale, x> + (sign b - <w / scale, mean>)
         slopes = w[:, :-1] / self.scale[:, None] * self.spread
-        first = w[:, -1] * self.spread + self.centre - np.einsum("npk,p->nk", slopes, self.mean)
-        return np.concatenate([slopes, first[:, None]], axis=1)
+        constant = self._sign * w[:, -1] * self.spread + self.centre - np.einsum("npk,p->nk", slopes, self.mean)
+        return np.concatenate([slopes, constant[:, None]], axis=1)
 
     def restored(self, coefficients: Array) -> Array:
         """The models whose `coefficients` these are."""
         if self.task == "clustering":
             return (coefficients[..., 0] - self.mean) / self.scale
-        slopes, first = coefficients[:, :-1], coefficients[:, -1]
-        w = np.concatenate([slopes * self.scale[:, None] / self.spread, (
-            (first - self.centre + np.einsum("npk,p->nk", slopes, self.mean)) / self.spread)[:, None]], axis=1)
+        slopes, constant = coefficients[:, :-1], coefficients[:, -1]
+        b = self._sign * (constant - self.centre + np.einsum("npk,p->nk", slopes, self.mean)) / self.spread
+        w = np.concatenate([slopes * self.scale[:, None] / self.spread, b[:, None]], axis=1)
         if isinstance(self.loss, Multinomial):
             w = w @ sum_zero_basis(w.shape[2]).T
         return w.reshape(len(w), -1)
 
     @property
+    def _sign(self) -> float:
+        """Of the intercept in the loss's margin <w, a> + sign b."""
+        return self.loss.intercept_sign if isinstance(self.loss, AffineLoss) else 1.0
+
+    @property
     def coefficient_names(self) -> list[str]:
+        """What each row of `coefficients` is."""
         return [*self.feature_names, *([] if self.task == "clustering" else [INTERCEPT])]
 
     def state(self) -> dict[str, Any]:
         """Arrays, numbers and texts, for `from_state`."""
-        kind = type(self.loss)
-        return {"task": self.task, "loss": next(name for name, made in LOSSES.items() if made is kind),
+        return {"task": self.task, "loss": next(name for name, kind in LOSSES.items() if isinstance(self.loss, kind)),
                 "ridge": getattr(self.loss, "ridge", 0.0), "n_classes": self.n_classes, "mean": self.mean,
-                "scale": self.scale, "centre": self.centre, "spread": self.spread, "features": list(self.feature_names)}
+                "scale": self.scale, "centre": self.centre, "spread": self.spread, "features": list(self.feature_names),
+                "intercept_sign": self._sign}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The units that `state` describes; without "intercept_sign", models have margins <w, a> + b."""
         loss = make_loss(state["task"], state["loss"], state["ridge"], state["n_classes"])
+        if isinstance(loss, SquaredHinge) and state.get("intercept_sign", 1.0) == 1.0:
+            loss = _PlusSquaredHinge(ridge=loss.ridge, penalize_intercept=True)
         return cls(task=state["task"], loss=loss, n_classes=state["n_classes"],
                    mean=np.array(state["mean"], dtype=float), scale=np.array(state["scale"], dtype=float),
                    centre=state["centre"], spread=state["spread"],
                    feature_names=tuple(state["features"]))
 
 
+class _PlusSquaredHinge(SquaredHinge):
+    """The squared hinge with margins <w, a> + b, in which run folders that name no sign hold their models."""
+
+    intercept_sign = 1.0
+
+
 def make_loss(task: Task, name: str, ridge: float, n_classes: int) -> Loss:
-    """The task's loss, or the one named; without an intercept of its own, since a column of ones stands for it."""
+    """The task's loss, or the one named; its intercept shares the ridge."""
     fitting = FITTING[task]
     if name != "auto" and name not in fitting:
         raise InvalidInput(f"the loss {name!r} does not fit {task}",
@@ -183,7 +267,7 @@ def make_loss(task: Task, name: str, ridge: float, n_classes: int) -> Loss:
     kind: Any = LOSSES[fitting[0] if name == "auto" else name]
     if task == "classification" and n_classes > 2:
         if name == "squared_hinge":
-            raise InvalidInput(f"the squared hinge tells two classes apart, got {n_classes}", remedy="Use 'logistic'")
+            raise InvalidInput(f"the squared hinge is for two classes, got {n_classes}", remedy="Use 'logistic'")
         kind = Multinomial
     if not (isinstance(ridge, (int, float)) and 0 <= ridge < np.inf):
         raise InvalidInput(f"ridge must be a finite number >= 0, got {ridge!r}", remedy="Use for example 1e-3")
@@ -191,13 +275,6 @@ def make_loss(task: Task, name: str, ridge: float, n_classes: int) -> Loss:
         return kind()
     assert issubclass(kind, AffineLoss)
     if kind is Multinomial:
-        return Multinomial(ridge=float(ridge), intercept=False, n_classes=n_classes)
-    return kind(ridge=float(ridge), intercept=False)
+        return Multinomial(ridge=float(ridge), penalize_intercept=True, n_classes=n_classes)
+    return kind(ridge=float(ridge), penalize_intercept=True)
 
-
-def _fresh(users: Users) -> str:
-    """A name for the intercept that no feature has."""
-    name = INTERCEPT
-    while name in users.feature_names:
-        name += "_"
-    return name

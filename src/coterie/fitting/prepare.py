@@ -1,0 +1,94 @@
+"""From a table to a problem, the one road: a file is read, its columns are encoded, its numbers are scaled.
+
+    file -> read_table -> Recipe -> Users in the table's units -> Units -> Users as the solver sees them, and a loss
+
+`prepare` does all of it for one table. Tables on several nodes take the same road in the same steps, with what nodes
+send in place of the table: `summarise` and `merge` for the recipe, `UserStatistics` for the units.
+
+    merged   = merge([summarise(frame, user="who", target="y") for frame in frames])
+    recipe   = Recipe.from_summary(merged)
+    given    = [recipe.encode(frame) for frame in frames]
+    units    = Units.from_moments(UserStatistics.join([UserStatistics.of(users) for users in given]), recipe.task,
+                                  n_classes=len(recipe.classes))
+    users    = [units.inner(users) for users in given]             # and units.loss
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from coterie.data.encoding import Recipe, read_table
+from coterie.data.users import Users
+from coterie.fitting.units import Units
+from coterie.graph import Graph
+from coterie.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prepared:
+    """A table that is ready to be solved for.
+
+    Parameters
+    ----------
+    recipe : how the table's columns became numbers.
+    given : the users in the table's own units; class k has the target k.
+    units : how these became what the solver sees, and the loss.
+    """
+
+    recipe: Recipe
+    given: Users
+    units: Units
+
+    @property
+    def users(self) -> Users:
+        """The users as the solver sees them."""
+        return self.units.inner(self.given)
+
+    def problem(self, lam: float, graph: Graph | None = None) -> Problem:
+        """The convex problem at this penalty strength; on all pairs of users unless a graph is given."""
+        users = self.users
+        return Problem(users, self.units.loss, lam, Graph.complete(users.n_users) if graph is None else graph)
+
+
+def prepare(table: str | PathLike[str] | Any, *, user: str | None = None, target: str | None = None,
+            features: Iterable[str] | str | None = None, drop: Iterable[str] | str = (), task: str = "auto",
+            separator: str | None = None, loss: str = "auto", ridge: float = 1e-3,
+            standardize: bool = True) -> Prepared:
+    """Everything between a table and the problem that is solved.
+
+    Parameters
+    ----------
+    table : a CSV or Parquet file, or a polars frame; one row per sample.
+    user : the column that names the owner of each row; None makes every row a user of its own.
+    target : the column to predict; None clusters users.
+    features : the columns to learn from; all others unless named.
+    drop : columns to leave out.
+    task : "auto", which infers it from the target, or "classification", "regression", "counts", "clustering".
+    separator : between the cells of a CSV file; detected if omitted.
+    loss : a name in LOSSES that fits the task, or "auto".
+    ridge : L2 strength, intercept included.
+    standardize : whether features are standardised.
+
+    Returns
+    -------
+    Prepared
+
+    Raises
+    ------
+    InvalidInput : a file that is no table, or a column that cannot become numbers.
+
+    Example
+    -------
+    >>> prepared = prepare("shops.csv", user="shop", target="sold")
+    >>> solution = solve(prepared.problem(lam=0.1))
+    >>> prepared.units.coefficients(solution.models)     # in the units of the table
+    """
+    frame = read_table(table, separator) if isinstance(table, (str, PathLike)) else table
+    recipe = Recipe.learn(frame, user=user, target=target, features=features, drop=drop, task=task)
+    given = recipe.encode(frame)
+    units = Units.learn(given, recipe.task, loss=loss, ridge=ridge, n_classes=len(recipe.classes),
+                        standardize=standardize)
+    return Prepared(recipe=recipe, given=given, units=units)
