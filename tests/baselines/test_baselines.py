@@ -159,8 +159,8 @@ def test_tuning_sees_no_test_samples():
     (lambda u: FedAvgBaseline(rate=3.0), "from 0 to 2"),
     (lambda u: PerFedAvg(variant="third"), "unknown variant"),
     (lambda u: CFL(rule="other"), "unknown rule"),
-    (lambda u: Local(ridge=0.1).fit(u, ct.SquaredDistance()), "no weights for a ridge"),
-    (lambda u: Comet().fit(u, ct.SquaredDistance()), "make no predictions"),
+    (lambda u: Local(ridge=0.1).fit(u, ct.SquaredDistance()), "has no ridge"),
+    (lambda u: Comet().fit(u, ct.SquaredDistance()), "do not predict targets"),
 ])
 def test_what_cannot_work_is_refused(act, complaint):
     with pytest.raises(ct.CoterieError, match=complaint):

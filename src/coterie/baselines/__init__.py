@@ -1,27 +1,27 @@
-"""Methods to compare with, one file each: the same users in, the same kind of answer out.
+"""Methods to compare with, one file per method. All take the same users and return the same kind of result.
 
     fitted = IFCA(n_clusters=3).fit(users, loss)              # models, labels, n_clusters, rounds, floats_up, ...
     fitted, settings = tune(IFCA, train, validation, loss)    # settings chosen on held-out samples
 """
 
-from coterie.baselines.alone import Local
 from coterie.baselines.base import BUDGET, Baseline, Fitted
 from coterie.baselines.cfl import CFL
 from coterie.baselines.comet import Comet
 from coterie.baselines.ditto import Ditto
-from coterie.baselines.everyone import Global
 from coterie.baselines.fedavg import FedAvgBaseline
 from coterie.baselines.fine_tuning import FineTuning
 from coterie.baselines.hypcluster import HypCluster
 from coterie.baselines.ifca import IFCA
 from coterie.baselines.kmeans import KMeans
+from coterie.baselines.local import Local
 from coterie.baselines.mocha import Mocha
 from coterie.baselines.oracle import Oracle
 from coterie.baselines.per_fedavg import PerFedAvg
+from coterie.baselines.pooled import Global
 from coterie.baselines.squared_penalty import SquaredPenaltyBaseline
 from coterie.baselines.tuning import tune
 
-#: Every comparator by the name used in tables and saved files.
+#: All methods by the name used in tables and saved files.
 BASELINES: dict[str, type[Baseline]] = {method.name: method for method in (
     Global, Local, Oracle, SquaredPenaltyBaseline, FedAvgBaseline, FineTuning, PerFedAvg, Ditto, Mocha, IFCA,
     HypCluster, CFL, KMeans, Comet)}

@@ -1,4 +1,4 @@
-"""What methods have in common that assign each user to the model that fits it best, and start several times."""
+"""The common part of methods that assign each user to the model with the least loss, from several random starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _START_RIDGE = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Assigning(Baseline):
-    """Clusters whose number is given, from several random starts; the start with the least training loss is kept."""
+    """A given number of clusters, from several random starts; the start with the least training loss is kept."""
 
     n_clusters: int = 2
     rounds: int = 100
@@ -41,7 +41,7 @@ class Assigning(Baseline):
 
     @abstractmethod
     def _train(self, run: Run, models: Array) -> tuple[float, Ints, Array]:
-        """Training loss, clusters and models at the end of one start."""
+        """Training loss, clusters and models after one start."""
 
     def _finish(self, run: Run, labels: Ints, models: Array) -> Outcome:
         """The result, from the best start."""
@@ -49,7 +49,7 @@ class Assigning(Baseline):
 
 
 def random_starts(run: Run, n_clusters: int, restarts: int) -> list[Array]:
-    """The models, each by itself and slightly shrunk, of so many users drawn at random; one start will do for one."""
+    """For each start, the local models (with a small ridge) of random users; one start is enough for one cluster."""
     if n_clusters > run.n_users:
         raise InvalidInput(f"expected at most one cluster for each of {run.n_users} users, got {n_clusters}",
                            remedy="Lower n_clusters")

@@ -1,8 +1,8 @@
-"""What every comparator is: settings with `fit`, and what `fit` returns.
+"""The base class of the methods, settings with `fit`, and the result of `fit`.
 
-All methods get the same users and the same loss, weigh users alike (as sum_i f_i does, whatever their number of
-samples), let everybody take part in every round, and are handed full gradients instead of minibatches. Users are put in
-the order of their names first, so the order they come in changes nothing, not even what is drawn at random.
+All methods get the same users and the same loss. They give every user the same weight (as sum_i f_i does, whatever the
+number of samples), ask all users in every round, and use full gradients instead of minibatches. Users are first sorted
+by name, so the order in which they are given changes nothing, including the random numbers.
 """
 
 from __future__ import annotations
@@ -23,55 +23,86 @@ from coterie.losses import AffineLoss, Loss, Samples
 from coterie.newcomers import Joined
 from coterie.solution import labels_of, rows_owner
 
-#: How many settings `tune` may try, the same for every method.
+#: Largest number of settings that `tune` tries, the same for every method.
 BUDGET = 10
 
 
 class Outcome(NamedTuple):
-    """What a method found, users in the order of the run."""
+    """The result of a method, with users in the order of the run."""
 
     models: Array  # (n_users, dim)
-    shared: Array  # (k, dim) what the server holds at the end: the global model, or one for each of `labels`
-    labels: Ints | None = None  # the method's own clusters; None: users of equal models
+    shared: Array  # (k, dim) the models at the server: the global model, or one per cluster of `labels`
+    labels: Ints | None = None  # the clusters of the method; None: users with equal models
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline(ABC):
-    """A method to compare with; the fields of a class are its settings."""
+    """A method to compare with; the fields of the class are its settings."""
 
     name: ClassVar[str]
     needs_clusters: ClassVar[bool] = False
 
     @classmethod
     def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
-        """The settings `tune` chooses from, at most BUDGET."""
+        """The settings that `tune` chooses from, at most `BUDGET`."""
         return (cls(),)
 
     def fit(self, users: Users, loss: Loss, *, seed: int = 0, clusters: npt.ArrayLike | None = None) -> Fitted:
-        """Models for all users. `clusters`, one a user, are the true ones, for methods that are told them."""
+        """Fit a model for every user.
+
+        Parameters
+        ----------
+        users, loss
+            The data and the loss.
+        seed
+            Seed of the random numbers of the method.
+        clusters
+            The true cluster of each user, for methods that need it.
+
+        Returns
+        -------
+        Fitted
+            Models, clusters, and the number of rounds and of numbers sent.
+
+        Raises
+        ------
+        InvalidInput
+            If the method needs the true clusters and got none, or a setting does not fit the data.
+        Incompatible
+            If the method cannot use this loss.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> from coterie.baselines import IFCA
+        >>> from coterie.datasets import clustered
+        >>> users = clustered("squared", n_users=6, n_clusters=2).users
+        >>> IFCA(n_clusters=2).fit(users, ct.Squared()).n_clusters
+        2
+        """
         return self._fitted(users, loss, seed, clusters, {})
 
     def _fitted(self, users: Users, loss: Loss, seed: int, clusters: npt.ArrayLike | None,
                 memo: dict[Any, Any]) -> Fitted:
-        """`memo` keeps what several settings of one method have in common: same users, loss and seed only."""
+        """As `fit`. `memo` stores results that several settings share, for one set of users, loss and seed."""
         if self.needs_clusters and clusters is None:
-            raise InvalidInput(f"{self.name!r} is told the true clusters, and got none",
+            raise InvalidInput(f"{self.name!r} needs the true clusters, got none",
                                remedy="Give clusters, one label for each user in the order of users.names")
         order = np.array(sorted(range(users.n_users), key=lambda i: _key(users.names[i])), dtype=np.int64)
         if "samples" not in memo:
             memo["samples"] = loss.prepare(users.take(order))
         truth = None if clusters is None else check_labels(clusters, users.n_users)[order]
         run = Run(loss, memo["samples"], np.random.default_rng(seed), truth, memo)
-        found = self._fit(run)
-        models, shared = np.empty_like(found.models), found.shared
-        models[order] = found.models
-        if found.labels is None:
+        outcome = self._fit(run)
+        models, shared = np.empty_like(outcome.models), outcome.shared
+        models[order] = outcome.models
+        if outcome.labels is None:
             labels = labels_of(models)
         else:
-            given = np.empty(users.n_users, dtype=np.int64)
-            given[order] = found.labels
-            labels = check_labels(given, users.n_users)
-            shared = shared[given[np.unique(labels, return_index=True)[1]]]  # as the labels; no row for empty clusters
+            unordered = np.empty(users.n_users, dtype=np.int64)
+            unordered[order] = outcome.labels
+            labels = check_labels(unordered, users.n_users)
+            shared = shared[unordered[np.unique(labels, return_index=True)[1]]]  # in the order of the new labels
         return Fitted(models=models, labels=labels, shared=shared, rounds=run.rounds, floats_up=run.floats_up,
                       floats_down=run.floats_down, name=self.name, settings=self, users=users, loss=loss)
 
@@ -79,14 +110,14 @@ class Baseline(ABC):
     def _fit(self, run: Run) -> Outcome: ...
 
     def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints]:
-        """Models of newcomers, and the cluster each one joins (-1: none): that whose model fits its samples best."""
-        chosen = least_loss(fitted.loss, samples, fitted.shared)
-        return fitted.shared[chosen], chosen
+        """Models of newcomers, and the cluster that each joins (-1: none). Default: the cluster with the least loss."""
+        cluster = least_loss(fitted.loss, samples, fitted.shared)
+        return fitted.shared[cluster], cluster
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ridged(Baseline):
-    """A method whose one setting is a ridge, added to the loss's own."""
+    """A method whose only setting is a ridge, added to that of the loss."""
 
     ridge: float = 0.0
 
@@ -100,7 +131,7 @@ class Ridged(Baseline):
 
 @dataclass(frozen=True, kw_only=True)
 class Pulled(Baseline):
-    """A method whose one setting is how strongly everybody's own model is pulled to what all have in common."""
+    """A method whose only setting is how strongly the models of the users are pulled to a common model."""
 
     strength: float = 0.1
 
@@ -114,39 +145,71 @@ class Pulled(Baseline):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fitted:
-    """Models, one row a user, the clusters they form, and what it took to agree on them.
+    """The models of a method, the clusters they form, and the communication that was needed.
 
-    floats_up and floats_down count the numbers all users together sent and received in the whole run; the text of each
-    method says how many a user sends in a round. Computing at the users alone is no round.
+    `floats_up` and `floats_down` are the numbers that all users together sent and received in the complete run; the
+    docstring of each method gives them per user and round. Computation at the users alone is not a round.
     """
 
     models: Array = field(repr=False)  # (n_users, dim)
-    labels: Ints = field(repr=False)  # (n_users,) from 0, in order of first appearance
-    shared: Array = field(repr=False)  # (n_clusters, dim) for methods with clusters, else (1, dim)
+    labels: Ints = field(repr=False)  # (n_users,) the cluster of each user, from 0 in order of first appearance
+    shared: Array = field(repr=False)  # (n_clusters, dim) for methods with clusters, otherwise (1, dim)
     rounds: int
     floats_up: int
     floats_down: int
-    name: str
+    name: str  # of the method, in `BASELINES`
     settings: Baseline
     users: Users = field(repr=False)
     loss: Loss = field(repr=False)
 
     @property
     def n_clusters(self) -> int:
+        """The number of clusters."""
         return int(self.labels.max()) + 1
 
     def predict(self, X: npt.ArrayLike, users: npt.ArrayLike) -> Array:
-        """The prediction for each row of X under the model of its user; `users` names the owner of each row."""
+        """Predict each row of X with the model of its user.
+
+        Parameters
+        ----------
+        X
+            (n_rows, n_features)
+        users
+            The name of the owner of each row.
+
+        Returns
+        -------
+        Array
+            One prediction per row.
+
+        Raises
+        ------
+        InvalidInput
+            If a user was not in the fit.
+        """
         rows = Users.from_arrays(X, None, users)
-        # `rows` is sorted by user; `back` takes it to the order that was given.
+        # `rows` is sorted by user; `back` restores the given order.
         back = np.argsort(np.argsort(rows_owner(users, rows.names), kind="stable"), kind="stable")
         known = np.array([self.users.index(name) for name in rows.names], dtype=np.int64)
         return self.loss.predict(rows.features, self.models[known[rows.owner]])[back]
 
     def personalize(self, new_users: Users) -> Joined:
-        """Models for users who join later, as the method has it; where it says nothing, one of the shared models.
+        """Give new users a model, by the rule of the method or, if it has none, the best of the shared models.
 
-        No method here says how near a newcomer was to another choice, so `slack` is nan.
+        Parameters
+        ----------
+        new_users
+            Users with the same features as in the fit.
+
+        Returns
+        -------
+        Joined
+            Models and clusters of the new users. `slack` is nan, because these methods define no margin.
+
+        Raises
+        ------
+        InvalidInput
+            If the features are not those of the fit.
         """
         samples = prepared(self.loss, new_users, self.models.shape[1])
         models, clusters = self.settings._join(self, samples)
@@ -154,28 +217,29 @@ class Fitted:
 
 
 def prepared(loss: Loss, users: Users, dim: int) -> Samples:
-    """Data of users whose models were fitted on others' samples."""
+    """Prepare the data of users for models of length `dim` that were fitted on other samples."""
     if loss.dim(users) != dim:
-        raise InvalidInput(f"these users give models of {loss.dim(users)} coordinates, the fitted ones have {dim}",
-                           remedy="Give the same columns, and the loss its n_classes where it has classes")
+        raise InvalidInput(f"expected models of {dim} coordinates, as in the fit, these users give {loss.dim(users)}",
+                           remedy="Give the same columns, and set n_classes of a loss with classes")
     return loss.prepare(users)
 
 
 def check(**numbers: tuple[float, float, float]) -> None:
-    """Each number, given as (number, least, most), is finite and between the two."""
-    for name, (number, least, most) in numbers.items():
-        if not (np.isfinite(number) and least <= number <= most):
-            reach = f"at least {least:g}" if most == np.inf else f"from {least:g} to {most:g}"
-            raise InvalidInput(f"{name} must be a finite number {reach}, got {number!r}", remedy="Leave it out")
+    """Reject numbers, given as (number, minimum, maximum), that are not finite or out of range."""
+    for name, (number, minimum, maximum) in numbers.items():
+        if not (np.isfinite(number) and minimum <= number <= maximum):
+            allowed = f"at least {minimum:g}" if maximum == np.inf else f"from {minimum:g} to {maximum:g}"
+            raise InvalidInput(f"{name} must be a finite number {allowed}, got {number!r}",
+                               remedy="Omit it to use the default")
 
 
 def ridges(loss: Loss) -> tuple[float, ...]:
-    """What to try as an additional ridge: nothing but 0 where models are points, which no ridge should move."""
+    """The additional ridges to try: only 0 if models are points, which a ridge would shift."""
     return (0.0, *np.geomspace(1e-4, 1.0, BUDGET - 1).tolist()) if isinstance(loss, AffineLoss) else (0.0,)
 
 
 def cluster_counts(users: Users) -> tuple[int, ...]:
-    """How many clusters to try where a method must be told."""
+    """The numbers of clusters to try for methods that need this number."""
     return tuple(range(1, min(BUDGET, users.n_users) + 1))
 
 

@@ -1,4 +1,4 @@
-"""Clusters by splitting in two where gradients disagree."""
+"""Clusters by repeated splits in two, where the gradients of users disagree."""
 
 from __future__ import annotations
 
@@ -17,32 +17,34 @@ from coterie.losses import Loss
 
 @dataclass(frozen=True, kw_only=True)
 class CFL(Baseline):
-    """Fit one model; split its users in two by the cosines of their gradients there if some are large; go on with both.
+    """Fit one model; if some gradients at it are large, split the users in two by cosines; repeat for both parts.
 
     Sattler, Mueller and Samek, 2020, "Clustered federated learning: model-agnostic distributed multi-task optimization
-    under privacy constraints". At a cluster's model, g_i the gradient of member i, it is split when
+    under privacy constraints". Let g_i be the gradient of user i at the model of its cluster. The cluster is split if
 
         ||mean_i g_i|| < eps1   and   max_i ||g_i|| > eps2
 
-    with eps1 = 0.4 and eps2 = 1.6 in the authors' code. Our models are exact, so the first always holds. The second is
-    about absolute sizes that another loss or other units would change; here ||g_i|| is measured against the noise that
-    member i's m_i samples would put into it were all members alike,
+    with eps1 = 0.4 and eps2 = 1.6 in the authors' code. Our models are exact, so the first condition always holds. The
+    second depends on the loss and on the units. Therefore ||g_i|| is measured relative to the noise that the m_i
+    samples of user i would cause if all users of the cluster were alike,
 
-        ||g_i|| / sqrt(v / m_i),    v = the members' mean (over users) variance of one sample's gradient
+        ||g_i|| / sqrt(v / m_i),    v = the mean over users of the variance of the gradient of one sample
 
-    so 1 is what chance does to one user; of many users, or with few coordinates, it takes some beyond 1.6. The parts
-    are, by `rule`,
+    so 1 is the typical value for one user by chance; among many users, or with few coordinates, some exceed 1.6 by
+    chance. The two parts are, by `rule`,
         "code"   complete linkage on -cosine, as in the authors' code, for clusters of more than two users;
-        "paper"  single linkage, which makes the largest cosine across the parts, a, least (their Algorithm 1), and a
+        "paper"  single linkage, which minimises the largest cosine a between the parts (their Algorithm 1), and a
                  split only if a < sqrt((1 - gamma) / 2) (their Algorithm 3; gamma is 0 here: noise is in v).
-    Newcomers take the model that fits them best; in the paper they walk down the tree of splits.
+    Newcomers get the model with the least loss; in the paper they follow the tree of splits.
+
+    Traffic: as in `Run.pool`; for each level of splits dim numbers down and dim + 1 up per user.
 
     Parameters
     ----------
-    eps2 : see above.
-    rule : "code" or "paper".
-
-    Traffic: as in `Run.pool`; for each level of splits dim numbers down and dim + 1 up, a user.
+    eps2
+        Threshold on the largest relative gradient.
+    rule
+        How a cluster is split: "code" or "paper".
     """
 
     name: ClassVar[str] = "cfl"
@@ -61,7 +63,7 @@ class CFL(Baseline):
 
     def _fit(self, run: Run) -> Outcome:
         users = run.samples.users
-        # Every sample as a user of its own: their gradients are those of single samples.
+        # Every sample as a separate user, to get the gradients of single samples.
         singles = run.loss.prepare(Users.from_arrays(users.features, users.targets))
         labels, final = np.zeros(run.n_users, dtype=np.int64), set[int]()
         models = run.pool(labels, 1)
@@ -84,7 +86,7 @@ class CFL(Baseline):
             models = run.pool(labels, len(models), start=models)
 
     def _split(self, gradients: Array, squares: Array, counts: Ints) -> Flags | None:
-        """Which members form the second part; None where the cluster stays whole."""
+        """Which users form the second part; None if the cluster is not split."""
         from scipy.cluster.hierarchy import fcluster, linkage
         from scipy.spatial.distance import squareform
 

@@ -1,4 +1,4 @@
-"""Models of one's own, drawn towards what one's cluster predicts: clustered distillation."""
+"""One model per user, pulled towards the predictions of its cluster: clustered distillation."""
 
 from __future__ import annotations
 
@@ -21,25 +21,30 @@ from coterie.losses.blocks import in_blocks
 
 @dataclass(frozen=True, kw_only=True)
 class Comet(Baseline):
-    """minimise_x f_i(x) + weight/2 mean_j ||t(a_ij, x) - mean over i's cluster of t(a_ij, x_l)||^2, by turns with
-    clusters from k-means on everyone's predictions t(a, x_i) at common probe inputs a.
+    """minimise_x f_i(x) + weight/2 mean_j ||t(a_ij, x) - mean over i's cluster of t(a_ij, x_l)||^2, alternating with
+    k-means on the predictions t(a, x_i) of all users at common probe inputs a.
 
     Cho, Wang, Chirvolu and Joshi, 2021, "Personalized federated learning for heterogeneous clients with clustered
-    knowledge transfer" (COMET). There t are logits of networks on a public data set, which serves both for clusters
-    and for distillation, and users take gradient steps. Here t is the margin <w, a> + b (one a class for Multinomial),
-    the probe is drawn from a normal distribution with the pooled means and variances of the features, distillation is
-    on a user's own inputs, and a user's problem is solved exactly. As t is linear in x, the cluster's mean prediction
-    is that of its mean model, and the term is weight/2 (x - mean)' G_i (x - mean), G_i the Gram matrix of the inputs.
-    A newcomer is drawn to the mean model that fits it best.
+    knowledge transfer" (COMET). In the paper, t are logits of networks on a public data set, which is used for the
+    clusters and for the distillation, and users take gradient steps. Here t is the margin <w, a> + b (one per class for
+    Multinomial), the probe inputs are drawn from a normal distribution with the pooled means and variances of the
+    features, the distillation uses the user's own inputs, and the problem of each user is solved exactly. Since t is
+    linear in x, the mean prediction of a cluster is that of its mean model, and the second term is
+    weight/2 (x - mean)' G_i (x - mean) with G_i the Gram matrix of the inputs. A newcomer is pulled to the mean model
+    with the least loss.
+
+    Traffic per user and round: n_probes numbers up (times outputs) and dim down; once 2 n_features in each direction.
 
     Parameters
     ----------
-    weight : of the distillation; 0 leaves everyone alone.
-    n_clusters : to be told.
-    n_probes : how many probe inputs.
-    rounds : at most; fewer once nothing moves.
-
-    Traffic: a user and round, n_probes numbers up (times outputs) and dim down; once 2 n_features either way.
+    weight
+        Strength of the distillation; 0: local models.
+    n_clusters
+        Number of clusters.
+    n_probes
+        Number of probe inputs.
+    rounds
+        Largest number of rounds; the method stops earlier if nothing changes.
     """
 
     name: ClassVar[str] = "comet"
@@ -66,17 +71,17 @@ class Comet(Baseline):
         labels, seed = np.full(run.n_users, -1), int(run.rng.integers(2**31))
         means = np.repeat(models.mean(axis=0, keepdims=True), self.n_clusters, axis=0)
         for _ in range(self.rounds):
-            told = run.loss.decision(np.tile(probe, (run.n_users, 1)), np.repeat(models, self.n_probes, axis=0))
-            told = told.reshape(run.n_users, -1)
-            # The same starts in every round, so that clusters keep their numbers once they have settled.
-            fresh = k_means(told, self.n_clusters, np.random.default_rng(seed))
-            settling, labels = not np.array_equal(fresh, labels), fresh
+            margins = run.loss.decision(np.tile(probe, (run.n_users, 1)), np.repeat(models, self.n_probes, axis=0))
+            margins = margins.reshape(run.n_users, -1)
+            # The same starts in every round, so that the numbers of the clusters do not change after convergence.
+            new_labels = k_means(margins, self.n_clusters, np.random.default_rng(seed))
+            changed, labels = not np.array_equal(new_labels, labels), new_labels
             means = cluster_means(models, labels, means)
-            run.exchange(down=run.dim, up=told.shape[1])
+            run.exchange(down=run.dim, up=margins.shape[1])
             if self.weight == 0:
                 break
             before, models = models, near(run.loss, run.samples, self.weight * grams, means[labels], models)
-            if not settling and settled(before, models):
+            if not changed and settled(before, models):
                 break
         return Outcome(models, means, labels)
 
@@ -86,13 +91,13 @@ class Comet(Baseline):
 
 
 def _grams(loss: Loss, samples: Samples) -> Array:
-    """(n_users, dim, dim) mean_j a_ij a_ij', for each of several outputs."""
+    """(n_users, dim, dim) mean_j a_ij a_ij', repeated for each output."""
     if not isinstance(loss, AffineLoss):
-        raise Incompatible(f"Models of {type(loss).__name__} make no predictions to compare. Use a loss with targets.")
+        raise Incompatible(f"Models of {type(loss).__name__} do not predict targets. Use a loss with targets.")
     grams = np.empty((samples.n_users, samples.dim, samples.dim))
     for block in in_blocks(loss, samples).blocks:
         root = np.sqrt(block.weights)[..., None] * block.features
         gram = root.swapaxes(1, 2) @ root
-        # A model of several outputs is its (features, outputs) matrix row by row.
+        # A model with several outputs is a (features, outputs) matrix in row-major order.
         grams[block.index] = np.kron(gram, np.eye(samples.dim // gram.shape[1]))
     return grams

@@ -1,8 +1,8 @@
-"""Gradient steps of many users at once, their length measured against the loss's curvature.
+"""Gradient steps of many users at once, with a length relative to the curvature of the loss.
 
-A rate of 1 is a step of 1 / L, with L = loss.lipschitz: the largest for which every step lowers the loss. Where the
-loss has no such bound (Poisson), L is twice the curvature where the steps begin, and a step that would not lower a
-user's loss is halved until it does.
+A rate of 1 is a step of length 1 / L, with L = loss.lipschitz; every such step decreases the loss. If the loss has no
+such bound (Poisson), L is twice the curvature at the start of the steps, and a step that would not decrease the loss of
+a user is halved until it does.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ _SETTLED = 1e-10
 
 
 def unbounded(loss: Loss, samples: Samples) -> bool:
-    """Whether some user's curvature has no bound, so that steps must be tried before they are taken."""
+    """Whether the curvature of some user has no bound, so that the length of each step must be checked."""
     return not bool(np.isfinite(loss.lipschitz(samples)).all())
 
 
 def curvature(loss: Loss, samples: Samples, models: Array) -> Array:
-    """(n_users,) L_i, or twice the largest eigenvalue of the Hessian at `models` where there is no L_i."""
+    """(n_users,) L_i, or twice the largest eigenvalue of the Hessian at `models` if there is no L_i."""
     bounds = loss.lipschitz(samples)
     if not np.isfinite(bounds).all():
-        here = 2.0 * np.linalg.eigvalsh(loss.hessians(samples, models))[:, -1]
-        bounds = np.where(np.isfinite(bounds), bounds, here)
+        estimates = 2.0 * np.linalg.eigvalsh(loss.hessians(samples, models))[:, -1]
+        bounds = np.where(np.isfinite(bounds), bounds, estimates)
     return np.maximum(bounds, 1e-300)
 
 
 def descend(loss: Loss, samples: Samples, models: Array, lengths: Array | float, steps: int) -> Array:
-    """models - lengths * gradient, `steps` times over."""
+    """Repeat models - lengths * gradient `steps` times."""
     lengths = np.broadcast_to(np.asarray(lengths, dtype=float), (samples.n_users,))[:, None]
-    guarded = unbounded(loss, samples)
+    checked = unbounded(loss, samples)
     for _ in range(steps):
         value, gradient, _ = loss.evaluate(samples, models, 1)
         step = lengths * gradient
-        if guarded:
-            step = backtrack(partial(_moved, loss, samples, models, step), value) * step
+        if checked:
+            step = backtrack(partial(_value_after, loss, samples, models, step), value) * step
         models = models - step
     return models
 
 
-def _moved(loss: Loss, samples: Samples, models: Array, step: Array, size: Array) -> Array:
+def _value_after(loss: Loss, samples: Samples, models: Array, step: Array, size: Array) -> Array:
     return loss.values(samples, models - size * step)
 
 
-def backtrack(reached: Callable[[Array], Array], value: Array) -> Array:
-    """(n_users, 1) for each user the first size of 1, 1/2, 1/4, ... with reached(size) <= value; 0 where there is none.
+def backtrack(value_after: Callable[[Array], Array], value: Array) -> Array:
+    """(n_users, 1) for each user the first size of 1, 1/2, 1/4, ... with value_after(size) <= value; 0 if none.
 
-    `reached` gives every user's value after a step of that size.
+    `value_after` gives the value of every user after a step of this size.
     """
     size = np.ones((len(value), 1))
     for _ in range(60):
-        with np.errstate(over="ignore", invalid="ignore"):  # too long a step is refused, not reported
-            worse = ~(reached(size) <= value + 1e-14 * np.abs(value))
+        with np.errstate(over="ignore", invalid="ignore"):  # a step with overflow is rejected
+            worse = ~(value_after(size) <= value + 1e-14 * np.abs(value))
         if not worse.any():
             return size
         size[worse] *= 0.5
@@ -65,5 +65,5 @@ def backtrack(reached: Callable[[Array], Array], value: Array) -> Array:
 
 
 def settled(before: Array, after: Array) -> bool:
-    """Whether a round moved the models by no more than rounding makes of convergence."""
+    """Whether a round changed the models by no more than rounding errors."""
     return float(np.abs(after - before).max()) <= _SETTLED * (1.0 + float(np.abs(after).max()))

@@ -1,4 +1,4 @@
-"""One model for all, and everybody's own held to it."""
+"""One model per user, pulled to the global model."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from coterie.losses import Loss, Samples
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(Pulled):
-    """minimise_v f_i(v) + strength/2 ||v - w||^2 for every user i, w the minimum of sum_i f_i; newcomers likewise.
+    """minimise_v f_i(v) + strength/2 ||v - w||^2 for every user i, with w the minimum of sum_i f_i; newcomers too.
 
-    Li, Hu, Beirami and Smith, 2021, "Ditto: fair and robust federated learning through personalization". There w is
-    trained by FedAvg and v by a few gradient steps a round, strength tuned for each data set; here both are exact.
-    Unlike under the squared penalty, w does not depend on the v.
+    Li, Hu, Beirami and Smith, 2021, "Ditto: fair and robust federated learning through personalization". In the paper w
+    is trained by FedAvg and v by a few gradient steps per round, with the strength tuned for each data set; here both
+    are exact. In contrast to the squared penalty, w does not depend on v.
+
+    Traffic: as in `Run.pool`.
 
     Parameters
     ----------
-    strength : lambda in the paper.
-
-    Traffic: as in `Run.pool`.
+    strength
+        Strength of the pull, lambda in the paper.
     """
 
     name: ClassVar[str] = "ditto"

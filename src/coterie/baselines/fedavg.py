@@ -1,4 +1,4 @@
-"""One model for all, by averaging what users make of it."""
+"""One model for all users, from averaged gradient steps."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from coterie.losses import Loss
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgBaseline(Baseline):
-    """x <- mean_i (`steps` gradient steps of f_i from x), round after round.
+    """x <- mean_i (`steps` gradient steps on f_i from x), repeated every round.
 
     McMahan et al., 2017, "Communication-efficient learning of deep networks from decentralized data": 10% of the users
-    a round, 5 epochs in minibatches of 10, averages weighted by samples. With one step this is gradient descent on
-    mean_i f_i; with more, its fixed point leans to users of large curvature.
+    per round, 5 epochs with minibatches of 10, averages weighted by samples. With one step this is gradient descent on
+    mean_i f_i; with more steps, the fixed point is biased towards users with large curvature.
+
+    Traffic: dim numbers down and up per user and round.
 
     Parameters
     ----------
-    steps : gradient steps of a user in a round.
-    rate : their length times max_i L_i.
-    rounds : at most; fewer once nothing moves.
-
-    Traffic: dim numbers down and up, a user and round.
+    steps
+        Number of gradient steps per user and round.
+    rate
+        Length of these steps times max_i L_i.
+    rounds
+        Largest number of rounds; the method stops earlier if nothing changes.
     """
 
     name: ClassVar[str] = "fedavg"
@@ -51,11 +54,11 @@ class FedAvgBaseline(Baseline):
     def _train(self, run: Run) -> Array:
         model, loss, samples = np.zeros((1, run.dim)), run.loss, run.samples
         for _ in range(self.rounds):
-            everywhere = np.repeat(model, run.n_users, axis=0)
-            length = self.rate / curvature(loss, samples, everywhere).max()
-            moved = descend(loss, samples, everywhere, length, self.steps).mean(axis=0, keepdims=True)
+            models = np.repeat(model, run.n_users, axis=0)
+            length = self.rate / curvature(loss, samples, models).max()
+            mean = descend(loss, samples, models, length, self.steps).mean(axis=0, keepdims=True)
             run.exchange(down=run.dim, up=run.dim)
-            model, before = moved, model
+            model, before = mean, model
             if settled(before, model):
                 break
         return model

@@ -1,4 +1,4 @@
-"""One model for all, which everybody then adapts alone."""
+"""The global model, adapted by every user with some gradient steps."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from coterie.losses import Loss, Samples
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning(Baseline):
-    """FedAvg's model, then `steps` gradient steps of f_i at every user i; newcomers do the same.
+    """The model of FedAvg, then `steps` gradient steps on f_i at every user i; newcomers do the same.
 
-    Wang et al., 2019, "Federated evaluation of on-device personalization": a few epochs, their number and rate tuned.
+    Wang et al., 2019, "Federated evaluation of on-device personalization": a few epochs, with tuned number and rate.
+
+    Traffic: that of FedAvg.
 
     Parameters
     ----------
-    steps : of every user, at the end.
-    rate : their length times L_i.
-    common : how the common model is trained.
-
-    Traffic: FedAvg's.
+    steps
+        Number of gradient steps of every user at the end.
+    rate
+        Length of these steps times L_i.
+    common
+        Settings of FedAvg for the common model.
     """
 
     name: ClassVar[str] = "fine_tuning"

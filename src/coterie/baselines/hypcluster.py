@@ -1,4 +1,4 @@
-"""Clusters by whose model fits best, models fitted exactly."""
+"""Clusters by least loss, with models fitted exactly."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from coterie.baselines.run import Run
 
 @dataclass(frozen=True, kw_only=True)
 class HypCluster(Assigning):
-    """minimise over models and labels  sum_i f_i(model_{label_i}), by turns: labels given models, models given labels.
+    """minimise over models and labels  sum_i f_i(model_{label_i}), alternating between labels and models.
 
     Mansour, Mohri, Ro and Suresh, 2020, "Three approaches for personalization with applications to federated learning".
-    Theirs takes a few gradient steps with some of the users between assignments; here the models are exact each time,
-    so the sum falls until no user changes cluster. It starts from the models of users drawn at random, several times.
-    Newcomers take the model that fits them best.
+    In the paper some of the users take a few gradient steps between assignments; here the models are exact each time,
+    so the sum decreases until no user changes its cluster. The starts are the local models of random users. Newcomers
+    get the model with the least loss.
+
+    Traffic: for an assignment n_clusters dim numbers down and 1 up per user; between assignments as in `Run.pool`.
 
     Parameters
     ----------
-    n_clusters : to be told.
-    rounds : of assignment in one start, at most.
-    restarts : how many starts; the least training loss wins.
-
-    Traffic: for an assignment n_clusters dim numbers down and 1 up, a user; between them as in `Run.pool`.
+    n_clusters
+        Number of clusters.
+    rounds
+        Largest number of assignments per start.
+    restarts
+        Number of starts; the one with the least training loss is used.
     """
 
     name: ClassVar[str] = "hypcluster"

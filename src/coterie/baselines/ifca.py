@@ -1,4 +1,4 @@
-"""Clusters by whose model fits best, models by averaged gradient steps."""
+"""Clusters by least loss, with models from averaged gradient steps."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ class IFCA(Assigning):
     """label_i = argmin_k f_i(model_k);  model_k <- mean over {i: label_i = k} of `steps` gradient steps from model_k
 
     Ghosh, Chung, Yin and Ramchandran, 2020, "An efficient framework for clustered federated learning", with model
-    averaging. They start from random models, several times over, and keep the best; here the random models are those
-    of n_clusters users drawn at random, and best is the least training loss. A start ends when no user has changed
-    cluster in five rounds; the best start's clusters are then fitted exactly, which is where its rounds would lead.
-    Newcomers take the model that fits them best.
+    averaging. In the paper several starts from random models are run and the best is kept; here the random models are
+    the local models of n_clusters random users, and the best start is that with the least training loss. A start ends
+    when no user has changed its cluster in five rounds. The clusters of the best start are then fitted exactly, which
+    is the limit of its rounds. Newcomers get the model with the least loss.
+
+    Traffic: n_clusters dim numbers down and dim + 1 up per user and round of every start; at the end as in `Run.pool`.
 
     Parameters
     ----------
-    n_clusters : to be told.
-    steps, rate : as for `FedAvgBaseline`.
-    rounds : of one start, at most.
-    restarts : how many starts.
-
-    Traffic: n_clusters dim numbers down and dim + 1 up, a user and round of every start; at the end as in `Run.pool`.
+    n_clusters
+        Number of clusters.
+    steps, rate
+        As for `FedAvgBaseline`.
+    rounds
+        Largest number of rounds per start.
+    restarts
+        Number of starts.
     """
 
     name: ClassVar[str] = "ifca"
@@ -43,12 +47,12 @@ class IFCA(Assigning):
         check(steps=(self.steps, 1, np.inf), rate=(self.rate, 0.0, 2.0))
 
     def _train(self, run: Run, models: Array) -> tuple[float, Ints, Array]:
-        labels, still = np.full(run.n_users, -1), 0
+        labels, unchanged = np.full(run.n_users, -1), 0
         for _ in range(self.rounds):
             losses = run.losses(models)
             before, labels = labels, losses.argmin(axis=1)
-            still = still + 1 if np.array_equal(before, labels) else 0
-            if still == 5:
+            unchanged = unchanged + 1 if np.array_equal(before, labels) else 0
+            if unchanged == 5:
                 break
             own = models[labels]
             length = self.rate / curvature(run.loss, run.samples, own).max()
@@ -61,7 +65,7 @@ class IFCA(Assigning):
 
 
 def cluster_means(points: Array, labels: Ints, otherwise: Array) -> Array:
-    """(k, dim) the mean of each cluster's points; of an empty cluster, its row of `otherwise`."""
+    """(k, dim) the mean of the points of each cluster; for an empty cluster, its row of `otherwise`."""
     sizes = np.bincount(labels, minlength=len(otherwise))[:, None]
     sums = np.zeros_like(otherwise)
     np.add.at(sums, labels, points)

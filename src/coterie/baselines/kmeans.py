@@ -1,4 +1,4 @@
-"""Clusters of the users' own models, found in one round."""
+"""Clusters of the local models of the users, computed in one round."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from coterie.losses import Loss, Samples
 
 @dataclass(frozen=True, kw_only=True)
 class KMeans(Baseline):
-    """k-means (Lloyd, 1982; k-means++ starts, the best of ten) on everyone's own models, then one exact fit a cluster.
+    """k-means (Lloyd, 1982; k-means++, best of ten starts) on the local models, then one exact fit per cluster.
 
     Dennis, Li and Smith, 2021, "Heterogeneity for the win: one-shot federated clustering", and Ghosh et al., 2019, are
-    of this kind. Newcomers go to the cluster whose members' own models have the nearest mean.
+    methods of this kind. Newcomers join the cluster with the nearest mean of local models.
+
+    Traffic: dim numbers up, once per user; then as in `Run.pool`.
 
     Parameters
     ----------
-    n_clusters : to be told.
-    ridge : of the own models that are compared, on all coordinates; users with few samples need it.
-
-    Traffic: dim numbers up, once a user; then as in `Run.pool`.
+    n_clusters
+        Number of clusters.
+    ridge
+        L2 strength, intercept included, of the local models that are compared; needed for users with few samples.
     """
 
     name: ClassVar[str] = "k_means"
@@ -65,6 +67,6 @@ def k_means(points: Array, n_clusters: int, rng: np.random.Generator) -> Ints:
         raise InvalidInput(f"expected at most one cluster for each of {len(points)} users, got {n_clusters}",
                            remedy="Lower n_clusters")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fewer distinct points than clusters: then some clusters stay empty
-        found = Lloyd(n_clusters, n_init=10, random_state=int(rng.integers(2**31))).fit_predict(points)
-    return np.asarray(found, dtype=np.int64)
+        warnings.simplefilter("ignore")  # with fewer distinct points than clusters, some clusters are empty
+        labels = Lloyd(n_clusters, n_init=10, random_state=int(rng.integers(2**31))).fit_predict(points)
+    return np.asarray(labels, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Models tied by a covariance that is learned with them: multi-task learning."""
+"""Models related by a covariance that is learned with them: multi-task learning."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ class Mocha(Baseline):
     """minimise over W = [x_1 ... x_n] and Omega >= 0, tr Omega = 1:  sum_i f_i(x_i) + strength/2 tr(W Omega^-1 W')
 
     Smith, Chiang, Sanjabi and Talwalkar, 2017, "Federated multi-task learning", with the learned task relationship of
-    Zhang and Yeung, 2010; strength from {1e-5, 1e-4, ..., 10}. They alternate between W and Omega, whose best value is
-    (W'W)^(1/2) / tr (W'W)^(1/2). With that the penalty is strength/2 ||W||_*^2, the squared sum of singular values; the
-    whole is convex in W, and alternating creeps once Omega is nearly singular, so we solve for W at once, by splitting:
+    Zhang and Yeung, 2010; strength from {1e-5, 1e-4, ..., 10}. They alternate between W and Omega, whose optimal value
+    is (W'W)^(1/2) / tr (W'W)^(1/2). Inserted, the penalty is strength/2 ||W||_*^2, the squared sum of singular values.
+    This problem is convex in W. Alternation is slow when Omega is nearly singular, so W is computed by splitting:
 
         x_i = argmin f_i(x) + rho/2 ||x - (z_i - u_i)||^2                                  at the users
         Z   = argmin strength/2 ||Z||_*^2 + rho/2 ||Z - (X + U)||^2,    U = U + X - Z      at the server
 
-    where Z shrinks singular values. Everything, intercepts too, is under the penalty. Newcomers get the mean model: the
-    paper has nothing for them.
+    where the step for Z shrinks singular values. All coordinates, intercepts included, are penalised. Newcomers get the
+    mean model, because the paper does not treat them.
+
+    Traffic: dim numbers down and up per user and round.
 
     Parameters
     ----------
-    strength : of the penalty.
-    rounds : at most; fewer once X and Z agree and stand still.
-
-    Traffic: dim numbers down and up, a user and round.
+    strength
+        Penalty strength.
+    rounds
+        Largest number of rounds; the method stops earlier when X and Z agree and do not change.
     """
 
     name: ClassVar[str] = "mocha"
@@ -58,14 +60,14 @@ class Mocha(Baseline):
         for turn in range(1, self.rounds + 1):
             x = run.loss.prox(run.samples, None, rho, z - u, start=x).points
             run.exchange(down=run.dim, up=run.dim)
-            before, ahead = z, 1.6 * x - 0.6 * z  # over-relaxed
-            z = _shrunk(ahead + u, self.strength / rho)
-            u = u + ahead - z
-            apart, moved = float(np.linalg.norm(x - z)), float(np.linalg.norm(z - before))
-            if max(apart, moved) <= _TOL * float(np.linalg.norm(z) + np.linalg.norm(u)):
+            before, relaxed = z, 1.6 * x - 0.6 * z  # over-relaxation
+            z = _shrunk(relaxed + u, self.strength / rho)
+            u = u + relaxed - z
+            primal, dual = float(np.linalg.norm(x - z)), float(np.linalg.norm(z - before))
+            if max(primal, dual) <= _TOL * float(np.linalg.norm(z) + np.linalg.norm(u)):
                 break
-            if turn % 10 == 0 and turn <= self.rounds // 2 and max(apart, moved) > 5 * min(apart, moved):
-                factor = 2.0 if apart > moved else 0.5
+            if turn % 10 == 0 and turn <= self.rounds // 2 and max(primal, dual) > 5 * min(primal, dual):
+                factor = 2.0 if primal > dual else 0.5
                 rho, u = rho * factor, u / factor
         return Outcome(z, z.mean(axis=0, keepdims=True))
 
@@ -73,8 +75,8 @@ class Mocha(Baseline):
 def _shrunk(points: Array, weight: float) -> Array:
     """argmin_Z weight/2 ||Z||_*^2 + 1/2 ||Z - points||^2.
 
-    Singular values v_1 >= v_2 >= ... become max(v_j - weight S, 0), S their new sum; with the first k left,
-    S = (v_1 + ... + v_k) / (1 + k weight), and k is the last with v_k > weight S.
+    The singular values v_1 >= v_2 >= ... become max(v_j - weight S, 0) with S their new sum. If the first k remain
+    positive, S = (v_1 + ... + v_k) / (1 + k weight), and k is the largest with v_k > weight S.
     """
     left, values, right = np.linalg.svd(points, full_matrices=False)
     sums = np.cumsum(values) / (1.0 + weight * np.arange(1, len(values) + 1))

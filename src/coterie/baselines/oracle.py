@@ -1,4 +1,4 @@
-"""One model for each true cluster, exactly: what a method that finds clusters can hope for."""
+"""One model for each true cluster, fitted exactly: the goal of every method that finds clusters."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from coterie.baselines.run import Run
 
 @dataclass(frozen=True, kw_only=True)
 class Oracle(Ridged):
-    """minimise_x sum_{i in C_k} f_i(x) for each true cluster C_k; newcomers take the model that fits them best.
+    """minimise_x sum_{i in C_k} f_i(x) for each true cluster C_k; newcomers get the model with the least loss.
+
+    Traffic: as in `Run.pool`.
 
     Parameters
     ----------
-    ridge : added to the loss's own.
-
-    Traffic: as in `Run.pool`.
+    ridge
+        Ridge, added to that of the loss.
     """
 
     name: ClassVar[str] = "oracle"

@@ -1,4 +1,4 @@
-"""One model for all from which a single step of one's own leads far: model-agnostic meta-learning."""
+"""A common model from which one gradient step per user gives good models: model-agnostic meta-learning."""
 
 from __future__ import annotations
 
@@ -20,24 +20,29 @@ from coterie.losses import Loss, Samples
 class PerFedAvg(Baseline):
     """minimise_w mean_i F_i(w),  F_i(w) = f_i(w - alpha grad f_i(w)); user i's model is w - alpha grad f_i(w).
 
-    Fallah, Mokhtari and Ozdaglar, 2020, "Personalized federated learning with theoretical guarantees". Theirs has
-    minibatches, and alpha, rate and several local steps a round chosen for each data set. Users average, as FedAvg's
-    do, after steps along
+    Fallah, Mokhtari and Ozdaglar, 2020, "Personalized federated learning with theoretical guarantees". The paper has
+    minibatches, and chooses alpha, rate and the number of local steps per round for each data set. The models of the
+    users are averaged, as in FedAvg, after steps along
 
         grad F_i(w) = (I - alpha hess f_i(w)) grad f_i(w - alpha grad f_i(w))
 
-    with the Hessian itself (variant "hessian"; their HF takes its product with a vector by differences), or without
-    the first factor ("first_order", their FO). A newcomer takes its one step.
+    with the Hessian itself (variant "hessian"; their HF approximates its product with a vector by differences), or
+    without the first factor ("first_order", their FO). A newcomer takes one step from the common model.
+
+    Traffic: dim numbers down and up per user and round.
 
     Parameters
     ----------
-    adapt : alpha times max_i L_i.
-    rate : length of the steps on F_i times max_i L_i; where f_i are quadratic and adapt <= 2, 1 lowers F_i surely.
-    steps : on F_i, a user and round.
-    rounds : at most; fewer once nothing moves.
-    variant : "hessian" or "first_order".
-
-    Traffic: dim numbers down and up, a user and round.
+    adapt
+        alpha times max_i L_i.
+    rate
+        Length of the steps on F_i times max_i L_i; if f_i is quadratic and adapt <= 2, a rate of 1 decreases F_i.
+    steps
+        Number of steps on F_i per user and round.
+    rounds
+        Largest number of rounds; the method stops earlier if nothing changes.
+    variant
+        "hessian" or "first_order".
     """
 
     name: ClassVar[str] = "per_fedavg"
@@ -73,19 +78,19 @@ class PerFedAvg(Baseline):
 
     def _step(self, loss: Loss, samples: Samples, points: Array, bound: float) -> Array:
         value, gradients, hessians = loss.evaluate(samples, points, 2 if self.variant == "hessian" else 1)
-        alpha, guarded = np.full((len(points), 1), self.adapt / bound), unbounded(loss, samples)
-        if guarded:
+        alpha, checked = np.full((len(points), 1), self.adapt / bound), unbounded(loss, samples)
+        if checked:
             alpha = alpha * backtrack(lambda size: loss.values(samples, points - size * alpha * gradients), value)
         value, outer, _ = loss.evaluate(samples, points - alpha * gradients, 1)
         if self.variant == "hessian":
             outer = outer - alpha * np.einsum("nde,ne->nd", hessians, outer)
         step = self.rate / bound * outer
 
-        def reached(size: Array) -> Array:
+        def value_after(size: Array) -> Array:
             trial = points - size * step
             return loss.values(samples, trial - alpha * loss.gradients(samples, trial))
 
-        return points - (backtrack(reached, value) * step if guarded else step)
+        return points - (backtrack(value_after, value) * step if checked else step)
 
     def _adapt(self, loss: Loss, samples: Samples, model: Array, bound: float) -> Array:
         return descend(loss, samples, np.repeat(model, samples.n_users, axis=0), self.adapt / bound, 1)

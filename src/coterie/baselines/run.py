@@ -1,7 +1,7 @@
-"""One run of a method: data, randomness, what the methods compute in common, and the numbers that cross.
+"""One run of a method: data, random numbers, shared computations, and the count of the numbers sent.
 
-Every exact fit below is Newton's method, batched over users or clusters. Where a loss has no minimum (a user with one
-class only, an intercept that no ridge holds), NO_MINIMUM/2 ||x||^2 is added for those concerned.
+Every exact fit below is Newton's method, batched over users or clusters. If a loss has no minimum (a user with one
+class only and an intercept that is not penalised), NO_MINIMUM/2 ||x||^2 is added for the users concerned.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_MINIMUM = 1e-8
 
 @dataclass(eq=False)
 class Run:
-    """What `Baseline._fit` is given. `memo` outlives the run while settings are tuned on the same data."""
+    """The input of `Baseline._fit`. `memo` is kept between runs while settings are tuned on the same data."""
 
     loss: Loss
     samples: Samples
@@ -44,13 +44,13 @@ class Run:
         return self.samples.dim
 
     def exchange(self, *, down: int, up: int, users: int | None = None, rounds: int = 1) -> None:
-        """Count rounds in which each of so many users receives `down` numbers and sends `up`."""
+        """Count rounds in which each of `users` users (default: all) receives `down` numbers and sends `up`."""
         n = (self.n_users if users is None else users) * rounds
         self.rounds, self.floats_down, self.floats_up = self.rounds + rounds, self.floats_down + n * down, \
             self.floats_up + n * up
 
     def once(self, key: Hashable, compute: Callable[[], Array]) -> Array:
-        """compute(), or what it gave before on the same data; its traffic is counted either way."""
+        """The stored result of `compute` for this key, computed if needed; its traffic is counted in both cases."""
         if key not in self.memo:
             before = self.rounds, self.floats_up, self.floats_down
             result = compute()
@@ -63,32 +63,33 @@ class Run:
         return result
 
     def own(self, ridge: float = 0.0) -> Array:
-        """(n_users, dim) each user's own minimum of f_i."""
+        """(n_users, dim) the minimum of f_i for each user."""
         return self.once(("own", ridge), lambda: own_models(ridged(self.loss, ridge), self.samples))
 
     def held(self, ridge: float) -> Array:
-        """(n_users, dim) each user's own minimum of f_i + ridge/2 ||x||^2, intercepts held too."""
+        """(n_users, dim) the minimum of f_i + ridge/2 ||x||^2 for each user, intercept included."""
         return self.once(("held", ridge), lambda: self.loss.prox(self.samples, None, ridge, None).points)
 
     def pool(self, labels: Ints, n_clusters: int, ridge: float = 0.0, start: Array | None = None) -> Array:
-        """(n_clusters, dim) for each cluster the minimum of the sum of its members' f_i; an empty one stays at `start`.
+        """(n_clusters, dim) the minimum of sum_{i in cluster} f_i for each cluster; an empty cluster keeps `start`.
 
-        A round is one evaluation: members receive dim numbers and send 1, 1 + dim or 1 + dim + dim (dim + 1) / 2, for
-        value, gradient and Hessian as Newton's method asks for them.
+        A round is one evaluation: the users of the clusters receive dim numbers and send 1, 1 + dim or
+        1 + dim + dim (dim + 1) / 2 numbers, depending on whether Newton's method needs the value, the gradient, or
+        also the Hessian.
         """
         grouped = _Counted(loss=ridged(self.loss, ridge), samples=self.samples, labels=labels, run=self)
-        stand_in = Users.from_arrays(np.zeros((n_clusters, 1)))  # a grouped loss looks at nobody's data here
+        stand_in = Users.from_arrays(np.zeros((n_clusters, 1)))  # a grouped loss does not use these data
         begin = np.zeros((n_clusters, self.dim)) if start is None else start
         return own_models(grouped, grouped.prepare(stand_in), begin)
 
     def losses(self, models: Array) -> Array:
-        """(n_users, k) every user's loss under each of k models."""
+        """(n_users, k) the loss of every user with each of k models."""
         return losses(self.loss, self.samples, models)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Counted(Grouped):
-    """Clusters whose every evaluation is counted as a round of their members."""
+    """Clusters; each evaluation is counted as a round of their users."""
 
     run: Run
 
@@ -99,30 +100,30 @@ class _Counted(Grouped):
 
 
 def own_models(loss: Loss, samples: Samples, start: Array | None = None) -> Array:
-    """Each user's minimum of f_i, or nearly so where there is none."""
-    found = loss.local(samples, None, start)
-    points, lost = found.points, np.flatnonzero(~found.converged)
-    if lost.size:
-        points[lost] = loss.prox(samples, None, NO_MINIMUM, None, users=lost).points
+    """The minimum of f_i for each user, or of f_i + NO_MINIMUM/2 ||x||^2 if f_i has none."""
+    result = loss.local(samples, None, start)
+    points, failed = result.points, np.flatnonzero(~result.converged)
+    if failed.size:
+        points[failed] = loss.prox(samples, None, NO_MINIMUM, None, users=failed).points
     return points
 
 
 def ridged(loss: Loss, ridge: float) -> Loss:
-    """The loss with `ridge` added to its own, which leaves intercepts alone."""
+    """The loss with `ridge` added to its own."""
     if ridge == 0:
         return loss
     if not isinstance(loss, AffineLoss):
-        raise Incompatible(f"{type(loss).__name__} has no weights for a ridge to shrink. Leave ridge at 0.")
+        raise Incompatible(f"{type(loss).__name__} has no ridge. Set ridge to 0.")
     return replace(loss, ridge=loss.ridge + ridge)
 
 
 def near(loss: Loss, samples: Samples, metrics: Array, centres: Array, start: Array | None = None) -> Array:
-    """Each user's minimise_x f_i(x) + 1/2 (x - centres_i)' metrics_i (x - centres_i)."""
+    """minimise_x f_i(x) + 1/2 (x - centres_i)' metrics_i (x - centres_i) for each user i."""
     n = samples.n_users
     metrics = np.broadcast_to(metrics, (n, samples.dim, samples.dim))
 
     def evaluate(rows: Indices, x: Array, order: int) -> tuple[Array, Array, Array]:
-        with np.errstate(over="ignore", invalid="ignore"):  # a trial point far out is refused, not reported
+        with np.errstate(over="ignore", invalid="ignore"):  # a trial point with overflow is rejected
             f, g, h = loss.evaluate(samples, x, order, rows)
             shift = x - centres[rows]
             pull = np.einsum("nde,ne->nd", metrics[rows], shift)
@@ -133,12 +134,12 @@ def near(loss: Loss, samples: Samples, metrics: Array, centres: Array, start: Ar
 
 
 def losses(loss: Loss, samples: Samples, models: Array) -> Array:
-    """(n_users, k) every user's loss under each of k models; inf where it is beyond float64."""
+    """(n_users, k) the loss of every user with each of k models; inf if it exceeds float64."""
     with np.errstate(over="ignore", invalid="ignore"):
         values = np.stack([loss.values(samples, np.broadcast_to(m, (samples.n_users, samples.dim))) for m in models], 1)
     return np.where(np.isnan(values), np.inf, values)
 
 
 def least_loss(loss: Loss, samples: Samples, models: Array) -> Ints:
-    """Which of k models fits each user best."""
+    """(n_users,) which of k models has the least loss for each user."""
     return losses(loss, samples, models).argmin(axis=1)

@@ -1,4 +1,4 @@
-"""Models held to their mean by squared distances."""
+"""Models pulled to their mean by a squared penalty."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from coterie.losses.newton import minimise
 class SquaredPenaltyBaseline(Pulled):
     """minimise sum_i f_i(x_i) + strength/2 sum_i ||x_i - mean||^2, exactly.
 
-    Hanzely and Richtarik, 2020, "Federated learning of a mixture of global and local models"; their L2GD finds it by
-    random gradient steps, and their strength is chosen for each data set. A newcomer is held to the mean found.
+    Hanzely and Richtarik, 2020, "Federated learning of a mixture of global and local models"; their L2GD uses
+    random gradient steps, and their strength is chosen for each data set. A newcomer is pulled to the mean of the fit.
+
+    Traffic: a round is one Newton step for the mean: dim numbers down, 1 + dim + dim (dim + 1) / 2 up.
 
     Parameters
     ----------
-    strength : of the penalty. gamma/2 sum_{i<j} ||x_i - x_j||^2 is the same with strength = gamma * n_users.
-
-    Traffic: a round is one Newton step for the mean: dim numbers down, 1 + dim + dim (dim + 1) / 2 up.
+    strength
+        Penalty strength; gamma/2 sum_{i<j} ||x_i - x_j||^2 is the same with strength = gamma * n_users.
     """
 
     name: ClassVar[str] = "squared_penalty"
@@ -37,7 +38,7 @@ class SquaredPenaltyBaseline(Pulled):
         eye = np.eye(d)
         last: Array = np.zeros((run.n_users, d))
 
-        # The mean is where the sum is least over m, too: minimise_m sum_i min_x f_i(x) + s/2 ||x - m||^2. With x_i the
+        # The mean also minimises the sum over m: minimise_m sum_i min_x f_i(x) + s/2 ||x - m||^2. With x_i the
         # inner minimum and H_i = hess f_i(x_i), the gradient is sum_i grad f_i(x_i) and, by the Schur complement of the
         # arrow-shaped Hessian in (x_1, ..., x_n, m), the Hessian is sum_i s I - s^2 (H_i + s I)^-1 = s (H_i + s)^-1 H_i
         def evaluate(only: Indices, mean: Array, order: int) -> tuple[Array, Array, Array]:

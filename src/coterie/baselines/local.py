@@ -1,4 +1,4 @@
-"""Everyone alone, exactly."""
+"""One model per user, without communication."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from coterie.losses import Samples
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Ridged):
-    """minimise_x f_i(x) for every user i by itself; newcomers do the same.
+    """minimise_x f_i(x) for every user i separately; newcomers do the same.
+
+    Traffic: none.
 
     Parameters
     ----------
-    ridge : added to the loss's own.
-
-    Traffic: none.
+    ridge
+        Ridge, added to that of the loss.
     """
 
     name: ClassVar[str] = "local"

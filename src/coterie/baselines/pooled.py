@@ -1,4 +1,4 @@
-"""One model for all, exactly."""
+"""One model for all users, fitted exactly."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from coterie.baselines.run import Run
 
 @dataclass(frozen=True, kw_only=True)
 class Global(Ridged):
-    """minimise_x sum_i f_i(x): what FedAvg (McMahan et al., 2017) is after; here by Newton's method.
+    """minimise_x sum_i f_i(x), the goal of FedAvg (McMahan et al., 2017), here by Newton's method.
+
+    Traffic: as in `Run.pool`.
 
     Parameters
     ----------
-    ridge : added to the loss's own.
-
-    Traffic: as in `Run.pool`.
+    ridge
+        Ridge, added to that of the loss.
     """
 
     name: ClassVar[str] = "global"
