@@ -32,7 +32,7 @@ from machine import facts  # noqa: E402
 
 import coterie as ct  # noqa: E402
 from coterie.datasets import clustered, ellipses  # noqa: E402
-from coterie.federated import Algorithm, Data, LocalRuntime, Plan  # noqa: E402
+from coterie.federated import Algorithm, Data, Federation, LocalRuntime  # noqa: E402
 
 LAM, SHARE, TOL = 0.02, 0.4, 1e-6
 LOSS = ct.SquaredHinge(ridge=1e-3)
@@ -186,9 +186,8 @@ class Curve(NamedTuple):
 
 def observe(problem: ct.Problem, algorithm: Algorithm, share: float, last: int, best: ct.Solution) -> Curve:
     """Drive a method round by round and judge the point it has at a geometric set of rounds."""
-    plan = Plan(names=problem.users.names, dim=problem.dim, loss=problem.loss, lam=problem.lam, graph=problem.graph,
-                participation=ct.Participation(fraction=share))
-    method = algorithm.on(plan)
+    federation = Federation.of(problem, participation=ct.Participation(fraction=share))
+    method = algorithm.on(federation)
     state = method.begin(np.zeros((problem.n_users, problem.dim)))
     runtime = LocalRuntime(Data.of(problem.users, problem.loss))
     marks, curve = set(np.geomspace(1, last, 120).round().astype(int).tolist()), Curve([], [], [])
@@ -205,8 +204,8 @@ def asymmetry(method: Any, state: Any) -> float:
     """The largest ||mu_ij + mu_ji||."""
     if not hasattr(state, "dual"):
         return np.nan
-    pairs, n = method.pairs(state), method.plan.n_users
-    dual = np.zeros((n, n, method.plan.dim))
+    pairs, n = method.pairs(state), method.federation.n_users
+    dual = np.zeros((n, n, method.federation.dim))
     dual[pairs.heads, pairs.tails] = state.dual
     return float(np.linalg.norm(dual + dual.swapaxes(0, 1), axis=2).max())
 

@@ -17,7 +17,7 @@ from support.problems import LOSS_NAMES, graph_for, loss_for, points_problem, qu
 
 import coterie as ct
 from coterie.datasets import clustered, gaussian_mixture
-from coterie.federated import Data, LocalRuntime, Plan
+from coterie.federated import Data, Federation, LocalRuntime
 from coterie.federated.algorithms.base import Replies
 from coterie.federated.driver import Driver
 from coterie.federated.protocol.messages import FIELDS, KINDS, BadMessage, Message, Query, Reply, decode
@@ -74,10 +74,9 @@ class Spy(LocalRuntime):
 def spied(problem, algorithm, change=None, *, participation=1.0, tol=1e-6, max_rounds=3000, faults=None, held_out=None,
           patience=None, **more):
     """A run over a Spy, as `federate` does it: (run, spy)."""
-    plan = Plan(names=problem.users.names, dim=problem.dim, loss=problem.loss, lam=problem.lam, graph=problem.graph,
-                participation=ct.Participation.of(participation), seed=0, patience=patience)
+    federation = Federation.of(problem, participation=ct.Participation.of(participation), seed=0, patience=patience)
     spy = Spy(Data(problem.loss, problem.samples, held_out), change, faults)
-    driver = Driver(plan, algorithm, spy, tol=tol, max_rounds=max_rounds, score=held_out is not None, **more)
+    driver = Driver(federation, algorithm, spy, tol=tol, max_rounds=max_rounds, score=held_out is not None, **more)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ct.CoterieWarning)
         return finish(driver.run(), algorithm, tol, problem), spy
@@ -593,9 +592,8 @@ def test_no_user_is_shown_another_users_model_unless_it_holds_its_edges(algorith
 
 def test_whoever_is_asked_first_is_not_shown_what_another_alone_has_found():
     problem = quiet_problem(users_for("logistic", n_users=6), ct.Logistic(ridge=0.1), 0.004)
-    plan = Plan(names=problem.users.names, dim=problem.dim, loss=problem.loss, lam=problem.lam, graph=problem.graph,
-                participation=ct.Participation(count=1))
-    method, runtime = NEWTON.on(plan), LocalRuntime(Data.of(problem.users, problem.loss))
+    federation = Federation.of(problem, participation=ct.Participation(count=1))
+    method, runtime = NEWTON.on(federation), LocalRuntime(Data.of(problem.users, problem.loss))
     state = method.begin(np.zeros((6, problem.dim)))
     for _ in range(6):
         queries = method.ask(state)

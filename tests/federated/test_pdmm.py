@@ -9,7 +9,7 @@ from support.problems import graph_for, quiet_problem, radius
 
 import coterie as ct
 from coterie.datasets import clustered, gaussian_mixture
-from coterie.federated import Data, Plan, answer
+from coterie.federated import Data, Federation, answer
 from coterie.federated.protocol.messages import Query, Ragged, Reply, decode
 
 CONVERGED = ct.Status.CONVERGED
@@ -20,14 +20,13 @@ def slowly(*case):
     return pytest.param(*case, marks=pytest.mark.slow)
 
 
-def plan_for(problem, participation=1.0, seed=0, **more):
-    return Plan(names=problem.users.names, dim=problem.dim, loss=problem.loss, lam=problem.lam, graph=problem.graph,
-                participation=ct.Participation.of(participation), seed=seed, **more)
+def federation_for(problem, participation=1.0, seed=0, **more):
+    return Federation.of(problem, participation=ct.Participation.of(participation), seed=seed, **more)
 
 
 def by_hand(problem, algorithm, rounds, participation=1.0, seed=0):
     """(queries, state after) of some rounds; every user a process of its own, every message through its bytes."""
-    method = algorithm.on(plan_for(problem, participation, seed))
+    method = algorithm.on(federation_for(problem, participation, seed))
     state = method.begin(np.zeros((problem.n_users, problem.dim)))
     people = [Data.of(problem.users.take([k]), problem.loss) for k in range(problem.n_users)]
     for _ in range(rounds):

@@ -26,7 +26,7 @@ from coterie.baselines import Global, Local, Oracle, SquaredPenaltyBaseline
 from coterie.data.users import Users
 from coterie.datasets import Dataset, Ellipses, ellipses
 from coterie.errors import InvalidInput
-from coterie.federated import PDMM, Algorithm, Data, LocalRuntime, Newton, Participation, Plan
+from coterie.federated import PDMM, Algorithm, Data, Federation, LocalRuntime, Newton, Participation
 from coterie.losses import SquaredHinge
 from coterie.problem import Problem
 from coterie.solvers import solve
@@ -376,9 +376,8 @@ def algorithms(settings: Settings) -> Sequence[tuple[str, Algorithm, float, int]
 def observe(problem: Problem, name: str, algorithm: Algorithm, share: float, last: int, optimum: float,
             told: Callable[[str], None] | None = None) -> Curve:
     """Run an algorithm round by round from zero, and look at the objective of its models from outside."""
-    plan = Plan(names=problem.users.names, dim=problem.dim, loss=problem.loss, lam=problem.lam, graph=problem.graph,
-                participation=Participation(fraction=share))
-    method = algorithm.on(plan)
+    federation = Federation.of(problem, participation=Participation(fraction=share))
+    method = algorithm.on(federation)
     zero = np.zeros((problem.n_users, problem.dim))
     state = method.begin(zero)
     runtime = LocalRuntime(Data.of(problem.users, problem.loss))

@@ -1,7 +1,7 @@
 """Federated algorithms as pure `ask`, `answer` and `tell`, and the runtimes that carry them."""
 
 from coterie.federated.algorithms import ALGORITHMS, PDMM, FedAvg, Newton, Splitting, SquaredPenalty
-from coterie.federated.algorithms.base import Algorithm, Plan
+from coterie.federated.algorithms.base import Algorithm, Federation
 from coterie.federated.algorithms.participation import Participation
 from coterie.federated.client import Data, answer
 from coterie.federated.driver import Round
@@ -11,6 +11,27 @@ from coterie.federated.protocol.messages import BadMessage, Query, Reply
 from coterie.federated.run import Federated, federate
 from coterie.federated.runtimes.in_process import Faults, LocalRuntime
 
-__all__ = ["ALGORITHMS", "PDMM", "Algorithm", "BadMessage", "Data", "Faults", "FedAvg", "Federated", "FederatedPath",
-           "Ledger", "LocalRuntime", "Newton", "Participation", "Plan", "Query", "Reply", "Round", "Splitting",
-           "SquaredPenalty", "answer", "federate", "federate_path"]
+__all__ = [
+           "ALGORITHMS",
+           "PDMM",
+           "Algorithm",
+           "BadMessage",
+           "Data",
+           "Faults",
+           "FedAvg",
+           "Federated",
+           "FederatedPath",
+           "Federation",
+           "Ledger",
+           "LocalRuntime",
+           "Newton",
+           "Participation",
+           "Query",
+           "Reply",
+           "Round",
+           "Splitting",
+           "SquaredPenalty",
+           "answer",
+           "federate",
+           "federate_path",
+]

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array, Flags, Ints
+from coterie._typing import Array, Ints
 from coterie.data.users import Users
 from coterie.federated.algorithms.edges import answer_edges, mean_curvature, stiffness
+from coterie.federated.algorithms.trust import between, trusted
 from coterie.federated.protocol.messages import (
     SCHEMAS,
     BadMessage,
@@ -30,7 +31,6 @@ from coterie.federated.protocol.messages import (
 from coterie.losses import Loss, Samples
 
 Answer = tuple[dict[str, npt.NDArray[Any]], dict[str, Ragged]]
-_TRUST = 1.5  # how much more than its model promised a loss may rise before the model is not believed
 _LOW_RANK = 16  # coordinates from which on a low-rank form of a Hessian is looked for
 
 
@@ -112,17 +112,6 @@ def _expand(data: Data, queries: Batch) -> Answer:
     ragged = {"share": Ragged.of(share[held | lost], held | lost)}
     ragged |= _forms(hessians, int(queries.shared["rank"]), data.samples.users.counts[users])
     return {"value": values, "gradient": gradients}, ragged
-
-
-def between(anchors: Array, models: Array, share: Array) -> Array:
-    """The point a share of the way from the anchors to the models; server and users must find the same one."""
-    return np.asarray(anchors + share[:, None] * (models - anchors))
-
-
-def trusted(values: Array, slopes: Array, bends: Array, reached: Array) -> Flags:
-    """Whether losses rose no more than second-order models said: f(x + s) <= f + <g, s> + 1.5 * 1/2 s'Hs."""
-    with np.errstate(invalid="ignore"):
-        return np.asarray(reached <= values + slopes + _TRUST * bends + 1e-12 * np.abs(values))
 
 
 def _trusted(data: Data, users: Ints, anchors: Array, models: Array) -> Array:

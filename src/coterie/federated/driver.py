@@ -2,7 +2,7 @@
 
 A run goes through stages, each a `Method`: "weights" (one round of local optima, where the graph is to be made of
 them), "start" (where another algorithm prepares the first models), "main", and "proof" whenever "main" believes to have
-arrived, or has ended. Everything it knows between two rounds is in `Progress`, which can be saved and taken up again.
+arrived, or has ended. Everything it knows between two rounds is in `RunState`, which can be saved and taken up again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 
 from coterie._typing import Array
 from coterie.errors import Incompatible, InvalidInput
-from coterie.federated.algorithms.base import Algorithm, Method, Plan, Replies, State
-from coterie.federated.algorithms.proof import Gradients, LocalOptima, Proof, Scores, duals_for
+from coterie.federated.algorithms.base import Algorithm, Federation, Method, Replies, State
+from coterie.federated.algorithms.proof import GradientRound, LocalOptimaRound, Proof, ScoreRound, duals_for
 from coterie.federated.checkpoint import Checkpoint
 from coterie.federated.protocol.ledger import Entry, Ledger
 from coterie.federated.protocol.messages import Batch
@@ -46,12 +46,12 @@ class Round(NamedTuple):
     bytes_down: int
 
 
-class Outcome(NamedTuple):
+class DriverResult(NamedTuple):
     """How a run ended."""
 
     models: Array  # (n_active, dim)
     certificate: Certificate
-    plan: Plan  # with the graph that was used
+    federation: Federation  # with the graph that was used
     state: State
     ledger: Ledger
     history: tuple[Round, ...]
@@ -62,7 +62,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Progress:
+class RunState:
     """Everything a run knows between two rounds."""
 
     stage: str
@@ -93,22 +93,23 @@ def uninterrupted() -> Iterator[None]:
 
 
 class Driver:
-    """One run: an algorithm on a plan, over a runtime."""
+    """One run: an algorithm on a federation, over a runtime."""
 
-    def __init__(self, plan: Plan, algorithm: Algorithm, runtime: Runtime, *, tol: float, max_rounds: int | None = None,
+    def __init__(self, federation: Federation, algorithm: Algorithm, runtime: Runtime, *, tol: float,
+                 max_rounds: int | None = None,
                  weights: str | None = None, start: Array | Algorithm | State | None = None, score: bool = False,
                  checkpoint: Checkpoint | None = None, fingerprint: dict[str, Any] | None = None, every: int = 1,
                  progress: Callable[[Round], None] | None = None) -> None:
-        self.plan, self.algorithm, self.runtime, self.tol = plan, algorithm, runtime, tol
+        self.federation, self.algorithm, self.runtime, self.tol = federation, algorithm, runtime, tol
         self.weights, self.start, self.score = weights, start, score
         self.checkpoint, self.every, self.progress = checkpoint, every, progress
         self.fingerprint = fingerprint or {}
-        self.ledger = Ledger(plan.n_users)
+        self.ledger = Ledger(federation.n_users)
         self.history: list[Round] = []
         self.lines: list[dict[str, Any]] = []
         self._methods: dict[str, Method] = {}
-        self.now: Progress
-        main, share = algorithm.on(plan, tol), plan.participation.share(plan.n_users)
+        self.now: RunState
+        main, share = algorithm.on(federation, tol), federation.participation.share(federation.n_users)
         # The fewer users a round asks, the more of them a sweep takes.
         self.max_rounds = main.rounds_within(share) if max_rounds is None else max_rounds
         if self.max_rounds < 1:
@@ -118,14 +119,15 @@ class Driver:
 
     def method(self, stage: str) -> Any:
         if stage not in self._methods:
-            judges: dict[str, type[Method]] = {"weights": LocalOptima, "gradients": Gradients, "proof": Proof,
-                                               "score": Scores}
+            judges: dict[str, type[Method]] = {"weights": LocalOptimaRound, "gradients": GradientRound, "proof": Proof,
+                                               "score": ScoreRound}
             algorithm = self.start if stage == "start" and isinstance(self.start, Algorithm) else self.algorithm
-            self._methods[stage] = judges[stage](self.plan) if stage in judges else algorithm.on(self.plan, self.tol)
+            self._methods[stage] = (judges[stage](self.federation) if stage in judges else
+                                    algorithm.on(self.federation, self.tol))
         return self._methods[stage]
 
-    def _first(self) -> Progress:
-        shape = (self.plan.n_users, self.plan.dim)
+    def _first(self) -> RunState:
+        shape = (self.federation.n_users, self.federation.dim)
         models = np.zeros(shape)
         if self.start is not None and not isinstance(self.start, (Algorithm, State)):
             given = np.asarray(self.start, dtype=float)
@@ -133,14 +135,14 @@ class Driver:
                 raise InvalidInput(f"start must be finite models of shape {shape} or {shape[1:]}, got {given.shape}",
                                    remedy="Leave it out to begin from zero")
             models = np.array(np.broadcast_to(given, shape))
-        blank = Progress(stage="", state=None, main=None, models=models, graph=None, believe=self.tol, best=None,
+        blank = RunState(stage="", state=None, main=None, models=models, graph=None, believe=self.tol, best=None,
                          scores=None, round=0)
         stage = "weights" if self.weights is not None else "start" if isinstance(self.start, Algorithm) else "main"
         warm = isinstance(self.start, State)
         return replace(blank, stage=stage, state=self.method("main").warm(self.start) if warm else
                        self.method(stage).begin(models))
 
-    def _next(self, now: Progress) -> Progress:
+    def _next(self, now: RunState) -> RunState:
         """The stage after this one, if it has ended; `stage` is "done" at the end of all."""
         method, state = self.method(now.stage), now.state
         if now.stage == "weights" and (method.finished(state) or now.round >= self.max_rounds):
@@ -153,7 +155,7 @@ class Driver:
             first = self._carry(state, self.method(stage).begin(now.models), stage)
             return replace(now, stage=stage, state=first, graph=graph, round=0)
         if now.stage == "start":
-            share = self.plan.participation.share(self.plan.n_users)
+            share = self.federation.participation.share(self.federation.n_users)
             over = now.round >= method.rounds_within(share)
             if not (over or method.finished(state) or method.estimate(state) <= self.tol):
                 return now
@@ -168,7 +170,7 @@ class Driver:
         if now.stage == "gradients" and method.finished(state):
             active = ~state.aside
             models = method.models(state)
-            duals = duals_for(self.plan, active, models[active], state.found[active])
+            duals = duals_for(self.federation, active, models[active], state.found[active])
             return replace(now, stage="proof", state=self.method("proof").start(state, models[active], duals))
         if now.stage == "proof":
             over = now.round >= self.max_rounds + self._patience
@@ -184,7 +186,7 @@ class Driver:
             return replace(now, stage="done", state=self._carry(state, now.main, "main"), main=None, scores=state.found)
         return now
 
-    def _ended(self, now: Progress, main: Any) -> Progress:
+    def _ended(self, now: RunState, main: Any) -> RunState:
         if not self.score:
             return replace(now, stage="done", state=main, main=None)
         models = self.method("main").point(main)[0] if now.best is None else now.best["now"][~main.aside]
@@ -193,17 +195,17 @@ class Driver:
     @property
     def _patience(self) -> int:
         """Rounds beyond the last that the certificate may take, where users are not always there."""
-        trace = self.plan.participation.trace
+        trace = self.federation.participation.trace
         return 50 + (0 if trace is None else 2 * len(np.asarray(trace)))
 
-    def _judge(self, now: Progress) -> Progress:
+    def _judge(self, now: RunState) -> RunState:
         method = self.method("main")
         models, duals = method.point(now.main)
         if duals is None:
             return replace(now, stage="gradients", state=self.method("gradients").start(now.main, models))
         return replace(now, stage="proof", state=self.method("proof").start(now.main, models, duals))
 
-    def _judged(self, now: Progress) -> Progress:
+    def _judged(self, now: RunState) -> RunState:
         state, main = now.state, self._carry(now.state, now.main, "main")
         gap = self.method("proof").certificate(state).relative_gap
         best = now.best
@@ -226,12 +228,12 @@ class Driver:
         return self.method(stage)._forget(new, left) if left.size else new
 
     def _use(self, graph: Graph) -> None:
-        self.plan = replace(self.plan, graph=graph)
+        self.federation = replace(self.federation, graph=graph)
         self._methods.clear()
 
     # -- the rounds
 
-    def run(self) -> Outcome:
+    def run(self) -> DriverResult:
         began, interrupted = time.perf_counter(), False
         self.now = self._load() or self._first()
         try:
@@ -253,11 +255,11 @@ class Driver:
         if state.aside.all():
             turn, user, reason = state.refusals[-1]
             raise Incompatible(f"All users were set aside, so nothing is left to solve; the last, "
-                               f"{self.plan.names[user]!r} in round {turn}: {reason}.")
+                               f"{self.federation.names[user]!r} in round {turn}: {reason}.")
         with uninterrupted():  # a round counts as a whole or not at all
             return self._settled(began, replace(now, state=state, round=now.round + 1), stage, queries, replies)
 
-    def _settled(self, began: float, now: Progress, stage: str, queries: Batch, replies: Replies) -> Round:
+    def _settled(self, began: float, now: RunState, stage: str, queries: Batch, replies: Replies) -> Round:
         """Enter a round into the books, see what comes next, and save."""
         method, state = self.method(stage), now.state
         turn, first = queries.round, len(self.ledger.entries)
@@ -283,20 +285,20 @@ class Driver:
         self._save()
         return line
 
-    def _outcome(self, now: Progress, interrupted: bool, seconds: float) -> Outcome:
-        proof = Proof(self.plan)
+    def _outcome(self, now: RunState, interrupted: bool, seconds: float) -> DriverResult:
+        proof = Proof(self.federation)
         state = now.main if now.main is not None else now.state
         known = now.best is not None and bool((now.best["aside"] == state.aside).all())
         if not known:  # judged without an answer: an objective nobody knows, and no bound
             method = self.method(now.stage if now.stage in ("weights", "start") else "main")
             models, duals = method.point(state)
-            empty = np.zeros((self.plan.problem(~state.aside).graph.n_edges, self.plan.dim))
+            empty = np.zeros((self.federation.problem(~state.aside).graph.n_edges, self.federation.dim))
             judged = proof.start(state, models, empty if duals is None else duals)
         else:
             best = now.best
             judged = replace(proof.start(state, best["now"][~state.aside], best["duals"]), slopes=best["slopes"],
                              told=best["told"], answers=best["answers"])
-        return Outcome(judged.now[~judged.aside], proof.certificate(judged), self.plan, state, self.ledger,
+        return DriverResult(judged.now[~judged.aside], proof.certificate(judged), self.federation, state, self.ledger,
                        tuple(self.history), now.scores, proof.finished(judged), interrupted, seconds)
 
     # -- on disk
@@ -312,7 +314,7 @@ class Driver:
                               "runtime": self.runtime.snapshot()}, self.lines)
         self.lines = []
 
-    def _load(self) -> Progress | None:
+    def _load(self) -> RunState | None:
         found = None if self.checkpoint is None else self.checkpoint.load()
         if found is None or self.checkpoint is None:
             return None
@@ -324,7 +326,7 @@ class Driver:
                                    remedy="Give another directory, or the same settings")
         graph = saved.pop("graph")
         if graph is not None:
-            graph = Graph(self.plan.n_users, graph["weights"], np.asarray(graph["edges"], dtype=np.int64))
+            graph = Graph(self.federation.n_users, graph["weights"], np.asarray(graph["edges"], dtype=np.int64))
             self._use(graph)
         self.runtime.restore(saved["runtime"])
         self.ledger.per_user = {(way, name): account for key, account in saved["accounts"].items()
@@ -332,7 +334,7 @@ class Driver:
         for line in lines:
             self.history.append(Round(*line["round"]))
             self.ledger.entries += [Entry(*entry) for entry in line["entries"]]
-        stage, shape = saved["stage"], np.zeros((self.plan.n_users, self.plan.dim))
+        stage, shape = saved["stage"], np.zeros((self.federation.n_users, self.federation.dim))
 
         def state(values: dict[str, Any] | None, owner: str) -> Any:
             if values is None:
@@ -340,6 +342,6 @@ class Driver:
             values["refusals"] = tuple(map(tuple, values["refusals"]))
             return replace(self.method(owner).begin(shape), **values)
 
-        return Progress(stage=stage, state=state(saved["state"], "main" if stage == "done" else stage),
+        return RunState(stage=stage, state=state(saved["state"], "main" if stage == "done" else stage),
                         main=state(saved["main"], "main"), models=saved["models"], graph=graph,
                         believe=saved["believe"], best=saved["best"], scores=saved["scores"], round=saved["round"])

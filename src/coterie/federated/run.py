@@ -14,12 +14,12 @@ import numpy.typing as npt
 from coterie._typing import Array
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
-from coterie.federated.algorithms.base import Algorithm, Plan, State
+from coterie.federated.algorithms.base import Algorithm, Federation, State
 from coterie.federated.algorithms.newton import Newton
 from coterie.federated.algorithms.participation import Participation
 from coterie.federated.checkpoint import Checkpoint
 from coterie.federated.client import Data
-from coterie.federated.driver import Driver, Outcome, Round
+from coterie.federated.driver import Driver, DriverResult, Round
 from coterie.federated.protocol.ledger import Ledger
 from coterie.federated.runtimes.in_process import Faults, LocalRuntime
 from coterie.graph import Graph
@@ -97,52 +97,53 @@ def federate(users: Users, loss: Loss, lam: float, *, graph: Graph | str | None 
     if isinstance(start, str):
         raise InvalidInput(f"start must be models or an algorithm, got {start!r}",
                            remedy="Leave it out to begin from zero, or give FedAvg()")
-    plan = Plan(names=users.names, dim=problem.dim, loss=loss, lam=problem.lam, graph=problem.graph, seed=seed,
-                participation=Participation.of(participation), patience=patience, features=users.feature_names)
-    plan.participation.available(0, plan.n_users)  # a trace of another size is refused here
+    federation = Federation.of(problem, seed=seed, participation=Participation.of(participation), patience=patience)
+    federation.participation.available(0, federation.n_users)  # a trace of another size is refused here
     runtime = LocalRuntime(Data(loss, problem.samples, held_out), faults)
-    driver = Driver(plan, algorithm, runtime, tol=tol, max_rounds=max_rounds,
+    driver = Driver(federation, algorithm, runtime, tol=tol, max_rounds=max_rounds,
                     weights=weights, score=held_out is not None,
                     start=(start.state if isinstance(start, Federated) else
                            start if start is None or isinstance(start, Algorithm) else np.asarray(start)),
                     checkpoint=None if checkpoint is None else Checkpoint(checkpoint), every=every, progress=progress,
-                    fingerprint=fingerprint(plan, algorithm, tol, graph=weights or digest(problem.graph.weights,
+                    fingerprint=fingerprint(federation, algorithm, tol, graph=weights or digest(problem.graph.weights,
                                             problem.graph.pairs), data=_data_digest(users), start=_start_text(start)))
     return finish(driver.run(), algorithm, tol, problem)
 
 
-def finish(outcome: Outcome, algorithm: Algorithm, tol: float, problem: Problem | None = None) -> Federated:
+def finish(outcome: DriverResult, algorithm: Algorithm, tol: float, problem: Problem | None = None) -> Federated:
     """The result of a run; where the data are at hand, with the whole problem."""
-    state, plan = outcome.state, outcome.plan
+    state, federation = outcome.state, outcome.federation
     active = ~state.aside
     if problem is None:
-        judged = plan.problem(active)
-    elif active.all() and problem.graph is plan.graph:
+        judged = federation.problem(active)
+    elif active.all() and problem.graph is federation.graph:
         judged = problem
     else:
         judged = Problem(problem.users.take(active), problem.loss, problem.lam,
-                         plan.graph if active.all() else plan.graph.take(active))
+                         federation.graph if active.all() else federation.graph.take(active))
     gap = outcome.certificate.relative_gap
     status = (Status.CONVERGED if gap <= tol else Status.INTERRUPTED if outcome.interrupted else
               Status.UNANSWERED if not outcome.proven else
               Status.INACCURATE if np.isfinite(outcome.certificate.bound) else Status.NO_BOUND)
-    reasons = {plan.names[user]: reason for _, user, reason in state.refusals if 0 <= user < plan.n_users}
+    reasons = {federation.names[user]: reason for _, user, reason in state.refusals if 0 <= user < federation.n_users}
     return Federated(
         problem=judged, models=outcome.models, duals=outcome.certificate.duals, certificate=outcome.certificate,
         status=status, solver=algorithm.name, seconds=outcome.seconds, history=outcome.history,
         ledger=outcome.ledger, state=outcome.state, scores=outcome.scores, n_rounds=len(outcome.history),
-        aside={plan.names[k]: reasons[plan.names[k]] for k in np.flatnonzero(state.aside)},
-        refusals=tuple((turn, plan.names[user] if 0 <= user < plan.n_users else user, reason)
+        aside={federation.names[k]: reasons[federation.names[k]] for k in np.flatnonzero(state.aside)},
+        refusals=tuple((turn, federation.names[user] if 0 <= user < federation.n_users else user, reason)
                        for turn, user, reason in state.refusals))
 
 
-def fingerprint(plan: Plan, algorithm: Algorithm, tol: float, **more: str) -> dict[str, Any]:
+def fingerprint(federation: Federation, algorithm: Algorithm, tol: float, **more: str) -> dict[str, Any]:
     """What must agree for a saved run to be continued."""
-    trace = None if plan.participation.trace is None else digest(np.asarray(plan.participation.trace))
-    who = f"{plan.participation.fraction} {plan.participation.count} {plan.participation.order} {trace}"
-    return {"algorithm": repr(algorithm), "loss": repr(plan.loss), "lam": plan.lam, "tol": tol, "seed": plan.seed,
-            "participation": who, "number of users": plan.n_users, "length of a model": plan.dim,
-            "patience": plan.patience, **more}
+    given = federation.participation
+    trace = None if given.trace is None else digest(np.asarray(given.trace))
+    who = f"{given.fraction} {given.count} {given.order} {trace}"
+    return {"algorithm": repr(algorithm), "loss": repr(federation.loss), "lam": federation.lam, "tol": tol,
+            "seed": federation.seed, "participation": who, "number of users": federation.n_users,
+            "length of a model": federation.dim,
+            "patience": federation.patience, **more}
 
 
 def digest(*arrays: npt.NDArray[Any] | None) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.errors import InvalidInput
-from coterie.federated.algorithms.base import Algorithm, Method, Plan, State
+from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.protocol.messages import Batch
 
 
@@ -30,8 +30,8 @@ class FedAvg(Algorithm):
     def __post_init__(self) -> None:
         _check(self.steps, self.rate, self.rounds)
 
-    def on(self, plan: Plan, tol: float = 1e-6) -> FedAvgMethod:
-        return FedAvgMethod(plan, self)
+    def on(self, federation: Federation, tol: float = 1e-6) -> FedAvgMethod:
+        return FedAvgMethod(federation, self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +63,8 @@ class SquaredPenalty(Algorithm):
         if self.strength is not None and not (np.isfinite(self.strength) and self.strength >= 0):
             raise InvalidInput(f"strength must be a finite number >= 0, got {self.strength!r}", remedy="Use 1.0")
 
-    def on(self, plan: Plan, tol: float = 1e-6) -> SquaredPenaltyMethod:
-        return SquaredPenaltyMethod(plan, self)
+    def on(self, federation: Federation, tol: float = 1e-6) -> SquaredPenaltyMethod:
+        return SquaredPenaltyMethod(federation, self)
 
 
 def _check(steps: int, rate: float, rounds: int) -> None:
@@ -107,8 +107,8 @@ class _Train(Method):
 
 
 class FedAvgMethod(_Train):
-    def __init__(self, plan: Plan, settings: FedAvg) -> None:
-        super().__init__(plan)
+    def __init__(self, federation: Federation, settings: FedAvg) -> None:
+        super().__init__(federation)
         self.settings, self.rate = settings, settings.rate
         self.rounds = settings.rounds
 
@@ -121,16 +121,16 @@ class FedAvgMethod(_Train):
 
 
 class SquaredPenaltyMethod(_Train):
-    def __init__(self, plan: Plan, settings: SquaredPenalty) -> None:
-        super().__init__(plan)
+    def __init__(self, federation: Federation, settings: SquaredPenalty) -> None:
+        super().__init__(federation)
         self.settings, self.rounds = settings, settings.rounds
-        self.strength = plan.lam * plan.n_users if settings.strength is None else settings.strength
+        self.strength = federation.lam * federation.n_users if settings.strength is None else settings.strength
         self.rate = settings.rate / (1.0 - settings.chance)
         # The step to the mean is x - (rate strength / chance) (x - mean); past the mean it would swing.
         self.pull = min(settings.rate * self.strength / settings.chance, 1.0)
 
     def _steps(self, turn: int) -> int:
-        return int(np.random.default_rng([self.plan.seed, turn, 2]).geometric(self.settings.chance)) - 1
+        return int(np.random.default_rng([self.federation.seed, turn, 2]).geometric(self.settings.chance)) - 1
 
     def _tell(self, state: TrainState, replies: Batch) -> TrainState:
         now = state.now.copy()

@@ -4,7 +4,7 @@
     answer(data, query) -> Reply       a user's whole work (`client`)
     tell(state, replies) -> state      what the server makes of it; who did not answer is simply absent
 
-A `Method` is an algorithm's settings on a plan. Everything that does not depend on the algorithm is here: who takes
+A `Method` is an algorithm at work on a federation. Everything that does not depend on the algorithm is here: who takes
 part, which answers are outstanding, and that an answer is what was asked for.
 """
 
@@ -33,7 +33,7 @@ log = logging.getLogger("coterie.federated")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Plan:
+class Federation:
     """What the server knows before the first round: who takes part, the loss, the graph and lam; no data."""
 
     names: tuple[Any, ...]
@@ -52,6 +52,12 @@ class Plan:
             raise InvalidInput(f"patience must be at least 1, got {self.patience!r}", remedy="None waits for ever")
         if isinstance(self.seed, bool) or int(self.seed) != self.seed or self.seed < 0:
             raise InvalidInput(f"seed must be a whole number >= 0, got {self.seed!r}", remedy="Use 0")
+
+    @classmethod
+    def of(cls, problem: Problem, **more: Any) -> Self:
+        """The federation that solves this problem; `more` are its other fields."""
+        return cls(names=problem.users.names, dim=problem.dim, loss=problem.loss, lam=problem.lam, graph=problem.graph,
+                   features=problem.users.feature_names, **more)
 
     @property
     def n_users(self) -> int:
@@ -90,19 +96,19 @@ class Replies(NamedTuple):
 
 
 class Method(ABC):
-    """An algorithm at work on a plan. Subclasses say what is asked and what is made of the answers."""
+    """An algorithm at work on a federation. Subclasses say what is asked and what is made of the answers."""
 
     kind: ClassVar[str]  # of the questions
     max_rounds: int = 1000
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
 
     @abstractmethod
     def begin(self, models: Array) -> State: ...
 
     def warm(self, state: Any) -> Any:
-        """A first state that makes use of where the same method ended on a similar plan, such as another lam."""
+        """A first state that makes use of where the same method ended on a similar federation, such as another lam."""
         return replace(self.begin(self.models(state)), aside=state.aside, refusals=state.refusals)
 
     @abstractmethod
@@ -153,7 +159,7 @@ class Method(ABC):
     def chosen(self, state: Any) -> Ints:
         """Who is asked in this round."""
         eligible = ~state.aside & (state.asked < 0)
-        return self.plan.participation.choose(state.round, eligible, self.plan.seed, self._need(state))
+        return self.federation.participation.choose(state.round, eligible, self.federation.seed, self._need(state))
 
     def _need(self, state: Any) -> Array | None:
         """(n_users,) how much is gained by asking each user, where that is known."""
@@ -175,25 +181,25 @@ class Method(ABC):
         state = self._tell(state, good) if good is not None and len(good) else self._alone(state)
         if refused:
             state = self._without(state, refused)
-        here = np.zeros(self.plan.n_users, dtype=bool)
+        here = np.zeros(self.federation.n_users, dtype=bool)
         here[[] if good is None else good.users] = True
-        still = np.zeros(self.plan.n_users, dtype=bool)
-        still[[user for user in replies.waiting if 0 <= user < self.plan.n_users]] = True
+        still = np.zeros(self.federation.n_users, dtype=bool)
+        still[[user for user in replies.waiting if 0 <= user < self.federation.n_users]] = True
         unanswered = (state.asked >= 0) & ~here
         missed = np.where(here, 0, state.missed + (unanswered & ~still))
         asked = np.where(unanswered & still, state.asked, -1)
         state = replace(state, round=state.round + 1, missed=missed, asked=asked)
-        if self.plan.patience is not None:
-            gone = np.flatnonzero((missed >= self.plan.patience) & ~state.aside)
-            reason = f"it left {self.plan.patience} questions in a row unanswered"
+        if self.federation.patience is not None:
+            gone = np.flatnonzero((missed >= self.federation.patience) & ~state.aside)
+            reason = f"it left {self.federation.patience} questions in a row unanswered"
             state = self._without(state, [(int(user), reason) for user in gone]) if gone.size else state
         return state
 
     def _without(self, state: Any, refused: list[tuple[int, str]]) -> Any:
         aside = state.aside.copy()
         for user, reason in refused:
-            known = 0 <= user < self.plan.n_users
-            name = repr(self.plan.names[user]) if known else f"number {user}"
+            known = 0 <= user < self.federation.n_users
+            name = repr(self.federation.names[user]) if known else f"number {user}"
             log.warning("round %d: %s user %s: %s", state.round, "set aside" if known else "ignored an answer of", name,
                         reason)
             if known:
@@ -208,14 +214,14 @@ class Method(ABC):
         refused = [(user, reason) for user, reason in replies.refused if not state.aside[user]]
         singles: dict[int, Message] = {}
         for user, message in replies.singles:
-            if not (isinstance(user, (int, np.integer)) and 0 <= user < self.plan.n_users):
+            if not (isinstance(user, (int, np.integer)) and 0 <= user < self.federation.n_users):
                 refused.append((int(user) if isinstance(user, (int, np.integer)) else -1,
                                 "an answer came from a user who is not part of the federation"))
             elif state.aside[user] or state.asked[user] < 0 or state.asked[user] != message.round or user in singles:
                 log.info("round %d: an answer of user %r to round %d is of no use any more", state.round,
-                         self.plan.names[user], message.round)
+                         self.federation.names[user], message.round)
             else:
-                reason = misfit(message, self.kind, self.plan.dim)
+                reason = misfit(message, self.kind, self.federation.dim)
                 if reason is None:
                     singles[int(user)] = message
                 else:
@@ -261,30 +267,31 @@ class Method(ABC):
                 bad[wrong] = True
         good = replies.take(np.flatnonzero(~bad))
         if len(good):
-            ends = np.linalg.eigvalsh(hessians_of(good, self.plan.dim))
-            indefinite = ends[:, 0] < -1e-8 * np.maximum(ends[:, -1], 0.0) - 1e-12 * self.plan.dim
+            ends = np.linalg.eigvalsh(hessians_of(good, self.federation.dim))
+            indefinite = ends[:, 0] < -1e-8 * np.maximum(ends[:, -1], 0.0) - 1e-12 * self.federation.dim
             reasons += [(int(user), "its Hessian is not positive semidefinite") for user in good.users[indefinite]]
         return reasons
 
     @cached_property
     def fresh(self) -> dict[str, Any]:
         """The common part of a first state."""
-        n = self.plan.n_users
+        n = self.federation.n_users
         return {"round": 0, "asked": np.full(n, -1, dtype=np.int64), "missed": np.zeros(n, dtype=np.int64),
                 "aside": np.zeros(n, dtype=bool)}
 
     def carried(self, state: State) -> dict[str, Any]:
         """The common part of a state that follows another method's."""
-        return {"round": state.round, "asked": np.full(self.plan.n_users, -1, dtype=np.int64), "missed": state.missed,
-                "aside": state.aside, "refusals": state.refusals}
+        nobody = np.full(self.federation.n_users, -1, dtype=np.int64)
+        return {"round": state.round, "asked": nobody, "missed": state.missed, "aside": state.aside,
+                "refusals": state.refusals}
 
 
 class Algorithm(ABC):
     """Settings of a federated algorithm, a frozen keyword-only dataclass."""
 
     @abstractmethod
-    def on(self, plan: Plan, tol: float = 1e-6) -> Method:
-        """The algorithm at work on a plan."""
+    def on(self, federation: Federation, tol: float = 1e-6) -> Method:
+        """The algorithm at work on a federation."""
 
     @property
     def name(self) -> str:

@@ -20,8 +20,8 @@ import numpy as np
 
 from coterie._typing import Array, Flags, Ints
 from coterie.errors import InvalidInput
-from coterie.federated.algorithms.base import Algorithm, Method, Plan, State, hessians_of
-from coterie.federated.client import between, trusted
+from coterie.federated.algorithms.base import Algorithm, Federation, Method, State, hessians_of
+from coterie.federated.algorithms.trust import between, trusted
 from coterie.federated.protocol.messages import Batch, Ragged
 from coterie.losses.quadratic import Quadratic
 from coterie.solvers import solve
@@ -50,8 +50,8 @@ class Newton(Algorithm):
         if isinstance(self.rank, bool) or int(self.rank) != self.rank or self.rank < -1:
             raise InvalidInput(f"rank must be -1, 0 or a positive number, got {self.rank!r}", remedy="Use 0")
 
-    def on(self, plan: Plan, tol: float = 1e-6) -> NewtonMethod:
-        return NewtonMethod(plan, self, tol)
+    def on(self, federation: Federation, tol: float = 1e-6) -> NewtonMethod:
+        return NewtonMethod(federation, self, tol)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,16 +76,16 @@ class NewtonMethod(Method):
     kind = "expand"
     max_rounds = 200
 
-    def __init__(self, plan: Plan, settings: Newton, tol: float) -> None:
-        super().__init__(plan)
+    def __init__(self, federation: Federation, settings: Newton, tol: float) -> None:
+        super().__init__(federation)
         self.settings, self.tol = settings, tol
 
     def begin(self, models: Array) -> NewtonState:
-        n, d = self.plan.n_users, self.plan.dim
+        n, d = self.federation.n_users, self.federation.dim
         return NewtonState(
             **self.fresh, now=models, sent=models, points=models, values=np.zeros(n), gradients=np.zeros((n, d)),
             hessians=np.zeros((n, d, d)), shift=np.zeros(n), known=np.zeros(n, dtype=bool),
-            doubted=np.zeros(n, dtype=bool), duals=np.zeros((self.plan.graph.n_edges, d)), sigma=0.0,
+            doubted=np.zeros(n, dtype=bool), duals=np.zeros((self.federation.graph.n_edges, d)), sigma=0.0,
             promised=np.full(n, np.inf), trust=1.0, error=np.inf)
 
     def warm(self, state: NewtonState) -> NewtonState:
@@ -98,7 +98,7 @@ class NewtonMethod(Method):
 
     def point(self, state: NewtonState) -> tuple[Array, Array | None]:
         active = ~state.aside
-        duals = state.duals if active.all() else state.duals[self.plan.graph.inside(active)]
+        duals = state.duals if active.all() else state.duals[self.federation.graph.inside(active)]
         return state.now[active], duals
 
     def estimate(self, state: NewtonState) -> float:
@@ -125,7 +125,7 @@ class NewtonMethod(Method):
 
     def _tell(self, state: NewtonState, replies: Batch) -> NewtonState:
         users = replies.users
-        at, hessians = state.sent[users].copy(), hessians_of(replies, self.plan.dim)
+        at, hessians = state.sent[users].copy(), hessians_of(replies, self.federation.dim)
         stepped_back = np.zeros(len(users), dtype=bool)
         share = replies.ragged.get("share")
         if share is not None:
@@ -151,7 +151,7 @@ class NewtonMethod(Method):
         seen = state.known[users] & (bends > 0)
         off = np.abs(replies.arrays["value"] - state.values[users] - slopes - bends)[seen].sum()
         trust = float(np.clip(off / bends[seen].sum(), 1e-4, 1.0)) if seen.any() else 1.0
-        trust = 0.0 if self.plan.loss.quadratic else trust
+        trust = 0.0 if self.federation.loss.quadratic else trust
         taken = users[good]
         points, values, gradients, matrices = (np.array(a) for a in (state.points, state.values, state.gradients,
                                                                       state.hessians))
@@ -160,9 +160,9 @@ class NewtonMethod(Method):
         known, doubted = state.known.copy(), state.doubted.copy()
         known[taken], doubted[taken], doubted[users[~good]] = True, False, True
         # Where a model promised too much, the next one is stiffer; where it held, less so.
-        curvature = np.trace(matrices, axis1=1, axis2=2) / self.plan.dim
+        curvature = np.trace(matrices, axis1=1, axis2=2) / self.federation.dim
         stiffer = np.maximum(100.0 * state.shift, 0.03 * np.maximum(curvature, curvature[known].mean()))
-        poor = np.zeros(self.plan.n_users, dtype=bool)
+        poor = np.zeros(self.federation.n_users, dtype=bool)
         poor[users[~good]] = poor[users[stepped_back]] = True
         shift = state.shift.copy()
         shift[taken] *= 0.1
@@ -172,16 +172,16 @@ class NewtonMethod(Method):
 
     def _solved(self, state: NewtonState) -> NewtonState:
         """Everybody's new model; who has not answered yet is left out."""
-        known, plan = state.known & ~state.aside, self.plan
+        known, federation = state.known & ~state.aside, self.federation
         if not known.any():
             return state
-        curvature = np.trace(state.hessians[known], axis1=1, axis2=2) / plan.dim
+        curvature = np.trace(state.hessians[known], axis1=1, axis2=2) / federation.dim
         shift = np.maximum(state.shift[known], 1e-9 * max(float(curvature.mean()), 1e-300))
         points, values = state.points[known], state.values[known]
-        hessians = state.hessians[known] + shift[:, None, None] * np.eye(plan.dim)
+        hessians = state.hessians[known] + shift[:, None, None] * np.eye(federation.dim)
         loss = Quadratic(point=points, value=values, gradient=state.gradients[known], hessian=hessians)
-        problem = plan.problem(known, loss)
-        inside: Any = slice(None) if known.all() else plan.graph.inside(known)
+        problem = federation.problem(known, loss)
+        inside: Any = slice(None) if known.all() else federation.graph.inside(known)
         warm = Start(state.now[known], state.duals[inside], state.sigma or None) if state.sigma else None
         found = solve(problem, tol=max(0.01 * self.tol, 1e-13), start=warm)
         now, duals = state.now.copy(), state.duals.copy()
@@ -189,7 +189,7 @@ class NewtonMethod(Method):
         if found.duals is not None:
             duals[inside] = found.duals
         step = found.models - points
-        promised = np.full(plan.n_users, np.inf)
+        promised = np.full(federation.n_users, np.inf)
         promised[known] = 0.5 * np.einsum("nd,nde,ne->n", step, hessians, step)
         complete = known.sum() == (~state.aside).sum() and not (state.doubted & known).any()
         error = state.trust * float(promised[known].sum()) / max(abs(found.objective), 1e-300) if complete else np.inf

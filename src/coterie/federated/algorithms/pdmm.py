@@ -25,7 +25,7 @@ from coterie._typing import Array, Flags, Ints
 from coterie.certificates import project
 from coterie.errors import InvalidInput
 from coterie.federated.algorithms import edges
-from coterie.federated.algorithms.base import Algorithm, Method, Plan, State
+from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.algorithms.edges import Pairs
 from coterie.federated.algorithms.fusing import fused, missed
 from coterie.federated.algorithms.proof import duals_for
@@ -98,8 +98,8 @@ class PDMM(Algorithm):
             if value is not None and value < least:
                 raise InvalidInput(f"{name} must be at least {least}, got {value!r}", remedy="Leave it out")
 
-    def on(self, plan: Plan, tol: float = 1e-6) -> PDMMMethod:
-        return PDMMMethod(plan, self, tol)
+    def on(self, federation: Federation, tol: float = 1e-6) -> PDMMMethod:
+        return PDMMMethod(federation, self, tol)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,8 +133,8 @@ class PDMMState(State):
 class PDMMMethod(Method):
     max_rounds = 100_000
 
-    def __init__(self, plan: Plan, settings: PDMM, tol: float) -> None:
-        super().__init__(plan)
+    def __init__(self, federation: Federation, settings: PDMM, tol: float) -> None:
+        super().__init__(federation)
         self.settings, self.tol = settings, tol
         self.kind = ("pdmm" if settings.edge_state == "users" else  # type: ignore[misc]
                      "gradient" if settings.bregman == "linear" else "prox")
@@ -148,10 +148,11 @@ class PDMMMethod(Method):
         return self._known[1]
 
     def _pairs(self, aside: Flags) -> Pairs:
-        return Pairs(self.plan.graph, self.plan.lam, aside, ordered=self.settings.pairs == "ordered", both=self.both)
+        return Pairs(self.federation.graph, self.federation.lam, aside, ordered=self.settings.pairs == "ordered",
+                     both=self.both)
 
     def begin(self, models: Array) -> PDMMState:
-        n, d = self.plan.n_users, self.plan.dim
+        n, d = self.federation.n_users, self.federation.dim
         pairs = self._pairs(np.zeros(n, dtype=bool))
         p = len(pairs)
         return PDMMState(
@@ -173,24 +174,25 @@ class PDMMMethod(Method):
 
     def chosen(self, state: PDMMState) -> Ints:
         if self.settings.edge_state == "users":  # everybody hears the news; only those drawn have something to do
-            available = self.plan.participation.available(state.round, self.plan.n_users)
+            available = self.federation.participation.available(state.round, self.federation.n_users)
             return np.flatnonzero(~state.aside & (state.asked < 0) & available)
         return np.flatnonzero(self._drawn(state)[0])
 
     def _drawn(self, state: PDMMState) -> tuple[Flags, Flags]:
         """S1: which x and which z are updated in this round."""
-        s, plan, pairs = self.settings, self.plan, self.pairs(state)
+        s, federation, pairs = self.settings, self.federation, self.pairs(state)
         eligible = ~state.aside & (state.asked < 0)
         if s.select == "users":
-            x = np.zeros(plan.n_users, dtype=bool)
-            x[plan.participation.choose(state.round, eligible, plan.seed)] = True
+            x = np.zeros(federation.n_users, dtype=bool)
+            x[federation.participation.choose(state.round, eligible, federation.seed)] = True
             return x, self._touched(pairs, x) & eligible[pairs.heads] & ~state.quiet
-        eligible = eligible & plan.participation.available(state.round, plan.n_users)
-        total = plan.n_users + len(pairs)
-        size = s.n_primal or max(1, round(plan.participation.share(plan.n_users) * total))
+        eligible = eligible & federation.participation.available(state.round, federation.n_users)
+        total = federation.n_users + len(pairs)
+        size = s.n_primal or max(1, round(federation.participation.share(federation.n_users) * total))
         picked = np.zeros(total, dtype=bool)
-        picked[np.random.default_rng([plan.seed, state.round, 3]).permutation(total)[:size]] = True
-        return picked[:plan.n_users] & eligible, picked[plan.n_users:] & eligible[pairs.heads] & ~state.quiet
+        picked[np.random.default_rng([federation.seed, state.round, 3]).permutation(total)[:size]] = True
+        x, z = picked[:federation.n_users], picked[federation.n_users:]
+        return x & eligible, z & eligible[pairs.heads] & ~state.quiet
 
     def _touched(self, pairs: Pairs, users: Flags) -> Flags:
         """The pairs that are a user's to update: its own; where two share one, either's."""
@@ -203,9 +205,9 @@ class PDMMMethod(Method):
         if s.select == "users":
             away = ~heard if s.edge_state == "users" else np.zeros_like(heard)
             return self._touched(pairs, stepped) & ~away[pairs.heads] & ~state.quiet
-        size = s.n_dual or max(1, round(self.plan.participation.share(self.plan.n_users) * len(pairs)))
+        size = s.n_dual or max(1, round(self.federation.participation.share(self.federation.n_users) * len(pairs)))
         picked = np.zeros(len(pairs), dtype=bool)
-        picked[np.random.default_rng([self.plan.seed, state.round, 4]).permutation(len(pairs))[:size]] = True
+        picked[np.random.default_rng([self.federation.seed, state.round, 4]).permutation(len(pairs))[:size]] = True
         silent = (state.asked >= 0) & ~heard  # a dual that grows while its user is away runs off
         return picked & ~state.quiet & ~silent[pairs.heads] & ~silent[pairs.tails]
 
@@ -242,7 +244,7 @@ class PDMMMethod(Method):
 
     def _centres(self, state: PDMMState) -> tuple[Array, Array]:
         """S2 of every user as one proximal step."""
-        eta = np.full(self.plan.n_users, self.settings.eta)
+        eta = np.full(self.federation.n_users, self.settings.eta)
         return edges.step_centre(state.now, *self._pulls(state), self.pairs(state).n_pairs, state.rho, eta)
 
     def _slope(self, state: PDMMState, users: Ints) -> Array:
@@ -252,7 +254,7 @@ class PDMMMethod(Method):
 
     def _news(self, state: PDMMState, users: Ints) -> Batch:
         """What users who hold their own edges are told: models that moved, their duals, and what they are to do."""
-        s, pairs, n = self.settings, self.pairs(state), self.plan.n_users
+        s, pairs, n = self.settings, self.pairs(state), self.federation.n_users
         x, z = self._drawn(state)
         here = np.zeros(n, dtype=bool)
         here[users] = True
@@ -272,7 +274,7 @@ class PDMMMethod(Method):
         if self.both:
             stepping = (x & here)[users]
             halves = np.stack(self._beyond(state), axis=1)[users[stepping]]
-            ragged["beyond"] = Ragged.of(halves.reshape(-1, self.plan.dim), 2 * stepping)
+            ragged["beyond"] = Ragged.of(halves.reshape(-1, self.federation.dim), 2 * stepping)
         anew = (here & ~state.synced)[users]
         if anew.any():  # all they must know
             of_pairs(~mine, others=state.now[pairs.tails], difference=state.difference, hat=state.hat,
@@ -303,7 +305,7 @@ class PDMMMethod(Method):
         if self.settings.bregman == "linear":
             wanted["stiffness"] = wanted["model"]
         heads = self.pairs(state).heads[state.due_z]
-        wanted["difference"] = np.bincount(heads, minlength=self.plan.n_users)[replies.users]
+        wanted["difference"] = np.bincount(heads, minlength=self.federation.n_users)[replies.users]
         wrong = np.zeros(len(replies), dtype=bool)
         for name, counts in wanted.items():
             part = replies.ragged.get(name)
@@ -322,13 +324,13 @@ class PDMMMethod(Method):
     def _alone(self, state: PDMMState) -> PDMMState:
         if self.settings.edge_state == "users" or self.settings.select == "users":
             return state
-        n, d = 0, self.plan.dim  # no x was drawn, but z and duals were, and they need no user
+        n, d = 0, self.federation.dim  # no x was drawn, but z and duals were, and they need no user
         arrays = {"point": np.zeros((n, d)), "gradient": np.zeros((n, d)), "value": np.zeros(n),
                   "curvature": np.zeros(n), "stiffness": np.zeros(n)}
         return self._tell(state, Batch(self.kind, state.round, np.zeros(0, dtype=np.int64), arrays))
 
     def _tell(self, state: PDMMState, replies: Batch) -> PDMMState:
-        s, pairs, rho, n = self.settings, self.pairs(state), state.rho, self.plan.n_users
+        s, pairs, rho, n = self.settings, self.pairs(state), state.rho, self.federation.n_users
         # What was drawn when the questions of this round were asked.
         _, z = self._drawn(replace(state, asked=np.where(state.asked == state.round, -1, state.asked)))
         heard, stepped = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
@@ -381,7 +383,7 @@ class PDMMMethod(Method):
 
     def _tuned(self, state: PDMMState) -> PDMMState:
         """rho from the users' curvature: after the first answers, then whenever the number of sweeps has doubled."""
-        sweeps = (state.round + 1) * self.plan.participation.share(self.plan.n_users)
+        sweeps = (state.round + 1) * self.federation.participation.share(self.federation.n_users)
         known = np.isfinite(state.curvature) & (state.curvature > 0) & ~state.aside
         if self.settings.rho is not None or state.changes >= _CHANGES or sweeps < state.review or not known.any():
             return state
@@ -398,7 +400,7 @@ class PDMMMethod(Method):
         pairs = self.pairs(state)
         zeros = np.where(updated, np.where(state.difference.any(axis=1), 0, state.zeros + 1), state.zeros)
         apart = np.linalg.norm(state.now[pairs.heads] - state.now[pairs.tails], axis=1)
-        ready = np.full(self.plan.graph.n_edges, True)
+        ready = np.full(self.federation.graph.n_edges, True)
         np.logical_and.at(ready, pairs.edge, (zeros >= self.settings.quiet) & (apart <= 0.5 * state.length))
         quiet = (state.quiet & (apart <= state.length)) | ready[pairs.edge]
         return replace(state, quiet=quiet, zeros=np.where(state.quiet & ~quiet, 0, zeros))
@@ -412,28 +414,28 @@ class PDMMMethod(Method):
         if self.settings.variant == "paper" and self.settings.pairs == "ordered":
             sign = 0.5 * sign
         kept, edge = np.unique(pairs.edge, return_inverse=True)
-        out = np.zeros((len(kept), self.plan.dim))
+        out = np.zeros((len(kept), self.federation.dim))
         np.add.at(out, edge.ravel(), sign[:, None] * state.dual)
-        return project(out, self.plan.lam * self.plan.graph.weights[kept])
+        return project(out, self.federation.lam * self.federation.graph.weights[kept])
 
     def point(self, state: PDMMState) -> tuple[Array, Array | None]:
         bend = np.where(np.isfinite(state.curvature), state.curvature, 0.0)
         active = ~state.aside
-        models = fused(self.plan.graph, self.plan.lam, self.pairs(state), state.now, state.difference, state.slopes,
-                       bend)
+        models = fused(self.federation.graph, self.federation.lam, self.pairs(state), state.now, state.difference,
+                       state.slopes, bend)
         duals = self.duals(state)
         miss = self._miss(state, models[active], duals)
         if self.tol < miss < _NEAR * self.tol:  # mu lags behind x: duals made for these models may prove more
             slopes = (state.slopes + bend[:, None] * (models - state.now))[active]
-            made = duals_for(self.plan, active, models[active], slopes)
+            made = duals_for(self.federation, active, models[active], slopes)
             duals = made if self._miss(state, models[active], made) < miss else duals
         return models[active], duals
 
     def _miss(self, state: PDMMState, models: Array, duals: Array) -> float:
         """About the relative gap of these models and duals, by the users' values, slopes and curvatures."""
         active = ~state.aside
-        graph = self.plan.graph if active.all() else self.plan.graph.take(active)
-        return missed(graph, self.plan.lam, models, duals, state.now[active], state.values[active],
+        graph = self.federation.graph if active.all() else self.federation.graph.take(active)
+        return missed(graph, self.federation.lam, models, duals, state.now[active], state.values[active],
                       state.slopes[active], state.curvature[active])
 
     def _estimated(self, state: PDMMState) -> PDMMState:

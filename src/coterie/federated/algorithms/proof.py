@@ -13,7 +13,7 @@ import numpy as np
 
 from coterie._typing import Array, Flags, Ints
 from coterie.certificates import assembled, build_duals, project, supplied
-from coterie.federated.algorithms.base import Method, Plan, State, hessians_of
+from coterie.federated.algorithms.base import Federation, Method, State, hessians_of
 from coterie.federated.protocol.messages import Batch
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels
@@ -42,7 +42,7 @@ class Proof(Method):
 
     def start(self, state: State, models: Array, duals: Array) -> ProofState:
         """For the models and duals of the users not set aside in the state of another method."""
-        n, d = self.plan.n_users, self.plan.dim
+        n, d = self.federation.n_users, self.federation.dim
         active = ~state.aside
         now = np.zeros((n, d))
         now[active] = models
@@ -51,8 +51,8 @@ class Proof(Method):
         return self._put(blank, duals)
 
     def begin(self, models: Array) -> ProofState:
-        problem = self.plan.problem(np.ones(self.plan.n_users, dtype=bool))
-        return self.start(State(**self.fresh), models, np.zeros((problem.graph.n_edges, self.plan.dim)))
+        problem = self.federation.problem(np.ones(self.federation.n_users, dtype=bool))
+        return self.start(State(**self.fresh), models, np.zeros((problem.graph.n_edges, self.federation.dim)))
 
     def _put(self, state: ProofState, duals: Array) -> ProofState:
         problem = self.problem(state)
@@ -62,13 +62,13 @@ class Proof(Method):
         return replace(state, duals=duals, slopes=slopes, told=np.zeros_like(state.told))
 
     def problem(self, state: ProofState) -> Problem:
-        return self.plan.problem(~state.aside)
+        return self.federation.problem(~state.aside)
 
     def models(self, state: ProofState) -> Array:
         return state.now
 
     def chosen(self, state: ProofState) -> Ints:
-        available = self.plan.participation.available(state.round, self.plan.n_users)
+        available = self.federation.participation.available(state.round, self.federation.n_users)
         return np.flatnonzero(~state.aside & ~state.told & (state.asked < 0) & available)
 
     def finished(self, state: ProofState) -> bool:
@@ -79,10 +79,10 @@ class Proof(Method):
 
     def _forget(self, state: ProofState, users: Ints) -> ProofState:
         # The problem is another one now: its own duals, without the edges of those who left.
-        before = np.zeros(self.plan.n_users, dtype=bool)
+        before = np.zeros(self.federation.n_users, dtype=bool)
         before[users] = True
         were = ~(state.aside & ~before)
-        kept = self.plan.graph.inside(~state.aside)[self.plan.graph.inside(were)]
+        kept = self.federation.graph.inside(~state.aside)[self.federation.graph.inside(were)]
         return self._put(state, state.duals[kept])
 
     def _tell(self, state: ProofState, replies: Batch) -> ProofState:
@@ -97,7 +97,7 @@ class Proof(Method):
         state = replace(state, told=told, answers=answers, lack=lack)
         active = ~state.aside
         outside = ~np.isfinite(answers[active, 1])
-        if self.finished(state) and outside.any() and state.repairs < _REPAIRS and self.plan.lam > 0:
+        if self.finished(state) and outside.any() and state.repairs < _REPAIRS and self.federation.lam > 0:
             problem = self.problem(state)
             if problem.graph.n_edges and lack[active][outside].any():
                 duals = supplied(problem.graph, problem.radii, state.duals, lack[active], outside)
@@ -117,12 +117,12 @@ class Proof(Method):
                          float(np.abs(zero).sum())).with_duals(state.duals)
 
 
-def duals_for(plan: Plan, active: Flags, models: Array, gradients: Array) -> Array:
+def duals_for(federation: Federation, active: Flags, models: Array, gradients: Array) -> Array:
     """Duals for models that came without any, from the users' gradients there."""
     n, d = models.shape
     loss = Quadratic(point=models, value=np.zeros(n), gradient=gradients,
                      hessian=np.broadcast_to(np.eye(d), (n, d, d)))
-    return build_duals(plan.problem(active, loss), models)
+    return build_duals(federation.problem(active, loss), models)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -140,7 +140,7 @@ class _Everyone(Method):
     """Asks every user once; those who were away, again."""
 
     def begin(self, models: Array) -> AskedState:
-        n, d = self.plan.n_users, self.plan.dim
+        n, d = self.federation.n_users, self.federation.dim
         return AskedState(**self.fresh, now=models, told=np.zeros(n, dtype=bool), found=np.zeros((n, d)),
                           hessians=np.zeros((n, d, d) if self.kind == "local" else (0, d, d)), counts=np.zeros(n))
 
@@ -148,7 +148,7 @@ class _Everyone(Method):
         return state.now
 
     def chosen(self, state: AskedState) -> Ints:
-        available = self.plan.participation.available(state.round, self.plan.n_users)
+        available = self.federation.participation.available(state.round, self.federation.n_users)
         return np.flatnonzero(~state.aside & ~state.told & (state.asked < 0) & available)
 
     def finished(self, state: AskedState) -> bool:
@@ -160,13 +160,13 @@ class _Everyone(Method):
         return replace(state, told=told, found=all_found)
 
 
-class Gradients(_Everyone):
+class GradientRound(_Everyone):
     """Every user's gradient at its model, for methods that have no duals of their own."""
 
     kind = "gradient"
 
     def start(self, state: State, models: Array) -> AskedState:
-        now = np.zeros((self.plan.n_users, self.plan.dim))
+        now = np.zeros((self.federation.n_users, self.federation.dim))
         now[~state.aside] = models
         return replace(self.begin(now), **self.carried(state))
 
@@ -177,15 +177,15 @@ class Gradients(_Everyone):
         return self._heard(state, replies, replies.arrays["gradient"])
 
 
-class Scores(_Everyone):
+class ScoreRound(_Everyone):
     """How every user's model does on the rows it holds out: three numbers a user."""
 
     kind = "score"
 
     def start(self, state: State, models: Array) -> AskedState:
-        now = np.zeros((self.plan.n_users, self.plan.dim))
+        now = np.zeros((self.federation.n_users, self.federation.dim))
         now[~state.aside] = models
-        blank = replace(self.begin(now), found=np.zeros((self.plan.n_users, 3)))
+        blank = replace(self.begin(now), found=np.zeros((self.federation.n_users, 3)))
         return replace(blank, **self.carried(state))
 
     def _ask(self, state: AskedState, users: Ints) -> Batch:
@@ -195,7 +195,7 @@ class Scores(_Everyone):
         return self._heard(state, replies, np.stack([replies.arrays[k] for k in ("score", "hit", "count")], axis=1))
 
 
-class LocalOptima(_Everyone):
+class LocalOptimaRound(_Everyone):
     """Every user's own best model, the curvature there and how many samples it has: what weights are made of."""
 
     kind = "local"
@@ -206,7 +206,7 @@ class LocalOptima(_Everyone):
 
     def _tell(self, state: AskedState, replies: Batch) -> AskedState:
         hessians, counts = state.hessians.copy(), state.counts.copy()
-        hessians[replies.users] = hessians_of(replies, self.plan.dim)
+        hessians[replies.users] = hessians_of(replies, self.federation.dim)
         counts[replies.users] = replies.arrays["count"]
         return replace(self._heard(state, replies, replies.arrays["model"]), hessians=hessians, counts=counts)
 
@@ -214,4 +214,4 @@ class LocalOptima(_Everyone):
         """The graph over all users made of the local models of those not set aside."""
         active = ~state.aside
         made = make(LocalModels(state.found[active], state.hessians[active], state.counts[active].astype(np.int64)))
-        return Graph.from_edges(self.plan.n_users, np.flatnonzero(active)[made.edges], made.weights)
+        return Graph.from_edges(self.federation.n_users, np.flatnonzero(active)[made.edges], made.weights)

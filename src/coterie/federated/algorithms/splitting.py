@@ -18,7 +18,7 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.errors import InvalidInput
-from coterie.federated.algorithms.base import Algorithm, Method, Plan, State
+from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.protocol.messages import Batch
 from coterie.losses.quadratic import Quadratic
 from coterie.solvers import solve
@@ -47,8 +47,8 @@ class Splitting(Algorithm):
         if not 0 < self.relax < 2:
             raise InvalidInput(f"relax must be in (0, 2), got {self.relax!r}", remedy="Use 1.6")
 
-    def on(self, plan: Plan, tol: float = 1e-6) -> SplittingMethod:
-        return SplittingMethod(plan, self, tol)
+    def on(self, federation: Federation, tol: float = 1e-6) -> SplittingMethod:
+        return SplittingMethod(federation, self, tol)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,15 +72,15 @@ class SplittingMethod(Method):
     kind = "prox"
     max_rounds = 20_000
 
-    def __init__(self, plan: Plan, settings: Splitting, tol: float) -> None:
-        super().__init__(plan)
+    def __init__(self, federation: Federation, settings: Splitting, tol: float) -> None:
+        super().__init__(federation)
         self.settings, self.tol = settings, tol
 
     def begin(self, models: Array) -> SplittingState:
-        n, d = self.plan.n_users, self.plan.dim
+        n, d = self.federation.n_users, self.federation.dim
         return SplittingState(
             **self.fresh, now=models, s=models, asked_x=models, asked_t=np.ones(n), w=models, values=np.zeros(n),
-            curvature=np.full(n, np.nan), duals=np.zeros((self.plan.graph.n_edges, d)), t=self.settings.t or 1.0,
+            curvature=np.full(n, np.nan), duals=np.zeros((self.federation.graph.n_edges, d)), t=self.settings.t or 1.0,
             sigma=0.0, changes=0, review=0.0, error=np.inf)
 
     def warm(self, state: SplittingState) -> SplittingState:
@@ -107,7 +107,7 @@ class SplittingMethod(Method):
     def _forget(self, state: SplittingState, users: Ints) -> SplittingState:
         before = state.aside.copy()
         before[users] = False
-        kept = self.plan.graph.inside(~state.aside)[self.plan.graph.inside(~before)]
+        kept = self.federation.graph.inside(~state.aside)[self.federation.graph.inside(~before)]
         return self._solved(replace(state, duals=state.duals[kept]))
 
     def _tell(self, state: SplittingState, replies: Batch) -> SplittingState:
@@ -123,7 +123,7 @@ class SplittingMethod(Method):
 
     def _step(self, state: SplittingState) -> SplittingState:
         """The step from the users' curvature: after the first answers, and then at growing intervals."""
-        sweeps = (state.round + 1) * self.plan.participation.share(self.plan.n_users)
+        sweeps = (state.round + 1) * self.federation.participation.share(self.federation.n_users)
         if self.settings.t is not None or state.changes >= _CHANGES or sweeps < state.review:
             return state
         known = np.isfinite(state.curvature) & (state.curvature > 0) & ~state.aside
@@ -136,14 +136,14 @@ class SplittingMethod(Method):
         return replace(state, s=state.now + (state.t / t) * (state.s - state.now), t=t, changes=state.changes + 1)
 
     def _solved(self, state: SplittingState) -> SplittingState:
-        active, d = ~state.aside, self.plan.dim
+        active, d = ~state.aside, self.federation.dim
         s = state.s[active]
         n = len(s)
         if not n:
             return state
         loss = Quadratic(point=s, value=np.zeros(n), gradient=np.zeros_like(s),
                          hessian=np.broadcast_to(state.t * np.eye(d), (n, d, d)))
-        problem = self.plan.problem(active, loss)
+        problem = self.federation.problem(active, loss)
         warm = Start(state.now[active], state.duals, state.sigma) if state.sigma else None
         # The server's problem may have a far smaller optimum than the federation's: ask for digits of the latter.
         found = solve(problem, tol=1e-9, start=warm)

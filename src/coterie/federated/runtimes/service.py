@@ -18,10 +18,10 @@ import numpy as np
 from coterie.data.users import Moments, Standardizer
 from coterie.errors import Incompatible, InvalidInput
 from coterie.federated.algorithms import ALGORITHMS
-from coterie.federated.algorithms.base import Algorithm, Plan, State, ghosts
+from coterie.federated.algorithms.base import Algorithm, Federation, State, ghosts
 from coterie.federated.algorithms.participation import Participation
 from coterie.federated.checkpoint import Checkpoint
-from coterie.federated.driver import Driver, Outcome, Round
+from coterie.federated.driver import Driver, DriverResult, Round
 from coterie.federated.path import FederatedPath
 from coterie.federated.protocol.messages import Batch
 from coterie.federated.run import Federated, digest, fingerprint, finish
@@ -103,30 +103,31 @@ def serve(runtime: Carrier, config: Mapping[str, Any], progress: Callable[[Round
         runtime.config |= {"means": facts["means"], "scale": facts["scale"]}
     share = config["participation"]
     shape = replace(ghosts(names, features), targets=np.empty(0))  # some losses look at what is to be predicted
-    plan = Plan(names=names, dim=loss.dim(shape), loss=loss, lam=float(config["lam"]),
+    federation = Federation(names=names, dim=loss.dim(shape), loss=loss, lam=float(config["lam"]),
                 graph=Graph.complete(len(names)), seed=int(config["seed"]), features=features,
                 participation=Participation.of(share if isinstance(share, int) and share > 1 else float(share)),
                 patience=int(config["patience"]) or None)
     tol, users = float(config["tol"]), digest(np.frombuffer(repr(names).encode(), np.uint8))
 
-    def drive(plan: Plan, weights: str | None, folder: Checkpoint, start: State | None) -> Outcome:
-        driver = Driver(plan, algorithm, runtime, tol=tol, max_rounds=int(config["rounds"]) or None, weights=weights,
-                        start=start, score=float(config["held-out"]) > 0, checkpoint=folder, progress=progress,
-                        fingerprint=fingerprint(plan, algorithm, tol, graph=weights or "", users=users))
+    def drive(federation: Federation, weights: str | None, folder: Checkpoint, start: State | None) -> DriverResult:
+        driver = Driver(federation, algorithm, runtime, tol=tol, max_rounds=int(config["rounds"]) or None,
+                        weights=weights, start=start, score=float(config["held-out"]) > 0, checkpoint=folder,
+                        progress=progress,
+                        fingerprint=fingerprint(federation, algorithm, tol, graph=weights or "", users=users))
         return driver.run()
 
     if not config["lams"]:
-        return Served(finish(drive(plan, weights, checkpoint, None), algorithm, tol), None)
+        return Served(finish(drive(federation, weights, checkpoint, None), algorithm, tol), None)
     found: list[Federated] = []
     state = None
     for k, lam in enumerate(lams_of(config)):
         runtime.forget()  # answers on their way belong to another run, with the same numbers of rounds
         runtime.config["run"] = f"{facts['run']}-{k}"
-        outcome = drive(replace(plan, lam=lam), weights, Checkpoint(checkpoint.directory / f"lam-{k:02d}"), state)
+        outcome = drive(replace(federation, lam=lam), weights, Checkpoint(checkpoint.directory / f"lam-{k:02d}"), state)
         found.append(finish(outcome, algorithm, tol))
         if outcome.interrupted:
             return Served(found[-1], None)
-        state, weights, plan = outcome.state, None, replace(plan, graph=outcome.plan.graph)
+        state, weights, federation = outcome.state, None, replace(federation, graph=outcome.federation.graph)
     path = FederatedPath(runs=tuple(found))
     return Served(path.best(), path)
 
