@@ -28,7 +28,7 @@ def tiny():
     features = rng.standard_normal((len(owner), 2))
     slopes = np.where(owner % 2 == 0, 1.0, -1.0)[:, None] * np.array([3.0, 1.0])
     targets = (features * slopes).sum(axis=1) + 0.3 * rng.standard_normal(len(owner)) + 5
-    return sets.Federation(name="tiny", users=ct.Users.from_arrays(features, targets, owner), metric="RMSE",
+    return sets.Benchmark(name="tiny", users=ct.Users.from_arrays(features, targets, owner), metric="RMSE",
                            loss=ct.Squared(ridge=1e-3), features=sets.both_standardised, rule="75 to 25 %",
                            clusters=np.arange(12) % 2)
 
@@ -172,7 +172,7 @@ def test_holm_against_the_textbook():
 
 def test_metrics_by_hand():
     users = ct.Users.from_arrays([[1.0], [2.0], [-1.0], [1.0]], [1.0, -1.0, -1.0, -1.0], [0, 0, 0, 1])
-    base = sets.Federation(name="x", users=users, metric="AUC", loss=ct.Logistic(), features=sets.standardised, rule="")
+    base = sets.Benchmark(name="x", users=users, metric="AUC", loss=ct.Logistic(), features=sets.standardised, rule="")
     models = np.array([[1.0, 0.0], [1.0, 0.0]])
     np.testing.assert_array_equal(lab.judge(base, models, users), [0.5, np.nan])
     np.testing.assert_allclose(lab.judge(replace(base, metric="accuracy"), models, users), [2 / 3, 0.0])

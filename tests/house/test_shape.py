@@ -26,7 +26,7 @@ KNOWN = {
     "unexplained attributes: federated.driver.Driver",
     "unexplained attributes: solvers.fast._Run",
 }
-SHARED_NAMES = {"Method", "Outcome", "Plan", "Scores", "Settings"}
+SHARED_NAMES = {"Settings"}
 
 
 def entries(docstring: str | None) -> set[str]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from coterie.cli.base import app, console, stops
 from coterie.errors import Interrupted, InvalidInput
 from coterie.experiments import federations as lab
-from coterie.experiments.federations_data import BUNDLED, FILES, Federation, federations
+from coterie.experiments.federations_data import BUNDLED, FILES, Benchmark, federations
 
 command = typer.Typer(no_args_is_help=True, help="Methods side by side.")
 app.add_typer(command, name="bench")
@@ -72,7 +72,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _run(federation: Federation, seeds: range, only: tuple[str, ...], results: list[lab.Result]) -> bool:
+def _run(federation: Benchmark, seeds: range, only: tuple[str, ...], results: list[lab.Result]) -> bool:
     """Add the results of one federation; whether it was interrupted."""
     with console.status(f"{federation.name} ...") as status:
         try:

@@ -27,7 +27,7 @@ from coterie._typing import Array
 from coterie.baselines import BASELINES, BUDGET, CFL, IFCA, Baseline, Comet, HypCluster, Mocha, PerFedAvg, tune
 from coterie.data.users import Users
 from coterie.errors import CoterieWarning, interruptible
-from coterie.experiments.federations_data import Federation, Parts
+from coterie.experiments.federations_data import Benchmark, Parts
 from coterie.experiments.federations_ours import OURS, Coterie
 from coterie.losses import Loss
 from coterie.plots.style import new_figure
@@ -39,7 +39,7 @@ HEADINGS = ("set", "method", "metric", "mean", "spread", "worst decile", "better
             "p (Holm)", "clusters", "models", "rounds", "numbers sent", "seconds")
 
 
-class Method(NamedTuple):
+class Contender(NamedTuple):
     """A row of the table: a kind to be tuned, or fixed settings."""
 
     name: str
@@ -95,26 +95,26 @@ class Ready(NamedTuple):
     unit: float
 
 
-def ready(federation: Federation, parts: Parts) -> Ready:
+def ready(federation: Benchmark, parts: Parts) -> Ready:
     """Features made from the training rows for choosing, from training and validation rows for the final fit."""
     choosing, final = federation.features(parts.train), federation.features(parts.everything)
     return Ready(choosing.transform(parts.train), choosing.transform(parts.validation),
                  final.transform(parts.everything), final.transform(parts.test), final.unit)
 
 
-def methods(federation: Federation, dim: int = 0) -> list[Method]:
+def methods(federation: Benchmark, dim: int = 0) -> list[Contender]:
     """Ours and all comparators; those that are told groups or their number only where they are known."""
     wide = dim > WIDE
-    found = [Method(kind.name, kind) for kind in OURS]
+    found = [Contender(kind.name, kind) for kind in OURS]
     for name, kind in BASELINES.items():
         if kind.needs_clusters and federation.clusters is None:
             continue
-        found.append(Method(name, _shorter(kind, wide), told=kind.needs_clusters))
+        found.append(Contender(name, _shorter(kind, wide), told=kind.needs_clusters))
     if federation.clusters is not None:
         k = int(federation.clusters.max()) + 1
-        found += [Method(f"ifca told {what}", IFCA, IFCA(n_clusters=count, restarts=2 if wide else 10), told=True)
+        found += [Contender(f"ifca told {what}", IFCA, IFCA(n_clusters=count, restarts=2 if wide else 10), told=True)
                   for what, count in (("K", k), ("K + 1", k + 1), ("2 K", 2 * k)) if count <= federation.users.n_users]
-    found.append(Method("cfl published", CFL, CFL()))
+    found.append(Contender("cfl published", CFL, CFL()))
     return found
 
 
@@ -139,7 +139,7 @@ def _shorter(kind: type[Baseline], wide: bool) -> type[Baseline]:
     return Shorter
 
 
-def run_method(federation: Federation, rows: Ready, method: Method, seed: int) -> Result:
+def run_method(federation: Benchmark, rows: Ready, method: Contender, seed: int) -> Result:
     """Choose settings on validation rows, fit to all training rows, judge on test rows."""
     began = time.perf_counter()
     with warnings.catch_warnings():
@@ -156,7 +156,7 @@ def run_method(federation: Federation, rows: Ready, method: Method, seed: int) -
                   seconds=time.perf_counter() - began)
 
 
-def judge(federation: Federation, models: Array, test: Users, unit: float = 1.0) -> Array:
+def judge(federation: Benchmark, models: Array, test: Users, unit: float = 1.0) -> Array:
     """(n_users,) the metric of every user on its own rows; nan where it has none, or one class only for the AUC."""
     from sklearn.metrics import roc_auc_score
 
@@ -177,7 +177,7 @@ def judge(federation: Federation, models: Array, test: Users, unit: float = 1.0)
     return np.asarray(np.sqrt(np.bincount(owner, (told - y) ** 2, test.n_users) / counts) * unit)
 
 
-def run(federation: Federation, seeds: Iterable[int], *, only: tuple[str, ...] = (),
+def run(federation: Benchmark, seeds: Iterable[int], *, only: tuple[str, ...] = (),
         progress: Callable[[str, int, str], None] | None = None) -> list[Result]:
     """Every method on every split; `only` names some. Ctrl-C raises Interrupted with the splits that are complete."""
     results: list[Result] = []

@@ -43,7 +43,7 @@ class Parts(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Federation:
+class Benchmark:
     """Users, how they are judged, and how their rows are split; the same seed is the same split for every method."""
 
     name: str
@@ -155,50 +155,50 @@ def _mapped(users: Users, scaler: Standardizer, directions: Array) -> Users:
                    feature_names=tuple(f"v{j}" for j in range(directions.shape[1])))
 
 
-def landmine(folder: Path, quick: bool) -> list[Federation]:
+def landmine(folder: Path, quick: bool) -> list[Benchmark]:
     """29 mine fields of two terrains, and 19 of them; so many training rows a field, all others for the test."""
     data = load(folder / "landmine.npz")
     assert data.clusters is not None
     cases = [(np.arange(29), 80)] if quick else [
         (fields, size) for fields in (np.arange(29), np.array(SUBSET)) for size in SIZES]
-    return [Federation(name=f"landmine {len(fields)}, {size} a field", users=data.users.take(fields), metric="AUC",
+    return [Benchmark(name=f"landmine {len(fields)}, {size} a field", users=data.users.take(fields), metric="AUC",
                        loss=Logistic(ridge=RIDGE), clusters=data.clusters[fields], train=size, features=standardised,
                        rule=f"{size} training rows a field, the rest for the test") for fields, size in cases]
 
 
-def school(folder: Path, quick: bool) -> list[Federation]:
+def school(folder: Path, quick: bool) -> list[Benchmark]:
     """Exam scores of 139 schools. Columns 3 and 4 are percentages, taken as numbers; the constant column is dropped."""
     with np.load(folder / "school.npz") as stored:
         X, y, user, masks = stored["X"], stored["y"], stored["user"], stored["splits_train"]
     users = Users.from_arrays(X[:, :-1].astype(float), y.astype(float), user)
-    return [Federation(name="school", users=users, metric="RMSE", loss=Squared(ridge=RIDGE), features=both_standardised,
+    return [Benchmark(name="school", users=users, metric="RMSE", loss=Squared(ridge=RIDGE), features=both_standardised,
                        masks=masks[:, np.argsort(user, kind="stable")], rule="the ten published splits, 75 to 25 %")]
 
 
-def survey(folder: Path, quick: bool) -> list[Federation]:
+def survey(folder: Path, quick: bool) -> list[Benchmark]:
     """Ratings of 20 computers by 190 people; the constant column is dropped."""
     with np.load(folder / "computer_survey.npz") as stored:
         X, y, user = stored["X"], stored["y"], stored["user"]
     users = Users.from_arrays(X[:, 1:].astype(float), y.astype(float), user)
-    return [Federation(name="survey", users=users, metric="RMSE", loss=Squared(ridge=RIDGE), features=both_standardised,
+    return [Benchmark(name="survey", users=users, metric="RMSE", loss=Squared(ridge=RIDGE), features=both_standardised,
                        rule="15 training rows a person, 5 for the test")]
 
 
-def har(folder: Path, quick: bool) -> list[Federation]:
+def har(folder: Path, quick: bool) -> list[Benchmark]:
     """Six activities of 30 people, 561 columns, in 30 directions that tell activities apart."""
     data = load(folder / "har.npz")
-    return [Federation(name="har", users=data.users, metric="accuracy", loss=Multinomial(ridge=RIDGE, n_classes=6),
+    return [Benchmark(name="har", users=data.users, metric="accuracy", loss=Multinomial(ridge=RIDGE, n_classes=6),
                        features=partial(discriminant, k=30), rule="75 to 25 % at random, overlapping windows in both")]
 
 
-def amazon(folder: Path, quick: bool) -> list[Federation]:
+def amazon(folder: Path, quick: bool) -> list[Benchmark]:
     """Reviews of four kinds of goods in 40 parts, 400 columns, in 20 principal components; no groups to be found."""
     data = load(folder / "amazon_reviews.npz")
-    return [Federation(name="amazon", users=data.users, metric="accuracy", loss=Logistic(ridge=RIDGE),
+    return [Benchmark(name="amazon", users=data.users, metric="accuracy", loss=Logistic(ridge=RIDGE),
                        clusters=data.clusters, features=partial(principal, k=20), rule="75 to 25 % at random")]
 
 
-def digits(folder: Path | None, quick: bool) -> list[Federation]:
+def digits(folder: Path | None, quick: bool) -> list[Benchmark]:
     """Digits 0 to 3 of scikit-learn: row r belongs to user r mod 30; users of group g call digit c (c + g) mod 4."""
     from sklearn.datasets import load_digits
 
@@ -207,26 +207,26 @@ def digits(folder: Path | None, quick: bool) -> list[Federation]:
     X, y = X[few], y[few]
     owner = np.arange(len(y)) % 30
     groups = np.arange(30) % 3
-    return [Federation(name="digits", users=Users.from_arrays(X, (y + groups[owner]) % 4.0, owner), metric="accuracy",
+    return [Benchmark(name="digits", users=Users.from_arrays(X, (y + groups[owner]) % 4.0, owner), metric="accuracy",
                        loss=Multinomial(ridge=RIDGE, n_classes=4), clusters=groups.astype(np.int64), train=12,
                        features=partial(principal, k=8), rule="12 training rows a user, 12 for the test")]
 
 
-def diabetes(folder: Path | None, quick: bool) -> list[Federation]:
+def diabetes(folder: Path | None, quick: bool) -> list[Benchmark]:
     """Diabetes of scikit-learn: 17 users of 26 patients each, by age from the youngest to the oldest."""
     from sklearn.datasets import load_diabetes
 
     X, y = load_diabetes(return_X_y=True)
     owner = np.empty(len(y), dtype=np.int64)
     owner[np.argsort(X[:, 0], kind="stable")] = np.arange(len(y)) // 26
-    return [Federation(name="diabetes", users=Users.from_arrays(X, y, owner), metric="RMSE", loss=Squared(ridge=RIDGE),
+    return [Benchmark(name="diabetes", users=Users.from_arrays(X, y, owner), metric="RMSE", loss=Squared(ridge=RIDGE),
                        features=both_standardised, rule="75 to 25 % at random")]
 
 
-FILES: dict[str, tuple[str, Callable[[Path, bool], list[Federation]]]] = {
+FILES: dict[str, tuple[str, Callable[[Path, bool], list[Benchmark]]]] = {
     "landmine": ("landmine.npz", landmine), "school": ("school.npz", school), "har": ("har.npz", har),
     "survey": ("computer_survey.npz", survey), "amazon": ("amazon_reviews.npz", amazon)}
-BUNDLED: dict[str, Callable[[Path | None, bool], list[Federation]]] = {"digits": digits, "diabetes": diabetes}
+BUNDLED: dict[str, Callable[[Path | None, bool], list[Benchmark]]] = {"digits": digits, "diabetes": diabetes}
 QUICK = ("digits", "diabetes", "landmine", "survey")
 
 
@@ -236,7 +236,7 @@ def available(folder: Path | None) -> tuple[str, ...]:
         + tuple(BUNDLED)
 
 
-def federations(folder: Path | None, sets: tuple[str, ...] = (), quick: bool = False) -> list[Federation]:
+def federations(folder: Path | None, sets: tuple[str, ...] = (), quick: bool = False) -> list[Benchmark]:
     """The federations of these sets, or of all that can be had."""
     here = available(folder)
     known = ", ".join((*FILES, *BUNDLED))
@@ -249,7 +249,7 @@ def federations(folder: Path | None, sets: tuple[str, ...] = (), quick: bool = F
             raise InvalidInput(f"the set {name!r} is not here: {where}",
                                remedy=f"Give its folder by --data, or choose from what is here: {', '.join(here)}")
     wanted = sets or tuple(name for name in here if not quick or name in QUICK)
-    found: list[Federation] = []
+    found: list[Benchmark] = []
     for name in wanted:
         if name in BUNDLED:
             found += BUNDLED[name](folder, quick)
