@@ -15,7 +15,7 @@ from coterie.baselines import BASELINES, BUDGET
 from coterie.baselines.run import Run
 from coterie.experiments import federations as lab
 from coterie.experiments import federations_data as sets
-from coterie.experiments.federations_ours import OURS, Coterie, CoterieGroups, CoteriePath, CoterieShrunk, told
+from coterie.experiments.federations_ours import OURS, Coterie, CoterieGroups, CoteriePath, CoterieShrunk, counted
 
 FEW = ("coterie", "coterie shrunk", "local", "global", "k_means")
 
@@ -62,7 +62,7 @@ def test_features_come_from_training_rows_alone():
         features[~mask] = rng.standard_normal(features[~mask].shape)
         targets[~mask] = rng.permutation(targets[~mask])
         other = replace(federation, users=replace(federation.users, features=features, targets=targets))
-        a, b = (lab.ready(f, f.split(3)) for f in (federation, other))
+        a, b = (lab.prepare(f, f.split(3)) for f in (federation, other))
         for part in ("train", "validation", "everything"):
             np.testing.assert_array_equal(getattr(a, part).features, getattr(b, part).features)
             np.testing.assert_array_equal(getattr(a, part).targets, getattr(b, part).targets)
@@ -128,7 +128,7 @@ def test_shrinkage_learns_how_much_users_differ():
 def test_a_weaker_pull_leaves_users_more_to_themselves(tiny):
     users = sets.both_standardised(tiny.users).transform(tiny.users)
     alone = BASELINES["local"]().fit(users, tiny.loss).models
-    away = [np.abs(CoterieShrunk(shape="round", factor=factor).fit(users, tiny.loss).models - alone).max()
+    away = [np.abs(CoterieShrunk(shape="isotropic", factor=factor).fit(users, tiny.loss).models - alone).max()
             for factor in (1.0, 0.1, 0.01)]
     assert away[0] > 5 * away[1] > 25 * away[2] > 0
     assert any(isinstance(settings.method, CoterieShrunk) and settings.method.factor == 0.01
@@ -136,10 +136,10 @@ def test_a_weaker_pull_leaves_users_more_to_themselves(tiny):
 
 
 def test_one_pull_for_all_directions_is_round(tiny):
-    for shape in ("full", "diagonal", "round"):
+    for shape in ("full", "diagonal", "isotropic"):
         covariance = CoterieShrunk(shape=shape)._shaped(np.array([[4.0, 1.0], [1.0, 2.0]]))
         assert (covariance[0, 1] != 0) == (shape == "full")
-        assert (covariance[0, 0] == covariance[1, 1]) == (shape == "round")
+        assert (covariance[0, 0] == covariance[1, 1]) == (shape == "isotropic")
 
 
 def test_the_groups_and_the_path_are_the_librarys(tiny):
@@ -155,7 +155,7 @@ def test_the_groups_and_the_path_are_the_librarys(tiny):
 
 def test_evaluations_are_counted_as_rounds(tiny):
     run = Run(tiny.loss, tiny.loss.prepare(tiny.users), np.random.default_rng(0), None)
-    loss, models = told(run), np.zeros((12, 3))
+    loss, models = counted(run), np.zeros((12, 3))
     loss.gradients(run.samples, models)
     assert (run.rounds, run.floats_down, run.floats_up) == (1, 12 * 3, 12 * 4)
     loss.local(run.samples)
@@ -174,10 +174,10 @@ def test_metrics_by_hand():
     users = ct.Users.from_arrays([[1.0], [2.0], [-1.0], [1.0]], [1.0, -1.0, -1.0, -1.0], [0, 0, 0, 1])
     base = sets.Benchmark(name="x", users=users, metric="AUC", loss=ct.Logistic(), features=sets.standardised, rule="")
     models = np.array([[1.0, 0.0], [1.0, 0.0]])
-    np.testing.assert_array_equal(lab.judge(base, models, users), [0.5, np.nan])
-    np.testing.assert_allclose(lab.judge(replace(base, metric="accuracy"), models, users), [2 / 3, 0.0])
+    np.testing.assert_array_equal(lab.score(base, models, users), [0.5, np.nan])
+    np.testing.assert_allclose(lab.score(replace(base, metric="accuracy"), models, users), [2 / 3, 0.0])
     squared = replace(base, metric="RMSE", loss=ct.Squared())
-    np.testing.assert_allclose(lab.judge(squared, models, users, 2.0), [2 * np.sqrt(3), 4.0])
+    np.testing.assert_allclose(lab.score(squared, models, users, 2.0), [2 * np.sqrt(3), 4.0])
 
 
 def test_discriminant_directions_tell_classes_apart():

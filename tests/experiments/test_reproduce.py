@@ -272,7 +272,7 @@ def test_the_command_prints_and_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(command.Settings, "quick", classmethod(lambda cls, seeds: replace(TINY, seeds=seeds, rounds=5)))
     done = CliRunner().invoke(cli.app, ["reproduce", "--quick", "--seeds", "1", "--out", str(tmp_path / "here")])
     assert done.exit_code == 0, done.output
-    assert "claims come out" in done.output
+    assert "claims are reproduced" in done.output
     assert "averages are over 1 seed" in " ".join(done.output.split())
     assert len(read(tmp_path / "here" / "claims.csv")) == 27
     assert (tmp_path / "here" / "claims.md").exists()

@@ -49,7 +49,7 @@ def reproduce(
         files = write(out, results, found)
     console.print(table(found))
     counts = [sum(claim.verdict is verdict for claim in found) for verdict in Verdict]
-    console.print(f"{counts[0]} of {len(found)} claims come out, {counts[1]} partly, {counts[2]} not at all. "
+    console.print(f"{counts[0]} of {len(found)} claims are reproduced, {counts[1]} partly, {counts[2]} not. "
                   f"Seed 0 decides; averages are over {settings.seeds} seed{'s' * (settings.seeds > 1)}.",
                   soft_wrap=True)
     console.print(f"{len(files)} files in {out}, in {time.monotonic() - began:.0f} s.", soft_wrap=True)

@@ -1,1 +1,1 @@
-"""Experiments: what the paper shows, and what methods do on real federations."""
+"""Experiments: the figures and claims of the paper, and methods compared on real federations."""

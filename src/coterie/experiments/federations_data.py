@@ -1,7 +1,7 @@
-"""Real federations: files as they are published, and sets that scikit-learn brings along, parted by a stated rule.
+"""Real federations: published files, and data sets of scikit-learn that are divided among users by a stated rule.
 
-Features are made from training rows alone, by what users can add up: counts, means, scatter matrices. They are made
-anew for every fit: from the training rows while settings are chosen, then from training and validation rows together.
+Features are computed from training rows only, with sums that users can compute: counts, means, scatter matrices. They
+are computed again for every fit: from the training rows for tuning, then from training and validation rows together.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from coterie.errors import InvalidInput
 from coterie.losses import Logistic, Loss, Multinomial, Squared
 
 RIDGE = 1e-3
-HELD_OUT = 0.25  # of the training rows, to choose settings on
+HELD_OUT = 0.25  # share of the training rows for validation
 SIZES = (20, 40, 80, 160)
 SUBSET = (*range(10), *range(15, 24))  # the mine fields 1-10 and 16-24 that many papers use
 
 
 class Features(NamedTuple):
-    """How rows become what models see, and what one unit of the targets is worth in the data's own."""
+    """The computation of features, and the unit of the transformed targets in the original units."""
 
     transform: Callable[[Users], Users]
     unit: float = 1.0
 
 
 class Parts(NamedTuple):
-    """One split: rows to fit on while settings are chosen, rows to choose by, both together, and rows to judge by."""
+    """One split: rows for training, for validation, both together (`everything`), and for the test."""
 
     train: Users
     validation: Users
@@ -44,7 +44,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Benchmark:
-    """Users, how they are judged, and how their rows are split; the same seed is the same split for every method."""
+    """Users, their metric, and how their rows are split; a seed gives the same split for every method."""
 
     name: str
     users: Users = field(repr=False)
@@ -54,17 +54,18 @@ class Benchmark:
     rule: str  # how rows are split, in words
     clusters: Ints | None = field(default=None, repr=False)  # the known groups
     train: int | float | None = None  # rows for training; None: all but a quarter
-    masks: Flags | None = field(default=None, repr=False)  # published splits instead: training rows, one row a split
+    masks: Flags | None = field(default=None, repr=False)  # published splits: training rows, one row per split
 
     @property
     def larger_is_better(self) -> bool:
+        """Whether a larger value of the metric is better."""
         return self.metric != "RMSE"
 
     def mask(self, seed: int) -> Flags:
-        """Which rows are for training and validation, with no look at targets; published splits are seeds 0, 1, ..."""
+        """Rows for training and validation, chosen without using targets; published splits are seeds 0, 1, ..."""
         if self.masks is not None:
             return np.asarray(self.masks[seed % len(self.masks)])
-        # With their numbers for targets, the rows that were drawn say who they are.
+        # With row numbers as targets, the rows of the split can be identified.
         numbered = replace(self.users, targets=np.arange(self.users.n_samples, dtype=float))
         part = numbered.split(test=0.25, seed=seed) if self.train is None else numbered.split(train=self.train,
                                                                                               seed=seed)
@@ -74,7 +75,7 @@ class Benchmark:
         return chosen
 
     def split(self, seed: int) -> Parts:
-        """The rows of one split, features as in the data."""
+        """The rows of one split, with the original features."""
         mask = self.mask(seed)
         everything, test = self._rows(mask), self._rows(~mask)
         held = everything.split(test=HELD_OUT, seed=seed)
@@ -88,25 +89,25 @@ class Benchmark:
 
 
 def standardised(train: Users) -> Features:
-    """Every column to mean 0 and variance 1."""
+    """Scale every column to mean 0 and variance 1."""
     return Features(Standardizer.from_moments(train.moments()).transform)
 
 
 def both_standardised(train: Users) -> Features:
-    """Every column, and the target."""
+    """Scale every column and the target to mean 0 and variance 1."""
     scaler = Standardizer.from_moments(train.moments())
     assert train.targets is not None
-    middle, unit = float(train.targets.mean()), float(train.targets.std()) or 1.0
+    mean, unit = float(train.targets.mean()), float(train.targets.std()) or 1.0
 
     def transform(users: Users) -> Users:
         assert users.targets is not None
-        return replace(scaler.transform(users), targets=(users.targets - middle) / unit)
+        return replace(scaler.transform(users), targets=(users.targets - mean) / unit)
 
     return Features(transform, unit)
 
 
 def principal(train: Users, k: int) -> Features:
-    """The k principal components of the standardised columns, each to variance 1; from the users' scatter matrices."""
+    """The first k principal components of the standardised columns, scaled to variance 1."""
     scaler = Standardizer.from_moments(train.moments())
     rows = scaler.transform(train).features
     values, vectors = np.linalg.eigh(rows.T @ rows / len(rows))
@@ -115,11 +116,11 @@ def principal(train: Users, k: int) -> Features:
 
 
 def discriminant(train: Users, k: int, shrinkage: float = 0.2) -> Features:
-    """The k directions along which users' classes lie furthest apart, each to variance 1.
+    """The k directions in which the classes of the users are separated best, scaled to variance 1.
 
-    With W the scatter of rows about the mean of their user and class, shrunk towards a multiple of the identity, and B
-    the scatter of those means about the user's own mean, these maximise v' B v / v' W v (Fisher 1936, with the classes
-    of every user as classes). Users send counts, class means and one scatter matrix, once.
+    Let W be the scatter of rows about the mean of their user and class, shrunk towards a multiple of the identity, and
+    B the scatter of these means about the mean of the user. The directions maximise v' B v / v' W v (Fisher 1936, where
+    each class of each user is a class). Users send counts, class means and one scatter matrix, once.
     """
     scaler = Standardizer.from_moments(train.moments())
     rows = scaler.transform(train).features
@@ -145,7 +146,7 @@ def _means(rows: Array, label: Ints, n: int) -> Array:
 
 
 def _signed(directions: Array) -> Array:
-    """Directions whose largest entry is positive: an eigenvector's sign is an accident."""
+    """Make the largest entry of each direction positive, because the sign of an eigenvector is arbitrary."""
     largest = np.abs(directions).argmax(axis=0)
     return directions * np.sign(directions[largest, np.arange(directions.shape[1])])
 
@@ -156,23 +157,23 @@ def _mapped(users: Users, scaler: Standardizer, directions: Array) -> Users:
 
 
 def landmine(folder: Path, quick: bool) -> list[Benchmark]:
-    """29 mine fields of two terrains, and 19 of them; so many training rows a field, all others for the test."""
+    """29 mine fields on two terrains, and 19 of them, with different numbers of training rows per field."""
     data = load(folder / "landmine.npz")
     assert data.clusters is not None
     cases = [(np.arange(29), 80)] if quick else [
         (fields, size) for fields in (np.arange(29), np.array(SUBSET)) for size in SIZES]
-    return [Benchmark(name=f"landmine {len(fields)}, {size} a field", users=data.users.take(fields), metric="AUC",
-                       loss=Logistic(ridge=RIDGE), clusters=data.clusters[fields], train=size, features=standardised,
-                       rule=f"{size} training rows a field, the rest for the test") for fields, size in cases]
+    return [Benchmark(name=f"landmine {len(fields)}, {size} per field", users=data.users.take(fields), metric="AUC",
+                      loss=Logistic(ridge=RIDGE), clusters=data.clusters[fields], train=size, features=standardised,
+                      rule=f"{size} training rows per field, the others for the test") for fields, size in cases]
 
 
 def school(folder: Path, quick: bool) -> list[Benchmark]:
-    """Exam scores of 139 schools. Columns 3 and 4 are percentages, taken as numbers; the constant column is dropped."""
+    """Exam scores of 139 schools. Columns 3 and 4 are percentages, used as numbers; the constant column is dropped."""
     with np.load(folder / "school.npz") as stored:
         X, y, user, masks = stored["X"], stored["y"], stored["user"], stored["splits_train"]
     users = Users.from_arrays(X[:, :-1].astype(float), y.astype(float), user)
     return [Benchmark(name="school", users=users, metric="RMSE", loss=Squared(ridge=RIDGE), features=both_standardised,
-                       masks=masks[:, np.argsort(user, kind="stable")], rule="the ten published splits, 75 to 25 %")]
+                      masks=masks[:, np.argsort(user, kind="stable")], rule="the ten published splits, 75 to 25 %")]
 
 
 def survey(folder: Path, quick: bool) -> list[Benchmark]:
@@ -181,21 +182,21 @@ def survey(folder: Path, quick: bool) -> list[Benchmark]:
         X, y, user = stored["X"], stored["y"], stored["user"]
     users = Users.from_arrays(X[:, 1:].astype(float), y.astype(float), user)
     return [Benchmark(name="survey", users=users, metric="RMSE", loss=Squared(ridge=RIDGE), features=both_standardised,
-                       rule="15 training rows a person, 5 for the test")]
+                      rule="15 training rows per person, 5 for the test")]
 
 
 def har(folder: Path, quick: bool) -> list[Benchmark]:
-    """Six activities of 30 people, 561 columns, in 30 directions that tell activities apart."""
+    """Six activities of 30 people, 561 columns, in 30 directions that separate the activities."""
     data = load(folder / "har.npz")
     return [Benchmark(name="har", users=data.users, metric="accuracy", loss=Multinomial(ridge=RIDGE, n_classes=6),
-                       features=partial(discriminant, k=30), rule="75 to 25 % at random, overlapping windows in both")]
+                      features=partial(discriminant, k=30), rule="75 to 25 % at random, overlapping windows in both")]
 
 
 def amazon(folder: Path, quick: bool) -> list[Benchmark]:
-    """Reviews of four kinds of goods in 40 parts, 400 columns, in 20 principal components; no groups to be found."""
+    """Reviews of four kinds of goods in 40 parts, 400 columns, in 20 principal components; there is one group."""
     data = load(folder / "amazon_reviews.npz")
     return [Benchmark(name="amazon", users=data.users, metric="accuracy", loss=Logistic(ridge=RIDGE),
-                       clusters=data.clusters, features=partial(principal, k=20), rule="75 to 25 % at random")]
+                      clusters=data.clusters, features=partial(principal, k=20), rule="75 to 25 % at random")]
 
 
 def digits(folder: Path | None, quick: bool) -> list[Benchmark]:
@@ -203,13 +204,13 @@ def digits(folder: Path | None, quick: bool) -> list[Benchmark]:
     from sklearn.datasets import load_digits
 
     X, y = load_digits(return_X_y=True)
-    few = y < 4
-    X, y = X[few], y[few]
+    selected = y < 4
+    X, y = X[selected], y[selected]
     owner = np.arange(len(y)) % 30
     groups = np.arange(30) % 3
     return [Benchmark(name="digits", users=Users.from_arrays(X, (y + groups[owner]) % 4.0, owner), metric="accuracy",
-                       loss=Multinomial(ridge=RIDGE, n_classes=4), clusters=groups.astype(np.int64), train=12,
-                       features=partial(principal, k=8), rule="12 training rows a user, 12 for the test")]
+                      loss=Multinomial(ridge=RIDGE, n_classes=4), clusters=groups.astype(np.int64), train=12,
+                      features=partial(principal, k=8), rule="12 training rows per user, 12 for the test")]
 
 
 def diabetes(folder: Path | None, quick: bool) -> list[Benchmark]:
@@ -220,7 +221,7 @@ def diabetes(folder: Path | None, quick: bool) -> list[Benchmark]:
     owner = np.empty(len(y), dtype=np.int64)
     owner[np.argsort(X[:, 0], kind="stable")] = np.arange(len(y)) // 26
     return [Benchmark(name="diabetes", users=Users.from_arrays(X, y, owner), metric="RMSE", loss=Squared(ridge=RIDGE),
-                       features=both_standardised, rule="75 to 25 % at random")]
+                      features=both_standardised, rule="75 to 25 % at random")]
 
 
 FILES: dict[str, tuple[str, Callable[[Path, bool], list[Benchmark]]]] = {
@@ -231,29 +232,54 @@ QUICK = ("digits", "diabetes", "landmine", "survey")
 
 
 def available(folder: Path | None) -> tuple[str, ...]:
-    """The sets that can be had: those whose files are in the folder, and those that scikit-learn brings along."""
+    """The available data sets: those whose files are in the folder, and those of scikit-learn."""
     return tuple(name for name, (file, _) in FILES.items() if folder is not None and (folder / file).is_file()) \
         + tuple(BUNDLED)
 
 
 def federations(folder: Path | None, sets: tuple[str, ...] = (), quick: bool = False) -> list[Benchmark]:
-    """The federations of these sets, or of all that can be had."""
-    here = available(folder)
+    """Load federations.
+
+    Parameters
+    ----------
+    folder
+        The folder with the published files; None: only the data sets of scikit-learn.
+    sets
+        Names of data sets; empty: all that are available.
+    quick
+        Whether to load only a few small data sets.
+
+    Returns
+    -------
+    list[Benchmark]
+        One or more federations per data set.
+
+    Raises
+    ------
+    InvalidInput
+        If a name is unknown, or its file is not available.
+
+    Example
+    -------
+    >>> [federation.name for federation in federations(None)]
+    ['digits', 'diabetes']
+    """
+    present = available(folder)
     known = ", ".join((*FILES, *BUNDLED))
     for name in sets:
         if name not in FILES and name not in BUNDLED:
-            raise InvalidInput(f"unknown set {name!r}", remedy=f"Choose from: {known}; here: {', '.join(here)}")
-        if name not in here:
+            raise InvalidInput(f"unknown set {name!r}", remedy=f"Choose from: {known}; available: {', '.join(present)}")
+        if name not in present:
             file = FILES[name][0]
             where = f"{file} is not in {str(folder)!r}" if folder is not None else f"no folder with {file} was given"
-            raise InvalidInput(f"the set {name!r} is not here: {where}",
-                               remedy=f"Give its folder by --data, or choose from what is here: {', '.join(here)}")
-    wanted = sets or tuple(name for name in here if not quick or name in QUICK)
-    found: list[Benchmark] = []
+            raise InvalidInput(f"the set {name!r} is not available: {where}",
+                               remedy=f"Give its folder by --data, or choose from: {', '.join(present)}")
+    wanted = sets or tuple(name for name in present if not quick or name in QUICK)
+    loaded: list[Benchmark] = []
     for name in wanted:
         if name in BUNDLED:
-            found += BUNDLED[name](folder, quick)
+            loaded += BUNDLED[name](folder, quick)
         else:
             assert folder is not None
-            found += FILES[name][1](folder, quick)
-    return found
+            loaded += FILES[name][1](folder, quick)
+    return loaded

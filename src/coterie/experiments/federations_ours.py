@@ -1,11 +1,11 @@
-"""What this library has to offer a real federation, in the form of the comparators: settings, a grid, `fit`.
+"""The methods of this library in the form of a baseline: settings, a grid, `fit`.
 
-    coterie groups    the groups of `find_groups`, one model each
-    coterie path      a point of the path on the graph of nearest users, as it is or refitted by cluster
-    coterie shrunk    models of one's own, held to the group's by a metric learned from how users differ
-    coterie           any of these: a few settings of each, as many as every comparator has
+    coterie groups    the groups of `find_groups`, one model per group
+    coterie path      a point of the path on the graph of nearest users, as it is or refitted per group
+    coterie shrunk    one model per user, shrunk to the centre of its group with a metric learned from the users
+    coterie           one of these: a few settings of each, as many as every baseline has
 
-Every evaluation the server asks for is counted as a round, and so is every problem it hands to the users.
+Every evaluation that the server asks for is counted as a round, and so is every problem that the users solve.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from coterie.losses.linear import Huber, Squared
 from coterie.problem import Problem
 from coterie.solution import labels_of
 
-_SPREAD = 1e-3  # of the users' models before anything is known of it, in units of standardised features
-_WIDEST = 200  # coordinates above which no search over groups is made: its Hessians would take minutes
+_SPREAD = 1e-3  # initial variance of the users' models, in units of standardised features
+_WIDEST = 200  # largest number of coordinates for a search over groups, whose Hessians otherwise take minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,8 @@ class CoterieGroups(Ridged):
 
     Parameters
     ----------
-    ridge : added to the loss's own when the groups' models are fitted.
+    ridge
+        Ridge, added to that of the loss, for the models of the groups.
     """
 
     name: ClassVar[str] = "coterie groups"
@@ -51,13 +52,18 @@ class CoterieGroups(Ridged):
 
 @dataclass(frozen=True, kw_only=True)
 class CoteriePath(Baseline):
-    """minimise sum_i f_i(x_i) + lam sum_{i~j} w_ij ||x_i - x_j|| over each user's nearest by Wald distance.
+    """minimise sum_i f_i(x_i) + lam sum_{i~j} w_ij ||x_i - x_j|| over the nearest users by Wald distance.
 
     Parameters
     ----------
-    point : which of the path's `n_lams` lams, from 0 (the smallest).
-    refitted : whether each cluster found there is fitted by itself.
-    n_lams, k : of the path, and of the graph.
+    point
+        Position on the path, from 0 (the smallest lam).
+    refitted
+        Whether each group at this point is fitted again separately.
+    n_lams
+        Number of points of the path.
+    k
+        Number of nearest users in the graph.
     """
 
     name: ClassVar[str] = "coterie path"
@@ -75,17 +81,17 @@ class CoteriePath(Baseline):
 
     def _fit(self, run: Run) -> Outcome:
         models = run.once(("path", self.n_lams, self.k), lambda: self._path(run))
-        here = models[min(self.point, len(models) - 1)]
-        labels = labels_of(here)
+        at_point = models[min(self.point, len(models) - 1)]
+        labels = labels_of(at_point)
         first = np.unique(labels, return_index=True)[1]
         if not self.refitted:
-            return Outcome(here, here[first], labels)
-        shared = run.pool(labels, len(first), start=here[first])
+            return Outcome(at_point, at_point[first], labels)
+        shared = run.pool(labels, len(first), start=at_point[first])
         return Outcome(shared[labels], shared, labels)
 
     def _path(self, run: Run) -> Array:
         """(points, n_users, dim) the models along the path."""
-        loss, users = told(run), run.samples.users
+        loss, users = counted(run), run.samples.users
         if run.dim > _WIDEST:
             return run.own()[None]
         graph = adaptive_graph(LocalModels.of(users, loss, 0.1), "wald", min(self.k, max(users.n_users - 1, 1)))
@@ -95,33 +101,37 @@ class CoteriePath(Baseline):
 
 @dataclass(frozen=True, kw_only=True)
 class CoterieShrunk(Baseline):
-    """minimise_x f_i(x) + factor s / (2 m_i) (x - c_k)' P (x - c_k), c_k the centre of i's group, for every user i.
+    """minimise_x f_i(x) + factor s / (2 m_i) (x - c_k)' P (x - c_k), with c_k the centre of the group of user i.
 
-    m_i f_i / s is user i's negative log-likelihood (s the noise's variance for losses of real numbers, else 1), so this
-    is the likeliest x_i where models are spread about their group's centre by a normal distribution of covariance
-    P^-1. All of it is learned (EM; Dempster, Laird and Rubin 1977; for other losses than squared with Laplace's
-    approximation), round after round:
+    m_i f_i / s is the negative log-likelihood of user i (s is the noise variance for losses of real numbers, otherwise
+    1), so this is the most likely x_i if models are normally distributed around the centre of their group with
+    covariance P^-1. Everything is estimated by EM (Dempster, Laird and Rubin 1977; with Laplace's approximation for
+    losses other than squared), in every round:
 
         x_i = the minimum above with factor 1,    V_i = (m_i H_i / s + P)^-1       at the users
         c_k = mean of x_i over the group,         P^-1 = mean_i (x_i - c_k)(x_i - c_k)' + V_i
         s   = (sum_i m_i 2 f_i(x_i) + tr(m_i H_i V_i)) / sum_i m_i
 
-    A direction in which users agree is pooled, one in which they differ is left to them; users with few samples lean
-    on the others.
+    Directions in which users agree are pooled; directions in which they differ are not. Models of users with few
+    samples are mostly determined by other users.
+
+    Traffic per user and round: c_k and P down; x_i, V_i and two numbers up.
 
     Parameters
     ----------
-    groups : "one" for one centre, "found" for one centre for each group of `find_groups`.
-    shape : of P: "full", "diagonal", or a multiple of the identity ("round").
-    factor : of the pull in the end.
-    rounds : at most; fewer once nothing moves.
-
-    Traffic: a user and round, c_k and P down, x_i, V_i and two numbers up.
+    groups
+        "one": one centre; "found": one centre per group of `find_groups`.
+    shape
+        Shape of P: "full", "diagonal", or "isotropic" (a multiple of the identity).
+    factor
+        Factor of the pull in the final models.
+    rounds
+        Largest number of rounds; the method stops earlier if nothing changes.
     """
 
     name: ClassVar[str] = "coterie shrunk"
     groups: Literal["one", "found"] = "one"
-    shape: Literal["full", "diagonal", "round"] = "full"
+    shape: Literal["full", "diagonal", "isotropic"] = "full"
     factor: float = 1.0
     rounds: int = 60
 
@@ -131,25 +141,25 @@ class CoterieShrunk(Baseline):
     @classmethod
     def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
         kinds: tuple[tuple[Any, float], ...] = (("full", 1.0), ("full", 0.1), ("diagonal", 1.0), ("diagonal", 0.1),
-                                                ("round", 1.0))
-        places: tuple[Any, ...] = ("one", "found")
-        return tuple(cls(groups=groups, shape=shape, factor=factor, rounds=_turns(users, loss))
-                     for groups in places for shape, factor in kinds)
+                                                ("isotropic", 1.0))
+        centres: tuple[Any, ...] = ("one", "found")
+        return tuple(cls(groups=groups, shape=shape, factor=factor, rounds=_rounds(users, loss))
+                     for groups in centres for shape, factor in kinds)
 
     def _fit(self, run: Run) -> Outcome:
         labels = found_labels(run) if self.groups == "found" else np.zeros(run.n_users, dtype=np.int64)
-        # What is learned depends on the groups and the shape only; settings that share them learn it once.
+        # The estimates depend on the groups and the shape only, so settings that share them compute these once.
         learned = run.once(("em", self.groups, self.shape, self.rounds), lambda: self._learn(run, labels))
         n, d, k = run.n_users, run.dim, int(labels.max()) + 1
-        models, rest = learned[:n * d].reshape(n, d), learned[n * d:]
-        centres, metric, noise = rest[:k * d].reshape(k, d), rest[k * d:-1].reshape(d, d), rest[-1]
+        models, others = learned[:n * d].reshape(n, d), learned[n * d:]
+        centres, metric, noise = others[:k * d].reshape(k, d), others[k * d:-1].reshape(d, d), others[-1]
         if self.factor != 1.0:
             pull = self.factor * noise / run.samples.users.counts
             models = near(run.loss, run.samples, pull[:, None, None] * metric, centres[labels], models)
         return Outcome(models, centres)
 
     def _learn(self, run: Run, labels: Ints) -> Array:
-        """Models, centres, P and s in one vector."""
+        """Estimate models, centres, P and s; all in one vector."""
         loss, samples, n, d = run.loss, run.samples, run.n_users, run.dim
         m, real = samples.users.counts.astype(float), isinstance(loss, (Squared, Huber))
         centres = run.pool(labels, int(labels.max()) + 1, 0.1)
@@ -158,16 +168,16 @@ class CoterieShrunk(Baseline):
         values, _, hessians = loss.evaluate(samples, models, 2)
         if real:
             noise = max(float(2 * (m * values).sum() / m.sum()), 1e-12)
-        apart = models - centres[labels]
-        metric = np.linalg.inv(self._shaped(apart.T @ apart / n + _SPREAD * np.eye(d)))
+        shift = models - centres[labels]
+        metric = np.linalg.inv(self._shaped(shift.T @ shift / n + _SPREAD * np.eye(d)))
         for _ in range(self.rounds):
-            curved = m[:, None, None] * hessians
-            unsure = np.linalg.inv(curved / noise + metric)
-            apart = models - centres[labels]
-            metric = np.linalg.inv(self._shaped((apart.T @ apart + unsure.sum(axis=0)) / n))
+            information = m[:, None, None] * hessians
+            covariances = np.linalg.inv(information / noise + metric)
+            shift = models - centres[labels]
+            metric = np.linalg.inv(self._shaped((shift.T @ shift + covariances.sum(axis=0)) / n))
             if real:
-                left = 2 * (m * values).sum() + np.einsum("nij,nji->", curved, unsure)
-                noise = max(float(left / m.sum()), 1e-12)
+                residual = 2 * (m * values).sum() + np.einsum("nij,nji->", information, covariances)
+                noise = max(float(residual / m.sum()), 1e-12)
             before = models
             models = near(loss, samples, (noise / m)[:, None, None] * metric, centres[labels], models)
             centres = cluster_means(models, labels, centres)
@@ -180,19 +190,20 @@ class CoterieShrunk(Baseline):
     def _shaped(self, covariance: Array) -> Array:
         d = len(covariance)
         mean = float(np.trace(covariance)) / d
-        if self.shape == "round":
+        if self.shape == "isotropic":
             return np.eye(d) * mean
-        # A thousandth of the mean variance everywhere, since EM may drive a direction's own to nothing.
+        # A thousandth of the mean variance is added, because EM can reduce the variance of a direction to zero.
         return (np.diag(np.diag(covariance)) if self.shape == "diagonal" else covariance) + 1e-3 * mean * np.eye(d)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coterie(Baseline):
-    """Any of the above, whichever does best on validation samples.
+    """One of the methods above, chosen on validation samples.
 
     Parameters
     ----------
-    method : one of the above, with its settings.
+    method
+        The method with its settings.
     """
 
     name: ClassVar[str] = "coterie"
@@ -201,13 +212,13 @@ class Coterie(Baseline):
     @classmethod
     def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
         kinds: tuple[tuple[Any, Any, float], ...] = (
-            ("one", "full", 1.0), ("one", "diagonal", 1.0), ("one", "round", 1.0), ("one", "round", 0.01),
-            ("found", "full", 1.0), ("found", "diagonal", 1.0), ("found", "round", 1.0))
-        shrunk = [CoterieShrunk(groups=groups, shape=shape, factor=factor, rounds=_turns(users, loss))
+            ("one", "full", 1.0), ("one", "diagonal", 1.0), ("one", "isotropic", 1.0), ("one", "isotropic", 0.01),
+            ("found", "full", 1.0), ("found", "diagonal", 1.0), ("found", "isotropic", 1.0))
+        shrunk = [CoterieShrunk(groups=groups, shape=shape, factor=factor, rounds=_rounds(users, loss))
                   for groups, shape, factor in kinds]
-        chosen: tuple[CoterieGroups | CoteriePath | CoterieShrunk, ...] = (
+        candidates: tuple[CoterieGroups | CoteriePath | CoterieShrunk, ...] = (
             CoterieGroups(), CoteriePath(point=3), CoteriePath(point=6), *shrunk)
-        return tuple(cls(method=method) for method in chosen)
+        return tuple(cls(method=method) for method in candidates)
 
     def _fit(self, run: Run) -> Outcome:
         return self.method._fit(run)
@@ -216,27 +227,27 @@ class Coterie(Baseline):
 OURS: tuple[type[Baseline], ...] = (Coterie, CoterieShrunk, CoterieGroups, CoteriePath)
 
 
-def _turns(users: Users, loss: Loss) -> int:
-    """Rounds of EM: fewer for wide models, whose covariances take long to invert."""
+def _rounds(users: Users, loss: Loss) -> int:
+    """Rounds of EM: fewer for wide models, whose covariances are expensive to invert."""
     return 60 if loss.dim(users) <= 60 else 20
 
 
 def found_labels(run: Run) -> Ints:
-    """The groups among the users; everyone together where models are too wide to search."""
+    """The groups of `find_groups`; one group if models have too many coordinates for the search."""
 
     def search() -> Array:
         if run.dim > _WIDEST:
             return np.zeros(run.n_users)
-        return find_groups(run.samples.users, told(run)).labels.astype(float)
+        return find_groups(run.samples.users, counted(run)).labels.astype(float)
 
     return run.once("groups", search).astype(np.int64)
 
 
-def told(run: Run) -> Loss:
-    """The run's loss with every evaluation counted as a round, and every problem given to the users as one too."""
+def counted(run: Run) -> Loss:
+    """The loss of the run, counting every evaluation, and every problem that the users solve, as a round."""
     base, inside = type(run.loss), [False]
 
-    class Told(base):  # type: ignore[misc, valid-type]
+    class CountedLoss(base):  # type: ignore[misc, valid-type]
         def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
             if not inside[0]:
                 d = samples.dim
@@ -254,4 +265,4 @@ def told(run: Run) -> Loss:
                     asked = samples.n_users if users is None else len(users)
                     run.exchange(down=samples.dim, up=samples.dim + 1, users=asked)
 
-    return Told(**{field.name: getattr(run.loss, field.name) for field in fields(run.loss)})  # type: ignore[arg-type]
+    return CountedLoss(**{field.name: getattr(run.loss, field.name) for field in fields(run.loss)})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the paper says of its experiments, one claim after the other, and whether it comes out."""
+"""The claims of the paper about its experiments, and whether they are reproduced."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from scipy.spatial.distance import pdist
 from coterie.experiments.paper import EIGHT, FAR, LAM, OURS, PRINTED, SQUARED, WINDOW, Curve, First, Results, Second
 
 Run = TypeVar("Run", First, Second)
-#: How near a number must be to the paper's to come out, and to come out partly.
+#: Largest deviations from the paper's numbers that count as reproduced, and as partly reproduced.
 POINTS, MORE_POINTS = 0.005, 0.03  # accuracy
 ENDS = 0.05  # ends of the window, relative
-CONVERGED, ON_THE_WAY = 1e-6, 1e-2  # relative gap of Algorithm 1
+CONVERGED, CLOSE = 1e-6, 1e-2  # relative gap of Algorithm 1
 SAME = 1e-6  # models closer than this are equal
 
 
 class Verdict(Enum):
-    YES = "comes out"
+    """Whether a claim is reproduced."""
+
+    YES = "reproduced"
     PARTLY = "partly"
-    NO = "does not come out"
+    NO = "not reproduced"
 
 
 class Claim(NamedTuple):
-    """A statement of the paper beside what was found: with seed 0, which decides, and over all seeds."""
+    """A statement of the paper and its reproduction: with seed 0, which decides the verdict, and over all seeds."""
 
     number: int
     experiment: str
@@ -37,24 +39,37 @@ class Claim(NamedTuple):
     verdict: Verdict
 
 
-class _Found(NamedTuple):
+class _Check(NamedTuple):
+    """The part of a claim that is computed."""
+
     ours: str
     seeds: str
     verdict: Verdict
 
 
 def claims(results: Results) -> tuple[Claim, ...]:
-    """Every claim with its verdict, computed from the results."""
+    """Check every claim of the paper.
+
+    Parameters
+    ----------
+    results
+        The results of `reproduce`.
+
+    Returns
+    -------
+    tuple[Claim, ...]
+        All claims, with their verdicts.
+    """
     first, second, same = results.first, results.second, results.same
     lam_text = " / ".join(f"{lam:g}" for lam in EIGHT[1:5])
-    made: list[tuple[str, str, str, _Found]] = [
+    checked: list[tuple[str, str, str, _Check]] = [
         ("1", "For large lambda all users share one model, the global one", "consensus", _consensus(first)),
         ("1", "The squared penalty reaches the global model only asymptotically", "never exactly", _asymptotic(first)),
         ("1", "This method personalises: above the global model for some lambda", "yes", _above(first, OURS, "global")),
         ("1", "This method generalises: above local models for some lambda", "yes", _above(first, OURS, "local")),
         ("1", "The squared penalty personalises", "yes", _above(first, SQUARED, "global")),
         ("1", "The squared penalty generalises", "yes", _above(first, SQUARED, "local")),
-        ("1", "The oracle, told the clusters, is best of all", "expected", _oracle(first)),
+        ("1", "The oracle, which knows the clusters, is best of all", "expected", _oracle(first)),
         ("1", "Best accuracy of this method", "86.8 %", _number(first, _best, 0.868)),
         ("1", "Best accuracy of the squared penalty", "86.6 %", _number(first, _best_squared, 0.866)),
         ("1", "The highest accuracy is this method's: comparable to, or slightly above, the squared penalty's",
@@ -84,8 +99,8 @@ def claims(results: Results) -> tuple[Claim, ...]:
         ("3", "Algorithm 1 with 40 % of the users in a round converges to the optimum", "converges",
          _converges(results)),
     ]
-    return tuple(Claim(k, experiment, text, paper, *found)
-                 for k, (experiment, text, paper, found) in enumerate(made, 1))
+    return tuple(Claim(k, experiment, text, paper, *check)
+                 for k, (experiment, text, paper, check) in enumerate(checked, 1))
 
 
 # Experiment 1
@@ -99,10 +114,10 @@ def _best_squared(run: First) -> float:
     return float(run.own_accuracy.max())
 
 
-def _judged(runs: Sequence[Run], holds: Callable[[Run], bool], ours: str, partly: bool = False) -> _Found:
-    """A statement that holds or does not, seed by seed."""
+def _by_seed(runs: Sequence[Run], holds: Callable[[Run], bool], ours: str, partly: bool = False) -> _Check:
+    """A statement that is true or false for each seed."""
     good = [holds(run) for run in runs]
-    return _Found(ours, f"{sum(good)} of {len(runs)} seeds",
+    return _Check(ours, f"{sum(good)} of {len(runs)} seeds",
                   Verdict.YES if good[0] else Verdict.PARTLY if partly else Verdict.NO)
 
 
@@ -113,161 +128,162 @@ def _mean(values: Sequence[float], unit: str = "%") -> str:
     return f"{scale * float(np.mean(values)):.{digits}f} ± {scale * sd:.{digits}f} {unit}"
 
 
-def _consensus(runs: Sequence[First]) -> _Found:
+def _consensus(runs: Sequence[First]) -> _Check:
     def holds(run: First) -> bool:
         beyond = run.lams > run.consensus * 1.001
         return bool((run.n_clusters[beyond] == 1).all()) and bool((run.from_global[OURS] <= SAME).all())
 
-    return _judged(runs, holds, f"one model, the global one, from lambda = {runs[0].consensus:.4f} on")
+    return _by_seed(runs, holds, f"one model, the global one, from lambda = {runs[0].consensus:.4f} on")
 
 
-def _asymptotic(runs: Sequence[First]) -> _Found:
+def _asymptotic(runs: Sequence[First]) -> _Check:
     def holds(run: First) -> bool:
         far = run.from_global[SQUARED]
         return bool((far > SAME).all() and (far[1:] < 0.2 * far[:-1]).all())
 
     shown = ", ".join(f"{value:.0e}" for value in runs[0].from_global[SQUARED])
-    return _judged(runs, holds, f"{shown} from it at lambda = {', '.join(f'{lam:g}' for lam in FAR)}")
+    return _by_seed(runs, holds, f"{shown} from it at lambda = {', '.join(f'{lam:g}' for lam in FAR)}")
 
 
-def _above(runs: Sequence[First], method: str, beside: str) -> _Found:
+def _above(runs: Sequence[First], method: str, beside: str) -> _Check:
     def best(run: First) -> float:
         return _best(run) if method == OURS else _best_squared(run)
 
-    return _judged(runs, lambda run: best(run) > run.flat[beside],
-                   f"{best(runs[0]):.1%} at best, {beside} {runs[0].flat[beside]:.1%}")
+    return _by_seed(runs, lambda run: best(run) > run.flat[beside],
+                    f"{best(runs[0]):.1%} at best, {beside} {runs[0].flat[beside]:.1%}")
 
 
-def _oracle(runs: Sequence[First]) -> _Found:
+def _oracle(runs: Sequence[First]) -> _Check:
     def others(run: First) -> float:
         return max(_best(run), _best_squared(run), run.flat["global"], run.flat["local"])
 
-    return _judged(runs, lambda run: run.flat["oracle"] >= others(run),
-                   f"{runs[0].flat['oracle']:.1%}, best of the others {others(runs[0]):.1%}",
-                   partly=runs[0].flat["oracle"] >= others(runs[0]) - POINTS)
+    return _by_seed(runs, lambda run: run.flat["oracle"] >= others(run),
+                    f"{runs[0].flat['oracle']:.1%}, best of the others {others(runs[0]):.1%}",
+                    partly=runs[0].flat["oracle"] >= others(runs[0]) - POINTS)
 
 
-def _number(runs: Sequence[First], of: Callable[[First], float], paper: float) -> _Found:
+def _number(runs: Sequence[First], of: Callable[[First], float], paper: float) -> _Check:
     off = abs(of(runs[0]) - paper)
-    return _Found(f"{of(runs[0]):.1%}", _mean([of(run) for run in runs]),
+    return _Check(f"{of(runs[0]):.1%}", _mean([of(run) for run in runs]),
                   Verdict.YES if off <= POINTS else Verdict.PARTLY if off <= MORE_POINTS else Verdict.NO)
 
 
-def _margin(runs: Sequence[First]) -> _Found:
-    """Partly: comparable, that is, not below it by more than half a point."""
+def _margin(runs: Sequence[First]) -> _Check:
+    """Partly: comparable, that is, at most half a point below."""
     gains = [_best(run) - _best_squared(run) for run in runs]
-    return _Found(f"{100 * gains[0]:+.2f} points", _mean([100 * gain for gain in gains], "points"),
+    return _Check(f"{100 * gains[0]:+.2f} points", _mean([100 * gain for gain in gains], "points"),
                   Verdict.YES if gains[0] > 0 else Verdict.PARTLY if gains[0] >= -POINTS else Verdict.NO)
 
 
-def _monotone(runs: Sequence[First]) -> _Found:
-    """Share of neighbouring lams at which the distance does not grow with lam, of both methods."""
+def _monotone(runs: Sequence[First]) -> _Check:
+    """The share of steps between neighbouring lams in which the distance does not grow, for both methods."""
     def share(run: First) -> float:
         steps = np.concatenate([np.diff(run.distance[name]) for name in (OURS, SQUARED)])
         return float((steps <= SAME).mean())
 
     ends = [runs[0].distance[name][[0, -1]] for name in (OURS, SQUARED)]
-    return _judged(runs, lambda run: share(run) == 1.0, f"at {share(runs[0]):.0%} of the steps",
-                   partly=all(low > high for low, high in ends))
+    return _by_seed(runs, lambda run: share(run) == 1.0, f"at {share(runs[0]):.0%} of the steps",
+                    partly=all(low > high for low, high in ends))
 
 
-def _compact(runs: Sequence[First]) -> _Found:
+def _compact(runs: Sequence[First]) -> _Check:
     def share(run: First) -> float:
         return float((run.distance[OURS] <= run.distance[SQUARED]).mean())
 
     worse = runs[0].lams[runs[0].distance[OURS] > runs[0].distance[SQUARED]]
     where = "" if not worse.size else f"; not from {worse.min():.3g} to {worse.max():.3g}"
-    return _judged(runs, lambda run: share(run) == 1.0, f"at {share(runs[0]):.0%} of the lambdas{where}",
-                   partly=share(runs[0]) >= 0.5)
+    return _by_seed(runs, lambda run: share(run) == 1.0, f"at {share(runs[0]):.0%} of the lambdas{where}",
+                    partly=share(runs[0]) >= 0.5)
 
 
-def _window(runs: Sequence[First]) -> _Found:
+def _window(runs: Sequence[First]) -> _Check:
     def near(run: First) -> bool:
         return run.window is not None and all(
             abs(end / wanted - 1.0) <= ENDS for end, wanted in zip(run.window, WINDOW, strict=True))
 
     window = runs[0].window
     overlap = window is not None and window[0] < WINDOW[1] and window[1] > WINDOW[0]
-    found = [run.window for run in runs if run.window is not None]
-    text = f"a window in {len(found)} of {len(runs)} seeds"
-    if len(found) > 1:
-        text += f", {np.mean([low for low, _ in found]):.3f} to {np.mean([high for _, high in found]):.3f} on average"
-    return _judged(runs, near, "none" if window is None else f"({window[0]:.4f}, {window[1]:.4f})",
-                   partly=overlap)._replace(seeds=text)
+    windows = [run.window for run in runs if run.window is not None]
+    text = f"a window in {len(windows)} of {len(runs)} seeds"
+    if len(windows) > 1:
+        low, high = np.mean(windows, axis=0)
+        text += f", {low:.3f} to {high:.3f} on average"
+    return _by_seed(runs, near, "none" if window is None else f"({window[0]:.4f}, {window[1]:.4f})",
+                    partly=overlap)._replace(seeds=text)
 
 
-def _fewer(runs: Sequence[First]) -> _Found:
+def _fewer(runs: Sequence[First]) -> _Check:
     def least(run: First) -> int:
-        """The fewest models above one model for all at which the clusters are the true ones; N where they never are."""
+        """The smallest number of models for which the clusters are the true ones; N if there is none."""
         return int(run.n_clusters[run.exact].min()) if run.exact.any() else run.n_users
 
     text = f"{runs[0].n_clusters.max()} to {least(runs[0])}"
-    return _judged(runs, lambda run: least(run) == 3 and bool((run.distance[SQUARED] > 0).all()), text,
-                   partly=int(runs[0].n_clusters.min()) < runs[0].n_users)
+    return _by_seed(runs, lambda run: least(run) == 3 and bool((run.distance[SQUARED] > 0).all()), text,
+                    partly=int(runs[0].n_clusters.min()) < runs[0].n_users)
 
 
 # Experiment 2
 
 
-def _counts(runs: Sequence[Second], places: Sequence[int], wanted: Sequence[int]) -> _Found:
+def _counts(runs: Sequence[Second], indices: Sequence[int], wanted: Sequence[int]) -> _Check:
     def hits(run: Second) -> int:
-        return sum(int(run.n_clusters[k]) == n for k, n in zip(places, wanted, strict=True))
+        return sum(int(run.n_clusters[k]) == n for k, n in zip(indices, wanted, strict=True))
 
-    shown = (", " if len(places) < 4 else " / ").join(str(int(runs[0].n_clusters[k])) for k in places)
-    return _judged(runs, lambda run: hits(run) == len(wanted), shown, partly=hits(runs[0]) > 0)
+    shown = (", " if len(indices) < 4 else " / ").join(str(int(runs[0].n_clusters[k])) for k in indices)
+    return _by_seed(runs, lambda run: hits(run) == len(wanted), shown, partly=hits(runs[0]) > 0)
 
 
-def _just_above(runs: Sequence[Second]) -> _Found:
-    """Close: by less than a half; the bound is that at 0.08, where the three clusters are apart."""
+def _just_above(runs: Sequence[Second]) -> _Check:
+    """Close: at most 1.5 times the bound, which is that at 0.08, where the three clusters are separate."""
     def ratio(run: Second) -> float:
         return EIGHT[2] / float(run.upper[3])
 
-    return _judged(runs, lambda run: 1.0 < ratio(run) <= 1.5, f"{ratio(runs[0]):.2f} times it ({runs[0].upper[3]:.4f})",
-                   partly=ratio(runs[0]) > 1.0)
+    return _by_seed(runs, lambda run: 1.0 < ratio(run) <= 1.5,
+                    f"{ratio(runs[0]):.2f} times it ({runs[0].upper[3]:.4f})", partly=ratio(runs[0]) > 1.0)
 
 
-def _inside(runs: Sequence[Second]) -> _Found:
+def _inside(runs: Sequence[Second]) -> _Check:
     def holds(run: Second) -> bool:
         return bool(run.lower[3] <= EIGHT[3] < run.upper[3])
 
     low, high = float(runs[0].lower[3]), float(runs[0].upper[3])
-    return _judged(runs, holds, f"[{low:.4f}, {high:.4f})")
+    return _by_seed(runs, holds, f"[{low:.4f}, {high:.4f})")
 
 
-def _below(runs: Sequence[Second]) -> _Found:
-    return _judged(runs, lambda run: bool(run.lower[4] > EIGHT[4]), f"the bound is {runs[0].lower[4]:.4f}")
+def _below(runs: Sequence[Second]) -> _Check:
+    return _by_seed(runs, lambda run: bool(run.lower[4] > EIGHT[4]), f"the bound is {runs[0].lower[4]:.4f}")
 
 
-def _both(runs: Sequence[Second]) -> _Found:
+def _both(runs: Sequence[Second]) -> _Check:
     inside, below = _inside(runs), _below(runs)
     good = [run.lower[3] <= EIGHT[3] < run.upper[3] and run.lower[4] > EIGHT[4] for run in runs]
     verdicts = {inside.verdict, below.verdict}
-    return _Found(f"{inside.ours} at 0.08; {below.ours} at 0.05", f"{sum(good)} of {len(runs)} seeds",
+    return _Check(f"{inside.ours} at 0.08; {below.ours} at 0.05", f"{sum(good)} of {len(runs)} seeds",
                   verdicts.pop() if len(verdicts) == 1 else Verdict.PARTLY)
 
 
-def _theorems(runs: Sequence[Second]) -> _Found:
+def _theorems(runs: Sequence[Second]) -> _Check:
     inside = [(run.lower[k] <= lam < run.upper[k], bool(run.exact[k])) for run in runs for k, lam in enumerate(EIGHT)]
-    right, all_of_them = sum(exact for within, exact in inside if within), sum(within for within, _ in inside)
-    text = f"{right} of {all_of_them} lambdas inside, all seeds"
-    return _Found(text, "", Verdict.NO if right < all_of_them else Verdict.YES if all_of_them else Verdict.PARTLY)
+    exact, total = sum(exact for within, exact in inside if within), sum(within for within, _ in inside)
+    text = f"{exact} of {total} lambdas inside, all seeds"
+    return _Check(text, "", Verdict.NO if exact < total else Verdict.YES if total else Verdict.PARTLY)
 
 
-def _guide(runs: Sequence[Second]) -> _Found:
-    return _judged(runs, lambda run: bool(run.refitted[3] > run.accuracy[3]),
-                   f"{runs[0].accuracy[3]:.1%} as they are, {runs[0].refitted[3]:.1%} refitted, at 0.08")
+def _guide(runs: Sequence[Second]) -> _Check:
+    return _by_seed(runs, lambda run: bool(run.refitted[3] > run.accuracy[3]),
+                    f"{runs[0].accuracy[3]:.1%} as they are, {runs[0].refitted[3]:.1%} refitted, at 0.08")
 
 
-def _apart(runs: Sequence[Second]) -> _Found:
+def _apart(runs: Sequence[Second]) -> _Check:
     far = [float(pdist(run.squared[0]).max()) for run in runs]
-    return _judged(runs, lambda run: float(pdist(run.squared[0]).max()) > SAME,
-                   f"models up to {far[0]:.1e} apart at 1000")
+    return _by_seed(runs, lambda run: float(pdist(run.squared[0]).max()) > SAME,
+                    f"models up to {far[0]:.1e} apart at 1000")
 
 
 # Experiment 3
 
 
-def _converges(results: Results) -> _Found:
+def _converges(results: Results) -> _Check:
     def relative(curve: Curve) -> float:
         return curve.gaps[-1] / results.optimum
 
@@ -277,5 +293,5 @@ def _converges(results: Results) -> _Found:
     gap = relative(printed)
     half = int(np.searchsorted(printed.rounds, printed.rounds[-1] / 2))
     earlier = f"{printed.gaps[half] / results.optimum:.1e} after {printed.rounds[half]:,} rounds"
-    return _Found(f"relative gap {earlier}, {gap:.1e} after {printed.rounds[-1]:,}, lambda = {LAM:g}", others,
-                  Verdict.YES if gap <= CONVERGED else Verdict.PARTLY if gap <= ON_THE_WAY else Verdict.NO)
+    return _Check(f"relative gap {earlier}, {gap:.1e} after {printed.rounds[-1]:,}, lambda = {LAM:g}", others,
+                  Verdict.YES if gap <= CONVERGED else Verdict.PARTLY if gap <= CLOSE else Verdict.NO)

@@ -1,4 +1,4 @@
-"""Figures 1 to 6 of the paper from the tables of `Results`: pictures by Matplotlib, pages by plotly."""
+"""Figures 1 to 6 of the paper from the tables of `Results`: images with Matplotlib, interactive pages with plotly."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ TITLES = {
     6: "Figure 6: models along lambda",
 }
 AXES = {2: "mean test accuracy", 3: "mean distance"}
-FLOOR = 1e-10  # gaps below this are rounding
+FLOOR = 1e-10  # smaller gaps are rounding errors
 
 
 def check() -> None:
-    """Say what to install before anything is computed."""
+    """Raise MissingExtra if a library is missing, before anything is computed."""
     _matplotlib()
     _plotly()
 
@@ -61,18 +61,18 @@ def _plotly() -> tuple[Any, Callable[..., Any]]:
 
 
 def picture(number: int, tables: Tables) -> Figure:
-    """One of the six figures."""
+    """Draw one of the six figures with Matplotlib."""
     return {1: _data, 2: _over_lam, 3: _over_lam, 4: _data, 5: _gaps, 6: _multiples}[number](number, tables)
 
 
 def page(number: int, tables: Tables) -> Any:
-    """The same as a plotly figure."""
+    """Draw one of the six figures with plotly."""
     return {1: _data_page, 2: _over_lam_page, 3: _over_lam_page, 4: _data_page, 5: _gaps_page,
             6: _multiples_page}[number](number, tables)
 
 
 def save(folder: Path, tables: Tables) -> list[Path]:
-    """All figures as figure-1.png, figure-1.html, ...; one plotly.min.js beside them serves all pages offline."""
+    """Write all figures as figure-1.png, figure-1.html, ... and the plotly.min.js that the pages share."""
     written = []
     for number in TITLES:
         image, html = folder / f"figure-{number}.png", folder / f"figure-{number}.html"
@@ -128,7 +128,7 @@ def _data_page(number: int, tables: Tables) -> Any:
                            line={"color": CLUSTERS[k % 3], "dash": "dash", "width": 3})
     figure.update_xaxes(range=[-reach, reach])
     figure.update_yaxes(range=[-reach, reach], scaleanchor="x")
-    return _dressed(figure, number, height=700, width=850)
+    return _with_layout(figure, number, height=700, width=850)
 
 
 # Figures 2 and 3
@@ -152,9 +152,9 @@ def _over_lam(number: int, tables: Tables) -> Figure:
                 sd = np.array(table[f"{name}, sd"])
                 axes.fill_between(lams, np.maximum(line - sd, 0.0), line + sd, color=COLOURS[name], alpha=0.15,
                                   linewidth=0)
-        weaker = np.array(own["gamma"]) <= lams[0] * 1.001  # beyond, the same line again
+        weaker = np.array(own["gamma"]) <= lams[0] * 1.001  # for larger values the line is the same
         axes.plot(np.array(own["gamma"])[weaker], np.array(own[f"{SQUARED}, mean" if mean else SQUARED])[weaker],
-                  color=COLOURS[SQUARED], linewidth=1.2, linestyle=(0, (1, 1)), label=f"{SQUARED}, weaker still")
+                  color=COLOURS[SQUARED], linewidth=1.2, linestyle=(0, (1, 1)), label=f"{SQUARED}, smaller strengths")
         axes.set(xscale="log", xlim=(1e-5, 1e3), xlabel="lambda")
         axes.set_title("mean and standard deviation over seeds" if mean else "seed 0", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
@@ -188,7 +188,7 @@ def _over_lam_page(number: int, tables: Tables) -> Any:
             figure.add_scatter(x=lams, y=line.tolist(), name=name, legendgroup=name, showlegend=not mean, line=shape,
                                mode="lines", row=1, col=column)
         figure.add_scatter(x=own["gamma"], y=own[f"{SQUARED}, mean" if mean else SQUARED], legendgroup="own",
-                           name=f"{SQUARED}, its own strengths", showlegend=not mean, mode="lines+markers",
+                           name=f"{SQUARED}, separate grid", showlegend=not mean, mode="lines+markers",
                            line={"color": COLOURS[SQUARED], "width": 1, "dash": "dot"}, marker={"size": 3}, row=1,
                            col=column)
         figure.add_vrect(x0=WINDOW[0], x1=WINDOW[1], fillcolor="#fdd870", opacity=0.6, line_width=0, layer="below",
@@ -196,12 +196,12 @@ def _over_lam_page(number: int, tables: Tables) -> Any:
     figure.update_xaxes(type="log", range=[-5, 3], title_text="lambda", exponentformat="power")
     figure.update_yaxes(title_text=AXES[number], row=1, col=1)
     figure.update_layout(hovermode="x unified")
-    if number == 3:  # zeros show on the one scale, ratios on the other
+    if number == 3:  # a linear scale shows zeros, a logarithmic one shows ratios
         kinds = [{"label": kind, "method": "relayout", "args": [{"yaxis.type": kind, "yaxis2.type": kind}]}
                  for kind in ("linear", "log")]
         figure.update_layout(updatemenus=[{"type": "buttons", "direction": "right", "x": 1.0, "y": 1.18,
                                            "xanchor": "right", "buttons": kinds}])
-    return _dressed(figure, number, height=560)
+    return _with_layout(figure, number, height=560)
 
 
 # Figure 5
@@ -210,23 +210,23 @@ def _over_lam_page(number: int, tables: Tables) -> Any:
 def _curves(tables: Tables) -> list[tuple[str, Array, Array]]:
     table = tables["figure-5"]
     names, shares = np.array(table["algorithm"]), np.array(table["share of users"])
-    found = []
+    curves = []
     for name in dict.fromkeys(table["algorithm"]):
         rows = names == name
-        turns, gaps = np.array(table["round"])[rows], np.array(table["gap"])[rows]
-        shown = (turns > 0) & (np.concatenate([[True], gaps[:-1] > FLOOR]))
+        rounds, gaps = np.array(table["round"])[rows], np.array(table["gap"])[rows]
+        shown = (rounds > 0) & (np.concatenate([[True], gaps[:-1] > FLOOR]))
         share = float(shares[rows][0])
-        label = name if share == 1.0 else f"{name}, {share:.0%} of the users a round"
-        found.append((label, turns[shown], np.maximum(gaps[shown], FLOOR)))
-    return found
+        label = name if share == 1.0 else f"{name}, {share:.0%} of the users per round"
+        curves.append((label, rounds[shown], np.maximum(gaps[shown], FLOOR)))
+    return curves
 
 
 def _gaps(number: int, tables: Tables) -> Figure:
     figure = _matplotlib()(figsize=(8.4, 5.0), layout="constrained", dpi=150)
     axes = figure.subplots()
-    for colour, (name, turns, gaps) in zip(CURVES, _curves(tables), strict=True):
+    for colour, (name, rounds, gaps) in zip(CURVES, _curves(tables), strict=True):
         thick = name.startswith(f"{PRINTED}, 40")
-        axes.loglog(turns, gaps, color=colour, linewidth=2.4 if thick else 1.6, label=name)
+        axes.loglog(rounds, gaps, color=colour, linewidth=2.4 if thick else 1.6, label=name)
     axes.set(xlabel="round", ylabel="F - F*, in the convention of (C)", ylim=(FLOOR / 2, None))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="0.92")
@@ -238,32 +238,32 @@ def _gaps(number: int, tables: Tables) -> Figure:
 def _gaps_page(number: int, tables: Tables) -> Any:
     go, _ = _plotly()
     figure = go.Figure()
-    for colour, (name, turns, gaps) in zip(CURVES, _curves(tables), strict=True):
-        figure.add_scatter(x=turns.tolist(), y=gaps.tolist(), name=name, mode="lines", line={"color": colour})
+    for colour, (name, rounds, gaps) in zip(CURVES, _curves(tables), strict=True):
+        figure.add_scatter(x=rounds.tolist(), y=gaps.tolist(), name=name, mode="lines", line={"color": colour})
     figure.update_xaxes(type="log", title_text="round", exponentformat="power", dtick=1)
     figure.update_yaxes(type="log", title_text="F - F*, in the convention of (C)", exponentformat="power", dtick=2)
-    return _dressed(figure, number, height=560, width=1000)
+    return _with_layout(figure, number, height=560, width=1000)
 
 
 # Figure 6
 
 
 def _panel(tables: Tables, lam: float, method: str) -> tuple[Flags, str]:
-    """The rows of a panel, and how many models it has."""
+    """The rows of a panel, and its title with the number of models."""
     table, summary = tables["figure-6"], tables["figure-6-summary"]
     rows = (np.array(table["lam"]) == lam) & (np.array(table["method"]) == method)
-    count = next(n for n, other, seed, place in zip(summary["models"], summary["lam"], summary["seed"],
+    count = next(n for n, other, seed, shape in zip(summary["models"], summary["lam"], summary["seed"],
                                                     summary["ellipses"], strict=True)
-                 if other == lam and seed == 0 and place == "second")
+                 if other == lam and seed == 0 and shape == "second")
     return rows, f"lambda = {lam:g}: {count} model{'s' * (count != 1)}"
 
 
 def _kinds(table: Table, rows: Flags) -> Ints:
-    """The true cluster of each of these users, -1 where its model is also that of a user of another one."""
+    """The true cluster of each of these users; -1 if a user of another cluster has the same model."""
     models = np.array([table[name] for name in ("w1", "w2", "b")]).T[rows]
     owner, labels = np.array(table["cluster"])[rows], labels_of(models)
-    alone = np.array([len(set(owner[labels == k].tolist())) == 1 for k in range(labels.max() + 1)])
-    return np.where(alone[labels], owner, -1)
+    pure = np.array([len(set(owner[labels == k].tolist())) == 1 for k in range(labels.max() + 1)])
+    return np.where(pure[labels], owner, -1)
 
 
 def _multiples(number: int, tables: Tables) -> Figure:
@@ -286,7 +286,7 @@ def _multiples(number: int, tables: Tables) -> Figure:
         axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
         axes.set_title(title, fontsize=10)
         axes.tick_params(labelsize=7)
-    figure.suptitle(f"{TITLES[number]} (colour: this method, purple where clusters share a model; "
+    figure.suptitle(f"{TITLES[number]} (colour: this method, purple if clusters share a model; "
                     "grey: squared penalty; dashed: best separators)", fontsize=11)
     return figure
 
@@ -300,39 +300,39 @@ def _multiples_page(number: int, tables: Tables) -> Any:
 
     named: set[str] = set()
 
-    def add(ends: Array, name: str, place: dict[str, int], **line: Any) -> None:
-        """Many lines as one trace, with breaks between them; the legend has each name once."""
+    def add(ends: Array, name: str, cell: dict[str, int], **line: Any) -> None:
+        """Add many lines as one trace, with breaks between them; the legend has each name once."""
         if not len(ends):
             return
         x, y = (np.concatenate([ends[:, :, c], np.full((len(ends), 1), np.nan)], axis=1).ravel() for c in (0, 1))
         figure.add_scatter(x=[None if np.isnan(v) else v for v in x.tolist()],
                            y=[None if np.isnan(v) else v for v in y.tolist()], name=name, legendgroup=name,
-                           showlegend=name not in named, mode="lines", line=line, **place)
+                           showlegend=name not in named, mode="lines", line=line, **cell)
         named.add(name)
 
     for panel, lam in enumerate(EIGHT):
-        place, first = {"row": panel // 4 + 1, "col": panel % 4 + 1}, panel == 0
+        cell, first = {"row": panel // 4 + 1, "col": panel % 4 + 1}, panel == 0
         for k in range(3):
             for label, symbol in ((1, "circle-open"), (-1, "x-thin-open")):
                 x, y = _columns(points, k, label)
                 figure.add_scatter(x=x.tolist(), y=y.tolist(), mode="markers", opacity=0.35, hoverinfo="skip",
                                    name=f"cluster {k + 1}, {label:+d}", legendgroup=f"points {k}{label}",
                                    showlegend=first, marker={"color": CLUSTERS[k], "symbol": symbol, "size": 3},
-                                   **place)
+                                   **cell)
         rows, _ = _panel(tables, lam, SQUARED)
-        add(_lines(table, reach, rows), SQUARED, place, color="#737373", width=1)
+        add(_lines(table, reach, rows), SQUARED, cell, color="#737373", width=1)
         best = _lines(tables["figure-4-separators"], reach)
-        add(best, "best separators", place, color="black", width=1.5, dash="dash")
+        add(best, "best separators", cell, color="black", width=1.5, dash="dash")
         rows, _ = _panel(tables, lam, OURS)
         kinds, ends = _kinds(table, rows), _lines(table, reach, rows)
         for k in range(-1, 3):
-            add(ends[kinds == k], f"{OURS}, cluster {k + 1}" if k >= 0 else f"{OURS}, several clusters", place,
+            add(ends[kinds == k], f"{OURS}, cluster {k + 1}" if k >= 0 else f"{OURS}, several clusters", cell,
                 color=CLUSTERS[k] if k >= 0 else SHARED, width=2.5)
     figure.update_xaxes(range=[-reach, reach], showticklabels=False)
     figure.update_yaxes(range=[-reach, reach], showticklabels=False)
-    return _dressed(figure, number, height=760)
+    return _with_layout(figure, number, height=760)
 
 
-def _dressed(figure: Any, number: int, **size: int) -> Any:
+def _with_layout(figure: Any, number: int, **size: int) -> Any:
     figure.update_layout(title_text=TITLES[number], template="plotly_white", **size)
     return figure
