@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array
-from coterie.data.users import Users
+from coterie.data.users import Participants, Users
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.graph import Graph
 from coterie.losses import Loss, Samples
@@ -45,20 +45,34 @@ class Problem:
 
     Parameters
     ----------
-    users : whose data.
+    users : who takes part. `Users` bring their data; on a server, whose losses need none, `Participants` do.
     loss : how a model is judged on a user's data.
-    lam : the price of a difference between two users' models; see (C) above.
+    lam : penalty strength of a difference between two users' models; see (C) above.
     graph : which pairs are compared, and their weights; all pairs with weight 1 by default, as in the paper.
+
+    Raises
+    ------
+    InvalidInput : where a part is of the wrong kind, the graph is over another number of users, lam is not a number
+        >= 0, a user has no samples, or a target is outside the loss's domain.
+    Incompatible : where the loss needs the users' data, and these are elsewhere.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [5.0]], user=["ann", "bob", "eve"])
+    >>> problem = ct.Problem(users, ct.SquaredDistance(), lam=0.1)
+    >>> problem.n_users, problem.dim, problem.objective(users.features)
+    (3, 1, 1.0)
     """
 
-    users: Users
+    users: Participants
     loss: Loss
     lam: float
     graph: Graph = None  # type: ignore[assignment]  # replaced by the complete graph below
     samples: Samples = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.users, Users):
+        if not isinstance(self.users, Participants):
             raise InvalidInput(f"expected Users, got {type(self.users).__name__}",
                                remedy="Build them with Users.from_arrays(X, y, user)")
         if not isinstance(self.loss, Loss):
@@ -71,7 +85,7 @@ class Problem:
         object.__setattr__(self, "graph", graph)
         object.__setattr__(self, "lam", check_lam(self.lam))
         object.__setattr__(self, "samples", self.loss.prepare(self.users))
-        for concern in self.loss.concerns(self.users):
+        for concern in self.loss.concerns(self.users) if isinstance(self.users, Users) else ():
             warnings.warn(concern, CoterieWarning, stacklevel=3)
 
     def with_lam(self, lam: float) -> Problem:

@@ -9,6 +9,9 @@ import pytest
 from support.problems import graph_for, problem_for, users_for
 
 import coterie as ct
+from coterie.data.users import Participants
+from coterie.losses.quadratic import Quadratic
+from coterie.losses.remote import Remote
 
 
 def test_objective_is_losses_plus_penalty():
@@ -52,6 +55,33 @@ def test_a_user_without_samples_is_refused_by_name():
     _, _, none = ct.Users.from_arrays(np.ones((3, 1)), np.ones(3), ["a", "a", "b"]).split(test=1)
     with pytest.raises(ct.InvalidInput, match="'b'"):
         ct.Problem(none, ct.Squared(), lam=0.1)
+
+
+def test_a_problem_may_be_stated_where_the_data_are_not():
+    rng = np.random.default_rng(0)
+    points, names = rng.standard_normal((4, 2)), ["ann", "bob", "eve", "dan"]
+    server = ct.Problem(Participants(names, ["x", "y"]),
+                        Quadratic(point=points, value=np.zeros(4), gradient=np.zeros((4, 2)),
+                                  hessian=np.broadcast_to(np.eye(2), (4, 2, 2))), lam=0.1)
+    own = ct.Problem(ct.Users.from_arrays(points), ct.SquaredDistance(), lam=0.1)
+    assert (server.n_users, server.dim, server.users.names) == (4, 2, tuple(names))
+    np.testing.assert_allclose(ct.solve(server).models, ct.solve(own).models, atol=1e-6)
+    remote = ct.Problem(server.users, Remote(loss=ct.Squared(), length=3), lam=0.1)
+    np.testing.assert_allclose(remote.loss.predict(points, np.ones((4, 3))), points.sum(axis=1) + 1)
+    with pytest.raises(ct.Incompatible, match="with their users"):
+        remote.objective(np.zeros((4, 3)))
+
+
+@pytest.mark.parametrize("name", sorted(ct.LOSSES))
+def test_a_loss_on_data_is_refused_where_there_are_none(name):
+    users = users_for(name)
+    settings = {"n_classes": 3} if name == "multinomial" else {}
+    away = Participants(users.names, users.feature_names)
+    with pytest.raises(ct.Incompatible, match="samples of these users are elsewhere"):
+        ct.Problem(away, ct.LOSSES[name](**settings), lam=0.1)
+    assert ct.LOSSES[name](**settings).dim(away) == problem_for(name).dim  # the length of a model needs no data
+    with pytest.raises(ct.Incompatible, match="elsewhere"):
+        ct.Multinomial().dim(away)  # but the classes must be known
 
 
 def test_one_user_only_has_nothing_to_fuse():

@@ -21,8 +21,8 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.data.users import Block, Moments, Standardizer, Users
-from coterie.errors import InvalidInput, MissingExtra
+from coterie.data.users import Block, Moments, Participants, Standardizer, Users
+from coterie.errors import Incompatible, InvalidInput, MissingExtra
 
 few = settings(max_examples=25, deadline=None)
 
@@ -811,3 +811,40 @@ def test_equal_counts_give_views_and_others_copies():
     assert users.blocks() is users.blocks()
     with pytest.raises(ValueError, match="read-only"):
         users.blocks()[1].features[0] = 0
+
+
+# Users by name
+
+
+def test_participants_are_users_without_data():
+    users = Users.from_arrays(np.eye(3), [1, 2, 3], ["a", "b", "c"], feature_names=["x", "y", "z"])
+    away = Participants(users.names, users.feature_names)
+    for part in ("names", "feature_names", "n_users", "n_features"):
+        assert getattr(away, part) == getattr(users, part)
+    assert len(away) == 3
+    assert away.index("c") == users.index("c") == 2
+    assert users.data is users
+    with pytest.raises(Incompatible, match="elsewhere"):
+        _ = away.data
+    with pytest.raises(InvalidInput, match="no user 'd'"):
+        away.index("d")
+    assert repr(away) == "Participants(3 users, 3 features, data elsewhere)"
+
+
+@pytest.mark.parametrize("indices", [[2, 0], [True, False, True], []])
+def test_some_participants_can_be_taken_as_users_can(indices):
+    users = Users.from_arrays(np.eye(3), [1, 2, 3], ["a", "b", "c"])
+    away = Participants(users.names, users.feature_names)
+    assert away.take(indices).names == users.take(indices).names
+    assert away.take(indices).feature_names == users.feature_names
+    for wrong in ([3], [-1], [[0]], ["a"]):
+        with pytest.raises(InvalidInput, match="positions of users"):
+            away.take(wrong)
+
+
+def test_participants_have_names_of_their_own():
+    with pytest.raises(InvalidInput, match="User names must be unique"):
+        Participants(["a", "a"])
+    with pytest.raises(InvalidInput, match="Feature names must be unique"):
+        Participants(["a"], ["x", "x"])
+    assert Participants(np.arange(3)).names == (0, 1, 2)

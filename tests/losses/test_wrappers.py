@@ -9,8 +9,9 @@ import pytest
 from support.problems import LOSS_NAMES, loss_for, users_for
 
 import coterie as ct
+from coterie.data.users import Participants
 from coterie.losses import BlockLoss, Evaluation
-from coterie.losses.grouped import Grouped, group_users
+from coterie.losses.grouped import Grouped
 from coterie.losses.quadratic import Quadratic
 from coterie.losses.remote import Remote
 
@@ -59,20 +60,21 @@ def quadratic(n_users: int = 9, dim: int = 3) -> Quadratic:
                      gradient=rng.standard_normal((n_users, dim)), hessian=roots @ roots.swapaxes(1, 2))
 
 
-def grouped() -> tuple[Grouped, ct.Users]:
+def grouped() -> tuple[Grouped, Participants]:
     users, loss = users_for("logistic"), ct.Logistic(ridge=0.1)
     labels = np.array([0, 1, 2, 0, 3, 4, 1, 1, 0])
-    return Grouped(loss=loss, samples=loss.prepare(users), labels=labels), group_users(users, labels)
+    clusters = Grouped(loss=loss, samples=loss.prepare(users), labels=labels)
+    return clusters, clusters.groups
 
 
 KINDS = [*LOSS_NAMES, "custom", "quadratic", "grouped"]
 
 
-def case(kind: str) -> tuple[ct.Loss, ct.Users]:
+def case(kind: str) -> tuple[ct.Loss, Participants]:
     if kind == "grouped":
         return grouped()
     if kind == "quadratic":
-        return quadratic(), users_for("squared")
+        return quadratic(), Participants(range(9))
     return (custom(), users_for("squared")) if kind == "custom" else (loss_for(kind), users_for(kind))
 
 
@@ -84,7 +86,7 @@ def differences(loss, samples, models, users):
             np.stack([(up.gradients - down.gradients) / (2 * h) for up, down in ends], axis=2))
 
 
-def check_wrapper(wrapper: Wrapped, users: ct.Users) -> None:
+def check_wrapper(wrapper: Wrapped, users: Participants) -> None:
     """Against differences, and against the loss inside, for everybody and for some in any order, even twice."""
     inner, samples = wrapper.loss, wrapper.prepare(users)
     n, d = samples.n_users, samples.dim

@@ -14,6 +14,7 @@ from support.paths import halving, made_path
 
 import coterie as ct
 from coterie import plots
+from coterie.data.users import Participants
 from coterie.datasets import clustered, ellipses, gaussian_mixture
 from coterie.fitting import Scores, Settings, fit
 from coterie.report import render
@@ -163,6 +164,20 @@ def test_data_that_are_with_their_users(run):
     check(document)
     assert document["bounds"] is None
     assert (document["map"]["kind"], document["task"]) == ("projection", "classification")
+    assert document["counts"] == problem.users.take(np.arange(5)).counts.tolist()
+
+
+def test_a_server_does_not_count_rows_it_has_not_seen(run):
+    here = gather(run)
+    assert "2 features" in here["subtitle"]
+    assert " rows, " in here["subtitle"]
+    away = ct.losses.remote.Remote(loss=run.problem.loss, length=3)
+    names = Participants(run.problem.users.names, run.problem.users.feature_names)
+    document = gather(replace(run, problem=ct.Problem(names, away, 0.4)))
+    assert document["counts"] is None
+    check(document | {"counts": [1] * run.problem.n_users})
+    assert document["subtitle"] == f"{run.problem.n_users} users, 2 features; {type(run.problem.loss).__name__} loss"
+    assert document["map"]["kind"] == "projection"
 
 
 # What it says

@@ -10,7 +10,7 @@ from support.planted import planted
 from support.problems import LOSS_NAMES, graph_for, loss_for, points_problem, problem_for, users_for
 
 import coterie as ct
-from coterie.losses.grouped import Grouped, group_users
+from coterie.losses.grouped import Grouped
 from coterie.solvers.lean_kernels import lean_flow, lean_pull
 
 
@@ -99,7 +99,7 @@ def test_a_group_is_the_sum_of_its_members(name):
     labels = np.array([0, 0, 1, 2, 1, 0, 2, 2, 1])
     inner = loss_for(name)
     loss = Grouped(loss=inner, samples=inner.prepare(users), labels=labels)
-    groups = group_users(users, labels)
+    groups = loss.groups
     assert groups.n_users == 3
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ct.CoterieWarning)

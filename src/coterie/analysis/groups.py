@@ -35,12 +35,12 @@ import numpy as np
 
 from coterie._typing import Array, Indices, Ints
 from coterie.analysis.path import Path, check_labels, solve_path
-from coterie.data.users import Standardizer, Users
+from coterie.data.users import Participants, Standardizer, Users
 from coterie.errors import InvalidInput, interruptible
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels, adaptive_graph
 from coterie.losses import AffineLoss, Evaluation, Loss, Samples
-from coterie.losses.grouped import Grouped, group_users
+from coterie.losses.grouped import Grouped
 from coterie.losses.linear import Huber, Logistic, Squared, SquaredHinge
 from coterie.losses.newton import minimise
 from coterie.losses.points import HuberDistance, SquaredDistance
@@ -130,7 +130,7 @@ def find_groups(users: Users, loss: Loss | None = None, *, most: int = 8, n_lams
             best = value + toll, polished, lam
     assert best is not None
     clusters = Grouped(loss=loss, samples=given, labels=best[1])
-    models = clusters.local(clusters.prepare(group_users(users, best[1]))).points[best[1]]
+    models = clusters.local(clusters.prepare(clusters.groups)).points[best[1]]
     return Groups(labels=best[1], models=models, criterion=best[0], candidates=tuple(dict.fromkeys(candidates)),
                   lam=best[2], graph=graph, path=path)
 
@@ -307,10 +307,10 @@ class _Ridged(Loss):
     def quadratic(self) -> bool:  # type: ignore[override]
         return self.loss.quadratic
 
-    def dim(self, users: Users) -> int:
+    def dim(self, users: Participants) -> int:
         return self.loss.dim(users)
 
-    def prepare(self, users: Users) -> Samples:
+    def prepare(self, users: Participants) -> Samples:
         return self.loss.prepare(users)
 
     def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:

@@ -19,7 +19,7 @@ from coterie.analysis.path import check_labels
 from coterie.certificates import feasible_flow
 from coterie.errors import InvalidInput, interruptible
 from coterie.graph import Graph
-from coterie.losses.grouped import Grouped, group_users
+from coterie.losses.grouped import Grouped
 from coterie.problem import Problem
 from coterie.solution import labels_of
 from coterie.solvers import solve
@@ -89,7 +89,7 @@ def clustered(problem: Problem, labels: Ints, tol: float = 1e-12) -> Array:
     loss = Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
     first, second, weights = _between(problem.graph, labels)
     graph = Graph.from_edges(k, np.stack([first, second], axis=1), weights) if k > 1 else Graph.complete(1)
-    return solve(Problem(group_users(problem.users, labels), loss, lam=problem.lam, graph=graph), tol=tol).models
+    return solve(Problem(loss.groups, loss, lam=problem.lam, graph=graph), tol=tol).models
 
 
 def _between(graph: Graph, labels: Ints) -> tuple[Ints, Ints, Array]:
@@ -196,10 +196,10 @@ def _stringent(problem: Problem, labels: Ints) -> RecoveryBounds:
     # W = {w : sum_k n_k g_k(w_k) <= F*}, F* the pooled optimum. With m_k = min n_k g_k attained at v_k and n_k g_k
     # mu_k-strongly convex, n_k g_k(w_k) <= F* - sum_{l != k} m_l gives ||w_k - v_k||^2 <= 2 (F* - sum m) / mu_k.
     loss = Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
-    samples = loss.prepare(group_users(problem.users, labels))
+    samples = loss.prepare(loss.groups)
     own = loss.local(samples)
     one = Grouped(loss=problem.loss, samples=problem.samples, labels=np.zeros(problem.n_users, dtype=np.int64))
-    pooled = one.local(one.prepare(group_users(problem.users, one.labels)))
+    pooled = one.local(one.prepare(one.groups))
     strong = loss.strong_convexity(samples)
     radius = np.sqrt(np.divide(2.0 * max(float(pooled.values[0] - own.values.sum()), 0.0), strong,
                                out=np.full(strong.size, np.inf), where=strong > 0))

@@ -16,7 +16,7 @@ from coterie.analysis.path import Path, check_labels, solve_path
 from coterie.analysis.recovery import recovery_bounds
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
-from coterie.losses.grouped import Grouped, group_users
+from coterie.losses.grouped import Grouped
 from coterie.problem import Problem
 from coterie.solution import Solution
 
@@ -52,7 +52,7 @@ def refit(problem: Problem, labels: npt.ArrayLike) -> Array:
     """
     clusters = check_labels(labels, problem.n_users)
     loss = Grouped(loss=problem.loss, samples=problem.samples, labels=clusters)
-    return loss.local(loss.prepare(group_users(problem.users, clusters))).points[clusters]
+    return loss.local(loss.prepare(loss.groups)).points[clusters]
 
 
 def by_score(problem: Problem, held_out: Users, *, path: Path | None = None, n_lams: int = 30, tol: float = 1e-6,
@@ -143,7 +143,7 @@ def by_stability(problem: Problem, *, path: Path | None = None, n_lams: int = 30
     path = solve_path(problem, n_lams=n_lams, tol=tol) if path is None else path
     agreement = np.zeros(len(path))
     for k in range(resamples):
-        half = problem.users.split(test=0.5, seed=seed + k).train
+        half = problem.users.data.split(test=0.5, seed=seed + k).train
         part = solve_path(Problem(half, problem.loss, lam=problem.lam, graph=problem.graph), path.lams, tol=tol)
         for r, (whole, other) in enumerate(zip(path.solutions, part.solutions, strict=True)):
             if 1 < whole.n_clusters < problem.n_users:

@@ -62,7 +62,7 @@ class CFL(Baseline):
                      for eps2 in (1.2, 1.6, 2.4, 4.0, 8.0))
 
     def _fit(self, run: Run) -> Outcome:
-        users = run.samples.users
+        users = run.samples.users.data
         # Every sample as a separate user, to get the gradients of single samples.
         singles = run.loss.prepare(Users.from_arrays(users.features, users.targets))
         labels, final = np.zeros(run.n_users, dtype=np.int64), set[int]()

@@ -64,7 +64,7 @@ class Comet(Baseline):
 
     def _fit(self, run: Run) -> Outcome:
         grams = _grams(run.loss, run.samples)
-        users, models = run.samples.users, run.own()
+        users, models = run.samples.users.data, run.own()
         scaler = Standardizer.from_moments(users.moments())
         probe = scaler.mean + scaler.scale * run.rng.standard_normal((self.n_probes, users.n_features))
         run.exchange(down=2 * users.n_features, up=2 * users.n_features)

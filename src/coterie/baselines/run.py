@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from coterie._typing import Array, Indices, Ints
-from coterie.data.users import Users
+from coterie.data.users import Participants
 from coterie.errors import Incompatible
 from coterie.losses import AffineLoss, Evaluation, Loss, Samples
 from coterie.losses.grouped import Grouped
@@ -78,9 +78,8 @@ class Run:
         also the Hessian.
         """
         grouped = _Counted(loss=ridged(self.loss, ridge), samples=self.samples, labels=labels, run=self)
-        stand_in = Users.from_arrays(np.zeros((n_clusters, 1)))  # a grouped loss does not use these data
         begin = np.zeros((n_clusters, self.dim)) if start is None else start
-        return own_models(grouped, grouped.prepare(stand_in), begin)
+        return own_models(grouped, grouped.prepare(Participants(range(n_clusters))), begin)
 
     def losses(self, models: Array) -> Array:
         """(n_users, k) the loss of every user with each of k models."""

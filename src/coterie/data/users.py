@@ -31,7 +31,7 @@ from coterie.data.validation import (
     show,
     suggest,
 )
-from coterie.errors import InvalidInput
+from coterie.errors import Incompatible, InvalidInput
 
 
 class Block(NamedTuple):
@@ -59,8 +59,83 @@ class Split(NamedTuple):
     test: Users
 
 
+class Participants:
+    """Who takes part, by name, and what the columns of their data are called; the data are elsewhere.
+
+    `Users` are participants whose data are here.
+
+    Parameters
+    ----------
+    names : unique and hashable.
+    feature_names : unique.
+
+    Raises
+    ------
+    InvalidInput : where a name comes twice.
+
+    Example
+    -------
+    >>> server_side = Participants(["ann", "bob"], ["age", "dose"])
+    >>> server_side.n_users, server_side.n_features, server_side.index("bob")
+    (2, 2, 1)
+    """
+
+    names: tuple[Any, ...]
+    feature_names: tuple[str, ...]
+
+    def __init__(self, names: Iterable[Any], feature_names: Iterable[str] = ()) -> None:
+        self.names, self.feature_names = tuple(map(plain, names)), tuple(map(str, feature_names))
+        check_unique(self.names, "User names")
+        check_unique(self.feature_names, "Feature names")
+
+    def __len__(self) -> int:
+        return self.n_users
+
+    def __repr__(self) -> str:
+        return f"Participants({self.n_users} users, {self.n_features} features, data elsewhere)"
+
+    @property
+    def n_users(self) -> int:
+        return len(self.names)
+
+    @property
+    def n_features(self) -> int:
+        return len(self.feature_names)
+
+    @property
+    def data(self) -> Users:
+        """The users with their samples; raises Incompatible where these are elsewhere."""
+        raise Incompatible("The samples of these users are elsewhere, and this needs them. Call it where the data are.")
+
+    @cached_property
+    def _positions(self) -> dict[Hashable, int]:
+        return {name: i for i, name in enumerate(self.names)}
+
+    def index(self, name: Hashable) -> int:
+        """Position of the user called `name`."""
+        try:
+            return self._positions[name]
+        except (KeyError, TypeError):
+            raise InvalidInput(f"There is no user {show(name)}", remedy=suggest(name, self.names)) from None
+
+    def take(self, indices: npt.ArrayLike) -> Participants:
+        """The users at these positions, in this order; a boolean mask works too."""
+        return Participants([self.names[i] for i in self._chosen(indices)], self.feature_names)
+
+    def _chosen(self, indices: npt.ArrayLike) -> Ints:
+        """Positions of users, checked."""
+        chosen = np.asarray(indices)
+        if chosen.dtype == bool and chosen.shape == (self.n_users,):
+            chosen = np.flatnonzero(chosen)
+        if chosen.ndim != 1 or (chosen.size and (chosen.dtype.kind not in "iu" or chosen.min() < 0
+                                                 or chosen.max() >= self.n_users)):
+            raise InvalidInput(f"indices must be positions of users, 0..{self.n_users - 1}, got {show(indices)}",
+                               remedy="Turn a name into a position with users.index(name)")
+        return chosen.astype(np.int64)
+
+
 @dataclass(frozen=True, eq=False)
-class Users:
+class Users(Participants):
     """Ragged samples of many users in one flat array plus offsets; the arrays are copies and read-only."""
 
     features: Array               # (n_samples, n_features), rows of one user contiguous and in their original order
@@ -94,24 +169,17 @@ class Users:
         # Leaves the caches behind, and the arrays are read-only again after unpickling.
         return Users, (self.features, self.targets, self.offsets, self.names, self.feature_names)
 
-    def __len__(self) -> int:
-        return self.n_users
-
     def __repr__(self) -> str:
         targets = "no targets" if self.targets is None else "targets"
         return f"Users({self.n_users} users, {self.n_samples} samples, {self.n_features} features, {targets})"
 
     @property
-    def n_users(self) -> int:
-        return len(self.names)
+    def data(self) -> Users:
+        return self
 
     @property
     def n_samples(self) -> int:
         return len(self.features)
-
-    @property
-    def n_features(self) -> int:
-        return len(self.feature_names)
 
     @cached_property
     def counts(self) -> Ints:
@@ -123,27 +191,9 @@ class Users:
         """Position of the user that owns each row, (n_samples,)."""
         return _freeze(np.repeat(np.arange(self.n_users), self.counts))
 
-    @cached_property
-    def _positions(self) -> dict[Hashable, int]:
-        return {name: i for i, name in enumerate(self.names)}
-
-    def index(self, name: Hashable) -> int:
-        """Position of the user called `name`."""
-        try:
-            return self._positions[name]
-        except (KeyError, TypeError):
-            raise InvalidInput(f"There is no user {show(name)}", remedy=suggest(name, self.names)) from None
-
     def take(self, indices: npt.ArrayLike) -> Users:
         """The users at these positions, in this order; a boolean mask works too."""
-        chosen = np.asarray(indices)
-        if chosen.dtype == bool and chosen.shape == (self.n_users,):
-            chosen = np.flatnonzero(chosen)
-        if chosen.ndim != 1 or (chosen.size and (chosen.dtype.kind not in "iu" or chosen.min() < 0
-                                                 or chosen.max() >= self.n_users)):
-            raise InvalidInput(f"indices must be positions of users, 0..{self.n_users - 1}, got {show(indices)}",
-                               remedy="Turn a name into a position with users.index(name)")
-        chosen = chosen.astype(np.int64)
+        chosen = self._chosen(indices)
         counts = self.counts[chosen]
         # Within one user, row numbers here and there differ by the difference of the user's two starts.
         rows = np.arange(counts.sum()) + np.repeat(self.offsets[chosen] - _offsets(counts)[:-1], counts)

@@ -91,7 +91,7 @@ class CoteriePath(Baseline):
 
     def _path(self, run: Run) -> Array:
         """(points, n_users, dim) the models along the path."""
-        loss, users = counted(run), run.samples.users
+        loss, users = counted(run), run.samples.users.data
         if run.dim > _WIDEST:
             return run.own()[None]
         graph = adaptive_graph(LocalModels.of(users, loss, 0.1), "wald", min(self.k, max(users.n_users - 1, 1)))
@@ -154,14 +154,14 @@ class CoterieShrunk(Baseline):
         models, others = learned[:n * d].reshape(n, d), learned[n * d:]
         centres, metric, noise = others[:k * d].reshape(k, d), others[k * d:-1].reshape(d, d), others[-1]
         if self.factor != 1.0:
-            pull = self.factor * noise / run.samples.users.counts
+            pull = self.factor * noise / run.samples.users.data.counts
             models = near(run.loss, run.samples, pull[:, None, None] * metric, centres[labels], models)
         return Outcome(models, centres)
 
     def _learn(self, run: Run, labels: Ints) -> Array:
         """Estimate models, centres, P and s; all in one vector."""
         loss, samples, n, d = run.loss, run.samples, run.n_users, run.dim
-        m, real = samples.users.counts.astype(float), isinstance(loss, (Squared, Huber))
+        m, real = samples.users.data.counts.astype(float), isinstance(loss, (Squared, Huber))
         centres = run.pool(labels, int(labels.max()) + 1, 0.1)
         models = loss.prox(samples, None, 0.1, centres[labels]).points
         noise, size = 1.0, d + d * (d + 1) // 2
@@ -238,7 +238,7 @@ def found_labels(run: Run) -> Ints:
     def search() -> Array:
         if run.dim > _WIDEST:
             return np.zeros(run.n_users)
-        return find_groups(run.samples.users, counted(run)).labels.astype(float)
+        return find_groups(run.samples.users.data, counted(run)).labels.astype(float)
 
     return run.once("groups", search).astype(np.int64)
 

@@ -422,7 +422,7 @@ def observe(problem: Problem, name: str, algorithm: Algorithm, share: float, las
     method = algorithm.on(federation)
     zero = np.zeros((problem.n_users, problem.dim))
     state = method.begin(zero)
-    runtime = LocalRuntime(Data.of(problem.users, problem.loss))
+    runtime = LocalRuntime(Data.of(problem.users.data, problem.loss))
     marks = set(np.geomspace(1, last, 150).round().astype(int).tolist())
     curve = Curve(name, share, [0], [problem.objective(zero) - optimum])
     for number in range(1, last + 1):

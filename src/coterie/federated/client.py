@@ -79,7 +79,7 @@ def answer_all(data: Data, queries: Batch) -> Batch:
 
 
 def _describe(data: Data, queries: Batch) -> Answer:
-    counts, means, m2 = data.samples.users.moments()
+    counts, means, m2 = data.samples.users.data.moments()
     users = queries.users
     return {"count": counts[users], "means": means[users], "m2": m2[users]}, {}
 
@@ -88,7 +88,7 @@ def _local(data: Data, queries: Batch) -> Answer:
     users, ridge = queries.users, float(queries.shared["ridge"])
     models = data.loss.prox(data.samples, None, ridge, None, users=users).points
     hessians = data.loss.evaluate(data.samples, models, 2, users).hessians + ridge * np.eye(data.samples.dim)
-    return {"model": models, "hessian": triangle(hessians), "count": data.samples.users.counts[users]}, {}
+    return {"model": models, "hessian": triangle(hessians), "count": data.samples.users.data.counts[users]}, {}
 
 
 def _expand(data: Data, queries: Batch) -> Answer:
@@ -110,7 +110,7 @@ def _expand(data: Data, queries: Batch) -> Answer:
         models[lost] *= share[lost, None]
         values, gradients, hessians = data.loss.evaluate(data.samples, models, 2, users)
     ragged = {"share": Ragged.of(share[held | lost], held | lost)}
-    ragged |= _forms(hessians, int(queries.shared["rank"]), data.samples.users.counts[users])
+    ragged |= _forms(hessians, int(queries.shared["rank"]), data.samples.users.data.counts[users])
     return {"value": values, "gradient": gradients}, ragged
 
 

@@ -14,7 +14,7 @@ from coterie._typing import Array, Ints
 from coterie.analysis.path import lam_max
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
-from coterie.federated.algorithms.base import Algorithm, ghosts
+from coterie.federated.algorithms.base import Algorithm
 from coterie.federated.algorithms.newton import Newton, NewtonState
 from coterie.federated.run import Federated, federate
 from coterie.graph import Graph
@@ -143,7 +143,7 @@ def together(run: Federated) -> float:
     hessians = state.hessians[active] + 1e-9 * max(float(curvature), 1e-300) * np.eye(run.problem.dim)
     loss = Quadratic(point=state.points[active], value=state.values[active], gradient=state.gradients[active],
                      hessian=hessians)
-    return lam_max(Problem(ghosts(run.problem.users.names), loss, 0.0, run.problem.graph), rtol=1e-3).upper
+    return lam_max(Problem(run.problem.users, loss, 0.0, run.problem.graph), rtol=1e-3).upper
 
 
 def components(run: Federated) -> int:

@@ -227,7 +227,7 @@ def _clearest(path: Path, seed: int) -> tuple[int, str]:
     """The point whose clusters have the largest silhouette; everyone together where none is clear."""
     from sklearn.metrics import silhouette_score
 
-    points = path.problem.users.moments().means  # users with several rows are judged by their means
+    points = path.problem.users.data.moments().means  # users with several rows are judged by their means
     n, best, index = len(points), 0.0, len(path) - 1
     some = np.arange(n) if n <= 2000 else np.random.default_rng(seed).choice(n, 2000, replace=False)
     seen: dict[bytes, float] = {}

@@ -19,12 +19,12 @@ from coterie._typing import Array, Ints
 from coterie.analysis.groups import find_groups, first_meeting
 from coterie.analysis.path import Path, alone_at, lam_max, solve_path
 from coterie.data.encoding import Task
-from coterie.data.users import Users
+from coterie.data.users import Participants, Users
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.graph import Graph
 from coterie.graph.weights import KINDS, LocalModels, adaptive_graph
 from coterie.losses import Loss
-from coterie.losses.grouped import Grouped, group_users
+from coterie.losses.grouped import Grouped
 from coterie.problem import Problem, check_lam
 from coterie.solution import Certificate, Solution, Status
 
@@ -126,7 +126,7 @@ def make_plan(inner: Users, loss: Loss, settings: Settings, tell: Progress, kept
     return _with_lam(problem, np.array(kept[f"{part}lams"]), settings)
 
 
-def _problem(users: Users, loss: Loss, graph: Graph) -> Problem:
+def _problem(users: Participants, loss: Loss, graph: Graph) -> Problem:
     """One of several on the same data, whose concerns are told once."""
     with warnings.catch_warnings(action="ignore", category=CoterieWarning):
         return Problem(users, loss, 0.0, graph)
@@ -203,7 +203,7 @@ def _between(inner: Users, loss: Loss, labels: Ints, inside: Graph, fused: float
     weights = sizes[first] * sizes[second] / n  # in all, times c
     samples = loss.prepare(inner)
     grouped = Grouped(loss=loss, samples=samples, labels=labels)
-    few = _problem(group_users(inner, labels), grouped, Graph.from_edges(
+    few = _problem(grouped.groups, grouped, Graph.from_edges(
         len(sizes), np.stack([first, second], axis=1), weights))
     path = solve_path(few, n_lams=12, tol=1e-4)
     merged = int(np.argmax(path.n_clusters < len(sizes))) if (path.n_clusters < len(sizes)).any() else len(path) - 1

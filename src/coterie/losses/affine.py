@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from coterie._typing import Array, Flags
-from coterie.data.users import Block, Users
+from coterie.data.users import Block, Participants
 from coterie.errors import Incompatible, InvalidInput
 from coterie.losses.base import Evaluation, Samples, need_targets
 from coterie.losses.blocks import BlockLoss, in_blocks
@@ -139,7 +139,7 @@ class LinearLoss(AffineLoss):
         """
         raise Incompatible(f"{type(self).__name__} has no conic form: give it a `conic_terms` method.")
 
-    def dim(self, users: Users) -> int:
+    def dim(self, users: Participants) -> int:
         return users.n_features + self.intercept
 
     def evaluate_block(self, block: Block, models: Array, order: int) -> Evaluation:
@@ -174,7 +174,7 @@ class LinearLoss(AffineLoss):
         return np.einsum("nd,nd->n", self.rows(features, models)[0], models)
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
-        users = samples.users
+        users = samples.users.data
         phi = self.conic_terms(cp, margins_matrix(samples, self) @ x, need_targets(self, users))
         return (1.0 / users.counts[users.owner]) @ phi + ridge_form(cp, self.ridge, self.shrunk(samples.dim), x)
 
@@ -183,7 +183,7 @@ def margins_matrix(samples: Samples, loss: AffineLoss, stride: int = 1, output: 
     """The sparse matrix that takes all models in one vector to all rows' margins (of one output of several)."""
     from scipy import sparse
 
-    users = samples.users
+    users = samples.users.data
     rows = loss.design(users.features, np.ones(users.n_samples, dtype=bool))
     columns = users.owner[:, None] * samples.dim + np.arange(rows.shape[1]) * stride + output
     return sparse.csr_array((rows.ravel(), (np.repeat(np.arange(users.n_samples), rows.shape[1]), columns.ravel())),

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from coterie._typing import Array, Flags, Indices
-from coterie.data.users import Users
+from coterie.data.users import Participants, Users
 from coterie.errors import Incompatible, InvalidInput
 from coterie.losses.newton import Minimum, minimise
 
@@ -32,9 +32,12 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """The users a loss is evaluated for, and the length of a model; what `Loss.prepare` returns."""
+    """The users a loss is evaluated for, and the length of a model; what `Loss.prepare` returns.
 
-    users: Users
+    Their data may be elsewhere, where the loss does not need them.
+    """
+
+    users: Participants
     dim: int
 
     @property
@@ -61,7 +64,7 @@ class Loss(ABC):
     quadratic: ClassVar[bool] = False  # whether every f_i is quadratic, so that one Hessian serves everywhere
 
     @abstractmethod
-    def dim(self, users: Users) -> int:
+    def dim(self, users: Participants) -> int:
         """Length of one user's model."""
 
     @abstractmethod
@@ -84,12 +87,13 @@ class Loss(ABC):
         Incompatible : where the loss cannot be evaluated on these samples.
         """
 
-    def prepare(self, users: Users) -> Samples:
+    def prepare(self, users: Participants) -> Samples:
         """Check that the loss can be evaluated for these users, and lay out what it needs of them.
 
         Raises
         ------
         InvalidInput : where a user has no samples, or a target is outside the loss's domain.
+        Incompatible : where the loss needs the users' data, and these are elsewhere.
         """
         return Samples(users, self.dim(users))
 

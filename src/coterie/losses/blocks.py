@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from coterie._typing import Array, Flags, Indices
-from coterie.data.users import Block, Users
+from coterie.data.users import Block, Participants, Users
 from coterie.errors import Incompatible
 from coterie.losses.base import Evaluation, Loss, Samples
 
@@ -18,6 +18,7 @@ from coterie.losses.base import Evaluation, Loss, Samples
 class BlockSamples(Samples):
     """Users' data in the form a loss computes on: padded blocks of the loss's own design matrix."""
 
+    users: Users
     blocks: tuple[Block, ...]
 
     @cached_property
@@ -80,11 +81,12 @@ class BlockLoss(Loss):
         order : 0 for values only, 1 for gradients too, 2 for Hessians too.
         """
 
-    def prepare(self, users: Users) -> BlockSamples:
-        users.require_samples()
-        self.check_targets(users)
-        blocks = tuple(b._replace(features=self.design(b.features, b.weights > 0)) for b in users.blocks())
-        return BlockSamples(users, self.dim(users), blocks)
+    def prepare(self, users: Participants) -> BlockSamples:
+        data = users.data
+        data.require_samples()
+        self.check_targets(data)
+        blocks = tuple(b._replace(features=self.design(b.features, b.weights > 0)) for b in data.blocks())
+        return BlockSamples(data, self.dim(data), blocks)
 
     def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
         samples = in_blocks(self, samples)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from coterie._typing import Array
-from coterie.data.users import Block, Users
+from coterie.data.users import Block, Participants
 from coterie.errors import InvalidInput
 from coterie.losses.base import Evaluation, Samples
 from coterie.losses.blocks import BlockLoss
@@ -43,7 +43,7 @@ class Custom(BlockLoss):
     decide: Callable[..., Array] | None = None
     conic_form: Callable[..., Any] | None = None
 
-    def dim(self, users: Users) -> int:
+    def dim(self, users: Participants) -> int:
         if self.n_params is None:
             return users.n_features
         return self.n_params(users.n_features) if callable(self.n_params) else self.n_params
@@ -69,4 +69,4 @@ class Custom(BlockLoss):
         return super().decision(features, models) if self.decide is None else self.decide(features, models)
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
-        return super().conic(cp, samples, x) if self.conic_form is None else self.conic_form(cp, samples.users, x)
+        return super().conic(cp, samples, x) if self.conic_form is None else self.conic_form(cp, samples.users.data, x)

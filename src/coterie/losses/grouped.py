@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from coterie._typing import Array, Indices, Ints
-from coterie.data.users import Users
+from coterie.data.users import Participants
 from coterie.losses.base import Evaluation, Loss, Samples
 
 
@@ -16,7 +16,13 @@ from coterie.losses.base import Evaluation, Loss, Samples
 class Grouped(Loss):
     """F_k(w) = sum over the members i of group k of f_i(w): the losses of the paper's clustered problem, Eq. (5).
 
-    Use it with users of one group each, such as `group_users(samples.users, labels)`; their data are not looked at.
+    The groups are the participants of the clustered problem: `loss.prepare(loss.groups)`.
+
+    Parameters
+    ----------
+    loss : of a user.
+    samples : what `loss.prepare(users)` returned.
+    labels : (n_users,) the number of each user's group.
     """
 
     loss: Loss
@@ -24,10 +30,15 @@ class Grouped(Loss):
     labels: Ints
 
     @property
+    def groups(self) -> Participants:
+        """The groups by number."""
+        return Participants(range(int(self.labels.max()) + 1), self.samples.users.feature_names)
+
+    @property
     def quadratic(self) -> bool:  # type: ignore[override]
         return self.loss.quadratic
 
-    def dim(self, users: Users) -> int:
+    def dim(self, users: Participants) -> int:
         return self.samples.dim
 
     def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
@@ -56,8 +67,3 @@ def _sums(rows: Array, owner: Ints | Indices, n: int) -> Array:
     columns = rows.reshape(len(rows), prod(rows.shape[1:])).T
     sums = np.stack([np.bincount(owner, weights=column, minlength=n) for column in columns], axis=1)
     return np.asarray(sums.reshape(n, *rows.shape[1:]), dtype=float)
-
-
-def group_users(users: Users, labels: Ints) -> Users:
-    """One user for each group, named by its number, holding the samples of its members."""
-    return Users.from_arrays(users.features, users.targets, labels[users.owner], feature_names=users.feature_names)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from coterie._typing import Array
-from coterie.data.users import Block, Users
+from coterie.data.users import Block, Participants, Users
 from coterie.errors import InvalidInput
 from coterie.losses.affine import AffineLoss, margins_matrix, ridge_form
 from coterie.losses.base import Evaluation, Samples, need_targets, one_class_concern, refuse_targets
@@ -42,10 +42,10 @@ class Multinomial(AffineLoss):
             f"No user has a sample of class {c:g}: its intercept has no optimum, so no bound can be certified; lower "
             "n_classes or number the classes without gaps." for c in unseen[:1]]
 
-    def _classes(self, users: Users) -> int:
-        return int(need_targets(self, users).max()) + 1 if self.n_classes is None else self.n_classes
+    def _classes(self, users: Participants) -> int:
+        return int(need_targets(self, users.data).max()) + 1 if self.n_classes is None else self.n_classes
 
-    def dim(self, users: Users) -> int:
+    def dim(self, users: Participants) -> int:
         return (users.n_features + self.intercept) * (self._classes(users) - 1)
 
     def evaluate_block(self, block: Block, models: Array, order: int) -> Evaluation:
@@ -93,7 +93,7 @@ class Multinomial(AffineLoss):
         return self.decision(features, models).argmax(axis=1).astype(float)
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
-        users = samples.users
+        users = samples.users.data
         k = samples.dim // (users.n_features + self.intercept)  # outputs
         outputs = cp.vstack([margins_matrix(samples, self, k, u) @ x for u in range(k)])
         t = sum_zero_basis(k + 1).T @ outputs

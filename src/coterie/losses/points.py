@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from coterie._typing import Array, Indices
-from coterie.data.users import Block, Users
+from coterie.data.users import Block, Participants, Users
 from coterie.losses.base import Evaluation, Samples, require_positive
 from coterie.losses.blocks import BlockLoss
 
@@ -17,7 +17,7 @@ from coterie.losses.blocks import BlockLoss
 class _Point(BlockLoss):
     """The model is itself a point, compared with the user's rows; targets, if any, are ignored."""
 
-    def dim(self, users: Users) -> int:
+    def dim(self, users: Participants) -> int:
         return users.n_features
 
     def lipschitz(self, samples: Samples) -> Array:
@@ -48,7 +48,7 @@ class SquaredDistance(_Point):
         return np.einsum("nd,nd->n", slopes, centres + 0.5 * slopes) - values
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
-        users = samples.users
+        users = samples.users.data
         weights = np.repeat(np.sqrt(1.0 / users.counts[users.owner]), samples.dim)
         gaps = x[_columns(users, samples.dim)] - users.features.ravel()
         return 0.5 * cp.sum_squares(cp.multiply(weights, gaps))
@@ -79,7 +79,7 @@ class HuberDistance(_Point):
         return Evaluation(values, gradients, hessians)
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
-        users = samples.users
+        users = samples.users.data
         gaps = cp.reshape(x[_columns(users, samples.dim)], users.features.shape, order="C") - users.features
         return (0.5 / users.counts[users.owner]) @ cp.huber(cp.norm(gaps, 2, axis=1), self.delta)
 

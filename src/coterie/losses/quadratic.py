@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from coterie._typing import Array, Indices
-from coterie.data.users import Users
+from coterie.data.users import Participants
 from coterie.errors import InvalidInput
 from coterie.losses.base import Evaluation, Loss, Samples
 
@@ -32,10 +32,10 @@ class Quadratic(Loss):
     gradient: Array
     hessian: Array
 
-    def dim(self, users: Users) -> int:
+    def dim(self, users: Participants) -> int:
         return int(self.point.shape[1])
 
-    def prepare(self, users: Users) -> Samples:
+    def prepare(self, users: Participants) -> Samples:
         if users.n_users != len(self.point):
             raise InvalidInput(f"expected {len(self.point)} users, one for each function, got {users.n_users}",
                                remedy="Give the users these functions belong to")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coterie._typing import Array, Indices
-from coterie.data.users import Users
+from coterie.data.users import Participants
 from coterie.errors import Incompatible
 from coterie.losses.base import Evaluation, Loss, Samples
 
@@ -23,7 +23,7 @@ class Remote(Loss):
     loss: Loss
     length: int
 
-    def dim(self, users: Users) -> int:
+    def dim(self, users: Participants) -> int:
         return self.length
 
     def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:

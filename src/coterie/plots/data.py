@@ -12,6 +12,7 @@ import numpy as np
 from coterie._typing import Array, Ints
 from coterie.analysis.path import Path
 from coterie.data.encoding import Task
+from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.fitting import Fit
 from coterie.fitting.units import FITTING, Units
@@ -148,7 +149,7 @@ class View:
         units, users = self.units, self.path.problem.users
         features = users.feature_names if units is None else units.feature_names
         if self.task != "classification" or isinstance(self.loss, Multinomial) or len(features) != 2 \
-                or users.targets is None:
+                or not isinstance(users, Users) or users.targets is None:
             return None
         flat = self.models.reshape(-1, self.models.shape[2])
         if units is not None:

@@ -348,7 +348,7 @@ def separators(solution: Solution, *, alone: Array | None = None, title: str | N
     Incompatible
         If the models are not linear classifiers of two features with an intercept.
     """
-    users = solution.problem.users
+    users = solution.problem.users.data
     sign = getattr(solution.problem.loss, "intercept_sign", None)
     if users.n_features != 2 or solution.models.shape[1] != 3 or sign is None or users.targets is None:
         raise Incompatible("Separators can be drawn for linear classifiers of two features with an intercept; "

@@ -11,6 +11,7 @@ import numpy as np
 from coterie._typing import Ints
 from coterie.analysis.path import Path
 from coterie.analysis.recovery import recovery_bounds
+from coterie.data.users import Users
 from coterie.errors import CoterieError, InvalidInput
 from coterie.federated.run import Federated
 from coterie.fitting import Fit, Scores
@@ -82,11 +83,13 @@ def _results(source: Fit | Path | Solution, full: View, keep: Ints, classes: Seq
     users = full.path.problem.users
     view = replace(full, path=_path_of_users(full, keep)) if len(keep) < users.n_users else full
     features = users.feature_names if full.units is None else full.units.feature_names
+    rows = f"{_many(users.n_samples, 'row')}, " if isinstance(users, Users) else ""  # a server does not know how many
     return {
-        "subtitle": f"{_many(users.n_users, 'user')}, {_many(users.n_samples, 'row')}, "
-                    f"{_many(len(features), 'feature')}; {type(full.loss).__name__} loss",
+        "subtitle": f"{_many(users.n_users, 'user')}, {rows}{_many(len(features), 'feature')}; "
+                    f"{type(full.loss).__name__} loss",
         "task": view.task,
-        "users": [str(users.names[k]) for k in keep], "counts": users.counts[keep].tolist(),
+        "users": [str(users.names[k]) for k in keep],
+        "counts": users.counts[keep].tolist() if isinstance(users, Users) else None,
         "lams": full.path.lams.tolist(), "chosen": full.index,
         "points": [_point(s) for s in full.path.solutions],
         "labels": [s.labels.tolist() for s in view.path.solutions],
@@ -129,7 +132,7 @@ def _path_of_users(view: View, keep: Ints) -> Path:
 
 def _map(view: View) -> dict[str, Any]:
     lines, dim, users = view.lines(), view.models.shape[2], view.path.problem.users
-    if lines is not None and users.targets is not None:
+    if lines is not None and isinstance(users, Users) and users.targets is not None:
         X, y = users.features[:, :2], users.targets
         names: Sequence[str] = users.feature_names[:2]
         if view.units is not None:

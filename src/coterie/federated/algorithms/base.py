@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from coterie._typing import Array, Flags, Ints
-from coterie.data.users import Users
+from coterie.data.users import Participants
 from coterie.errors import InvalidInput
 from coterie.federated.algorithms.participation import Participation
 from coterie.federated.protocol.messages import MAY_BE_INFINITE, Batch, Message, gather, misfit, square
@@ -65,14 +65,9 @@ class Federation:
 
     def problem(self, active: Flags, loss: Loss | None = None) -> Problem:
         """The problem of the active users as the server sees it: with the data, and so the losses, elsewhere."""
-        return Problem(ghosts([name for name, here in zip(self.names, active, strict=True) if here], self.features),
+        return Problem(Participants(self.names, self.features).take(active),
                        Remote(loss=self.loss, length=self.dim) if loss is None else loss, self.lam,
                        self.graph if active.all() else self.graph.take(active))
-
-
-def ghosts(names: list[Any] | tuple[Any, ...], features: tuple[str, ...] = ("x0",)) -> Users:
-    """Users by name alone."""
-    return Users(np.empty((0, len(features))), None, np.zeros(len(names) + 1, dtype=np.int64), tuple(names), features)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from coterie.data.users import Moments, Standardizer
+from coterie.data.users import Moments, Participants, Standardizer
 from coterie.errors import Incompatible, InvalidInput
 from coterie.federated.algorithms import ALGORITHMS
-from coterie.federated.algorithms.base import Algorithm, Federation, State, ghosts
+from coterie.federated.algorithms.base import Algorithm, Federation, State
 from coterie.federated.algorithms.participation import Participation
 from coterie.federated.checkpoint import Checkpoint
 from coterie.federated.driver import Driver, DriverResult, Round
@@ -102,11 +102,11 @@ def serve(runtime: Carrier, config: Mapping[str, Any], progress: Callable[[Round
     if config["standardize"]:
         runtime.config |= {"means": facts["means"], "scale": facts["scale"]}
     share = config["participation"]
-    shape = replace(ghosts(names, features), targets=np.empty(0))  # some losses look at what is to be predicted
-    federation = Federation(names=names, dim=loss.dim(shape), loss=loss, lam=float(config["lam"]),
-                graph=Graph.complete(len(names)), seed=int(config["seed"]), features=features,
-                participation=Participation.of(share if isinstance(share, int) and share > 1 else float(share)),
-                patience=int(config["patience"]) or None)
+    federation = Federation(
+        names=names, dim=loss.dim(Participants(names, features)), loss=loss, lam=float(config["lam"]),
+        graph=Graph.complete(len(names)), seed=int(config["seed"]), features=features,
+        participation=Participation.of(share if isinstance(share, int) and share > 1 else float(share)),
+        patience=int(config["patience"]) or None)
     tol, users = float(config["tol"]), digest(np.frombuffer(repr(names).encode(), np.uint8))
 
     def drive(federation: Federation, weights: str | None, folder: Checkpoint, start: State | None) -> DriverResult:
