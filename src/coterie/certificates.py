@@ -7,60 +7,148 @@ and tested.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array, Flags, Indices
+from coterie._typing import Array, Flags, Indices, Ints
 from coterie.errors import InvalidInput
 from coterie.graph import Graph
 from coterie.losses import Loss, Samples
 from coterie.problem import Problem
-from coterie.solution import Certificate
+from coterie.solution import Certificate, labels_of
 
 _EPSILON = 4 * float(np.finfo(float).eps)
 _REPAIRS = 5  # attempts at moving duals into the conjugates' domain
+_LAST: WeakKeyDictionary[Problem, tuple[Array, Array, Certificate]] = WeakKeyDictionary()  # one entry, see `_judged`
 _FLOOR = 1e-9  # times the losses of all-zero models: the unit of a gap when the objective itself vanishes
 
 
-def certify(problem: Problem, models: npt.ArrayLike, duals: npt.ArrayLike | None = None) -> Certificate:
-    """Judge models; with no duals given, good ones are built.
+def certify(problem: Problem, models: npt.ArrayLike, duals: npt.ArrayLike | None = None, *,
+            potentials: npt.ArrayLike | None = None) -> Certificate:
+    """Bound how far models are from optimal.
 
-    Duals outside their balls ||y_e|| <= lam w_e are scaled in, and duals at which a conjugate is infinite are moved
-    into its domain where that is possible, so the bound holds whatever came.
+    The bound is valid whatever duals are given: those outside their balls ||y_e|| <= lam w_e are scaled in, and those
+    at which a conjugate is infinite are moved into its domain where that is possible.
+
+    Parameters
+    ----------
+    problem : what the models should solve.
+    models : (n_users, dim).
+    duals : (n_edges, dim); where they are not given, good ones are built for these models.
+    potentials : (n_users, dim), instead of duals, for all pairs with one weight. They stand for the duals of
+        `potential_slopes`, of which none is stored.
+
+    Returns
+    -------
+    Certificate, with the duals of its bound; without any where potentials were given.
+
+    Raises
+    ------
+    InvalidInput : where an array has another shape, or not all of its numbers are finite.
+
+    Example
+    -------
+    >>> certify(problem, solution.models).relative_gap <= 1e-6
+    True
     """
     x = problem.check_models(models)
+    if potentials is not None:
+        return replace(_judged(problem, x, potential_slopes(problem, x, np.asarray(potentials, dtype=float))))
     if duals is None:
         y = build_duals(problem, x)
     else:
-        y = np.asarray(duals, dtype=float)
-        if y.shape != (problem.graph.n_edges, problem.dim) or not np.isfinite(y).all():
-            raise InvalidInput(f"expected finite duals of shape ({problem.graph.n_edges}, {problem.dim}), "
-                               f"got {y.shape}", remedy="Give one row for each edge, or none to have them built")
-    y = project(y, problem.radii)
-    values, gradients, _ = problem.loss.evaluate(problem.samples, x, 1)
-    slopes = -problem.graph.divergence(y)
-    conjugates = problem.conjugates(slopes, start=x)
+        y = np.ascontiguousarray(duals, dtype=float)
+        if y.shape != (problem.graph.n_edges, problem.dim):
+            raise InvalidInput(f"expected duals of shape ({problem.graph.n_edges}, {problem.dim}), got {y.shape}",
+                               remedy="Give one row for each edge, or none to have them built")
+    certificate = judge(problem, x, y)
     for _ in range(_REPAIRS if problem.lam > 0 and problem.graph.n_edges else 0):
-        if np.isfinite(conjugates).all():
+        if not certificate.infinite_users:
             break
-        y = _into_domain(problem, x, y, slopes, ~np.isfinite(conjugates))
-        slopes = -problem.graph.divergence(y)
-        conjugates = problem.conjugates(slopes, start=x)
-    return _certificate(problem, x, values, gradients, slopes, conjugates).with_duals(y)
+        assert certificate.duals is not None
+        certificate = judge(problem, x, _into_domain(problem, x, certificate.duals, list(certificate.infinite_users)))
+    return certificate
 
 
-def judge(problem: Problem, models: Array, slopes: Array) -> Certificate:
-    """The certificate from slopes = -B'y of duals y known to be feasible; nothing is mended and no edge is stored."""
-    values, gradients, _ = problem.loss.evaluate(problem.samples, models, 1)
-    return _certificate(problem, models, values, gradients, slopes, problem.conjugates(slopes, start=models))
+def judge(problem: Problem, models: Array, duals: Array) -> Certificate:
+    """The certificate of these models and duals; duals outside their balls are scaled in, nothing else is mended."""
+    y = _feasible(duals, problem.radii)
+    return _judged(problem, models, -problem.graph.divergence(y)).with_duals(y)
 
 
-def _certificate(problem: Problem, x: Array, values: Array, gradients: Array, slopes: Array,
-                 conjugates: Array) -> Certificate:
-    residuals = np.linalg.norm(gradients - slopes, axis=1)
-    return assembled(problem.lam * problem.graph.penalty(x), x, slopes, values, conjugates, residuals,
-                     problem.loss_at_zero)
+def _judged(problem: Problem, x: Array, slopes: Array) -> Certificate:
+    """The certificate from slopes = -B'y of feasible duals y.
+
+    The last one is remembered, for a solver has its point judged before `solve` judges it. It is looked up by every
+    number it depends on, so nobody can pass one point's certificate off as another's.
+    """
+    known = _LAST.get(problem)
+    if known is not None and np.array_equal(known[0], x) and np.array_equal(known[1], slopes):
+        return known[2]
+    values, gradients, _ = problem.loss.evaluate(problem.samples, x, 1)
+    certificate = assembled(problem.lam * problem.graph.penalty(x), x, slopes, values,
+                            problem.conjugates(slopes, start=x), np.linalg.norm(gradients - slopes, axis=1),
+                            problem.loss_at_zero)
+    _LAST.clear()
+    _LAST[problem] = x.copy(), slopes.copy(), certificate
+    return certificate
+
+
+def potential_slopes(problem: Problem, models: Array, potentials: Array) -> Array:
+    """-B'y of duals that potentials stand for, on all pairs with one weight; no dual is stored.
+
+    With r = lam w, users with different models pull with all that is allowed, and between users with equal models
+    flows what the potentials ask for; these duals are feasible whatever the numbers:
+        y_ij = r (models_i - models_j) / ||models_i - models_j||        where models_i != models_j
+        y_ij = projection of potentials_i - potentials_j onto the ball of radius r      where they are equal
+    """
+    from coterie.graph import kernels
+
+    if not problem.graph.is_complete:
+        raise InvalidInput("potentials are for all pairs with one weight", remedy="Give duals, or none")
+    if potentials.shape != models.shape or not np.isfinite(potentials).all():
+        raise InvalidInput(f"expected finite potentials of shape {models.shape}, got {potentials.shape}",
+                           remedy="Give one row for each user")
+    labels = labels_of(models)
+    across = pull_between(problem, labels, models)
+    flow = np.empty_like(models)
+    kernels.member_flow(np.ascontiguousarray(potentials), *by_cluster(labels), _radius(problem), flow)
+    return -(across + flow)
+
+
+def pull_between(problem: Problem, labels: Ints, models: Array) -> Array:
+    """(n_users, dim) the part of B'y from pairs of users in different clusters; see `potential_slopes`."""
+    from coterie.graph import kernels
+
+    counts = np.bincount(labels).astype(float)
+    w = models[np.unique(labels, return_index=True)[1]]
+    pull = np.empty_like(w)
+    kernels.cluster_pull(w, counts, 0.0, w, pull, np.empty(len(w)))
+    return _radius(problem) * (pull / counts[:, None])[labels]
+
+
+def by_cluster(labels: Ints) -> tuple[Ints, Ints]:
+    """Users in the order of their clusters, and where in it each cluster starts (and the last one ends)."""
+    return np.argsort(labels, kind="stable"), np.concatenate([[0], np.cumsum(np.bincount(labels))]).astype(np.int64)
+
+
+def _radius(problem: Problem) -> float:
+    return float(problem.radii[0]) if problem.graph.n_edges else 0.0
+
+
+def _feasible(duals: Array, radii: Array) -> Array:
+    """The duals themselves where their norms are within the radii, to rounding; else scaled into them."""
+    from coterie.graph import kernels
+
+    if kernels.in_balls(duals, radii, 1.0 + _EPSILON):
+        return duals
+    if not np.isfinite(duals).all():
+        edge = int(np.flatnonzero(~np.isfinite(duals).all(axis=1))[0])
+        raise InvalidInput(f"expected finite duals, got {duals[edge]}", where=f"edge {edge}", remedy="Leave them out")
+    return project(duals, radii)
 
 
 def assembled(penalty: float, x: Array, slopes: Array, values: Array, conjugates: Array, residuals: Array,
@@ -87,8 +175,8 @@ def project(duals: Array, radii: Array) -> Array:
     return duals * scale[:, None]
 
 
-def _into_domain(problem: Problem, models: Array, duals: Array, slopes: Array, outside: Flags) -> Array:
-    """Move feasible duals so that the slopes -(B'y)_i of users `outside` lie where their conjugates are finite.
+def _into_domain(problem: Problem, models: Array, duals: Array, users: list[int]) -> Array:
+    """Move feasible duals so that the slopes -(B'y)_i of these users lie where their conjugates are finite.
 
     A gradient is always in the conjugate's domain, and the one nearly at the slope u is grad f(x) for the x of
         minimise f(x) - <u, x> + (t/2) ||x - models_i||^2,    t small:    grad f(x) = u - t (x - models_i).
@@ -96,6 +184,9 @@ def _into_domain(problem: Problem, models: Array, duals: Array, slopes: Array, o
     All duals then shrink by what keeps the flow inside the balls: zero is in the closure of every domain, so a smaller
     slope stays in it.
     """
+    outside = np.zeros(problem.n_users, dtype=bool)
+    outside[users] = True
+    slopes = -problem.graph.divergence(duals)
     lack = np.zeros_like(slopes)
     lack[outside] = lacking(problem.loss, problem.samples, models[outside], slopes[outside], np.flatnonzero(outside))
     return supplied(problem.graph, problem.radii, duals, lack, outside)

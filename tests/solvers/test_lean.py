@@ -10,8 +10,8 @@ from support.planted import planted
 from support.problems import LOSS_NAMES, graph_for, loss_for, points_problem, problem_for, users_for
 
 import coterie as ct
+from coterie.graph.kernels import cluster_pull, member_flow
 from coterie.losses.grouped import Grouped
-from coterie.solvers.lean_kernels import lean_flow, lean_pull
 
 
 @pytest.mark.parametrize("fraction", [0.02, 0.3, 0.8, 1.5])
@@ -57,7 +57,7 @@ def test_walks_over_pairs_are_the_dense_sums():
     rng = np.random.default_rng(0)
     w, v, counts = rng.standard_normal((7, 3)), rng.standard_normal((7, 3)), rng.integers(1, 5, 7).astype(float)
     out, degrees = np.empty((7, 3)), np.empty(7)
-    total = lean_pull(w, counts, 0.1, v, out, degrees)
+    total = cluster_pull(w, counts, 0.1, v, out, degrees)
     distance = np.sqrt(((w[:, None] - w) ** 2).sum(2) + 0.01)
     weights = np.outer(counts, counts) / distance
     np.fill_diagonal(weights, 0.0)
@@ -65,7 +65,7 @@ def test_walks_over_pairs_are_the_dense_sums():
     np.testing.assert_allclose(degrees, weights.sum(1), rtol=1e-12)
     assert total == pytest.approx((weights * distance**2).sum() / 2)
     flow = np.empty((7, 3))
-    lean_flow(v, np.array([3, 0, 5, 1, 2, 4, 6]), np.array([0, 3, 7]), 0.8, flow)
+    member_flow(v, np.array([3, 0, 5, 1, 2, 4, 6]), np.array([0, 3, 7]), 0.8, flow)
     expected = np.zeros((7, 3))
     for members in ([3, 0, 5], [1, 2, 4, 6]):
         for i in members:

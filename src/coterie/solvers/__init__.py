@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from coterie.certificates import certify
-from coterie.errors import Interrupted, InvalidInput, interruptible
+from coterie.errors import Interrupted, InvalidInput, NotConverged, interruptible
 from coterie.problem import Problem
 from coterie.solution import Certificate, Record, Solution, Status
 from coterie.solvers.base import Point, Solver, Start
@@ -57,7 +57,10 @@ def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast",
             if not isinstance(stop.best, Point):
                 raise
             point, interrupted = stop.best, True
-        certificate = point.certificate or certify(problem, point.models, point.duals)
+        try:
+            certificate = certify(problem, point.models, point.duals, potentials=point.potentials)
+        except InvalidInput as error:
+            raise NotConverged(f"{type(solver).__name__} returned a point that cannot be certified: {error}") from error
     solution = Solution(
         problem=problem, models=point.models, duals=certificate.duals, certificate=certificate,
         status=_status(certificate, tol, interrupted), solver=type(solver).__name__,

@@ -7,17 +7,17 @@ from typing import NamedTuple, Protocol
 
 from coterie._typing import Array
 from coterie.problem import Problem
-from coterie.solution import Certificate, Record
+from coterie.solution import Record
 
 
 class Point(NamedTuple):
-    """What a solver hands over to be certified; it does not grade itself."""
+    """What a solver hands over to be certified by `solve`; it does not grade itself."""
 
     models: Array  # (n_users, dim), bitwise equal rows for users it holds to be together
-    duals: Array | None = None  # (n_edges, dim); None where it has none
+    duals: Array | None = None  # (n_edges, dim); None where it has none, and `solve` builds them
     history: tuple[Record, ...] = ()
-    certificate: Certificate | None = None  # from `coterie.certificates`, where the solver had it judged already
-    sigma: float | None = None
+    sigma: float | None = None  # where its step ended
+    potentials: Array | None = None  # (n_users, dim) instead of duals, see `certificates.potential_slopes`
 
 
 class Start(NamedTuple):

@@ -70,8 +70,8 @@ class Engine:
         """(n_edges, dim) feasible duals."""
         return self._out(np.ascontiguousarray((self.sigma * self.shrink * self.s).T))
 
-    def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> tuple[Array, Array] | None:
-        """Duals made to fit these clusters, with ||gradients + B'y||^2 <= enough if possible, and their slopes.
+    def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> Array | None:
+        """Duals made to fit these clusters, with ||gradients + B'y||^2 <= enough if possible.
 
         None where that is not cheap.
         """
@@ -131,12 +131,11 @@ class Complete(Engine):
         flow, labels = kernels.complete_duals(self.s, self.shrink, self.sigma, self.graph.n_users)
         return np.array(self.x.T, order="C"), -flow, labels
 
-    def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> tuple[Array, Array] | None:
+    def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> Array | None:
         counts = np.bincount(labels).astype(float)
         rounds = int(np.clip(_PROOF / self.graph.n_edges, 4, 60))
-        duals, flow = kernels.complete_proof(self.s, self.shrink, self.sigma, self._radii, labels, counts, models,
-                                             gradients, rounds, enough)
-        return duals, -flow
+        return np.asarray(kernels.complete_proof(self.s, self.shrink, self.sigma, self._radii, labels, counts, models,
+                                                 gradients, rounds, enough))
 
 
 class _Listed(Engine):
@@ -176,7 +175,7 @@ class _Listed(Engine):
         return models, slopes, clusters
 
 
-    def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> tuple[Array, Array] | None:
+    def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> Array | None:
         """Unit vectors between clusters; inside, projections in turn onto B'y = -gradients and onto the balls."""
         if self.graph.n_edges > _PROVABLE:
             return None
@@ -196,7 +195,7 @@ class _Listed(Engine):
                 break
             flow = project(flow + route(lack), radii[together])
         duals[together] = flow
-        return duals, -graph.divergence(duals)
+        return duals
 
 
 class Direct(_Listed):

@@ -110,12 +110,10 @@ class _Run:
         batch, sigma = 20 if self.quadratic else 10, self.engine.sigma
         factor, last, changes, next_change = _TURN, 0, 0, 20
         try:
-            if self.warm:
-                # The clusters of the start may still be right: then the reduced problem and its proof are all there is.
-                models, slopes, labels = self.engine.read()
-                if self._small(self.warm_labels) and self._prove(self.warm_labels, self.centre, slopes):
-                    self._report(self.warm_labels)
-                    return self._point()
+            # The clusters of the start may still be right: then the reduced problem and its proof are all there is.
+            if self.warm and self._small(self.warm_labels) and self._prove(self.warm_labels, self.centre):
+                self._report(self.warm_labels)
+                return self._point()
             while self.passes < self.settings.max_iter:
                 hessians = self.hessians + self.shift[:, None, None] * np.eye(self.problem.dim)
                 linear = np.einsum("nij,nj->ni", hessians, self.centre) - self.gradients
@@ -127,10 +125,10 @@ class _Run:
                 self._refresh(models)
                 error = self._error(slopes, models)
                 scale = float(np.abs(self.values).sum()) + 1e-300
-                done = self._look(models, slopes, labels, error / scale)
+                done = self._look(models, labels, error / scale)
                 self._report(labels)
                 if done and not self.proven and self._small(labels):
-                    self._prove(labels, models, slopes)
+                    self._prove(labels, models)
                 if done or self.unbounded > _HOPELESS:
                     break
                 # The rule of residual balance, told from the last pass: sigma up where z lags behind B x.
@@ -145,8 +143,8 @@ class _Run:
                     next_change = self.passes + 20 * (1 + changes // 2)
         except KeyboardInterrupt as stop:
             if self.certificate is None:  # whoever presses Ctrl-C waits for one judgement at most
-                models, slopes, labels = self.engine.read()
-                self._judge(to_clusters(labels, models)[labels], slopes, self.engine.duals)
+                models, _, labels = self.engine.read()
+                self._judge(to_clusters(labels, models)[labels], self.engine.duals())
             raise Interrupted(self._point()) from stop
         if self.certificate is None or self.certificate.relative_gap > self.tol:
             self._last_try()
@@ -154,20 +152,20 @@ class _Run:
 
     def _point(self) -> Point:
         assert self.certificate is not None
-        return Point(self.best, self.certificate.duals, tuple(self.history), self.certificate, self.engine.sigma)
+        return Point(self.best, self.certificate.duals, tuple(self.history), self.engine.sigma)
 
-    def _look(self, models: Array, slopes: Array, labels: Ints, error: float) -> bool:
+    def _look(self, models: Array, labels: Ints, error: float) -> bool:
         """Try to finish when that looks possible: clusters that stay as they are, or an iterate that is near."""
         settled = np.array_equal(labels, self.labels) and not np.array_equal(labels, self.tried)
         self.labels = labels
         if error <= 3.0 * self.tol and self.passes >= self.next_try:
-            if self._try(models, slopes, labels):
+            if self._try(models, labels):
                 return True
             self.next_try = int(1.15 * self.passes)  # what failed will not succeed at once
             return False
         if settled and error <= 1e-3 and self._few(labels, _SMALL):
             self.tried = labels
-            return self._prove(labels, models, slopes)
+            return self._prove(labels, models)
         return False
 
     def _small(self, labels: Ints) -> bool:
@@ -215,62 +213,58 @@ class _Run:
 
     proven = False
 
-    def _try(self, models: Array, slopes: Array, labels: Ints) -> bool:
+    def _try(self, models: Array, labels: Ints) -> bool:
         """Fuse and certify; where that falls short, polish. True when the tolerance is certified."""
         fused = to_clusters(labels, models)[labels]
         if not self.quadratic and self._few(labels, _SMALL):  # conjugates cost more than a polish that spares them
-            return self._prove(labels, fused, slopes) or self._judge(fused, slopes, self.engine.duals)
-        if self._judge(fused, slopes, self.engine.duals):
+            return self._prove(labels, fused) or self._judge(fused, self.engine.duals())
+        if self._judge(fused, self.engine.duals()):
             return True
-        return self._few(labels, _POLISH) and self._prove(labels, fused, slopes)
+        return self._few(labels, _POLISH) and self._prove(labels, fused)
 
-    def _prove(self, labels: Ints, models: Array, slopes: Array) -> bool:
+    def _prove(self, labels: Ints, models: Array) -> bool:
         """The exact optimum for these clusters, with the duals as they are and with duals made for it."""
         self.proven = True
         polished = polish(self.problem, labels, models, tol=_DIGITS)
-        if not self._defend(polished, slopes):
+        if not self._defend(polished):
             return False
         # Clusters that end up side by side are one, if that proves as well.
         for distance in (1e-2, 1e-4, 1e-6):
             closer = nearly_equal(self.problem, polished, distance)
             if closer is None:
                 break
-            self._defend(polish(self.problem, closer, polished, tol=_DIGITS), slopes, prefer=True)
+            self._defend(polish(self.problem, closer, polished, tol=_DIGITS), prefer=True)
             if self.best is not polished:
                 break
         return True
 
-    def _defend(self, polished: Array, slopes: Array, prefer: bool = False) -> bool:
+    def _defend(self, polished: Array, prefer: bool = False) -> bool:
         """Judge the optimum for its own clusters with duals made for it, where the engine can make them."""
         labels = labels_of(polished)
         gradients = self.problem.gradients(polished)
         # The bound misses about ||lack||^2 / (2 curvature); a hundredth of that leaves room for users with less of it.
         enough = 0.02 * self.tol * self.curvature * float(np.abs(self.values).sum())
         proof = self.engine.proof(labels, polished, gradients, enough)
-        if proof is None:
-            return self._judge(polished, slopes, self.engine.duals, prefer)
-        return self._judge(polished, proof[1], lambda: proof[0], prefer)
+        return self._judge(polished, self.engine.duals() if proof is None else proof, prefer)
 
-    def _judge(self, models: Array, slopes: Array, duals: Callable[[], Array], prefer: bool = False) -> bool:
+    def _judge(self, models: Array, duals: Array, prefer: bool = False) -> bool:
         """Have a point judged, and keep it if it is the best so far, or as good as the best and to be preferred."""
-        certificate = judge(self.problem, models, slopes)
+        certificate = judge(self.problem, models, duals)
         if not np.isfinite(certificate.bound) and self.passes >= self.mend_at:
             # Perhaps only just outside a conjugate's domain: have it mended, but not at every turn.
-            certificate = certify(self.problem, models, duals())
+            certificate = certify(self.problem, models, duals)
             self.mend_at = 0 if np.isfinite(certificate.bound) else 2 * self.passes
             self.unbounded += not np.isfinite(certificate.bound)
         known = np.inf if self.certificate is None else self.certificate.relative_gap
         as_good = known + 4.0 * certificate.rounding / max(abs(certificate.objective), certificate.floor, 1e-300)
         if self.certificate is None or certificate.relative_gap < (as_good if prefer else known):
-            if certificate.duals is None:
-                certificate = certificate.with_duals(duals())
             self.certificate, self.best = certificate, models
         return self.certificate.relative_gap <= self.tol
 
     def _last_try(self) -> None:
         """The iterate as it stands, and duals built for its clusters: whatever is certified best is returned."""
-        models, slopes, labels = self.engine.read()
-        self._try(models, slopes, labels)
+        models, _, labels = self.engine.read()
+        self._try(models, labels)
         if self.certificate is not None and self.problem.graph.n_edges <= 2_000_000:
             built = certify(self.problem, self.best)
             if built.relative_gap < self.certificate.relative_gap:

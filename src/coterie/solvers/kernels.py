@@ -321,7 +321,6 @@ def complete_proof(s, shrink, sigma, radii, labels, counts, models, gradients, r
     The flow starts from the duals as they are and minimises ||lack||^2, lack = gradients + B'y, over the balls by
     accelerated projected gradients (Beck and Teboulle 2009): in a cluster of n_k users the step
     y_ij -= (lack_i - lack_j) / n_k is exact but for the balls. At most `rounds` rounds, until ||lack||^2 <= enough.
-    Returns the duals and B'y.
     """
     n, d = models.shape
     duals, last = np.empty((shrink.size, d)), np.zeros((shrink.size if rounds > 1 else 1, d))
@@ -369,7 +368,7 @@ def complete_proof(s, shrink, sigma, radii, labels, counts, models, gradients, r
         # `lack` is taken at the duals, not ahead of them: a safe variant of the momentum, restarted when it fails.
         momentum = 1.0 if missing > before else 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * momentum * momentum))
         gain = (momentum - 1.0) / momentum
-    return duals, flow
+    return duals
 
 
 @njit(cache=True)

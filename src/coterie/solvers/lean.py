@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from coterie._typing import Array, Ints
-from coterie.certificates import judge
+from coterie.certificates import by_cluster, certify, pull_between
 from coterie.errors import Incompatible, Interrupted
 from coterie.problem import Problem
-from coterie.solution import Certificate, Record, labels_of
+from coterie.solution import Record, labels_of
 from coterie.solvers.base import Point, Start
 from coterie.solvers.polish import polish, to_clusters
 
@@ -53,24 +53,26 @@ class Lean:
                                "Use solver='fast' for other graphs.")
         began = time.perf_counter()
         history: list[Record] = []
-        best: tuple[Certificate, Array] | None = None
         models = self._alone(problem) if start is None else start.models
+        best, least = Point(models, potentials=np.zeros_like(models)), np.inf
         for closeness in self.closeness:
             try:
                 labels, w = self._descend(problem, models, closeness, tol)
                 point = polish(problem, labels, w[labels]) if w.size <= 900 else w[labels]
-                certificate = judge(problem, point, self._slopes(problem, point, tol))
-                if best is None or certificate.relative_gap < best[0].relative_gap:
-                    best = certificate, point
-                history.append(Record(len(history) + 1, best[0].objective, best[0].relative_gap,
-                                      int(labels_of(best[1]).max()) + 1, time.perf_counter() - began))
+                potentials = self._potentials(problem, point, tol)
+                certificate = certify(problem, point, potentials=potentials)
+                if certificate.relative_gap < least or not history:
+                    best = Point(point, potentials=potentials)
+                    least, objective = certificate.relative_gap, certificate.objective
+                history.append(Record(len(history) + 1, objective, least, int(labels_of(best.models).max()) + 1,
+                                      time.perf_counter() - began))
                 if progress is not None:
                     progress(history[-1])
             except KeyboardInterrupt as stop:
-                raise Interrupted(_point(problem, best, models, history)) from stop
-            if best[0].relative_gap <= tol:
+                raise Interrupted(best._replace(history=tuple(history))) from stop
+            if least <= tol:
                 break
-        return _point(problem, best, models, history)
+        return best._replace(history=tuple(history))
 
     def _alone(self, problem: Problem) -> Array:
         """Everybody's own best model, held to the pooled one where there is none."""
@@ -78,7 +80,7 @@ class Lean:
         return problem.loss.prox(problem.samples, None, 1e-6, pooled).points
 
     def _descend(self, problem: Problem, models: Array, closeness: float, tol: float) -> tuple[Ints, Array]:
-        from coterie.solvers import lean_kernels as kernels
+        from coterie.graph import kernels
 
         labels = labels_of(models)
         w, radius = to_clusters(labels, models), float(problem.radii[0]) if problem.graph.n_edges else 0.0
@@ -92,7 +94,7 @@ class Lean:
             sums = np.stack([np.bincount(labels, weights=c) for c in h.reshape(len(h), -1).T], axis=1)
             blocks = np.asarray(sums.reshape(k, problem.dim, problem.dim) + 1e-10 * np.eye(problem.dim))
             smooth, degrees, pull = 0.1 * closeness * spread, np.empty(k), np.empty_like(w)
-            new = float(f.sum()) + radius * kernels.lean_pull(w, counts, smooth, w, pull, degrees)
+            new = float(f.sum()) + radius * kernels.cluster_pull(w, counts, smooth, w, pull, degrees)
             if value - new <= 0.01 * tol * abs(new):
                 break
             value = new
@@ -102,7 +104,7 @@ class Lean:
                 trial = w + size * step
                 with np.errstate(over="ignore", invalid="ignore"):
                     f = problem.loss.evaluate(problem.samples, trial[labels], 0).values
-                if float(f.sum()) + radius * kernels.lean_pull(trial, counts, smooth, trial, pull, degrees) <= new:
+                if float(f.sum()) + radius * kernels.cluster_pull(trial, counts, smooth, trial, pull, degrees) <= new:
                     w = trial
                     break
                 size *= 0.5
@@ -114,7 +116,7 @@ class Lean:
     def _newton(self, w: Array, counts: Array, smooth: float, radius: float, blocks: Array, degrees: Array,
                 right: Array) -> Array:
         """Solve (blockdiag(H) + lam L_w) step = right by preconditioned conjugate gradients."""
-        from coterie.solvers import lean_kernels as kernels
+        from coterie.graph import kernels
 
         inverses = np.linalg.inv(blocks + (radius * degrees)[:, None, None] * np.eye(w.shape[1]))
         step, r, product, unused = np.zeros_like(w), right.copy(), np.empty_like(w), np.empty(len(w))
@@ -124,7 +126,7 @@ class Lean:
         for _ in range(30):
             if not rz > enough:
                 break
-            kernels.lean_pull(w, counts, smooth, p, product, unused)
+            kernels.cluster_pull(w, counts, smooth, p, product, unused)
             product = np.einsum("nij,nj->ni", blocks, p) + radius * product
             length = rz / float((p * product).sum())
             step, r = step + length * p, r - length * product
@@ -133,32 +135,26 @@ class Lean:
             p, rz = z + new / rz * p, new
         return step
 
-    def _slopes(self, problem: Problem, models: Array, tol: float) -> Array:
-        """-B'y of duals for the clusters of these models, with the flow inside them kept by potentials."""
-        from coterie.solvers import lean_kernels as kernels
+    def _potentials(self, problem: Problem, models: Array, tol: float) -> Array:
+        """(n_users, dim) potentials whose flow inside the clusters balances, as far as it can, what is left to it."""
+        from coterie.graph import kernels
 
         labels = labels_of(models)
-        counts = np.bincount(labels).astype(float)
-        w, radius = to_clusters(labels, models), float(problem.radii[0]) if problem.graph.n_edges else 0.0
-        pull, degrees = np.empty_like(w), np.empty(len(w))
-        kernels.lean_pull(w, counts, 0.0, w, pull, degrees)
-        across = radius * (pull / counts[:, None])[labels]
-        gradients = problem.gradients(models)
-        forces = -(gradients + across)
+        radius = float(problem.radii[0]) if problem.graph.n_edges else 0.0
+        forces = -(problem.gradients(models) + pull_between(problem, labels, models))
         forces -= to_clusters(labels, forces)[labels]
-        order = np.argsort(labels, kind="stable")
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        step = 1.0 / counts[labels][:, None]
+        order, starts = by_cluster(labels)
+        step = 1.0 / np.bincount(labels).astype(float)[labels][:, None]
         potential, ahead, momentum = np.zeros_like(forces), np.zeros_like(forces), 1.0
         flow, best, least = np.empty_like(forces), np.zeros_like(forces), np.inf
         curvature = float(np.trace(problem.hessians(models), axis1=1, axis2=2).mean()) / problem.dim
         enough = 0.02 * tol * curvature * float(np.abs(problem.values(models)).sum())
         for _ in range(self.proof_steps):
-            kernels.lean_flow(ahead, order, starts, radius, flow)
+            kernels.member_flow(ahead, order, starts, radius, flow)
             lack = forces - flow
             missing = float((lack**2).sum())
             if missing < least:
-                best, least = flow.copy(), missing
+                best, least = ahead, missing
             if missing <= enough:
                 break
             new = ahead + step * lack
@@ -166,13 +162,7 @@ class Lean:
             following = 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * momentum**2))
             ahead = new + (momentum - 1.0) / following * (new - potential)
             potential, momentum = new, following
-        return -(across + best)
-
-
-def _point(problem: Problem, best: tuple[Certificate, Array] | None, models: Array, history: list[Record]) -> Point:
-    """The best point so far, or the models to begin from where there is none."""
-    certificate, point = best or (judge(problem, models, np.zeros_like(models)), models)
-    return Point(point, None, tuple(history), certificate)
+        return best
 
 
 def _close(w: Array, distance: float) -> Ints:
