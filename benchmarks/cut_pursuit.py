@@ -1,8 +1,8 @@
-"""One call of cut-pursuit, timed, in whichever Python has it: what is on PyPI needs NumPy 1, coterie needs NumPy 2.
+"""Time cut-pursuit in a Python that has it: the package on PyPI needs NumPy 1, coterie needs NumPy 2.
 
     python benchmarks/cut_pursuit.py problem.npz answer.npz
 
-`solvers.py` runs this; nothing of coterie is imported. Without arguments it says whether the package can be used here.
+`solvers.py` runs this; nothing of coterie is imported. Without arguments it reports whether the package can be used.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
     python benchmarks/federated.py [--quick] [--parts experiment,participation,large]
     python benchmarks/federated.py --curve docs/images/algorithm-1.png
 
-experiment     the paper's third: 30 users, squared hinge, lam = 0.02, 40 % of the users in a round; its Algorithm 1 as
-               printed, mended, and the other algorithms
-participation  all, 40 % and 10 % of the users in a round
+experiment     the paper's third: 30 users, squared hinge, lam = 0.02, 40 % of the users per round; its Algorithm 1 as
+               printed, corrected, and the other algorithms
+participation  all, 40 % and 10 % of the users per round
 large          10,000 users, 10 coordinates, a graph of 10 nearest neighbours
 
-Rounds and bytes are those of the whole run, certificates included: a run ends when the federation itself has proved
-the gap. What `--curve` draws is judged from outside instead, in every round it shows, and that is not counted.
+Rounds and bytes are those of the complete run, including certificates: a run ends when the federation itself has
+proved the gap. With `--curve` the gap in each round is evaluated outside the federation, and this is not counted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RHOS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 
 
 def stiff(rho: float, **changes: Any) -> ct.PDMM:
-    """The mended algorithm with rho = eta and tau and nu as in the paper."""
+    """The corrected algorithm with rho = eta, and tau and nu as in the paper."""
     return ct.PDMM(rho=rho, eta=rho, eta_z=rho, tau=0.8, nu=0.2, **changes)
 
 
@@ -55,7 +55,7 @@ class Case:
 
 
 class Run(NamedTuple):
-    """What a run took."""
+    """The cost of a run."""
 
     rounds: int
     up: int
@@ -64,23 +64,23 @@ class Run(NamedTuple):
 
 
 def experiment(quick: bool) -> None:
-    """The paper's Experiment 3: 40 % of the users in a round, drawn uniformly at random."""
+    """The paper's Experiment 3: 40 % of the users per round, drawn uniformly at random."""
     cap, seeds = 4_000 if quick else 20_000, range(1 if quick else 3)
     printed = {f"symmetric, tau and nu as printed, rho = eta = {rho:g}": rho for rho in RHOS}
     chosen = {f"PDMM(rho={rho:g})": rho for rho in RHOS if rho > 0.003}
     sweep = [Case(name, stiff(rho), max_rounds=cap) for name, rho in printed.items()]
     sweep += [Case(name, ct.PDMM(rho=rho), max_rounds=cap) for name, rho in chosen.items()]
-    found = measured(sweep, seeds)
+    results = measured(sweep, seeds)
 
     def best(names: dict[str, float]) -> float:
-        """The rho of the fewest rounds, found by trying."""
-        return names[min(names, key=lambda name: np.mean([run.rounds for run in found[name]]))]
+        """The rho with the fewest rounds."""
+        return names[min(names, key=lambda name: np.mean([run.rounds for run in results[name]]))]
 
     one, two = best(printed), best(chosen)
     users: dict[str, Any] = {"edge_state": "users"}  # the same iterates as with the edges at the server
     cases = [
         Case("PDMM.printed()", ct.PDMM.printed(), max_rounds=cap),
-        Case("PDMM.printed(), everybody in every round", ct.PDMM.printed(), participation=1.0, max_rounds=cap),
+        Case("PDMM.printed(), all users in every round", ct.PDMM.printed(), participation=1.0, max_rounds=cap),
         Case("PDMM.printed(rho=0.1, eta=0.1, eta_z=0.1)", ct.PDMM.printed(rho=0.1, eta=0.1, eta_z=0.1),
              max_rounds=4_000),
         *(Case(f"symmetric, tau and nu as printed, rho = eta = {rho:g}, edges at the users", stiff(rho, **users),
@@ -97,45 +97,45 @@ def experiment(quick: bool) -> None:
         Case('Newton(select="random")', ct.Newton(select="random")),
         Case("Newton()", ct.Newton()),
     ]
-    found |= measured([case for case in cases if case.name not in found], seeds)
-    print(f"\nExperiment 3: {SHARE:.0%} of 30 users in a round unless said otherwise, lam = {LAM:g}, to {TOL:g}\n")
-    table(cases, found, "Newton()")
+    results |= measured([case for case in cases if case.name not in results], seeds)
+    print(f"\nExperiment 3: {SHARE:.0%} of 30 users per round unless stated otherwise, lam = {LAM:g}, to {TOL:g}\n")
+    table(cases, results, "Newton()")
 
 
 def participation(quick: bool) -> None:
     shares = (1.0, 0.4, 0.1)
     cases = [Case(f"{type(algorithm).__name__}(), {share:.0%}", algorithm, participation=share)
              for algorithm in (ct.PDMM(), ct.Splitting(), ct.Newton()) for share in shares]
-    print(f"\nThe share of users in a round: same data, to {TOL:g}\n")
+    print(f"\nThe share of users per round: same data, to {TOL:g}\n")
     table(cases, measured(cases, range(1 if quick else 3)), f"Newton(), {SHARE:.0%}")
 
 
 def measured(cases: Sequence[Case], seeds: range) -> dict[str, list[Run]]:
-    """A run a seed of every case, by its name."""
+    """One run per seed of every case, by its name."""
     problems = {seed: paper(seed) for seed in seeds}
     return {case.name: [take(case, problems[seed], seed) for seed in seeds] for case in cases}
 
 
-def table(cases: Sequence[Case], found: dict[str, list[Run]], beside: str) -> None:
-    """A line a case: means over the seeds, and from where to where they range."""
-    least = np.mean([run.up + run.down for run in found[beside]])
-    print("| algorithm | rounds | kB up | kB down | bytes beside Newton() | gap |")
+def table(cases: Sequence[Case], results: dict[str, list[Run]], beside: str) -> None:
+    """One line per case: means over the seeds, and their ranges."""
+    smallest = np.mean([run.up + run.down for run in results[beside]])
+    print("| algorithm | rounds | kB up | kB down | bytes / Newton() | gap |")
     print("|---|---|---|---|---|---|")
     for case in cases:
-        runs = found[case.name]
+        runs = results[case.name]
         gaps = np.array([run.gap for run in runs])
         rounds = spread([run.rounds for run in runs])
         if missed := int((gaps > TOL).sum()):
             rounds = f"not within {case.max_rounds:,}" + (f", {missed} of {len(gaps)}" if missed < len(gaps) else "")
         up, down = (spread([getattr(run, way) / 1e3 for run in runs]) for way in ("up", "down"))
-        ratio = number(float(np.mean([run.up + run.down for run in runs]) / least))
+        ratio = number(float(np.mean([run.up + run.down for run in runs]) / smallest))
         low, high = f"{gaps.min():.1e}", f"{gaps.max():.1e}"
         gap = low if low == high else f"{low} to {high}"
         print(f"| {case.name} | {rounds} | {up} | {down} | {ratio} | {gap} |", flush=True)
 
 
 def spread(values: Sequence[float]) -> str:
-    """Their mean, and where they range if they do."""
+    """The mean, and the range if the values differ."""
     mean, low, high = map(number, (float(np.mean(values)), min(values), max(values)))
     return mean if low == high else f"{mean} ({low} to {high})"
 
@@ -161,10 +161,10 @@ def large(quick: bool) -> None:
     loss = ct.Logistic(ridge=1e-2)
     graph = ct.Graph.knn(ct.LocalModels.of(data.users, loss, ridge=0.03).models, k=10)
     print(f"\n{n:,} users of 5 kinds, 10 coordinates, {graph.n_edges:,} edges, logistic, lam = 0.04, to {TOL:g}\n")
-    print("| users in a round | CPU seconds | rounds | bytes up a user | bytes down a user | clusters | gap |")
+    print("| users per round | CPU seconds | rounds | bytes up per user | bytes down per user | groups | gap |")
     print("|---|---|---|---|---|---|---|")
     for share in (1.0, 0.2):
-        began = time.process_time()  # other programs on the machine do not count
+        began = time.process_time()  # time of other programs is not counted
         run = ct.federate(data.users, loss, 0.04, graph=graph, participation=share, tol=TOL)
         seconds = time.process_time() - began
         many = int((np.bincount(run.labels) > 1).sum())
@@ -177,15 +177,15 @@ def large(quick: bool) -> None:
 
 
 class Curve(NamedTuple):
-    """A method over its rounds, seen from outside."""
+    """The convergence of a method, evaluated outside the federation."""
 
     rounds: list[int]
     gaps: list[float]  # relative distance of the objective from the optimum, proved by the optimum's duals
-    apart: list[float]  # largest ||mu_ij + mu_ji||; nan where there is no such thing
+    apart: list[float]  # largest ||mu_ij + mu_ji||; nan if the method has no such duals
 
 
 def observe(problem: ct.Problem, algorithm: Algorithm, share: float, last: int, best: ct.Solution) -> Curve:
-    """Drive a method round by round and judge the point it has at a geometric set of rounds."""
+    """Run a method and evaluate its point at geometrically spaced rounds."""
     federation = Federation.of(problem, participation=ct.Participation(fraction=share))
     method = algorithm.on(federation)
     state = method.begin(np.zeros((problem.n_users, problem.dim)))
@@ -219,7 +219,7 @@ def draw(path: Path, quick: bool) -> None:
     problem = paper(0)
     best = ct.solve(problem, tol=1e-13)
     cap = 4_000 if quick else 20_000
-    server: dict[str, Any] = {"edge_state": "server"}  # the same iterates as at the users, a little faster
+    server: dict[str, Any] = {"edge_state": "server"}  # same iterates as at the users, but faster
     cases: list[tuple[str, str, str, Algorithm, float, int]] = [
         ("as printed, 40 %", "#b2182b", "-", ct.PDMM.printed(**server), 0.4, cap),
         ("as printed, rho = eta = 0.1, 40 %", "#ef8a62", "-", ct.PDMM.printed(rho=0.1, eta=0.1, eta_z=0.1, **server),
@@ -247,7 +247,7 @@ def draw(path: Path, quick: bool) -> None:
         curve = curves[name]
         symmetric = name.startswith("symmetric")
         bottom.plot(curve.rounds, np.array(curve.apart) / LAM, color=colour, linestyle="--" if symmetric else style,
-                    linewidth=1.8, label=f"{name}\n(its steps do not see it)" if symmetric else name)
+                    linewidth=1.8, label=f"{name}\n(no effect on its steps)" if symmetric else name)
     bottom.axhline(2.0, color="#999999", linewidth=0.8)
     bottom.text(1.01, 2.0, "2: the two are equal", transform=bottom.get_yaxis_transform(), va="center", color="#666666")
     bottom.set_ylim(-0.15, 1.05 * np.nanmax(curves["as printed, 40 %"].apart) / LAM)
@@ -258,7 +258,7 @@ def draw(path: Path, quick: bool) -> None:
     bottom.set_xlim(1, cap)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
-    print("| algorithm | first round shown below 1e-6 | gap at the end | largest ‖mu_ij + mu_ji‖ at the end |")
+    print("| algorithm | first round in the figure below 1e-6 | gap at the end | largest ‖mu_ij + mu_ji‖ at the end |")
     print("|---|---|---|---|")
     for name, *_, last in cases:
         curve = curves[name]

@@ -1,11 +1,11 @@
-"""Seconds a round takes on Flower: coterie's Newton beside a bare Flower app whose messages have the same sizes.
+"""Seconds per round on Flower: coterie's Newton and a minimal Flower app whose messages have the same sizes.
 
     python benchmarks/flower.py            # ten SuperNodes on loopback, with TLS and keys
     python benchmarks/flower.py --sim      # 1,000 users in Flower's simulation
 
-In a deployment every message starts a Python process, and that is most of a round. So the bare app is the measure: its
-client imports nothing but Flower and returns as many bytes as it is asked for. Both apps run on the same SuperLink and
-nodes, in turns, and rounds are timed the same way, by the server. What machine and load do to one they do to the other.
+In a deployment every message starts a Python process, which takes most of the time of a round. So the minimal app is
+the reference: its client imports nothing but Flower and returns the requested number of bytes. Both apps run in turns
+on the same SuperLink and nodes, and the server measures the rounds in the same way.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(grid: Grid, context: Context) -> None:
     while len(list(grid.get_node_ids())) < int(config["nodes"]):
         time.sleep(0.2)
     seconds = []
-    for _ in range(int(config["rounds"]) + 1):  # the first is not counted: coterie also asks who is there
+    for _ in range(int(config["rounds"]) + 1):  # the first is not counted: coterie also asks for the users
         began = time.perf_counter()
         asked = {"size": int(config["up"]), "bytes": bytes(int(config["down"]))}
         nodes = sorted(grid.get_node_ids())
@@ -79,16 +79,16 @@ def write_echo(folder: Path, config: dict[str, Any]) -> Path:
 
 
 def coterie_rounds(cluster: Cluster, out: Path, settings: dict[str, Any]) -> tuple[list[float], dict[str, Any]]:
-    """Seconds of every round of a run by coterie, and what it wrote."""
+    """Seconds of every round of a run of coterie, and its run.json."""
     cluster.submit(settings_of({**settings, "out": str(out)}))
     lines = list(cluster.follow(out, 900.0))
     marks = [0.0, *(line["seconds"] for line in lines)]
-    told: dict[str, Any] = json.loads((out / "run.json").read_text())
-    return np.diff(marks)[1:].tolist(), told  # the first round also asks who is there
+    run_info: dict[str, Any] = json.loads((out / "run.json").read_text())
+    return np.diff(marks)[1:].tolist(), run_info  # the first round also asks which users the nodes hold
 
 
 def echo_rounds(cluster: Cluster, folder: Path, nodes: int, rounds: int, up: int, down: int) -> list[float]:
-    """Seconds of every round of the bare app."""
+    """Seconds of every round of the minimal app."""
     out = folder / "seconds.json"
     write_echo(folder, {"nodes": nodes, "rounds": rounds, "up": up, "down": down, "out": str(out)})
     cluster.command("run", str(folder), "local", "--format", "json")
@@ -106,45 +106,46 @@ def deployed(n_nodes: int, turns: int) -> None:
     settings = {"loss": "squared_hinge", "loss-options": '{"ridge": 0.001}', "lam": 0.02, "users": users.n_users,
                 "round-timeout": 120.0}
     with tempfile.TemporaryDirectory() as temporary:
-        place = Path(temporary)
+        home = Path(temporary)
         configs = []
         for k in range(n_nodes):
             own = users.take(np.arange(k, users.n_users, n_nodes))
-            np.savez(place / f"{k}.npz", X=own.features, y=own.targets, user=np.array(own.names)[own.owner])
-            configs.append({"data": "npz", "path": str(place / f"{k}.npz"), "state-dir": str(place / f"state-{k}")})
+            np.savez(home / f"{k}.npz", X=own.features, y=own.targets, user=np.array(own.names)[own.owner])
+            configs.append({"data": "npz", "path": str(home / f"{k}.npz"), "state-dir": str(home / f"state-{k}")})
         began = time.monotonic()
-        with Cluster(place / "cluster", configs) as cluster:
+        with Cluster(home / "cluster", configs) as cluster:
             print(f"{n_nodes} SuperNodes, {users.n_users} users, TLS and keys", flush=True)
             ours: list[float] = []
             bare: list[float] = []
             for turn in range(turns):
-                found, told = coterie_rounds(cluster, place / f"run-{turn}", settings)
-                ours += found
-                per_message = told["n_rounds"] * n_nodes
-                up, down = told["bytes_up"] // per_message, told["bytes_down"] // per_message
-                bare += echo_rounds(cluster, place / f"echo-{turn}", n_nodes, max(len(found), 3), up, down)
-                print(f"  turn {turn + 1}: gap {told['gap']:.1e} in {told['n_rounds']} rounds; messages of {up} bytes "
-                      f"up, {down} down; rounds of {_seconds(found)} s, bare {_seconds(bare[-len(found):])} s",
+                rounds, run_info = coterie_rounds(cluster, home / f"run-{turn}", settings)
+                ours += rounds
+                per_message = run_info["n_rounds"] * n_nodes
+                up, down = run_info["bytes_up"] // per_message, run_info["bytes_down"] // per_message
+                bare += echo_rounds(cluster, home / f"echo-{turn}", n_nodes, max(len(rounds), 3), up, down)
+                print(f"  turn {turn + 1}: gap {run_info['gap']:.1e} in {run_info['n_rounds']} rounds; "
+                      f"messages of {up} bytes up, {down} down; "
+                      f"rounds of {_seconds(rounds)} s, bare {_seconds(bare[-len(rounds):])} s",
                       flush=True)
         a, b = statistics.median(ours), statistics.median(bare)
-        print(f"coterie's Newton  {a:6.2f} s a round (median of {len(ours)})")
-        print(f"bare Flower       {b:6.2f} s a round (median of {len(bare)})")
-        print(f"ratio             {a / b:6.2f}   (to be at most 1.3); all in {time.monotonic() - began:.0f} s")
+        print(f"coterie's Newton  {a:6.2f} s per round (median of {len(ours)})")
+        print(f"minimal app       {b:6.2f} s per round (median of {len(bare)})")
+        print(f"ratio             {a / b:6.2f}   (goal: at most 1.3); total {time.monotonic() - began:.0f} s")
 
 
 def simulated() -> None:
     options = {"n_users": 1000, "n_clusters": 4, "samples": 80, "n_features": 4, "separation": 3.0, "seed": 0}
     assert clustered("logistic", **options).users.n_users == 1000
     with tempfile.TemporaryDirectory() as temporary:
-        place, began = Path(temporary), time.monotonic()
-        with Cluster(place / "cluster", virtual=20) as cluster:
-            found, told = coterie_rounds(cluster, place / "run", {
+        home, began = Path(temporary), time.monotonic()
+        with Cluster(home / "cluster", virtual=20) as cluster:
+            rounds, run_info = coterie_rounds(cluster, home / "run", {
                 "data": "dataset", "dataset": "clustered", "dataset-options": json.dumps(options), "split": True,
                 "lam": 1.0, "weights": "wald", "loss-options": '{"ridge": 0.001}', "users": 1000})
             seconds = time.monotonic() - began
-        print(f"1,000 users at 20 virtual nodes: gap {told['gap']:.1e} in {told['n_rounds']} rounds, "
-              f"{told['n_clusters']} clusters; {statistics.median(found):.2f} s a round, {seconds:.1f} s in all "
-              f"(SuperLink and Ray started: {seconds - sum(found):.1f} s)")
+        print(f"1,000 users at 20 virtual nodes: gap {run_info['gap']:.1e} in {run_info['n_rounds']} rounds, "
+              f"{run_info['n_clusters']} groups; {statistics.median(rounds):.2f} s per round, {seconds:.1f} s in total "
+              f"(SuperLink and Ray started: {seconds - sum(rounds):.1f} s)")
 
 
 def _seconds(values: list[float]) -> str:

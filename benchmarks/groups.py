@@ -1,10 +1,10 @@
-"""Groups that `find_groups` finds by itself: in mine fields, in reviews without groups, and in the paper's ellipses.
+"""The groups of `find_groups`: in mine fields, in reviews without groups, and in the paper's ellipses.
 
-    python benchmarks/groups.py --data ../shared/data [--seeds 0 10]
+    python benchmarks/groups.py --data FOLDER [--seeds 0 10]
 
-Landmine: 29 fields of two known terrains, random splits. The rivals get what ours does not: the oracle the terrains,
-k-means their number, the squared penalty and the local models a quarter of the training samples to tune on, after
-which they are fitted to all.
+Landmine: 29 fields of two known terrains, random splits. The other methods get more information: the oracle the
+terrains, k-means their number; the squared penalty and the local models are tuned on a quarter of the training samples,
+and then fitted to all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RIDGES = (1e-3, 1e-2, 0.03, 0.1, 0.3)
 
 
 def squared_penalty(users: ct.Users, gamma: float) -> np.ndarray:
-    """The models of min sum_i f_i + gamma/2 sum_{i<j} ||x_i - x_j||^2, by Newton's method on all of them together."""
+    """The models of min sum_i f_i + gamma/2 sum_{i<j} ||x_i - x_j||^2, by Newton's method on all models together."""
     loss = ct.Logistic(ridge=RIDGE)
     samples = loss.prepare(users)
     n, d = users.n_users, samples.dim
@@ -45,10 +45,10 @@ def squared_penalty(users: ct.Users, gamma: float) -> np.ndarray:
     x = np.zeros((n, d))
     for _ in range(60):
         _, gradients, hessians = loss.evaluate(samples, x)
-        whole = np.kron(laplacian, np.eye(d)) + 1e-9 * np.eye(n * d)
+        system = np.kron(laplacian, np.eye(d)) + 1e-9 * np.eye(n * d)
         for i in range(n):
-            whole[i * d:(i + 1) * d, i * d:(i + 1) * d] += hessians[i]
-        step, size = np.linalg.solve(whole, (gradients + laplacian @ x).ravel()).reshape(n, d), 1.0
+            system[i * d:(i + 1) * d, i * d:(i + 1) * d] += hessians[i]
+        step, size = np.linalg.solve(system, (gradients + laplacian @ x).ravel()).reshape(n, d), 1.0
         while size > 1e-6 and value(x - size * step) > value(x) + 1e-12:
             size /= 2
         x = x - size * step
@@ -79,19 +79,19 @@ def auc(models: np.ndarray, test: ct.Users) -> float:
 def landmine_split(data: datasets.Dataset, n: int, seed: int) -> Iterator[tuple[str, float, float, int]]:
     """(method, adjusted Rand index, test AUC, number of clusters)."""
     parts, truth = data.users.split(train=n, seed=seed), data.clusters
-    found = find_groups(parts.train, ct.Logistic(ridge=RIDGE))  # raw features: it standardises for itself
-    yield "find_groups", adjusted_rand_score(truth, found.labels), auc(found.models, parts.test), found.n_clusters
+    groups = find_groups(parts.train, ct.Logistic(ridge=RIDGE))  # raw features: find_groups standardises
+    yield "find_groups", adjusted_rand_score(truth, groups.labels), auc(groups.models, parts.test), groups.n_clusters
     scaler = ct.Standardizer.from_moments(parts.train.moments())
     train, test = scaler.transform(parts.train), scaler.transform(parts.test)
     problem = ct.Problem(train, ct.Logistic(ridge=RIDGE), lam=0.0)
     together = np.zeros(train.n_users, dtype=int)
-    yield "oracle (told the terrains)", 1.0, auc(refit(problem, truth), test), 2
+    yield "oracle (knows the terrains)", 1.0, auc(refit(problem, truth), test), 2
     yield "local, ridge tuned", 0.0, auc(tuned(local, RIDGES, train, seed), test), train.n_users
     yield "global", 0.0, auc(refit(problem, together), test), 1
     yield "squared penalty, tuned", 0.0, auc(tuned(squared_penalty, PENALTIES, train, seed), test), train.n_users
     shrunk = LocalModels.of(train, ct.Logistic(ridge=0.0), 0.1).models  # what find_groups starts from
-    for name, points in (("k-means told K = 2, ridge 0.03", local(train, 0.03)),
-                         ("k-means told K = 2, ridge 0.1 on all", shrunk)):
+    for name, points in (("k-means given K = 2, ridge 0.03", local(train, 0.03)),
+                         ("k-means given K = 2, ridge 0.1 on all", shrunk)):
         labels = KMeans(2, n_init=10, random_state=0).fit_predict(points)
         yield name, adjusted_rand_score(truth, labels), auc(refit(problem, labels), test), 2
 
@@ -117,17 +117,17 @@ def landmine(path: Path, seeds: range) -> None:
 
 
 def amazon(path: Path) -> None:
-    whole = datasets.load(path)
-    users = whole.users
+    dataset = datasets.load(path)
+    users = dataset.users
     for count in (10, 50):
         chosen = np.sort(np.argsort(-users.features.var(axis=0), kind="stable")[:count])
         part = ct.Users.from_arrays(users.features[:, chosen], users.targets, users.owner)
         start = time.perf_counter()
-        found = find_groups(part)
-        print(f"\nAmazon reviews, {count} features of most variance ({time.perf_counter() - start:.1f} s): {found}")
+        groups = find_groups(part)
+        print(f"\nAmazon reviews, {count} features of most variance ({time.perf_counter() - start:.1f} s): {groups}")
         judge = _Judge(_scaled(part, ct.Logistic()), ct.Logistic())
-        print(f"  criterion {found.criterion:.1f}; of the four domains, had they been proposed, "
-              f"{judge.criterion(check_labels(whole.clusters, part.n_users)):.1f}")
+        print(f"  criterion {groups.criterion:.1f}; of the four domains: "
+              f"{judge.criterion(check_labels(dataset.clusters, part.n_users)):.1f}")
 
 
 def ellipses(seeds: range) -> None:
@@ -135,17 +135,17 @@ def ellipses(seeds: range) -> None:
     loss, gaps, recovered = ct.SquaredHinge(ridge=RIDGE), [], 0
     for seed in seeds:
         data = datasets.ellipses(seed=seed)
-        found = find_groups(data.users, loss)
+        groups = find_groups(data.users, loss)
         problem = ct.Problem(data.users, loss, lam=0.0)
 
         def accuracy(models: np.ndarray, test: ct.Users) -> float:
             return 100 * float((loss.predict(test.features, models[test.owner]) == test.targets).mean())
 
-        ours, oracle = accuracy(found.models, data.test), accuracy(refit(problem, data.clusters), data.test)
-        if adjusted_rand_score(data.clusters, found.labels) == 1.0:
+        ours, oracle = accuracy(groups.models, data.test), accuracy(refit(problem, data.clusters), data.test)
+        if adjusted_rand_score(data.clusters, groups.labels) == 1.0:
             recovered += 1
             gaps.append(oracle - ours)
-        print(f"  draw {seed}: {found.n_clusters} groups, ours {ours:.2f}, oracle {oracle:.2f}")
+        print(f"  draw {seed}: {groups.n_clusters} groups, ours {ours:.2f}, oracle {oracle:.2f}")
     ahead = max(gaps, default=np.nan)
     print(f"  recovered in {recovered} of {len(seeds)}; there the oracle is ahead by at most {ahead:.2g}")
 

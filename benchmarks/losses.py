@@ -47,7 +47,7 @@ def main() -> None:
         users, loss = users_for(name), kind()
         samples = loss.prepare(users)
         models = 0.1 * np.random.default_rng(0).standard_normal((N_USERS, samples.dim))
-        # The number of classes is a property of all users together, so each user's loss is told it.
+        # The number of classes is a property of all users together, so it is set in each user's loss.
         single = kind(n_classes=3) if name == "multinomial" else loss
         alone = [single.prepare(users.take([i])) for i in range(LOOPED)]
         together = [best_of(REPEATS, partial(loss.evaluate, samples, models, order)) for order in (1, 2)]

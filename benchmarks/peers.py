@@ -1,4 +1,4 @@
-"""The solvers that `solvers.py` runs: each takes a problem and a tolerance, and returns a point to be judged."""
+"""The solvers that `solvers.py` runs: each takes a problem and a tolerance, and returns a point to certify."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HELPER = Path(__file__).with_name("cut_pursuit.py")
 class Answer(NamedTuple):
     models: np.ndarray
     duals: np.ndarray | None = None
-    seconds: float | None = None  # where the solver ran in another process, what that one measured
+    seconds: float | None = None  # measured by the process of the solver, if it is another one
 
 
 def ours(problem: ct.Problem, tol: float) -> Answer:
@@ -38,7 +38,7 @@ def vectorised(problem: ct.Problem, tol: float, engine: str) -> Answer:
 
 
 def natural(problem: ct.Problem, tol: float) -> Answer:
-    """The formula as one writes it down: a Python sum over users and over pairs."""
+    """The usual CVXPY formulation: a Python sum over users and over pairs."""
     import cvxpy as cp
 
     n, loss = problem.n_users, problem.loss
@@ -51,21 +51,22 @@ def natural(problem: ct.Problem, tol: float) -> Answer:
 
 def cut_pursuit(problem: ct.Problem, tol: float, python: str, limit: float) -> Answer:
     with tempfile.TemporaryDirectory() as folder:
-        given, found = Path(folder, "problem.npz"), Path(folder, "answer.npz")
-        np.savez(given, points=problem.users.features, edges=problem.graph.edges, weights=problem.radii)
+        problem_file, result_file = Path(folder, "problem.npz"), Path(folder, "answer.npz")
+        np.savez(problem_file, points=problem.users.features, edges=problem.graph.edges, weights=problem.radii)
         try:
-            ended = subprocess.run([python, _HELPER, given, found], capture_output=True, text=True, timeout=limit)
+            ended = subprocess.run([python, _HELPER, problem_file, result_file], capture_output=True, text=True,
+                                   timeout=limit)
         except subprocess.TimeoutExpired:
             raise TimeoutError("time limit") from None
-        if not found.exists():
+        if not result_file.exists():
             raise RuntimeError((ended.stdout + ended.stderr).strip().splitlines()[-1])
-        with np.load(found) as answer:
+        with np.load(result_file) as answer:
             return Answer(answer["models"], None, float(answer["seconds"]))
 
 
 @dataclass
 class Peers:
-    """Which peers can run here, and on which cases; who is left out says why."""
+    """The solvers that are available, the cases each can run on, and the reasons for those left out."""
 
     limit: float
     python: str
@@ -105,7 +106,7 @@ class Peers:
             elif name == NATURAL and case.n > 60:
                 reason = "a Python sum over pairs is left to N <= 60"
             elif seconds * n_edges / edges > self.limit:
-                reason = f"would take over {self.limit:.0f} s, told from a smaller case or the same one"
+                reason = f"would take over {self.limit:.0f} s, estimated from a smaller case or the same one"
             if reason:
                 where = f"{case.task} {case.variant}".strip()
                 sizes = self.skipped.setdefault(f"{where}, {name}: {reason}", [])
@@ -114,7 +115,7 @@ class Peers:
                 yield name
 
     def note(self, case: Case, name: str, row: dict[str, Any]) -> None:
-        """Remember how long it took: a size that goes past the limit is the last one tried."""
+        """Store the time: larger sizes are skipped after the first one above the limit."""
         seconds = row.get("seconds") or (np.inf if "time limit" in row["status"] else 0.0)
         edges, before = self.slowest.get((case.task, case.variant, name), (0, 0.0))
         self.slowest[case.task, case.variant, name] = (

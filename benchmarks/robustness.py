@@ -3,7 +3,7 @@
     python benchmarks/robustness.py
 
 The paper's data, sixty users of three kinds. A user's pull on any other is at most lam w_ij, whatever it holds; under
-the pooled model and the squared penalty it grows without limit. IFCA is told the number of kinds.
+the pooled model and the squared penalty it grows without limit. IFCA is given the number of kinds.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def squared_penalty(problem: ct.Problem, gamma: float) -> np.ndarray:
     for _ in range(60):
         _, g, h = problem.loss.evaluate(problem.samples, x)
         gradient = g.ravel() + pull @ x.ravel()
-        whole = pull.copy()
+        system = pull.copy()
         for i in range(n):
-            whole[i * d:(i + 1) * d, i * d:(i + 1) * d] += h[i]
-        step = -np.linalg.solve(whole + 1e-10 * np.eye(n * d), gradient).reshape(n, d)
+            system[i * d:(i + 1) * d, i * d:(i + 1) * d] += h[i]
+        step = -np.linalg.solve(system + 1e-10 * np.eye(n * d), gradient).reshape(n, d)
         size = 1.0
         while size > 1e-8 and value(x + size * step) > value(x):
             size *= 0.5

@@ -1,16 +1,16 @@
-"""coterie and its peers side by side, on one core: CPU seconds, certified gaps, clusters, memory, growth.
+"""coterie and other solvers side by side, on one core: CPU seconds, certified gaps, clusters, memory, growth.
 
     python benchmarks/solvers.py [--quick] [--tasks T1,T2,T3,T4] [--out benchmarks/results] [--numpy1 PYTHON]
 
 T1  complete graph, quadratic, d = 3              T2  kNN graph of two moons, quadratic, one lam and a path
 T3  complete graph, squared hinge as in the paper  T4  kNN graph, logistic, d = 50
 
-No solver grades itself: every point is judged here by `coterie.certify`, with the solver's own duals or with duals
-built for it (beyond 20,000 edges, with the best bound of the run instead). `error` is what separates its objective
-from the best lower bound that any solver of the run proved.
-Each run is a process of its own, forked when everything is imported and compiled: its limit, its failure and its peak
-memory are its own. Problems are built afresh for each repeat, outside the timing, so that nothing cached is reused.
-Failures are kept and counted. `--numpy1` names a Python with NumPy 1 and pycut-pursuit, which the NumPy here refuses.
+No solver judges itself: every point is checked by `coterie.certify`, with the solver's own duals or with duals built
+for it (for more than 20,000 edges, with the best bound of the run instead). `error` is the relative distance of its
+objective from the best lower bound of the run.
+Each run is a separate process, forked after everything is imported and compiled, so time limit, failure and peak memory
+are separate. Problems are built again for each repeat, outside the timing, so that no cached result is reused. Failures
+are reported and counted. `--numpy1` names a Python with NumPy 1 and pycut-pursuit, which needs NumPy 1.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ FORK = multiprocessing.get_context("fork")
 
 
 def in_child(work: Callable[[Callable[[], None]], Row], limit: float) -> Row:
-    """What the work returns, done in a forked process; or how it failed.
+    """Run the work in a forked process; returns its row, or a row that says how it failed.
 
-    The work calls what it is given when the solver is done: what follows, the judging, is not on the solver's clock.
-    A limit on CPU seconds set on the process would be neater, but makes Linux count them in ticks of milliseconds.
+    The work calls its argument when the solver is done: the certification after that does not count for the time limit.
+    A limit on the CPU seconds of the process would be simpler, but then Linux counts them in ticks of milliseconds.
     """
     receiver, sender = FORK.Pipe(duplex=False)
 
@@ -85,10 +85,10 @@ def in_child(work: Callable[[Callable[[], None]], Row], limit: float) -> Row:
 
 
 def measure(case: Case, name: str, solver: Callable[[ct.Problem, float], Answer], solved: Callable[[], None]) -> Row:
-    """Time a solver on a case and have its point judged."""
+    """Time a solver on a case and certify its point."""
     times: list[float] = []
     peak = 0.0
-    repeats = 1 if name == CUT_PURSUIT else REPEATS  # which repeats by itself
+    repeats = 1 if name == CUT_PURSUIT else REPEATS  # which repeats its runs itself
     while not times or (len(times) < repeats and sum(times) < ENOUGH):
         problem = case.build()
         began = time.process_time()
@@ -116,7 +116,7 @@ def measure(case: Case, name: str, solver: Callable[[ct.Problem, float], Answer]
 
 @dataclass(frozen=True)
 class Judged:
-    """The fast solver with each of its points judged, and the time of that kept apart."""
+    """The fast solver, with each of its points certified and the time of that measured separately."""
 
     gaps: list[float] = field(default_factory=list)
     spent: list[float] = field(default_factory=list)
@@ -130,7 +130,7 @@ class Judged:
 
 
 def measure_path(case: Case, solved: Callable[[], None]) -> Row:
-    """Time a whole path; every point on it is judged, outside the timing."""
+    """Time a complete path; every point on it is certified, outside the timing."""
     times: list[float] = []
     while not times or (len(times) < REPEATS and sum(times) < ENOUGH):
         problem, judged = case.build(), Judged()
@@ -153,7 +153,7 @@ def size(case: Case, solved: Callable[[], None]) -> Row:
 
 
 def peak_memory() -> float:
-    """MiB that this process has held at most."""
+    """Peak memory of this process in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -164,8 +164,8 @@ def pass_seconds(problem: ct.Problem) -> float:
     x = np.random.default_rng(0).standard_normal((d, graph.n_users))
     if graph.is_complete:
         return best_of(3, lambda: kernels.complete_pass(x, s, shrink, radius, 1.8, np.zeros_like(x), False))
-    place = np.argsort(near_order(graph))
-    ends = np.sort(place[graph.edges], axis=1)
+    position = np.argsort(near_order(graph))
+    ends = np.sort(position[graph.edges], axis=1)
     first, second = (np.ascontiguousarray(e, dtype=np.int32) for e in ends[np.lexsort((ends[:, 1], ends[:, 0]))].T)
     rows = np.ascontiguousarray(x.T)
     return best_of(3, lambda: kernels.edges_pass(rows, s, shrink, np.ones(graph.n_edges), first, second, 1.8,
@@ -187,13 +187,13 @@ def warm_up(peers: Peers) -> None:
 def run(task: str, quick: bool, peers: Peers) -> list[Row]:
     rows: list[Row] = []
     for case in cases(task, quick):
-        here = {"task": case.task, "variant": case.variant, "n": case.n, "lam": case.lam, "tol": case.tol}
+        case_row = {"task": case.task, "variant": case.variant, "n": case.n, "lam": case.lam, "tol": case.tol}
         work = partial(measure_path, case) if case.lam is None else partial(measure, case, OURS, ours)
-        here |= in_child(partial(size, case), OUR_LIMIT)  # built there, so that no memory is held here
-        group = [here | {"solver": OURS} | in_child(work, OUR_LIMIT)]
-        for name in peers.for_case(case, here["edges"]):
+        case_row |= in_child(partial(size, case), OUR_LIMIT)  # built in the child, so that this process holds no memory
+        group = [case_row | {"solver": OURS} | in_child(work, OUR_LIMIT)]
+        for name in peers.for_case(case, case_row["edges"]):
             row = in_child(partial(measure, case, name, peers.solvers[name]), peers.limit)
-            group.append(here | {"solver": name} | row)
+            group.append(case_row | {"solver": name} | row)
             peers.note(case, name, group[-1])
         best = max((row.get("bound", -np.inf) for row in group), default=-np.inf)
         for row in group:

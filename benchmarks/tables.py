@@ -41,10 +41,10 @@ def summary(rows: list[Row]) -> list[str]:
     out = ["", "## Ratios to coterie in this run, over the lams", "",
            head(("task", "N", "coterie CPU s (median)", "peer", "least", "median", "most"))]
     for task, variant, n in dict.fromkeys((r["task"], r["variant"], r["n"]) for r in rows):
-        here = [r for r in rows if (r["task"], r["variant"], r["n"]) == (task, variant, n) and "ratio" in r]
-        median = np.median([r["seconds"] for r in here if r["solver"] == OURS] or [np.nan])
-        for name in dict.fromkeys(r["solver"] for r in here if r["solver"] != OURS):
-            ratios = [r["ratio"] for r in here if r["solver"] == name]
+        selected = [r for r in rows if (r["task"], r["variant"], r["n"]) == (task, variant, n) and "ratio" in r]
+        median = np.median([r["seconds"] for r in selected if r["solver"] == OURS] or [np.nan])
+        for name in dict.fromkeys(r["solver"] for r in selected if r["solver"] != OURS):
+            ratios = [r["ratio"] for r in selected if r["solver"] == name]
             out.append(f"| {task} {variant} | {n} | {median:.4f} | {name} | {min(ratios):.1f} | "
                        f"{np.median(ratios):.1f} | {max(ratios):.1f} |")
     path = next((r for r in rows if r["variant"] == "path of 50" and "seconds" in r), None)
@@ -91,8 +91,8 @@ def machine() -> dict[str, Any]:
             return "not installed"
 
     try:
-        told = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(text.split(":", 1)[1].strip() for text in told if text.startswith("model name"))
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(text.split(":", 1)[1].strip() for text in lines if text.startswith("model name"))
     except (OSError, StopIteration):
         cpu = platform.processor() or "unknown"
     packages = ("coterie", "numpy", "scipy", "numba", "cvxpy", "clarabel", "scs")

@@ -1,8 +1,8 @@
-"""A federation of hospitals: the data stay, half of the hospitals answer at a time, and the answer is the same.
+"""A federation of hospitals: the data stay local, half of the hospitals reply per round, and the result is the same.
 
-    python examples/hospitals.py [FOLDER]      # writes the run and its page there
+    python examples/hospitals.py [FOLDER]      # writes the run and its report to FOLDER
 
-Twenty-four hospitals of two kinds predict who comes back within a month. The server never sees a patient.
+Twenty-four hospitals of two kinds predict which patients return within a month. The server never sees patient data.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ def main(folder: str = ".") -> None:
     users, kind = hospitals()
     loss = ct.Logistic(ridge=1e-3)
 
-    # One round of local models gives weights (who resembles whom) and a range of lam; then the path.
+    # One round of local models gives the weights (which hospitals are similar) and a range of lam; then the path.
     path = ct.federate_path(users, loss, graph="wald", participation=0.5, n_lams=8, seed=0)
-    print("lam and clusters:", ", ".join(f"{s.lam:.3g}: {s.n_clusters}" for s in path.runs))
+    print("lam and number of groups:", ", ".join(f"{s.lam:.3g}: {s.n_clusters}" for s in path.runs))
 
     two = [s for s in path.runs if s.n_clusters == 2][-1]
     print("two groups, the true kinds:", len(set(zip(two.labels, kind, strict=True))) == 2)
 
-    # The same, with answers that come late or never; certified by one round of scalars.
+    # The same with late and lost replies; certified by one round of a few numbers per hospital.
     run = ct.federate(users, loss, two.lam, graph="wald", participation=0.5, seed=1,
                       faults=ct.Faults(drop=0.1, late=0.2))
     print(f"{run.n_clusters} groups after {run.n_rounds} rounds, certified: {run.gap < 1e-6}")
     print(f"{run.ledger.bytes_up:,} bytes from the hospitals, {run.ledger.bytes_down:,} to them")
 
     central = ct.solve(ct.Problem(users, loss, two.lam, run.problem.graph))
-    apart = np.abs(run.models - central.models).max() / np.abs(central.models).max()
-    print(f"as if all data were in one place: {(run.labels == central.labels).all()}, models within {apart:.0e}")
+    difference = np.abs(run.models - central.models).max() / np.abs(central.models).max()
+    print(f"same groups as with pooled data: {(run.labels == central.labels).all()}, models within {difference:.0e}")
 
     out = runs.write(Path(folder) / "hospitals", run, {"example": "hospitals"})
     report.write(report.gather(run, title="Twenty-four hospitals"), out / "report.html")
-    print(f"To look at: {out / 'report.html'}")
+    print(f"Report: {out / 'report.html'}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Convex clustering of points: how many clusters there are, how they merge, and a proof.
+"""Convex clustering of points: the number of clusters, how they merge, and a certificate.
 
-    python examples/points.py [FOLDER]      # writes tree.png there
+    python examples/points.py [FOLDER]      # writes tree.png to FOLDER
 
 The measurements of 150 iris flowers, without their species.
 """
@@ -20,18 +20,18 @@ from coterie.estimators import ConvexClustering
 
 def main(folder: str = ".") -> None:
     iris = load_iris()
-    found = ConvexClustering(standardize=True).fit(iris.data)
-    print(f"{found.n_clusters_} clusters of {sorted(np.bincount(found.labels_).tolist())} flowers")
-    print(f"certified: {found.gap_ < 1e-6}")
-    print(found.fit_.why)
+    clustering = ConvexClustering(standardize=True).fit(iris.data)
+    print(f"{clustering.n_clusters_} clusters of {sorted(np.bincount(clustering.labels_).tolist())} flowers")
+    print(f"certified: {clustering.gap_ < 1e-6}")
+    print(clustering.fit_.why)
     setosa = iris.target == 0
-    print(f"setosa against the rest: {adjusted_rand_score(setosa, found.labels_):.2f} (adjusted Rand index)")
+    print(f"setosa against the others: {adjusted_rand_score(setosa, clustering.labels_):.2f} (adjusted Rand index)")
 
-    path = found.path_
+    path = clustering.path_
     print("clusters along lam:", " ".join(map(str, path.n_clusters)))
-    picture = Path(folder) / "tree.png"
-    plots.tree(path).savefig(picture)
-    print(f"The merge tree: {picture}")
+    figure = Path(folder) / "tree.png"
+    plots.tree(path).savefig(figure)
+    print(f"Merge tree: {figure}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A table with a "who" column: forty shops, what sells in each, and which shops are alike.
+"""A table with a "who" column: forty shops, their sales, and which shops are similar.
 
-    python examples/shops.py [FOLDER]      # writes shops.csv there; `coterie fit` takes the same file
+    python examples/shops.py [FOLDER]      # writes shops.csv to FOLDER; `coterie fit` accepts this file
 
-Every shop has forty days: price, temperature, whether it was a Saturday, and how many ice creams were sold. There are
-beach shops, city shops and shops at schools; nobody has written down which is which.
+Every shop has forty days of data: price, temperature, whether it was a Saturday, and how many ice creams were sold.
+There are beach shops, city shops and shops at schools; the kind of each shop is not recorded.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ def main(folder: str = ".") -> None:
     X, y, shops = known.drop("shop", "sold"), known["sold"], known["shop"]
     model = PersonalizedRegressor(holdout=0.2).fit(X, y, users=shops)
     print(f"{model.n_clusters_} groups among {len(model.users_)} shops, certified: {model.gap_ < 1e-6}")
-    print(f"the kinds, without being told: {len(set(zip(model.labels_, kind, strict=False))) == 3}")
+    print(f"groups are the true kinds: {len(set(zip(model.labels_, kind, strict=False))) == 3}")
     print(model.scores_)
 
     first = np.unique(model.labels_, return_index=True)[1]
     for group, (slopes, level) in enumerate(zip(model.coef_[first], model.intercept_[first], strict=True)):
-        told = ", ".join(f"{name} {slope:+.1f}" for name, slope in zip(X.columns, slopes, strict=True))
-        print(f"group {group} ({(model.labels_ == group).sum()} shops): {told}, level {level:+.0f}")
+        effects = ", ".join(f"{name} {slope:+.1f}" for name, slope in zip(X.columns, slopes, strict=True))
+        print(f"group {group} ({(model.labels_ == group).sum()} shops): {effects}, level {level:+.0f}")
 
-    # Two shops open. After five days each, they get the model of the group they fit.
+    # Two new shops open. After five days, each gets the model of the group that fits its data.
     new = frame.filter(pl.col("shop") >= "shop 38")
-    begun = new.group_by("shop", maintain_order=True).head(5)
-    later = new.join(begun, on=new.columns, how="anti")
+    first_days = new.group_by("shop", maintain_order=True).head(5)
+    later = new.join(first_days, on=new.columns, how="anti")
     before = model.score(later.drop("shop", "sold"), later["sold"], users=later["shop"])
-    model.personalize(begun.drop("shop", "sold"), begun["sold"], users=begun["shop"])
+    model.personalize(first_days.drop("shop", "sold"), first_days["sold"], users=first_days["shop"])
     after = model.score(later.drop("shop", "sold"), later["sold"], users=later["shop"])
-    print(f"two new shops: R2 {before:.2f} with everyone's model, {after:.2f} once they have five days")
+    print(f"two new shops: R2 {before:.2f} with the pooled model, {after:.2f} with five days of data")
     print(f"The same from the command line: coterie fit {path} --user shop --target sold")
 
 

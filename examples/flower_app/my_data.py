@@ -1,7 +1,7 @@
-"""A data function of a node: data="my_data:load" in its configuration.
+"""A data function of a node, set by data="my_data:load" in its configuration.
 
-It gets the configuration (what the server tells, and over it what the node's owner wrote in --node-config) and returns
-the users of this node. It may read a database, a folder, a sensor; what it returns does not leave the node.
+It receives the configuration (the settings of the server, overridden by those of the owner in --node-config) and
+returns the users of this node. It can read a database, a folder or a sensor; the data do not leave the node.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import coterie as ct
 
 
 def load(config: Mapping[str, Any]) -> ct.Users:
-    """The patients of all CSV files in `folder`: a file a ward, a row a visit."""
+    """Read the patients of all CSV files in `folder`: one file per ward, one row per visit."""
     rows, targets, owners = [], [], []
     for file in sorted(Path(str(config["folder"])).glob("*.csv")):
         with file.open(newline="") as lines:
             for row in csv.DictReader(lines):
                 rows.append([float(row["age"]), float(row["pressure"])])
                 targets.append(1.0 if row["ill"] == "yes" else -1.0)
-                owners.append(f"{file.stem}/{row['patient']}")  # a name that no other node uses
+                owners.append(f"{file.stem}/{row['patient']}")  # unique among all nodes
     return ct.Users.from_arrays(rows, targets, owners, feature_names=["age", "pressure"])
