@@ -37,6 +37,7 @@ from coterie.federated import (
     federate,
     federate_path,
 )
+from coterie.fitting import Fit, RunCertificate
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels, adaptive_graph
 from coterie.losses import (
@@ -56,6 +57,7 @@ from coterie.losses import (
 from coterie.losses.checks import check_loss
 from coterie.newcomers import Joined
 from coterie.problem import Problem, lam_from_eq3
+from coterie.runs import Run, fit_table, load_run, save_run
 from coterie.solution import Certificate, Explanation, Solution, Status
 from coterie.solvers import SOLVERS, Fast, Lean, Reference, solve
 
@@ -75,12 +77,13 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "ALGORITHMS", "LOSSES", "PDMM", "SOLVERS", "Certificate", "Choice", "ConvexClustering", "CoterieError",
-    "CoterieWarning", "Custom", "Explanation", "Fast", "Faults", "FedAvg", "Federated", "FederatedPath", "Fusion",
-    "Graph", "Groups", "Huber", "HuberDistance", "Incompatible", "Interrupted", "InvalidInput", "Joined", "Lean",
-    "Ledger", "LinearLoss", "LocalModels", "Logistic", "Loss", "MissingExtra", "Multinomial", "Newton", "NotConverged",
-    "Participation", "Path", "PersonalizedClassifier", "PersonalizedRegressor", "Poisson", "Problem", "RecoveryBounds",
-    "Reference", "Solution", "Split", "Splitting", "Squared", "SquaredDistance", "SquaredHinge", "SquaredPenalty",
-    "Standardizer", "Status", "Users", "adaptive_graph", "by_certificate", "by_clusters", "by_score", "by_stability",
-    "certify", "check_loss", "federate", "federate_path", "find_groups", "fusion_ladder", "lam_from_eq3", "lam_max",
-    "recovery_bounds", "refit", "solve", "solve_path",
+    "CoterieWarning", "Custom", "Explanation", "Fast", "Faults", "FedAvg", "Federated", "FederatedPath", "Fit",
+    "Fusion", "Graph", "Groups", "Huber", "HuberDistance", "Incompatible", "Interrupted", "InvalidInput", "Joined",
+    "Lean", "Ledger", "LinearLoss", "LocalModels", "Logistic", "Loss", "MissingExtra", "Multinomial", "Newton",
+    "NotConverged", "Participation", "Path", "PersonalizedClassifier", "PersonalizedRegressor", "Poisson",
+    "Problem", "RecoveryBounds", "Reference", "Run", "RunCertificate", "Solution", "Split", "Splitting", "Squared",
+    "SquaredDistance", "SquaredHinge", "SquaredPenalty", "Standardizer", "Status", "Users", "adaptive_graph",
+    "by_certificate", "by_clusters", "by_score", "by_stability", "certify", "check_loss", "federate",
+    "federate_path", "find_groups", "fit_table", "fusion_ladder", "lam_from_eq3", "lam_max", "load_run",
+    "recovery_bounds", "refit", "save_run", "solve", "solve_path",
 ]

@@ -34,18 +34,20 @@ from coterie.solvers import solve
 
 #: The one user of a fit without users.
 EVERYONE = "(everyone)"
-_HOLDOUT = 0.2
+#: Parameters whose name is another one in `Settings`.
+RENAMED = {"most": "max_groups"}
 _HALVINGS = 20
 
 
 def _settings(estimator: Any, task: Task) -> Settings:
     """The estimator's parameters as settings; rows are held out where lam is chosen by them."""
     names = {field.name for field in fields(Settings)}
-    given = {name: value for name, value in estimator.get_params(deep=False).items() if name in names}
+    given = {RENAMED.get(name, name): value for name, value in estimator.get_params(deep=False).items()}
+    given = {name: value for name, value in given.items() if name in names}
     if given.get("holdout", 0.0) is None:
         lam, weights = given["lam"], given["weights"]
         by_rows = isinstance(lam, str) and (lam == "score" or weights != "auto")
-        given["holdout"] = _HOLDOUT if by_rows else 0.0
+        given["holdout"] = Settings.holdout if by_rows else 0.0
     seed = estimator.random_state
     if not isinstance(seed, (int, np.integer)):
         seed = check_random_state(seed).randint(2**31 - 1)
@@ -66,9 +68,11 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
     __metadata_request__predict = {"users": True}  # noqa: RUF012
     __metadata_request__score = {"users": True}  # noqa: RUF012
 
-    def __init__(self, *, lam: Any = "auto", weights: str = "auto", loss: str = "auto", ridge: float = 1e-3,
-                 n_lams: int = 24, most: int | None = None, k: int = 5, tol: float = 1e-6, holdout: float | None = None,
-                 standardize: bool = True, unknown: str = "together", random_state: Any = 0) -> None:
+    def __init__(self, *, lam: Any = Settings.lam, weights: str = Settings.weights, loss: str = Settings.loss,
+                 ridge: float = Settings.ridge, n_lams: int = Settings.n_lams, most: int | None = Settings.max_groups,
+                 k: int = Settings.k, tol: float = Settings.tol, holdout: float | None = None,
+                 standardize: bool = Settings.standardize, unknown: str = "together",
+                 random_state: Any = Settings.seed) -> None:
         self.lam = lam
         self.weights = weights
         self.loss = loss
@@ -321,9 +325,9 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     fit_, path_, solution_ : everything else; `path_.linkage` is the tree.
     """
 
-    def __init__(self, n_clusters: int | None = None, *, lam: Any = "auto", weights: str = "auto", loss: str = "auto",
-                 k: int = 5, n_lams: int = 24, tol: float = 1e-6, standardize: bool = False,
-                 random_state: Any = 0) -> None:
+    def __init__(self, n_clusters: int | None = None, *, lam: Any = Settings.lam, weights: str = Settings.weights,
+                 loss: str = Settings.loss, k: int = Settings.k, n_lams: int = Settings.n_lams,
+                 tol: float = Settings.tol, standardize: bool = False, random_state: Any = Settings.seed) -> None:
         self.n_clusters = n_clusters
         self.lam = lam
         self.weights = weights

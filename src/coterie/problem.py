@@ -19,7 +19,8 @@ from coterie._typing import Array
 from coterie.data.users import Participants, Users
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.graph import Graph
-from coterie.losses import Loss, Samples
+from coterie.losses import AffineLoss, Loss, Multinomial, Samples
+from coterie.losses.remote import Remote
 
 
 def lam_from_eq3(lam: float, n_users: int) -> float:
@@ -107,6 +108,18 @@ class Problem:
     def dim(self) -> int:
         """Length of one model."""
         return self.samples.dim
+
+    @property
+    def coefficient_names(self) -> list[str]:
+        """(dim,) what each coordinate of a model belongs to: a feature, or the intercept."""
+        loss = self.loss.loss if isinstance(self.loss, Remote) else self.loss
+        names = list(self.users.feature_names)
+        if isinstance(loss, AffineLoss) and loss.intercept:
+            names.append("intercept")
+        if isinstance(loss, Multinomial):
+            outputs = self.dim // max(len(names), 1)
+            names = [f"{name}.{k}" for name in names for k in range(outputs)]
+        return names if len(names) == self.dim else [f"m{k}" for k in range(self.dim)]
 
     @property
     def radii(self) -> Array:

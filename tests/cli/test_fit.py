@@ -28,7 +28,7 @@ from support.browser import NASTY, Tab
 
 import coterie
 from coterie import runs
-from coterie.cli import base, main
+from coterie.cli import main
 from coterie.storage import unpack
 
 SMALL = ("--n-lams", "4")
@@ -57,7 +57,6 @@ def run(*arguments: object) -> Done:
     finally:
         sys.argv = argv
         signal.signal(signal.SIGINT, before)
-        base.stops.clear()
     return Done(code, out.getvalue(), err.getvalue())
 
 
@@ -361,7 +360,7 @@ def test_points_of_another_table_go_to_the_nearest_cluster(folders):
     assert [row["cluster"] for row in first] == ["0", "1"] * 4
     assert {row["known"] for row in first} == {"1"}
     Path("more.csv").write_bytes(text_of(rows[1:4]))
-    assert "the cluster that is nearest" in good("predict", place / "run", "more.csv")
+    assert "the nearest cluster" in good("predict", place / "run", "more.csv")
     assert [(row["cluster"], row["known"]) for row in lines(Path("predictions.csv"))] == [("1", "0"), ("0", "0"),
                                                                                          ("1", "0")]
 
@@ -476,7 +475,7 @@ def test_models_under_other_names_are_not_proven(copied):
     change(place / "models.csv", 1, 1, lambda text: 1 - int(text))  # a user in the other cluster, by its label only
     done = run("certify", "run", "data.csv")
     assert done.code == 1
-    assert "the models say something else" in done.out
+    assert "groups differ from those in run.json" in done.out
 
 
 def test_another_table_is_not_proven(copied):
@@ -532,7 +531,7 @@ def test_a_damaged_folder_ends_in_a_sentence(copied, name, content):
 
 def test_json_is_all_that_is_printed(copied):
     place = copied("regression")
-    done = run("fit", "data.csv", *asked("regression"), "--json")
+    done = run("fit", "data.csv", *asked("regression"), "--json", "--overwrite")
     assert (done.code, done.err) == (0, "")
     assert json.loads(done.out) == told(place)
     assert json.loads(good("predict", "run", "data.csv", "--json")) == {
@@ -604,7 +603,7 @@ PLAIN = "u,x,y\n" + "".join(f"{u},{x},{x * (1 if u == 'a' else -1) + 0.5}\n" for
     (PLAIN, ["--user", "u", "--target", "y", "--seed", "-1"], ["--seed"]),
     (PLAIN, ["--user", "u", "--target", "y", "--separator", "ab"], ["must be one character"]),
     (PLAIN, ["--user", "u", "--target", "y", "--lam", "score", "--holdout", "0"], ["no rows are held out"]),
-    (PLAIN, ["--user", "u", "--target", "y", "--resume"], ["no run to go on with", "--resume"]),
+    (PLAIN, ["--user", "u", "--target", "y", "--resume"], ["no interrupted run to continue", "--resume"]),
     (PLAIN, ["--user", "u", "--target", "y", "--out", "data.csv"], ["data.csv is a file", "--out"]),
     ("", ["--user", "u"], ["The file is empty"]), ("u,x\n", ["--user", "u"], ["no rows"]),
     ("u,x,y\na,1,2\nb,2\n", ["--user", "u", "--target", "y"], ["3 fields and this record 2", "line 3"]),
@@ -725,7 +724,7 @@ def test_a_power_cut_at_any_write_loses_nothing(monkeypatch, every):
         if not done and (Path("cut/progress/asked.coterie")).exists():
             good(*FEW, "--out", "cut", "--resume")
         elif not done:
-            assert "no run to go on with" in bad(*FEW, "--out", "cut", "--resume")
+            assert "no interrupted run to continue" in bad(*FEW, "--out", "cut", "--resume")
         if Path("cut/run.json").exists():
             assert comparable(Path("cut")) == expected
             assert not Path("cut/progress").exists()
@@ -739,7 +738,7 @@ def test_a_power_cut_while_an_old_run_is_replaced(monkeypatch):
     few()
     good(*FEW, "--out", "cut")
     old = comparable(Path("cut"))
-    other = [*FEW, "--ridge", "0.1", "--holdout", "0", "--out", "cut"]
+    other = [*FEW, "--ridge", "0.1", "--holdout", "0", "--out", "cut", "--overwrite"]
     seen, k = set(), 1
     while cut(k, monkeypatch, *other):
         whole(Path("cut"))
@@ -757,14 +756,14 @@ def test_ctrl_c_keeps_what_is_done():
     good(*FEW, "--out", "whole")
     # The signal comes while a point of the path is kept, and again while rows are held out.
     code = """
-import coterie.cli.fit as fit
-real, count = fit.write_atomically, [0]
+import coterie.runs.parts as parts
+real, count = parts.write_atomically, [0]
 def put(path, data):
     real(path, data)
     count[0] += 1
     if count[0] == 4:
         os.kill(os.getpid(), signal.SIGINT)
-fit.write_atomically = put
+parts.write_atomically = put
 """
     for more in ([], ["--resume"]):
         done = command(*FEW, "--out", "cut", *more, code=code)
@@ -881,7 +880,7 @@ ASKED = st.sampled_from([["--user", "u", "--target", "y"], ["--user", "u", "--ta
                          ["--user", "u", "--target", "y", "--task", "counts"],
                          ["--user", "u", "--target", "y", "--ridge", "0"],
                          ["--user", "u", "--target", "y", "--no-standardize"],
-                         ["--user", "u", "--target", "y", "--tol", "1e-13", "--most", "2"],
+                         ["--user", "u", "--target", "y", "--tol", "1e-13", "--max-groups", "2"],
                          ["--user", "u", "--target", "y", "--task", "classification", "--loss", "squared_hinge"],
                          ["--user", "u", "--target", "y", "--task", "regression", "--loss", "huber"],
                          ["--user", "u", "--weights", "gaussian"], ["--user", "u", "--loss", "huber_distance"]])

@@ -235,7 +235,7 @@ def test_random_state_is_of_the_rows_held_out():
     data = Data("squared", n_users=3, samples=20)
 
     def held_out(random_state):
-        return data.fitted(holdout=0.2, random_state=random_state, n_lams=4).scores_.here
+        return data.fitted(holdout=0.2, random_state=random_state, n_lams=4).scores_.fitted
 
     assert np.array_equal(held_out(1), held_out(1))
     assert not np.array_equal(held_out(1), held_out(2))

@@ -26,7 +26,7 @@ from coterie.experiments.paper import (
     SQUARED,
     WINDOW,
     Curve,
-    Settings,
+    ReproductionSettings,
     experiment_2,
     pool,
     reproduce,
@@ -39,7 +39,7 @@ from coterie.losses import SquaredHinge
 from coterie.problem import Problem
 
 #: Coarse, but with all of the paper's lams.
-TINY = Settings(seeds=2, step=1.0, gammas=7, rounds=30)
+TINY = ReproductionSettings(seeds=2, step=1.0, gammas=7, rounds=30)
 
 
 @pytest.fixture(scope="module")
@@ -211,14 +211,14 @@ def test_compactness_is_the_mean_over_pairs_of_a_cluster():
 
 
 def test_the_grid_has_the_lams_of_the_paper():
-    for settings in (TINY, Settings.quick(), Settings()):
+    for settings in (TINY, ReproductionSettings.quick(), ReproductionSettings()):
         assert {*WINDOW, *FAR} <= set(settings.lams.tolist())
         assert (np.diff(settings.lams) > 0).all()
-    assert Settings().lams.size > Settings.quick().lams.size
+    assert ReproductionSettings().lams.size > ReproductionSettings.quick().lams.size
 
 
 def test_the_window_is_proved_and_no_matter_of_tolerance():
-    data = ellipses(shape=PAPER, seed=0, test_points=Settings().test_points)
+    data = ellipses(shape=PAPER, seed=0, test_points=ReproductionSettings().test_points)
     problem = Problem(data.users, SquaredHinge(ridge=1e-3), lam=0.1)
     for lam, proved in ((0.086, False), (0.0895, True), (0.0915, True), (0.095, False)):
         rungs = [step.rung for step in fusion_ladder(problem.with_lam(lam), data.clusters)]
@@ -236,15 +236,15 @@ def test_the_page_has_every_claim_and_the_ellipses(results):
 
 def test_one_shape_cannot_do_both():
     """Clusters merge at lam n, n users a cluster: 0.0919 with 20 users is 0.18 with 10, and the paper has 0.12."""
-    run = experiment_2(PAPER, Settings(), 0)
+    run = experiment_2(PAPER, ReproductionSettings(), 0)
     assert run.n_clusters[EIGHT.index(0.12)] >= 3
-    assert experiment_2(PAPER_SECOND, Settings(), 0).n_clusters[EIGHT.index(0.12)] == 2
+    assert experiment_2(PAPER_SECOND, ReproductionSettings(), 0).n_clusters[EIGHT.index(0.12)] == 2
 
 
 @pytest.mark.parametrize("changes", [{"seeds": 0}, {"rounds": 0}, {"step": 0.0}, {"gammas": 0}])
 def test_settings_are_checked(changes):
     with pytest.raises(InvalidInput):
-        Settings(**changes)
+        ReproductionSettings(**changes)
 
 
 def test_a_missing_extra_is_named_before_anything_runs(monkeypatch):
@@ -269,7 +269,8 @@ def test_the_command_prints_and_writes(tmp_path, monkeypatch):
     from coterie.cli import reproduce as command
 
     monkeypatch.setattr(paper_figures, "save", lambda *_: [])
-    monkeypatch.setattr(command.Settings, "quick", classmethod(lambda cls, seeds: replace(TINY, seeds=seeds, rounds=5)))
+    monkeypatch.setattr(command.ReproductionSettings, "quick",
+                        classmethod(lambda cls, seeds: replace(TINY, seeds=seeds, rounds=5)))
     done = CliRunner().invoke(cli.app, ["reproduce", "--quick", "--seeds", "1", "--out", str(tmp_path / "here")])
     assert done.exit_code == 0, done.output
     assert "claims are reproduced" in done.output

@@ -79,7 +79,7 @@ def arrays(found: Fit) -> list[np.ndarray]:
             np.array([found.chosen, found.gap]), found.path.gaps, *(s.models for s in found.path.solutions)]
     if found.scores is not None:
         s = found.scores
-        told += [s.here, s.alone, s.together, s.points, s.losses, np.array([s.n_clusters, s.n_rows])]
+        told += [s.fitted, s.alone, s.together, s.points, s.losses, np.array([s.n_clusters, s.n_rows])]
     return told
 
 
@@ -194,7 +194,7 @@ def test_scikit_learn_agrees_on_one_group(kind):
     keep = np.concatenate([np.flatnonzero(data.owner == i)[:12] for i in range(0, 12, 2)])
     users = ct.Users.from_arrays(data.X[keep], data.y[keep], data.owner[keep])
     X, y, n = (data.X[keep] - data.X[keep].mean(axis=0)) / data.X[keep].std(axis=0), data.y[keep], len(keep)
-    found = fit(users, settings(kind, most=1, lam="auto"))
+    found = fit(users, settings(kind, max_groups=1, lam="auto"))
     assert found.n_clusters == 1
     told = found.units.predict(users.features, np.repeat(found.solution.models, 12, axis=0))
     theirs = {"binary": LogisticRegression(C=1 / (RIDGE * n), tol=1e-10, max_iter=1000),
@@ -243,7 +243,7 @@ def test_units_of_a_target_do_not_matter(scale, shift):
     first, second = (fit(users, settings("regression", holdout=0.2, n_lams=3)) for users in (data.users, other))
     told = [f.units.predict(data.X, f.solution.models[data.owner]) for f in (first, second)]
     np.testing.assert_allclose(told[1], told[0] * scale + shift, rtol=1e-6, atol=1e-6 * abs(scale))
-    np.testing.assert_allclose(second.scores.here, first.scores.here * abs(scale), rtol=1e-4)
+    np.testing.assert_allclose(second.scores.fitted, first.scores.fitted * abs(scale), rtol=1e-4)
 
 
 def test_without_standardisation_units_do_matter():
@@ -287,7 +287,7 @@ def test_rows_held_out_are_not_learned_from(kind, lam):
 
     def told(X: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
         s = fit(ct.Users.from_arrays(X, y, data.owner), chosen).scores
-        return [s.here[others], s.alone[others], s.together[others], s.points[:, others], np.array([s.n_clusters])]
+        return [s.fitted[others], s.alone[others], s.together[others], s.points[:, others], np.array([s.n_clusters])]
 
     plain = told(data.X, data.y)
     for before, after in zip(plain, told(X, y), strict=True):
@@ -311,10 +311,10 @@ def test_scores_are_what_they_say():
     models = pooled("regression", learned, [np.flatnonzero(data.labels == k) for k in range(2)])[data.labels, :, 0]
     errors = (test.features * models[test.owner, :2]).sum(axis=1) + models[test.owner, 2] - test.targets
     theirs = np.sqrt(np.bincount(test.owner, errors**2) / test.counts)
-    assert np.abs(s.here - theirs).max() < 0.3 * theirs.mean()  # but for the pull between groups
-    assert np.nanmean(s.together) > 3 * np.nanmean(s.here)
+    assert np.abs(s.fitted - theirs).max() < 0.3 * theirs.mean()  # but for the pull between groups
+    assert np.nanmean(s.together) > 3 * np.nanmean(s.fitted)
     assert s.points.shape == (6, 12)
-    np.testing.assert_array_equal(s.points[found.chosen], s.here)
+    np.testing.assert_array_equal(s.points[found.chosen], s.fitted)
     assert "RMSE on" in str(s)
 
 
@@ -322,8 +322,8 @@ def test_accuracy_is_of_rows_held_out():
     found = fit(planted("binary").users, settings("binary", holdout=0.25, n_lams=3))
     s = found.scores
     assert s.larger
-    assert s.here.mean() > 0.8 > 0.65 > s.together.mean()
-    assert ((s.here >= 0) & (s.here <= 1)).all()
+    assert s.fitted.mean() > 0.8 > 0.65 > s.together.mean()
+    assert ((s.fitted >= 0) & (s.fitted <= 1)).all()
 
 
 def test_the_seed_is_of_the_rows_held_out_only():
@@ -349,11 +349,11 @@ def test_every_kind_of_weights(weights, lam):
     if lam == "score":
         index = int(np.argmin(found.scores.losses))
         assert found.solution.lam == found.path.lams[index]
-        assert found.why.startswith("least mean loss")
-        assert np.nanmean(found.scores.here) < 0.5 * np.nanmean(found.scores.together)
+        assert found.why.startswith("Least mean loss")
+        assert np.nanmean(found.scores.fitted) < 0.5 * np.nanmean(found.scores.together)
     else:
         assert found.solution.lam == lam
-        assert found.why == "as asked for."
+        assert found.why == "As given."
 
 
 @pytest.mark.parametrize("weights", ["auto", "unit", pytest.param("gaussian", marks=pytest.mark.slow)])
@@ -369,7 +369,7 @@ def test_points_without_clusters_are_put_together():
     points = np.random.default_rng(0).standard_normal((40, 2))
     found = fit(ct.Users.from_arrays(points), settings("rows"))
     assert found.n_clusters == 1
-    assert "no clusters stand out" in found.why
+    assert "No clusters stand out" in found.why
 
 
 def test_one_far_point_among_thousands():
@@ -389,7 +389,8 @@ def test_one_far_point_among_thousands():
 @pytest.mark.parametrize(("changes", "parts"), [
     ({"lam": -1.0}, ["lam must be"]), ({"lam": float("nan")}, ["lam must be"]), ({"lam": "best"}, ["'best'", "auto"]),
     ({"weights": "heavy"}, ["unknown weights 'heavy'", "wald"]), ({"holdout": 1.0}, ["holdout", "0.2"]),
-    ({"holdout": float("nan")}, ["holdout"]), ({"n_lams": 1}, ["n_lams", ">= 2"]), ({"most": 0}, ["most", ">= 1"]),
+    ({"holdout": float("nan")}, ["holdout"]), ({"n_lams": 1}, ["n_lams", ">= 2"]),
+    ({"max_groups": 0}, ["max_groups", ">= 1"]),
     ({"k": 2.5}, ["k must be a whole number"]), ({"k": True}, ["k must be"]), ({"tol": 0.0}, ["tol", "> 0"]),
     ({"tol": float("inf")}, ["tol"]), ({"ridge": -1.0}, ["ridge"]), ({"ridge": float("nan")}, ["ridge"]),
     ({"loss": "poisson"}, ["'poisson' does not fit regression", "squared"]), ({"task": "magic"}, ["magic", "counts"]),
@@ -436,7 +437,7 @@ def test_one_user_is_a_plain_fit(kind, lam):
     data = planted(kind, n_users=1)
     found = fit(data.users, settings(kind, lam=lam, holdout=0.2))
     check(found, 1)
-    assert "nobody to join" in found.why
+    assert "only one user" in found.why
     np.testing.assert_allclose(found.coefficients, pooled(kind, data, [np.array([0])]), rtol=1e-3, atol=1e-3)
 
 
@@ -521,7 +522,7 @@ def test_huge_counts_held_out_are_no_warning():
     test = rows.split(test=0.2, seed=0).test.features[:, 0].astype(int)
     X[test] *= 1e6
     scores = fit(ct.Users.from_arrays(X, data.y, data.owner), settings("counts", holdout=0.2, n_lams=2)).scores
-    assert np.isinf(scores.here).any()
+    assert np.isinf(scores.fitted).any()
 
 
 # ---- broken off and gone on with
@@ -661,6 +662,6 @@ def test_as_many_groups_as_there_are():
     found = fit(users, Settings(task="regression", n_lams=4, holdout=0.0))
     assert found.n_clusters == 12
     assert len(set(zip(found.labels, kind, strict=True))) == 12
-    few = fit(users, Settings(task="regression", n_lams=4, holdout=0.0, most=3))
+    few = fit(users, Settings(task="regression", n_lams=4, holdout=0.0, max_groups=3))
     assert few.n_clusters <= 3
-    assert "More are not looked for" in few.why
+    assert "The search stopped at this number" in few.why

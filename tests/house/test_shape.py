@@ -18,7 +18,6 @@ MANY_PARAMETERS = re.compile(r"^(\w+\.)?(command|callback|njit)\b")
 KNOWN = {
     "long function: federated.algorithms.edges.answer_edges",
     "long function: losses.newton.minimise",
-    "many parameters: cli.fit._run",
     "many parameters: federated.driver.Driver.__init__",
     "many parameters: federated.path.federate_path",
     "many parameters: federated.run.federate",
@@ -26,7 +25,7 @@ KNOWN = {
     "unexplained attributes: federated.driver.Driver",
     "unexplained attributes: solvers.fast._Run",
 }
-SHARED_NAMES = {"Settings"}
+SHARED_NAMES: set[str] = set()
 
 
 def entries(docstring: str | None) -> set[str]:

@@ -189,7 +189,7 @@ def test_more_clusters_than_colours_differ_in_shape():
 def test_scores_show_every_user_and_the_means(fitted):
     axes = plots.scores(fitted).axes[0]
     dots, means = axes.collections[1::3], axes.collections[2::3]
-    for kind, row, dot, mean in zip(("here", "alone", "together"), range(3), dots, means, strict=True):
+    for kind, row, dot, mean in zip(("fitted", "alone", "together"), range(3), dots, means, strict=True):
         values = getattr(fitted.scores, kind)
         assert len(dot.get_offsets()) == np.isfinite(values).sum()
         assert mean.get_offsets()[0].tolist() == pytest.approx([np.nanmean(values), row])

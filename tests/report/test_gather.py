@@ -91,7 +91,7 @@ def test_a_fit_of_each_task(family, task):
     assert document["labels"][found.chosen] == found.labels.tolist()
     assert document["groups"] == {"sentence": found.why}
     assert document["settings"]["n_lams"] == 8
-    assert document["scores"]["points"][found.chosen] == pytest.approx(found.scores.here.tolist())
+    assert document["scores"]["points"][found.chosen] == pytest.approx(found.scores.fitted.tolist())
     first = np.unique(found.labels, return_index=True)[1]
     for k, row in zip(document["coefficients"]["which"][found.chosen],
                       document["coefficients"]["clusters"][found.chosen], strict=True):
@@ -209,7 +209,7 @@ def test_samples_are_at_most_three_thousand():
 def test_scores_are_placed_by_the_chosen_points():
     def scores(n_rows: int, here: int) -> Scores:
         points = np.arange(n_rows)[:, None] * np.ones(3)
-        return Scores(metric="RMSE", larger=False, here=points[here], alone=points[0], together=points[0],
+        return Scores(metric="RMSE", larger=False, fitted=points[here], alone=points[0], together=points[0],
                       points=points, losses=points[:, 0], chosen=here, n_clusters=2, n_rows=9)
 
     assert aligned(scores(5, 2), 5, 2).tolist() == [0, 1, 2, 3, 4]
@@ -221,8 +221,8 @@ def test_scores_are_placed_by_the_chosen_points():
 
 def test_unknown_scores_are_none(lines):
     scores = lines.scores
-    here = np.where(np.arange(len(scores.here)) == 1, np.nan, scores.here)
-    few = replace(scores, here=here, points=here[None], alone=here)
+    here = np.where(np.arange(len(scores.fitted)) == 1, np.nan, scores.fitted)
+    few = replace(scores, fitted=here, points=here[None], alone=here)
     document = gather(replace(lines, scores=few))
     json.dumps(document, allow_nan=False)
     assert document["scores"]["alone"][1] is None

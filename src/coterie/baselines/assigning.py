@@ -10,7 +10,7 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.baselines.base import Baseline, Outcome, check, cluster_counts
-from coterie.baselines.run import Run
+from coterie.baselines.run import BaselineRun
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.losses import Loss
@@ -34,21 +34,21 @@ class Assigning(Baseline):
     def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
         return tuple(cls(n_clusters=k) for k in cluster_counts(users))
 
-    def _fit(self, run: Run) -> Outcome:
+    def _fit(self, run: BaselineRun) -> Outcome:
         starts = random_starts(run, self.n_clusters, self.restarts)
         _, labels, models = min((self._train(run, models) for models in starts), key=lambda end: end[0])
         return self._finish(run, labels, models)
 
     @abstractmethod
-    def _train(self, run: Run, models: Array) -> tuple[float, Ints, Array]:
+    def _train(self, run: BaselineRun, models: Array) -> tuple[float, Ints, Array]:
         """Training loss, clusters and models after one start."""
 
-    def _finish(self, run: Run, labels: Ints, models: Array) -> Outcome:
+    def _finish(self, run: BaselineRun, labels: Ints, models: Array) -> Outcome:
         """The result, from the best start."""
         return Outcome(models[labels], models, labels)
 
 
-def random_starts(run: Run, n_clusters: int, restarts: int) -> list[Array]:
+def random_starts(run: BaselineRun, n_clusters: int, restarts: int) -> list[Array]:
     """For each start, the local models (with a small ridge) of random users; one start is enough for one cluster."""
     if n_clusters > run.n_users:
         raise InvalidInput(f"expected at most one cluster for each of {run.n_users} users, got {n_clusters}",

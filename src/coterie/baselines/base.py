@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from coterie._typing import Array, Ints
 from coterie.analysis.path import check_labels
-from coterie.baselines.run import Run, least_loss
+from coterie.baselines.run import BaselineRun, least_loss
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.losses import AffineLoss, Loss, Samples
@@ -92,7 +92,7 @@ class Baseline(ABC):
         if "samples" not in memo:
             memo["samples"] = loss.prepare(users.take(order))
         truth = None if clusters is None else check_labels(clusters, users.n_users)[order]
-        run = Run(loss, memo["samples"], np.random.default_rng(seed), truth, memo)
+        run = BaselineRun(loss, memo["samples"], np.random.default_rng(seed), truth, memo)
         outcome = self._fit(run)
         models, shared = np.empty_like(outcome.models), outcome.shared
         models[order] = outcome.models
@@ -107,7 +107,7 @@ class Baseline(ABC):
                       floats_down=run.floats_down, name=self.name, settings=self, users=users, loss=loss)
 
     @abstractmethod
-    def _fit(self, run: Run) -> Outcome: ...
+    def _fit(self, run: BaselineRun) -> Outcome: ...
 
     def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints]:
         """Models of newcomers, and the cluster that each joins (-1: none). Default: the cluster with the least loss."""

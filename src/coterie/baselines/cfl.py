@@ -9,7 +9,7 @@ import numpy as np
 
 from coterie._typing import Array, Flags, Ints
 from coterie.baselines.base import Baseline, Outcome, check
-from coterie.baselines.run import Run
+from coterie.baselines.run import BaselineRun
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.losses import Loss
@@ -37,7 +37,7 @@ class CFL(Baseline):
                  split only if a < sqrt((1 - gamma) / 2) (their Algorithm 3; gamma is 0 here: noise is in v).
     Newcomers get the model with the least loss; in the paper they follow the tree of splits.
 
-    Traffic: as in `Run.pool`; for each level of splits dim numbers down and dim + 1 up per user.
+    Traffic: as in `BaselineRun.pool`; for each level of splits dim numbers down and dim + 1 up per user.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class CFL(Baseline):
         return tuple(cls(eps2=eps2, rule=rule) for rule in ("code", "paper")
                      for eps2 in (1.2, 1.6, 2.4, 4.0, 8.0))
 
-    def _fit(self, run: Run) -> Outcome:
+    def _fit(self, run: BaselineRun) -> Outcome:
         users = run.samples.users.data
         # Every sample as a separate user, to get the gradients of single samples.
         singles = run.loss.prepare(Users.from_arrays(users.features, users.targets))

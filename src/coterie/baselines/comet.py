@@ -12,7 +12,7 @@ from coterie.baselines.base import Baseline, Fitted, Outcome, check
 from coterie.baselines.descent import settled
 from coterie.baselines.ifca import cluster_means
 from coterie.baselines.kmeans import k_means
-from coterie.baselines.run import Run, near
+from coterie.baselines.run import BaselineRun, near
 from coterie.data.users import Standardizer, Users
 from coterie.errors import Incompatible
 from coterie.losses import AffineLoss, Loss, Samples
@@ -62,7 +62,7 @@ class Comet(Baseline):
         counts = [k for k in (2, 4) if k <= users.n_users] or [1]
         return tuple(cls(weight=w, n_clusters=k) for k in counts for w in (0.01, 0.1, 1.0, 10.0, 100.0))
 
-    def _fit(self, run: Run) -> Outcome:
+    def _fit(self, run: BaselineRun) -> Outcome:
         grams = _grams(run.loss, run.samples)
         users, models = run.samples.users.data, run.own()
         scaler = Standardizer.from_moments(users.moments())

@@ -9,7 +9,7 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.baselines.base import Fitted, Outcome, Pulled
-from coterie.baselines.run import Run, own_models
+from coterie.baselines.run import BaselineRun, own_models
 from coterie.losses import Loss, Samples
 
 
@@ -21,7 +21,7 @@ class Ditto(Pulled):
     is trained by FedAvg and v by a few gradient steps per round, with the strength tuned for each data set; here both
     are exact. In contrast to the squared penalty, w does not depend on v.
 
-    Traffic: as in `Run.pool`.
+    Traffic: as in `BaselineRun.pool`.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Ditto(Pulled):
 
     name: ClassVar[str] = "ditto"
 
-    def _fit(self, run: Run) -> Outcome:
+    def _fit(self, run: BaselineRun) -> Outcome:
         w = run.once("pooled", lambda: run.pool(np.zeros(run.n_users, dtype=np.int64), 1))
         return Outcome(self._near(run.loss, run.samples, w), w)
 

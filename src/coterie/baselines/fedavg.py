@@ -10,7 +10,7 @@ import numpy as np
 from coterie._typing import Array
 from coterie.baselines.base import Baseline, Outcome, check
 from coterie.baselines.descent import curvature, descend, settled
-from coterie.baselines.run import Run
+from coterie.baselines.run import BaselineRun
 from coterie.data.users import Users
 from coterie.losses import Loss
 
@@ -47,11 +47,11 @@ class FedAvgBaseline(Baseline):
     def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
         return tuple(cls(steps=steps, rate=rate) for steps in (1, 5, 20) for rate in (0.3, 1.0, 1.9))
 
-    def _fit(self, run: Run) -> Outcome:
+    def _fit(self, run: BaselineRun) -> Outcome:
         model = run.once(self, lambda: self._train(run))
         return Outcome(np.repeat(model, run.n_users, axis=0), model)
 
-    def _train(self, run: Run) -> Array:
+    def _train(self, run: BaselineRun) -> Array:
         model, loss, samples = np.zeros((1, run.dim)), run.loss, run.samples
         for _ in range(self.rounds):
             models = np.repeat(model, run.n_users, axis=0)

@@ -11,7 +11,7 @@ from coterie._typing import Array, Ints
 from coterie.baselines.base import Baseline, Fitted, Outcome, check
 from coterie.baselines.descent import curvature, descend
 from coterie.baselines.fedavg import FedAvgBaseline
-from coterie.baselines.run import Run
+from coterie.baselines.run import BaselineRun
 from coterie.data.users import Users
 from coterie.losses import Loss, Samples
 
@@ -46,7 +46,7 @@ class FineTuning(Baseline):
     def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
         return tuple(cls(steps=steps) for steps in (0, 1, 2, 5, 10, 20, 50, 100, 200, 500))
 
-    def _fit(self, run: Run) -> Outcome:
+    def _fit(self, run: BaselineRun) -> Outcome:
         common = self.common._fit(run).shared
         return Outcome(self._adapt(run.loss, run.samples, common), common)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.baselines.assigning import Assigning
-from coterie.baselines.run import Run
+from coterie.baselines.run import BaselineRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,8 @@ class HypCluster(Assigning):
     so the sum decreases until no user changes its cluster. The starts are the local models of random users. Newcomers
     get the model with the least loss.
 
-    Traffic: for an assignment n_clusters dim numbers down and 1 up per user; between assignments as in `Run.pool`.
+    Traffic: for an assignment n_clusters dim numbers down and 1 up per user; between assignments as in
+    `BaselineRun.pool`.
 
     Parameters
     ----------
@@ -37,7 +38,7 @@ class HypCluster(Assigning):
     rounds: int = 50
     restarts: int = 5
 
-    def _train(self, run: Run, models: Array) -> tuple[float, Ints, Array]:
+    def _train(self, run: BaselineRun, models: Array) -> tuple[float, Ints, Array]:
         labels = np.full(run.n_users, -1)
         for _ in range(self.rounds):
             losses = run.losses(models)

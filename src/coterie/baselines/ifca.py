@@ -11,7 +11,7 @@ from coterie._typing import Array, Ints
 from coterie.baselines.assigning import Assigning
 from coterie.baselines.base import Outcome, check
 from coterie.baselines.descent import curvature, descend
-from coterie.baselines.run import Run
+from coterie.baselines.run import BaselineRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,8 @@ class IFCA(Assigning):
     when no user has changed its cluster in five rounds. The clusters of the best start are then fitted exactly, which
     is the limit of its rounds. Newcomers get the model with the least loss.
 
-    Traffic: n_clusters dim numbers down and dim + 1 up per user and round of every start; at the end as in `Run.pool`.
+    Traffic: n_clusters dim numbers down and dim + 1 up per user and round of every start; at the end as in
+    `BaselineRun.pool`.
 
     Parameters
     ----------
@@ -46,7 +47,7 @@ class IFCA(Assigning):
         super().__post_init__()
         check(steps=(self.steps, 1, np.inf), rate=(self.rate, 0.0, 2.0))
 
-    def _train(self, run: Run, models: Array) -> tuple[float, Ints, Array]:
+    def _train(self, run: BaselineRun, models: Array) -> tuple[float, Ints, Array]:
         labels, unchanged = np.full(run.n_users, -1), 0
         for _ in range(self.rounds):
             losses = run.losses(models)
@@ -60,7 +61,7 @@ class IFCA(Assigning):
             run.exchange(down=models.size, up=run.dim + 1)
         return float(losses.min(axis=1).sum()), labels, models
 
-    def _finish(self, run: Run, labels: Ints, models: Array) -> Outcome:
+    def _finish(self, run: BaselineRun, labels: Ints, models: Array) -> Outcome:
         return super()._finish(run, labels, run.pool(labels, self.n_clusters, start=models))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.baselines.base import Baseline, Fitted, Outcome, check
-from coterie.baselines.run import Run
+from coterie.baselines.run import BaselineRun
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.losses import Loss, Samples
@@ -23,7 +23,7 @@ class KMeans(Baseline):
     Dennis, Li and Smith, 2021, "Heterogeneity for the win: one-shot federated clustering", and Ghosh et al., 2019, are
     methods of this kind. Newcomers join the cluster with the nearest mean of local models.
 
-    Traffic: dim numbers up, once per user; then as in `Run.pool`.
+    Traffic: dim numbers up, once per user; then as in `BaselineRun.pool`.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class KMeans(Baseline):
         counts = [k for k in (1, 2, 3, 4, 6) if k <= users.n_users]
         return tuple(cls(n_clusters=k, ridge=ridge) for k in counts for ridge in (0.01, 0.1))
 
-    def _fit(self, run: Run) -> Outcome:
+    def _fit(self, run: BaselineRun) -> Outcome:
         labels = k_means(run.held(self.ridge), self.n_clusters, run.rng)
         run.exchange(down=0, up=run.dim)
         models = run.pool(labels, self.n_clusters)

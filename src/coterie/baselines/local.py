@@ -9,7 +9,7 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.baselines.base import Fitted, Outcome, Ridged
-from coterie.baselines.run import Run, own_models, ridged
+from coterie.baselines.run import BaselineRun, own_models, ridged
 from coterie.losses import Samples
 
 
@@ -27,7 +27,7 @@ class Local(Ridged):
 
     name: ClassVar[str] = "local"
 
-    def _fit(self, run: Run) -> Outcome:
+    def _fit(self, run: BaselineRun) -> Outcome:
         models = run.own(self.ridge)
         return Outcome(models, models.mean(axis=0, keepdims=True))
 

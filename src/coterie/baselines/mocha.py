@@ -9,7 +9,7 @@ import numpy as np
 
 from coterie._typing import Array
 from coterie.baselines.base import Baseline, Outcome, check
-from coterie.baselines.run import Run
+from coterie.baselines.run import BaselineRun
 from coterie.data.users import Users
 from coterie.losses import Loss
 
@@ -52,7 +52,7 @@ class Mocha(Baseline):
     def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
         return tuple(cls(strength=s) for s in (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0))
 
-    def _fit(self, run: Run) -> Outcome:
+    def _fit(self, run: BaselineRun) -> Outcome:
         if self.strength == 0:
             return Outcome(run.own(), run.own().mean(axis=0, keepdims=True))
         z = x = u = np.zeros((run.n_users, run.dim))

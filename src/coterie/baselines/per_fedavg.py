@@ -10,7 +10,7 @@ import numpy as np
 from coterie._typing import Array, Ints
 from coterie.baselines.base import Baseline, Fitted, Outcome, check
 from coterie.baselines.descent import backtrack, curvature, descend, settled, unbounded
-from coterie.baselines.run import Run
+from coterie.baselines.run import BaselineRun
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.losses import Loss, Samples
@@ -63,7 +63,7 @@ class PerFedAvg(Baseline):
         return tuple(cls(adapt=adapt, variant=variant) for adapt in (0.1, 0.3, 0.6, 1.0, 1.8)
                      for variant in ("hessian", "first_order"))
 
-    def _fit(self, run: Run) -> Outcome:
+    def _fit(self, run: BaselineRun) -> Outcome:
         loss, samples, model = run.loss, run.samples, np.zeros((1, run.dim))
         for _ in range(self.rounds):
             points = np.repeat(model, run.n_users, axis=0)

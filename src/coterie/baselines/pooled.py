@@ -8,14 +8,14 @@ from typing import ClassVar
 import numpy as np
 
 from coterie.baselines.base import Outcome, Ridged
-from coterie.baselines.run import Run
+from coterie.baselines.run import BaselineRun
 
 
 @dataclass(frozen=True, kw_only=True)
 class Global(Ridged):
     """minimise_x sum_i f_i(x), the goal of FedAvg (McMahan et al., 2017), here by Newton's method.
 
-    Traffic: as in `Run.pool`.
+    Traffic: as in `BaselineRun.pool`.
 
     Parameters
     ----------
@@ -25,6 +25,6 @@ class Global(Ridged):
 
     name: ClassVar[str] = "global"
 
-    def _fit(self, run: Run) -> Outcome:
+    def _fit(self, run: BaselineRun) -> Outcome:
         model = run.pool(np.zeros(run.n_users, dtype=np.int64), 1, self.ridge)
         return Outcome(np.repeat(model, run.n_users, axis=0), model)

@@ -23,7 +23,7 @@ NO_MINIMUM = 1e-8
 
 
 @dataclass(eq=False)
-class Run:
+class BaselineRun:
     """The input of `Baseline._fit`. `memo` is kept between runs while settings are tuned on the same data."""
 
     loss: Loss
@@ -90,7 +90,7 @@ class Run:
 class _Counted(Grouped):
     """Clusters; each evaluation is counted as a round of their users."""
 
-    run: Run
+    run: BaselineRun
 
     def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
         d, members = samples.dim, len(self.labels) if users is None else int(np.isin(self.labels, users).sum())

@@ -9,7 +9,7 @@ import numpy as np
 
 from coterie._typing import Array, Indices, Ints
 from coterie.baselines.base import Fitted, Outcome, Pulled
-from coterie.baselines.run import Run
+from coterie.baselines.run import BaselineRun
 from coterie.losses import Samples
 from coterie.losses.newton import minimise
 
@@ -31,7 +31,7 @@ class SquaredPenaltyBaseline(Pulled):
 
     name: ClassVar[str] = "squared_penalty"
 
-    def _fit(self, run: Run) -> Outcome:
+    def _fit(self, run: BaselineRun) -> Outcome:
         if self.strength == 0:
             return Outcome(run.own(), run.own().mean(axis=0, keepdims=True))
         s, loss, samples, d = self.strength, run.loss, run.samples, run.dim

@@ -1,6 +1,7 @@
-"""The `coterie` command."""
+"""The `coterie` command: one file per command; `base` and `options` hold what they share."""
 
 from coterie.cli.base import app, main, root  # isort: skip  (says what to install where typer is missing)
-from coterie.cli import bench, demo, federate, fit, reproduce, use
+from coterie.cli import bench, certify, demo, federate, fit, path, predict, report, reproduce
 
-__all__ = ["app", "bench", "demo", "federate", "fit", "main", "reproduce", "root", "use"]
+__all__ = ["app", "bench", "certify", "demo", "federate", "fit", "main", "path", "predict", "report", "reproduce",
+           "root"]

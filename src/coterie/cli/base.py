@@ -1,9 +1,10 @@
-"""The `coterie` command: what its parts share."""
+"""The `coterie` command: what all commands share."""
 
 from __future__ import annotations
 
 import signal
 import sys
+import threading
 import warnings
 from typing import Annotated, Any
 
@@ -23,7 +24,6 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
                   help="Personalised federated learning that finds its own groups, with a proof of optimality.",
                   epilog=CODES)
 console, error = Console(), Console(stderr=True)
-stops: list[int] = []  # interrupts so far: solvers answer one with their best point, and what comes after is left out
 
 
 def _version(wanted: bool) -> None:
@@ -39,8 +39,8 @@ def root(version: Annotated[bool, typer.Option("--version", callback=_version, i
 
 
 def main() -> None:
-    """Run the command; what users can cause ends in a sentence, never in a traceback."""
-    signal.signal(signal.SIGINT, _stop)
+    """Run the command; errors that users can cause end in a sentence, never in a traceback."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     warnings.showwarning = _show_warning
     sys.unraisablehook = _unraisable
     warnings.simplefilter("always", CoterieWarning)
@@ -51,30 +51,28 @@ def main() -> None:
         codes = {MissingExtra: 3, NotConverged: 1}
         raise SystemExit(codes.get(type(problem), 2)) from None
     except KeyboardInterrupt:
-        error.print("coterie: interrupted.")
+        error.print("Interrupted.")
         raise SystemExit(130) from None
     except OSError as problem:
         error.print(f"[bold red]coterie:[/] {plain(str(problem))}", soft_wrap=True, highlight=False)
         raise SystemExit(2) from None
 
 
-def _stop(number: int, _: object) -> None:
-    stops.append(number)
-    raise KeyboardInterrupt
-
-
-def _unraisable(broken: Any) -> None:
-    """An interrupt that comes inside a destructor is counted all the same; everything else is told."""
-    if broken.exc_type is not KeyboardInterrupt:
-        sys.__unraisablehook__(broken)
+def _unraisable(failure: Any) -> None:
+    """Python drops an interrupt that arrives inside a destructor: send it again. Show everything else."""
+    if failure.exc_type is KeyboardInterrupt:
+        threading.Timer(0.01, signal.raise_signal, [signal.SIGINT]).start()
+    else:
+        sys.__unraisablehook__(failure)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    """A warning as a sentence, without the place in the source that raised it."""
+    """A warning as a sentence, without the line of source that raised it."""
     error.print(f"[yellow]coterie:[/] {plain(str(message))}", soft_wrap=True, highlight=False)
 
 
 def plain(text: str) -> str:
+    """Text without markup for rich."""
     from rich.markup import escape
 
     return escape(text)

@@ -1,4 +1,4 @@
-"""`coterie bench`: methods side by side."""
+"""`coterie bench`: methods compared on the same data."""
 
 from __future__ import annotations
 
@@ -10,40 +10,42 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from coterie.cli.base import app, console, stops
+from coterie.cli.base import app, console
+from coterie.cli.options import split_names
 from coterie.errors import Interrupted, InvalidInput
 from coterie.experiments import federations as lab
 from coterie.experiments.federations_data import BUNDLED, FILES, Benchmark, federations
 
-command = typer.Typer(no_args_is_help=True, help="Methods side by side.")
+command = typer.Typer(no_args_is_help=True, help="Compare methods on the same data.")
 app.add_typer(command, name="bench")
 
 
 @command.callback()
 def bench() -> None:
-    """Methods side by side on the same data."""
+    """Compare methods on the same data."""
 
 
 @command.command()
 def data(
     data: Annotated[Path | None, typer.Option(help="Folder with the files of the published sets.")] = None,
-    sets: Annotated[str, typer.Option(help=f"Which, with commas between: {', '.join((*FILES, *BUNDLED))}. "
-                                           "Without it, all that are here.")] = "",
-    methods: Annotated[str, typer.Option(help="Only these, by their names in the table, with commas between.")] = "",
-    splits: Annotated[int, typer.Option(help="How many random splits.", min=1)] = 5,
-    first: Annotated[int, typer.Option(help="Seed of the first split; of a published split, its number.",
+    sets: Annotated[str, typer.Option(help=f"Data sets, separated by commas: {', '.join((*FILES, *BUNDLED))}. "
+                                           "Default: all that are available.")] = "",
+    methods: Annotated[str, typer.Option(help="Only these methods, by their names in the table, separated by "
+                                              "commas.")] = "",
+    splits: Annotated[int, typer.Option(help="Number of random splits.", min=1)] = 5,
+    first: Annotated[int, typer.Option(help="Seed of the first split; for published splits, the number of the first.",
                                        min=0)] = 200,
     quick: Annotated[bool, typer.Option(help="One split of a few small sets.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for tables and pictures; made if needed.")] = Path("federations"),
+    out: Annotated[Path, typer.Option(help="Folder for tables and figures; created if needed.")] = Path("federations"),
 ) -> None:
-    """All methods on real federations: same splits, same budget, judged user by user on unseen rows.
+    """Run all methods on real federations: same splits, same budget, scored per user on unseen rows.
 
     Example: coterie bench data --data files --sets landmine,school --splits 3 --out results
     """
     if data is not None and not data.is_dir():
         raise InvalidInput(f"{str(data)!r} is not a folder", remedy="Give the folder with landmine.npz and the others")
-    todo = federations(data, _names(sets), quick)
-    only = _names(methods)
+    todo = federations(data, split_names(sets), quick)
+    only = split_names(methods)
     known = dict.fromkeys(method.name for federation in todo for method in lab.methods(federation))
     for name in only:
         if name not in known:
@@ -51,25 +53,22 @@ def data(
     seeds = range(first, first + (1 if quick else splits))
     note = lab.origin(seeds, "coterie " + shlex.join(sys.argv[1:]))
     results: list[lab.Result] = []
+    interrupted = False
     for federation in todo:
-        finished, here = len(results), seeds
+        finished, splits_of = len(results), seeds
         if federation.masks is not None:  # as many as were published, each once
-            here = seeds[:len(federation.masks)]
-        interrupted = _run(federation, here, only, results)
+            splits_of = seeds[:len(federation.masks)]
+        interrupted = _run(federation, splits_of, only, results)
         if len(results) > finished:
             rows = lab.write(results, out, note)
             console.print(_table([row for row in rows if row.federation == federation.name]))
         if interrupted:
             break
     if results:
-        console.print(f"Tables and pictures in {out}: table.csv, table.md, runs.csv, users.csv", soft_wrap=True)
-    if stops:
-        console.print("Interrupted: whole splits that were finished are kept.")
+        console.print(f"Tables and figures in {out}: table.csv, table.md, runs.csv, users.csv", soft_wrap=True)
+    if interrupted:
+        console.print("Interrupted: finished splits are kept.")
         raise typer.Exit(130)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _run(federation: Benchmark, seeds: range, only: tuple[str, ...], results: list[lab.Result]) -> bool:
@@ -80,8 +79,8 @@ def _run(federation: Benchmark, seeds: range, only: tuple[str, ...], results: li
                 f"{name}, split {seed - seeds.start + 1} of {len(seeds)}: {method}"))
         except Interrupted as stop:
             results += stop.best
-            stops.append(0)
-    return bool(stops)
+            return True
+    return False
 
 
 def _table(rows: list[lab.Row]) -> Table:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from coterie import report, runs
 from coterie.certificates import certify
-from coterie.cli.base import app, console, stops
+from coterie.cli.base import app, console
 from coterie.data.users import Standardizer, Users
 from coterie.errors import InvalidInput
 from coterie.federated import ALGORITHMS, federate
@@ -244,7 +244,7 @@ def show(out: Path, seconds: float) -> None:
     console.print(result["sentence"], soft_wrap=True)
     for name, reason in result["aside"].items():
         console.print(f"Set aside: {name}: {reason}.", soft_wrap=True, markup=False)
-    if stops or result["status"] == Status.INTERRUPTED.name:
+    if result["status"] == Status.INTERRUPTED.name:
         raise typer.Exit(130)
     if result["status"] != Status.CONVERGED.name:
         raise typer.Exit(1)

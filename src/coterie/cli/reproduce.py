@@ -13,7 +13,7 @@ from rich.table import Table
 
 from coterie.cli.base import app, console
 from coterie.experiments import paper_figures
-from coterie.experiments.paper import Settings
+from coterie.experiments.paper import ReproductionSettings
 from coterie.experiments.paper import reproduce as run
 from coterie.experiments.paper_claims import Claim, Verdict, claims
 from coterie.experiments.paper_report import write
@@ -23,18 +23,18 @@ COLOURS = {Verdict.YES: "green", Verdict.PARTLY: "yellow", Verdict.NO: "red"}
 
 @app.command()
 def reproduce(
-    out: Annotated[Path, typer.Option(help="Folder for figures, tables and claims; made if needed.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for figures, tables and claims; created if needed.")] = Path(
         "reproduction"),
     quick: Annotated[bool, typer.Option(help="Fewer seeds, lambdas and rounds: within two minutes.")] = False,
     seeds: Annotated[int, typer.Option(help="Seeds to average over; 0 takes 10, or 3 with --quick.", min=0)] = 0,
 ) -> None:
-    """Every figure and claim of the paper, made from scratch and shown beside it.
+    """Reproduce every figure and claim of the paper and compare them with it.
 
     Example: coterie reproduce --quick --out reproduction
     """
     paper_figures.check()
     began = time.monotonic()
-    settings = Settings.quick(seeds or 3) if quick else Settings(seeds=seeds or 10)
+    settings = ReproductionSettings.quick(seeds or 3) if quick else ReproductionSettings(seeds=seeds or 10)
     out.mkdir(parents=True, exist_ok=True)
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console,
                   transient=True) as bar:

@@ -59,17 +59,21 @@ def _read(path: str | PathLike[str], reader: Callable[[Any], Any]) -> Any:
     return frame
 
 
-def write_parquet(columns: dict[str, list[Any]], path: str | PathLike[str]) -> None:
-    """Columns as a Parquet file, put in place in one step."""
+def to_frame(columns: dict[str, list[Any]]) -> Any:
+    """Columns as a polars frame; values of several types in one column become texts."""
     try:
         import polars
     except ImportError as error:
-        raise MissingExtra("polars", "tables", "Writing Parquet files") from error
-    # Names of several types in one column are written as texts.
-    plain = {name: values if len({type(value) for value in values} - {type(None)}) <= 1 else list(map(str, values))
-             for name, values in columns.items()}
+        raise MissingExtra("polars", "tables", "Making a table") from error
+    return polars.DataFrame({
+        name: values if len({type(value) for value in values} - {type(None)}) <= 1 else list(map(str, values))
+        for name, values in columns.items()})
+
+
+def write_parquet(columns: dict[str, list[Any]], path: str | PathLike[str]) -> None:
+    """Columns as a Parquet file, written atomically."""
     stream = io.BytesIO()
-    polars.DataFrame(plain).write_parquet(stream)
+    to_frame(columns).write_parquet(stream)
     write_atomically(path, stream.getvalue())
 
 

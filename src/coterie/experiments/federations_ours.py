@@ -20,7 +20,7 @@ from coterie.analysis.groups import find_groups
 from coterie.analysis.path import solve_path
 from coterie.baselines.base import Baseline, Outcome, Ridged, check
 from coterie.baselines.ifca import cluster_means
-from coterie.baselines.run import Run, near
+from coterie.baselines.run import BaselineRun, near
 from coterie.data.users import Users
 from coterie.graph.weights import LocalModels, adaptive_graph
 from coterie.losses import Evaluation, Loss, Samples
@@ -44,7 +44,7 @@ class CoterieGroups(Ridged):
 
     name: ClassVar[str] = "coterie groups"
 
-    def _fit(self, run: Run) -> Outcome:
+    def _fit(self, run: BaselineRun) -> Outcome:
         labels = found_labels(run)
         models = run.pool(labels, int(labels.max()) + 1, self.ridge)
         return Outcome(models[labels], models, labels)
@@ -79,7 +79,7 @@ class CoteriePath(Baseline):
     def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
         return tuple(cls(point=point, refitted=refitted) for refitted in (False, True) for point in (1, 3, 5, 7, 9))
 
-    def _fit(self, run: Run) -> Outcome:
+    def _fit(self, run: BaselineRun) -> Outcome:
         models = run.once(("path", self.n_lams, self.k), lambda: self._path(run))
         at_point = models[min(self.point, len(models) - 1)]
         labels = labels_of(at_point)
@@ -89,7 +89,7 @@ class CoteriePath(Baseline):
         shared = run.pool(labels, len(first), start=at_point[first])
         return Outcome(shared[labels], shared, labels)
 
-    def _path(self, run: Run) -> Array:
+    def _path(self, run: BaselineRun) -> Array:
         """(points, n_users, dim) the models along the path."""
         loss, users = counted(run), run.samples.users.data
         if run.dim > _WIDEST:
@@ -146,7 +146,7 @@ class CoterieShrunk(Baseline):
         return tuple(cls(groups=groups, shape=shape, factor=factor, rounds=_rounds(users, loss))
                      for groups in centres for shape, factor in kinds)
 
-    def _fit(self, run: Run) -> Outcome:
+    def _fit(self, run: BaselineRun) -> Outcome:
         labels = found_labels(run) if self.groups == "found" else np.zeros(run.n_users, dtype=np.int64)
         # The estimates depend on the groups and the shape only, so settings that share them compute these once.
         learned = run.once(("em", self.groups, self.shape, self.rounds), lambda: self._learn(run, labels))
@@ -158,7 +158,7 @@ class CoterieShrunk(Baseline):
             models = near(run.loss, run.samples, pull[:, None, None] * metric, centres[labels], models)
         return Outcome(models, centres)
 
-    def _learn(self, run: Run, labels: Ints) -> Array:
+    def _learn(self, run: BaselineRun, labels: Ints) -> Array:
         """Estimate models, centres, P and s; all in one vector."""
         loss, samples, n, d = run.loss, run.samples, run.n_users, run.dim
         m, real = samples.users.data.counts.astype(float), isinstance(loss, (Squared, Huber))
@@ -220,7 +220,7 @@ class Coterie(Baseline):
             CoterieGroups(), CoteriePath(point=3), CoteriePath(point=6), *shrunk)
         return tuple(cls(method=method) for method in candidates)
 
-    def _fit(self, run: Run) -> Outcome:
+    def _fit(self, run: BaselineRun) -> Outcome:
         return self.method._fit(run)
 
 
@@ -232,7 +232,7 @@ def _rounds(users: Users, loss: Loss) -> int:
     return 60 if loss.dim(users) <= 60 else 20
 
 
-def found_labels(run: Run) -> Ints:
+def found_labels(run: BaselineRun) -> Ints:
     """The groups of `find_groups`; one group if models have too many coordinates for the search."""
 
     def search() -> Array:
@@ -243,7 +243,7 @@ def found_labels(run: Run) -> Ints:
     return run.once("groups", search).astype(np.int64)
 
 
-def counted(run: Run) -> Loss:
+def counted(run: BaselineRun) -> Loss:
     """The loss of the run, counting every evaluation, and every problem that the users solve, as a round."""
     base, inside = type(run.loss), [False]
 

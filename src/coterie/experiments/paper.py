@@ -1,6 +1,6 @@
 """The paper's three experiments, reproduced from scratch.
 
-    results = reproduce(Settings.quick())
+    results = reproduce(ReproductionSettings.quick())
     tables = results.tables()          # the data of the figures, by column
     for claim in claims(results): ...  # coterie.experiments.paper_claims
 
@@ -51,7 +51,7 @@ OnProgress = Callable[[str, int, int], None]  # the current step, the number of 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ReproductionSettings:
     """The size of the experiments.
 
     Parameters
@@ -73,7 +73,7 @@ class Settings:
 
     Example
     -------
-    >>> Settings.quick().seeds
+    >>> ReproductionSettings.quick().seeds
     3
     """
 
@@ -96,8 +96,8 @@ class Settings:
             raise InvalidInput(f"step must be in (0, 1], got {self.step!r}", remedy="Use 0.02")
 
     @classmethod
-    def quick(cls, seeds: int = 3) -> Settings:
-        """Settings for less than two minutes: fewer seeds, lams and rounds."""
+    def quick(cls, seeds: int = 3) -> ReproductionSettings:
+        """ReproductionSettings for less than two minutes: fewer seeds, lams and rounds."""
         return cls(seeds=seeds, step=0.05, gammas=21, rounds=6_000)
 
     @property
@@ -159,7 +159,7 @@ class Curve(NamedTuple):
 class Results:
     """The results of all experiments."""
 
-    settings: Settings
+    settings: ReproductionSettings
     first: tuple[First, ...]  # one per seed
     second: tuple[Second, ...]
     same: tuple[Second, ...]  # Experiment 2 on the ellipses of Experiment 1
@@ -252,13 +252,13 @@ def _optimal(pool: Users) -> Table:
             **{name: models[:, k].tolist() for k, name in enumerate(("w1", "w2", "b"))}}
 
 
-def reproduce(settings: Settings | None = None, progress: OnProgress | None = None) -> Results:
+def reproduce(settings: ReproductionSettings | None = None, progress: OnProgress | None = None) -> Results:
     """Run all experiments; the same settings give the same results.
 
     Parameters
     ----------
     settings
-        The size of the experiments; the default is `Settings()`.
+        The size of the experiments; the default is `ReproductionSettings()`.
     progress
         Called before each step.
 
@@ -267,7 +267,7 @@ def reproduce(settings: Settings | None = None, progress: OnProgress | None = No
     Results
         The input of `claims` and of the figures.
     """
-    settings = Settings() if settings is None else settings
+    settings = ReproductionSettings() if settings is None else settings
     seeds = range(settings.seeds)
     total, done = 3 * settings.seeds + len(algorithms(settings)), 0
 
@@ -331,7 +331,7 @@ def squared_models(users: Users, gamma: float) -> Array:
     return SquaredPenaltyBaseline(strength=2.0 * gamma * users.n_users).fit(users, LOSS).models
 
 
-def experiment_1(settings: Settings, seed: int) -> First:
+def experiment_1(settings: ReproductionSettings, seed: int) -> First:
     """Run Experiment 1 (Figures 1 to 3): three clusters, ten points per user."""
     data = ellipses(shape=settings.shape, users_per_cluster=settings.users, seed=seed,
                     test_points=settings.test_points)
@@ -367,12 +367,12 @@ def experiment_1(settings: Settings, seed: int) -> First:
                      for name in (OURS, SQUARED)})
 
 
-def _few(shape: Ellipses, settings: Settings, seed: int) -> Dataset:
+def _few(shape: Ellipses, settings: ReproductionSettings, seed: int) -> Dataset:
     return ellipses(shape=shape, users_per_cluster=settings.few_users, samples=0.85, seed=seed,
                     test_points=settings.test_points)
 
 
-def experiment_2(shape: Ellipses, settings: Settings, seed: int) -> Second:
+def experiment_2(shape: Ellipses, settings: ReproductionSettings, seed: int) -> Second:
     """Run Experiment 2 (Figures 4 and 6): three clusters, every user holds 85 % of its cluster's points.
 
     Parameters
@@ -406,7 +406,7 @@ def experiment_2(shape: Ellipses, settings: Settings, seed: int) -> Second:
         refitted=np.array([mean_accuracy(refit(problem, s.labels), data) for s in solutions]))
 
 
-def algorithms(settings: Settings) -> Sequence[tuple[str, Algorithm, float, int]]:
+def algorithms(settings: ReproductionSettings) -> Sequence[tuple[str, Algorithm, float, int]]:
     """The algorithms of Experiment 3: as in the paper, the same with all users in every round, and two others."""
     printed = PDMM.printed(edge_state="server")  # same iterates as with the edges at the users, but faster
     return ((PRINTED, printed, SHARE, settings.rounds),

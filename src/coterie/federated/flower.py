@@ -337,7 +337,7 @@ def ordered(names: Iterable[Any]) -> tuple[Any, ...]:
 @server.main()
 def _main(grid: Grid, context: Context) -> None:
     """A whole run: wait for the users, run the algorithm, prove the result, write the run folder."""
-    from coterie import runs
+    from coterie.runs import folder
 
     config = service.settings_of(dict(context.run_config))
     out = Path(str(config["out"]))
@@ -368,6 +368,6 @@ def _main(grid: Grid, context: Context) -> None:
         rows = [(run.lam, run.n_clusters, run.gap, score, run.n_rounds, run.ledger.bytes)
                 for run, score in zip(path.runs, path.scores, strict=True)]
         header = ["lam", "n_clusters", "gap", "held_out_loss", "n_rounds", "bytes"]
-        write_atomically(out / "path.csv", runs.table(header, rows))
-    runs.write(out, found, config)
+        write_atomically(out / "path.csv", folder.table(header, rows))
+    folder.write(out, found, config)
     logger.info("%s", found)

@@ -1,8 +1,12 @@
-"""From users to groups and models with nothing left to choose."""
+"""From users to groups and models with all choices made."""
 
-from coterie.fitting.estimate import Fit, Scores, fit
-from coterie.fitting.plan import Settings
+from coterie.fitting.estimate import Fit, fit
 from coterie.fitting.prepare import Prepared, prepare
+from coterie.fitting.proof import RunCertificate
+from coterie.fitting.result import TableSource
+from coterie.fitting.scores import Scores
+from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units, UserStatistics
 
-__all__ = ["Fit", "Prepared", "Scores", "Settings", "Units", "UserStatistics", "fit", "prepare"]
+__all__ = ["Fit", "Prepared", "RunCertificate", "Scores", "Settings", "TableSource", "Units", "UserStatistics", "fit",
+           "prepare"]

@@ -14,11 +14,10 @@ from coterie.analysis.path import Path
 from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
-from coterie.fitting import Fit
+from coterie.fitting.result import FitResult
 from coterie.fitting.units import FITTING, Units
 from coterie.losses import LOSSES, AffineLoss, Loss, Multinomial
 from coterie.losses.remote import Remote
-from coterie.runs import coefficient_names
 from coterie.solution import Solution
 
 _EXACT = 1000  # largest number of coordinates for which directions are computed exactly
@@ -54,7 +53,7 @@ class View:
     units: Units | None = None
 
     @classmethod
-    def of(cls, source: Fit | Path | Solution, index: int | None = None, path: Path | None = None) -> View:
+    def of(cls, source: FitResult | Path | Solution, index: int | None = None, path: Path | None = None) -> View:
         """Build the view of a result.
 
         Parameters
@@ -76,7 +75,7 @@ class View:
         InvalidInput
             If the source is not a result, or the index is not a point of the path.
         """
-        if isinstance(source, Fit):
+        if isinstance(source, FitResult):
             points = [*source.path.solutions]
             points[source.chosen] = source.solution
             view = cls(replace(source.path, solutions=tuple(points)), source.chosen, True, source.units)
@@ -130,7 +129,7 @@ class View:
             If `classes` does not name every class.
         """
         if self.units is None:
-            return coefficient_names(self.path.problem), None
+            return self.path.problem.coefficient_names, None
         k = self.units.n_classes if isinstance(self.units.loss, Multinomial) else 0
         if classes is not None and k and len(classes) != k:
             raise InvalidInput(f"expected names of {k} classes, got {len(classes)}", remedy="Name all, in order")

@@ -12,7 +12,7 @@ from coterie.analysis.path import Path
 from coterie.analysis.recovery import RecoveryBounds
 from coterie.errors import Incompatible
 from coterie.federated.run import Federated
-from coterie.fitting import Fit
+from coterie.fitting.result import FitResult
 from coterie.plots.data import View, lam_positions, project, separator_ends
 from coterie.plots.style import (
     GREY,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _ROWS = 30  # largest number of coefficients in a figure
 
 
-def clusters(source: Fit | Path, *, bounds: RecoveryBounds | None = None, index: int | None = None) -> Figure:
+def clusters(source: FitResult | Path, *, bounds: RecoveryBounds | None = None, index: int | None = None) -> Figure:
     """Draw the number of groups along lam.
 
     Parameters
@@ -80,7 +80,7 @@ def clusters(source: Fit | Path, *, bounds: RecoveryBounds | None = None, index:
     return figure
 
 
-def gaps(source: Fit | Path, *, index: int | None = None) -> Figure:
+def gaps(source: FitResult | Path, *, index: int | None = None) -> Figure:
     """Draw the certified relative gap along lam, and the tolerance; crosses mark points without a bound.
 
     Parameters
@@ -117,7 +117,7 @@ def gaps(source: Fit | Path, *, index: int | None = None) -> Figure:
     return figure
 
 
-def model_map(source: Fit | Path | Solution, index: int | None = None) -> Figure:
+def model_map(source: FitResult | Path | Solution, index: int | None = None) -> Figure:
     """Draw the models in the plane in which they differ most: one dot per group, larger for more users.
 
     Grey lines show how the models move from smaller lams. Models with one coordinate are drawn against lam.
@@ -177,7 +177,7 @@ def model_map(source: Fit | Path | Solution, index: int | None = None) -> Figure
     return figure
 
 
-def scores(fit: Fit) -> Figure:
+def scores(fit: FitResult) -> Figure:
     """Draw the score of every user on held-out rows: with its group, with its own model, with one model for all.
 
     Parameters
@@ -198,7 +198,7 @@ def scores(fit: Fit) -> Figure:
     held_out = fit.scores
     if held_out is None:
         raise Incompatible("No rows were held out, so there are no scores. Fit with holdout > 0.")
-    kinds = (("with its\ngroup", held_out.here), ("own\nmodel", held_out.alone),
+    kinds = (("with its\ngroup", held_out.fitted), ("own\nmodel", held_out.alone),
              ("one model\nfor all", held_out.together))
     figure, axes = new_figure(5.6, 3.4)
     every = np.concatenate([values[np.isfinite(values)] for _, values in kinds])
@@ -229,7 +229,7 @@ def scores(fit: Fit) -> Figure:
     return figure
 
 
-def coefficients(source: Fit | Path | Solution, index: int | None = None, *, classes: Sequence[str] | None = None,
+def coefficients(source: FitResult | Path | Solution, index: int | None = None, *, classes: Sequence[str] | None = None,
                  most: int = 12) -> Figure:
     """Draw the coefficients of the largest groups side by side.
 

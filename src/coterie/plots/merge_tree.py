@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coterie.analysis.path import Path
-from coterie.fitting import Fit
+from coterie.fitting.result import FitResult
 from coterie.plots.data import Branches, View, branches, lam_positions
 from coterie.plots.style import HUES, Look, add_legend, count_users, lam_axis, looks_of, mark_chosen, new_figure
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def tree(source: Fit | Path, *, index: int | None = None) -> Figure:
+def tree(source: FitResult | Path, *, index: int | None = None) -> Figure:
     """Draw the merge tree: which users get the same model at which lam.
 
     Parameters

@@ -14,7 +14,8 @@ from coterie.analysis.recovery import recovery_bounds
 from coterie.data.users import Users
 from coterie.errors import CoterieError, InvalidInput
 from coterie.federated.run import Federated
-from coterie.fitting import Fit, Scores
+from coterie.fitting.result import FitResult
+from coterie.fitting.scores import Scores
 from coterie.graph import Graph
 from coterie.losses.remote import Remote
 from coterie.plots import View, project
@@ -27,7 +28,7 @@ _SAMPLES = 3000  # most samples drawn under separating lines
 _BOUNDED = (2000, 100)  # most users and groups for which recovery bounds are computed
 
 
-def gather(source: Fit | Path | Solution, *, path: Path | None = None, chosen: int | None = None,
+def gather(source: FitResult | Path | Solution, *, path: Path | None = None, chosen: int | None = None,
            classes: Sequence[str] | None = None, title: str | None = None, command: str | None = None,
            settings: Mapping[str, Any] | None = None, notes: Sequence[str] = (),
            most_users: int = 2000) -> dict[str, Any]:
@@ -78,7 +79,8 @@ def gather(source: Fit | Path | Solution, *, path: Path | None = None, chosen: i
     }
 
 
-def _results(source: Fit | Path | Solution, full: View, keep: Ints, classes: Sequence[str] | None) -> dict[str, Any]:
+def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
+             classes: Sequence[str] | None) -> dict[str, Any]:
     """The parts of the document that come from the result; of each user, only for those in `keep`."""
     users = full.path.problem.users
     view = replace(full, path=_path_of_users(full, keep)) if len(keep) < users.n_users else full
@@ -98,7 +100,7 @@ def _results(source: Fit | Path | Solution, full: View, keep: Ints, classes: Seq
         "coefficients": _coefficients(view, classes),
         "scores": _scores(source, full, keep),
         "bounds": _bounds(full),
-        "groups": {"sentence": source.why} if isinstance(source, Fit) else None,
+        "groups": {"sentence": source.why} if isinstance(source, FitResult) else None,
         "federated": _federated(source) if isinstance(source, Federated) else None,
     }
 
@@ -167,8 +169,8 @@ def _coefficients(view: View, classes: Sequence[str] | None) -> dict[str, Any]:
     return {"names": names, "outputs": outputs, "clusters": rows, "which": which}
 
 
-def _scores(source: Fit | Path | Solution, view: View, keep: Ints) -> dict[str, Any] | None:
-    if isinstance(source, Fit) and source.scores is not None:
+def _scores(source: FitResult | Path | Solution, view: View, keep: Ints) -> dict[str, Any] | None:
+    if isinstance(source, FitResult) and source.scores is not None:
         scores = source.scores
         rows = aligned(scores, len(source.path), source.chosen)
         points = np.where(rows[:, None] >= 0, scores.points[rows][:, keep], np.nan)
@@ -227,8 +229,8 @@ def _federated(run: Federated) -> dict[str, Any]:
     return {"rounds": rounds, "sentence": f"{_many(run.n_rounds, 'round')} of {run.solver}: {run.ledger}.{aside}"}
 
 
-def _settings(source: Fit | Path | Solution, view: View) -> dict[str, Any]:
-    if isinstance(source, Fit):
+def _settings(source: FitResult | Path | Solution, view: View) -> dict[str, Any]:
+    if isinstance(source, FitResult):
         return asdict(source.settings)
     graph = view.path.problem.graph
     return {"loss": repr(view.loss), "lam": view.solution.lam, "solver": view.solution.solver,

@@ -1,5 +1,8 @@
-"""A run on disk: written, read and used again."""
+"""Run folders: written, read and used again."""
 
-from coterie.runs.folder import TAKEN, coefficient_names, distinct, read, table, write
+from coterie.runs.folder import check_free, read, table, write
+from coterie.runs.from_table import fit_table
+from coterie.runs.load import Run, load_run
+from coterie.runs.save import save_run
 
-__all__ = ["TAKEN", "coefficient_names", "distinct", "read", "table", "write"]
+__all__ = ["Run", "check_free", "fit_table", "load_run", "read", "save_run", "table", "write"]

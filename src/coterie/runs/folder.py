@@ -1,14 +1,15 @@
-"""A run as a folder: what was asked, what came out, in files other programs read.
+"""The files of a run folder.
 
-    run.json         settings, versions, status, gap, number of clusters, and of a federated run rounds and bytes
-    models.csv       a line for every user: its cluster and its model
-    clusters.csv     a line for every cluster: how many users, and their model
-    path.csv         a line for every lam of the path: clusters, objective, bound, gap, score on rows held out
-    ledger.csv       what crossed, of a federated run: by round, kind, direction and field
-    solution.coterie models, duals and graph, for `read`
+    run.json         settings, versions, status, gap, number of groups, and of a federated run rounds and bytes
+    models.csv       one line per user: its group and its model
+    clusters.csv     one line per group: number of users, and their model
+    path.csv         one line per lam of the path: groups, objective, bound, gap, score on held-out rows
+    ledger.csv       the messages of a federated run: by round, kind, direction and field
+    solution.coterie models, duals and graph
+    report.json      what report.html shows
 
-Models and the path are written as Parquet too where polars is installed. Every file is written beside the old one and
-put in its place in one step: an interrupted write leaves no half file.
+Models and the path are also written as Parquet where polars is installed. Every file is written atomically, and
+run.json last: a folder that has it is complete.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import io
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,125 +29,168 @@ import numpy as np
 from coterie._typing import Array
 from coterie.data.frames import write_parquet
 from coterie.errors import InvalidInput, MissingExtra
-from coterie.losses import AffineLoss, Multinomial
-from coterie.losses.remote import Remote
-from coterie.problem import Problem
+from coterie.fitting.units import Units
+from coterie.losses import Multinomial
 from coterie.solution import Solution
 from coterie.storage import json_ready, pack, unpack, write_atomically
 
-TAKEN = ("user", "cluster", "users")  # columns of models.csv and clusters.csv that are no coefficients
+RESERVED = ("user", "cluster", "users")  # columns of models.csv and clusters.csv that are no coefficients
+_OPTIONAL = ("ledger.csv", "path.csv", "path.parquet", "models.parquet", "report.json", "report.html")
 
 
 def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[str, Any], *,
           shown: tuple[Array, list[str]] | None = None, path: Mapping[str, list[Any]] | None = None,
           more: Mapping[str, Any] | None = None) -> Path:
-    """Write a solution as a run folder.
+    """Write a solution as a run folder without a report; `coterie.save_run` writes the report too.
 
     Parameters
     ----------
-    folder : made if needed.
+    folder : created if needed.
     solution : with its problem.
     settings : what the user asked for.
-    shown : models in units of the user's own, (n_users, columns), and the columns' names; else as they are.
+    shown : models in the units given, (n_users, columns), and the columns' names; if omitted, as they are.
     path : columns of path.csv.
-    more : goes into run.json as well.
+    more : further entries of run.json.
+
+    Returns
+    -------
+    The folder.
     """
+    folder = Path(folder)
+    problem, labels = solution.problem, solution.labels
+    models, columns = (solution.models, problem.coefficient_names) if shown is None else shown
+    columns = distinct(columns, RESERVED)
+    coefficients = {name: models[:, k].tolist() for k, name in enumerate(columns)}
+    users = {"user": list(problem.users.names), "cluster": labels.tolist(), **coefficients}
+    first = np.unique(labels, return_index=True)[1]
+    clusters = {"cluster": labels[first].tolist(), "users": np.bincount(labels).tolist(),
+                **{name: [values[i] for i in first] for name, values in coefficients.items()}}
+    tables = {"models": users, "clusters": clusters} | ({} if path is None else {"path": dict(path)})
+    for name, rows in tables.items():
+        write_atomically(folder / f"{name}.csv", table(list(rows), zip(*rows.values(), strict=True)))
+    with contextlib.suppress(MissingExtra):
+        for name in tables.keys() - {"clusters"}:
+            write_parquet(tables[name], folder / f"{name}.parquet")
+    if hasattr(solution, "ledger"):
+        header = ["round", "kind", "direction", "field", "messages", "numbers", "bytes"]
+        write_atomically(folder / "ledger.csv", table(header, solution.ledger.entries))
+    names = [name if isinstance(name, (str, int, float)) else str(name) for name in problem.users.names]
+    write_atomically(folder / "solution.coterie", pack({
+        "models": solution.models, "duals": solution.duals, "names": names, "lam": solution.lam,
+        "weights": problem.graph.weights, "pairs": problem.graph.pairs,
+        "features": list(problem.users.feature_names)}))
+    info = {**_facts(solution), "settings": dict(settings), **(more or {})}
+    write_atomically(folder / "run.json", json.dumps(info, indent=1, ensure_ascii=False, default=str).encode())
+    return folder
+
+
+def _facts(solution: Solution) -> dict[str, Any]:
+    """What run.json says of a solution."""
     from coterie import __version__
 
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    certificate, problem = solution.certificate, solution.problem
-    told: dict[str, Any] = {
-        "coterie": __version__, "numpy": np.__version__, "python": platform.python_version(),
-        "settings": dict(settings), "status": solution.status.name, "sentence": solution.status.value,
-        "lam": solution.lam,
+    problem, certificate = solution.problem, solution.certificate
+    facts: dict[str, Any] = {
+        "coterie": __version__, "numpy": np.__version__, "python": platform.python_version(), "settings": {},
+        "status": solution.status.name, "sentence": solution.status.value, "lam": solution.lam,
         "n_users": problem.n_users, "dim": problem.dim, "n_clusters": solution.n_clusters,
-        "gap": json_ready(solution.gap), "objective": json_ready(certificate.objective),
-        "bound": json_ready(certificate.bound),
+        **json_ready({"gap": solution.gap, "objective": certificate.objective, "bound": certificate.bound}),
         "solver": solution.solver, "seconds": round(solution.seconds, 3)}
     run: Any = solution
-    if hasattr(run, "ledger"):  # of a federation
+    if hasattr(run, "ledger"):
         ledger = run.ledger
-        told |= {"n_rounds": run.n_rounds, "bytes": ledger.bytes, "bytes_up": ledger.bytes_up,
-                 "bytes_down": ledger.bytes_down, "numbers_up": ledger.numbers_up, "numbers_down": ledger.numbers_down,
-                 "aside": {str(name): reason for name, reason in run.aside.items()},
-                 "refusals": [[turn, str(name), reason] for turn, name, reason in run.refusals]}
-        header = ["round", "kind", "direction", "field", "messages", "numbers", "bytes"]
-        write_atomically(place / "ledger.csv", table(header, ledger.entries))
-    models, columns = (solution.models, coefficient_names(problem)) if shown is None else shown
-    labels = solution.labels
-    users: dict[str, list[Any]] = {"user": list(problem.users.names), "cluster": labels.tolist()}
-    columns = distinct(columns, TAKEN)
-    users |= {name: models[:, k].tolist() for k, name in enumerate(columns)}
-    first = np.unique(labels, return_index=True)[1]
-    clusters: dict[str, list[Any]] = {"cluster": labels[first].tolist(), "users": np.bincount(labels).tolist()}
-    clusters |= {name: models[first, k].tolist() for k, name in enumerate(columns)}
-    for name, rows in (("models", users), ("clusters", clusters)):
-        write_atomically(place / f"{name}.csv", table(list(rows), zip(*rows.values(), strict=True)))
-    if path is not None:
-        write_atomically(place / "path.csv", table(list(path), zip(*path.values(), strict=True)))
-    with contextlib.suppress(MissingExtra):
-        write_parquet(users, place / "models.parquet")
-        if path is not None:
-            write_parquet(dict(path), place / "path.parquet")
-    write_atomically(place / "solution.coterie", pack({
-        "models": solution.models, "duals": solution.duals, "names": [_plain(name) for name in problem.users.names],
-        "lam": solution.lam, "weights": problem.graph.weights, "pairs": problem.graph.pairs,
-        "features": list(problem.users.feature_names)}))
-    told |= dict(more or {})
-    write_atomically(place / "run.json", json.dumps(told, indent=1, ensure_ascii=False, default=str).encode())
-    return place
+        facts |= {"n_rounds": run.n_rounds, "bytes": ledger.bytes, "bytes_up": ledger.bytes_up,
+                  "bytes_down": ledger.bytes_down, "numbers_up": ledger.numbers_up, "numbers_down": ledger.numbers_down,
+                  "aside": {str(name): reason for name, reason in run.aside.items()},
+                  "refusals": [[turn, str(name), reason] for turn, name, reason in run.refusals]}
+    return facts
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `write` wrote: run.json, and the solution's arrays."""
-    place = Path(folder)
-    if not (place / "run.json").exists():
-        raise InvalidInput(f"{place} is not a run folder: it holds no run.json",
+    """Read run.json and the solution's arrays; `coterie.load_run` makes a `Run` of them.
+
+    Raises
+    ------
+    InvalidInput : the folder is no run, or incomplete, or damaged.
+    """
+    folder = Path(folder)
+    if not (folder / "run.json").exists():
+        raise InvalidInput(f"{folder} is not a run folder: it has no run.json",
                            remedy="Give the folder that was named with --out")
     try:
-        told = json.loads((place / "run.json").read_text(encoding="utf-8"))
+        info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InvalidInput(f"{place / 'run.json'} cannot be read: {error}", remedy="Run it again") from error
-    if not isinstance(told, dict):
-        raise InvalidInput(f"{place / 'run.json'} holds no run", remedy="Run it again")
-    if not (place / "solution.coterie").exists():
-        raise InvalidInput(f"{place} is not whole: it holds no solution.coterie", remedy="Run it again")
-    return told, unpack((place / "solution.coterie").read_bytes(), str(place / "solution.coterie"))
+        raise InvalidInput(f"{folder / 'run.json'} cannot be read: {error}", remedy="Run it again") from error
+    if not isinstance(info, dict):
+        raise InvalidInput(f"{folder / 'run.json'} holds no run", remedy="Run it again")
+    if not (folder / "solution.coterie").exists():
+        raise InvalidInput(f"{folder} is incomplete: it has no solution.coterie", remedy="Run it again")
+    return info, unpack((folder / "solution.coterie").read_bytes(), str(folder / "solution.coterie"))
 
 
-def coefficient_names(problem: Problem) -> list[str]:
-    """What each coordinate of a model is."""
-    loss = problem.loss.loss if isinstance(problem.loss, Remote) else problem.loss
-    names = list(problem.users.feature_names)
-    if isinstance(loss, AffineLoss) and loss.intercept:
-        names.append("intercept")
-    if isinstance(loss, Multinomial):
-        outputs = problem.dim // max(len(names), 1)
-        names = [f"{name}.{k}" for name in names for k in range(outputs)]
-    return names if len(names) == problem.dim else [f"m{k}" for k in range(problem.dim)]
+def check_free(folder: str | os.PathLike[str], *, overwrite: bool = False, resume: bool = False) -> Path:
+    """Refuse a folder that is not free for a new run.
+
+    Parameters
+    ----------
+    folder : it may exist or not; nothing is created or removed.
+    overwrite : whether a finished run may be replaced.
+    resume : whether an interrupted run in the folder is continued.
+
+    Raises
+    ------
+    InvalidInput : the folder is a file, holds files that belong to no run, or holds a finished run.
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise InvalidInput(f"{folder} is a file", remedy="Name a folder with --out")
+    parts = list((folder / "progress").iterdir()) if (folder / "progress").is_dir() else None
+    foreign = parts is not None and not all(".coterie" in file.suffixes for file in parts)
+    finished = _is_run(folder / "run.json")
+    if folder.is_dir() and (foreign or (any(folder.iterdir()) and parts is None and not finished)):
+        raise InvalidInput(f"{folder} holds other files", remedy="Name an empty or a new folder with --out")
+    if finished and not overwrite and not (resume and parts):
+        raise InvalidInput(f"{folder} holds a finished run",
+                           remedy="Name another folder with --out, or replace the run: --overwrite in the command, "
+                                  "overwrite=True in Python")
+    return folder
+
+
+def clear(folder: Path) -> None:
+    """Remove the files of an earlier run, run.json first, so that no folder ever mixes two runs."""
+    for name in ("run.json", *_OPTIONAL):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _is_run(file: Path) -> bool:
+    try:
+        return "coterie" in json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def model_columns(units: Units, classes: Sequence[str]) -> list[str]:
+    """The names of the coefficients in models.csv, for models in the units given."""
+    names = units.coefficient_names
+    if isinstance(units.loss, Multinomial):
+        names = [f"{name} [{c}]" for name in names for c in classes or range(units.n_classes)]
+    return distinct(names, RESERVED)
 
 
 def distinct(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
-    """Names of columns none of which is taken or comes again; those that would get an underscore."""
-    found, seen = list[str](), set(taken)
+    """The names, with underscores appended to those that are taken or come again."""
+    unique, seen = list[str](), set(taken)
     for name in names:
         while name in seen:
             name += "_"
-        found.append(name)
+        unique.append(name)
         seen.add(name)
-    return found
+    return unique
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
-    """CSV."""
+    """Rows as CSV."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(rows)
     return stream.getvalue().encode()
-
-
-def _plain(name: Any) -> Any:
-    """A user's name as JSON has it: dates are texts."""
-    return name if isinstance(name, (str, int, float)) else str(name)

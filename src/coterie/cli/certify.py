@@ -1,0 +1,52 @@
+"""`coterie certify`: a run proved again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie import runs
+from coterie.cli import options
+from coterie.cli.base import app, console
+from coterie.storage import json_ready
+
+
+@app.command("certify")
+def run_certify(
+    run: options.RunFolder,
+    data: Annotated[Path | None, typer.Argument(help="The table of the run; by default the file it was made from.")
+                    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Certify the models of a run again, from the table and models.csv alone.
+
+    RUN is the folder of a run of `coterie fit`, DATA its table (by default the file that it was made from).
+    The problem is made anew from the table, the run's settings and its weights; a lower bound on its optimum is
+    computed independently of what the run says about itself.
+
+    Example: coterie certify run data.csv
+    """
+    saved = runs.load_run(run)
+    proof = saved.certify(data)
+    claims = saved.info
+    if as_json:
+        print(json.dumps(json_ready({
+            "certified": proof.certified, "gap": proof.relative_gap, "n_clusters": proof.n_clusters,
+            "objective": proof.objective, "bound": proof.bound, "same_data": proof.same_data,
+            "same_claims": proof.same_claims, "claimed_gap": claims["gap"]})))
+    else:
+        if not proof.same_data:
+            console.print("This is not the file the run was made from, byte for byte.", style="yellow", soft_wrap=True)
+        if not proof.same_claims:
+            console.print(f"The groups differ from those in run.json and models.csv: run.json claims "
+                          f"{claims['n_clusters']} group(s) at lam = {claims['lam']:g}.", style="yellow",
+                          soft_wrap=True)
+        console.print(f"{proof.n_clusters} cluster(s) among {len(saved.names)} users at lam = {saved.lam:g}: {proof}.",
+                      soft_wrap=True, highlight=False)
+        console.print("Certified: no other models are better by more than the tolerance." if proof.certified else
+                      "Not certified to the tolerance of the run.", soft_wrap=True)
+    if not proof.holds:
+        raise typer.Exit(1)

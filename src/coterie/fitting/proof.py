@@ -1,0 +1,54 @@
+"""A certificate for a fit or a run, computed without trusting what it says about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Self
+
+from coterie._typing import Array
+from coterie.certificates import certify
+from coterie.problem import Problem
+from coterie.solution import Certificate, labels_of
+from coterie.solvers import solve
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCertificate(Certificate):
+    """A `Certificate`, and whether what the run claims agrees with it.
+
+    Parameters
+    ----------
+    n_clusters : number of groups by the models themselves.
+    tol : the certified relative gap that the run was to reach.
+    same_data : whether the table is the run's file, byte for byte; None where there is no file to compare.
+    same_claims : whether the groups, their number and lam are those that the run claims.
+    """
+
+    n_clusters: int
+    tol: float
+    same_data: bool | None = None
+    same_claims: bool = True
+
+    @property
+    def certified(self) -> bool:
+        """Whether no other models are better by more than the tolerance."""
+        return self.relative_gap <= self.tol
+
+    @property
+    def holds(self) -> bool:
+        """Whether the models are certified and the run's claims agree with them."""
+        return self.certified and self.same_claims
+
+    @classmethod
+    def of(cls, problem: Problem, models: Array, tol: float, *, same_data: bool | None = None,
+           same_claims: bool = True) -> Self:
+        """Certify models of a problem.
+
+        First with duals built from the models; where these are not good enough, with those of a new solution.
+        """
+        proof = certify(problem, models)
+        if proof.relative_gap > tol:
+            better = certify(problem, models, solve(problem, tol=tol / 10).duals)
+            proof = min(proof, better, key=lambda c: c.relative_gap)
+        return cls(**{f.name: getattr(proof, f.name) for f in fields(proof)}, tol=tol, same_data=same_data,
+                   same_claims=same_claims, n_clusters=int(labels_of(models).max()) + 1)

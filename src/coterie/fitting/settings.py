@@ -1,0 +1,80 @@
+"""What can be chosen in a fit, with the one list of its defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from coterie.data.encoding import Task
+from coterie.errors import InvalidInput
+from coterie.graph.weights import KINDS
+from coterie.problem import check_lam
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of a fit. All have defaults, and the command and the estimators take theirs from here.
+
+    Parameters
+    ----------
+    task : what the targets are: classes 0, 1, ..., numbers, counts, or none.
+    loss : a name in LOSSES that fits the task.
+    lam : the penalty strength: a number; "auto", which takes the groups found (on weights other than "auto": as
+        "score"); or "score", the least mean loss on held-out rows.
+    weights : "auto" for weights from the groups found, see `coterie.fitting.plan`; "unit" for weight 1 on all pairs,
+        the paper's case; or "wald", "gaussian", "inverse" for the k nearest users of each user.
+    ridge : L2 strength, intercept included.
+    n_lams : number of points of the path.
+    max_groups : largest number of groups; None for no limit (the search begins with eight and doubles the number as
+        long as all are used).
+    k : number of nearest users that each user is connected to.
+    tol : the certified relative gap to reach.
+    holdout : the share of every user's rows that is held out for validation; 0 for none.
+    standardize : whether features are standardised.
+    n_classes : number of classes, where not all of them are among the samples.
+    seed : of the choice of held-out rows.
+
+    Raises
+    ------
+    InvalidInput : a value that is not possible.
+
+    Example
+    -------
+    >>> Settings(task="regression", holdout=0.0).ridge
+    0.001
+    """
+
+    task: Task = "regression"
+    loss: str = "auto"
+    lam: float | Literal["auto", "score"] = "auto"
+    weights: str = "auto"
+    ridge: float = 1e-3
+    n_lams: int = 24
+    max_groups: int | None = None
+    k: int = 5
+    tol: float = 1e-6
+    holdout: float = 0.2
+    standardize: bool = True
+    n_classes: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.lam, str):
+            if self.lam not in ("auto", "score"):
+                raise InvalidInput(f"lam must be a number >= 0, 'auto' or 'score', got {self.lam!r}", remedy="Use auto")
+        else:
+            check_lam(self.lam)
+        if self.weights not in KINDS:
+            raise InvalidInput(f"unknown weights {self.weights!r}", remedy=f"Choose one of: {', '.join(KINDS)}")
+        if not 0 <= self.holdout < 1:
+            raise InvalidInput(f"holdout must be a share in [0, 1), got {self.holdout!r}", remedy="Use for example 0.2")
+        for name, least in (("n_lams", 2), ("max_groups", 1), ("k", 1), ("seed", 0)):
+            number = getattr(self, name)
+            if name == "max_groups" and number is None:
+                continue
+            if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < least:
+                raise InvalidInput(f"{name} must be a whole number >= {least}, got {number!r}", remedy="Leave it out")
+        if not (np.isfinite(self.tol) and self.tol > 0):
+            raise InvalidInput(f"tol must be a finite number > 0, got {self.tol!r}", remedy="Use for example 1e-6")

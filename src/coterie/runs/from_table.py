@@ -1,0 +1,108 @@
+"""`fit_table`: from a table to a fit and, where wanted, its run folder."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from coterie.data.io import fingerprint
+from coterie.errors import InvalidInput
+from coterie.fitting.estimate import Fit, fit
+from coterie.fitting.plan import FitProgress
+from coterie.fitting.prepare import prepare
+from coterie.fitting.result import TableSource
+from coterie.fitting.settings import Settings
+from coterie.runs.folder import check_free
+from coterie.runs.parts import StoredParts
+from coterie.runs.save import write_run
+
+
+def fit_table(data: Any, *, user: str = "", target: str = "", features: str | Iterable[str] = (),
+              drop: str | Iterable[str] = (), separator: str = "", task: str = "auto", settings: Settings | None = None,
+              folder: str | PathLike[str] | None = None, resume: bool = False, overwrite: bool = False,
+              progress: FitProgress | None = None) -> Fit:
+    """Find groups and models from a table: what `coterie fit` does.
+
+    Parameters
+    ----------
+    data : a CSV or Parquet file, or a polars frame, with one row per sample.
+    user : the column with the owner of each row; if omitted, every row is a separate user.
+    target : the column to predict; if omitted, users are clustered.
+    features : columns used as features; all others by default.
+    drop : columns to ignore.
+    separator : of a CSV file; detected if omitted.
+    task : "classification", "regression", "counts", "clustering", or "auto", which infers it from the target.
+    settings : of the fit; its `task` and `n_classes` are replaced by those of the table.
+    folder : where the run is saved, and finished parts are kept meanwhile; None to save nothing.
+    resume : whether to continue an interrupted run in the folder.
+    overwrite : whether a finished run in the folder may be replaced.
+    progress : called with what is being done, how many steps are done, of how many, and a text.
+
+    Returns
+    -------
+    The fit, with `predict`, `certify`, `report` and `save`.
+
+    Raises
+    ------
+    InvalidInput : a table, columns, settings or a folder that cannot be used.
+    Interrupted : on Ctrl-C; what is finished is kept in the folder.
+    MissingExtra : polars is not installed.
+
+    Example
+    -------
+    >>> import polars, coterie as ct
+    >>> frame = polars.DataFrame({"who": list("abcd") * 20, "x": [float(i % 7) for i in range(80)]})
+    >>> frame = frame.with_columns(y=polars.col("x") * polars.Series([1.0, 1.0, -1.0, -1.0] * 20))
+    >>> ct.fit_table(frame, user="who", target="y").n_clusters
+    2
+    """
+    if target and not user:
+        raise InvalidInput("the column with the owner of each row is not given", remedy="Give --user COLUMN")
+    run = None if folder is None else _free_folder(Path(folder), data, resume=resume, overwrite=overwrite)
+    features, drop = ([names] if isinstance(names, str) else list(names) for names in (features, drop))
+    settings = settings or Settings()
+    prepared = prepare(data, user=user or None, target=target or None, features=features or None, drop=drop, task=task,
+                       separator=separator or None, loss=settings.loss, ridge=settings.ridge,
+                       standardize=settings.standardize)
+    recipe, users = prepared.recipe, prepared.given
+    settings = replace(settings, task=recipe.task, n_classes=len(recipe.classes))
+    table = TableSource(user=user, target=target, features=",".join(features), drop=",".join(drop),
+                        separator=separator, **_file_facts(data))
+    if run is None:
+        return replace(fit(users, settings, progress=progress), recipe=recipe, table=table)
+    parts = StoredParts(run, {**asdict(table), **asdict(settings)}, resume=resume)
+    with _nothing_left_of_a_refusal(parts, run):
+        fitted = replace(fit(users, settings, progress=progress, store=parts), recipe=recipe, table=table)
+    write_run(fitted, run)
+    parts.remove()
+    return fitted
+
+
+def _is_file(data: Any) -> bool:
+    return isinstance(data, (str, PathLike))
+
+
+def _file_facts(data: Any) -> dict[str, str]:
+    return {"data": str(data), "fingerprint": fingerprint(data)} if _is_file(data) else {}
+
+
+def _free_folder(run: Path, data: Any, *, resume: bool, overwrite: bool) -> Path:
+    if _is_file(data) and Path(data).resolve().parent == run.resolve():
+        raise InvalidInput(f"{data} is in the folder for the results", remedy="Name another folder with --out")
+    return check_free(run, overwrite=overwrite, resume=resume)
+
+
+@contextlib.contextmanager
+def _nothing_left_of_a_refusal(parts: StoredParts, run: Path) -> Iterator[None]:
+    """Where the data cannot be used there is nothing to continue, and the folder is left as it was."""
+    try:
+        yield
+    except InvalidInput:
+        parts.remove()
+        with contextlib.suppress(OSError):
+            run.rmdir()
+        raise

@@ -1,0 +1,329 @@
+"""`load_run`: a run folder as an object that predicts, certifies and reports."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie import report
+from coterie._typing import Array, Ints
+from coterie.data.encoding import Recipe
+from coterie.data.frames import to_frame
+from coterie.data.io import fingerprint, read_table
+from coterie.data.users import Users
+from coterie.errors import InvalidInput
+from coterie.fitting.plan import learn_units
+from coterie.fitting.predictions import Data, Predictor
+from coterie.fitting.proof import RunCertificate
+from coterie.fitting.settings import Settings
+from coterie.fitting.units import Units
+from coterie.graph import Graph
+from coterie.problem import Problem
+from coterie.runs.folder import model_columns, read
+from coterie.solution import Status, first_labels, labels_of
+
+AGAIN = "Run it again"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """A run folder: what `coterie fit` or `coterie federate` or `save_run` wrote.
+
+    The run of a fit can predict and certify as its `Fit` could; other runs have everything else.
+
+    Parameters
+    ----------
+    folder : where it is.
+    info : the content of run.json.
+    lam : the penalty strength.
+    names : the users' names.
+    models : (n_users, dim) in the solver's units.
+    duals : of the edges, or None.
+    graph : who is compared with whom, and the weights.
+    settings : of the fit; None where the run is no fit.
+    units : how the numbers given became the numbers solved for; None where the run does not say.
+    recipe : how the table became numbers; None where the run was not made from a table.
+    together : (dim,) the pooled model, for unknown users; None where there is none.
+    """
+
+    folder: Path
+    info: dict[str, Any] = field(repr=False)
+    lam: float
+    names: tuple[Any, ...] = field(repr=False)
+    models: Array = field(repr=False)
+    duals: Array | None = field(repr=False)
+    graph: Graph = field(repr=False)
+    settings: Settings | None = field(repr=False, default=None)
+    units: Units | None = field(repr=False, default=None)
+    recipe: Recipe | None = field(repr=False, default=None)
+    together: Array | None = field(repr=False, default=None)
+
+    @cached_property
+    def labels(self) -> Ints:
+        """(n_users,) the group of each user, by its model."""
+        return labels_of(self.models)
+
+    @property
+    def n_clusters(self) -> int:
+        """The number of groups, by the models."""
+        return int(self.labels.max()) + 1
+
+    @property
+    def gap(self) -> float:
+        """The relative gap that the run claims; inf where it has no bound. `certify` computes it again."""
+        gap = self.info["gap"]
+        return np.inf if gap is None else float(gap)
+
+    @property
+    def status(self) -> Status:
+        """How the run ended."""
+        return Status[self.info["status"]]
+
+    @property
+    def why(self) -> str:
+        """The reason for the chosen lam."""
+        return str(self.info.get("why", ""))
+
+    @property
+    def scores(self) -> dict[str, Any] | None:
+        """Means over users of the scores on held-out rows; None where none were held out."""
+        scores: dict[str, Any] | None = self.info.get("scores")
+        return scores
+
+    @property
+    def coefficients(self) -> Array:
+        """(n_users, n_features + 1, outputs) the models in the units given; see `Units.coefficients`."""
+        return self._known_units().coefficients(self.models)
+
+    @property
+    def path(self) -> list[dict[str, Any]]:
+        """The path, a dictionary for each lam: `lam`, `n_clusters`, `objective`, `bound`, `gap`, `status`, scores.
+
+        Raises
+        ------
+        InvalidInput : the run has no path.
+        """
+        if not (self.folder / "path.csv").exists():
+            raise InvalidInput(f"{self.folder} holds no path",
+                               remedy="Give the folder of `coterie fit` or `coterie path`")
+        with (self.folder / "path.csv").open(newline="", encoding="utf-8") as file:
+            return [{name: _value(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
+
+    def predict(self, data: Data, *, separator: str = "") -> Any:
+        """Predict every row by the model of its user.
+
+        Parameters
+        ----------
+        data : a file, a polars frame with the columns that were learned from, or `Users` in the units given. Where
+            every row is a user, rows of anything but the run's own file get the nearest group.
+        separator : of a CSV file; detected if omitted.
+
+        Returns
+        -------
+        A polars frame with a row for each row of the data: `user`, `known` (0 for users who get the pooled model),
+        `cluster`, `prediction`, and for classes `probability ...`.
+
+        Raises
+        ------
+        InvalidInput : columns are missing, or cells are not of the kind that was learned from.
+        MissingExtra : polars is not installed.
+        """
+        predictor = Predictor(units=self._known_units(), recipe=self.recipe, names=self.names, models=self.models,
+                              labels=self.labels, together=self.together, fingerprint=self.info.get("fingerprint", ""))
+        return to_frame(predictor.columns(data, separator))
+
+    def certify(self, data: Data = None) -> RunCertificate:
+        """Certify the run again from its table and models.csv.
+
+        The problem is made anew from the table, the run's settings and its weights. What the run says about itself is
+        compared with the result, not used.
+
+        Parameters
+        ----------
+        data : the table, a file or a polars frame, or `Users` in the units given; by default the file that the run was
+            made from.
+
+        Returns
+        -------
+        The certificate: `certified` for the models, `same_claims` for the groups and lam that the run claims,
+        `same_data` for the file.
+
+        Raises
+        ------
+        InvalidInput : the table has other users, or files of the run are damaged.
+        """
+        if self.settings is None:
+            raise self._no_fit()
+        data = self.info["settings"].get("data") or None if data is None else data
+        if data is None:
+            raise InvalidInput("The run was not made from a file", remedy="Give the data it was made from")
+        users = self._users(data)
+        if list(map(str, users.names)) != list(map(str, self.names)):
+            raise InvalidInput(f"{data if isinstance(data, (str, PathLike)) else 'The table'} has other users than the "
+                               "run", remedy="Give the table the run was made from")
+        units = learn_units(users, self.settings)
+        models, same_labels = self._models_csv(units)
+        same_claims = same_labels and self.info["n_clusters"] == int(labels_of(models).max()) + 1 \
+            and self.info["lam"] == self.lam
+        same_data = fingerprint(data) == self.info["fingerprint"] if isinstance(data, (str, PathLike)) else None
+        return RunCertificate.of(self.problem(units, users), models, self.settings.tol, same_claims=same_claims,
+                                 same_data=same_data)
+
+    def problem(self, units: Units, users: Users) -> Problem:
+        """The run's problem for its users' data in the units given."""
+        return Problem(units.inner(users), units.loss, self.lam, self.graph)
+
+    def report(self, path: str | PathLike[str] | None = None, *, title: str = "") -> Path:
+        """Write the report again.
+
+        Parameters
+        ----------
+        path : the file; by default report.html in the run folder.
+        title : another title.
+
+        Returns
+        -------
+        The file.
+
+        Raises
+        ------
+        InvalidInput : the run has no report, or it is damaged.
+        """
+        file = self.folder / "report.json"
+        if not file.exists():
+            raise InvalidInput(f"{self.folder} holds no report.json",
+                               remedy="Give the folder of a run of `coterie fit`")
+        try:
+            document = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InvalidInput(f"{file} cannot be read: {error}", remedy=AGAIN) from error
+        try:
+            return report.write({**document, "title": title or document["title"]},
+                                self.folder / "report.html" if path is None else path)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InvalidInput(f"{file} holds no report: {error}", remedy=AGAIN) from error
+
+    def _no_fit(self) -> InvalidInput:
+        return InvalidInput(f"{self.folder} is not a run of `coterie fit`", remedy="Give a folder that it has written")
+
+    def _known_units(self) -> Units:
+        if self.units is None:
+            raise self._no_fit()
+        return self.units
+
+    def _users(self, data: Data) -> Users:
+        if isinstance(data, Users):
+            return data
+        if self.recipe is None:
+            raise InvalidInput("The run was made from Users, so it cannot read a table", remedy="Give Users")
+        separator = self.info["settings"].get("separator") or None
+        return self.recipe.encode(read_table(data, separator) if isinstance(data, (str, PathLike)) else data)
+
+    def _models_csv(self, units: Units) -> tuple[Array, bool]:
+        """models.csv in the solver's units, in the order of `names`; and whether its groups are those of the models."""
+        file, names = self.folder / "models.csv", [str(name) for name in self.names]
+        try:
+            with file.open(newline="", encoding="utf-8") as lines:
+                header, *rows = csv.reader(lines)
+            numbers = np.array([[float(cell) for cell in row[2:]] for row in rows])
+        except (OSError, ValueError) as error:
+            raise InvalidInput(f"{file} cannot be read: {error}", remedy=AGAIN) from error
+        columns = model_columns(units, self.recipe.classes if self.recipe else ())
+        if header[2:] != columns:
+            wrong = next((name for name, known in zip(header[2:], columns, strict=False) if name != known), "")
+            raise InvalidInput(f"{file} has other columns than the run", where=f"column {wrong!r}", remedy=AGAIN)
+        line_of = {row[0]: k for k, row in enumerate(rows)}
+        if len(line_of) != len(rows) or sorted(line_of) != sorted(names):
+            raise InvalidInput(f"{file} is not about the users of this table, each once", remedy=AGAIN)
+        order = [line_of[name] for name in names]
+        models = units.restored(numbers[order].reshape(len(names), len(units.coefficient_names), -1))
+        groups = first_labels(np.unique([rows[k][1] for k in order], return_inverse=True)[1])
+        return models, bool(np.array_equal(groups, labels_of(models)))
+
+
+def load_run(folder: str | PathLike[str]) -> Run:
+    """Read a run folder.
+
+    Parameters
+    ----------
+    folder : what `coterie fit --out`, `coterie federate --out`, `Fit.save` or `save_run` wrote.
+
+    Returns
+    -------
+    The run.
+
+    Raises
+    ------
+    InvalidInput : the folder is no run, or it is incomplete, damaged or changed.
+
+    Example
+    -------
+    >>> run = load_run("run")                                 # doctest: +SKIP
+    >>> run.predict("new.csv")                                # doctest: +SKIP
+    >>> run.certify().holds                                   # doctest: +SKIP
+    True
+    """
+    folder = Path(folder)
+    info, arrays = read(folder)
+    try:
+        names, models = tuple(arrays["names"]), np.asarray(arrays["models"])
+        graph = Graph.complete(len(names)) if arrays["pairs"] is None else Graph.from_edges(
+            len(names), arrays["pairs"], np.asarray(arrays["weights"]))
+        parts = _parts_of_a_fit(info, models.shape[1])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidInput(f"{folder / 'run.json'} was changed: {error}", remedy=AGAIN) from error
+    return Run(folder=folder, info=info, lam=float(arrays["lam"]), names=names, models=models, duals=arrays["duals"],
+               graph=graph, **parts)
+
+
+def _parts_of_a_fit(info: dict[str, Any], dim: int) -> dict[str, Any]:
+    """Recipe, units, settings and pooled model as far as run.json has them; raises where they contradict each other."""
+    parts: dict[str, Any] = {}
+    if "recipe" in info:
+        parts["recipe"] = Recipe.from_json(info["recipe"])
+    if "units" in info or "recipe" in info:
+        units = parts["units"] = Units.from_state(info["units"])
+        sizes = {len(units.mean), len(units.scale), len(units.feature_names)}
+        if "recipe" in info:
+            sizes.add(len(parts["recipe"].feature_names))
+        if len(sizes) > 1:
+            raise ValueError("its numbers of features differ")
+    if "together" in info:
+        parts["together"] = np.array(info["together"], dtype=float)
+        if parts["together"].shape != (dim,):
+            raise ValueError("its pooled model has another length")
+        parts["settings"] = _settings(info["settings"])
+        if not np.isfinite(float(info["lam"])) or not isinstance(info["fingerprint"], str):
+            raise ValueError("its lam is no number, or its fingerprint no text")
+        if any(isinstance(info[name], (str, list, dict)) for name in ("n_clusters", "gap")):
+            raise ValueError("its number of groups or its gap is no number")
+    return parts
+
+
+def _settings(asked: dict[str, Any]) -> Settings:
+    """The settings in run.json; those of older versions have other names for some."""
+    older = {"most": "max_groups"}
+    known = {f.name for f in fields(Settings)}
+    given = {older.get(name, name): value for name, value in asked.items()}
+    for name in ("data", "separator"):
+        if not isinstance(given.get(name, ""), str):
+            raise TypeError(f"{name} must be a text")
+    if isinstance(given["tol"], str) or isinstance(given["ridge"], (str, list, dict)):
+        raise TypeError("tol and ridge must be numbers")
+    return Settings(**{name: value for name, value in given.items() if name in known})
+
+
+def _value(cell: str) -> Any:
+    """A cell of path.csv: a number where it is one, None where it is empty."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(cell)
+    return cell or None

@@ -1,0 +1,153 @@
+"""`save_run`: a result as a run folder."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie import report
+from coterie._typing import Array
+from coterie.errors import InvalidInput
+from coterie.fitting.result import FitResult, TableSource
+from coterie.fitting.scores import Scores
+from coterie.fitting.settings import Settings
+from coterie.runs.folder import check_free, clear, model_columns, write
+from coterie.solution import Solution
+from coterie.storage import json_ready, write_atomically
+
+
+def save_run(result: FitResult | Solution, folder: str | PathLike[str], *, settings: Mapping[str, Any] | None = None,
+             title: str = "", overwrite: bool = False) -> Path:
+    """Write a result as a run folder: files that other programs read, a report, and all that `load_run` needs.
+
+    Parameters
+    ----------
+    result : a `Fit`, a `Solution`, or a `Federated` run.
+    folder : created if needed.
+    settings : what the user asked for, for run.json; a fit brings its own.
+    title : of the report; if omitted, it gives the number of groups.
+    overwrite : whether a finished run in the folder may be replaced.
+
+    Returns
+    -------
+    The folder.
+
+    Raises
+    ------
+    InvalidInput : the folder holds a finished run or other files.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [0.1], [5.0]])
+    >>> folder = ct.save_run(ct.solve(ct.Problem(users, ct.SquaredDistance(), lam=0.1)), "points")
+    >>> ct.load_run(folder).n_clusters
+    2
+    """
+    if not isinstance(result, (FitResult, Solution)):
+        raise InvalidInput(f"expected a Fit or a Solution, got {type(result).__name__}",
+                           remedy="Give what fit_table, solve or federate returned")
+    folder = check_free(folder, overwrite=overwrite)
+    write_run(result, folder, settings=settings, title=title)
+    return folder
+
+
+def write_run(result: FitResult | Solution, folder: Path, *, settings: Mapping[str, Any] | None = None,
+              title: str = "") -> None:
+    """Write the files of a run, whatever is in the folder."""
+    asked = dict(settings) if settings is not None else result.asked() if isinstance(result, FitResult) else {}
+    document = document_of(result, settings=asked, title=title)
+    clear(folder)
+    write_atomically(folder / "report.json", json.dumps(document, allow_nan=False).encode())
+    report.write(document, folder / "report.html")
+    if not isinstance(result, FitResult):
+        write(folder, result, asked)
+        return
+    classes = () if result.recipe is None else result.recipe.classes
+    coefficients = result.coefficients
+    names = model_columns(result.units, classes)
+    write(folder, result.solution, asked, path=_path_columns(result), more=_facts(result),
+          shown=(coefficients.reshape(len(coefficients), -1), names))
+
+
+def document_of(result: FitResult | Solution, *, settings: Mapping[str, Any] | None = None,
+                title: str = "") -> dict[str, Any]:
+    """What the report of a result shows."""
+    if not isinstance(result, FitResult):
+        return report.gather(result, title=title or None, settings=settings or None)
+    recipe, table = result.recipe, result.table
+    if not title and table is not None and table.data:
+        title = f"{Path(table.data).name}: {count_groups(result)}"
+    return report.gather(result, title=title or None, classes=(recipe.classes or None) if recipe else None,
+                         command=None if table is None or not table.data else command_of(result.settings, table),
+                         settings=settings if settings is not None else result.asked(),
+                         notes=recipe.notes if recipe else ())
+
+
+def command_of(settings: Settings, table: TableSource) -> str:
+    """The command for the same run; the task is always given, since it may have been inferred from this table."""
+    usual = {**asdict(Settings()), "task": None, "n_classes": settings.n_classes, "standardize": settings.standardize,
+             **asdict(TableSource(data=table.data, fingerprint=table.fingerprint))}
+    words = [word for name, value in {**asdict(table), **asdict(settings)}.items() if value != usual[name]
+             for word in (f"--{name.replace('_', '-')}", str(value))]
+    return shlex.join(["coterie", "fit", table.data, *words, *["--no-standardize"] * (not settings.standardize)])
+
+
+def count_groups(result: FitResult) -> str:
+    """For example "2 groups among 30 users"."""
+    k, n = result.n_clusters, len(result.names)
+    return f"{k} group{'s' * (k != 1)} among {n} user{'s' * (n != 1)}"
+
+
+def _facts(fit: FitResult) -> dict[str, Any]:
+    """What run.json says of a fit besides its solution."""
+    recipe, table = fit.recipe, fit.table
+    facts = {"seed": fit.settings.seed, "fingerprint": table.fingerprint if table else "", "task": fit.settings.task,
+             "why": fit.why, "scores": _summary(fit.scores)}
+    if recipe is not None:
+        facts |= {"notes": list(recipe.notes), "recipe": recipe.to_json()}
+    return {**facts, "units": json_ready(fit.units.state()), "together": fit.together.tolist(),
+            "libraries": _libraries()}
+
+
+def _summary(scores: Scores | None) -> dict[str, Any] | None:
+    return None if scores is None else {
+        "metric": scores.metric, "rows": scores.n_rows, "here": _mean(scores.fitted), "alone": _mean(scores.alone),
+        "together": _mean(scores.together)}
+
+
+def _path_columns(fit: FitResult) -> dict[str, list[Any]]:
+    """The columns of path.csv."""
+    points, scores = fit.path.solutions, fit.scores
+    columns: dict[str, list[Any]] = {
+        "lam": [s.lam for s in points], "n_clusters": [s.n_clusters for s in points],
+        "objective": [s.objective for s in points], "bound": json_ready([s.certificate.bound for s in points]),
+        "gap": json_ready([s.gap for s in points]), "status": [s.status.name for s in points]}
+    if scores is not None and len(scores.points) == len(points):
+        columns[f"held out {scores.metric}"] = [_mean(row) for row in scores.points]
+    return columns
+
+
+def _mean(values: Array) -> float | None:
+    """Over users with held-out rows; None where it is not finite."""
+    mean: float | None = json_ready(float(np.nanmean(values)))
+    return mean
+
+
+def _libraries() -> dict[str, str]:
+    """The versions of the libraries that the numbers depend on."""
+    versions = {}
+    for name in ("numpy", "scipy", "numba", "scikit-learn", "polars"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:  # polars is an extra
+            continue
+    return versions
