@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array, Ints
-from coterie.data.frames import read_csv, read_parquet
+from coterie.data.frames import read_numbers
+from coterie.data.io import read_table
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.losses.multinomial import sum_zero_basis
@@ -319,7 +320,8 @@ def load(path: str | Path, *, user: str = "user", target: str | None = None, clu
     if path.suffix.lower() not in (".csv", ".parquet"):
         raise InvalidInput(f"expected a .npz, .csv or .parquet file, got {path.name!r}",
                            remedy="Convert it, or read it yourself and use Users.from_arrays")
-    frame = read_csv(path) if path.suffix.lower() == ".csv" else read_parquet(path)
+    frame = read_table(path)
+    frame = read_numbers(frame, [name for name in frame.columns if name != user])
     target = "y" if target is None and "y" in frame.columns else target
     special = [user, cluster] + ([target] if target else [])
     users = Users.from_frame(frame, user=user, target=target, features=[c for c in frame.columns if c not in special])

@@ -16,13 +16,13 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin, ClusterMixin, RegressorMixin
-from sklearn.metrics import accuracy_score, d2_tweedie_score, r2_score
 from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from coterie._typing import Array
+from coterie.analysis.metrics import accuracy, explained_deviance, explained_variance
 from coterie.analysis.select import by_clusters, refit
 from coterie.data.encoding import Task
 from coterie.data.users import Users
@@ -234,8 +234,8 @@ class PersonalizedClassifier(ClassifierMixin, _Personalized):  # type: ignore[mi
         return self.fit_.units.probabilities(rows, models)
 
     def score(self, X: Any, y: Any, users: Any = None, *, sample_weight: Any = None) -> float:
-        """The share of rows that are told right."""
-        return float(accuracy_score(y, self.predict(X, users), sample_weight=sample_weight))
+        """The accuracy: the share of rows whose class is predicted."""
+        return accuracy(y, self.predict(X, users), sample_weight)
 
     def _checked(self, X: Any, y: Any, reset: bool) -> tuple[Array, Array]:
         X, y = validate_data(self, X, y, reset=reset, dtype=np.float64)
@@ -283,10 +283,8 @@ class PersonalizedRegressor(RegressorMixin, _Personalized):  # type: ignore[misc
 
     def score(self, X: Any, y: Any, users: Any = None, *, sample_weight: Any = None) -> float:
         """The share of the variance explained, R^2; of the deviance, D^2, for counts."""
-        told = self.predict(X, users)
-        if self.fit_.settings.task == "counts":
-            return float(d2_tweedie_score(y, told, sample_weight=sample_weight, power=1))
-        return float(r2_score(y, told, sample_weight=sample_weight))
+        explained = explained_deviance if self.fit_.settings.task == "counts" else explained_variance
+        return explained(y, self.predict(X, users), sample_weight)
 
     def _checked(self, X: Any, y: Any, reset: bool) -> tuple[Array, Array]:
         X, y = validate_data(self, X, y, reset=reset, dtype=np.float64, y_numeric=True)

@@ -22,7 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.data.users import Block, Moments, Participants, Standardizer, Users
-from coterie.errors import Incompatible, InvalidInput, MissingExtra
+from coterie.errors import CoterieWarning, Incompatible, InvalidInput, MissingExtra
+from coterie.fitting import prepare
 
 few = settings(max_examples=25, deadline=None)
 
@@ -491,13 +492,15 @@ def test_the_kind_of_a_csv_column_is_read_from_all_rows(tmp_path):
 
 
 @pytest.mark.parametrize(("content", "parts"), [
-    (b"", ["cannot be read"]),
+    (b"", ["The file is empty"]),
     (b"who,x\n", ["no rows"]),
-    (b"who,x\na,1\nb,2,3\n", ["cannot be read"]),
-    (b"who,x\na,1\n\xff\xfe,2\n", ["cannot be read", "UTF-8"]),
-    (bytes(range(256)) * 4, ["cannot be read"]),
-    (gzip.compress(b"who,x\na,1\n" * 99)[:30], ["cannot be read"]),
-], ids=["empty", "header only", "ragged", "not UTF-8", "binary", "cut short"])
+    (b"who,x\na,1\nb,2,3\n", ["header has 2 fields and this record 3", "line 3"]),
+    (b"who,x\na,1\nb\n", ["header has 2 fields and this record 1", "line 3"]),
+    (b"who,x\na,1\n\x81\xff,2\n", ["no text", "UTF-8"]),
+    (bytes(range(256)) * 4, ["no text"]),
+    (gzip.compress(b"who,x\na,1\n" * 99)[:30], ["cannot be read", "cut short"]),
+    (pa.Codec("zstd").compress(b"who,x\na,1\n" * 99, asbytes=True)[:20], ["cannot be read", "cut short"]),
+], ids=["empty", "header only", "ragged", "short", "not UTF-8", "binary", "cut short", "zstd cut short"])
 def test_csv_files_that_are_refused(tmp_path, content, parts):
     path = tmp_path / "bad.csv"
     path.write_bytes(content)
@@ -510,8 +513,9 @@ def test_csv_files_that_are_refused(tmp_path, content, parts):
 
 @pytest.mark.parametrize(("content", "parts"), [
     (b"who,x,x\na,1,2\n", ["must be unique", "'x'"]),
-    (b"who,x\na,1\nb\n", ["missing value", "user 'b', row 1, column 'x'"]),
-    (b"who,x\na,1\nb,NA\n", ["'1'", "column 'x'"]),
+    (b"who,x\na,1\nb,\n", ["missing value", "user 'b', row 1, column 'x'"]),
+    (b"who,x\na,1\nb,NA\n", ["missing value", "user 'b', row 1, column 'x'"]),
+    (b"who,x\na,1\nb,many\n", ["'1'", "column 'x'", "coterie.fitting.prepare"]),
     (b"who,x\na,1\n,2\n", ["user name is missing", "row 1"]),
     (b"whom;x\na;1\n", ["There is no column 'who'", "'whom;x'"]),
 ])
@@ -523,8 +527,28 @@ def test_csv_contents_that_are_refused(tmp_path, content, parts):
 
 def test_a_separator_is_one_character(tmp_path):
     (tmp_path / "t.csv").write_text("who,x\na,1\n")
-    with raises("cannot be read", "separator"):
+    with raises("separator must be one character", "';;'"):
         Users.from_csv(tmp_path / "t.csv", user="who", separator=";;")
+
+
+def test_a_csv_file_is_read_as_read_table_reads_it(tmp_path):
+    """Codes of users stay texts; numbers are numbers however they are written; nothing is encoded or scaled."""
+    path = tmp_path / "t.csv"
+    path.write_text("who,x,y\n007,+1.5,+1\n07,2,-1\n007,010,+1\n")
+    users = Users.from_csv(path, user="who", target="y")
+    assert users.names == ("007", "07")
+    assert users.features[:, 0].tolist() == [1.5, 10.0, 2.0]
+    assert users.targets.tolist() == [1.0, 1.0, -1.0]
+    path.write_text("who,x,y\na,1,no\nb,2,yes\na,3,no\n")
+    with raises("y must hold numbers, got 'no'", "coterie.fitting.prepare", "infers the task", "Logistic()"):
+        Users.from_csv(path, user="who", target="y")
+    assert prepare(path, user="who", target="y", loss="logistic").recipe.class_values == ("no", "yes")
+    path.write_bytes("who,x\nJosé,1\n".encode("cp1252"))
+    with pytest.warns(CoterieWarning, match="Windows-1252"):
+        assert Users.from_csv(path, user="who").names == ("José",)
+    path.write_bytes(pa.Codec("zstd").compress(b"who,x\na,1\n", asbytes=True) * 2)
+    with raises("must hold numbers, got '1'"):  # the second header, after two frames are read as one text
+        Users.from_csv(path, user="who")
 
 
 @pytest.mark.parametrize("write", [

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array, Ints
+from coterie.analysis.metrics import adjusted_rand
 from coterie.analysis.path import Path, check_labels, solve_path
 from coterie.analysis.recovery import recovery_bounds
 from coterie.data.users import Users
@@ -138,8 +139,6 @@ def by_stability(problem: Problem, *, path: Path | None = None, n_lams: int = 30
     Agreement is the adjusted Rand index, averaged over resamples; everyone alone and everyone together are left out,
     and everyone together is chosen where nothing else agrees better than by half.
     """
-    from sklearn.metrics import adjusted_rand_score
-
     path = solve_path(problem, n_lams=n_lams, tol=tol) if path is None else path
     agreement = np.zeros(len(path))
     for k in range(resamples):
@@ -147,7 +146,7 @@ def by_stability(problem: Problem, *, path: Path | None = None, n_lams: int = 30
         part = solve_path(Problem(half, problem.loss, lam=problem.lam, graph=problem.graph), path.lams, tol=tol)
         for r, (whole, other) in enumerate(zip(path.solutions, part.solutions, strict=True)):
             if 1 < whole.n_clusters < problem.n_users:
-                agreement[r] += adjusted_rand_score(whole.labels, other.labels) / resamples
+                agreement[r] += adjusted_rand(whole.labels, other.labels) / resamples
     index = int(agreement.argmax())
     if agreement[index] < 0.5:
         index = len(path) - 1

@@ -6,7 +6,7 @@ polars is the extra `tables`; it is imported when it is needed, and no other mod
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,24 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie._typing import Array, Flags, Ints
-from coterie.data.validation import check_unique, show
+from coterie.data.validation import show
 from coterie.errors import InvalidInput, MissingExtra
 from coterie.storage import write_atomically
-
-
-def read_csv(path: str | PathLike[str], separator: str = ",") -> Any:
-    """A CSV file with a header, compressed or not, as a polars frame."""
-    def read(pl: Any) -> Any:
-        try:
-            return pl.read_csv(path, separator=separator, infer_schema_length=10_000, glob=False)
-        except pl.exceptions.PolarsError:  # a column changes its kind later on: look at all rows, 5 times slower
-            return pl.read_csv(path, separator=separator, infer_schema_length=None, glob=False)
-
-    frame = _read(path, read)
-    # polars renames a repeated header; under its new name the column would pass for a feature.
-    twice = [c.rpartition("_duplicated_")[0] for c in frame.columns if "_duplicated_" in c]
-    check_unique([*frame.columns, *(c for c in twice if c in frame.columns)], f"Column names of {path}")
-    return frame
 
 
 def read_parquet(path: str | PathLike[str]) -> Any:
@@ -127,11 +112,12 @@ def read_texts(path: str | PathLike[str], content: Callable[[], tuple[bytes, lis
     return _read(path, read)
 
 
-def unpack_zstd(path: str | PathLike[str]) -> bytes:
-    """The text of a file packed with zstd: read as a table of one column, it is its lines."""
-    lines = _read(path, lambda pl: pl.read_csv(path, has_header=False, separator="\1", quote_char=None, glob=False,
-                                               schema={"line": pl.String}))
-    return "\n".join(line or "" for line in lines["line"]).encode()
+def read_numbers(frame: Any, names: Iterable[str]) -> Any:
+    """The frame with those of the named columns that hold numbers as texts (+1, 007) as numbers."""
+    import polars as pl
+
+    parsed = {name: _floats(pl, frame[name]) for name in names if frame[name].dtype == pl.String}
+    return frame.with_columns(**{name: numbers for name, numbers in parsed.items() if numbers is not None})
 
 
 def _cleaned(column: Any) -> Any:

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from coterie._typing import Flags, Ints
-from coterie.data.frames import read_parquet, read_texts, unpack_zstd
+from coterie.data.frames import read_parquet, read_texts
 from coterie.data.validation import check_unique, show
-from coterie.errors import CoterieWarning, InvalidInput
+from coterie.errors import CoterieWarning, InvalidInput, MissingExtra
 
 SEPARATORS = ",;\t|"
 COMPLETE = "Check that it was written completely"
@@ -31,7 +31,22 @@ SAVE = "Save it as UTF-8 CSV or as Parquet"
 
 
 def read_table(path: str | PathLike[str], separator: str | None = None) -> Any:
-    """A CSV or Parquet file as a polars frame; the separator of a CSV file is found unless given."""
+    """A CSV or Parquet file as a polars frame, one row per sample.
+
+    Parameters
+    ----------
+    path : the file; Parquet and packed files are recognised by their content.
+    separator : between the cells of a CSV file; detected if omitted.
+
+    Raises
+    ------
+    InvalidInput : no file, no table, or one that can be read in more than one way; with the line.
+    MissingExtra : polars, or for files packed with zstd zstandard, is not installed.
+
+    Example
+    -------
+    >>> frame = read_table("shops.csv")
+    """
     start = b""
     if Path(path).is_file():
         try:
@@ -90,11 +105,11 @@ def _decoded(path: str, raw: bytes) -> bytes:
         raise InvalidInput("The file is a workbook or a ZIP archive, not a table", where=path,
                            remedy="Save it as CSV or unpack it")
     if raw.startswith(b"\x28\xb5\x2f\xfd"):
-        raw = unpack_zstd(path)
+        raw = _unpack_zstd(path, raw)
     try:
         raw = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
     except (EOFError, OSError, zlib.error) as error:
-        raise InvalidInput("The compressed file is damaged or cut short", where=path,
+        raise InvalidInput("The compressed file cannot be read: it is damaged or cut short", where=path,
                            remedy="Copy or download it again") from error
     zero = np.frombuffer(raw[:4096].ljust(2, b"x"), np.uint8) == 0
     marked = "utf-8" if raw[:3] == b"\xef\xbb\xbf" else "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else \
@@ -122,6 +137,25 @@ def _decoded(path: str, raw: bytes) -> bytes:
         warnings.warn(f"{path} is not UTF-8 and is read as Windows-1252 (Latin-1); check its accented letters.",
                       CoterieWarning, stacklevel=2)
     return raw
+
+
+def _unpack_zstd(path: str, raw: bytes) -> bytes:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise MissingExtra("zstandard", "tables", "Reading files packed with zstd") from error
+    parts = []
+    try:
+        while raw:  # a file may be several frames, one after the other
+            frame = zstandard.ZstdDecompressor().decompressobj()
+            parts.append(frame.decompress(raw))
+            if not frame.eof:
+                raise zstandard.ZstdError("it ends in the middle")
+            raw = frame.unused_data
+    except zstandard.ZstdError as error:
+        raise InvalidInput(f"The compressed file cannot be read: it is damaged or cut short ({error})", where=path,
+                           remedy="Copy or download it again") from error
+    return b"".join(parts)
 
 
 def _line(data: bytes, position: int) -> int:

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array, Ints
-from coterie.data.frames import read_csv, read_parquet
+from coterie.data.frames import read_numbers, read_parquet
+from coterie.data.io import read_table
 from coterie.data.validation import (
     ENCODE,
     ENCODE_TARGET,
@@ -255,7 +256,25 @@ class Users(Participants):
     @classmethod
     def from_frame(cls, frame: Any, *, user: Hashable, target: Hashable | None = None,
                    features: Sequence[Hashable] | str | None = None) -> Users:
-        """Users from a pandas or polars frame; `features` are all other columns unless named."""
+        """Users from a pandas or polars frame whose features and targets are numbers.
+
+        Nothing is encoded or scaled; `coterie.fitting.prepare` does both, and infers the task.
+
+        Parameters
+        ----------
+        frame : one row per sample.
+        user : the column that names the owner of each row.
+        target : the column of targets, or None.
+        features : the columns of features; all others unless named.
+
+        Raises
+        ------
+        InvalidInput : a column that is not there, or a cell that is no finite number; with its user and row.
+
+        Example
+        -------
+        >>> users = Users.from_frame(frame, user="shop", target="sold")
+        """
         frame = frame.collect() if hasattr(frame, "collect") else frame
         if not hasattr(frame, "columns"):
             raise InvalidInput(f"frame must be a pandas or polars DataFrame, got {type(frame).__name__}",
@@ -275,13 +294,49 @@ class Users(Participants):
     @classmethod
     def from_csv(cls, path: str | PathLike[str], *, user: str, target: str | None = None,
                  features: Sequence[str] | str | None = None, separator: str = ",") -> Users:
-        """Users from a CSV file with a header, compressed or not. A user column of integers gives integer names."""
-        return cls.from_frame(read_csv(path, separator), user=user, target=target, features=features)
+        """Users from a CSV file of numbers with a header, compressed or not.
+
+        The file is read as `coterie fit` reads it, but nothing is encoded, filled in or scaled: a cell without a
+        number is refused. A user column of integers gives integer names.
+
+        Parameters
+        ----------
+        path : the file.
+        user, target, features : columns, as for `from_frame`.
+        separator : between cells.
+
+        Raises
+        ------
+        InvalidInput : a file that is no table, or a cell that is no number.
+        MissingExtra : polars is not installed.
+
+        Example
+        -------
+        >>> users = Users.from_csv("shops.csv", user="shop", target="sold")
+        """
+        frame = read_table(path, separator)
+        frame = read_numbers(frame, [name for name in frame.columns if name != user])
+        return cls.from_frame(frame, user=user, target=target, features=features)
 
     @classmethod
     def from_parquet(cls, path: str | PathLike[str], *, user: str, target: str | None = None,
                      features: Sequence[str] | str | None = None) -> Users:
-        """Users from one Parquet file."""
+        """Users from one Parquet file of numbers; as `from_csv`.
+
+        Parameters
+        ----------
+        path : the file.
+        user, target, features : columns, as for `from_frame`.
+
+        Raises
+        ------
+        InvalidInput : a file that is not Parquet, or a cell that is no number.
+        MissingExtra : polars is not installed.
+
+        Example
+        -------
+        >>> users = Users.from_parquet("shops.parquet", user="shop", target="sold")
+        """
         return cls.from_frame(read_parquet(path), user=user, target=target, features=features)
 
     def split(self, *, test: float | None = None, validation: float = 0.0, train: float | None = None,

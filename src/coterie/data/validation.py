@@ -19,8 +19,9 @@ from coterie._typing import Array, Ints
 from coterie.errors import InvalidInput
 
 FILL = "Fill in or drop missing and infinite values first"
-ENCODE = "Encode it as numbers (one-hot columns, for example) or drop it"
-ENCODE_TARGET = "Encode classes as numbers, for example np.unique(y, return_inverse=True)[1]"
+ENCODE = "Encode it as numbers (coterie.fitting.prepare makes one-hot columns of a table's texts) or drop it"
+ENCODE_TARGET = ("Encode classes as numbers: coterie.fitting.prepare does so and infers the task; by hand, number them "
+                 "-1 and +1 for Logistic(), or 0, 1, ... for Multinomial()")
 
 
 class Rows(NamedTuple):

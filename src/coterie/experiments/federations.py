@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ import numpy.typing as npt
 
 import coterie
 from coterie._typing import Array
+from coterie.analysis.metrics import roc_auc
 from coterie.baselines import BASELINES, BUDGET, CFL, IFCA, Baseline, Comet, HypCluster, Mocha, PerFedAvg, tune
 from coterie.data.users import Users
 from coterie.errors import CoterieWarning, interruptible
@@ -161,8 +163,6 @@ def run_method(federation: Benchmark, rows: PreparedSplit, method: Contender, se
 
 def score(federation: Benchmark, models: Array, test: Users, unit: float = 1.0) -> Array:
     """(n_users,) the metric of every user on its own rows; nan if it has none or, for the AUC, only one class."""
-    from sklearn.metrics import roc_auc_score
-
     y, owner, loss = test.targets, test.owner, federation.loss
     assert y is not None
     counts = np.where(test.counts > 0, test.counts, np.nan)
@@ -172,7 +172,7 @@ def score(federation: Benchmark, models: Array, test: Users, unit: float = 1.0) 
         for i in range(test.n_users):
             rows = owner == i
             if len(np.unique(y[rows])) > 1:
-                scores[i] = roc_auc_score(y[rows], margins[rows])
+                scores[i] = roc_auc(y[rows], margins[rows])
         return scores
     predictions = loss.predict(test.features, models[owner])
     if federation.metric == "accuracy":
@@ -284,11 +284,8 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def origin(seeds: Iterable[int], command: str) -> str:
     """The origin of a table: seeds, versions and the command."""
-    import scipy
-    import sklearn
-
-    versions = f"coterie {coterie.__version__}, NumPy {np.__version__}, SciPy {scipy.__version__}, " \
-               f"scikit-learn {sklearn.__version__}, Python {platform.python_version()}"
+    versions = f"coterie {coterie.__version__}, NumPy {np.__version__}, SciPy {version('scipy')}, " \
+               f"scikit-learn {version('scikit-learn')}, Python {platform.python_version()}"
     return f"splits {', '.join(map(str, seeds))}; at most {BUDGET} settings per method; {versions}; {command}"
 
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from coterie.analysis.metrics import silhouette
 from coterie.analysis.path import Path
 from coterie.analysis.select import refit
 from coterie.data.frames import to_frame
@@ -178,8 +179,6 @@ def _best(path: Path, scores: Scores | None) -> tuple[int, str]:
 
 def _clearest(path: Path, seed: int) -> tuple[int, str]:
     """The point whose clusters have the largest silhouette; one cluster where no silhouette is large enough."""
-    from sklearn.metrics import silhouette_score
-
     points = path.problem.users.data.moments().means  # users with several rows are represented by their means
     n, best, index = len(points), 0.0, len(path) - 1
     some = np.arange(n) if n <= 2000 else np.random.default_rng(seed).choice(n, 2000, replace=False)
@@ -187,7 +186,7 @@ def _clearest(path: Path, seed: int) -> tuple[int, str]:
     for r, solution in enumerate(path.solutions):
         key, labels = solution.labels.tobytes(), solution.labels[some]
         if 1 < solution.n_clusters <= min(max(np.sqrt(n), 2), n - 1, 200) and key not in seen:
-            seen[key] = float(silhouette_score(points[some], labels)) if len(np.unique(labels)) > 1 else -1.0
+            seen[key] = float(silhouette(points[some], labels)) if len(np.unique(labels)) > 1 else -1.0
             if seen[key] > best:
                 best, index = seen[key], r
     if best < _CLEAR:
