@@ -184,7 +184,7 @@ def test_from_a_table_to_a_proof(folders, tmp_path):
     done = command("fit", "data.csv", "--user", "subject", "--target", "y", *SMALL)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    for words in ("2 groups among 8 users", "taken for regression", "Held out", "Certified gap", "report.html"):
+    for words in ("2 groups among 8 users", "inferred as regression", "Held out", "Certified gap", "report.html"):
         assert words in done.stdout
     assert {file.name for file in (tmp_path / "run").iterdir()} == FILES
     for name in ("models.csv", "path.csv", "clusters.csv", "solution.coterie"):

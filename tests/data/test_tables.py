@@ -298,7 +298,7 @@ def test_an_indicator_is_made_above_one_percent():
     recipe, encoded = one_column([None, *values[:100]])
     assert list(encoded) == ["x", "x missing"]
     assert recipe.notes == ("Column 'x' is missing in some rows and filled with the mean there; one more column "
-                            "tells where.",)
+                            "marks them.",)
 
 
 def test_many_levels_are_pooled_or_refused():
@@ -434,7 +434,7 @@ def with_target(values, **call):
 def test_the_task_is_found_and_said(values, task, classes, kind):
     frame, recipe = with_target(values)
     assert (recipe.task, recipe.classes, recipe.class_kind) == (task, classes, kind)
-    note = next(note for note in recipe.notes if "is taken for" in note)
+    note = next(note for note in recipe.notes if "is inferred as" in note)
     assert task in note
     assert "--task" in note
     users = recipe.encode(frame)
@@ -452,7 +452,7 @@ def test_the_task_is_found_and_said(values, task, classes, kind):
 def test_the_task_can_be_given(values, task, classes):
     frame, recipe = with_target(values, task=task)
     assert (recipe.task, recipe.classes) == (task, classes)
-    assert not any("is taken for" in note for note in recipe.notes)
+    assert not any("is inferred as" in note for note in recipe.notes)
     assert len(recipe.encode(frame).targets) == len(values)
 
 

@@ -13,9 +13,9 @@ by their content. Cells "", NA, N/A, NaN, null, ?, -, #N/A and <NA> are missing.
   there are 10 rows a level. Other texts are names or free text and are refused. A missing text is 0 in all columns;
 - lists, structs and bytes are refused, as are infinite numbers and numbers beyond 1e150.
 
-Where more than 1 % of a column is missing, one more column tells where. Dropped with a note, unless named as features:
-a column that counts at least 10 rows (from 0 or 1, top to bottom), one called id, index or row whose integers all
-differ, and one without a name (such as pandas and R write first) whose integers or texts all differ.
+Where more than 1 % of a column is missing, one more column marks the rows. Dropped with a note, unless named as
+features: a column that counts at least 10 rows (from 0 or 1, top to bottom), one called id, index or row whose integers
+all differ, and one without a name (such as pandas and R write first) whose integers or texts all differ.
 
 **Target.** Rows without target are left out, with a note, and refused if they are more than half. Unless the task is
 given: texts and truth values are classes; so are two different numbers, and integers 0..K-1 or 1..K with K <= 10 and at
@@ -113,7 +113,7 @@ class Recipe:
         if user is None and summary.target is not None:
             notes.append("Every row is a user of its own; if rows share users, name their column: --user COLUMN.")
         elif user is not None and summary.users == summary.rows:
-            notes.append(f"Every user ({user!r}) has one row only, so nothing tells a user from its row.")
+            notes.append(f"Every user ({user!r}) has one row only, so user and row effects are indistinguishable.")
         columns = tuple(learn_columns(summary, notes))
         if not columns:
             raise InvalidInput("No column is left to learn from" + (f" ({' '.join(notes)})" if notes else ""),

@@ -59,9 +59,9 @@ def learn_target(summary: TableSummary, notes: list[str]) -> Target:
     if summary.task == "auto":
         others = " or ".join(other for other in TASKS[:3] if other != task)
         classes = target.classes
-        notes.append(f"The target {name!r} is taken for {task}"
+        notes.append(f"The target {name!r} is inferred as {task}"
                      f"{f' with {len(classes)} classes ({show(*classes)})' if classes else ''}; if it is not, "
-                     f"say --task {others}.")
+                     f"use --task {others}.")
     return target
 
 
@@ -101,7 +101,7 @@ def _classes(answers: ColumnSummary, as_text: bool) -> tuple[tuple[str, ...], Cl
         raise InvalidInput(f"The target has {k} different values in {n} rows, too many for classes",
                            where=f"column {answers.name!r}",
                            remedy=f"Name another column, or make {MOST_CLASSES} at most"
-                           + ("" if kind == "str" else ", or say --task regression"))
+                           + ("" if kind == "str" else ", or use --task regression"))
     if as_text:
         return tuple(sorted(answers.levels.counts)), kind
     if max(map(abs, values)) >= 2**53:
@@ -142,7 +142,7 @@ def _column(facts: ColumnSummary, summary: TableSummary, said: dict[str, list[st
     indicator = 100 * facts.missing > facts.rows
     if facts.missing:
         note(f"missing in some rows and {'0 in all its columns' if numbers is None else 'filled with the mean'} there"
-             + "; one more column tells where" * indicator)
+             + "; one more column marks them" * indicator)
     if numbers is None:
         kept, pooled = _levels(name, levels, facts.present)
         note("text and became a column of 0 and 1 for each level"

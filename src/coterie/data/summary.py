@@ -335,7 +335,7 @@ def target_cells(series: Any, name: str, task: str) -> Cells:
         bad = np.flatnonzero(~cells.missing & ((cells.values < 0) | (cells.values != np.floor(cells.values))))
         if bad.size:
             raise InvalidInput(f"Counts are integers from 0, got {cells.values[bad[0]]:g}",
-                               where=f"{where}, row {bad[0]}", remedy="Say --task regression")
+                               where=f"{where}, row {bad[0]}", remedy="Use --task regression")
     return cells
 
 
