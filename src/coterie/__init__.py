@@ -12,7 +12,8 @@ from coterie.analysis.path import Path, lam_max, solve_path
 from coterie.analysis.recovery import Fusion, RecoveryBounds, fusion_ladder, recovery_bounds
 from coterie.analysis.select import Choice, by_certificate, by_clusters, by_score, by_stability, refit
 from coterie.certificates import certify
-from coterie.data.users import Split, Standardizer, Users
+from coterie.data.scaling import Standardizer
+from coterie.data.users import Split, Users
 from coterie.errors import (
     CoterieError,
     CoterieWarning,

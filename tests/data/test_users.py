@@ -21,7 +21,8 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.data.users import Block, Moments, Participants, Standardizer, Users
+from coterie.data.scaling import Standardizer
+from coterie.data.users import Block, Moments, Participants, Users
 from coterie.errors import CoterieWarning, Incompatible, InvalidInput, MissingExtra
 from coterie.fitting import prepare
 

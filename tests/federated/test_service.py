@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import coterie as ct
-from coterie.data.users import Standardizer
+from coterie.data.scaling import Standardizer
 from coterie.datasets import clustered
 from coterie.federated import sources
 from coterie.federated.client import Data

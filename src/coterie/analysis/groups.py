@@ -35,7 +35,8 @@ import numpy as np
 
 from coterie._typing import Array, Indices, Ints
 from coterie.analysis.path import Path, check_labels, solve_path
-from coterie.data.users import Participants, Standardizer, Users
+from coterie.data.scaling import Standardizer
+from coterie.data.users import Participants, Users
 from coterie.errors import InvalidInput, interruptible
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels, adaptive_graph

@@ -13,7 +13,8 @@ from coterie.baselines.descent import settled
 from coterie.baselines.ifca import cluster_means
 from coterie.baselines.kmeans import k_means
 from coterie.baselines.run import BaselineRun, near
-from coterie.data.users import Standardizer, Users
+from coterie.data.scaling import Standardizer
+from coterie.data.users import Users
 from coterie.errors import Incompatible
 from coterie.losses import AffineLoss, Loss, Samples
 from coterie.losses.blocks import in_blocks

@@ -15,7 +15,8 @@ from rich.table import Table
 from coterie import report, runs
 from coterie.certificates import certify
 from coterie.cli.base import app, console
-from coterie.data.users import Standardizer, Users
+from coterie.data.scaling import Standardizer
+from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.federated import ALGORITHMS, federate
 from coterie.federated.runtimes.service import CONFIG, algorithm_of

@@ -163,8 +163,8 @@ class Users(Participants):
         check_finite(features, "features", rows, columns)
         if targets is not None:
             check_finite(targets, "targets", rows)
-        vars(self).update(features=_freeze(features), targets=targets if targets is None else _freeze(targets),
-                          offsets=_freeze(offsets.astype(np.int64)), names=names, feature_names=columns)
+        vars(self).update(features=freeze(features), targets=targets if targets is None else freeze(targets),
+                          offsets=freeze(offsets.astype(np.int64)), names=names, feature_names=columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Leaves the caches behind, and the arrays are read-only again after unpickling.
@@ -185,12 +185,12 @@ class Users(Participants):
     @cached_property
     def counts(self) -> Ints:
         """Number of rows of each user, (n_users,)."""
-        return _freeze(np.diff(self.offsets))
+        return freeze(np.diff(self.offsets))
 
     @cached_property
     def owner(self) -> Ints:
         """Position of the user that owns each row, (n_samples,)."""
-        return _freeze(np.repeat(np.arange(self.n_users), self.counts))
+        return freeze(np.repeat(np.arange(self.n_users), self.counts))
 
     def take(self, indices: npt.ArrayLike) -> Users:
         """The users at these positions, in this order; a boolean mask works too."""
@@ -418,57 +418,7 @@ class Users(Participants):
             rows = np.where(real, self.offsets[index, None] + np.arange(m), 0)
             features, targets = np.take(self.features, rows, axis=0), np.where(real, values[rows], 0.0)
             features[~real] = 0.0
-        return Block(_freeze(index), _freeze(features), _freeze(targets), _freeze(real / counts))
-
-
-@dataclass(frozen=True, eq=False)
-class Standardizer:
-    """Shift and scale of every feature: (a - mean) / scale."""
-
-    mean: Array   # (n_features,)
-    scale: Array  # (n_features,), positive
-    feature_names: tuple[str, ...] = ()  # empty: not checked
-
-    @classmethod
-    def from_moments(cls, moments: Moments, *, feature_names: Iterable[str] = ()) -> Standardizer:
-        """Pooled mean and population standard deviation from per-user moments; constant features get scale 1."""
-        labels, n = tuple(feature_names), moments.counts.sum()
-        if n == 0:
-            raise InvalidInput("Standardisation needs at least one row, got none")
-        with np.errstate(over="ignore", invalid="ignore"):
-            # Chan's formula (Chan, Golub and LeVeque 1983) for all users at once:
-            # mean = sum n_i mean_i / n,  m2 = sum m2_i + sum n_i (mean_i - mean)^2. Shifting by one user's mean keeps
-            # the digits of a mean that is large beside the spread.
-            shift = moments.means[np.argmax(moments.counts)]
-            mean = shift + moments.counts @ (moments.means - shift) / n
-            spread = np.sqrt((moments.m2.sum(axis=0) + moments.counts @ (moments.means - mean) ** 2) / n)
-        bad = np.flatnonzero(~np.isfinite(spread))
-        if bad.size:
-            raise InvalidInput("The spread of a feature is beyond float64", remedy="Give it in larger units",
-                               where=f"column {labels[bad[0]] if labels else bad[0]!r}")
-        # Means of a constant column agree only to rounding, so constant is: no spread beside the magnitude.
-        constant = spread <= 8 * np.finfo(np.float64).eps * np.abs(moments.means).max(axis=0)
-        return cls(_freeze(mean), _freeze(np.where(constant, 1.0, spread)), labels)
-
-    def transform(self, users: Users) -> Users:
-        """The same users with standardised features."""
-        if users.n_features != len(self.mean) or (self.feature_names and users.feature_names != self.feature_names):
-            raise InvalidInput(f"The scaler is for {len(self.mean)} features ({show(*self.feature_names)}), got "
-                               f"{users.n_features} ({show(*users.feature_names)})")
-        return replace(users, features=(users.features - self.mean) / self.scale)
-
-    def restore(self, models: npt.ArrayLike, *, intercept_sign: int) -> Array:
-        """Models in original units, from models (..., n_features + 1) fitted on standardised features.
-
-        The last coordinate is the intercept b of the prediction <w, a> + intercept_sign * b.
-        """
-        fitted = np.asarray(models, dtype=np.float64)
-        if fitted.ndim == 0 or fitted.shape[-1] != len(self.mean) + 1 or intercept_sign not in (1, -1):
-            raise InvalidInput(f"models must have {len(self.mean) + 1} columns, the intercept last, and intercept_sign "
-                               f"must be 1 or -1, got shape {fitted.shape} and {intercept_sign!r}")
-        # <w, (a - mean) / scale> + s b = <w / scale, a> + s (b - s <w / scale, mean>)
-        slopes = fitted[..., :-1] / self.scale
-        return np.concatenate([slopes, fitted[..., -1:] - intercept_sign * (slopes @ self.mean)[..., None]], axis=-1)
+        return Block(freeze(index), freeze(features), freeze(targets), freeze(real / counts))
 
 
 def _wanted(amount: Any, counts: Ints, name: str) -> Ints:
@@ -486,6 +436,6 @@ def _offsets(counts: Ints) -> Ints:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def _freeze(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def freeze(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     array.flags.writeable = False
     return array

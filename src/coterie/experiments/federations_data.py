@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from coterie._typing import Array, Flags, Ints
-from coterie.data.users import Standardizer, Users
+from coterie.data.scaling import Standardizer
+from coterie.data.users import Users
 from coterie.datasets import load
 from coterie.errors import InvalidInput
 from coterie.losses import Logistic, Loss, Multinomial, Squared

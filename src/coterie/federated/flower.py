@@ -31,7 +31,8 @@ try:
 except ImportError as error:  # pragma: no cover - depends on what is installed
     raise MissingExtra("flwr", "flower", "Running on Flower") from error
 
-from coterie.data.users import Standardizer, Users
+from coterie.data.scaling import Standardizer
+from coterie.data.users import Users
 from coterie.federated import sources
 from coterie.federated.algorithms.base import Replies
 from coterie.federated.client import Data, answer_all

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from coterie._typing import Array
+from coterie.data.scaling import Standardizer
 from coterie.data.summary import TASKS, Task
-from coterie.data.users import Moments, Standardizer, Users
+from coterie.data.users import Moments, Users
 from coterie.errors import InvalidInput
 from coterie.losses import LOSSES, AffineLoss, HuberDistance, Logistic, Loss, Multinomial, SquaredDistance, SquaredHinge
 from coterie.losses.multinomial import sum_zero_basis

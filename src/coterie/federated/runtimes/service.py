@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from coterie.data.users import Moments, Participants, Standardizer
+from coterie.data.scaling import Standardizer
+from coterie.data.users import Moments, Participants
 from coterie.errors import Incompatible, InvalidInput
 from coterie.federated.algorithms import ALGORITHMS
 from coterie.federated.algorithms.base import Algorithm, Federation, State
