@@ -1,14 +1,14 @@
-"""Somebody new joins: a model for each newcomer, the models of the others staying as they are.
+"""Models for newcomers, without changing the models of other users.
 
 A newcomer with loss f and weight w_j to user j gets the solution of
 
     minimise_x   f(x) + lam * sum_j w_j ||x - models_j||  =  f(x) + sum_k pull_k ||x - anchor_k||
 
-where users with equal models count as one anchor. An anchor is the solution exactly when
+where users with equal models are one anchor. An anchor is the solution exactly if
 
     || grad f(anchor_k) + sum_{l != k} pull_l unit(anchor_k - anchor_l) ||  <=  pull_k
 
-so whom a newcomer joins is decided by one gradient an anchor; if it joins nobody the problem is smooth at its solution.
+so one gradient per anchor decides which group a newcomer joins. If it joins none, its problem is smooth.
 """
 
 from __future__ import annotations
@@ -26,24 +26,64 @@ from coterie.problem import Problem
 
 
 class Joined(NamedTuple):
-    """What newcomers get; rows in the order of `users.names`."""
+    """The models and groups of newcomers, in the order of `users.names`.
+
+    Attributes
+    ----------
+    users
+        The newcomers.
+    models
+        (n_newcomers, dim) their models.
+    clusters
+        (n_newcomers,) the label of the group that each joins; -1: unassigned.
+    slack
+        (n_newcomers,) 1 minus the force that pulls the newcomer away from its group, relative to the force that holds
+        it; negative if it is unassigned.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> from coterie.datasets import ellipses
+    >>> solution = ct.solve(ct.Problem(ellipses(seed=0).users, ct.SquaredHinge(ridge=1e-3), lam=0.09))
+    >>> print(solution.personalize(ellipses(users_per_cluster=1, samples=100, seed=7).users))
+    3 newcomer(s) join 3 group(s), 0 unassigned
+    """
 
     users: Users
-    models: Array  # (n_newcomers, dim)
-    clusters: Ints  # (n_newcomers,) the label of the cluster joined, -1 for those who stand alone
-    slack: Array  # (n_newcomers,) how much more pull the cluster could have resisted, as a share; negative when alone
+    models: Array
+    clusters: Ints
+    slack: Array
 
     def __str__(self) -> str:
-        alone = int((self.clusters < 0).sum())
-        return f"{len(self.clusters) - alone} newcomer(s) join {np.unique(self.clusters[self.clusters >= 0]).size} " \
-               f"cluster(s), {alone} stand(s) alone"
+        unassigned = int((self.clusters < 0).sum())
+        groups = np.unique(self.clusters[self.clusters >= 0]).size
+        return f"{len(self.clusters) - unassigned} newcomer(s) join {groups} group(s), {unassigned} unassigned"
 
 
 def join(problem: Problem, models: Array, labels: Ints, newcomers: Users, weight: float | None = None) -> Joined:
-    """Models for newcomers, given everyone else's; `weight` is that of the pair of a newcomer and each user.
+    """Compute models for newcomers.
 
-    By default it is 1 on the complete graph with weight 1, and in general what gives a newcomer the pull that users
-    have on average.
+    Parameters
+    ----------
+    problem
+        The problem of the fitted users.
+    models, labels
+        Their models and groups.
+    newcomers
+        The new users, with the same features.
+    weight
+        Weight of the pair of a newcomer and each fitted user. The default gives a newcomer the mean total weight of
+        the fitted users; it is 1 on the complete graph with weight 1.
+
+    Returns
+    -------
+    Joined
+        Models and groups of the newcomers.
+
+    Raises
+    ------
+    InvalidInput
+        If the features or targets do not fit the models, or the weight is not valid.
     """
     if newcomers.n_features != problem.users.n_features:
         raise InvalidInput(f"the models were fitted on {problem.users.n_features} features, these users have "
@@ -57,22 +97,22 @@ def join(problem: Problem, models: Array, labels: Ints, newcomers: Users, weight
     anchors = models[order]
     pulls = problem.lam * weight * np.bincount(labels).astype(float)
     joined, clusters, slack = _at_anchors(problem, samples, anchors, pulls)
-    alone = np.flatnonzero(clusters < 0)
-    if alone.size:
-        joined[alone] = _stand_alone(problem, samples, anchors, pulls, joined, alone)
+    unassigned = np.flatnonzero(clusters < 0)
+    if unassigned.size:
+        joined[unassigned] = _own_models(problem, samples, anchors, pulls, joined, unassigned)
     return Joined(newcomers, joined, clusters, slack)
 
 
 def _samples(problem: Problem, newcomers: Users) -> Samples:
-    """The newcomers' data, laid out with the model's own length: they may lack a class that others have."""
+    """The data of the newcomers, for models of the fitted length: newcomers may lack a class that others have."""
     if problem.loss.dim(newcomers) != problem.dim:
-        raise InvalidInput("the newcomers' targets give models of another length than the fitted ones",
-                           remedy="Give the loss its n_classes, and fit again")
+        raise InvalidInput("the targets of the newcomers give models of another length than the fitted ones",
+                           remedy="Set n_classes of the loss, and fit again")
     return problem.loss.prepare(newcomers)
 
 
 def _at_anchors(problem: Problem, samples: Samples, anchors: Array, pulls: Array) -> tuple[Array, Ints, Array]:
-    """For each newcomer the anchor that is its solution, or else the best one to leave from."""
+    """For each newcomer the anchor that is its solution, or otherwise the best anchor to start from."""
     n, k = samples.n_users, len(anchors)
     gaps = anchors[:, None] - anchors
     lengths = np.linalg.norm(gaps, axis=2)
@@ -83,24 +123,24 @@ def _at_anchors(problem: Problem, samples: Samples, anchors: Array, pulls: Array
     for a in range(k):
         values, gradients, _ = problem.loss.evaluate(samples, np.broadcast_to(anchors[a], (n, anchors.shape[1])), 1)
         force = np.linalg.norm(gradients + toward[a], axis=1)
-        room = 1.0 - force / max(pulls[a], 1e-300) if pulls[a] > 0 else np.where(force <= 0, 0.0, -np.inf)
-        joined = (room >= 0) & (clusters < 0)
+        margin = 1.0 - force / max(pulls[a], 1e-300) if pulls[a] > 0 else np.where(force <= 0, 0.0, -np.inf)
+        joined = (margin >= 0) & (clusters < 0)
         clusters[joined] = a
-        slack = np.where(joined, room, np.where(clusters < 0, np.maximum(slack, room), slack))
+        slack = np.where(joined, margin, np.where(clusters < 0, np.maximum(slack, margin), slack))
         better = values + far[a] < value
         best, value = np.where(better, a, best), np.where(better, values + far[a], value)
     best = np.where(clusters >= 0, clusters, best)
     return anchors[best].copy(), clusters, slack
 
 
-def _stand_alone(problem: Problem, samples: Samples, anchors: Array, pulls: Array, start: Array,
-                 alone: Indices) -> Array:
-    """Newton on the smooth problem of those who join nobody, from just beside their best anchor."""
+def _own_models(problem: Problem, samples: Samples, anchors: Array, pulls: Array, start: Array,
+                unassigned: Indices) -> Array:
+    """Newton's method on the smooth problem of unassigned newcomers, from a point close to their best anchor."""
     eye = np.eye(anchors.shape[1])
 
     def evaluate(users: Indices, x: Array, order: int) -> tuple[Array, Array, Array]:
-        with np.errstate(over="ignore", invalid="ignore"):  # a trial point far out is rejected, not reported
-            f, g, h = problem.loss.evaluate(samples, x, order, alone[users])
+        with np.errstate(over="ignore", invalid="ignore"):  # a trial point with overflow is rejected
+            f, g, h = problem.loss.evaluate(samples, x, order, unassigned[users])
         gaps = x[:, None] - anchors
         lengths = np.maximum(np.linalg.norm(gaps, axis=2), 1e-300)
         f = f + lengths @ pulls
@@ -112,9 +152,9 @@ def _stand_alone(problem: Problem, samples: Samples, anchors: Array, pulls: Arra
             h = h + stiff.sum(axis=1)[:, None, None] * eye - np.einsum("nk,nkd,nke->nde", stiff, units, units)
         return f, g, h
 
-    nearest = start[alone]
-    gradient = evaluate(np.arange(alone.size), nearest + 1e-9, 1)[1]
+    nearest = start[unassigned]
+    gradient = evaluate(np.arange(unassigned.size), nearest + 1e-9, 1)[1]
     spread = float(np.abs(anchors - anchors.mean(axis=0)).max()) + float(np.abs(nearest).max()) + 1e-12
-    # Away from the anchor, down the slope that is left after its own pull.
+    # Move away from the anchor, against the gradient that remains after the pull of the anchor.
     size = 1e-3 * spread / np.maximum(np.linalg.norm(gradient, axis=1, keepdims=True), 1e-300)
     return minimise(evaluate, nearest - size * gradient).points

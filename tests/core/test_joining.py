@@ -49,7 +49,7 @@ def test_newcomers_of_known_kinds_join_their_own(solved):
     new = ellipses(seed=11, users_per_cluster=40)
     joined = solution.personalize(new.users)
     assert (joined.clusters == new.clusters).mean() > 0.9
-    assert "join 3 cluster(s)" in str(joined)
+    assert "join 3 group(s)" in str(joined)
 
 
 def test_a_stranger_stands_alone(solved):
@@ -61,7 +61,7 @@ def test_a_stranger_stands_alone(solved):
     quiet = ct.solve(solution.problem.with_lam(0.001))
     joined = quiet.personalize(stranger)
     assert joined.clusters.tolist() == [-1]
-    assert "1 stand(s) alone" in str(joined)
+    assert "1 unassigned" in str(joined)
 
 
 @pytest.mark.parametrize("name", ["logistic", "squared", "poisson", "squared_distance", "huber_distance"])

@@ -1,4 +1,4 @@
-"""Who is joined to whom, and how strongly."""
+"""Graphs over users: which pairs are compared, and with which weights."""
 
 from coterie.graph.graph import Graph
 

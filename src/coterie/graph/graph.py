@@ -1,4 +1,4 @@
-"""Who is compared with whom: weighted graphs over users, and the difference operator B on them.
+"""Weighted graphs over users, which say which pairs are compared, and their difference operator B.
 
 For the edge e = (i, j) with i < j,   (B models)_e = models_i - models_j,   and B' is `divergence`.
 """
@@ -20,30 +20,81 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 
-
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A weighted graph over users 0 .. n_users - 1; build it with `complete`, `from_edges` or `knn`.
 
-    A complete graph with one common weight keeps no list of its pairs: `edges` makes it when asked.
+    A complete graph with one common weight does not store a list of its pairs; `edges` computes it when needed.
+
+    Attributes
+    ----------
+    n_users
+        Number of users.
+    weights
+        (n_edges,) the weight of each edge.
+    pairs
+        (n_edges, 2) users of each edge, the smaller number first; None: all pairs, in order.
+
+    Example
+    -------
+    >>> graph = Graph.from_edges(3, [[0, 1], [1, 2]], weights=[1.0, 0.5])
+    >>> graph
+    Graph(3 users, 2 edges)
+    >>> graph.penalty(np.array([[0.0], [1.0], [3.0]]))
+    2.0
     """
 
     n_users: int
-    weights: Array  # (n_edges,)
-    pairs: Ints | None = None  # (n_edges, 2) with pairs[:, 0] < pairs[:, 1]; None: all pairs, in order
+    weights: Array
+    pairs: Ints | None = None
 
     @classmethod
     def complete(cls, n_users: int, weight: float = 1.0) -> Graph:
-        """Every pair of users, all with the same weight: the paper's case at weight 1."""
+        """Build the graph of all pairs with one common weight; weight 1 is the paper's case.
+
+        Parameters
+        ----------
+        n_users
+            Number of users.
+        weight
+            The weight of every pair.
+
+        Returns
+        -------
+        Graph
+            The complete graph.
+
+        Raises
+        ------
+        InvalidInput
+            If the number or the weight is not valid.
+        """
         n_users = _count(n_users)
         _check_weights(np.array([weight], dtype=float), None)
         return cls(n_users, np.broadcast_to(float(weight), (n_users * (n_users - 1) // 2,)))
 
     @classmethod
     def from_edges(cls, n_users: int, edges: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> Graph:
-        """The given pairs of users (numbers from 0); (i, j) and (j, i) are the same edge. Weights default to 1.
+        """Build the graph of given pairs.
 
-        The edges keep their order; each is stored with its smaller user first.
+        Parameters
+        ----------
+        n_users
+            Number of users.
+        edges
+            (n_edges, 2) pairs of user numbers, from 0; (i, j) and (j, i) are the same edge.
+        weights
+            (n_edges,) weights; the default is 1.
+
+        Returns
+        -------
+        Graph
+            Edges in the given order, each with the smaller number first.
+
+        Raises
+        ------
+        InvalidInput
+            If an edge is not a pair of two different users, an edge occurs twice, or a weight is not valid.
         """
         n_users = _count(n_users)
         given = np.asarray(edges)
@@ -60,11 +111,11 @@ class Graph:
             raise InvalidInput(f"expected one weight for each of {len(given)} edges, got shape {w.shape}",
                                remedy="Give as many weights as edges")
         outside = np.asarray(np.any((given < 0) | (given >= n_users), axis=1))
-        _refuse(given, outside, f"user numbers from 0 to {n_users - 1}", "Remove the edge or add the user")
-        _refuse(given, np.diff(given, axis=1)[:, 0] == 0, "edges between two different users", "Remove the edge")
+        _reject(given, outside, f"user numbers from 0 to {n_users - 1}", "Remove the edge or add the user")
+        _reject(given, np.diff(given, axis=1)[:, 0] == 0, "edges between two different users", "Remove the edge")
         pairs = np.sort(given.astype(np.int64), axis=1)
         _, first, inverse = np.unique(pairs[:, 0] * n_users + pairs[:, 1], return_index=True, return_inverse=True)
-        _refuse(given, first[inverse] != np.arange(len(given)), "each pair of users once",
+        _reject(given, first[inverse] != np.arange(len(given)), "each pair of users once",
                 "Remove the duplicate edge, or add its weight to the first")
         _check_weights(w, pairs)
         w.flags.writeable = pairs.flags.writeable = False
@@ -72,7 +123,27 @@ class Graph:
 
     @classmethod
     def knn(cls, points: npt.ArrayLike, k: int = 10, decay: float = 0.0) -> Graph:
-        """Each point joined to its k nearest others (an edge if either is near the other), weight exp(-decay d^2)."""
+        """Build the graph of nearest neighbours, with weights exp(-decay d^2).
+
+        Parameters
+        ----------
+        points
+            (n_users, n_coordinates) one point per user.
+        k
+            Number of neighbours; two users are connected if either is among the k nearest of the other.
+        decay
+            How fast weights decrease with the distance d; 0: all weights are 1.
+
+        Returns
+        -------
+        Graph
+            The graph of neighbours.
+
+        Raises
+        ------
+        InvalidInput
+            If the points are not finite, or k or decay is out of range.
+        """
         from scipy.spatial import cKDTree
 
         p = np.ascontiguousarray(points, dtype=float)
@@ -86,22 +157,23 @@ class Graph:
             raise InvalidInput(f"decay must be a finite number >= 0, got {decay!r}", remedy="Use for example 0.5")
         if n == 1:
             return cls.from_edges(1, [])
-        # One more than k, since a point finds itself; with ties it may find k + 1 others at distance 0 instead.
-        distances, found = cKDTree(p).query(p, k=k + 1)
-        own = found == np.arange(n)[:, None]
+        # One more than k, because the nearest point is the point itself; with ties it can be missing from the result.
+        distances, neighbours = cKDTree(p).query(p, k=k + 1)
+        own = neighbours == np.arange(n)[:, None]
         own[~own.any(axis=1), -1] = True
-        ends = np.stack([np.repeat(np.arange(n), k), found[~own]], axis=1).astype(np.int64)
+        ends = np.stack([np.repeat(np.arange(n), k), neighbours[~own]], axis=1).astype(np.int64)
         pairs = np.sort(ends, axis=1)
         _, first = np.unique(pairs[:, 0] * n + pairs[:, 1], return_index=True)
         return cls.from_edges(n, pairs[first], np.exp(-decay * distances[~own][first] ** 2))
 
     @property
     def n_edges(self) -> int:
+        """The number of edges."""
         return len(self.weights)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all pairs are edges of one common weight, kept without a list."""
+        """Whether all pairs are edges with one common weight, which are not stored."""
         return self.pairs is None
 
     @cached_property
@@ -120,7 +192,7 @@ class Graph:
         return kernels.complete_differences(np.ascontiguousarray(models))
 
     def divergence(self, duals: Array) -> Array:
-        """B' duals: (n_users, dim), the sum of a user's edge vectors, signed by the edge's direction."""
+        """B' duals: (n_users, dim), the sum of each user's edge vectors, with the sign of the edge's direction."""
         from coterie.graph import kernels
 
         if self.pairs is not None:
@@ -153,7 +225,7 @@ class Graph:
         return Graph(self.n_users, np.ascontiguousarray(self.weights[chosen]), self.edges[chosen])
 
     def take(self, users: Flags) -> Graph:
-        """The graph on some of the users alone, renumbered in order."""
+        """The graph of some of the users only, renumbered in order."""
         n = int(users.sum())
         if self.pairs is None:
             return Graph(n, np.full(n * (n - 1) // 2, self.weights[0] if self.n_edges else 1.0), None)
@@ -162,19 +234,20 @@ class Graph:
         return Graph(n, np.ascontiguousarray(self.weights[inside]), np.ascontiguousarray(number[self.pairs[inside]]))
 
     def inside(self, users: Flags) -> Flags:
-        """(n_edges,) which edges have both ends among some of the users."""
+        """(n_edges,) whether both users of each edge are among these users."""
         return np.asarray(users[self.edges].all(axis=1))
 
     def flow(self, forces: Array) -> Array:
-        """The electrical flow y = W B L^+ forces, L = B' W B: the least flow, weighed by 1/weights, with B'y = forces.
+        """The electrical flow y = W B L^+ forces, with L = B' W B.
 
-        What does not sum to zero over a component cannot flow; its mean is left out. Weights below 1e-8 of the largest
-        count as that much, so that L can be inverted.
+        It has the least norm, weighted by 1/weights, of all flows with B'y = forces. Forces that do not sum to zero
+        over a component have no flow; their mean is subtracted. Weights below 1e-8 times the largest are raised to this
+        value, so that L can be inverted.
         """
         return self.flow_solver()(forces)
 
     def flow_solver(self) -> Callable[[Array], Array]:
-        """`flow` for many forces, factorising L once."""
+        """A function that computes `flow` for many forces, with one factorisation of L."""
         if self.n_edges == 0 or not (self.weights > 0).any():
             return lambda forces: np.zeros((self.n_edges, forces.shape[1]))
         if self.pairs is None:  # L = w (n I - 11'), so W B L^+ = B / n
@@ -229,7 +302,7 @@ def _count(n_users: int) -> int:
     return int(n_users)
 
 
-def _refuse(edges: npt.NDArray[Any], bad: Flags, expected: str, remedy: str) -> None:
+def _reject(edges: npt.NDArray[Any], bad: Flags, expected: str, remedy: str) -> None:
     if bad.any():
         e = int(np.flatnonzero(bad)[0])
         raise InvalidInput(f"expected {expected}, got {tuple(edges[e].tolist())}",

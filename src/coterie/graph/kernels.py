@@ -1,6 +1,6 @@
-"""Numba loops over the pairs of a graph; imported on first use, since importing Numba takes longer than most solves.
+"""Numba loops over the pairs of a graph; imported on first use, because the import of Numba is slower than most solves.
 
-The pairs of a complete graph are (0, 1), (0, 2), ..., (0, n-1), (1, 2), ...; they are walked, never stored.
+The pairs of a complete graph are (0, 1), (0, 2), ..., (0, n-1), (1, 2), ...; they are not stored.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def divergence(edges: Ints, duals: Array, n: int) -> Array:
 
 @njit(cache=True)
 def in_balls(duals: Array, radii: Array, slack: float) -> bool:
-    """Whether ||duals_e|| <= slack * radii_e for all edges; False for what is not a number."""
+    """Whether ||duals_e|| <= slack * radii_e for all edges; False if a value is NaN."""
     for e in range(duals.shape[0]):
         square = 0.0
         for k in range(duals.shape[1]):
@@ -85,7 +85,7 @@ def in_balls(duals: Array, radii: Array, slack: float) -> bool:
 def cluster_pull(w: Array, counts: Array, smooth: float, v: Array, out: Array, degrees: Array) -> float:
     """out_k = sum_l n_k n_l (v_k - v_l) / D_kl, degrees_k = sum_l n_k n_l / D_kl, D = sqrt(||w_k - w_l||^2 + smooth^2).
 
-    Returns sum_{k<l} n_k n_l D_kl. Nothing is stored for a pair.
+    Returns sum_{k<l} n_k n_l D_kl. No value is stored per pair.
     """
     k, d = w.shape
     out[:] = 0.0

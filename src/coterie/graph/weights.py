@@ -1,12 +1,12 @@
-"""Weights from the users' own models: who should be compared with whom, and how much.
+"""Weights from the local models of the users.
 
-Unit weights on all pairs, the paper's case, need clusters that stand far apart. Weights that fall with the distance of
-the users' own best models find groups that lie closer. All of them need one round of local optima; the Wald distance
-needs their Hessians too:
+Unit weights on all pairs, the paper's case, need groups that are well separated. Weights that decrease with the
+distance of the local models find groups that are closer together. All kinds need one round in which users send their
+local models; the Wald distance also needs their Hessians:
 
     wald_ij^2 = (x_i - x_j)' (S_i + S_j)^-1 (x_i - x_j) / dim,     S_i = H_i^-1 / m_i
 
-discounts directions in which a user with few samples cannot know its model.
+It gives less weight to directions in which a model from few samples is uncertain.
 """
 
 from __future__ import annotations
@@ -21,21 +21,57 @@ from coterie.errors import InvalidInput
 from coterie.graph import Graph
 from coterie.losses import Loss
 
-_LIGHTEST = 1e-3
+_SMALLEST = 1e-3  # weight in a graph that is kept connected
 KINDS = ("auto", "unit", "gaussian", "inverse", "wald")
 
 
 @dataclass(frozen=True, eq=False)
 class LocalModels:
-    """What every user can tell of itself in one round: its best model, the curvature there, and how many samples."""
+    """The summary that every user can send in one round: its local model, the Hessian at it, and its sample count.
 
-    models: Array  # (n_users, dim)
-    hessians: Array  # (n_users, dim, dim)
-    counts: Ints  # (n_users,)
+    Attributes
+    ----------
+    models
+        (n_users, dim) the local models.
+    hessians
+        (n_users, dim, dim) the Hessian of each user's loss at its local model.
+    counts
+        (n_users,) the number of samples of each user.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> from coterie.datasets import clustered
+    >>> local = LocalModels.of(clustered("logistic", n_users=4, n_clusters=2).users, ct.Logistic())
+    >>> local.models.shape, local.hessians.shape
+    ((4, 3), (4, 3, 3))
+    """
+
+    models: Array
+    hessians: Array
+    counts: Ints
 
     @classmethod
     def of(cls, users: Users, loss: Loss, ridge: float = 1e-3) -> LocalModels:
-        """Fit every user alone; `ridge`/2 ||x||^2 is added on all coordinates, so that every user has a best model."""
+        """Fit every user separately.
+
+        Parameters
+        ----------
+        users, loss
+            The data and the loss.
+        ridge
+            L2 strength, intercept included, added to the loss so that every user has a unique local model.
+
+        Returns
+        -------
+        LocalModels
+            Models, Hessians and counts.
+
+        Raises
+        ------
+        InvalidInput
+            If the targets do not fit the loss.
+        """
         samples = loss.prepare(users)
         models = loss.prox(samples, None, ridge, None).points
         hessians = loss.hessians(samples, models) + ridge * np.eye(samples.dim)
@@ -49,17 +85,40 @@ class LocalModels:
 
 def adaptive_graph(local: LocalModels, kind: str = "auto", k: int | None = 5, *, scale: float | None = None,
                    connected: bool = True) -> Graph:
-    """A graph over the users with weights from their local models.
+    """Build a graph over the users with weights from their local models.
 
     Parameters
     ----------
-    local : the users' own models.
-    kind : "unit" (1), "gaussian" (exp(-d^2 / scale), d Euclidean), "inverse" (scale / (scale + d)) or "wald"
+    local
+        The local models of the users.
+    kind
+        "unit" (1), "gaussian" (exp(-d^2 / scale), d Euclidean), "inverse" (scale / (scale + d)) or "wald"
         (exp(-d^2 / scale), d the Wald distance); "auto" is "wald".
-    k : each user joined to its k nearest (by the same distance); None means all pairs.
-    scale : None means the median of d^2 (of d for "inverse") over the edges.
-    connected : whether parts of the graph that no edge joins are joined by their closest pairs; then no edge weighs
-        less than a thousandth, or its pull would vanish.
+    k
+        Number of nearest users (by the same distance) that each user is connected to; None: all pairs.
+    scale
+        See `kind`; None: the median of d^2 (of d for "inverse") over the edges.
+    connected
+        Whether separate components are connected by their closest pairs; then no weight is below 0.001, because
+        smaller weights would have no effect.
+
+    Returns
+    -------
+    Graph
+        The weighted graph.
+
+    Raises
+    ------
+    InvalidInput
+        If the kind is unknown, or k is smaller than 1.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> from coterie.datasets import clustered
+    >>> local = LocalModels.of(clustered("logistic", n_users=12).users, ct.Logistic())
+    >>> adaptive_graph(local, "wald", k=None)
+    Graph(12 users, 66 edges)
     """
     if kind not in KINDS:
         raise InvalidInput(f"unknown weights {kind!r}", remedy=f"Choose one of: {', '.join(KINDS)}")
@@ -69,14 +128,7 @@ def adaptive_graph(local: LocalModels, kind: str = "auto", k: int | None = 5, *,
         raise InvalidInput(f"k must be at least 1, got {k!r}", remedy="Use for example 5, or None for all pairs")
     if kind == "unit" and (k is None or k >= n - 1):
         return Graph.complete(n)
-    covariances = local.covariances if kind == "wald" else None
-    if k is None or k >= n - 1:
-        pairs = np.stack(np.triu_indices(n, 1), axis=1)
-        squares = _squares(local.models, pairs, covariances)
-    else:
-        pairs, squares = _nearest(local.models, covariances, k)
-        if connected:
-            pairs, squares = _connect(local.models, covariances, pairs, squares)
+    pairs, squares = _pairs(local.models, local.covariances if kind == "wald" else None, k, connected)
     if kind == "unit":
         return Graph.from_edges(n, pairs)
     distances = np.sqrt(squares) if kind == "inverse" else squares
@@ -85,12 +137,22 @@ def adaptive_graph(local: LocalModels, kind: str = "auto", k: int | None = 5, *,
     scale = max(scale, 1e-300)
     weights = scale / (scale + distances) if kind == "inverse" else np.exp(-distances / scale)
     if connected:
-        weights = np.maximum(weights, _LIGHTEST)
+        weights = np.maximum(weights, _SMALLEST)
     return Graph.from_edges(n, pairs, weights)
 
 
+def _pairs(models: Array, covariances: Array | None, k: int | None, connected: bool) -> tuple[Ints, Array]:
+    """The edges and their squared distances."""
+    n = len(models)
+    if k is None or k >= n - 1:
+        pairs = np.stack(np.triu_indices(n, 1), axis=1)
+        return pairs, _squares(models, pairs, covariances)
+    pairs, squares = _nearest(models, covariances, k)
+    return _connect(models, covariances, pairs, squares) if connected else (pairs, squares)
+
+
 def _squares(models: Array, pairs: Ints, covariances: Array | None) -> Array:
-    """Squared distances of pairs, in chunks so that memory stays bounded."""
+    """Squared distances of pairs, in chunks to limit the memory."""
     out = np.empty(len(pairs))
     chunk = max(1, 2_000_000 // models.shape[1] ** 2)
     for start in range(0, len(pairs), chunk):
@@ -105,19 +167,19 @@ def _squares(models: Array, pairs: Ints, covariances: Array | None) -> Array:
 
 
 def _nearest(models: Array, covariances: Array | None, k: int) -> tuple[Ints, Array]:
-    """Edges from each user to its k nearest. Wald neighbours are sought among Euclidean ones in the average metric."""
+    """Edges from each user to its k nearest; Wald neighbours are selected from Euclidean ones in the mean metric."""
     from scipy.spatial import cKDTree
 
     n = len(models)
     points, candidates = models, k
     if covariances is not None:
-        # In the metric of the average covariance, Wald distances are Euclidean but for how users differ from it.
+        # In the metric of the mean covariance, Wald distances are Euclidean up to the deviations of single users.
         points = models @ np.linalg.cholesky(np.linalg.inv(covariances.mean(axis=0)))
         candidates = min(n - 1, 6 * k + 10)
-    found = cKDTree(points).query(points, k=candidates + 1)[1]
-    own = found == np.arange(n)[:, None]
+    neighbours = cKDTree(points).query(points, k=candidates + 1)[1]
+    own = neighbours == np.arange(n)[:, None]
     own[~own.any(axis=1), -1] = True
-    ends = np.stack([np.repeat(np.arange(n), candidates), found[~own]], axis=1).astype(np.int64)
+    ends = np.stack([np.repeat(np.arange(n), candidates), neighbours[~own]], axis=1).astype(np.int64)
     squares = _squares(models, ends, covariances).reshape(n, candidates)
     chosen = np.argsort(squares, axis=1, kind="stable")[:, :k] + candidates * np.arange(n)[:, None]
     pairs = np.sort(ends[chosen.ravel()], axis=1)
@@ -126,7 +188,7 @@ def _nearest(models: Array, covariances: Array | None, k: int) -> tuple[Ints, Ar
 
 
 def _connect(models: Array, covariances: Array | None, pairs: Ints, squares: Array) -> tuple[Ints, Array]:
-    """Join the parts of a graph, each to the nearest other, until there is one."""
+    """Connect each component of a graph to the nearest other one, until there is only one."""
     from scipy.spatial import cKDTree
 
     n = len(models)
@@ -138,9 +200,9 @@ def _connect(models: Array, covariances: Array | None, pairs: Ints, squares: Arr
         added = []
         for part in np.flatnonzero(sizes <= sizes.max())[np.argsort(sizes)][:-1]:
             inside, outside = np.flatnonzero(parts == part), np.flatnonzero(parts != part)
-            distances, found = cKDTree(models[outside]).query(models[inside])
+            distances, nearest = cKDTree(models[outside]).query(models[inside])
             best = int(distances.argmin())
-            added.append(sorted((int(inside[best]), int(outside[found[best]]))))
+            added.append(sorted((int(inside[best]), int(outside[nearest[best]]))))
         new = np.unique(np.array(added, dtype=np.int64), axis=0)
         pairs = np.concatenate([pairs, new])
         squares = np.concatenate([squares, _squares(models, new, covariances)])
