@@ -109,7 +109,7 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
         """Models for newcomers from a few rows of theirs, everyone else's staying as they are.
 
         From then on `predict` knows them; a newcomer who comes again gets a new model from the new rows alone. Returns
-        the group each one joins, -1 for those who stand alone between their own rows and the nearest group.
+        the group each one joins, -1 for the unassigned, whose model lies between their own rows and the nearest group.
         """
         check_is_fitted(self)
         if users is None:

@@ -230,6 +230,7 @@ class Loss(ABC):
 
 
 def need_targets(loss: Loss, users: Users) -> Array:
+    """The users' targets; raises InvalidInput where there are none."""
     if users.targets is None:
         raise InvalidInput(f"{type(loss).__name__} needs targets, and these users have none",
                            remedy="Give y, or name the target column; to cluster rows use SquaredDistance()")
@@ -237,6 +238,7 @@ def need_targets(loss: Loss, users: Users) -> Array:
 
 
 def refuse_targets(users: Users, bad: Flags, expected: str, remedy: str) -> None:
+    """Raise InvalidInput where a row is marked as bad, naming the first such target, its user and its sample."""
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         user = int(users.owner[row])
@@ -248,6 +250,7 @@ def refuse_targets(users: Users, bad: Flags, expected: str, remedy: str) -> None
 
 
 def require_positive(name: str, number: float) -> None:
+    """Raise InvalidInput unless the setting `name` is a finite number > 0."""
     if not (np.isfinite(number) and number > 0):
         raise InvalidInput(f"{name} must be a finite number > 0, got {number!r}", remedy="Use for example 1.0")
 
@@ -261,5 +264,5 @@ def one_class_concern(users: Users) -> list[str]:
     if not alone.size:
         return []
     names = ", ".join(repr(users.names[i]) for i in alone[:3]) + (", ..." if alone.size > 3 else "")
-    return [f"{alone.size} of {users.n_users} users have samples of one class only ({names}): alone they cannot tell "
-            "the classes apart; with lam > 0 their models lean on the others."]
+    return [f"{alone.size} of {users.n_users} users have samples of one class only ({names}), which do not "
+            "determine a classifier; with lam > 0 their models are determined by other users."]

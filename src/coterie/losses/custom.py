@@ -32,6 +32,21 @@ class Custom(BlockLoss):
     conic_form : (cvxpy, users, x) -> the sum of all f_i as an expression; only the reference solver asks for it.
 
     `coterie.check_loss(loss, users)` tests derivatives, convexity and shapes on your data.
+
+    Raises
+    ------
+    InvalidInput : when evaluated, where a function returns an array of another shape.
+
+    Example
+    -------
+    >>> import numpy as np
+    >>> import coterie as ct
+    >>> half = ct.Custom(value=lambda x, a, y, w: 0.5 * (x**2).sum(axis=1), gradient=lambda x, a, y, w: x,
+    ...                  hessian=lambda x, a, y, w: np.tile(np.eye(x.shape[1]), (len(x), 1, 1)), strong=1.0)
+    >>> users = ct.Users.from_arrays([[1.0, 2.0], [3.0, 4.0]], user=["ann", "bob"])
+    >>> ct.check_loss(half, users)
+    >>> half.values(half.prepare(users), np.ones((2, 2))).tolist()
+    [1.0, 1.0]
     """
 
     value: Callable[..., Array]

@@ -23,6 +23,17 @@ class Grouped(Loss):
     loss : of a user.
     samples : what `loss.prepare(users)` returned.
     labels : (n_users,) the number of each user's group.
+
+    Example
+    -------
+    >>> import numpy as np
+    >>> import coterie as ct
+    >>> from coterie.losses.grouped import Grouped
+    >>> users = ct.Users.from_arrays([[0.0], [2.0], [9.0]])
+    >>> samples = ct.SquaredDistance().prepare(users)
+    >>> loss = Grouped(loss=ct.SquaredDistance(), samples=samples, labels=np.array([0, 0, 1]))
+    >>> loss.local(loss.prepare(loss.groups)).points.tolist()
+    [[1.0], [9.0]]
     """
 
     loss: Loss

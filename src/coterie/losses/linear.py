@@ -33,7 +33,23 @@ class _Binary(LinearLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class SquaredHinge(_Binary):
-    """phi(t, y) = max(0, 1 - y t)^2 with t = <w, a> - b: the loss of the paper's experiments."""
+    """phi(t, y) = max(0, 1 - y t)^2 with t = <w, a> - b: the loss of the paper's experiments.
+
+    Targets are -1 and +1.
+
+    Parameters
+    ----------
+    ridge, intercept, penalize_intercept : as for every `AffineLoss`.
+
+    Example
+    -------
+    >>> import numpy as np
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[1.0], [-1.0]], [1, -1], ["ann", "ann"])
+    >>> loss = ct.SquaredHinge(ridge=0.0)
+    >>> loss.values(loss.prepare(users), np.array([[0.5, 0.0]])).tolist()
+    [0.25]
+    """
 
     intercept_sign: ClassVar[float] = -1.0
     max_curvature: ClassVar[float] = 2.0
@@ -53,7 +69,21 @@ class SquaredHinge(_Binary):
 
 @dataclass(frozen=True, kw_only=True)
 class Logistic(_Binary):
-    """phi(t, y) = log(1 + exp(-y t)): binary classification with probabilities."""
+    """phi(t, y) = log(1 + exp(-y t)): binary classification with probabilities.
+
+    Targets are -1 and +1.
+
+    Parameters
+    ----------
+    ridge, intercept, penalize_intercept : as for every `AffineLoss`.
+
+    Example
+    -------
+    >>> import numpy as np
+    >>> import coterie as ct
+    >>> ct.Logistic().predict(np.array([[2.0], [-2.0]]), np.array([[1.0, 0.5], [1.0, 0.5]])).tolist()
+    [1.0, -1.0]
+    """
 
     max_curvature: ClassVar[float] = 0.25
 
@@ -74,7 +104,20 @@ class Logistic(_Binary):
 
 @dataclass(frozen=True, kw_only=True)
 class Squared(LinearLoss):
-    """phi(t, y) = (t - y)^2 / 2: least squares."""
+    """phi(t, y) = (t - y)^2 / 2: least squares.
+
+    Parameters
+    ----------
+    ridge, intercept, penalize_intercept : as for every `AffineLoss`.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0], ["ann", "ann", "ann"])
+    >>> loss = ct.Squared(ridge=0.0)
+    >>> loss.local(loss.prepare(users)).points.round(6).tolist()  # y = 2 a + 1
+    [[2.0, 1.0]]
+    """
 
     quadratic: ClassVar[bool] = True
     max_curvature: ClassVar[float] = 1.0
@@ -101,7 +144,24 @@ class Squared(LinearLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class Huber(LinearLoss):
-    """phi(t, y) = r^2/2 for r = |t - y| <= delta, else delta (r - delta/2): least squares that outliers cannot rule."""
+    """phi(t, y) = r^2/2 for r = |t - y| <= delta, else delta (r - delta/2): least squares that outliers cannot rule.
+
+    Parameters
+    ----------
+    ridge, intercept, penalize_intercept : as for every `AffineLoss`.
+    delta : distance from the target beyond which the loss grows linearly; in the units of the target.
+
+    Raises
+    ------
+    InvalidInput : where `delta` is not a finite number > 0.
+
+    Example
+    -------
+    >>> import numpy as np
+    >>> import coterie as ct
+    >>> ct.Huber(delta=1.0).value(np.array([0.5, 3.0]), np.array([0.0, 0.0])).tolist()
+    [0.125, 2.5]
+    """
 
     delta: float = 1.0
     max_curvature: ClassVar[float] = 1.0
@@ -130,7 +190,21 @@ class Huber(LinearLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class Poisson(LinearLoss):
-    """phi(t, y) = exp(t) - y t: counts with mean exp(t); no global Lipschitz bound exists."""
+    """phi(t, y) = exp(t) - y t: counts with mean exp(t); no global Lipschitz bound exists.
+
+    Targets are numbers >= 0.
+
+    Parameters
+    ----------
+    ridge, intercept, penalize_intercept : as for every `AffineLoss`.
+
+    Example
+    -------
+    >>> import numpy as np
+    >>> import coterie as ct
+    >>> ct.Poisson().predict(np.array([[2.0]]), np.array([[0.5, -1.0]])).tolist()  # exp(0.5 * 2 - 1)
+    [1.0]
+    """
 
     def check_targets(self, users: Users) -> None:
         refuse_targets(users, need_targets(self, users) < 0, "counts >= 0",

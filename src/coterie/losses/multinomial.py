@@ -24,6 +24,18 @@ class Multinomial(AffineLoss):
     orthonormal basis Q of it: t = Q' T with T of n_classes - 1 outputs. No class is singled out, distances between
     models do not depend on the order of the classes, and no direction is flat. A model is the (features, outputs)
     matrix of T in row-major order, its last row the intercepts.
+
+    Parameters
+    ----------
+    ridge, intercept, penalize_intercept : as for every `AffineLoss`.
+    n_classes : number of classes; by default one more than the largest target of all users.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]], [0, 1, 2], ["ann", "ann", "bob"])
+    >>> ct.Multinomial().dim(users)  # (1 feature + 1 intercept) x (3 classes - 1)
+    4
     """
 
     n_classes: int | None = None

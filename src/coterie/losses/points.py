@@ -26,7 +26,15 @@ class _Point(BlockLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class SquaredDistance(_Point):
-    """f_i(x) = mean_j ||x - a_ij||^2 / 2: convex clustering of points, or of users by their means."""
+    """f_i(x) = mean_j ||x - a_ij||^2 / 2: convex clustering of points, or of users by their means.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])  # every row is a user
+    >>> ct.solve(ct.Problem(users, ct.SquaredDistance(), lam=1.0)).labels.tolist()
+    [0, 0, 1]
+    """
 
     quadratic: ClassVar[bool] = True
 
@@ -56,7 +64,25 @@ class SquaredDistance(_Point):
 
 @dataclass(frozen=True, kw_only=True)
 class HuberDistance(_Point):
-    """f_i(x) = mean_j h(||x - a_ij||), h(r) = r^2/2 up to delta, then delta (r - delta/2): far rows pull no harder."""
+    """f_i(x) = mean_j h(||x - a_ij||), h(r) = r^2/2 up to delta, then delta (r - delta/2): far rows pull no harder.
+
+    Parameters
+    ----------
+    delta : distance from a row beyond which the loss grows linearly.
+
+    Raises
+    ------
+    InvalidInput : where `delta` is not a finite number > 0.
+
+    Example
+    -------
+    >>> import numpy as np
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [10.0]])
+    >>> loss = ct.HuberDistance(delta=1.0)
+    >>> loss.gradients(loss.prepare(users), np.array([[0.5], [0.5]])).tolist()
+    [[0.5], [-1.0]]
+    """
 
     delta: float = 1.0
 

@@ -24,6 +24,15 @@ class Quadratic(Loss):
     point : (n_users, dim) where each function is known.
     value, gradient, hessian : (n_users,), (n_users, dim) and (n_users, dim, dim) there; Hessians are positive
         semidefinite.
+
+    Example
+    -------
+    >>> import numpy as np
+    >>> from coterie.data.users import Participants
+    >>> from coterie.losses.quadratic import Quadratic
+    >>> loss = Quadratic(point=np.zeros((1, 2)), value=np.ones(1), gradient=np.ones((1, 2)), hessian=np.eye(2)[None])
+    >>> loss.local(loss.prepare(Participants(["ann"]))).points.tolist()
+    [[-1.0, -1.0]]
     """
 
     quadratic: ClassVar[bool] = True

@@ -18,6 +18,14 @@ class Remote(Loss):
     ----------
     loss : the loss the users have.
     length : of a model.
+
+    Example
+    -------
+    >>> import numpy as np
+    >>> import coterie as ct
+    >>> from coterie.losses.remote import Remote
+    >>> Remote(loss=ct.Squared(), length=2).predict(np.array([[3.0]]), np.array([[2.0, 1.0]])).tolist()
+    [7.0]
     """
 
     loss: Loss
