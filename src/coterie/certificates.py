@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,7 +24,7 @@ from coterie.solution import Certificate, labels_of
 _EPSILON = 4 * float(np.finfo(float).eps)
 _REPAIRS = 5  # attempts at moving duals into the conjugates' domain
 _LAST: WeakKeyDictionary[Problem, tuple[Array, Array, Certificate]] = WeakKeyDictionary()  # one entry, see `_judged`
-_FLOOR = 1e-9  # times the losses of all-zero models: the unit of a gap when the objective itself vanishes
+_FLOOR = 1e-9  # times the users' sizes: the unit of a gap when the objective itself vanishes
 
 
 def certify(problem: Problem, models: npt.ArrayLike, duals: npt.ArrayLike | None = None, *,
@@ -88,10 +89,8 @@ def _judged(problem: Problem, x: Array, slopes: Array) -> Certificate:
     known = _LAST.get(problem)
     if known is not None and np.array_equal(known[0], x) and np.array_equal(known[1], slopes):
         return known[2]
-    values, gradients, _ = problem.loss.evaluate(problem.samples, x, 1)
-    certificate = assembled(problem.lam * problem.graph.penalty(x), x, slopes, values,
-                            problem.conjugates(slopes, start=x), np.linalg.norm(gradients - slopes, axis=1),
-                            problem.loss_at_zero)
+    about = reference(problem.graph, x)
+    certificate = assembled(problem, x, slopes, about, answers_of(problem.loss, problem.samples, x, slopes, about))
     _LAST.clear()
     _LAST[problem] = x.copy(), slopes.copy(), certificate
     return certificate
@@ -151,20 +150,58 @@ def _feasible(duals: Array, radii: Array) -> Array:
     return project(duals, radii)
 
 
-def assembled(penalty: float, x: Array, slopes: Array, values: Array, conjugates: Array, residuals: Array,
-              loss_at_zero: float) -> Certificate:
-    """The certificate from each user's f_i(x_i), f_i*(slopes_i) and ||grad f_i(x_i) - slopes_i||, whoever has them."""
-    infinite = np.flatnonzero(~np.isfinite(conjugates))
+class Answers(NamedTuple):
+    """What a certificate needs of each user, from its own data; (n_users,) each."""
+
+    values: Array  # f_i(x_i)
+    conjugates: Array  # max_x <slopes_i, x - about_i> - f_i(x), from above
+    residuals: Array  # ||grad f_i(x_i) - slopes_i||
+    sizes: Array  # what counts as large for this user's loss, wherever the origin lies
+    rounding: Array  # what rounding may have done to values and conjugates
+
+
+def answers_of(loss: Loss, samples: Samples, models: Array, slopes: Array, about: Array,
+               users: Indices | None = None) -> Answers:
+    """The answers of all users, or of some; each depends on the user's own data alone."""
+    with np.errstate(over="ignore", invalid="ignore"):  # models far out have infinite losses, which is an answer
+        values, gradients, _ = loss.evaluate(samples, models, 1, users)
+        residuals = np.linalg.norm(gradients - slopes, axis=1)
+        duals = loss.dual_bounds(samples, slopes, models, users, about)
+        sizes = np.abs(loss.evaluate(samples, about, 0, users).values) + loss.sizes(samples, users)
+        rounding = loss.value_rounding(samples, models, users) + duals.rounding
+    return Answers(values, duals.values, residuals, sizes, rounding)
+
+
+def reference(graph: Graph, models: Array) -> Array:
+    """(n_users, dim) for every user the mean model of all users that the graph connects with it.
+
+    The slopes -(B'y)_i of connected users sum to zero, so sum_i <slopes_i, about> = 0 for a common point `about`:
+    conjugates may be computed about it, and offsets that all models share cost no digits.
+    """
+    parts, starts, counts = np.unique(graph.components, return_index=True, return_counts=True)
+    offsets = models - models[starts][graph.components]
+    sums = np.zeros((len(parts), models.shape[1]))
+    np.add.at(sums, graph.components, offsets)
+    return (models[starts] + sums / counts[:, None])[graph.components]
+
+
+def assembled(problem: Problem, x: Array, slopes: Array, about: Array, answers: Answers) -> Certificate:
+    """The certificate from the users' answers, whoever has their data."""
+    penalty = problem.lam * problem.graph.penalty(x)
+    infinite = np.flatnonzero(~np.isfinite(answers.conjugates))
+    finite = answers.conjugates[np.isfinite(answers.conjugates)]
+    # Duals on the boundary of their balls, and their sums, are rounded too.
+    carried = float((np.linalg.norm(slopes, axis=1) * np.linalg.norm(x - about, axis=1)).sum())
     return Certificate(
-        objective=float(values.sum()) + penalty,
-        bound=-np.inf if infinite.size else float(-conjugates.sum()),
-        stationarity=float(np.linalg.norm(residuals)),
-        complementarity=max(penalty + float(np.einsum("nd,nd->", slopes, x)), 0.0),  # <y, Bx> = <B'y, x>
-        worst_user=int(residuals.argmax()),
+        objective=float(answers.values.sum()) + penalty,
+        bound=-np.inf if infinite.size else float(-answers.conjugates.sum()),
+        stationarity=float(np.linalg.norm(answers.residuals)),
+        complementarity=max(penalty + float(np.einsum("nd,nd->", slopes, x - about)), 0.0),  # <y, Bx> = <B'y, x>
+        worst_user=int(answers.residuals.argmax()),
         infinite_users=tuple(infinite.tolist()),
-        rounding=_EPSILON * float(np.abs(values).sum() + np.abs(conjugates[np.isfinite(conjugates)]).sum()
-                                  + penalty),
-        floor=_FLOOR * loss_at_zero,
+        rounding=float(answers.rounding.sum())
+        + _EPSILON * (float(np.abs(answers.values).sum() + np.abs(finite).sum()) + penalty + carried),
+        floor=_FLOOR * float(answers.sizes.sum()),
     )
 
 

@@ -63,13 +63,17 @@ class Certificate:
 
     @property
     def gap(self) -> float:
-        """objective - bound, and what rounding may have hidden of it; inf where there is no bound."""
-        return max(self.objective - self.bound, 0.0) + self.rounding
+        """objective - bound, and what rounding may have hidden of it; inf where there is no bound.
+
+        A bound above the objective by more than rounding explains is none.
+        """
+        gap = self.objective - self.bound
+        return max(gap, 0.0) + self.rounding if gap >= -self.rounding else np.inf
 
     @property
     def relative_gap(self) -> float:
         """gap / max(|objective|, |bound|, floor); inf where there is no bound."""
-        if not np.isfinite(self.bound):
+        if not (np.isfinite(self.bound) and np.isfinite(self.gap)):
             return np.inf
         return self.gap / max(abs(self.objective), abs(self.bound), self.floor, 1e-300)
 
@@ -78,6 +82,9 @@ class Certificate:
         return replace(self, duals=duals)
 
     def __str__(self) -> str:
+        if np.isfinite(self.bound) and not np.isfinite(self.gap):
+            return (f"objective {self.objective:.10g}; the lower bound {self.bound:.10g} is above it, so rounding has "
+                    "destroyed one of the two and nothing is certified")
         if np.isfinite(self.bound):
             return (f"objective {self.objective:.10g}, lower bound {self.bound:.10g}: "
                     f"within {self.relative_gap:.1e} (relative) of the optimum")

@@ -847,12 +847,12 @@ def test_questions_that_are_none_are_refused_by_the_user():
     data = Data.of(gaussian_mixture(1, n_features=2).users, ct.SquaredDistance())
     from coterie.federated import answer
 
-    good = Query("certify", 0, {"model": np.zeros(2), "slope": np.zeros(2)})
+    good = Query("certify", 0, {"model": np.zeros(2), "slope": np.zeros(2), "anchor": np.zeros(2)})
     assert np.isfinite(answer(data, good).arrays["value"])
     for query in (Query("certify", 0, {"model": np.zeros(2)}), Query("certify", 0, {**good.arrays, "t": np.ones(1)}),
-                  Query("certify", 0, {"model": np.zeros(3), "slope": np.zeros(2)}),
+                  Query("certify", 0, {**good.arrays, "model": np.zeros(3)}),
                   Query("score", 0, {"model": np.zeros(2)}),
-                  Query("certify", 0, {"model": np.full(2, np.nan), "slope": np.zeros(2)}), Query("nonsense", 0, {}),
+                  Query("certify", 0, {**good.arrays, "model": np.full(2, np.nan)}), Query("nonsense", 0, {}),
                   Query("local", 0, {"ridge": np.zeros(3)}),
                   Query("expand", 0, {"model": np.zeros(2), "rank": np.ones(2)}),
                   Query("pdmm", 0, {"step": np.array(1), "settings": np.zeros(2), "models": np.zeros((0, 2)),

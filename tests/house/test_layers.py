@@ -17,7 +17,7 @@ LAYERS = [
     "errors", "_typing", "storage",
     "data.validation", "data.frames", "data.io", "data.users", "data.scaling", "data.columns", "data.summary",
     "data.merging", "data.rules", "data.encoding", "data",
-    "losses.newton", "losses.base", "losses", "losses.checks",
+    "losses.newton", "losses.frame", "losses.base", "losses", "losses.checks",
     "graph.kernels", "graph.graph", "graph", "problem", "newcomers", "solution", "certificates", "graph.weights",
     "datasets",
     "solvers",

@@ -42,6 +42,7 @@ class Block(NamedTuple):
     features: Array   # (n, m, p)
     targets: Array    # (n, m), zeros when there are no targets
     weights: Array    # (n, m), 1 / count on real rows
+    units: Array | None = None  # (n, dim) of a model's coordinates, where a loss has changed them
 
 
 class Moments(NamedTuple):

@@ -186,16 +186,15 @@ def _train(data: Data, queries: Batch) -> Answer:
 
 
 def _certify(data: Data, queries: Batch) -> Answer:
-    """f(model), f*(slope), how far the slope is from the gradient, and f(0).
+    """What a certificate needs of a user (see `certificates.Answers`).
 
     Where the conjugate is infinite, also what the slope lacks of one in its domain (see `certificates.lacking`).
     """
-    from coterie.certificates import lacking
+    from coterie.certificates import answers_of, lacking
 
     users, models, slopes = queries.users, queries.arrays["model"], queries.arrays["slope"]
-    values, gradients, _ = data.loss.evaluate(data.samples, models, 1, users)
-    conjugates = data.loss.conjugates(data.samples, slopes, models, users)
-    outside = np.flatnonzero(~np.isfinite(conjugates))
+    answers = answers_of(data.loss, data.samples, models, slopes, queries.arrays["anchor"], users)
+    outside = np.flatnonzero(~np.isfinite(answers.conjugates))
     ragged = {}
     if outside.size:
         lack = lacking(data.loss, data.samples, models[outside], slopes[outside], users[outside])
@@ -203,11 +202,9 @@ def _certify(data: Data, queries: Batch) -> Answer:
         given = np.zeros(len(users), dtype=np.int64)
         given[outside[good]] = 1
         ragged["lack"] = Ragged.of(lack[good], given)
-        conjugates = np.where(np.isfinite(conjugates), conjugates, np.inf)
-    residuals = np.linalg.norm(gradients - slopes, axis=1)
-    return {"value": np.nan_to_num(values, nan=np.inf, posinf=np.inf), "conjugate": conjugates,
-            "residual": np.nan_to_num(residuals, nan=np.inf, posinf=np.inf),
-            "zero": data.loss.evaluate(data.samples, np.zeros_like(models), 0, users).values}, ragged
+    names = ("value", "conjugate", "residual", "size", "rounding")
+    return {name: np.nan_to_num(part, nan=np.inf, posinf=np.inf)
+            for name, part in zip(names, answers, strict=True)}, ragged
 
 
 def _score(data: Data, queries: Batch) -> Answer:

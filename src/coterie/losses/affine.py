@@ -20,11 +20,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coterie._typing import Array, Flags
-from coterie.data.users import Block, Participants
+from coterie._typing import Array, Flags, Indices
+from coterie.data.users import Block, Participants, Users
 from coterie.errors import Incompatible, InvalidInput
-from coterie.losses.base import Evaluation, Samples, need_targets
+from coterie.losses.base import NOISE, Evaluation, Magnitudes, Samples, need_targets
 from coterie.losses.blocks import BlockLoss, in_blocks
+from coterie.losses.frame import Frame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +62,40 @@ class AffineLoss(BlockLoss):
         if not (np.isfinite(self.ridge) and self.ridge >= 0):
             raise InvalidInput(f"ridge must be a finite number >= 0, got {self.ridge!r}", remedy="Use for example 1e-3")
 
-    def design(self, features: Array, real: Flags) -> Array:
+    def design(self, features: Array, real: Flags, local: bool = False) -> Array:
         if not self.intercept:
             return features
         # Padding rows are zero throughout, so their margin is 0 under any model.
-        return np.concatenate([features, self.intercept_sign * real[..., None]], axis=-1)
+        return np.concatenate([features, (1.0 if local else self.intercept_sign) * real[..., None]], axis=-1)
+
+    def frame(self, users: Users) -> Frame | None:
+        outputs = self.dim(users) // (users.n_features + self.intercept)
+        return Frame.of(users, centred=self._free_intercept, sign=self.intercept_sign * self.intercept, outputs=outputs)
+
+    def neutral(self, users: Users) -> Array:
+        """(n_users,) the margin that knows a user's targets but no features; 0 for classes."""
+        return np.zeros(users.n_users)
+
+    def sizes(self, samples: Samples, users: Indices | None = None) -> Array:
+        who = np.arange(samples.n_users) if users is None else users
+        z = np.zeros((len(who), samples.dim))
+        if self._free_intercept:
+            outputs = samples.dim // (samples.users.n_features + 1)
+            z[:, -outputs:] = self.neutral(samples.users.data)[who, None]
+            z[:, -outputs:] *= 1.0 if samples.frame is not None else self.intercept_sign
+        offsets = NOISE * self.neutral(samples.users.data)[who] ** 2
+        return np.abs(self.evaluate_local(samples, z, 0, users).values) + offsets
+
+    def ridges(self, block: Block, dim: int) -> Array:
+        """(dim,) or (n, dim) the weight of each coordinate's square, twice over."""
+        weights = self.ridge * self.shrunk(dim, dim // block.features.shape[2])
+        return weights if block.units is None else weights / block.units**2
+
+    def curvatures(self, samples: Samples) -> Array:
+        every = self.ridge * self.shrunk(samples.dim, samples.dim // (samples.users.n_features + self.intercept))
+        if samples.frame is None:
+            return np.broadcast_to(every, (samples.n_users, samples.dim))
+        return np.asarray(every / samples.frame.units(np.arange(samples.n_users)) ** 2)
 
     def shrunk(self, dim: int, outputs: int = 1) -> Array:
         """1 for the coordinates under the ridge, 0 for intercepts that are not (one for each output)."""
@@ -144,23 +174,35 @@ class LinearLoss(AffineLoss):
 
     def evaluate_block(self, block: Block, models: Array, order: int) -> Evaluation:
         a, y, weights = block.features, block.targets, block.weights
-        shrunk = self.ridge * self.shrunk(models.shape[1])
+        ridges = self.ridges(block, models.shape[1])
         t = (a @ models[:, :, None])[..., 0]
-        values = (weights * self.value(t, y)).sum(axis=1) + 0.5 * (shrunk * models**2).sum(axis=1)
+        values = (weights * self.value(t, y)).sum(axis=1) + 0.5 * (ridges * models**2).sum(axis=1)
         gradients, hessians = np.empty(0), np.empty(0)
         if order > 0:  # grad = A' (weights * phi') + ridge w
-            gradients = ((weights * self.slope(t, y))[:, None, :] @ a)[:, 0] + shrunk * models
+            gradients = ((weights * self.slope(t, y))[:, None, :] @ a)[:, 0] + ridges * models
         if order > 1:  # H = A' diag(weights * phi'') A + ridge
             root = np.sqrt(weights * self.curvature(t, y))[..., None] * a
-            hessians = root.swapaxes(1, 2) @ root + np.diag(shrunk)
+            hessians = root.swapaxes(1, 2) @ root + ridges[..., None] * np.eye(models.shape[1])
         return Evaluation(values, gradients, hessians)
+
+    def magnitudes_block(self, block: Block, models: Array) -> Magnitudes:
+        a, y, weights = block.features, block.targets, block.weights
+        ridges = self.ridges(block, models.shape[1])
+        t, terms = (a @ models[:, :, None])[..., 0], (np.abs(a) @ np.abs(models)[:, :, None])[..., 0]
+        values = (weights * np.abs(self.value(t, y))).sum(axis=1) + 0.5 * (ridges * models**2).sum(axis=1)
+        slopes = ((weights * np.abs(self.slope(t, y)))[:, None, :] @ np.abs(a))[:, 0] + ridges * np.abs(models)
+        inside = self.curvature(t, y) * (np.abs(t) + terms)  # t itself is rounded
+        return Magnitudes(values, slopes, slopes + ((weights * inside)[:, None, :] @ np.abs(a))[:, 0])
 
     def _gram_ends(self, samples: Samples) -> tuple[Array, Array]:
         """Smallest and largest eigenvalue of mean_j a_ij a_ij' + (ridge / max_curvature), for each user."""
         low, high = np.empty(samples.n_users), np.empty(samples.n_users)
         for block in in_blocks(self, samples).blocks:
             root = np.sqrt(block.weights)[..., None] * block.features
-            gram = self.max_curvature * (root.swapaxes(1, 2) @ root) + np.diag(self.ridge * self.shrunk(samples.dim))
+            ridges = self.ridges(block, samples.dim)
+            gram = self.max_curvature * (root.swapaxes(1, 2) @ root) + ridges[..., None] * np.eye(samples.dim)
+            if samples.frame is not None:
+                gram = samples.frame.hessians(gram, block.index)
             ends = np.linalg.eigvalsh(gram)
             low[block.index], high[block.index] = ends[:, 0], ends[:, -1]
         return low, high

@@ -10,7 +10,7 @@ that are known by formula, derive from `Loss` itself.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,7 +19,15 @@ import numpy as np
 from coterie._typing import Array, Flags, Indices
 from coterie.data.users import Participants, Users
 from coterie.errors import Incompatible, InvalidInput
-from coterie.losses.newton import Minimum, minimise
+from coterie.losses.frame import Frame
+from coterie.losses.newton import Minimum, minimise, solve_scaled
+
+_EPSILON = float(np.finfo(float).eps)
+_TINY = 1e3 * _EPSILON  # a residual this small beside the terms it is the difference of is zero but for rounding
+_SUMS = 8.0 * _EPSILON  # error of a computed sum beside the sum of its terms' absolute values
+NOISE = 1e-15  # times its square: what is left of an offset that cancels, where nothing else is left
+_TIGHT = 1e-13  # times a bound: no more than this is left to be gained
+_REFINEMENTS = 3  # Newton steps that may follow a local solve until its residual is at rounding level
 
 
 class Evaluation(NamedTuple):
@@ -39,10 +47,31 @@ class Samples:
 
     users: Participants
     dim: int
+    frame: Frame | None = field(default=None, kw_only=True)  # local coordinates, where they differ from those given
 
     @property
     def n_users(self) -> int:
         return self.users.n_users
+
+
+class Magnitudes(NamedTuple):
+    """How large the terms are that values and gradients are summed of.
+
+    Rounding changes a computed value by a small multiple of the unit roundoff times `values` + <`slopes`, |model|>, and
+    a computed gradient by one times `gradients`.
+    """
+
+    values: Array  # (n,) sums of |terms| of values
+    slopes: Array  # (n, dim) sums of |terms| of gradients
+    gradients: Array  # (n, dim) the same, and what rounding inside the terms does to them
+
+
+class DualBounds(NamedTuple):
+    """Upper bounds on conjugates, and what rounding may have done to them; see `Loss.dual_bounds`."""
+
+    values: Array  # (n,) +inf where there is no bound
+    rounding: Array  # (n,)
+    slack: Array  # (n,) the part of `values` that a better point could still take away
 
 
 class Loss(ABC):
@@ -156,35 +185,75 @@ class Loss(ABC):
         """
         who = np.arange(samples.n_users) if users is None else users
         shape = (len(who), samples.dim)
-        p = np.zeros(shape) if linear is None else linear
         v = np.zeros(shape) if centres is None else centres
         t = np.broadcast_to(np.asarray(t, dtype=float), shape[:1])
-        eye, pulled = np.eye(samples.dim), bool(t.any())
+        p = np.zeros(shape) if linear is None else linear
+        minimum = self._minimise(samples, p, t, v, v if start is None else start, who)
+        if samples.frame is None:
+            return minimum
+        points = samples.frame.leave(minimum.points, who)
+        return minimum._replace(points=points, values=minimum.values + samples.frame.constant(p, who))
 
-        def evaluate(rows: Indices, x: Array, order: int) -> tuple[Array, Array, Array]:
-            slopes = p[rows]
+    def _minimise(self, samples: Samples, linear: Array, t: Array, centres: Array, start: Array,
+                  who: Indices) -> Minimum:
+        """As `prox`; the points are in local coordinates, and the values lack the frame's constant."""
+        frame, eye, pulled = samples.frame, np.eye(samples.dim), bool(t.any())
+        p, v, pull = linear, centres, eye
+        if frame is not None:  # ||x - centres||^2 = (z - v)' pull (z - v)
+            p, v, start = frame.slopes(linear, who), frame.enter(centres, who), frame.enter(start, who)
+            pull = frame.metric(who) if pulled else eye
+
+        def evaluate(rows: Indices, z: Array, order: int) -> tuple[Array, Array, Array]:
             with np.errstate(over="ignore", invalid="ignore"):  # a trial point far out is rejected, not reported
-                f, g, h = self.evaluate(samples, x, order, who[rows])
-                f = f + np.einsum("nd,nd->n", slopes, x)
-                g = g + slopes if order > 0 else g
+                f, g, h = self.evaluate_local(samples, z, order, who[rows])
+                f = f + np.einsum("nd,nd->n", p[rows], z)
+                g = g + p[rows] if order > 0 else g
                 if pulled:
-                    shift, pull = x - v[rows], t[rows]
-                    f = f + 0.5 * pull * np.einsum("nd,nd->n", shift, shift)
-                    g = g + pull[:, None] * shift if order > 0 else g
-                    h = h + pull[:, None, None] * eye if order > 1 else h
+                    metric = pull if frame is None else pull[rows]
+                    shift = z - v[rows]
+                    force = t[rows, None] * (shift if frame is None else np.einsum("nde,ne->nd", metric, shift))
+                    f = f + 0.5 * np.einsum("nd,nd->n", force, shift)
+                    g = g + force if order > 0 else g
+                    h = h + t[rows, None, None] * metric if order > 1 else h
             return f, g, h
 
-        return minimise(evaluate, v if start is None else start)
+        return minimise(evaluate, start)
+
+    def evaluate_local(self, samples: Samples, models: Array, order: int = 2,
+                       users: Indices | None = None) -> Evaluation:
+        """As `evaluate`, with models and derivatives in the local coordinates of `samples.frame`."""
+        return self.evaluate(samples, models, order, users)
+
+    def magnitudes(self, samples: Samples, models: Array, users: Indices | None = None) -> Magnitudes:
+        """Sums of absolute values where `evaluate_local` sums terms; see `Magnitudes`.
+
+        By default |f|, |grad f|, and |grad f| + |H| |model|, which is what rounding of the model itself does.
+        """
+        f, g, h = self.evaluate_local(samples, models, 2, users)
+        return Magnitudes(np.abs(f), np.abs(g), np.abs(g) + np.einsum("nde,ne->nd", np.abs(h), np.abs(models)))
+
+    def value_rounding(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
+        """(n,) what rounding may have done to the values of `evaluate`."""
+        who = np.arange(samples.n_users) if users is None else users
+        z = models if samples.frame is None else samples.frame.enter(models, who)
+        terms = self.magnitudes(samples, z, users)
+        return _SUMS * (terms.values + (terms.slopes * np.abs(z)).sum(axis=1))
+
+    def sizes(self, samples: Samples, users: Indices | None = None) -> Array:
+        """(n,) a size of each user's loss that a value can be compared with; offsets of the data do not change it.
+
+        By default the loss of the model zero. Losses with a free intercept, and of points, take a constant instead.
+        """
+        n = samples.n_users if users is None else len(users)
+        return np.abs(self.evaluate(samples, np.zeros((n, samples.dim)), 0, users).values)
+
+    def curvatures(self, samples: Samples) -> Array:
+        """(n_users, dim) numbers c >= 0 such that f_i - 1/2 sum_k c_k z_k^2 is convex, in local coordinates."""
+        return np.broadcast_to(self.strong_convexity(samples)[:, None], (samples.n_users, samples.dim))
 
     def conjugates(self, samples: Samples, slopes: Array, start: Array | None = None,
                    users: Indices | None = None) -> Array:
         """f_i*(slopes_i) = max_x <slopes_i, x> - f_i(x), from above; +inf where it is, or no maximum was reached.
-
-        From the point x where the local solve ends, with residual r = slopes - grad f(x),
-            f*(slopes) <= <slopes, x> - f(x) + ||r||^2 / (2 mu)       (f mu-strongly convex)
-        Without strong convexity the squared Newton decrement r' H^-1 r, driven to rounding, stands for the last term;
-        it is twice what f, were it quadratic from x on, could still give. A solve that runs off to infinity, as it
-        does outside the conjugate's domain, gives +inf.
 
         Parameters
         ----------
@@ -197,13 +266,83 @@ class Loss(ABC):
         -------
         (n,) upper bounds, equal to the conjugates up to rounding.
         """
-        minimum = self.local(samples, slopes, start, users)
-        residual = slopes - self.evaluate(samples, minimum.points, 1, users).gradients
-        mu = self.strong_convexity(samples) if users is None else self.strong_convexity(samples)[users]
-        squares = np.einsum("nd,nd->n", residual, residual)
-        rigorous = np.divide(squares, 2 * mu, out=np.full(mu.shape, np.inf), where=mu > 0)
-        excess = np.minimum(rigorous, np.where(minimum.converged, minimum.excess, np.inf))
-        return -minimum.values + excess
+        bound = self.dual_bounds(samples, slopes, start, users)
+        return bound.values + bound.rounding
+
+    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None, users: Indices | None = None,
+                    about: Array | None = None) -> DualBounds:
+        """Upper bounds on f_i*(slopes_i) - <slopes_i, about_i> = max_x <slopes_i, x - about_i> - f_i(x).
+
+        Where f(x) - 1/2 sum_k c_k x_k^2 is convex, every point x with residual r = slopes - grad f(x) gives
+
+            f*(slopes) <= <slopes, x> - f(x) + sum_k r_k^2 / (2 c_k)
+
+        which needs no solve to be right, only to be tight. Coordinates without curvature (c_k = 0: an intercept, no
+        ridge) must have r_k = 0. In floating point that means a residual at rounding level, which counts by its effect
+        |r_k| |x_k - about_k|; where it is not reached, the bound is +inf. For losses that do not state `magnitudes`
+        of their own, rounding level is estimated.
+
+        Parameters
+        ----------
+        samples, slopes, start, users : as for `conjugates`.
+        about : (n, dim) a point near the models, so that common offsets of all models cancel; zero by default.
+
+        Returns
+        -------
+        DualBounds
+        """
+        who = np.arange(samples.n_users) if users is None else users
+        zero = np.zeros((len(who), samples.dim))
+        about = zero if about is None else about
+        start = about if start is None else start
+        frame, curved = samples.frame, self.curvatures(samples)[who]
+        u, centre, z = slopes, about, start
+        if frame is not None:
+            u, centre, z = frame.slopes(slopes, who), frame.enter(about, who), frame.enter(start, who)
+        settled = np.ones(len(who), dtype=bool)
+        best = self._dual_bound(samples, z, u, centre, curved, who, settled)
+        tight = np.isfinite(best.values) & (best.slack <= _TIGHT * np.abs(best.values))
+        rows = np.flatnonzero(~tight)  # who must look for a better point
+        if rows.size:
+            minimum = self._minimise(samples, -slopes[rows], np.zeros(rows.size), zero[rows], start[rows], who[rows])
+            z, settled = minimum.points, minimum.converged
+        for _ in range(1 + _REFINEMENTS if rows.size else 0):
+            bound = self._dual_bound(samples, z, u[rows], centre[rows], curved[rows], who[rows], settled)
+            better = np.flatnonzero(bound.values + bound.rounding < (best.values + best.rounding)[rows])
+            for full, part in zip(best, bound, strict=True):
+                full[rows[better]] = part[better]
+            # Infinite only since a residual is not quite at rounding level: a Newton step more may take it there.
+            again = np.flatnonzero(~np.isfinite(best.values[rows]) & settled)
+            if not again.size:
+                break
+            rows, settled = rows[again], settled[again]
+            z = self._refined(samples, z[again], u[rows], who[rows])
+        return best
+
+    def _dual_bound(self, samples: Samples, z: Array, u: Array, centre: Array, curved: Array, who: Indices,
+                    settled: Flags) -> DualBounds:
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            f, g, _ = self.evaluate_local(samples, z, 1, who)
+            terms = self.magnitudes(samples, z, who)
+            residual, away = np.abs(u - g), np.abs(z - centre)
+            level = np.abs(u) + terms.gradients
+            exact = settled[:, None] & (residual <= _TINY * level)
+            residual = residual + _SUMS * level  # it is rounded itself
+            cost = np.where(curved > 0, residual**2 / (2.0 * curved), np.inf)
+            cost = np.minimum(cost, np.where(exact, residual * away, np.inf)).sum(axis=1)
+            values = np.einsum("nd,nd->n", u, z - centre) - f + cost
+            rounding = _SUMS * (terms.values + (terms.slopes * np.abs(z)).sum(axis=1) + (np.abs(u) * away).sum(axis=1))
+        finite = np.isfinite(values) & np.isfinite(rounding)
+        return DualBounds(*(np.where(finite, part, other) for part, other in (
+            (values, np.inf), (rounding, 0.0), (cost, np.inf))))
+
+    def _refined(self, samples: Samples, z: Array, u: Array, who: Indices) -> Array:
+        """One more Newton step towards grad f = u."""
+        _, g, h = self.evaluate_local(samples, z, 2, who)
+        units = np.sqrt(np.maximum(np.einsum("nii->ni", h), 1e-300))
+        step = solve_scaled(h, units, np.full(len(z), 1e-15), u - g)
+        far = np.linalg.norm(step, axis=1) > 1e-3 * (1.0 + np.linalg.norm(z, axis=1))  # that is no refinement
+        return np.where(far[:, None], z, z + step)
 
     def decision(self, features: Array, models: Array) -> Array:
         """What a model says of a sample, row by row: a margin, a mean, or one number per class.

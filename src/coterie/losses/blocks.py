@@ -11,7 +11,8 @@ import numpy as np
 from coterie._typing import Array, Flags, Indices
 from coterie.data.users import Block, Participants, Users
 from coterie.errors import Incompatible
-from coterie.losses.base import Evaluation, Loss, Samples
+from coterie.losses.base import Evaluation, Loss, Magnitudes, Samples
+from coterie.losses.frame import Frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +20,7 @@ class BlockSamples(Samples):
     """Users' data in the form a loss computes on: padded blocks of the loss's own design matrix."""
 
     users: Users
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block, ...]  # in local coordinates, where there is a frame
 
     @cached_property
     def positions(self) -> tuple[Indices, Indices]:
@@ -63,8 +64,15 @@ class BlockLoss(Loss):
     [0.0, 5.0]
     """
 
-    def design(self, features: Array, real: Flags) -> Array:
-        """The rows the loss computes on; `real` marks rows that are samples, not padding."""
+    def design(self, features: Array, real: Flags, local: bool = False) -> Array:
+        """The rows the loss computes on.
+
+        Parameters
+        ----------
+        features : (..., p).
+        real : (...) marks rows that are samples, not padding.
+        local : whether the features are in local coordinates, in which an intercept has the sign +1.
+        """
         return features
 
     def check_targets(self, users: Users) -> None:
@@ -81,14 +89,52 @@ class BlockLoss(Loss):
         order : 0 for values only, 1 for gradients too, 2 for Hessians too.
         """
 
+    def frame(self, users: Users) -> Frame | None:
+        """Local coordinates for users whose numbers are very large or very small; None where there are none."""
+        return None
+
+    def magnitudes_block(self, block: Block, models: Array) -> Magnitudes | None:
+        """`magnitudes` of the users of one block; None where the loss does not know them."""
+        return None
+
     def prepare(self, users: Participants) -> BlockSamples:
         data = users.data
         data.require_samples()
         self.check_targets(data)
-        blocks = tuple(b._replace(features=self.design(b.features, b.weights > 0)) for b in data.blocks())
-        return BlockSamples(data, self.dim(data), blocks)
+        frame, blocks = self.frame(data), []
+        for block in data.blocks():
+            real = block.weights > 0
+            if frame is not None:
+                block = block._replace(features=frame.rows(block.features, block.index, real),
+                                       units=frame.units(block.index))
+            blocks.append(block._replace(features=self.design(block.features, real, frame is not None)))
+        return BlockSamples(data, self.dim(data), tuple(blocks), frame=frame)
 
     def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
+        frame = samples.frame
+        if frame is None:
+            return self.evaluate_local(samples, models, order, users)
+        who = np.arange(samples.n_users) if users is None else users
+        f, g, h = self.evaluate_local(samples, frame.enter(models, who), order, users)
+        return Evaluation(f, frame.gradients(g, who) if order > 0 else g, frame.hessians(h, who) if order > 1 else h)
+
+    def magnitudes(self, samples: Samples, models: Array, users: Indices | None = None) -> Magnitudes:
+        samples = in_blocks(self, samples)
+        who = np.arange(samples.n_users) if users is None else users
+        out = Magnitudes(np.empty(len(who)), np.empty(models.shape), np.empty(models.shape))
+        numbers = samples.positions[0][who]
+        for k, block in enumerate(samples.blocks):
+            rows = np.flatnonzero(numbers == k)
+            if rows.size:
+                part = self.magnitudes_block(_take(block, samples.positions[1][who[rows]]), models[rows])
+                if part is None:
+                    return super().magnitudes(samples, models, users)
+                for full, piece in zip(out, part, strict=True):
+                    full[rows] = piece
+        return out
+
+    def evaluate_local(self, samples: Samples, models: Array, order: int = 2,
+                       users: Indices | None = None) -> Evaluation:
         samples = in_blocks(self, samples)
         if users is not None and len(users) == samples.n_users and (users == np.arange(len(users))).all():
             users = None  # everyone, in order
@@ -113,4 +159,5 @@ class BlockLoss(Loss):
 
 def _take(block: Block, rows: Indices) -> Block:
     """The users in these rows of a block."""
-    return Block(block.index[rows], block.features[rows], block.targets[rows], block.weights[rows])
+    return Block(block.index[rows], block.features[rows], block.targets[rows], block.weights[rows],
+                 None if block.units is None else block.units[rows])

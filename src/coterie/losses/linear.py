@@ -134,6 +134,9 @@ class Squared(LinearLoss):
     def curvature(self, t: Array, y: Array) -> Array:
         return np.ones_like(t)
 
+    def neutral(self, users: Users) -> Array:
+        return target_means(self, users)
+
     def strong_convexity(self, samples: Samples) -> Array:
         low, high = self._gram_ends(samples)
         return np.where(low > 1e-12 * high, low * (1 - 1e-12), 0.0)
@@ -172,6 +175,9 @@ class Huber(LinearLoss):
 
     def check_targets(self, users: Users) -> None:
         need_targets(self, users)
+
+    def neutral(self, users: Users) -> Array:
+        return target_means(self, users)
 
     def value(self, t: Array, y: Array) -> Array:
         r = np.abs(t - y)
@@ -229,3 +235,9 @@ class Poisson(LinearLoss):
 def _sigmoid(t: Array) -> Array:
     small = np.exp(-np.abs(t))
     return np.where(t >= 0, 1.0, small) / (1.0 + small)
+
+
+def target_means(loss: LinearLoss, users: Users) -> Array:
+    """(n_users,) the mean target of each user, exact where all targets are equal."""
+    y, starts = need_targets(loss, users), users.offsets[:-1]
+    return np.asarray(y[starts] + np.add.reduceat(y - y[starts][users.owner], starts) / users.counts)

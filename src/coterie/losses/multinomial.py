@@ -12,8 +12,7 @@ from coterie._typing import Array
 from coterie.data.users import Block, Participants, Users
 from coterie.errors import InvalidInput
 from coterie.losses.affine import AffineLoss, margins_matrix, ridge_form
-from coterie.losses.base import Evaluation, Samples, need_targets, one_class_concern, refuse_targets
-from coterie.losses.blocks import in_blocks
+from coterie.losses.base import Evaluation, Magnitudes, Samples, need_targets, one_class_concern, refuse_targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,19 +64,19 @@ class Multinomial(AffineLoss):
         n, _, p = a.shape
         k = models.shape[1] // p  # outputs
         basis = sum_zero_basis(k + 1)  # Q, (k, k + 1)
-        shrunk = self.ridge * self.shrunk(models.shape[1], k)
+        ridges = self.ridges(block, models.shape[1])
         t = (a @ models.reshape(n, p, k)) @ basis
         top = t.max(axis=2, keepdims=True)
         exps = np.exp(t - top)
         sums = exps.sum(axis=2, keepdims=True)
         hot = np.eye(k + 1)[block.targets.astype(int)]
         values = (weights * ((np.log(sums) + top)[..., 0] - (hot * t).sum(axis=2))).sum(axis=1)
-        values = values + 0.5 * (shrunk * models**2).sum(axis=1)
+        values = values + 0.5 * (ridges * models**2).sum(axis=1)
         gradients, hessians = np.empty(0), np.empty(0)
         if order > 0:  # grad = A' diag(weights) (prob - hot) Q'
             prob = exps / sums
             slopes = weights[..., None] * ((prob - hot) @ basis.T)
-            gradients = (a.swapaxes(1, 2) @ slopes).reshape(n, -1) + shrunk * models
+            gradients = (a.swapaxes(1, 2) @ slopes).reshape(n, -1) + ridges * models
         if order > 1:  # block (k, l) of H = A' diag(weights * C_kl) A with C = Q (diag(prob) - prob prob') Q'
             q = prob @ basis.T
             hessians = np.zeros((n, p, k, p, k))
@@ -87,15 +86,32 @@ class Multinomial(AffineLoss):
                     h = (c[..., None] * a).swapaxes(1, 2) @ a
                     hessians[:, :, u, :, v] = 0.5 * (h + h.swapaxes(1, 2))
                     hessians[:, :, v, :, u] = hessians[:, :, u, :, v]
-            hessians = hessians.reshape(n, p * k, p * k) + np.diag(shrunk)
+            hessians = hessians.reshape(n, p * k, p * k) + ridges[..., None] * np.eye(p * k)
         return Evaluation(values, gradients, hessians)
+
+    def magnitudes_block(self, block: Block, models: Array) -> Magnitudes:
+        a, weights = block.features, block.weights
+        n, _, p = a.shape
+        k = models.shape[1] // p
+        basis, hot = sum_zero_basis(k + 1), np.eye(k + 1)[block.targets.astype(int)]
+        ridges = self.ridges(block, models.shape[1])
+        t = (a @ models.reshape(n, p, k)) @ basis
+        terms = (np.abs(a) @ np.abs(models).reshape(n, p, k)) @ np.abs(basis)
+        exps = np.exp(t - t.max(axis=2, keepdims=True))
+        prob = exps / exps.sum(axis=2, keepdims=True)
+        values = (weights * (np.abs(t) * (prob + hot)).sum(axis=2)).sum(axis=1) + weights.sum(axis=1)
+        parts = (np.abs(prob - hot), prob * (1.0 - prob) * (np.abs(t) + terms))
+        slopes, inside = ((np.abs(a).swapaxes(1, 2) @ (weights[..., None] * (part @ np.abs(basis).T))).reshape(n, -1)
+                          for part in parts)
+        slopes = slopes + ridges * np.abs(models)
+        return Magnitudes(values + 0.5 * (ridges * models**2).sum(axis=1), slopes, slopes + inside)
 
     def lipschitz(self, samples: Samples) -> Array:
         bounds = np.empty(samples.n_users)  # ||C|| <= 1/2, so ||H|| <= ||A'A|| / 2 + ridge
-        for block in in_blocks(self, samples).blocks:
-            root = np.sqrt(block.weights)[..., None] * block.features
-            bounds[block.index] = 0.5 * np.linalg.norm(root, 2, axis=(1, 2)) ** 2 + self.ridge
-        return bounds * (1 + 1e-12)
+        for block in samples.users.data.blocks():
+            rows = self.design(block.features, block.weights > 0)
+            bounds[block.index] = 0.5 * np.linalg.norm(np.sqrt(block.weights)[..., None] * rows, 2, axis=(1, 2)) ** 2
+        return (bounds + self.ridge) * (1 + 1e-12)
 
     def decision(self, features: Array, models: Array) -> Array:
         rows, k = self.rows(features, models)

@@ -21,9 +21,12 @@ from coterie._typing import Array, Flags, Indices
 #: (which users, their points, order) -> values, gradients, Hessians up to `order`.
 Evaluate = Callable[[Indices, Array, int], tuple[Array, Array, Array]]
 
-_ROUNDING = 1e-15
-_ACCEPT = 1e-9
-_DIVERGED = 1e12
+_ROUNDING = 1e-15  # decrement, relative to the objective, at which a user's value has settled
+_ACCEPT = 1e-9  # and up to which an end counts as a minimum
+_DIVERGED = 1e12  # times 1 + ||start||: a point beyond runs off to infinity
+_SINGULAR = 1e-13  # added to the diagonal of a Hessian of unit diagonal
+_FLAT = 1e-20  # no coordinate counts as less curved than this times the most curved one
+_TRIALS = 40  # halvings of one step
 
 
 class Minimum(NamedTuple):
@@ -31,130 +34,149 @@ class Minimum(NamedTuple):
 
     points: Array  # (n_users, dim)
     values: Array  # (n_users,) the objective there
-    excess: Array  # (n_users,) the squared Newton decrement: twice what a quadratic could still lose
+    excess: Array  # (n_users,) the squared Newton decrement, >= 0: twice what a quadratic could still lose
     converged: Flags  # (n_users,) False where no minimum was reached, as where there is none
-
-
-class _Step(NamedTuple):
-    """A damped Newton step for each user still at work, and the sizes it is judged by."""
-
-    step: Array  # (n, dim), no longer than the user's reach
-    cut: Array  # (n,) the share of the Newton step that is within reach
-    decrement: Array  # (n,) -<gradient, Newton step>: twice what a quadratic loses by it
-    scale: Array  # (n,) the size of the objective that rounding is relative to
-    shift: Array  # (n,) on the Hessian's diagonal
-    floor: Array  # (n,) the least shift there is
-    norms: Array  # (n,) of the gradients
-    traces: Array  # (n,) of the Hessians
 
 
 def minimise(evaluate: Evaluate, start: Array, max_iter: int = 200) -> Minimum:
     """Damped Newton on every user's problem, until each is at rounding level or has no minimum.
 
-    The step solves (H + shift I) step = -gradient. The shift is proportional to the gradient's norm, grows when a full
-    step fails and falls when it succeeds, so flat Hessians (Huber far out, hinge with no active sample) are harmless
-    and the end is quadratic. Steps are no longer than a reach that grows while it binds.
+    The step solves (H + shift S^2) step = -gradient with S^2 the diagonal of H, so that the units of a coordinate do
+    not matter (Marquardt 1963). The shift is proportional to the gradient's norm, grows when a full step fails and
+    falls when it succeeds, so flat Hessians (Huber far out, hinge with no active sample) are harmless and the end is
+    quadratic. Steps are no longer than a reach that grows while it binds.
 
     Parameters
     ----------
-    evaluate : values, gradients and Hessians of some users' objectives at points of theirs.
+    evaluate : gives values, gradients and Hessians of some users.
     start : (n_users, dim) where to begin.
-    max_iter : most Newton steps per user.
+    max_iter : most Newton steps.
 
     Returns
     -------
-    Minimum, with one row per user. `converged` is False for a user whose problem has no minimum.
-
-    Example
-    -------
-    >>> import numpy as np
-    >>> def evaluate(users, x, order):  # (x - 3)^2 for everyone
-    ...     return ((x - 3.0) ** 2).sum(axis=1), 2.0 * (x - 3.0), np.full((len(x), 1, 1), 2.0)
-    >>> minimise(evaluate, np.zeros((2, 1))).points.tolist()
-    [[3.0], [3.0]]
+    Minimum
     """
-    n_users = len(start)
-    points, values = np.array(start, dtype=float), np.empty(n_users)
-    excess, converged = np.full(n_users, np.inf), np.zeros(n_users, dtype=bool)
-    active = np.arange(n_users)
-    x = points.copy()
-    value, gradient, hessian = evaluate(active, x, 2)
-    damping, closing = np.zeros(n_users), np.zeros(n_users, dtype=bool)
-    reach = 10.0 * (1.0 + np.linalg.norm(x, axis=1))
+    search = _Search(evaluate, start)
     for _ in range(max_iter):
-        newton = _newton(x, value, gradient, hessian, damping, reach)
-        settled = (newton.decrement <= _ROUNDING * newton.scale) | (newton.norms == 0)
-        # Once the value has settled, one last full step halves the digits still missing from the gradient.
-        last = settled & ~closing & (newton.norms > 0)
-        finished = settled & ~last
-        trial, size, stuck = _search(evaluate, active, x, value, newton, last, finished)
-        diverged = np.linalg.norm(trial, axis=1) > _DIVERGED * (1.0 + np.linalg.norm(start[active], axis=1))
-        # Stuck under damping, a user still has the plain Newton step to try; stuck without it, it is at its end.
-        finished |= diverged | (stuck & (newton.shift <= newton.floor))
-        grown = np.maximum(4.0 * damping, 1e-6 * newton.traces / (newton.norms + 1e-300))
-        damping = np.where(stuck, 0.0, np.where(size < 1.0, grown, 0.25 * damping))
-        reach = np.where(size < 1.0, 0.5 * reach, np.where(newton.cut < 1.0, 4.0, 1.0) * reach)
-        done = np.flatnonzero(finished)
-        users = active[done]
-        points[users], values[users], excess[users] = x[done], value[done], newton.decrement[done]
-        converged[users] = (newton.decrement[done] <= _ACCEPT * newton.scale[done]) & ~diverged[done]
-        keep = np.flatnonzero(~finished)
-        if not keep.size:
-            return Minimum(points, values, excess, converged)
-        active, x, damping, closing = active[keep], trial[keep], damping[keep], (closing | last)[keep]
-        reach = reach[keep]
-        value, gradient, hessian = evaluate(active, x, 2)
-    points[active], values[active] = x, value
-    return Minimum(points, values, excess, converged)
-
-
-def _newton(x: Array, value: Array, gradient: Array, hessian: Array, damping: Array, reach: Array) -> _Step:
-    """Solve (H + shift I) step = -gradient for each user, and cut the step to the user's reach."""
-    dim = x.shape[1]
-    norms = np.linalg.norm(gradient, axis=1)
-    traces = np.trace(hessian, axis1=1, axis2=2)
-    floor = 1e-13 * traces / max(dim, 1) + 1e-8 * norms / reach + 1e-300
-    shift = np.maximum(damping * norms, floor)
-    step = -_solve(hessian + shift[:, None, None] * np.eye(dim), gradient)
-    decrement = -np.einsum("nd,nd->n", gradient, step)
-    # The last term matters where the minimum itself is zero, as for data fitted perfectly.
-    scale = np.abs(value) + np.abs(np.einsum("nd,nd->n", gradient, x)) + 1e-9 * traces * (x**2).sum(axis=1) + 1e-300
-    # Where the Hessian is flat the step knows a direction but no length; `reach` bounds it.
-    lengths = np.linalg.norm(step, axis=1)
-    cut = np.divide(reach, lengths, out=np.ones_like(lengths), where=lengths > reach)
-    return _Step(cut[:, None] * step, cut, decrement, scale, shift, floor, norms, traces)
-
-
-def _search(evaluate: Evaluate, active: Indices, x: Array, value: Array, newton: _Step, last: Flags,
-            finished: Flags) -> tuple[Array, Array, Flags]:
-    """Halve the steps until the objective falls by enough: trial points, shares of the steps, and who is stuck.
-
-    Users whose step is their last take it in full; those who are finished stay where they are.
-    """
-    trial, trial_value, size = x.copy(), value.copy(), np.where(finished, 0.0, 1.0)
-    pending = np.flatnonzero(~finished)
-    slack = np.where(last, np.inf, 4e-16 * newton.scale)
-    near = newton.decrement[pending] <= 1e-12 * newton.scale[pending]  # so near that a full step needs no trial
-    trial[pending[near]] = x[pending[near]] + newton.step[pending[near]]
-    pending = pending[~near]
-    for _ in range(40):
-        if not pending.size:
+        if not search.advance():
             break
-        trial[pending] = x[pending] + size[pending, None] * newton.step[pending]
-        trial_value[pending] = evaluate(active[pending], trial[pending], 0)[0]
-        allowed = value - 1e-4 * size * newton.cut * newton.decrement + slack
-        with np.errstate(invalid="ignore"):
-            pending = pending[~(trial_value[pending] <= allowed[pending])]
-        size[pending] *= 0.5
-    stuck = np.zeros(active.size, dtype=bool)
-    stuck[pending] = True
-    trial[stuck] = x[stuck]
-    return trial, size, stuck
+    return search.ended()
 
 
-def _solve(matrices: Array, vectors: Array) -> Array:
+class _Direction(NamedTuple):
+    """A Newton step of every active user."""
+
+    step: Array  # (n, dim), no longer than the user's reach
+    cut: Array  # (n,) share of the full step that is left
+    decrement: Array  # (n,) -<gradient, full step>, >= 0
+    scale: Array  # (n,) what the decrement is small or large against
+    plain: Flags  # (n,) whether the step was taken without damping
+
+
+class _Search:
+    """The state of `minimise`; users leave when they are done."""
+
+    def __init__(self, evaluate: Evaluate, start: Array) -> None:
+        n_users = len(start)
+        self.evaluate, self.start = evaluate, start
+        self.points, self.values = np.array(start, dtype=float), np.empty(n_users)  # of users that are done
+        self.excess, self.converged = np.full(n_users, np.inf), np.zeros(n_users, dtype=bool)  # likewise
+        self.active = np.arange(n_users)  # the users still searching; what follows has one row for each of them
+        self.x = self.points.copy()
+        self.value, self.gradient, self.hessian = evaluate(self.active, self.x, 2)
+        self.damping, self.closing = np.zeros(n_users), np.zeros(n_users, dtype=bool)
+        self.reach = 10.0 * (1.0 + np.linalg.norm(self.x, axis=1))
+
+    def ended(self) -> Minimum:
+        self.points[self.active], self.values[self.active] = self.x, self.value
+        return Minimum(self.points, self.values, self.excess, self.converged)
+
+    def advance(self) -> bool:
+        """One step of every active user; whether any is left."""
+        norms = np.linalg.norm(self.gradient, axis=1)
+        step, cut, decrement, scale, plain = self._direction(norms)
+        settled = (decrement <= _ROUNDING * scale) | (norms == 0)
+        # Once the value has settled, one last full step halves the digits still missing from the gradient.
+        last = settled & ~self.closing & (norms > 0)
+        finished = settled & ~last
+        trial, size, stuck = self._try(step, cut * decrement, np.where(last, np.inf, 4e-16 * scale), finished,
+                                       decrement <= 1e-12 * scale)
+        far = _DIVERGED * (1.0 + np.linalg.norm(self.start[self.active], axis=1))
+        diverged = np.linalg.norm(trial, axis=1) > far
+        # Stuck under damping, a user still has the plain Newton step to try; stuck without it, it is at its end.
+        finished |= diverged | (stuck & plain)
+        grown = np.maximum(4.0 * self.damping, 1e-6 / (norms + 1e-300))
+        damping = np.where(stuck, 0.0, np.where(size < 1.0, grown, 0.25 * self.damping))
+        reach = np.where(size < 1.0, 0.5, np.where(cut < 1.0, 4.0, 1.0)) * self.reach
+        done, keep = np.flatnonzero(finished), np.flatnonzero(~finished)
+        users = self.active[done]
+        self.points[users], self.values[users], self.excess[users] = self.x[done], self.value[done], decrement[done]
+        self.converged[users] = (decrement[done] <= _ACCEPT * scale[done]) & ~diverged[done]
+        self.active, self.x, self.damping, self.reach = self.active[keep], trial[keep], damping[keep], reach[keep]
+        self.closing = (self.closing | last)[keep]
+        if keep.size:
+            self.value, self.gradient, self.hessian = self.evaluate(self.active, self.x, 2)
+        else:
+            self.value = self.value[keep]
+        return bool(keep.size)
+
+    def _direction(self, norms: Array) -> _Direction:
+        x, gradient, hessian = self.x, self.gradient, self.hessian
+        diagonal = np.maximum(np.einsum("nii->ni", hessian), 0.0)
+        # Where the Hessian is flat the step knows a direction but no length; `reach` bounds it.
+        least = np.maximum(_FLAT * diagonal.max(axis=1, initial=0.0), 1e-8 * norms / self.reach) + 1e-300
+        units = np.sqrt(np.maximum(diagonal, least[:, None]))
+        shift = np.maximum(self.damping * norms, _SINGULAR)
+        step = -solve_scaled(hessian, units, shift, gradient)
+        decrement = -np.einsum("nd,nd->n", gradient, step)
+        # The last term matters where the minimum itself is zero, as for data fitted perfectly.
+        scale = np.abs(self.value) + np.abs(np.einsum("nd,nd->n", gradient, x)) \
+            + 1e-9 * (diagonal * x**2).sum(axis=1) + 1e-300
+        lengths = np.linalg.norm(step, axis=1)
+        cut = np.divide(self.reach, lengths, out=np.ones_like(lengths), where=lengths > self.reach)
+        return _Direction(cut[:, None] * step, cut, decrement, scale, shift <= _SINGULAR)
+
+    def _try(self, step: Array, gain: Array, slack: Array, finished: Flags, near: Flags) -> tuple[Array, Array, Flags]:
+        """The points reached, the share of the step that was taken, and who found no better point."""
+        size, trial, value = np.where(finished, 0.0, 1.0), self.x.copy(), self.value.copy()
+        sure = np.flatnonzero(near & ~finished)  # so near the end that a full Newton step needs no trial
+        trial[sure] = self.x[sure] + step[sure]
+        pending = np.flatnonzero(~near & ~finished)
+        for _ in range(_TRIALS):
+            if not pending.size:
+                break
+            trial[pending] = self.x[pending] + size[pending, None] * step[pending]
+            value[pending] = self.evaluate(self.active[pending], trial[pending], 0)[0]
+            allowed = self.value[pending] - 1e-4 * size[pending] * gain[pending] + slack[pending]
+            with np.errstate(invalid="ignore"):
+                pending = pending[~(value[pending] <= allowed)]
+            size[pending] *= 0.5
+        stuck = np.zeros(self.active.size, dtype=bool)
+        stuck[pending] = True
+        trial[stuck] = self.x[stuck]
+        return trial, size, stuck
+
+
+def solve_scaled(matrices: Array, units: Array, shift: Array, vectors: Array) -> Array:
+    """(H + shift S^2)^-1 vectors for S = diag(units); positive on `vectors`, whatever rounding did to H."""
+    scaled = matrices / (units[:, :, None] * units[:, None, :])
+    scaled[:, np.arange(units.shape[1]), np.arange(units.shape[1])] += shift[:, None]
+    right = vectors / units
     try:
-        return np.asarray(np.linalg.solve(matrices, vectors[..., None])[..., 0])
-    except np.linalg.LinAlgError:  # a singular block: the least-squares step of every block instead
-        inverses = np.linalg.pinv(matrices, hermitian=True)
-        return np.asarray((inverses @ vectors[..., None])[..., 0])
+        solved = np.linalg.solve(scaled, right[..., None])[..., 0]
+    except np.linalg.LinAlgError:
+        solved = np.full_like(right, np.nan)
+        for k in range(len(right)):  # one of them is singular; the others get what they would get by themselves
+            try:
+                solved[k] = np.linalg.solve(scaled[k:k + 1], right[k:k + 1, :, None])[0, :, 0]
+            except np.linalg.LinAlgError:
+                continue
+    # Rounding can make a Hessian slightly indefinite, and a negative decrement would pass for a settled one.
+    wrong = np.flatnonzero(~(np.einsum("nd,nd->n", right, solved) >= 0))
+    if wrong.size:
+        clean = np.where(np.isfinite(scaled[wrong]), scaled[wrong], 0.0)
+        values, vectors = np.linalg.eigh(0.5 * (clean + clean.swapaxes(1, 2)))
+        values = np.maximum(values, 1e-8 * np.maximum(values[:, -1:], 1e-8))
+        turned = np.einsum("nde,nd->ne", vectors, np.where(np.isfinite(right[wrong]), right[wrong], 0.0))
+        solved[wrong] = np.einsum("nde,ne->nd", vectors, turned / values)
+    return np.asarray(solved / units)

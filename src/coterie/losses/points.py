@@ -10,8 +10,9 @@ import numpy as np
 
 from coterie._typing import Array, Indices
 from coterie.data.users import Block, Participants, Users
-from coterie.losses.base import Evaluation, Samples, require_positive
+from coterie.losses.base import _SUMS, NOISE, DualBounds, Evaluation, Magnitudes, Samples, require_positive
 from coterie.losses.blocks import BlockLoss
+from coterie.losses.frame import Frame
 
 
 class _Point(BlockLoss):
@@ -20,8 +21,30 @@ class _Point(BlockLoss):
     def dim(self, users: Participants) -> int:
         return users.n_features
 
+    def frame(self, users: Users) -> Frame | None:
+        return Frame.of(users, centred=True, sign=0.0, outputs=0)
+
     def lipschitz(self, samples: Samples) -> Array:
         return np.ones(samples.n_users)
+
+    def sizes(self, samples: Samples, users: Indices | None = None) -> Array:
+        # About the mean of the user's own rows.
+        n = samples.n_users if users is None else len(users)
+        centres = self.evaluate_local(samples, np.zeros((n, samples.dim)), 1, users).gradients
+        offsets = samples.users.data.moments().means if users is None else samples.users.data.moments().means[users]
+        return np.abs(self.evaluate_local(samples, -centres, 0, users).values) + NOISE * (offsets**2).sum(axis=1)
+
+    def magnitudes_block(self, block: Block, models: Array) -> Magnitudes:
+        values = self.evaluate_block(block, models, 0).values
+        gaps = models[:, None, :] - block.features
+        weights = (block.weights * self.pull(np.linalg.norm(gaps, axis=2)))[:, None, :]
+        slopes = (weights @ np.abs(gaps))[:, 0]
+        inside = (weights @ (np.abs(models)[:, None, :] + np.abs(block.features)))[:, 0]
+        return Magnitudes(np.abs(values), slopes, slopes + inside)
+
+    def pull(self, r: Array) -> Array:
+        """h'(r) / r of a distance r."""
+        return np.ones_like(r)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +71,17 @@ class SquaredDistance(_Point):
     def strong_convexity(self, samples: Samples) -> Array:
         return np.ones(samples.n_users)
 
-    def conjugates(self, samples: Samples, slopes: Array, start: Array | None = None,
-                   users: Indices | None = None) -> Array:
+    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None, users: Indices | None = None,
+                    about: Array | None = None) -> DualBounds:
         # With c the mean of the rows: f(x) = f(c) + ||x - c||^2 / 2, so f*(u) = <u, c> + ||u||^2 / 2 - f(c).
-        centres = -self.evaluate(samples, np.zeros_like(slopes), 1, users).gradients
-        values = self.evaluate(samples, centres, 0, users).values
-        return np.einsum("nd,nd->n", slopes, centres + 0.5 * slopes) - values
+        who = np.arange(samples.n_users) if users is None else users
+        origin = np.zeros_like(slopes) if about is None else about
+        origin = origin if samples.frame is None else samples.frame.enter(origin, who)
+        centres = -self.evaluate_local(samples, np.zeros_like(slopes), 1, users).gradients
+        values = self.evaluate_local(samples, centres, 0, users).values
+        step = centres - origin + 0.5 * slopes
+        rounding = np.abs(values) + (np.abs(slopes) * (np.abs(centres) + np.abs(origin) + np.abs(slopes))).sum(axis=1)
+        return DualBounds(np.einsum("nd,nd->n", slopes, step) - values, _SUMS * rounding, np.zeros(len(slopes)))
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
         users = samples.users.data
@@ -94,7 +122,7 @@ class HuberDistance(_Point):
         r = np.linalg.norm(gaps, axis=2)
         near = np.minimum(r, self.delta)
         far = r > self.delta
-        pull = np.where(far, self.delta / np.where(far, r, 1.0), 1.0)  # h'(r) / r
+        pull = self.pull(r)
         values = (block.weights * near * (r - 0.5 * near)).sum(axis=1)
         weights = block.weights * pull
         gradients = (weights[:, None, :] @ gaps)[:, 0]
@@ -103,6 +131,9 @@ class HuberDistance(_Point):
             units = np.where(far, np.sqrt(weights) / np.where(far, r, 1.0), 0.0)[..., None] * gaps
             hessians = weights.sum(axis=1)[:, None, None] * np.eye(models.shape[1]) - units.swapaxes(1, 2) @ units
         return Evaluation(values, gradients, hessians)
+
+    def pull(self, r: Array) -> Array:
+        return self.delta / np.maximum(r, self.delta)
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
         users = samples.users.data

@@ -285,7 +285,7 @@ def free_memory() -> float:
 def choose(graph: Graph, hessians: Array, quadratic: bool, lam: float) -> Engine:
     """The engine for a graph and a loss whose Hessians look like these."""
     n, dim = hessians.shape[:2]
-    needed = 8.0 * graph.n_edges * (2 * dim + 1)  # the state of every edge, and its dual in the end
+    needed = 8.0 * graph.n_edges * (4 * dim + 1)  # the state of every edge, its dual in the end, and two copies
     if needed > free_memory():
         raise InvalidInput(f"{graph.n_edges:,} edges need {needed / 2**30:.0f} GiB, more than there is",
                            remedy="Use a graph of nearest neighbours, Graph.knn or adaptive_graph, or for all pairs "

@@ -23,12 +23,14 @@ from coterie.problem import Problem
 from coterie.solution import Certificate, Record, labels_of
 from coterie.solvers.base import Point, Start
 from coterie.solvers.polish import nearly_equal, polish, to_clusters
+from coterie.solvers.smoothed import LARGEST, solve_smoothed
 
 _TURN = 3.0  # factor by which sigma is changed at first
 _TOO_LOW, _TOO_HIGH = 2.0, 1.03 / 1.8  # ||B x - z|| / ||change of z|| beyond which sigma is changed
 _DIGITS = 1e-15  # relative decrease at which a polish ends
 _HOPELESS = 3  # failed attempts at a finite bound after which there is taken to be none
 _EXACT = 100  # unknowns up to which the answer is always polished to rounding
+_SMOOTH_AT = ((60, 200), (300, 600), (LARGEST, 1500))  # unknowns, and passes after which smoothing is tried
 _TINY, _SMALL, _POLISH = 20, 300, 3000  # clusters always polished; unknowns of a cheap polish, and of one at all
 
 
@@ -84,11 +86,17 @@ class _Run:
         self.shift = np.full(problem.n_users, self.floor)
         degree = 2.0 * problem.graph.n_edges / problem.n_users
         self.engine = choose(problem.graph, self.hessians, self.quadratic, problem.lam)
-        known = start.sigma if start is not None and not (self.quadratic and self.engine.exact_start) else None
+        # One curvature for all users and directions: then the first sigma is right, but for tight clusters.
+        self.exact_start = self.quadratic and self.engine.exact_start and np.array_equal(
+            self.hessians, np.broadcast_to(self.hessians[0, 0, 0] * np.eye(problem.dim), self.hessians.shape))
+        known = start.sigma if start is not None and not self.exact_start else None
         sigma = settings.sigma or known or self.engine.stiffness * self.curvature / degree
         self.engine.begin(self.centre, None if start is None else start.duals, sigma)
         self.best, self.passes, self.next_try, self.mend_at, self.unbounded = self.centre, 0, 0, 0, 0
         self.labels = self.tried = np.empty(0, dtype=np.int64)
+        unknowns = problem.n_users * problem.dim
+        self.smooth_at = next((at for most, at in _SMOOTH_AT if unknowns <= most), settings.max_iter)
+        self.limit = settings.max_iter
         self.warm = start is not None and start.duals is not None
         self.warm_labels = labels_of(self.centre) if self.warm else self.labels
 
@@ -114,7 +122,7 @@ class _Run:
             if self.warm and self._small(self.warm_labels) and self._prove(self.warm_labels, self.centre):
                 self._report(self.warm_labels)
                 return self._point()
-            while self.passes < self.settings.max_iter:
+            while self.passes < self.limit:
                 hessians = self.hessians + self.shift[:, None, None] * np.eye(self.problem.dim)
                 linear = np.einsum("nij,nj->ni", hessians, self.centre) - self.gradients
                 self.engine.model(hessians, linear)
@@ -122,6 +130,10 @@ class _Run:
                 primal, moved = self.engine.run(steps)
                 self.passes += steps
                 models, slopes, labels = self.engine.read()
+                if not np.isfinite(models).all():  # losses steeper than their models said
+                    if self.smooth_at < self.settings.max_iter:
+                        self._smooth()
+                    break
                 self._refresh(models)
                 error = self._error(slopes, models)
                 scale = float(np.abs(self.values).sum()) + 1e-300
@@ -129,12 +141,14 @@ class _Run:
                 self._report(labels)
                 if done and not self.proven and self._small(labels):
                     self._prove(labels, models)
+                if not done and self.passes >= self.smooth_at:
+                    done = self._smooth()
                 if done or self.unbounded > _HOPELESS:
                     break
                 # The rule of residual balance, told from the last pass: sigma up where z lags behind B x.
                 ratio = np.sqrt(primal / (moved + 1e-300))
                 turn = 1 if ratio > _TOO_LOW else -1 if ratio < _TOO_HIGH else 0
-                if self.quadratic and self.engine.exact_start:
+                if self.exact_start:
                     turn = int(error <= 0.1 * self.tol * scale)
                 if turn and factor > 1.3 and self.passes >= next_change:
                     factor = np.sqrt(factor) if last and turn != last else factor
@@ -249,6 +263,8 @@ class _Run:
 
     def _judge(self, models: Array, duals: Array, prefer: bool = False) -> bool:
         """Have a point judged, and keep it if it is the best so far, or as good as the best and to be preferred."""
+        if not (np.isfinite(models).all() and np.isfinite(duals).all()):
+            return False  # a step that overflowed
         certificate = judge(self.problem, models, duals)
         if not np.isfinite(certificate.bound) and self.passes >= self.mend_at:
             # Perhaps only just outside a conjugate's domain: have it mended, but not at every turn.
@@ -264,11 +280,33 @@ class _Run:
     def _last_try(self) -> None:
         """The iterate as it stands, and duals built for its clusters: whatever is certified best is returned."""
         models, _, labels = self.engine.read()
-        self._try(models, labels)
+        if np.isfinite(models).all():
+            self._try(models, labels)
+        if self.certificate is None:
+            self._judge(self.centre, np.zeros((self.problem.graph.n_edges, self.problem.dim)))
         if self.certificate is not None and self.problem.graph.n_edges <= 2_000_000:
-            built = certify(self.problem, self.best)
-            if built.relative_gap < self.certificate.relative_gap:
-                self.certificate = built
+            self._build()
+
+    def _smooth(self) -> bool:
+        """The way for what splitting takes long to solve; see `coterie.solvers.smoothed`."""
+        self.smooth_at, self.limit = self.settings.max_iter, min(self.limit, 3 * self.passes)
+        end = solve_smoothed(self.problem, self.tol, self.centre if self.warm else None)
+        if not (np.isfinite(end.models).all() and np.isfinite(end.duals).all()):
+            return False
+        close = np.linalg.norm(self.problem.graph.differences(end.models), axis=1) <= 10.0 * end.lengths
+        labels = self.problem.graph.subgraph(close & (self.problem.radii > 0)).components
+        fused = to_clusters(labels, end.models)[labels]
+        for models in (fused, polish(self.problem, labels, fused, tol=_DIGITS), end.models):
+            if self._judge(models, end.duals):
+                return True
+        return self._build()
+
+    def _build(self) -> bool:
+        """Have the best point judged with duals built for its clusters."""
+        built = certify(self.problem, self.best)
+        if self.certificate is None or built.relative_gap < self.certificate.relative_gap:
+            self.certificate = built
+        return self.certificate.relative_gap <= self.tol
 
     def _report(self, labels: Ints) -> None:
         known = self.certificate

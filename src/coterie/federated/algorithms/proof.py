@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coterie._typing import Array, Flags, Ints
-from coterie.certificates import assembled, build_duals, project, supplied
+from coterie.certificates import Answers, assembled, build_duals, project, reference, supplied
 from coterie.federated.algorithms.base import Federation, Method, State, hessians_of
 from coterie.federated.protocol.messages import Batch
 from coterie.graph import Graph
@@ -30,7 +30,7 @@ class ProofState(State):
     duals: Array  # (n_edges, dim) of the users not set aside
     slopes: Array  # (n_users, dim)
     told: Flags  # (n_users,) who has answered
-    answers: Array  # (n_users, 4) value, conjugate, residual, value at zero
+    answers: Array  # (n_users, 5) value, conjugate, residual, size, rounding
     lack: Array  # (n_users, dim)
     repairs: int
 
@@ -47,7 +47,7 @@ class Proof(Method):
         now = np.zeros((n, d))
         now[active] = models
         blank = ProofState(**self.carried(state), now=now, duals=duals, slopes=np.zeros((n, d)),
-                           told=np.zeros(n, dtype=bool), answers=np.zeros((n, 4)), lack=np.zeros((n, d)), repairs=0)
+                           told=np.zeros(n, dtype=bool), answers=np.zeros((n, 5)), lack=np.zeros((n, d)), repairs=0)
         return self._put(blank, duals)
 
     def begin(self, models: Array) -> ProofState:
@@ -75,7 +75,14 @@ class Proof(Method):
         return bool((state.told | state.aside).all())
 
     def _ask(self, state: ProofState, users: Ints) -> Batch:
-        return Batch(self.kind, state.round, users, {"model": state.now[users], "slope": state.slopes[users]})
+        return Batch(self.kind, state.round, users, {"model": state.now[users], "slope": state.slopes[users],
+                                                     "anchor": self._about(state)[users]})
+
+    def _about(self, state: ProofState) -> Array:
+        """(n_users, dim) the point that conjugates are computed about; see `certificates.reference`."""
+        about, active = np.zeros_like(state.now), ~state.aside
+        about[active] = reference(self.problem(state).graph, state.now[active])
+        return about
 
     def _forget(self, state: ProofState, users: Ints) -> ProofState:
         # The problem is another one now: its own duals, without the edges of those who left.
@@ -88,7 +95,7 @@ class Proof(Method):
     def _tell(self, state: ProofState, replies: Batch) -> ProofState:
         told, answers, lack = state.told.copy(), state.answers.copy(), state.lack.copy()
         told[replies.users] = True
-        parts = [replies.arrays[name] for name in ("value", "conjugate", "residual", "zero")]
+        parts = [replies.arrays[name] for name in ("value", "conjugate", "residual", "size", "rounding")]
         answers[replies.users] = np.stack(parts, axis=1)
         lack[replies.users] = 0.0
         missing = replies.ragged.get("lack")
@@ -108,13 +115,13 @@ class Proof(Method):
         """What the answers prove; without a bound while some are missing."""
         active = ~state.aside
         problem = self.problem(state)
-        values, conjugates, residuals, zero = state.answers[active].T
+        answers = Answers(*state.answers[active].T)
         if not self.finished(state):
-            conjugates = np.where(state.told[active], conjugates, np.inf)
-            values = np.where(state.told[active], values, np.inf)
-        now, penalty = state.now[active], problem.lam * problem.graph.penalty(state.now[active])
-        return assembled(penalty, now, state.slopes[active], values, conjugates, residuals,
-                         float(np.abs(zero).sum())).with_duals(state.duals)
+            heard = state.told[active]
+            answers = answers._replace(values=np.where(heard, answers.values, np.inf),
+                                       conjugates=np.where(heard, answers.conjugates, np.inf))
+        about = self._about(state)[active]
+        return assembled(problem, state.now[active], state.slopes[active], about, answers).with_duals(state.duals)
 
 
 def duals_for(federation: Federation, active: Flags, models: Array, gradients: Array) -> Array:

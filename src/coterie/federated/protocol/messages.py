@@ -33,7 +33,7 @@ FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", 
           "point", "steps", "rate", "slope", "conjugate", "residual", "zero", "lack", "score", "count", "ridge",
           "means", "m2", "models", "who", "difference", "dual", "dual_at", "update", "step", "beyond", "settings",
           "neighbours", "radii", "others", "quiet", "wake", "wake_model", "tails", "hat", "hit", "curvature",
-          "stiffness", "sign")
+          "stiffness", "sign", "size", "rounding")
 TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f8"), np.dtype("<i4"))
 _HEAD = struct.Struct("<2sBBIB")
 _MAGIC = b"CT"
@@ -238,8 +238,8 @@ SCHEMAS: dict[str, Schema] = {
     "gradient": Schema(_MODEL, {"gradient": "d", "value": "1", "curvature": "1", "stiffness": "1"}),
     "prox": Schema({"centre": "d", "t": "1"}, {"point": "d", "value": "1", "curvature": "1"}),
     "train": Schema({**_MODEL, "steps": "1", "rate": "=1"}, {"point": "d"}),
-    "certify": Schema({**_MODEL, "slope": "d"}, {
-        "value": "1", "conjugate": "1", "residual": "1", "zero": "1", "lack": "*d"}),
+    "certify": Schema({**_MODEL, "slope": "d", "anchor": "d"}, {
+        "value": "1", "conjugate": "1", "residual": "1", "size": "1", "rounding": "1", "lack": "*d"}),
     "score": Schema(_MODEL, {"score": "1", "hit": "1", "count": "1"}),
     "pdmm": Schema({
         "step": "1", "settings": "=s", "models": "=*d", "who": "=*1", "update": "*1", "dual_at": "*1", "dual": "*d",
@@ -250,7 +250,7 @@ SCHEMAS: dict[str, Schema] = {
     }, {"model": "*d", "value": "*1", "curvature": "*1", "stiffness": "*1", "difference": "*d"}),
 }
 #: What may be +inf: where a loss or a conjugate has no finite value, that is the honest answer.
-MAY_BE_INFINITE = {("certify", "conjugate"), ("certify", "value"), ("certify", "residual")}
+MAY_BE_INFINITE = {("certify", name) for name in ("conjugate", "value", "residual", "size", "rounding")}
 
 
 def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | None:
