@@ -205,9 +205,9 @@ def test_giving_users_away():
     assert not alone.any()
 
 
-def test_most_is_respected():
-    assert find_groups(planted()[0], most=2).n_clusters <= 2
-    assert find_groups(planted()[0], most=1).n_clusters == 1
+def test_max_groups_is_respected():
+    assert find_groups(planted()[0], max_groups=2).n_clusters <= 2
+    assert find_groups(planted()[0], max_groups=1).n_clusters == 1
 
 
 def test_fields():
@@ -219,8 +219,8 @@ def test_fields():
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ({"most": 0}, "most must be a whole number >= 1"),
-    ({"most": 2.5}, "most must be a whole number"),
+    ({"max_groups": 0}, "max_groups must be a whole number >= 1"),
+    ({"max_groups": 2.5}, "max_groups must be a whole number"),
     ({"n_lams": 1}, "n_lams must be"),
     ({"k": 0}, "k must be"),
     ({"k": True}, "k must be"),

@@ -1,1 +1,1 @@
-"""What solutions tell: the path over lam, recovery bounds, the choice of a point, groups."""
+"""The analysis of solutions: the path over lam, recovery bounds, the choice of lam, groups."""

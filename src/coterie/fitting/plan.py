@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from coterie._typing import Array, Ints
-from coterie.analysis.groups import find_groups, first_meeting
+from coterie.analysis.groups import find_groups, first_merges
 from coterie.analysis.path import Path, alone_at, lam_max, solve_path
 from coterie.data.users import Participants, Users
 from coterie.errors import CoterieWarning, InvalidInput
@@ -164,12 +164,12 @@ def _search_groups(inner: Users, loss: Loss, settings: Settings, work: Work) -> 
     def searching(solution: Solution, _: int) -> None:
         work.show("searching for groups", text=f"{solution.n_clusters} clusters")
 
-    most = settings.max_groups or 8
-    groups = find_groups(inner, loss, most=most, k=settings.k, progress=searching)
-    while settings.max_groups is None and groups.n_clusters == most <= inner.n_users // 4:
-        most *= 2
-        groups = find_groups(inner, loss, most=most, k=settings.k, progress=searching)
-    at_limit = " The search stopped at this number." if 1 < groups.n_clusters == most < inner.n_users else ""
+    limit = settings.max_groups or 8
+    groups = find_groups(inner, loss, max_groups=limit, k=settings.k, progress=searching)
+    while settings.max_groups is None and groups.n_clusters == limit <= inner.n_users // 4:
+        limit *= 2
+        groups = find_groups(inner, loss, max_groups=limit, k=settings.k, progress=searching)
+    at_limit = " The search stopped at this number." if 1 < groups.n_clusters == limit < inner.n_users else ""
     return {"labels": groups.labels, "sentence": f"{groups}{at_limit}"}
 
 
@@ -183,7 +183,7 @@ def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work) 
     # Any flow that balances the users of a group bounds the lam at which they merge; the electrical flow is quick.
     fused = lam_max(_problem(inner, loss, inside), rtol=1.0).upper if inside.n_edges else 0.0
     fused = max(fused, 1e-9)  # all users of a group may have equal models already, up to rounding
-    low = first_meeting(local, inside) if inside.n_edges else 0.0
+    low = first_merges(local, inside) if inside.n_edges else 0.0
     low = low if 0 < low < fused else 1e-3 * fused
     at_groups = _ABOVE * fused
     if labels.any():
