@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 import coterie as ct
-from coterie import report, runs
 
 
 def hospitals(n: int = 24, patients: int = 80, seed: int = 0) -> tuple[ct.Users, np.ndarray]:
@@ -49,8 +48,7 @@ def main(folder: str = ".") -> None:
     difference = np.abs(run.models - central.models).max() / np.abs(central.models).max()
     print(f"same groups as with pooled data: {(run.labels == central.labels).all()}, models within {difference:.0e}")
 
-    out = runs.write(Path(folder) / "hospitals", run, {"example": "hospitals"})
-    report.write(report.gather(run, title="Twenty-four hospitals"), out / "report.html")
+    out = ct.save_run(run, Path(folder) / "hospitals", title="Twenty-four hospitals", overwrite=True)
     print(f"Report: {out / 'report.html'}")
 
 

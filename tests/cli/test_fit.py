@@ -562,6 +562,21 @@ def test_path_and_report(copied):
     assert (place / "report.html").read_bytes() == page
 
 
+def test_a_finished_run_is_replaced_only_when_asked(copied):
+    place = copied("regression")
+    before = comparable(place)
+    for arguments in (["fit", "data.csv"], ["path", "data.csv"], ["fit", "data.csv", "--resume"]):
+        said = bad(*arguments, *asked("regression"))
+        assert "run holds a finished run" in said
+        assert "--overwrite" in said
+        assert comparable(place) == before
+    good("path", "data.csv", *asked("regression"), "--overwrite")
+    assert told(place)["settings"]["holdout"] == 0
+    assert comparable(place) != before
+    good("fit", "data.csv", *asked("regression"), "--overwrite")
+    assert told(place)["settings"]["data"] == "data.csv"
+
+
 def test_settings_reach_the_fit(copied):
     copied("regression")
     found = json.loads(good("fit", "data.csv", *asked("regression"), "--lam", "0.5", "--weights", "wald", "--loss",
