@@ -24,12 +24,27 @@ from coterie.losses.remote import Remote
 
 
 def lam_from_eq3(lam: float, n_users: int) -> float:
-    """The lam of (C) for a penalty parameter in the paper's Eq. (3) as printed: lam = 2 * n_users * lam_eq3."""
+    """The lam of (C) for a penalty parameter in the paper's Eq. (3) as printed: lam = 2 * n_users * lam_eq3.
+
+    Parameters
+    ----------
+    lam : penalty parameter in Eq. (3).
+    n_users : number of users.
+
+    Returns
+    -------
+    The penalty strength for `Problem`.
+
+    Example
+    -------
+    >>> lam_from_eq3(0.001, n_users=60)
+    0.12
+    """
     return 2.0 * n_users * lam
 
 
 def check_lam(lam: float) -> float:
-    """A usable penalty parameter, as a float."""
+    """The penalty strength as a float; raises InvalidInput unless it is a finite number >= 0."""
     try:
         number = float(lam)
     except (TypeError, ValueError):
@@ -147,7 +162,7 @@ class Problem:
         return float(self.values(models).sum()) + self.lam * self.graph.penalty(models)
 
     def check_models(self, models: npt.ArrayLike) -> Array:
-        """Models as an array of the right shape, all finite."""
+        """Models as an array of shape (n_users, dim), all finite; raises InvalidInput for others."""
         array = np.ascontiguousarray(models, dtype=float)
         if array.shape != (self.n_users, self.dim):
             raise InvalidInput(f"expected models of shape ({self.n_users}, {self.dim}), got {array.shape}",

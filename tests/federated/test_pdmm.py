@@ -84,9 +84,9 @@ class Printed:
             return old - (self.loss(i, old)[0] + self.slope(i, old)[0]) / self.s.eta
         for _ in range(60):
             gradient, hessian = self.loss(i, x)
-            slope, bend = self.slope(i, x)
+            slope, curvature = self.slope(i, x)
             total = gradient + slope + self.s.eta * (x - old)
-            x = x - np.linalg.solve(hessian + (bend + self.s.eta) * np.eye(len(x)), total)
+            x = x - np.linalg.solve(hessian + (curvature + self.s.eta) * np.eye(len(x)), total)
         assert np.abs(total).max() < 1e-11
         return x
 

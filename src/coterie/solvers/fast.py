@@ -200,14 +200,14 @@ class _Run:
                 self.values, self.gradients, _ = problem.loss.evaluate(problem.samples, models, 1)
             return
         step = models - self.centre
-        bend = 0.5 * np.einsum("nd,nde,ne->n", step, self.hessians, step) + 0.5 * self.shift * (step**2).sum(axis=1)
+        second = 0.5 * np.einsum("nd,nde,ne->n", step, self.hessians, step) + 0.5 * self.shift * (step**2).sum(axis=1)
         slope = np.einsum("nd,nd->n", self.gradients, step)
         size = np.ones(problem.n_users)
         for _ in range(30):
             point = self.centre + size[:, None] * step
             with np.errstate(over="ignore", invalid="ignore"):
                 values, gradients, hessians = problem.loss.evaluate(problem.samples, point)
-                trusted = values <= self.values + size * slope + 1.5 * size**2 * bend + 1e-12 * np.abs(self.values)
+                trusted = values <= self.values + size * slope + 1.5 * size**2 * second + 1e-12 * np.abs(self.values)
             if trusted.all():
                 break
             size = np.where(trusted, size, 0.5 * size)

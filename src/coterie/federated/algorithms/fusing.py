@@ -12,7 +12,7 @@ _CLOSE = (0.0, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)  # distances besi
 
 
 def fused(graph: Graph, lam: float, pairs: Pairs, models: Array, difference: Array, slopes: Array,
-          bend: Array) -> Array:
+          curvature: Array) -> Array:
     """(n_users, dim) models, those as good as equal made equal: the coarsest that the users' slopes allow.
 
     Users are joined where all their z are zero, or where their models are close; of several lengths for "close" the
@@ -39,7 +39,7 @@ def fused(graph: Graph, lam: float, pairs: Pairs, models: Array, difference: Arr
         np.add.at(sums, labels, models)
         means = (sums / np.bincount(labels, minlength=count)[:, None])[labels]
         step = means - models
-        rise = float((slopes * step).sum() + 0.5 * (bend * (step**2).sum(axis=1)).sum())
+        rise = float((slopes * step).sum() + 0.5 * (curvature * (step**2).sum(axis=1)).sum())
         total = lam * active.penalty(means) + rise
         if total <= least + 1e-12 * abs(least):
             best, least = means, total

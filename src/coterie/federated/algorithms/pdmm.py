@@ -419,14 +419,14 @@ class PDMMMethod(Method):
         return project(out, self.federation.lam * self.federation.graph.weights[kept])
 
     def point(self, state: PDMMState) -> tuple[Array, Array | None]:
-        bend = np.where(np.isfinite(state.curvature), state.curvature, 0.0)
+        curvature = np.where(np.isfinite(state.curvature), state.curvature, 0.0)
         active = ~state.aside
         models = fused(self.federation.graph, self.federation.lam, self.pairs(state), state.now, state.difference,
-                       state.slopes, bend)
+                       state.slopes, curvature)
         duals = self.duals(state)
         miss = self._miss(state, models[active], duals)
         if self.tol < miss < _NEAR * self.tol:  # mu lags behind x: duals made for these models may prove more
-            slopes = (state.slopes + bend[:, None] * (models - state.now))[active]
+            slopes = (state.slopes + curvature[:, None] * (models - state.now))[active]
             made = duals_for(self.federation, active, models[active], slopes)
             duals = made if self._miss(state, models[active], made) < miss else duals
         return models[active], duals
