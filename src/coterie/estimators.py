@@ -1,10 +1,10 @@
-"""scikit-learn estimators: one linear model a user, users of one group sharing theirs, and clusters of points.
+"""scikit-learn estimators: one linear model per user, shared by the users of a group, and clusters of points.
 
     model = PersonalizedClassifier().fit(X, y, users=owner)     # model.labels_, model.coef_, model.gap_
     model.predict(X_new, users=owner_new)
 
-What is solved, and how lam and the weights are chosen, is `coterie.fitting`. A user nobody has seen gets the model of
-everyone together, and after `personalize` one of its own.
+`coterie.fitting` does the work: it standardises features, finds groups and lam, and certifies the result. An unknown
+user gets the pooled model, and after `personalize` a model of its own.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def _keep(estimator: Any, fitted: Fit) -> None:
 
 
 class _Personalized(BaseEstimator):  # type: ignore[misc]
-    """What both estimators do about users."""
+    """What both estimators share: users, groups and newcomers."""
 
-    # With metadata routing, `users` goes wherever it is given, unless set_..._request says otherwise.
+    # With metadata routing, `users` is passed on by default; set_..._request changes this.
     __metadata_request__fit = {"users": True}  # noqa: RUF012
     __metadata_request__predict = {"users": True}  # noqa: RUF012
     __metadata_request__score = {"users": True}  # noqa: RUF012
@@ -87,29 +87,42 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def _fit(self, X: Array, y: Array, users: Any, task: Task) -> Self:
-        """From checked rows and targets as numbers."""
+        """Fit to checked rows, and targets as numbers."""
         self._check_unknown()
         columns = getattr(self, "feature_names_in_", None)
         rows = _rows(users, len(X))
         data = Users.from_arrays(X, y, [rows.names[i] for i in rows.codes], feature_names=columns)
-        with warnings.catch_warnings():  # a user of one class leans on its group: that is what groups are for
+        with warnings.catch_warnings():  # the model of a user with one class is determined by its group
             warnings.filterwarnings("ignore", ".*samples of one class only", CoterieWarning)
             _keep(self, fit(data, _settings(self, task)))
         self.users_ = np.fromiter(data.names, dtype=object, count=data.n_users)
         self.newcomers_: dict[Any, Array] = {}
         self.scores_ = self.fit_.scores
-        whole = self.fit_.coefficients.transpose(0, 2, 1)
-        if whole.shape[1] == 2:  # two classes in the symmetric form
-            whole = whole[:, 1:] - whole[:, :1]
-        self.coef_, self.intercept_ = (part[:, 0] if whole.shape[1] == 1 else part
-                                       for part in (whole[..., :-1], whole[..., -1]))
+        coefficients = self.fit_.coefficients.transpose(0, 2, 1)
+        if coefficients.shape[1] == 2:  # two classes in the symmetric form
+            coefficients = coefficients[:, 1:] - coefficients[:, :1]
+        self.coef_, self.intercept_ = (part[:, 0] if coefficients.shape[1] == 1 else part
+                                       for part in (coefficients[..., :-1], coefficients[..., -1]))
         return self
 
     def personalize(self, X: Any, y: Any, users: Any) -> Joined:
-        """Models for newcomers from a few rows of theirs, everyone else's staying as they are.
+        """Find models for newcomers from a few rows; the models of all other users do not change.
 
-        From then on `predict` knows them; a newcomer who comes again gets a new model from the new rows alone. Returns
-        the group each one joins, -1 for the unassigned, whose model lies between their own rows and the nearest group.
+        `predict` then knows the newcomers. A newcomer given again gets a new model from the new rows only.
+
+        Parameters
+        ----------
+        X, y : rows and targets of the newcomers.
+        users : the owner of each row; none of them a user of `fit`.
+
+        Returns
+        -------
+        Joined : models, and the group that each newcomer joins; -1 for the unassigned, whose model lies
+            between their own rows and the nearest group.
+
+        Raises
+        ------
+        InvalidInput : no names, or a name that `fit` knows.
         """
         check_is_fitted(self)
         if users is None:
@@ -139,26 +152,26 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
         self._check_unknown()
         X = validate_data(self, X, reset=False, dtype=np.float64)
         rows, names = _rows(users, len(X)), [*self.users_, *self.newcomers_]
-        place = {name: i for i, name in enumerate(names)}
-        found = np.array([place.get(name, -1) for name in rows.names], dtype=np.int64)
-        lacking = [rows.names[i] for i in np.flatnonzero(found < 0)]
-        if lacking and users is None:
+        position = {name: i for i, name in enumerate(names)}
+        index = np.array([position.get(name, -1) for name in rows.names], dtype=np.int64)
+        unknown = [rows.names[i] for i in np.flatnonzero(index < 0)]
+        if unknown and users is None:
             if self.unknown == "error":
                 raise InvalidInput("the models belong to users, and none are given",
                                    remedy="Give users, the owner of each row")
-            warnings.warn("no users are given: all rows are told by the model of everyone together. Give users, the "
-                          "owner of each row.", CoterieWarning, stacklevel=3)
-        elif lacking:
+            warnings.warn("no users are given: the pooled model predicts all rows. Give users, the owner of each row.",
+                          CoterieWarning, stacklevel=3)
+        elif unknown:
             texts = {str(name): name for name in names}
-            twin = next((name for name in lacking if str(name) in texts), None)
+            twin = next((name for name in unknown if str(name) in texts), None)
             if twin is not None:
                 raise InvalidInput(f"there is no user {show(twin)}, but there is {show(texts[str(twin)])}",
                                    remedy="Give names of the type that fit was given")
             if self.unknown == "error":
-                raise InvalidInput(f"there is no model for {len(lacking)} user(s)", where=f"user {show(*lacking)}",
+                raise InvalidInput(f"there is no model for {len(unknown)} user(s)", where=f"user {show(*unknown)}",
                                    remedy="Call personalize with a few of their rows, or set unknown='together'")
         models = np.vstack([self.solution_.models, *self.newcomers_.values(), self.fit_.together])
-        return X, models[found[rows.codes]]
+        return X, models[index[rows.codes]]
 
 
 def _rows(users: Any, n_rows: int) -> Rows:
@@ -173,46 +186,53 @@ def _has_probabilities(classifier: Any) -> bool:
 
 
 class PersonalizedClassifier(ClassifierMixin, _Personalized):  # type: ignore[misc]
-    """A linear classifier for every user; users of one group, which are found, share theirs.
+    """A linear classifier for every user; the users of a group share one. The groups are found from the data.
 
-    `users` names the owner of each row, wherever there are rows; without it all rows belong to one user, and this is
-    an ordinary linear classifier.
+    `users` names the owner of each row. Without it all rows belong to one user, and this is an ordinary linear
+    classifier.
 
     Parameters
     ----------
-    lam : a number >= 0; "auto", which takes the groups found (on weights other than "auto": as "score"); or "score",
-        the least mean loss on rows held out.
-    weights : "auto" for weights of two stages from the groups found; "unit" for all pairs alike; or "wald",
-        "gaussian", "inverse" for each user's k nearest.
+    lam : penalty strength >= 0; "auto" takes the groups found (with weights other than "auto", it is the same as
+        "score"); "score" takes the least mean loss on held-out rows.
+    weights : "auto" makes weights from the groups found; "unit" gives all pairs weight 1; "wald", "gaussian" and
+        "inverse" connect each user with its k nearest.
     loss : "auto" or "logistic"; "squared_hinge", for two classes and without probabilities; or "multinomial", which
-        "logistic" is with more than two classes.
-    ridge : on all coordinates of a model, the intercept's too.
-    n_lams : points of the path.
-    most : groups at most; None for as many as there are.
-    k : nearest users each one is joined to.
-    tol : the certified relative gap to reach.
-    holdout : the share of every user's rows that judge, for `scores_`; None holds rows out only to choose lam by them.
-    standardize : whether features are standardised, by mean and spread over all rows of `fit`.
-    unknown : what is done for users without a model: "together" takes the one for everyone, "error" raises.
-    random_state : of the rows held out.
+        is used for more than two classes in any case.
+    ridge : L2 strength, intercept included.
+    n_lams : number of points of the path.
+    most : largest number of groups; None: no limit.
+    k : number of nearest users that each user is connected with.
+    tol : certified relative gap to reach.
+    holdout : share of every user's rows held out for `scores_`; if None, rows are held out only where lam is chosen
+        by them.
+    standardize : whether features are standardised, with mean and standard deviation of all rows of `fit`.
+    unknown : what unknown users get: "together" the pooled model, "error" an exception.
+    random_state : seed of the held-out rows.
 
     Attributes
     ----------
-    users_ : (n_users,) their names, sorted where they can be.
-    labels_ : (n_users,) the group of each, from 0; n_clusters_ of them.
+    users_ : (n_users,) their names, sorted if possible.
+    labels_, n_clusters_ : (n_users,) the group of each user, from 0; and the number of groups.
+    classes_ : the classes, sorted.
     coef_, intercept_ : (n_users, n_features) and (n_users,), with more than two classes (n_users, n_classes,
-        n_features) and (n_users, n_classes); in the units given and in the order of `users_`.
-    lam_, gap_ : lam, and the certified relative gap at it.
-    scores_ : on rows held out, or None.
-    newcomers_ : name and model (in the solver's units) of everyone who joined by `personalize`.
-    fit_, path_, solution_ : everything else. They hold the rows of `fit`, and so does a pickle.
+        n_features) and (n_users, n_classes); in the units of X and in the order of `users_`.
+    lam_, gap_ : penalty strength, and the certified relative gap.
+    scores_ : scores on held-out rows, or None.
+    newcomers_ : names and models (in the solver's units) of the users added by `personalize`.
+    fit_, path_, solution_ : all other results. They contain the rows of `fit`, and so does a pickle.
+
+    Examples
+    --------
+    >>> model = PersonalizedClassifier().fit(X, y, users=owner)
+    >>> model.predict(X_new, users=owner_new)
     """
 
     __metadata_request__predict_proba = {"users": True}  # noqa: RUF012
     __metadata_request__decision_function = {"users": True}  # noqa: RUF012
 
     def fit(self, X: Any, y: Any, users: Any = None) -> Self:
-        """Find groups and models from rows X of classes y."""
+        """Find groups and models from rows X with classes y; `users` is the owner of each row."""
         X, codes = self._checked(X, y, reset=True)
         return self._fit(X, codes, users, "classification")
 
@@ -223,7 +243,7 @@ class PersonalizedClassifier(ClassifierMixin, _Personalized):  # type: ignore[mi
         return t[:, 1] - t[:, 0] if t.ndim == 2 and t.shape[1] == 2 else t
 
     def predict(self, X: Any, users: Any = None) -> npt.NDArray[Any]:
-        """The class of each row under its user's model."""
+        """The class of each row, predicted by its user's model."""
         t = self.decision_function(X, users)
         return self.classes_[t.argmax(axis=1) if t.ndim == 2 else (t > 0).astype(np.int64)]
 
@@ -259,30 +279,35 @@ class PersonalizedClassifier(ClassifierMixin, _Personalized):  # type: ignore[mi
 
 
 class PersonalizedRegressor(RegressorMixin, _Personalized):  # type: ignore[misc]
-    """A linear model of a number for every user; users of one group, which are found, share theirs.
+    """A linear regression for every user; the users of a group share one. The groups are found from the data.
 
-    `users` names the owner of each row, wherever there are rows; without it all rows belong to one user, and this is
-    an ordinary linear regression. With the loss "poisson", exp(<coef, x> + intercept) is the mean count.
+    `users` names the owner of each row. Without it all rows belong to one user, and this is an ordinary linear
+    regression. With the loss "poisson", exp(<coef, x> + intercept) is the mean count.
 
     Parameters
     ----------
-    loss : "auto" or "squared"; "huber", which outliers move less; or "poisson" for counts.
+    loss : "auto" or "squared"; "huber", which is robust against outliers; or "poisson" for counts.
 
     All other parameters and attributes are those of PersonalizedClassifier.
+
+    Examples
+    --------
+    >>> model = PersonalizedRegressor(loss="huber").fit(X, y, users=owner)
+    >>> model.predict(X_new, users=owner_new)
     """
 
     def fit(self, X: Any, y: Any, users: Any = None) -> Self:
-        """Find groups and models from rows X of targets y."""
+        """Find groups and models from rows X with targets y; `users` is the owner of each row."""
         X, y = self._checked(X, y, reset=True)
         return self._fit(X, y, users, "counts" if self.loss == "poisson" else "regression")
 
     def predict(self, X: Any, users: Any = None) -> Array:
-        """The number, or mean count, of each row under its user's model."""
+        """The target, or the mean count, of each row, predicted by its user's model."""
         rows, models = self._with_models(X, users)
         return self.fit_.units.predict(rows, models)
 
     def score(self, X: Any, y: Any, users: Any = None, *, sample_weight: Any = None) -> float:
-        """The share of the variance explained, R^2; of the deviance, D^2, for counts."""
+        """R^2, the share of the variance explained; for counts D^2, the share of the deviance explained."""
         explained = explained_deviance if self.fit_.settings.task == "counts" else explained_variance
         return explained(y, self.predict(X, users), sample_weight)
 
@@ -297,30 +322,34 @@ class PersonalizedRegressor(RegressorMixin, _Personalized):  # type: ignore[misc
 
 
 class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
-    """Clusters of points, one a row, from one convex problem: whatever the start, the same answer, certified.
+    """Clusters of points, one per row, from one convex problem, whose solution is unique and certified.
 
         minimise   sum_i 1/2 ||x_i - a_i||^2 + lam * sum_{i<j} w_ij ||x_i - x_j||
 
-    Points whose x are equal are together.
+    Points with equal x form a cluster.
 
     Parameters
     ----------
-    n_clusters : at most so many: the least lam that has them. None leaves it to lam.
-    lam : a number >= 0, or "auto", the clearest clusters of the path by silhouette.
-    weights : "auto" or "gaussian", "inverse" for each point's k nearest; "unit" for all pairs alike.
-    loss : "auto" or "squared_distance", as above; or "huber_distance", which outliers move less.
-    k : nearest points each one is joined to.
-    n_lams : points of the path.
-    tol : the certified relative gap to reach.
+    n_clusters : largest number of clusters; the least lam with so few is taken. If None, set by lam.
+    lam : penalty strength >= 0; "auto" takes the clusters of the path with the largest silhouette.
+    weights : "auto" or "gaussian", "inverse" connect each point with its k nearest; "unit" gives all pairs weight 1.
+    loss : "auto" or "squared_distance", as above; or "huber_distance", which is robust against outliers.
+    k : number of nearest points that each point is connected with.
+    n_lams : number of points of the path.
+    tol : certified relative gap to reach.
     standardize : whether features are standardised first.
-    random_state : of the points that the silhouette of more than 2000 is judged by.
+    random_state : seed of the sample that the silhouette of more than 2000 points is computed on.
 
     Attributes
     ----------
-    labels_ : (n_points,) the cluster of each, from 0; n_clusters_ of them.
-    cluster_centers_ : (n_clusters_, n_features) the centre of each cluster's points, not drawn towards the others.
-    lam_, gap_ : lam, and the certified relative gap at it.
-    fit_, path_, solution_ : everything else; `path_.linkage` is the tree.
+    labels_, n_clusters_ : (n_points,) the cluster of each point, from 0; and the number of clusters.
+    cluster_centers_ : (n_clusters_, n_features) the centre of each cluster's points, without the fusion penalty.
+    lam_, gap_ : penalty strength, and the certified relative gap.
+    fit_, path_, solution_ : all other results; `path_.linkage` is the tree.
+
+    Examples
+    --------
+    >>> labels = ConvexClustering(n_clusters=3).fit_predict(X)
     """
 
     def __init__(self, n_clusters: int | None = None, *, lam: Any = Settings.lam, weights: str = Settings.weights,
