@@ -95,16 +95,16 @@ def pack(values: dict[str, Any]) -> bytes:
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
-def _split(value: Any, place: str, arrays: dict[str, Any]) -> Any:
+def _split(value: Any, key_path: str, arrays: dict[str, Any]) -> Any:
     if isinstance(value, np.ndarray):
-        arrays[place] = value
+        arrays[key_path] = value
         return {"": len(arrays) - 1}
     if is_dataclass(value) and not isinstance(value, type):
         value = {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, dict):
-        return {key: _split(item, f"{place}/{key}", arrays) for key, item in value.items()}
+        return {key: _split(item, f"{key_path}/{key}", arrays) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_split(item, f"{place}/{k}", arrays) for k, item in enumerate(value)]
+        return [_split(item, f"{key_path}/{k}", arrays) for k, item in enumerate(value)]
     return value.item() if isinstance(value, np.generic) else value
 
 

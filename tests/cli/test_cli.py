@@ -18,7 +18,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_demo_prints_clusters_and_gap_and_saves_a_picture(tmp_path):
     done = run("demo", "--out", "here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for word in ("3 clusters among 60 users", "20 of kind 1", "Objective", "Certified gap", "Solved"):
+    for word in ("3 groups among 60 users", "20 of kind 1", "Objective", "Certified gap", "Solved"):
         assert word in done.stdout
     picture = tmp_path / "here" / "separators.png"
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -90,6 +90,6 @@ whole.main()
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
     assert "Certified gap" in done.stdout
-    assert "These clusters at lam" not in done.stdout
+    assert "These groups" not in done.stdout
     assert ("Interrupted" in done.stdout) == (where == "solve")
     assert (tmp_path / "here" / "separators.png").exists()

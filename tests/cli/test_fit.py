@@ -360,7 +360,7 @@ def test_points_of_another_table_go_to_the_nearest_cluster(folders):
     assert [row["cluster"] for row in first] == ["0", "1"] * 4
     assert {row["known"] for row in first} == {"1"}
     Path("more.csv").write_bytes(text_of(rows[1:4]))
-    assert "the nearest cluster" in good("predict", place / "run", "more.csv")
+    assert "the model of the nearest group" in good("predict", place / "run", "more.csv")
     assert [(row["cluster"], row["known"]) for row in lines(Path("predictions.csv"))] == [("1", "0"), ("0", "0"),
                                                                                          ("1", "0")]
 
@@ -484,7 +484,7 @@ def test_another_table_is_not_proven(copied):
     Path("data.csv").write_bytes(text_of([{**row, "y": row["y"] + (i == 3)} for i, row in enumerate(rows)]))
     done = run("certify", "run", "data.csv")
     assert done.code == 1
-    assert "not the file the run was made from" in done.out
+    assert "differs from the file of the run" in done.out
     Path("data.csv").write_bytes(text_of(rows[10:]))
     assert "other users than the run" in bad("certify", "run", "data.csv")
     Path("data.csv").unlink()

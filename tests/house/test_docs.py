@@ -126,7 +126,7 @@ def test_blocks_share_a_page_and_rounding_is_forgiven(elsewhere):
 
 
 def test_the_readme_shows_what_make_demo_prints(tmp_path):
-    shown = next(block.body for block in blocks(README) if "clusters among 60 users" in block.body)
+    shown = next(block.body for block in blocks(README) if "groups among 60 users" in block.body)
     done = subprocess.run([sys.executable, "-m", "coterie.cli", "demo", "--out", "demo"], cwd=tmp_path, timeout=120,
                           capture_output=True, encoding="utf-8", check=True)
     assert same(shown, done.stdout), done.stdout

@@ -84,14 +84,14 @@ def _run(federation: Benchmark, seeds: range, only: tuple[str, ...], results: li
 
 
 def _table(rows: list[lab.Row]) -> Table:
-    """What fits a terminal; table.md and table.csv have all of it."""
-    table = Table(title=f"{rows[0].federation}: {rows[0].metric} by user, best mean first")
+    """The columns that fit a terminal; table.md and table.csv have all."""
+    table = Table(title=f"{rows[0].federation}: {rows[0].metric} per user, best mean first")
     shown = ("method", "mean", "worst decile", "better than alone", "against coterie", "p (Holm)", "models", "rounds")
-    places = [lab.HEADINGS.index(heading) for heading in shown]
+    columns = [lab.HEADINGS.index(heading) for heading in shown]
     for heading in shown:
         table.add_column(heading, justify="left" if heading in ("method", "against coterie") else "right",
                          no_wrap=heading in ("method", "mean"))
     for row in rows:
         texts = lab.cells(row)
-        table.add_row(*(texts[k] for k in places), style="bold" if row.method == "coterie" else "")
+        table.add_row(*(texts[k] for k in columns), style="bold" if row.method == "coterie" else "")
     return table

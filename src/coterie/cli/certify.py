@@ -17,15 +17,15 @@ from coterie.storage import json_ready
 @app.command("certify")
 def run_certify(
     run: options.RunFolder,
-    data: Annotated[Path | None, typer.Argument(help="The table of the run; by default the file it was made from.")
+    data: Annotated[Path | None, typer.Argument(help="The table of the run; by default the file of the run.")
                     ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Certify the models of a run again, from the table and models.csv alone.
 
-    RUN is the folder of a run of `coterie fit`, DATA its table (by default the file that it was made from).
-    The problem is made anew from the table, the run's settings and its weights; a lower bound on its optimum is
-    computed independently of what the run says about itself.
+    RUN is the folder of a run of `coterie fit`, DATA its table (by default the file of the run).
+    The problem is built again from the table, the run's settings and its weights; a lower bound on its optimum is
+    computed independently of the values stored in the run.
 
     Example: coterie certify run data.csv
     """
@@ -39,12 +39,12 @@ def run_certify(
             "same_claims": proof.same_claims, "claimed_gap": claims["gap"]})))
     else:
         if not proof.same_data:
-            console.print("This is not the file the run was made from, byte for byte.", style="yellow", soft_wrap=True)
+            console.print("This file differs from the file of the run.", style="yellow", soft_wrap=True)
         if not proof.same_claims:
             console.print(f"The groups differ from those in run.json and models.csv: run.json claims "
                           f"{claims['n_clusters']} group(s) at lam = {claims['lam']:g}.", style="yellow",
                           soft_wrap=True)
-        console.print(f"{proof.n_clusters} cluster(s) among {len(saved.names)} users at lam = {saved.lam:g}: {proof}.",
+        console.print(f"{proof.n_clusters} group(s) among {len(saved.names)} users at lam = {saved.lam:g}: {proof}.",
                       soft_wrap=True, highlight=False)
         console.print("Certified: no other models are better by more than the tolerance." if proof.certified else
                       "Not certified to the tolerance of the run.", soft_wrap=True)

@@ -40,7 +40,7 @@ def demo(
     data = ellipses(seed=seed)
     problem = Problem(data.users, SquaredHinge(ridge=1e-3), lam=lam)
     solution, interrupted = _solved(problem, tol, solver)
-    console.print(_clusters(solution, data))
+    console.print(_groups(solution, data))
     alone = problem.loss.local(problem.samples).points
     accuracies = _accuracies(solution, alone, data)
     page = None
@@ -77,45 +77,45 @@ def _solved(problem: Problem, tol: float, solver: str) -> tuple[Solution, bool]:
 
 
 def _line(record: Record) -> str:
-    return f"pass {record.iteration}: {record.n_clusters} clusters, certified gap {record.gap:.1e}"
+    return f"pass {record.iteration}: {record.n_clusters} groups, certified gap {record.gap:.1e}"
 
 
 def _accuracies(solution: Solution, alone: Array, data: Dataset) -> tuple[Array, Array]:
-    """Print the means over users of test accuracies; (n_users,) with each user's own model and with one for all."""
+    """Print mean test accuracies over users; returns (n_users,) those of local models and of one model for all."""
     problem = solution.problem
-    pooled, again = refit(problem, np.zeros(problem.n_users, dtype=np.int64)), refit(problem, solution.labels)
-    best, ours, own, one = (_accuracy(problem, models, data) for models in (again, solution.models, alone, pooled))
-    console.print(f"Test accuracy  {best.mean():.1%} refitted by cluster, {ours.mean():.1%} as they are, "
-                  f"{own.mean():.1%} alone, {one.mean():.1%} one for all", soft_wrap=True)
+    pooled, refitted = refit(problem, np.zeros(problem.n_users, dtype=np.int64)), refit(problem, solution.labels)
+    best, ours, own, one = (_accuracy(problem, models, data) for models in (refitted, solution.models, alone, pooled))
+    console.print(f"Test accuracy  {best.mean():.1%} refitted by group, {ours.mean():.1%} not refitted, "
+                  f"{own.mean():.1%} local models, {one.mean():.1%} one model for all", soft_wrap=True)
     return own, one
 
 
 def _path_page(solution: Solution, tol: float, data: Dataset, others: tuple[Array, Array], page: Path,
                status: Status) -> Path:
-    """Solve the path, write its report, and print the lams at which the clusters are these."""
+    """Solve the path, write its report, and print the range of lam with these groups."""
     problem, lam = solution.problem, solution.lam
     top = lam_max(problem).upper
     lams = np.unique([*np.geomspace(top / 50, top, 30), lam])
     path = solve_path(problem, lams, tol=tol, progress=lambda point, _: status.update(
-        f"lam = {point.lam:.4g}: {point.n_clusters} clusters"))
+        f"lam = {point.lam:.4g}: {point.n_clusters} groups"))
     first, last = path.window(path.at(lam).labels)
     document = report.gather(path, chosen=int(np.searchsorted(path.lams, lam)), title="Sixty users of three kinds",
-                             command="coterie demo", notes=["Models as the path has them, not refitted by cluster."])
+                             command="coterie demo", notes=["The models are those of the path, not refitted by group."])
     document["scores"] = {
         "metric": "accuracy", "larger": True, "alone": others[0].tolist(), "together": others[1].tolist(),
         "points": [_accuracy(problem, point.models, data).tolist() for point in path.solutions],
-        "note": "On 1,000 fresh samples of each user."}
+        "note": "On 1,000 test samples per user."}
     report.write(document, page)
-    console.print(f"These clusters at lam from {first.upper:.4f} to {last.lower:.4f}, all together from {top:.4f}")
+    console.print(f"These groups   for lam from {first.upper:.4f} to {last.lower:.4f}; one group from {top:.4f}")
     return page
 
 
-def _clusters(solution: Solution, data: Dataset) -> Table:
+def _groups(solution: Solution, data: Dataset) -> Table:
     assert data.clusters is not None
-    count = f"{solution.n_clusters} cluster{'s' * (solution.n_clusters > 1)}"
+    count = f"{solution.n_clusters} group{'s' * (solution.n_clusters > 1)}"
     table = Table(title=f"{count} among {solution.problem.n_users} users "
                         f"at lam = {solution.lam:g}")
-    for heading in ("cluster", "users", "true kind of its users", "model (w, b)"):
+    for heading in ("group", "users", "true kind of its users", "model (w, b)"):
         table.add_column(heading, justify="left" if heading.startswith(("true", "model")) else "right")
     for k in range(solution.n_clusters):
         members = solution.labels == k

@@ -52,4 +52,4 @@ def run_predict(
     if unknown:
         by_row = fitted.recipe is not None and fitted.recipe.user is None
         console.print(f"{unknown} of these users are not in the run: they get the "
-                      f"{'nearest cluster' if by_row else 'pooled model'}.", soft_wrap=True)
+                      f"{'model of the nearest group' if by_row else 'pooled model'}.", soft_wrap=True)

@@ -44,22 +44,22 @@ def reproduce(
             bar.update(task, description=text, completed=done, total=total)
 
         results = run(settings, tell)
-        found = claims(results)
+        checked = claims(results)
         bar.update(task, description="Drawing")
-        files = write(out, results, found)
-    console.print(table(found))
-    counts = [sum(claim.verdict is verdict for claim in found) for verdict in Verdict]
-    console.print(f"{counts[0]} of {len(found)} claims are reproduced, {counts[1]} partly, {counts[2]} not. "
+        files = write(out, results, checked)
+    console.print(table(checked))
+    counts = [sum(claim.verdict is verdict for claim in checked) for verdict in Verdict]
+    console.print(f"{counts[0]} of {len(checked)} claims are reproduced, {counts[1]} partly, {counts[2]} not. "
                   f"Seed 0 decides; averages are over {settings.seeds} seed{'s' * (settings.seeds > 1)}.",
                   soft_wrap=True)
     console.print(f"{len(files)} files in {out}, in {time.monotonic() - began:.0f} s.", soft_wrap=True)
 
 
-def table(found: Sequence[Claim]) -> Table:
+def table(checked: Sequence[Claim]) -> Table:
     shown = Table(title="The paper and its reproduction", show_lines=True)
     for heading in ("", "exp.", "claim", "paper", "here, seed 0", "over seeds", "verdict"):
         shown.add_column(heading)
-    for claim in found:
+    for claim in checked:
         shown.add_row(str(claim.number), claim.experiment, claim.text, claim.paper, claim.ours, claim.seeds,
                       f"[{COLOURS[claim.verdict]}]{claim.verdict.value}[/]")
     return shown

@@ -174,11 +174,11 @@ def _best(path: Path, scores: Scores | None) -> tuple[int, str]:
     if scores is None:
         raise _no_held_out_rows()
     index = int(scores.losses.argmin() * (len(path) - 1) / max(len(scores.losses) - 1, 1) + 0.5)
-    return index, f"Least mean loss on rows held out, {scores.losses.min():.4g}."
+    return index, f"Least mean loss on held-out rows, {scores.losses.min():.4g}."
 
 
 def _clearest(path: Path, seed: int) -> tuple[int, str]:
-    """The point whose clusters have the largest silhouette; one cluster where no silhouette is large enough."""
+    """The point whose clusters have the largest silhouette; one cluster if no silhouette is large enough."""
     points = path.problem.users.data.moments().means  # users with several rows are represented by their means
     n, best, index = len(points), 0.0, len(path) - 1
     some = np.arange(n) if n <= 2000 else np.random.default_rng(seed).choice(n, 2000, replace=False)
@@ -190,5 +190,5 @@ def _clearest(path: Path, seed: int) -> tuple[int, str]:
             if seen[key] > best:
                 best, index = seen[key], r
     if best < _CLEAR:
-        return len(path) - 1, f"No clusters stand out (largest silhouette {best:.2f}), so all points are together."
+        return len(path) - 1, f"No clusters are clear (largest silhouette {best:.2f}), so all points form one cluster."
     return index, f"The clearest clusters, with a silhouette of {best:.2f}."

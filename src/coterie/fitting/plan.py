@@ -97,14 +97,14 @@ class PathPlan:
     groups: Ints | None = None
 
     def choose(self, path: Path) -> tuple[int, str]:
-        """The chosen point, or the nearest one whose clusters are the groups; and why. -1 where it is still open."""
+        """The chosen point, or the nearest one with the same groups, and the reason; -1 if it is not chosen yet."""
         if self.groups is None or np.array_equal(path[self.chosen].labels, self.groups):
             return self.chosen, self.why
         same = [r for r, solution in enumerate(path.solutions) if np.array_equal(solution.labels, self.groups)]
         if same:
             return min(same, key=lambda r: abs(r - self.chosen)), self.why
         return self.chosen, (f"{self.why} No lambda reproduces these groups; the chosen one has "
-                             f"{path[self.chosen].n_clusters} clusters.")
+                             f"{path[self.chosen].n_clusters} groups.")
 
 
 def learn_units(users: Users, settings: Settings, n_classes: int = 0) -> Units:
@@ -162,7 +162,7 @@ def _with_lam(problem: Problem, lams: Array, settings: Settings) -> PathPlan:
 def _search_groups(inner: Users, loss: Loss, settings: Settings, work: Work) -> dict[str, Any]:
     """The groups: `labels`, and a `sentence` about them."""
     def searching(solution: Solution, _: int) -> None:
-        work.show("searching for groups", text=f"{solution.n_clusters} clusters")
+        work.show("searching for groups", text=f"{solution.n_clusters} groups")
 
     limit = settings.max_groups or 8
     groups = find_groups(inner, loss, max_groups=limit, k=settings.k, progress=searching)
@@ -251,7 +251,7 @@ def solve_plan(plan: PathPlan, settings: Settings, work: Work) -> Path:
         work.keep("last", {"point": len(done), "duals": solution.duals, "sigma": solution.sigma})
         done.append(replace(solution, duals=None, certificate=replace(solution.certificate, duals=None)))
         work.show("path", len(done), len(plan.lams), f"objective {solution.objective:.6g}, gap {solution.gap:.1e}, "
-                                                     f"{solution.n_clusters} clusters")
+                                                     f"{solution.n_clusters} groups")
 
     rest = plan.lams[len(done):]
     if len(rest):

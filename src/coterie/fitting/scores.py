@@ -52,7 +52,7 @@ class Scores:
         percent = self.metric == "accuracy"
         fitted, alone, together = (f"{100 * m:.1f}%" if percent else f"{m:.4g}" for m in map(
             np.nanmean, (self.fitted, self.alone, self.together)))
-        return (f"{self.metric} on {self.n_rows} rows held out, mean over users: {fitted}; everyone alone {alone}, "
+        return (f"{self.metric} on {self.n_rows} held-out rows, mean over users: {fitted}; local models {alone}, "
                 f"one model for all {together}.")
 
 
