@@ -15,8 +15,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "coterie"
 #: A name stands for a file or for all files of a package that no longer name stands for.
 LAYERS = [
     "errors", "_typing", "storage",
-    "data.validation", "data.frames", "data.io", "data.users", "data.scaling", "data.columns", "data.summary",
-    "data.merging", "data.rules", "data.encoding", "data",
+    "data.validation", "data.frames", "data.io", "data.participants", "data.splitting", "data.users", "data.scaling",
+    "data.columns", "data.summary", "data.merging", "data.rules", "data.encoding", "data",
     "losses.newton", "losses.frame", "losses.base", "losses", "losses.checks",
     "graph.kernels", "graph.graph", "graph", "problem", "newcomers", "solution", "certificates", "graph.weights",
     "datasets",

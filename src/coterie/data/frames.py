@@ -150,9 +150,9 @@ def _typed(pl: Any, column: Any, separator: str) -> tuple[Any, bool]:
     if numbers is not None:
         start = column.head(1000)
         if not comma and start.cast(pl.Int64, strict=False).null_count() == start.null_count():
-            whole = column.cast(pl.Int64, strict=False)
-            if whole.null_count() == column.null_count():
-                return whole if (whole.cast(pl.String) == column).all() else column, False
+            integers = column.cast(pl.Int64, strict=False)
+            if integers.null_count() == column.null_count():
+                return integers if (integers.cast(pl.String) == column).all() else column, False
         return (numbers, comma) if comma or (numbers.abs() < 2**53).all() else (column, False)
     truth = column.str.to_lowercase()
     return (truth == "true" if truth.is_in(["true", "false"]).all() else column).alias(column.name), False

@@ -131,7 +131,7 @@ def _decoded(path: str, raw: bytes) -> bytes:
     strange = raw.translate(None, bytes({9, 10, *range(32, 256)}))
     if strange:
         what = "NUL byte" if strange[0] == 0 else f"control character {strange[:1]!r}"
-        raise InvalidInput(f"The file has a {what}, so it is perhaps no text", remedy=SAVE,
+        raise InvalidInput(f"The file has a {what}: it is possibly binary", remedy=SAVE,
                            where=f"{path}, line {_line(raw, raw.index(strange[:1]))}")
     if encoding == "cp1252":
         warnings.warn(f"{path} is not UTF-8 and is read as Windows-1252 (Latin-1); check its accented letters.",
@@ -170,12 +170,12 @@ def _outside(data: bytes, symbols: bytes) -> Iterator[Ints]:
     array, quoted, before, size = np.frombuffer(data, np.uint8), b'"' in data, 0, 1 << 22
     for start in range(0, len(array), size):
         part = array[start:start + size]
-        found = np.flatnonzero(np.logical_or.reduce([part == symbol for symbol in symbols]))
+        marks = np.flatnonzero(np.logical_or.reduce([part == symbol for symbol in symbols]))
         if quoted:
             quotes = np.flatnonzero(part == 34)
-            found = found[(before + np.searchsorted(quotes, found)) % 2 == 0]
+            marks = marks[(before + np.searchsorted(quotes, marks)) % 2 == 0]
             before += len(quotes)
-        yield found + start
+        yield marks + start
 
 
 def _blank(data: bytes, marks: Ints) -> Flags:

@@ -128,7 +128,7 @@ def _merged_numbers(kind: str, parts: Sequence[Numbers], levels: Levels) -> Numb
         values = sorted((float({"true": "1", "false": "0"}.get(text.lower(), text)), count)
                         for text, count in levels.counts.items())
         ends = np.cumsum([count for _, count in values])
-        middle = [values[int(np.searchsorted(ends, place, side="right"))][0] for place in ((n - 1) // 2, n // 2)]
+        middle = [values[int(np.searchsorted(ends, rank, side="right"))][0] for rank in ((n - 1) // 2, n // 2)]
         return Numbers(rows=n, low=low, high=high, mean=sum(v * count for v, count in values) / n,
                        median=sum(middle) / 2, integers=integers)
     # Of dates each mean counts from the node's own earliest date.

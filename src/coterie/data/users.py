@@ -1,8 +1,8 @@
 """Samples of many users: one flat array of rows plus offsets.
 
 The rows of one user are contiguous, so per-user sums are segment sums and nothing loops over users. Data are checked
-here, once: later parts rely on finite float64 numbers, unique names and matching lengths. Messages count rows from 0,
-as in the caller's input (in a CSV file, without the header).
+in this module only: all others rely on finite float64 numbers, unique names and matching lengths. Messages count rows
+from 0, as in the caller's input (in a CSV file, without the header).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import numpy.typing as npt
 from coterie._typing import Array, Ints
 from coterie.data.frames import read_numbers, read_parquet
 from coterie.data.io import read_table
+from coterie.data.participants import Participants as Participants
+from coterie.data.splitting import choose_rows, offsets_of, part_sizes
 from coterie.data.validation import (
     ENCODE,
     ENCODE_TARGET,
@@ -32,13 +34,13 @@ from coterie.data.validation import (
     show,
     suggest,
 )
-from coterie.errors import Incompatible, InvalidInput
+from coterie.errors import InvalidInput
 
 
 class Block(NamedTuple):
     """Users of one padded length as dense arrays; padding is 0 and has weight 0."""
 
-    index: Ints        # type: ignore[assignment]  # (n,) positions of these users; hides tuple.index
+    index: Ints       # type: ignore[assignment]  # (n,) positions of these users; hides tuple.index
     features: Array   # (n, m, p)
     targets: Array    # (n, m), zeros when there are no targets
     weights: Array    # (n, m), 1 / count on real rows
@@ -46,9 +48,9 @@ class Block(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """What each user tells for standardisation; zeros for a user without rows."""
+    """What each user sends for standardisation; zeros for a user without rows."""
 
-    counts: Ints   # (n_users,)
+    counts: Ints  # (n_users,)
     means: Array  # (n_users, n_features)
     m2: Array     # (n_users, n_features), centred sums of squares
 
@@ -61,89 +63,35 @@ class Split(NamedTuple):
     test: Users
 
 
-class Participants:
-    """Who takes part, by name, and what the columns of their data are called; the data are elsewhere.
+@dataclass(frozen=True, eq=False)
+class Users(Participants):
+    """Samples of many users in one flat array plus offsets; the arrays are copies and read-only.
 
-    `Users` are participants whose data are here.
+    Build them with `from_arrays`, `from_frame`, `from_csv` or `from_parquet`.
 
     Parameters
     ----------
-    names : unique and hashable.
-    feature_names : unique.
+    features : (n_samples, n_features), the rows of one user contiguous and in their original order.
+    targets : (n_samples,), or None.
+    offsets : (n_users + 1,); user i owns the rows offsets[i]:offsets[i + 1].
+    names : (n_users,), unique and hashable.
+    feature_names : (n_features,), unique.
 
     Raises
     ------
-    InvalidInput : where a name comes twice.
+    InvalidInput : shapes that do not match, a name that comes twice, or a number that is missing or infinite.
 
     Example
     -------
-    >>> server_side = Participants(["ann", "bob"], ["age", "dose"])
-    >>> server_side.n_users, server_side.n_features, server_side.index("bob")
-    (2, 2, 1)
+    >>> users = Users.from_arrays([[1.0], [2.0], [3.0]], [0.5, 1.0, 1.5], ["ann", "bob", "ann"])
+    >>> users.names, users.counts.tolist()
+    (('ann', 'bob'), [2, 1])
     """
 
+    features: Array
+    targets: Array | None
+    offsets: Ints
     names: tuple[Any, ...]
-    feature_names: tuple[str, ...]
-
-    def __init__(self, names: Iterable[Any], feature_names: Iterable[str] = ()) -> None:
-        self.names, self.feature_names = tuple(map(plain, names)), tuple(map(str, feature_names))
-        check_unique(self.names, "User names")
-        check_unique(self.feature_names, "Feature names")
-
-    def __len__(self) -> int:
-        return self.n_users
-
-    def __repr__(self) -> str:
-        return f"Participants({self.n_users} users, {self.n_features} features, data elsewhere)"
-
-    @property
-    def n_users(self) -> int:
-        return len(self.names)
-
-    @property
-    def n_features(self) -> int:
-        return len(self.feature_names)
-
-    @property
-    def data(self) -> Users:
-        """The users with their samples; raises Incompatible where these are elsewhere."""
-        raise Incompatible("The samples of these users are elsewhere, and this needs them. Call it where the data are.")
-
-    @cached_property
-    def _positions(self) -> dict[Hashable, int]:
-        return {name: i for i, name in enumerate(self.names)}
-
-    def index(self, name: Hashable) -> int:
-        """Position of the user called `name`."""
-        try:
-            return self._positions[name]
-        except (KeyError, TypeError):
-            raise InvalidInput(f"There is no user {show(name)}", remedy=suggest(name, self.names)) from None
-
-    def take(self, indices: npt.ArrayLike) -> Participants:
-        """The users at these positions, in this order; a boolean mask works too."""
-        return Participants([self.names[i] for i in self._chosen(indices)], self.feature_names)
-
-    def _chosen(self, indices: npt.ArrayLike) -> Ints:
-        """Positions of users, checked."""
-        chosen = np.asarray(indices)
-        if chosen.dtype == bool and chosen.shape == (self.n_users,):
-            chosen = np.flatnonzero(chosen)
-        if chosen.ndim != 1 or (chosen.size and (chosen.dtype.kind not in "iu" or chosen.min() < 0
-                                                 or chosen.max() >= self.n_users)):
-            raise InvalidInput(f"indices must be positions of users, 0..{self.n_users - 1}, got {show(indices)}",
-                               remedy="Turn a name into a position with users.index(name)")
-        return chosen.astype(np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class Users(Participants):
-    """Ragged samples of many users in one flat array plus offsets; the arrays are copies and read-only."""
-
-    features: Array               # (n_samples, n_features), rows of one user contiguous and in their original order
-    targets: Array | None         # (n_samples,)
-    offsets: Ints                  # (n_users + 1,), user i owns rows offsets[i]:offsets[i + 1]
-    names: tuple[Any, ...]         # (n_users,), unique and hashable
     feature_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -197,12 +145,12 @@ class Users(Participants):
         """The users at these positions, in this order; a boolean mask works too."""
         chosen = self._chosen(indices)
         counts = self.counts[chosen]
-        # Within one user, row numbers here and there differ by the difference of the user's two starts.
-        rows = np.arange(counts.sum()) + np.repeat(self.offsets[chosen] - _offsets(counts)[:-1], counts)
+        # Within one user, old and new row numbers differ by the difference of the user's two starts.
+        rows = np.arange(counts.sum()) + np.repeat(self.offsets[chosen] - offsets_of(counts)[:-1], counts)
         return self._rows(rows, counts, tuple(self.names[i] for i in chosen))
 
     def _rows(self, rows: Ints, counts: Ints, names: tuple[Any, ...]) -> Users:
-        return replace(self, features=np.take(self.features, rows, axis=0), offsets=_offsets(counts), names=names,
+        return replace(self, features=np.take(self.features, rows, axis=0), offsets=offsets_of(counts), names=names,
                        targets=None if self.targets is None else self.targets[rows])
 
     def require_samples(self) -> None:
@@ -215,10 +163,26 @@ class Users(Participants):
     @classmethod
     def from_arrays(cls, X: Any, y: Any = None, user: Any = None, *,
                     feature_names: Iterable[str] | None = None) -> Users:
-        """Users from one row per sample; `user` names the owner of each row (None: every row is a user of its own).
+        """Users from one row per sample.
 
-        Users are ordered by name where names can be sorted, else by first appearance; equal names (1 and 1.0) are one
-        user. X may be a list, an array or a frame, whose columns then name the features.
+        Users are ordered by name if names can be sorted, otherwise by first appearance; equal names (1 and 1.0) are
+        one user.
+
+        Parameters
+        ----------
+        X : (n_samples, n_features) a list, an array or a frame, whose columns then name the features.
+        y : (n_samples,) targets as numbers, or None.
+        user : (n_samples,) the owner of each row; None makes every row a user of its own.
+        feature_names : of the columns.
+
+        Raises
+        ------
+        InvalidInput : lengths that do not match, or a cell that is no finite number; with its user and row.
+
+        Example
+        -------
+        >>> Users.from_arrays([[1.0, 0.2], [0.5, 1.1]], [1, -1], ["ann", "bob"])
+        Users(2 users, 2 samples, 2 features, targets)
         """
         X = X.collect() if hasattr(X, "collect") else X
         array: Any = None if hasattr(X, "columns") else as_array(X, "X")
@@ -252,7 +216,7 @@ class Users(Participants):
         check_finite(array, "X", rows, labels)
         order = np.argsort(rows.codes, kind="stable")
         return cls(np.take(array, order, axis=0), None if targets is None else targets[order],
-                   _offsets(np.bincount(rows.codes)), rows.names, tuple(labels))
+                   offsets_of(np.bincount(rows.codes)), rows.names, tuple(labels))
 
     @classmethod
     def from_frame(cls, frame: Any, *, user: Hashable, target: Hashable | None = None,
@@ -344,41 +308,37 @@ class Users(Participants):
               stratify: bool = False, seed: int | np.random.Generator = 0) -> Split:
         """Split every user's rows at random into train, validation and test.
 
-        A float is a share of each user's rows, an int a number of rows per user. `test` is 0.2 unless given. `train`
-        cuts the training part to that many rows; then all other rows go to `test` unless it is given. A user with any
-        row keeps at least one for training; after that test is served before validation. With `stratify` every
-        target value of a user is in `test` in proportion, to less than one row (in `validation` to less than two).
+        A user that has rows keeps at least one for training; of the others, test takes its rows before validation.
+
+        Parameters
+        ----------
+        test : a float is a share of each user's rows, an integer a number of rows per user; 0.2 if omitted.
+        validation : the same.
+        train : limits the training part to so many rows; all other rows go to `test` unless it is given.
+        stratify : whether every target value of a user is in `test` in proportion, to less than one row (in
+            `validation` to less than two).
+        seed : of the random choice.
+
+        Returns
+        -------
+        Split, three `Users` with the same users in the same order.
+
+        Raises
+        ------
+        InvalidInput : shares outside [0, 1), or stratify without targets.
+
+        Example
+        -------
+        >>> train, validation, test = users.split(test=0.2, validation=2)
         """
         if stratify and self.targets is None:
             raise InvalidInput("stratify=True needs targets", remedy="Give the users targets or pass stratify=False")
-        counts, least = self.counts, np.minimum(self.counts, 1)
-        n_train = counts if train is None else np.clip(_wanted(train, counts, "train"), least, counts)
-        if train is None or test is not None:
-            n_test = np.minimum(_wanted(0.2 if test is None else test, counts, "test"), counts - least)
-            n_validation = np.minimum(_wanted(validation, counts, "validation"), counts - least - n_test)
-            n_train = np.minimum(n_train, counts - n_test - n_validation)
-        else:
-            n_validation = np.minimum(_wanted(validation, counts, "validation"), counts - n_train)
-            n_test = counts - n_train - n_validation
-        rng = np.random.default_rng(seed)
-        key = rng.random(self.n_samples)
-        left = np.lexsort((key, self.targets if stratify and self.targets is not None else key, self.owner))
-        parts = []
-        for wanted in (n_test, n_validation, n_train):
-            owner = self.owner[left]
-            size = np.bincount(owner, minlength=self.n_users)
-            # Systematic sampling of k of a user's n positions j with a phase u of 0..n-1: j is in if
-            # floor(((j+1) k + u) / n) > floor((j k + u) / n). So k are in, and of any run of L positions L k / n to
-            # less than one; integers, so no rounding.
-            k, n, u = wanted[owner], size[owner], rng.integers(0, np.maximum(size, 1))[owner]
-            j = np.arange(len(left)) - _offsets(size)[owner]
-            chosen = ((j + 1) * k + u) // n > (j * k + u) // n
-            parts.append(self._rows(np.sort(left[chosen]), wanted, self.names))
-            left = left[~chosen]
-        return Split(train=parts[2], validation=parts[1], test=parts[0])
+        sizes = part_sizes(self.counts, test, validation, train)
+        parts = choose_rows(self.owner, self.counts, sizes, self.targets if stratify else None, seed)
+        return Split(*(self._rows(rows, size, self.names) for rows, size in zip(parts, sizes, strict=True)))
 
     def moments(self) -> Moments:
-        """Each user's count, means and centred sums of squares; `Standardizer.from_moments` combines them."""
+        """Count, means and centred sums of squares of each user; `Standardizer.from_moments` combines them."""
         means, m2 = np.zeros((2, self.n_users, self.n_features))
         some = self.counts > 0  # reduceat wants non-empty segments
         if some.any():
@@ -420,21 +380,6 @@ class Users(Participants):
             features, targets = np.take(self.features, rows, axis=0), np.where(real, values[rows], 0.0)
             features[~real] = 0.0
         return Block(freeze(index), freeze(features), freeze(targets), freeze(real / counts))
-
-
-def _wanted(amount: Any, counts: Ints, name: str) -> Ints:
-    """Rows per user that a share (rounded half up) or a number of rows asks for."""
-    if isinstance(amount, (int, np.integer)) and not isinstance(amount, bool) and amount >= 0:
-        return np.minimum(counts, min(int(amount), 2**62))
-    if isinstance(amount, (float, np.floating)) and 0 <= amount < 1:
-        # 0.29 * 50 is just below 14.5 in binary; the last term makes it a half.
-        return np.asarray(np.floor(float(amount) * counts + 0.5 + 1e-9), dtype=np.int64)
-    raise InvalidInput(f"{name} must be a share in [0, 1) or a number of rows per user, got {amount!r}",
-                       remedy=f"For example {name}=0.2 or {name}=5")
-
-
-def _offsets(counts: Ints) -> Ints:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def freeze(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

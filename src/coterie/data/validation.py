@@ -31,8 +31,9 @@ class Rows(NamedTuple):
     codes: Ints
 
     def where(self, row: int, column: Any = None) -> str:
-        place = f"user {show(self.names[self.codes[row]])}, row {row}"
-        return place if column is None else f"{place}, column {column!r}"
+        """The user, the row and the column of a cell, in words."""
+        cell = f"user {show(self.names[self.codes[row]])}, row {row}"
+        return cell if column is None else f"{cell}, column {column!r}"
 
 
 def group(user: Any) -> Rows:
@@ -78,7 +79,7 @@ def as_array(values: Any, what: str) -> npt.NDArray[Any]:
 
 
 def as_numbers(values: Any, what: str, rows: Rows, column: Any, remedy: str) -> Array:
-    """One column as finite float64; anything else is refused with its place."""
+    """One column as finite float64; anything else is rejected with its user, row and column."""
     array, dtype = as_array(values, what), str(getattr(values, "dtype", "object"))
     bad: int | None = 0
     if array.ndim == 1 and array.dtype.kind in "biufO" and not dtype.lower().startswith(("categor", "enum")):
@@ -98,6 +99,7 @@ def as_numbers(values: Any, what: str, rows: Rows, column: Any, remedy: str) -> 
 
 
 def check_finite(values: Array, what: str, rows: Rows, columns: Sequence[Any] = (None,)) -> None:
+    """Raise InvalidInput at the first number that is missing or infinite."""
     finite = np.isfinite(values)
     if not finite.all():
         row, column = divmod(int(np.argmin(finite)), len(columns))
@@ -106,11 +108,13 @@ def check_finite(values: Array, what: str, rows: Rows, columns: Sequence[Any] = 
 
 
 def check_unique(values: Collection[Any], what: str) -> None:
+    """Raise InvalidInput if a value comes twice."""
     if len(set(values)) < len(values):
         raise InvalidInput(f"{what} must be unique, {show(Counter(values).most_common(1)[0][0])} comes again")
 
 
 def is_missing(value: Any) -> bool:
+    """Whether a value is None, NaN, NaT or NA, or a tuple with one of them."""
     if isinstance(value, tuple):
         return any(map(is_missing, value))
     # NaN and NaT differ from themselves; pandas' NA refuses to say.
@@ -123,6 +127,7 @@ def plain(name: Any) -> Any:
 
 
 def show(*values: Any) -> str:
+    """Values as messages show them: at most eight, and 60 characters each."""
     texts = [repr(plain(value)) for value in values[:8]] + ["..."] * (len(values) > 8)
     return ", ".join(text if len(text) <= 60 else text[:57] + "..." for text in texts)
 
