@@ -1,4 +1,4 @@
-"""From any table to numbers: a file is read, a recipe is learned from it, and makes Users of this table and others.
+"""From any table to numbers: a recipe is learned from a table and turns it, and other tables, into Users.
 
 **Files.** CSV (any of , ; tab | between cells; UTF-8, UTF-16 or Windows-1252; plain, gzip or zstd) or Parquet, known
 by their content. Cells "", NA, N/A, NaN, null, ?, -, #N/A and <NA> are missing. The file is only ever read.
@@ -48,15 +48,34 @@ from coterie.errors import InvalidInput
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a table becomes numbers: learned from one table, applied to it and to others. Columns are found by name."""
+    """How a table becomes numbers: learned from one table or several, applied to these and others.
 
-    user: str | None                 # None: every row is a user of its own, named by its number
+    Columns are matched by name. What each kind of column becomes is explained in the module.
+
+    Parameters
+    ----------
+    user : the column that names the owner of a row; None: every row is a user of its own, named by its number.
+    target : the column to predict, or None.
+    task : what the target is.
+    classes : of a classification, in order: class k has the target k.
+    class_kind : the type that classes have in the table.
+    columns : the columns learned from, and what becomes of them.
+    notes : what was inferred, filled in and left out, one sentence each.
+
+    Example
+    -------
+    >>> frame = read_table("shops.csv")
+    >>> recipe = Recipe.learn(frame, user="shop", target="sold")
+    >>> users = recipe.encode(frame)
+    """
+
+    user: str | None
     target: str | None
     task: Task
-    classes: tuple[str, ...]         # of classification, in order: class k has the target k
+    classes: tuple[str, ...]
     class_kind: ClassKind
     columns: tuple[Column, ...]
-    notes: tuple[str, ...]           # what is not obvious, a sentence each
+    notes: tuple[str, ...]
 
     @classmethod
     def learn(cls, frame: Any, *, user: str | None = None, target: str | None = None,
@@ -125,7 +144,7 @@ class Recipe:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Of the encoded columns: "age", "colour=red", "age missing", "when (days)"."""
+        """Names of the encoded columns, such as "age", "colour=red", "age missing", "when (days)"."""
         return tuple(label for column in self.columns for label in column.labels)
 
     @property
@@ -135,7 +154,20 @@ class Recipe:
         return tuple(map(kinds[self.class_kind], self.classes))
 
     def matrix(self, frame: Any) -> tuple[Array, list[Any]]:
-        """The encoded columns of every row in the table's order, and the user of each row."""
+        """The encoded columns of every row in the table's order, and the user of each row.
+
+        Parameters
+        ----------
+        frame : a polars frame with the user column and the columns learned from.
+
+        Returns
+        -------
+        (n_rows, n_encoded) numbers, and a list of n_rows names.
+
+        Raises
+        ------
+        InvalidInput : a column that is missing, or that does not hold what was learned.
+        """
         frame = as_frame(frame)
         for name in (*([] if self.user is None else [self.user]), *(column.name for column in self.columns)):
             if name not in frame.columns:
@@ -151,7 +183,17 @@ class Recipe:
         return X, list(range(len(frame))) if self.user is None else row_names(frame[self.user])
 
     def encode(self, frame: Any, *, targets: bool = True) -> Users:
-        """The table's users, not standardised. Targets are class numbers or numbers; rows without one are left out."""
+        """The table's users, not standardised.
+
+        Parameters
+        ----------
+        frame : a polars frame with the columns learned from.
+        targets : whether targets are encoded as well, as class numbers or numbers; rows without one are left out.
+
+        Raises
+        ------
+        InvalidInput : a column that is missing, or that does not hold what was learned; a class that is new.
+        """
         frame = as_frame(frame)
         X, names = self.matrix(frame)
         if not targets or self.target is None:
