@@ -224,8 +224,12 @@ class PersonalizedClassifier(ClassifierMixin, _Personalized):  # type: ignore[mi
 
     Examples
     --------
-    >>> model = PersonalizedClassifier().fit(X, y, users=owner)
-    >>> model.predict(X_new, users=owner_new)
+    >>> from coterie.datasets import clustered
+    >>> users = clustered("logistic", n_users=8, samples=30, seed=0).users
+    >>> owner = [users.names[i] for i in users.owner]
+    >>> model = PersonalizedClassifier().fit(users.features, users.targets, users=owner)
+    >>> model.predict(users.features, users=owner).shape == users.targets.shape
+    True
     """
 
     __metadata_request__predict_proba = {"users": True}  # noqa: RUF012
@@ -292,8 +296,12 @@ class PersonalizedRegressor(RegressorMixin, _Personalized):  # type: ignore[misc
 
     Examples
     --------
-    >>> model = PersonalizedRegressor(loss="huber").fit(X, y, users=owner)
-    >>> model.predict(X_new, users=owner_new)
+    >>> from coterie.datasets import clustered
+    >>> users = clustered("squared", n_users=8, samples=10, seed=0).users
+    >>> owner = [users.names[i] for i in users.owner]
+    >>> model = PersonalizedRegressor().fit(users.features, users.targets, users=owner)
+    >>> model.score(users.features, users.targets, users=owner) > 0.5
+    True
     """
 
     def fit(self, X: Any, y: Any, users: Any = None) -> Self:
@@ -349,7 +357,8 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
 
     Examples
     --------
-    >>> labels = ConvexClustering(n_clusters=3).fit_predict(X)
+    >>> ConvexClustering(n_clusters=2).fit_predict([[0.0, 0.0], [0.1, 0.0], [5.0, 5.0], [5.0, 5.1]]).tolist()
+    [0, 0, 1, 1]
     """
 
     def __init__(self, n_clusters: int | None = None, *, lam: Any = Settings.lam, weights: str = Settings.weights,

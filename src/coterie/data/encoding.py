@@ -64,9 +64,13 @@ class Recipe:
 
     Example
     -------
-    >>> frame = read_table("shops.csv")
-    >>> recipe = Recipe.learn(frame, user="shop", target="sold")
-    >>> users = recipe.encode(frame)
+    >>> import polars
+    >>> frame = polars.DataFrame({"who": ["a", "b"] * 3, "kind": ["red", "blue", "red"] * 2, "y": [0.5, 1.5, 3.0] * 2})
+    >>> recipe = Recipe.learn(frame, user="who", target="y")
+    >>> recipe.task, recipe.feature_names
+    ('regression', ('kind=blue', 'kind=red'))
+    >>> recipe.encode(frame)
+    Users(2 users, 6 samples, 2 features, targets)
     """
 
     user: str | None
@@ -102,9 +106,10 @@ class Recipe:
 
         Example
         -------
-        >>> frame = read_table("shops.csv")
-        >>> recipe = Recipe.learn(frame, user="shop", target="sold")
-        >>> users = recipe.encode(frame)
+        >>> import polars
+        >>> frame = polars.DataFrame({"who": ["a", "b"] * 3, "x": range(6), "y": ["no", "yes", "no"] * 2})
+        >>> Recipe.learn(frame, user="who", target="y").class_values
+        ('no', 'yes')
         """
         return cls.from_summary(summarise(frame, user=user, target=target, features=features, drop=drop, task=task))
 
@@ -122,7 +127,11 @@ class Recipe:
 
         Example
         -------
-        >>> recipe = Recipe.from_summary(merge([summarise(frame, user="shop", target="sold") for frame in frames]))
+        >>> import polars
+        >>> from coterie.data.merging import merge
+        >>> frames = [polars.DataFrame({"who": [name] * 3, "x": [1.0, 2.5, 4.0], "y": [1, 0, 1]}) for name in "ab"]
+        >>> Recipe.from_summary(merge([summarise(frame, user="who", target="y") for frame in frames])).task
+        'classification'
         """
         user, notes = summary.user, list[str]()
         if summary.rows < 2:

@@ -45,7 +45,11 @@ def read_table(path: str | PathLike[str], separator: str | None = None) -> Any:
 
     Example
     -------
-    >>> frame = read_table("shops.csv")
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "shops.csv")
+    >>> _ = path.write_text("shop;price\\nA;1,5\\nB;2,25\\n")
+    >>> read_table(path)["price"].to_list()
+    [1.5, 2.25]
     """
     start = b""
     if Path(path).is_file():

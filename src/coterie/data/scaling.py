@@ -26,8 +26,10 @@ class Standardizer:
 
     Example
     -------
+    >>> users = Users.from_arrays([[1.0], [3.0], [5.0], [7.0]], user=["ann", "ann", "bob", "bob"])
     >>> scaler = Standardizer.from_moments(users.moments(), feature_names=users.feature_names)
-    >>> standard = scaler.transform(users)
+    >>> scaler.transform(users).features.std().round(12).item()
+    1.0
     """
 
     mean: Array

@@ -238,7 +238,10 @@ class Users(Participants):
 
         Example
         -------
-        >>> users = Users.from_frame(frame, user="shop", target="sold")
+        >>> import polars
+        >>> frame = polars.DataFrame({"shop": ["a", "b", "a"], "price": [1.5, 2.0, 1.0], "sold": [3, 4, 5]})
+        >>> Users.from_frame(frame, user="shop", target="sold")
+        Users(2 users, 3 samples, 1 features, targets)
         """
         frame = frame.collect() if hasattr(frame, "collect") else frame
         if not hasattr(frame, "columns"):
@@ -277,7 +280,11 @@ class Users(Participants):
 
         Example
         -------
-        >>> users = Users.from_csv("shops.csv", user="shop", target="sold")
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "shops.csv")
+        >>> _ = path.write_text("shop,price,sold\\na,1.5,3\\nb,2.0,4\\n")
+        >>> Users.from_csv(path, user="shop", target="sold")
+        Users(2 users, 2 samples, 1 features, targets)
         """
         frame = read_table(path, separator)
         frame = read_numbers(frame, [name for name in frame.columns if name != user])
@@ -300,7 +307,11 @@ class Users(Participants):
 
         Example
         -------
-        >>> users = Users.from_parquet("shops.parquet", user="shop", target="sold")
+        >>> import pathlib, polars, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "shops.parquet")
+        >>> polars.DataFrame({"shop": ["a", "b"], "price": [1.5, 2.0]}).write_parquet(path)
+        >>> Users.from_parquet(path, user="shop")
+        Users(2 users, 2 samples, 1 features, no targets)
         """
         return cls.from_frame(read_parquet(path), user=user, target=target, features=features)
 
@@ -329,7 +340,10 @@ class Users(Participants):
 
         Example
         -------
-        >>> train, validation, test = users.split(test=0.2, validation=2)
+        >>> users = Users.from_arrays([[float(i)] for i in range(20)], user=["ann", "bob"] * 10)
+        >>> train, validation, test = users.split(test=0.2, validation=1)
+        >>> train.counts.tolist(), validation.counts.tolist(), test.counts.tolist()
+        ([7, 7], [1, 1], [2, 2])
         """
         if stratify and self.targets is None:
             raise InvalidInput("stratify=True needs targets", remedy="Give the users targets or pass stratify=False")

@@ -82,9 +82,12 @@ def prepare(table: str | PathLike[str] | Any, *, user: str | None = None, target
 
     Example
     -------
-    >>> prepared = prepare("shops.csv", user="shop", target="sold")
-    >>> solution = solve(prepared.problem(lam=0.1))
-    >>> prepared.units.coefficients(solution.models)     # in the units of the table
+    >>> import coterie, polars
+    >>> frame = polars.DataFrame({"who": ["a", "b"] * 6, "x": range(12), "y": [2.0 * i + (i % 3) for i in range(12)]})
+    >>> prepared = prepare(frame, user="who", target="y", features="x")
+    >>> solution = coterie.solve(prepared.problem(lam=0.1))
+    >>> prepared.units.coefficient_names, prepared.units.coefficients(solution.models).shape
+    (['x', 'intercept'], (2, 2, 1))
     """
     frame = read_table(table, separator) if isinstance(table, (str, PathLike)) else table
     recipe = Recipe.learn(frame, user=user, target=target, features=features, drop=drop, task=task)
