@@ -800,7 +800,9 @@ def test_signals_at_random_moments(number):
     assert command(*arguments, "whole").returncode == 0
     took = time.monotonic() - start
     rng, stopped = np.random.default_rng(0), 0
-    for _ in range(6):
+    for turn in range(20):
+        if turn >= 6 and stopped > 6:  # on a machine with changing load, many runs end before their signal
+            break
         shutil.rmtree("cut", ignore_errors=True)
         for last in (False, False, False, True):
             more = ["--resume"] if Path("cut/progress/asked.coterie").exists() else []
@@ -820,6 +822,8 @@ def test_signals_at_random_moments(number):
                 assert process.returncode == 130
                 # Python shows an interrupt inside a destructor and goes on; the command ends soon after.
                 assert said.count("Traceback") == said.count("Exception ignored")
+            if Path("cut/run.json").exists() and not Path("cut/progress/asked.coterie").exists():
+                break  # the signal came when the run was complete
         assert comparable(Path("cut")) == comparable(Path("whole"))
     assert stopped > 6
 
