@@ -29,6 +29,7 @@ from coterie.data.users import Users
 from coterie.data.validation import Rows, group, show
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.fitting import Fit, Settings, fit
+from coterie.fitting.predictions import models_by_name
 from coterie.newcomers import Joined
 from coterie.solvers import solve
 
@@ -152,8 +153,8 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
         self._check_unknown()
         X = validate_data(self, X, reset=False, dtype=np.float64)
         rows, names = _rows(users, len(X)), [*self.users_, *self.newcomers_]
-        position = {name: i for i, name in enumerate(names)}
-        index = np.array([position.get(name, -1) for name in rows.names], dtype=np.int64)
+        known = np.vstack([self.solution_.models, *self.newcomers_.values()])
+        models, index = models_by_name(rows.names, names, known, self.fit_.together)
         unknown = [rows.names[i] for i in np.flatnonzero(index < 0)]
         if unknown and users is None:
             if self.unknown == "error":
@@ -170,8 +171,7 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
             if self.unknown == "error":
                 raise InvalidInput(f"there is no model for {len(unknown)} user(s)", where=f"user {show(*unknown)}",
                                    remedy="Call personalize with a few of their rows, or set unknown='together'")
-        models = np.vstack([self.solution_.models, *self.newcomers_.values(), self.fit_.together])
-        return X, models[index[rows.codes]]
+        return X, models[rows.codes]
 
 
 def _rows(users: Any, n_rows: int) -> Rows:
