@@ -19,8 +19,8 @@ export const shape = (tag, attributes, ...children) => fill(document.createEleme
 // Numbers -----------------------------------------------------------------------------------------------------------
 
 export const known = (x) => typeof x === "number" && Number.isFinite(x);
-export const whole = (x) => (known(x) ? Math.round(x).toLocaleString("en-US") : "–");
-export const plural = (n, one, many) => `${whole(n)} ${n === 1 ? one : many || one + "s"}`;
+export const integer = (x) => (known(x) ? Math.round(x).toLocaleString("en-US") : "–");
+export const plural = (n, one, many) => `${integer(n)} ${n === 1 ? one : many || one + "s"}`;
 export const percent = (x) => `${Math.round(100 * x)}%`;
 
 // Long names lose their middle: those that begin alike still differ.
@@ -78,56 +78,56 @@ export function ticks(low, high, count) {
   const rough = (high - low || 1) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((m) => m * power >= rough * 0.999);
-  const found = [];
+  const values = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k += 1)
-    found.push(Number((k * step).toPrecision(12)));
-  return found;
+    values.push(Number((k * step).toPrecision(12)));
+  return values;
 }
 
 export function logTicks(low, high, count) {
   const decades = Math.log10(high / low);
-  const found = [];
+  const values = [];
   const every = Math.max(1, Math.ceil(decades / Math.max(1, count)));
   const factors = decades > count * 0.7 ? [1] : decades > 1.2 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 5, 6, 8];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
     if (power % every !== 0 && factors.length === 1) continue;
     for (const factor of factors) {
       const x = Number((factor * 10 ** power).toPrecision(6));
-      if (x >= low * 0.999 && x <= high * 1.001) found.push(x);
+      if (x >= low * 0.999 && x <= high * 1.001) values.push(x);
     }
   }
-  return found.length ? found : [low];
+  return values.length ? values : [low];
 }
 
 // Labels that would touch an earlier one are left out.
-function spaced(values, place, text, size = 6.4) {
+function spaced(values, scale, text, size = 6.4) {
   let last = -Infinity;
   return values.filter((x) => {
     const half = (text(x).length * size) / 2 + 5;
-    if (place(x) - half < last) return false;
-    last = place(x) + half;
+    if (scale(x) - half < last) return false;
+    last = scale(x) + half;
     return true;
   });
 }
 
-export function bottomAxis(place, values, y, left, right, label, text = number) {
+export function bottomAxis(scale, values, y, left, right, label, text = number) {
   const group = shape("g", { class: "axis" }, shape("line", { x1: left, x2: right, y1: y, y2: y, class: "rule" }));
-  for (const x of spaced(values, place, text)) {
+  for (const x of spaced(values, scale, text)) {
     group.append(
-      shape("line", { x1: place(x), x2: place(x), y1: y, y2: y + 4, class: "rule" }),
-      shape("text", { x: place(x), y: y + 16, "text-anchor": "middle", text: text(x) }),
+      shape("line", { x1: scale(x), x2: scale(x), y1: y, y2: y + 4, class: "rule" }),
+      shape("text", { x: scale(x), y: y + 16, "text-anchor": "middle", text: text(x) }),
     );
   }
   if (label) group.append(shape("text", { x: right, y: y + 32, "text-anchor": "end", class: "name", text: label }));
   return group;
 }
 
-export function leftAxis(place, values, x, right, label, text = number) {
+export function leftAxis(scale, values, x, right, label, text = number) {
   const group = shape("g", { class: "axis" });
   for (const y of values) {
     group.append(
-      shape("line", { x1: x, x2: right, y1: place(y), y2: place(y), class: "grid" }),
-      shape("text", { x: x - 7, y: place(y) + 3.5, "text-anchor": "end", text: text(y) }),
+      shape("line", { x1: x, x2: right, y1: scale(y), y2: scale(y), class: "grid" }),
+      shape("text", { x: x - 7, y: scale(y) + 3.5, "text-anchor": "end", text: text(y) }),
     );
   }
   if (label) group.append(shape("text", { x: 0, y: 11, class: "name", text: label }));

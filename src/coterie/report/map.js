@@ -31,11 +31,11 @@ function extent(values, step, offset) {
 /** Scales of both axes, of one unit of length where that leaves both readable. */
 function frame(width, height, margin) {
   const each = users.length * stride;
-  const here = plan.points.values.subarray(state.at * each, (state.at + 1) * each);
+  const current = plan.points.values.subarray(state.at * each, (state.at + 1) * each);
   const spans = [0, 1].map((axis) => {
     if ((lines && !plan.samples) || axis >= stride) return [-1, 1];
     const all = lines ? extent(plan.samples.values, 4, axis) : extent(plan.points.values, stride, axis);
-    const [low, high] = lines || mapView.fixed ? all : extent(here, stride, axis);
+    const [low, high] = lines || mapView.fixed ? all : extent(current, stride, axis);
     const least = 0.04 * (all[1] - all[0]) || 0.1 * Math.abs(all[1]) || 1; // where all models are equal
     const pad = Math.max((high - low) * (lines ? 0.04 : 0.16), (least - (high - low)) / 2);
     return [low - pad, high + pad];
@@ -86,17 +86,17 @@ function drawMap(width) {
   const height = Math.round(Math.min(lines ? 560 : 470, Math.max(flat ? 220 : 300, width * tall)));
   const margin = { left: 52, right: 14, top: 22, bottom: 42 };
   const scale = frame(width, height, margin);
-  const found = drawing(width, height, lines ? "Separating lines over the samples" : "Models of all users", true);
+  const chart = drawing(width, height, lines ? "Separating lines over the samples" : "Models of all users", true);
   const [left, right, bottom] = [margin.left, width - margin.right, height - margin.bottom];
-  if (!flat) found.append(leftAxis(scale.y, ticks(...scale.spans[1], 5), left, right, plan.ylabel || ""));
-  found.append(
+  if (!flat) chart.append(leftAxis(scale.y, ticks(...scale.spans[1], 5), left, right, plan.ylabel || ""));
+  chart.append(
     bottomAxis(scale.x, ticks(...scale.spans[0], (right - left) / 70), bottom, left, right, plan.xlabel || ""),
   );
   const box = [left, margin.top, right, bottom];
-  return lines ? drawLines(found, scale, box) : drawDots(found, scale, flat, box);
+  return lines ? drawLines(chart, scale, box) : drawDots(chart, scale, flat, box);
 }
 
-function drawDots(found, scale, flat, [left, top, right, bottom]) {
+function drawDots(chart, scale, flat, [left, top, right, bottom]) {
   const at = state.at,
     from = mapView.before === null || calm.matches ? at : mapView.before;
   const old = from === at || !mapView.scale ? scale : mapView.scale;
@@ -111,7 +111,7 @@ function drawDots(found, scale, flat, [left, top, right, bottom]) {
       }
     });
     const window = shape("rect", { x: left, y: top, width: right - left, height: bottom - top });
-    found.append(
+    chart.append(
       shape("clipPath", { id: "window" }, window),
       shape("path", {
         d: ways,
@@ -123,16 +123,16 @@ function drawDots(found, scale, flat, [left, top, right, bottom]) {
   }
   const marks = [...clusters()]
     .map(([k, members]) => {
-      const place = (when, axis) => mean(members.map((user) => model(user, when, axis)));
+      const average = (when, axis) => mean(members.map((user) => model(user, when, axis)));
       return {
         k,
         members,
         slot: slotOf(k),
         r: radius(members.length),
-        x: scale.x(place(at, 0)),
-        y: scale.y(place(at, 1)),
-        x0: old.x(place(from, 0)),
-        y0: old.y(place(from, 1)),
+        x: scale.x(average(at, 0)),
+        y: scale.y(average(at, 1)),
+        x0: old.x(average(from, 0)),
+        y0: old.y(average(from, 1)),
         lift: 0,
       };
     })
@@ -187,7 +187,7 @@ function drawDots(found, scale, flat, [left, top, right, bottom]) {
     marks.map((mark) => mark.node),
     (k) => pick(marks[k].k, marks[k].members),
   );
-  found.append(...marks.map((mark) => mark.node));
+  chart.append(...marks.map((mark) => mark.node));
   const put = (share) => {
     for (const { node, x, y, x0, y0, lift } of marks)
       node.setAttribute(
@@ -198,7 +198,7 @@ function drawDots(found, scale, flat, [left, top, right, bottom]) {
   cancelAnimationFrame(mapView.frame);
   if (from === at) {
     put(1);
-    return found;
+    return chart;
   }
   put(0);
   let start = null;
@@ -209,7 +209,7 @@ function drawDots(found, scale, flat, [left, top, right, bottom]) {
     if (share < 1) mapView.frame = requestAnimationFrame(step);
   };
   mapView.frame = requestAnimationFrame(step);
-  return found;
+  return chart;
 }
 
 /** The two ends of w1 x + w2 y + b = 0 inside a box of data coordinates, or null. */
@@ -239,7 +239,7 @@ function ends([w1, w2, b], [[x0, x1], [y0, y1]]) {
   return best;
 }
 
-function drawLines(found, scale, [left, top, right, bottom]) {
+function drawLines(chart, scale, [left, top, right, bottom]) {
   const groups = new Map();
   const samples = plan.samples ? plan.samples.values : [];
   for (let k = 0; k + 3 < samples.length; k += 4) {
@@ -252,7 +252,7 @@ function drawLines(found, scale, [left, top, right, bottom]) {
         : `M${x - 2.2},${y - 2.2}l4.4,4.4m0,-4.4l-4.4,4.4`;
     groups.set(key, (groups.get(key) || "") + text);
   }
-  for (const [key, d] of groups) found.append(shape("path", { d, class: `sample ${key}` }));
+  for (const [key, d] of groups) chart.append(shape("path", { d, class: `sample ${key}` }));
   const marks = [];
   const taken = [];
   for (const [k, members] of [...clusters()].sort((a, b) => a[1].length - b[1].length)) {
@@ -318,8 +318,8 @@ function drawLines(found, scale, [left, top, right, bottom]) {
     order.map((mark) => mark.node),
     (k) => pick(order[k].k, order[k].members),
   );
-  found.append(...marks.map((mark) => mark.node));
-  return found;
+  chart.append(...marks.map((mark) => mark.node));
+  return chart;
 }
 
 export function pick(k, members) {

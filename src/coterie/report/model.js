@@ -1,7 +1,7 @@
 // The document, what is shown of it now, and the clusters at each lam with colours that follow them along the path.
 
 import {
-  byId, hideTip, known, logarithmic, logTicks, mean, number, plural, shape, single, unpack, whole,
+  byId, hideTip, known, logarithmic, logTicks, mean, number, plural, shape, single, unpack, integer,
 } from "./basics.js";
 
 export const doc = JSON.parse(byId("document").textContent);
@@ -53,13 +53,13 @@ const memo = new Map();
 export function clusters(at = state.at) {
   if (!labels) return new Map();
   if (!memo.has(at)) {
-    const found = new Map();
+    const groups = new Map();
     users.forEach((_, user) => {
       const k = labelOf(user, at);
-      if (!found.has(k)) found.set(k, []);
-      found.get(k).push(user);
+      if (!groups.has(k)) groups.set(k, []);
+      groups.get(k).push(user);
     });
-    memo.set(at, new Map([...found].sort((a, b) => a[0] - b[0])));
+    memo.set(at, new Map([...groups].sort((a, b) => a[0] - b[0])));
   }
   return memo.get(at);
 }
@@ -128,10 +128,10 @@ export function describe(k, members) {
     .slice(0, 6)
     .map((user) => users[user])
     .join(", ");
-  const found = members.map((user) => scoreOf("points", user)).filter(known);
-  const score = found.length ? `${scores.metric} ${number(mean(found))}${found.length > 1 ? " on average" : ""}` : "";
+  const values = members.map((user) => scoreOf("points", user)).filter(known);
+  const score = values.length ? `${scores.metric} ${number(mean(values))}${values.length > 1 ? " on average" : ""}` : "";
   if (members.length === 1) return [`user ${users[members[0]]}`, `alone (${naming(k)})`, score];
-  const more = members.length > 6 ? ` and ${whole(members.length - 6)} more` : "";
+  const more = members.length > 6 ? ` and ${integer(members.length - 6)} more` : "";
   return [`${naming(k)}: ${plural(members.length, "user")}`, names + more, score];
 }
 
@@ -157,7 +157,7 @@ export function lamAxis(left, right) {
   const zero = all.some((x) => x <= 0);
   const start = left + (zero ? Math.min(34, (right - left) / 8) : 0);
   const inner = logarithmic(low, high, start, right);
-  const place = (x) => (x > 0 ? Math.min(Math.max(inner(x), start), right) : left);
+  const scale = (x) => (x > 0 ? Math.min(Math.max(inner(x), start), right) : left);
   const values = logTicks(low, high, (right - start) / 75);
-  return { place, low, high, ticks: zero ? [0, ...values] : values };
+  return { scale, low, high, ticks: zero ? [0, ...values] : values };
 }

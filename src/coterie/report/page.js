@@ -1,6 +1,6 @@
 // The header, the control and the start.
 
-import { byId, element, known, measure, number, plural, redrawAll, whole } from "./basics.js";
+import { byId, element, known, measure, number, plural, redrawAll, integer } from "./basics.js";
 import { chosen, doc, lams, move, points, select, show, state, users, views, word } from "./model.js";
 import { setUpPath } from "./path.js";
 import { setUpMap } from "./map.js";
@@ -18,7 +18,7 @@ function setUpHeader() {
   byId("subtitle").textContent = doc.subtitle || "";
   byId("groups").textContent = (doc.groups && doc.groups.sentence) || "";
   byId("reduced").textContent = doc.reduced
-    ? `This page shows ${whole(doc.reduced.shown)} of ${whole(doc.reduced.users)} users; ` +
+    ? `This page shows ${integer(doc.reduced.shown)} of ${integer(doc.reduced.users)} users; ` +
       `the number of ${word}s, the objective and the gap are those of all users, sizes count the users shown.`
     : "";
   for (const id of ["subtitle", "groups", "reduced"]) byId(id).hidden = !byId(id).textContent;
@@ -45,7 +45,7 @@ function setUpTheme() {
   try {
     kept = localStorage.getItem(key);
   } catch {
-    // Not allowed here: the system's theme it is.
+    // Not allowed: use the theme of the system.
   }
   const dark = () => document.documentElement.dataset.theme === "dark";
   const use = (theme) => {
@@ -95,7 +95,7 @@ function setUpControl() {
     slider.value = state.at;
     slider.setAttribute("aria-valuetext", `lam ${number(lams[state.at])}, ${plural(point.n_clusters, word)}`);
     byId("now-lam").textContent = number(lams[state.at]);
-    byId("now-clusters").textContent = whole(point.n_clusters);
+    byId("now-clusters").textContent = integer(point.n_clusters);
     byId("now-clusters-name").textContent = point.n_clusters === 1 ? word : `${word}s`;
     byId("now-gap").textContent = number(point.gap, 2);
     byId("previous").disabled = state.at === 0;

@@ -2,7 +2,7 @@
 
 import {
   bottomAxis, byId, drawing, explain, figure, known, leftAxis, linear, logarithmic, logTicks, mean, number, plural,
-  roving, shape, ticks, trimmed, whole,
+  roving, shape, ticks, trimmed, integer,
 } from "./basics.js";
 import {
   chosen, dimmed, doc, hue, labelOf, labels, lamAxis, lams, move, points, select, slotOf, state, users, views, word,
@@ -17,10 +17,10 @@ export function nowLines(axis, top, bottom, labelled) {
   const group = shape("g", {});
   if (!lams.length) return group;
   if (state.at !== chosen) {
-    const x = axis.place(lams[chosen]);
+    const x = axis.scale(lams[chosen]);
     group.append(shape("line", { x1: x, x2: x, y1: top, y2: bottom, class: "chosen-line" }));
-    if (labelled && Math.abs(x - axis.place(lams[state.at])) > 44) {
-      const end = x > axis.place(lams[lams.length - 1]) - 30;
+    if (labelled && Math.abs(x - axis.scale(lams[state.at])) > 44) {
+      const end = x > axis.scale(lams[lams.length - 1]) - 30;
       group.append(
         shape("text", {
           x: end ? x + 4 : x,
@@ -32,7 +32,7 @@ export function nowLines(axis, top, bottom, labelled) {
       );
     }
   }
-  const x = axis.place(lams[state.at]);
+  const x = axis.scale(lams[state.at]);
   group.append(shape("line", { x1: x, x2: x, y1: top, y2: bottom, class: "now-line" }));
   return group;
 }
@@ -45,41 +45,41 @@ function drawSteps(width) {
   const axis = lamAxis(left, right);
   const counts = points.map((point) => Math.max(1, point.n_clusters || 1));
   const most = Math.max(2, ...counts);
-  const place = most >= 10 ? logarithmic(1, most * 1.08, bottom - 6, top) : linear(0, most * 1.08, bottom, top);
+  const scale = most >= 10 ? logarithmic(1, most * 1.08, bottom - 6, top) : linear(0, most * 1.08, bottom, top);
   const values =
     most >= 10 ? logTicks(1, most, 3).filter((x) => Number.isInteger(x)) : ticks(1, most, 4).filter(Number.isInteger);
-  const found = drawing(width, height, `Number of ${word}s at each lam`, true);
+  const chart = drawing(width, height, `Number of ${word}s at each lam`, true);
   const bounds = doc.bounds || {};
   const low = known(bounds.lower) ? bounds.lower : null,
     high = known(bounds.upper) ? bounds.upper : null;
   if (low !== null && high !== null && low < high && high > axis.low && low < axis.high) {
-    const [x, end] = [axis.place(low), axis.place(high)];
-    found.append(shape("rect", { x, width: Math.max(2, end - x), y: top, height: bottom - top, class: "band" }));
+    const [x, end] = [axis.scale(low), axis.scale(high)];
+    chart.append(shape("rect", { x, width: Math.max(2, end - x), y: top, height: bottom - top, class: "band" }));
   } else {
     for (const [x, name] of [
       [low, "lower"],
       [high, "upper"],
     ]) {
       if (x === null || x < axis.low || x > axis.high) continue;
-      found.append(
+      chart.append(
         shape(
           "line",
-          { x1: axis.place(x), x2: axis.place(x), y1: top, y2: bottom, class: "bound-line" },
+          { x1: axis.scale(x), x2: axis.scale(x), y1: top, y2: bottom, class: "bound-line" },
           shape("title", { text: `${name} bound ${number(x)}` }),
         ),
       );
     }
   }
-  found.append(
-    leftAxis(place, spacedDown(values, place), left, right, `${word}s`, whole),
-    bottomAxis(axis.place, axis.ticks, bottom, left, right, "lam"),
+  chart.append(
+    leftAxis(scale, spacedDown(values, scale), left, right, `${word}s`, integer),
+    bottomAxis(axis.scale, axis.ticks, bottom, left, right, "lam"),
     nowLines(axis, top, bottom, true),
   );
   let line = "";
   counts.forEach((n, k) => {
-    line += k ? `H${axis.place(lams[k])}V${place(n)}` : `M${axis.place(lams[0])},${place(n)}`;
+    line += k ? `H${axis.scale(lams[k])}V${scale(n)}` : `M${axis.scale(lams[0])},${scale(n)}`;
   });
-  found.append(shape("path", { d: line, class: "step" }));
+  chart.append(shape("path", { d: line, class: "step" }));
   const dots = counts.map((n, k) =>
     explain(
       shape(
@@ -92,24 +92,24 @@ function drawSteps(width) {
           "aria-label": `lam ${number(lams[k])}: ${plural(n, word)}`,
           "aria-pressed": k === state.at,
         },
-        shape("circle", { cx: axis.place(lams[k]), cy: place(n), r: 11, class: "hit" }),
+        shape("circle", { cx: axis.scale(lams[k]), cy: scale(n), r: 11, class: "hit" }),
         shape("circle", {
-          cx: axis.place(lams[k]),
-          cy: place(n),
+          cx: axis.scale(lams[k]),
+          cy: scale(n),
           r: k === state.at ? 6 : 3,
           class: k === state.at ? "dot now" : "dot",
         }),
-        k === chosen ? shape("circle", { cx: axis.place(lams[k]), cy: place(n), r: 9, class: "ring" }) : null,
+        k === chosen ? shape("circle", { cx: axis.scale(lams[k]), cy: scale(n), r: 9, class: "ring" }) : null,
       ),
       () => [`lam ${number(lams[k])}${k === chosen ? ", chosen" : ""}`, plural(n, word)],
     ),
   );
   roving(dots, move, state.at);
-  found.append(...dots);
-  const x = axis.place(lams[state.at]),
+  chart.append(...dots);
+  const x = axis.scale(lams[state.at]),
     count = counts[state.at];
   if (count !== undefined) {
-    found.append(
+    chart.append(
       shape("text", {
         x: Math.min(Math.max(x, left + 30), right - 34),
         y: 12,
@@ -119,14 +119,14 @@ function drawSteps(width) {
       }),
     );
   }
-  return found;
+  return chart;
 }
 
-export function spacedDown(values, place) {
+export function spacedDown(values, scale) {
   let last = Infinity;
   return values.filter((y) => {
-    if (place(y) > last - 15) return false;
-    last = place(y);
+    if (scale(y) > last - 15) return false;
+    last = scale(y);
     return true;
   });
 }
@@ -144,14 +144,14 @@ function layTree(rows, n) {
   const lamOf = (id) => (id < n ? null : rows[id - n][2]);
   const size = (id) => (id < n ? 1 : rows[id - n][3]);
   const childrenOf = (id) => {
-    const found = [];
+    const children = [];
     const waiting = rows[id - n].slice(0, 2);
     while (waiting.length) {
       const k = waiting.pop();
       if (inner(k) && lamOf(k) === lamOf(id)) waiting.push(...rows[k - n].slice(0, 2));
-      else found.push(k);
+      else children.push(k);
     }
-    return found.sort((a, b) => size(b) - size(a) || a - b);
+    return children.sort((a, b) => size(b) - size(a) || a - b);
   };
   const nodes = new Map();
   let row = 0;
@@ -177,14 +177,14 @@ function layTree(rows, n) {
 }
 
 function below(id) {
-  const found = [],
+  const members = [],
     waiting = [id];
   while (waiting.length) {
     const k = waiting.pop();
-    if (k < tree.n) found.push(k);
+    if (k < tree.n) members.push(k);
     else waiting.push(tree.rows[k - tree.n][0], tree.rows[k - tree.n][1]);
   }
-  return found.sort((a, b) => a - b);
+  return members.sort((a, b) => a - b);
 }
 
 /** For every node the cluster its users share now, or null, and whether all of them are selected. */
@@ -211,20 +211,20 @@ function drawTree(width) {
   const axis = lamAxis(left, right);
   const placeY = (row) => top + (row + 0.5) * ((bottom - top) / tree.leaves);
   const last = lams[lams.length - 1];
-  const x = (node) => (node.lam === null ? left : axis.place(node.lam));
-  const now = axis.place(lams[state.at]);
+  const x = (node) => (node.lam === null ? left : axis.scale(node.lam));
+  const now = axis.scale(lams[state.at]);
   const { shared, picked } = together();
-  const found = drawing(width, height, "Merge tree: who joins whom at which lam", true);
+  const chart = drawing(width, height, "Merge tree: who joins whom at which lam", true);
   if (tree.order.some((node) => node.inner && node.lam > last)) {
-    found.append(
+    chart.append(
       shape(
         "rect",
-        { x: axis.place(last), width: right - axis.place(last), y: top, height: bottom - top, class: "beyond" },
+        { x: axis.scale(last), width: right - axis.scale(last), y: top, height: bottom - top, class: "beyond" },
         shape("title", { text: "not reached on this path" }),
       ),
     );
   }
-  found.append(bottomAxis(axis.place, axis.ticks, bottom, left, right, "lam"), nowLines(axis, top, bottom, false));
+  chart.append(bottomAxis(axis.scale, axis.ticks, bottom, left, right, "lam"), nowLines(axis, top, bottom, false));
   const lines = new Map();
   const draw = (key, text) => lines.set(key, (lines.get(key) || "") + text);
   for (const node of tree.order) {
@@ -247,12 +247,12 @@ function drawTree(width) {
     }
   }
   for (const key of ["picked", "plain", "h0", "h1", "h2", "h3", "h4", "h5"]) {
-    if (lines.has(key)) found.append(shape("path", { d: lines.get(key), class: `branch ${key}` }));
+    if (lines.has(key)) chart.append(shape("path", { d: lines.get(key), class: `branch ${key}` }));
   }
   if (!tree.collapsed && rowHeight >= 10) {
     for (const node of tree.order.filter((k) => k.id < tree.n)) {
       const name = users[node.id];
-      found.append(
+      chart.append(
         shape("text", {
           x: left - 6,
           y: placeY(node.y) + 3,
@@ -266,7 +266,7 @@ function drawTree(width) {
   const tops = tree.order.filter((node) => node.id >= tree.n);
   const marks = tops.map((node) => {
     const when = node.lam > last ? "not joined on this path" : `together from lam ${number(node.lam)}`;
-    const place = { cx: x(node), cy: placeY(node.y) };
+    const centre = { cx: x(node), cy: placeY(node.y) };
     return explain(
       shape(
         "g",
@@ -278,16 +278,16 @@ function drawTree(width) {
           "aria-label": `${plural(node.size, "user")}, ${when}`,
           "aria-pressed": picked[node.id],
         },
-        shape("circle", { ...place, r: 8, class: "hit" }),
-        shape("circle", { ...place, r: node.inner ? Math.min(6, 2.6 + Math.sqrt(node.size) / 4) : 2.6, class: "dot" }),
+        shape("circle", { ...centre, r: 8, class: "hit" }),
+        shape("circle", { ...centre, r: node.inner ? Math.min(6, 2.6 + Math.sqrt(node.size) / 4) : 2.6, class: "dot" }),
         node.inner
           ? null
           : shape("text", {
-              x: place.cx - 7,
-              y: place.cy + 3,
+              x: centre.cx - 7,
+              y: centre.cy + 3,
               "text-anchor": "end",
               class: "leaf",
-              text: whole(node.size),
+              text: integer(node.size),
             }),
       ),
       () => [plural(node.size, "user"), when, "press to select them"],
@@ -297,8 +297,8 @@ function drawTree(width) {
     const same = state.because === `node ${tops[k].id}`;
     select(same ? null : below(tops[k].id), `node ${tops[k].id}`);
   });
-  found.append(...marks);
-  return found;
+  chart.append(...marks);
+  return chart;
 }
 
 function stepsNote() {

@@ -2,7 +2,7 @@
 
 import {
   bottomAxis, byId, drawing, element, figure, known, linear, mean, number, percent, plural, saveCsv, shape, single,
-  ticks, trimmed, unpack, whole,
+  ticks, trimmed, unpack, integer,
 } from "./basics.js";
 import {
   clusters, dimmed, doc, glyph, hue, labelOf, labels, naming, outline, points, scoreOf, scores, sizeOf, slotOf, state,
@@ -37,13 +37,13 @@ const inOrder = new Intl.Collator("en", { numeric: true });
 /** The users the table is about now, in its order; unknown values come last whichever way it is sorted. */
 function listed() {
   const query = roster.query.trim().toLowerCase();
-  const found = [...users.keys()].filter(
+  const matching = [...users.keys()].filter(
     (user) => !dimmed(user) && (!query || users[user].toLowerCase().includes(query)),
   );
   const column = columns().find(({ key }) => key === roster.sort) || columns()[0];
   const sign = roster.down ? -1 : 1;
-  const values = new Map(found.map((user) => [user, column.value(user)]));
-  return found.sort((a, b) => {
+  const values = new Map(matching.map((user) => [user, column.value(user)]));
+  return matching.sort((a, b) => {
     const [x, y] = [values.get(a), values.get(b)];
     if (typeof x === "string") return sign * inOrder.compare(x, y) || a - b;
     if (!known(x) || !known(y)) return known(y) - known(x) || a - b;
@@ -52,14 +52,14 @@ function listed() {
 }
 
 function tableRow(user, shown) {
-  const here = scoreOf("points", user),
+  const shared = scoreOf("points", user),
     alone = scoreOf("alone", user);
   return element(
     "tr",
     { "data-user": user },
     ...shown.map(({ key, value }) => {
-      const found = value(user);
-      if (key === "user") return element("th", { scope: "row", text: found });
+      const entry = value(user);
+      if (key === "user") return element("th", { scope: "row", text: entry });
       if (key === "cluster") {
         const k = labelOf(user),
           members = clusters().get(k);
@@ -75,16 +75,16 @@ function tableRow(user, shown) {
               "aria-label": `Select ${naming(k)}, ${plural(members.length, "user")}`,
             },
             glyph(slotOf(k)),
-            String(found),
+            String(entry),
           ),
         );
       }
       const cellNode = element("td", {
         class: "figure",
-        text: key === "size" || key === "rows" ? whole(found) : number(found, 3),
+        text: key === "size" || key === "rows" ? integer(entry) : number(entry, 3),
       });
-      if (key === "here" && known(here) && known(alone) && here !== alone) {
-        const better = scores.larger === false ? here < alone : here > alone;
+      if (key === "here" && known(shared) && known(alone) && shared !== alone) {
+        const better = scores.larger === false ? shared < alone : shared > alone;
         cellNode.append(
           element("span", {
             class: better ? "up" : "down",
@@ -169,20 +169,20 @@ export function setUpTable() {
   );
 
   function draw() {
-    const found = listed();
-    const pages = Math.max(1, Math.ceil(found.length / PAGE));
+    const rows = listed();
+    const pages = Math.max(1, Math.ceil(rows.length / PAGE));
     roster.page = Math.min(Math.max(roster.page, 0), pages - 1);
     const start = roster.page * PAGE,
-      end = Math.min(found.length, start + PAGE);
-    body.replaceChildren(...found.slice(start, end).map((user) => tableRow(user, shown)));
+      end = Math.min(rows.length, start + PAGE);
+    body.replaceChildren(...rows.slice(start, end).map((user) => tableRow(user, shown)));
     heads.forEach((head, k) => {
       const sorted = shown[k].key === roster.sort;
       head.setAttribute("aria-sort", sorted ? (roster.down ? "descending" : "ascending") : "none");
     });
     count.textContent =
-      found.length > PAGE
-        ? `${whole(start + 1)} to ${whole(end)} of ${whole(found.length)}`
-        : plural(found.length, "user");
+      rows.length > PAGE
+        ? `${integer(start + 1)} to ${integer(end)} of ${integer(rows.length)}`
+        : plural(rows.length, "user");
     back.hidden = forth.hidden = pages === 1;
     back.disabled = roster.page === 0;
     forth.disabled = roster.page === pages - 1;
@@ -237,9 +237,9 @@ function drawScores(width) {
     high = 1;
   }
   const pad = (high - low) * 0.04 || 0.05;
-  const place = linear(low - pad, high + pad, left, right);
-  const found = drawing(width, height, `${scores.metric} of every user: here, alone and together`);
-  found.append(bottomAxis(place, ticks(low, high, (right - left) / 70), bottom, left, right, scores.metric));
+  const scale = linear(low - pad, high + pad, left, right);
+  const chart = drawing(width, height, `${scores.metric} of every user: here, alone and together`);
+  chart.append(bottomAxis(scale, ticks(low, high, (right - left) / 70), bottom, left, right, scores.metric));
   kinds.forEach(([kind, name], k) => {
     const middle = top + tall * (k + 0.5);
     const values = [...users.keys()]
@@ -252,7 +252,7 @@ function drawScores(width) {
       { class: `strip ${k ? "" : "first"}`, "data-kind": kind },
       shape("text", { x: 0, y: middle - 2, class: "strong", text: name }),
     );
-    found.append(group);
+    chart.append(group);
     if (!values.length) {
       group.append(shape("text", { x: 0, y: middle + 13, class: "soft", text: "unknown" }));
       return;
@@ -265,7 +265,7 @@ function drawScores(width) {
     const wide = values.length > 300 ? 3 : 5,
       piles = new Map();
     for (const x of values) {
-      const bin = Math.round(place(x) / wide);
+      const bin = Math.round(scale(x) / wide);
       piles.set(bin, (piles.get(bin) || 0) + 1);
     }
     const step = Math.min(wide, (tall - 22) / Math.max(...piles.values()));
@@ -276,7 +276,7 @@ function drawScores(width) {
         const y = middle + (i - (many - 1) / 2) * step;
         d += `M${(bin * wide - r).toFixed(1)},${y.toFixed(1)}a${r},${r} 0 1,0 ${2 * r},0a${r},${r} 0 1,0 ${-2 * r},0`;
       }
-    const [q1, q2, q3] = [0.25, 0.5, 0.75].map((share) => place(quantile(values, share)));
+    const [q1, q2, q3] = [0.25, 0.5, 0.75].map((share) => scale(quantile(values, share)));
     group.append(
       shape("rect", {
         x: q1,
@@ -290,12 +290,12 @@ function drawScores(width) {
       shape("line", { x1: q2, x2: q2, y1: middle - tall / 2 + 8, y2: middle + tall / 2 - 8, class: "median" }),
       shape("path", {
         d: "M0,-6L6,0L0,6L-6,0z",
-        transform: `translate(${place(average)},${middle})`,
+        transform: `translate(${scale(average)},${middle})`,
         class: "average",
       }),
     );
   });
-  return found;
+  return chart;
 }
 
 function verdict() {
@@ -303,18 +303,18 @@ function verdict() {
     worse = 0,
     same = 0;
   users.forEach((_, user) => {
-    const [here, alone] = [scoreOf("points", user), scoreOf("alone", user)];
-    if (dimmed(user) || !known(here) || !known(alone)) return;
-    if (here === alone) same += 1;
-    else if (here > alone === (scores.larger !== false)) better += 1;
+    const [shared, alone] = [scoreOf("points", user), scoreOf("alone", user)];
+    if (dimmed(user) || !known(shared) || !known(alone)) return;
+    if (shared === alone) same += 1;
+    else if (shared > alone === (scores.larger !== false)) better += 1;
     else worse += 1;
   });
   const all = better + worse + same;
   if (!all) return "";
   const who = plural(all, state.selected ? "selected user" : "user");
   return (
-    `At this lam ${whole(better)} of ${who} (${percent(better / all)}) score better than with a model of their own, ` +
-    `${whole(same)} the same and ${whole(worse)} worse.`
+    `At this lam ${integer(better)} of ${who} (${percent(better / all)}) score better than with a model of their own, ` +
+    `${integer(same)} the same and ${integer(worse)} worse.`
   );
 }
 
@@ -372,12 +372,12 @@ function drawCoefficients(width) {
     tall = 22,
     height = top + tall * order.length + 12;
   const most = rows.flat().reduce((high, x) => (known(x) ? Math.max(high, Math.abs(x)) : high), 0) || 1;
-  const found = drawing(full, height, `Coefficients of the ${word}s at this lam`);
+  const chart = drawing(full, height, `Coefficients of the ${word}s at this lam`);
   order.forEach((j, k) => {
     const y = top + tall * k,
       name = table.names[j];
-    if (k % 2 === 0) found.append(shape("rect", { x: 0, y, width: full, height: tall, class: "stripe" }));
-    found.append(
+    if (k % 2 === 0) chart.append(shape("rect", { x: 0, y, width: full, height: tall, class: "stripe" }));
+    chart.append(
       shape(
         "text",
         {
@@ -423,9 +423,9 @@ function drawCoefficients(width) {
         shape("text", { x: x + step - 6, y: y + 15, "text-anchor": "end", class: "value", text: number(value, 3) }),
       );
     });
-    found.append(column);
+    chart.append(column);
   });
-  return found;
+  return chart;
 }
 
 export function setUpCoefficients() {
@@ -463,7 +463,7 @@ export function setUpCoefficients() {
     tools.append(element("label", {}, box, ` ${text}`));
   };
   toggle("sort-coefficients", "Largest differences first", "sorted");
-  if (table.names.length > FEW) toggle("all-coefficients", `All ${whole(table.names.length)} coefficients`, "all");
+  if (table.names.length > FEW) toggle("all-coefficients", `All ${integer(table.names.length)} coefficients`, "all");
   body.append(tools);
   holder = figure(body, {
     name: "coefficients",
@@ -475,11 +475,11 @@ export function setUpCoefficients() {
       const outputs = table.outputs || [null];
       const rows = outputs.flatMap((output, o) => {
         view.output = o;
-        const found = which.map((_, position) => coefficientRow(state.at, position));
+        const models = which.map((_, position) => coefficientRow(state.at, position));
         return table.names.map((name, j) => [
           ...(output === null ? [] : [output]),
           name,
-          ...found.map((row) => single(row[j])),
+          ...models.map((row) => single(row[j])),
         ]);
       });
       view.output = kept;
@@ -495,7 +495,7 @@ export function setUpCoefficients() {
       all = (points[state.at] || {}).n_clusters;
     byId("coefficients-lead").textContent =
       known(all) && shown < all
-        ? `The ${whole(shown)} largest of ${whole(all)} ${word}s at this lam, on one scale.`
+        ? `The ${integer(shown)} largest of ${integer(all)} ${word}s at this lam, on one scale.`
         : `All ${word}s at this lam, on one scale.`;
   });
 }

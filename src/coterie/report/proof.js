@@ -2,30 +2,30 @@
 
 import {
   bottomAxis, byId, bytes, drawing, element, explain, figure, known, leftAxis, linear, logarithmic, logTicks, number,
-  roving, shape, ticks, whole,
+  roving, shape, ticks, integer,
 } from "./basics.js";
 import { doc, lamAxis, lams, move, points, state, views, word } from "./model.js";
 import { nowLines, sides, spacedDown } from "./path.js";
 
 const FLOOR = 1e-16;
 
-function gapChart(width, { xs, place, axis, gaps, label, now, onpress, lead }) {
+function gapChart(width, { xs, scale, axis, gaps, label, now, onpress, lead }) {
   const [height, top, bottom] = [220, 24, 178];
   const [left, right] = sides(width);
   const values = gaps.filter(known).map((gap) => Math.max(gap, FLOOR));
   const low = values.reduce((a, b) => Math.min(a, b), 1) / 2;
   const high = values.reduce((a, b) => Math.max(a, b), low * 10) * 2;
   const y = logarithmic(low, high, bottom, top);
-  const found = drawing(width, height, label, Boolean(onpress));
-  found.append(leftAxis(y, spacedDown(logTicks(low, high, 5), y), left, right, "gap"), axis(bottom, left, right));
-  if (lead) found.append(lead(top, bottom));
+  const chart = drawing(width, height, label, Boolean(onpress));
+  chart.append(leftAxis(y, spacedDown(logTicks(low, high, 5), y), left, right, "gap"), axis(bottom, left, right));
+  if (lead) chart.append(lead(top, bottom));
   let d = "",
     open = false;
   gaps.forEach((gap, k) => {
-    if (known(gap)) d += `${open ? "L" : "M"}${place(xs[k]).toFixed(1)},${y(Math.max(gap, FLOOR)).toFixed(1)}`;
+    if (known(gap)) d += `${open ? "L" : "M"}${scale(xs[k]).toFixed(1)},${y(Math.max(gap, FLOOR)).toFixed(1)}`;
     open = known(gap);
   });
-  found.append(shape("path", { d, class: "step thin" }));
+  chart.append(shape("path", { d, class: "step thin" }));
   const dots = gaps.map((gap, k) => {
     if (!known(gap) || gaps.length > 300) return null;
     const node = shape(
@@ -36,9 +36,9 @@ function gapChart(width, { xs, place, axis, gaps, label, now, onpress, lead }) {
         role: onpress ? "button" : "img",
         "aria-label": `gap ${number(gap, 2)}`,
       },
-      shape("circle", { cx: place(xs[k]), cy: y(Math.max(gap, FLOOR)), r: 10, class: "hit" }),
+      shape("circle", { cx: scale(xs[k]), cy: y(Math.max(gap, FLOOR)), r: 10, class: "hit" }),
       shape("circle", {
-        cx: place(xs[k]),
+        cx: scale(xs[k]),
         cy: y(Math.max(gap, FLOOR)),
         r: k === now ? 6 : 3,
         class: k === now ? "dot now" : "dot",
@@ -53,21 +53,21 @@ function gapChart(width, { xs, place, axis, gaps, label, now, onpress, lead }) {
       (k) => onpress(there[k][1]),
       there.findIndex(([, k]) => k === now),
     );
-  found.append(...there.map(([node]) => node));
-  return found;
+  chart.append(...there.map(([node]) => node));
+  return chart;
 }
 
 function drawGaps(width) {
   const axis = lamAxis(...sides(width));
   return gapChart(width, {
     xs: lams,
-    place: axis.place,
+    scale: axis.scale,
     gaps: points.map((point) => point.gap),
     label: "Certified gap at each lam",
     now: state.at,
     onpress: move,
     lead: (top, bottom) => nowLines(axis, top, bottom, true),
-    axis: (bottom, left, right) => bottomAxis(axis.place, axis.ticks, bottom, left, right, "lam"),
+    axis: (bottom, left, right) => bottomAxis(axis.scale, axis.ticks, bottom, left, right, "lam"),
   });
 }
 
@@ -149,25 +149,25 @@ function drawBytes(width) {
   const most = Math.max(up, down, 1);
   const x = roundScale(left, right),
     y = linear(0, most * 1.05, bottom, top);
-  const found = drawing(width, height, "Bytes sent, summed over rounds");
-  found.append(leftAxis(y, ticks(0, most, 4), left, right, "total sent", bytes), roundAxis(bottom, left, right));
+  const chart = drawing(width, height, "Bytes sent, summed over rounds");
+  chart.append(leftAxis(y, ticks(0, most, 4), left, right, "total sent", bytes), roundAxis(bottom, left, right));
   // Sums only grow, so the upper left corner is free for the legend.
   for (const [key, name, style, y0] of [
     ["up", `users to server, ${bytes(up)}`, "step", top + 12],
     ["down", `server to users, ${bytes(down)}`, "step dashed", top + 30],
   ]) {
-    found.append(
+    chart.append(
       shape("path", {
         d: sums.map((sum, k) => `${k ? "L" : "M"}${x(sum.round).toFixed(1)},${y(sum[key]).toFixed(1)}`).join(""),
         class: style,
       }),
     );
-    found.append(
+    chart.append(
       shape("path", { d: `M${left + 10},${y0}h26`, class: style }),
       shape("text", { x: left + 43, y: y0 + 4, text: name }),
     );
   }
-  return found;
+  return chart;
 }
 
 function roundScale(left, right) {
@@ -177,7 +177,7 @@ function roundScale(left, right) {
 function roundAxis(bottom, left, right) {
   const { rounds } = doc.federated;
   const values = ticks(rounds[0].round, rounds[rounds.length - 1].round, (right - left) / 60).filter(Number.isInteger);
-  return bottomAxis(roundScale(left, right), values, bottom, left, right, "round", whole);
+  return bottomAxis(roundScale(left, right), values, bottom, left, right, "round", integer);
 }
 
 export function setUpFederated() {
@@ -203,7 +203,7 @@ export function setUpFederated() {
       draw: (width) =>
         gapChart(width, {
           xs: rounds.map((r) => r.round),
-          place: roundScale(...sides(width)),
+          scale: roundScale(...sides(width)),
           gaps: rounds.map((r) => r.gap),
           label: "Gap after each round",
           now: -1,
