@@ -35,6 +35,8 @@ from coterie.solution import Solution
 from coterie.storage import json_ready, pack, unpack, write_atomically
 
 RESERVED = ("user", "cluster", "users")  # columns of models.csv and clusters.csv that are no coefficients
+#: What an unfinished federated run leaves in its folder.
+_UNFINISHED = {"checkpoint", "cluster", "state", "rounds.jsonl", "error.txt"}
 _OPTIONAL = ("ledger.csv", "path.csv", "path.parquet", "models.parquet", "report.json", "report.html")
 
 
@@ -146,7 +148,9 @@ def check_free(folder: str | os.PathLike[str], *, overwrite: bool = False, resum
     parts = list((folder / "progress").iterdir()) if (folder / "progress").is_dir() else None
     foreign = parts is not None and not all(".coterie" in file.suffixes for file in parts)
     finished = _is_run(folder / "run.json")
-    if folder.is_dir() and (foreign or (any(folder.iterdir()) and parts is None and not finished)):
+    if folder.is_dir() and parts is None and not finished:
+        foreign = not {file.name for file in folder.iterdir()} <= _UNFINISHED
+    if foreign:
         raise InvalidInput(f"{folder} holds other files", remedy="Name an empty or a new folder with --out")
     if finished and not overwrite and not (resume and parts):
         raise InvalidInput(f"{folder} holds a finished run",

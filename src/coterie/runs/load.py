@@ -15,6 +15,7 @@ import numpy as np
 
 from coterie import report
 from coterie._typing import Array, Ints
+from coterie.certificates import certify
 from coterie.data.encoding import Recipe
 from coterie.data.frames import to_frame
 from coterie.data.io import fingerprint, read_table
@@ -26,9 +27,10 @@ from coterie.fitting.proof import RunCertificate
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.graph import Graph
+from coterie.losses import Loss
 from coterie.problem import Problem
 from coterie.runs.folder import model_columns, read
-from coterie.solution import Status, first_labels, labels_of
+from coterie.solution import Solution, Status, first_labels, labels_of
 
 AGAIN = "Run it again"
 
@@ -174,12 +176,29 @@ class Run:
         same_claims = same_labels and self.info["n_clusters"] == int(labels_of(models).max()) + 1 \
             and self.info["lam"] == self.lam
         same_data = fingerprint(data) == self.info["fingerprint"] if isinstance(data, (str, PathLike)) else None
-        return RunCertificate.of(self.problem(units, users), models, self.settings.tol, same_claims=same_claims,
-                                 same_data=same_data)
+        problem = Problem(units.inner(users), units.loss, self.lam, self.graph)
+        return RunCertificate.of(problem, models, self.settings.tol, same_claims=same_claims, same_data=same_data)
 
-    def problem(self, units: Units, users: Users) -> Problem:
-        """The run's problem for its users' data in the units given."""
-        return Problem(units.inner(users), units.loss, self.lam, self.graph)
+    def solution(self, users: Users, loss: Loss) -> Solution:
+        """The run's solution, certified on its users' data.
+
+        Parameters
+        ----------
+        users : their data in the solver's units; users who are not in the run are left out.
+        loss : of the run.
+
+        Returns
+        -------
+        The solution, without duals.
+
+        Raises
+        ------
+        InvalidInput : a user of the run is not among them.
+        """
+        problem = Problem(users.take([users.index(name) for name in self.names]), loss, self.lam, self.graph)
+        return Solution(problem=problem, models=self.models, duals=None, status=self.status,
+                        certificate=certify(problem, self.models, self.duals), solver=str(self.info["solver"]),
+                        seconds=float(self.info["seconds"]))
 
     def report(self, path: str | PathLike[str] | None = None, *, title: str = "") -> Path:
         """Write the report again.
