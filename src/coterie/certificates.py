@@ -52,7 +52,9 @@ def certify(problem: Problem, models: npt.ArrayLike, duals: npt.ArrayLike | None
 
     Example
     -------
-    >>> certify(problem, solution.models).relative_gap <= 1e-6
+    >>> import coterie as ct
+    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0]]), ct.SquaredDistance(), lam=0.1)
+    >>> ct.certify(problem, ct.solve(problem).models).relative_gap <= 1e-6
     True
     """
     x = problem.check_models(models)

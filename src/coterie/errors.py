@@ -57,9 +57,11 @@ class Interrupted(KeyboardInterrupt):
 
     Example
     -------
+    >>> import coterie as ct
+    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0]]), ct.SquaredDistance(), lam=0.1)
     >>> try:
-    ...     solution = solve(problem)
-    ... except Interrupted as stop:
+    ...     solution = ct.solve(problem)
+    ... except ct.Interrupted as stop:
     ...     solution = stop.best
     """
 

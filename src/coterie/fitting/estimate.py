@@ -53,7 +53,7 @@ class Fit(FitResult):
     Example
     -------
     >>> from coterie.datasets import clustered
-    >>> fitted = fit(clustered().users, Settings(task="regression", n_lams=4, holdout=0.0))
+    >>> fitted = fit(clustered("squared").users, Settings(task="regression", n_lams=4, holdout=0.0))
     >>> fitted.certify().certified
     True
     """
@@ -138,7 +138,7 @@ def fit(users: Users, settings: Settings, *, progress: FitProgress | None = None
     Example
     -------
     >>> from coterie.datasets import clustered
-    >>> fit(clustered().users, Settings(task="regression", n_lams=4, holdout=0.0)).n_clusters
+    >>> fit(clustered("squared").users, Settings(task="regression", n_lams=4, holdout=0.0)).n_clusters
     3
     """
     users.require_samples()

@@ -285,9 +285,13 @@ def load_run(folder: str | PathLike[str]) -> Run:
 
     Example
     -------
-    >>> run = load_run("run")                                 # doctest: +SKIP
-    >>> run.predict("new.csv")                                # doctest: +SKIP
-    >>> run.certify().holds                                   # doctest: +SKIP
+    >>> import polars, coterie as ct
+    >>> frame = polars.DataFrame({"who": ["ann", "bob"] * 10, "x": range(20), "y": [0.5 * k for k in range(20)]})
+    >>> fitted = ct.fit_table(frame, user="who", target="y", folder="run")
+    >>> run = ct.load_run("run")
+    >>> run.predict(frame[:2]).columns
+    ['user', 'known', 'cluster', 'prediction']
+    >>> run.certify(frame).holds
     True
     """
     folder = Path(folder)
