@@ -286,7 +286,7 @@ def load_run(folder: str | PathLike[str]) -> Run:
     Example
     -------
     >>> import polars, coterie as ct
-    >>> frame = polars.DataFrame({"who": ["ann", "bob"] * 10, "x": range(20), "y": [0.5 * k for k in range(20)]})
+    >>> frame = polars.DataFrame({"who": ["ann", "bob"] * 10, "x": [1, 2, 4, 7] * 5, "y": [2.5, 4, 8, 15] * 5})
     >>> fitted = ct.fit_table(frame, user="who", target="y", folder="run")
     >>> run = ct.load_run("run")
     >>> run.predict(frame[:2]).columns
