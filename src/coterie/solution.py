@@ -1,4 +1,4 @@
-"""What every solver returns: models, clusters, and the certificate that judges them."""
+"""The result of every solver: models, their groups, and the certificate."""
 
 from __future__ import annotations
 
@@ -19,72 +19,108 @@ from coterie.problem import Problem
 
 
 class Status(Enum):
-    """How a solve ended; the value is the sentence to read."""
+    """How a solve ended; the value is a sentence for the user.
+
+    Example
+    -------
+    >>> Status.CONVERGED.value
+    'Solved: the certified relative gap is within the tolerance.'
+    """
 
     CONVERGED = "Solved: the certified relative gap is within the tolerance."
-    INACCURATE = ("Not solved to the tolerance: the certified gap is what you have. "
+    INACCURATE = ("Not solved to the tolerance: the certified gap is larger. "
                   "Raise tol, or give the solver more iterations.")
-    NO_BOUND = ("No finite bound was found, so nothing is certified: some user's conjugate is infinite at these duals. "
-                "A ridge > 0 and users with several classes make it finite; the residuals still tell how near it is.")
-    UNANSWERED = ("Not certified: some users did not answer the questions a certificate needs. Let the run go on when "
-                  "they are back, or set silent users aside with `patience`.")
-    INTERRUPTED = "Interrupted: this is the best certified point so far. Solve again from it to go on."
+    NO_BOUND = ("Not certified: there is no finite bound, because some user's conjugate is infinite at these duals. "
+                "A ridge > 0 and users with several classes make it finite; the residuals show how close the models "
+                "are.")
+    UNANSWERED = ("Not certified: some users did not answer the queries of the certificate. Continue the run when they "
+                  "are available, or exclude silent users with `patience`.")
+    INTERRUPTED = "Interrupted: this is the best certified point so far. Solve again from it to continue."
 
 
 class Record(NamedTuple):
-    """One line of a solver's history."""
+    """The progress of a solver at one point of time."""
 
     iteration: int
     objective: float
-    gap: float
+    gap: float  # certified, relative
     n_clusters: int
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """How far `models` can be from optimal, from the models and duals alone.
+    """An upper bound on the distance of models from the optimum, computed from the models and duals only.
 
-    For duals y with ||y_e|| <= lam w_e, every optimum lies between bound and objective (weak duality):
+    For duals y with ||y_e|| <= lam w_e, the optimum is between bound and objective (weak duality):
         bound = -sum_i f_i*( -(B'y)_i )  <=  min F  <=  objective
-    Where no finite bound exists, convexity still gives, for every other choice z of models,
+    If there is no finite bound, convexity still gives, for all other models z,
         F(models) - F(z)  <=  stationarity * ||models - z|| + complementarity
+
+    Attributes
+    ----------
+    objective
+        F(models).
+    bound
+        The lower bound; -inf if some conjugate is not finite.
+    stationarity
+        ||grad f + B'y||, over all users together.
+    complementarity
+        sum_e lam w_e ||(B models)_e|| - <y_e, (B models)_e>.
+    worst_user
+        Position of the user with the largest residual.
+    infinite_users
+        Positions of the users whose conjugate is infinite at these duals.
+    rounding
+        The possible rounding error of objective - bound, counted as part of the gap.
+    floor
+        The smallest objective that a relative gap is measured against.
+    duals
+        (n_edges, dim) the duals of the bound.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [2.0]])
+    >>> certificate = ct.solve(ct.Problem(users, ct.SquaredDistance(), lam=2.0)).certificate
+    >>> round(certificate.objective, 6), certificate.relative_gap < 1e-8
+    (1.0, True)
     """
 
     objective: float
-    bound: float  # -inf where some conjugate is not finite
-    stationarity: float  # ||grad f + B'y||, over all users together
-    complementarity: float  # sum_e lam w_e ||(B models)_e|| - <y_e, (B models)_e>
-    worst_user: int  # the user furthest from balance of its gradient and its edges
-    infinite_users: tuple[int, ...] = ()  # users whose conjugate is infinite at these duals
-    rounding: float = 0.0  # what floating point may have done to objective - bound; counted as part of the gap
-    floor: float = 0.0  # the least size of objective a relative gap is measured against
+    bound: float
+    stationarity: float
+    complementarity: float
+    worst_user: int
+    infinite_users: tuple[int, ...] = ()
+    rounding: float = 0.0
+    floor: float = 0.0
     duals: Array | None = field(default=None, repr=False, compare=False)
 
     @property
     def gap(self) -> float:
-        """objective - bound, and what rounding may have hidden of it; inf where there is no bound.
+        """objective - bound plus the possible rounding error; inf if there is no bound.
 
-        A bound above the objective by more than rounding explains is none.
+        A bound that exceeds the objective by more than the rounding error is not used.
         """
         gap = self.objective - self.bound
         return max(gap, 0.0) + self.rounding if gap >= -self.rounding else np.inf
 
     @property
     def relative_gap(self) -> float:
-        """gap / max(|objective|, |bound|, floor); inf where there is no bound."""
+        """gap / max(|objective|, |bound|, floor); inf if there is no bound."""
         if not (np.isfinite(self.bound) and np.isfinite(self.gap)):
             return np.inf
         return self.gap / max(abs(self.objective), abs(self.bound), self.floor, 1e-300)
 
     def with_duals(self, duals: Array) -> Certificate:
-        """The same certificate with the duals it speaks of."""
+        """The same certificate with its duals."""
         return replace(self, duals=duals)
 
     def __str__(self) -> str:
         if np.isfinite(self.bound) and not np.isfinite(self.gap):
-            return (f"objective {self.objective:.10g}; the lower bound {self.bound:.10g} is above it, so rounding has "
-                    "destroyed one of the two and nothing is certified")
+            return (f"objective {self.objective:.10g}; the lower bound {self.bound:.10g} is above it, so rounding "
+                    "errors make one of the two invalid and nothing is certified")
         if np.isfinite(self.bound):
             return (f"objective {self.objective:.10g}, lower bound {self.bound:.10g}: "
                     f"within {self.relative_gap:.1e} (relative) of the optimum")
@@ -96,17 +132,49 @@ class Certificate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Solution:
-    """Models, one row a user, with the clusters they form and the proof of how good they are."""
+    """The models of all users, the groups they form, and a certificate.
+
+    Attributes
+    ----------
+    problem
+        The problem.
+    models
+        (n_users, dim) one model per user; users of one group have bitwise equal rows.
+    duals
+        (n_edges, dim) with ||duals_e|| <= lam w_e; None if the solver stores none.
+    certificate
+        The lower bound, the gap and the residuals.
+    status
+        How the solve ended.
+    solver
+        Name of the solver.
+    seconds
+        Time of the solve.
+    history
+        The progress: `Record`s, or the rounds of a federation.
+    sigma
+        The last step size of the solver, used by a warm start.
+    labels
+        (n_users,) the group of each user, from 0 in order of first appearance.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+    >>> solution = ct.solve(ct.Problem(users, ct.SquaredDistance(), lam=1.0))
+    >>> solution.n_clusters, solution.labels.tolist(), solution.models.round(6).tolist()
+    (2, [0, 0, 1], [[1.5], [1.5], [7.0]])
+    """
 
     problem: Problem = field(repr=False)
-    models: Array = field(repr=False)  # (n_users, dim); users of one cluster have bitwise equal rows
-    duals: Array | None = field(repr=False)  # (n_edges, dim), ||duals_e|| <= lam w_e
+    models: Array = field(repr=False)
+    duals: Array | None = field(repr=False)
     certificate: Certificate
     status: Status
     solver: str
     seconds: float
-    history: tuple[Any, ...] = field(default=(), repr=False)  # of Records, or of a federation's Rounds
-    sigma: float | None = field(default=None, repr=False)  # where the solver's step ended; a warm start takes it up
+    history: tuple[Any, ...] = field(default=(), repr=False)
+    sigma: float | None = field(default=None, repr=False)
     labels: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -114,39 +182,96 @@ class Solution:
 
     @property
     def lam(self) -> float:
+        """The penalty strength."""
         return self.problem.lam
 
     @property
     def n_clusters(self) -> int:
+        """The number of groups."""
         return int(self.labels.max()) + 1
 
     @property
     def objective(self) -> float:
+        """The value of (C) at the models."""
         return self.certificate.objective
 
     @property
     def gap(self) -> float:
-        """The certified relative gap; inf where no finite bound was found."""
+        """The certified relative gap; inf if there is no finite bound."""
         return self.certificate.relative_gap
 
     def predict(self, X: npt.ArrayLike, users: npt.ArrayLike) -> Array:
-        """The prediction for each row of X under the model of its user; `users` names the owner of each row."""
+        """Predict each row of X with the model of its user.
+
+        Parameters
+        ----------
+        X
+            (n_rows, n_features)
+        users
+            The name of the owner of each row.
+
+        Returns
+        -------
+        Array
+            One prediction per row.
+
+        Raises
+        ------
+        InvalidInput
+            If a user is not in the problem.
+        """
         rows = Users.from_arrays(X, None, users)
-        # `rows` is sorted by user; `back` takes it to the order that was given.
+        # `rows` is sorted by user; `back` restores the given order.
         back = np.argsort(np.argsort(rows_owner(users, rows.names), kind="stable"), kind="stable")
         known = np.array([self.problem.users.index(name) for name in rows.names], dtype=np.int64)
         return self.problem.loss.predict(rows.features, self.models[known[rows.owner]])[back]
 
     def personalize(self, new_users: Users, *, weight: float | None = None) -> Joined:
-        """Models for users who join later, everybody else's staying as they are; and which cluster each one joins."""
+        """Give new users a model and a group, without changing the models of other users.
+
+        Parameters
+        ----------
+        new_users
+            Users with the same features.
+        weight
+            Weight of the pair of a new user and each other user; the default is their mean total weight.
+
+        Returns
+        -------
+        Joined
+            Models and groups of the new users.
+
+        Raises
+        ------
+        InvalidInput
+            If the features or targets do not fit the models, or the weight is not valid.
+        """
         return join(self.problem, self.models, self.labels, new_users, weight)
 
     def explain(self, first: int, second: int) -> Explanation:
-        """Why two users (by number) are together or apart: the force between them against the most it may be."""
+        """Explain why two users share a model or not: the force between them, and its limit.
+
+        Parameters
+        ----------
+        first, second
+            Positions of the users; `users.index(name)` gives them.
+
+        Returns
+        -------
+        Explanation
+            The distance, the force and its limit.
+
+        Raises
+        ------
+        InvalidInput
+            If the positions are not those of two different users.
+        Incompatible
+            If the solution has no duals.
+        """
         return explain(self, first, second)
 
     def __str__(self) -> str:
-        return (f"{self.n_clusters} cluster(s) of {self.problem.n_users} user(s) at lam = {self.lam:g}: "
+        return (f"{self.n_clusters} group(s) of {self.problem.n_users} user(s) at lam = {self.lam:g}: "
                 f"{self.certificate}. {self.status.value}")
 
     def _repr_html_(self) -> str:
@@ -157,15 +282,15 @@ class Solution:
             members = ", ".join(f"{names[i]!s:.40}" for i in np.flatnonzero(self.labels == k)[:few])
             rows.append((k, int(sizes[k]), members + ", ..." * bool(sizes[k] > few)))
         if len(sizes) > most:
-            rows.append(("...", int(sizes[order[most:]].sum()), f"in {len(sizes) - most:,} more clusters"))
+            rows.append(("...", int(sizes[order[most:]].sum()), f"in {len(sizes) - most:,} more groups"))
         gap = f"relative gap {self.gap:.1e}" if np.isfinite(self.gap) else "no finite bound"
-        return html_table(f"{self.n_clusters} cluster(s) of {self.problem.n_users} user(s) at lam = {self.lam:g}: "
+        return html_table(f"{self.n_clusters} group(s) of {self.problem.n_users} user(s) at lam = {self.lam:g}: "
                           f"objective {self.objective:.6g}, {gap}. {self.status.value}",
-                          ("cluster", "users", "among them"), rows)
+                          ("group", "users", "first users"), rows)
 
 
 def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[object]], above: str = "") -> str:
-    """A table for notebooks, `above` (markup) over it; all texts are escaped."""
+    """A table for notebooks, with the markup `above` over it; all texts are escaped."""
     def line(tag: str, cells: Sequence[object]) -> str:
         return "<tr>" + "".join(f'<{tag} style="text-align: left">{escape(str(c))}</{tag}>' for c in cells) + "</tr>"
 
@@ -174,8 +299,8 @@ def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[obje
 
 
 def labels_of(models: Array) -> Ints:
-    """Cluster numbers from 0, in order of first appearance; users are together when their models are equal."""
-    # Equal rows have equal bytes, once -0.0 is made 0.0; sorting bytes is much faster than sorting rows.
+    """(n_users,) group numbers from 0, in order of first appearance; users with equal models are one group."""
+    # Equal rows have equal bytes after -0.0 is replaced by 0.0; sorting bytes is much faster than sorting rows.
     rows = np.ascontiguousarray(models + 0.0)
     keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
     return first_labels(np.unique(keys, return_inverse=True)[1].ravel())
@@ -190,59 +315,85 @@ def first_labels(groups: Ints) -> Ints:
 
 
 def rows_owner(users: npt.ArrayLike, names: tuple[object, ...]) -> Ints:
-    """(n_rows,) the place of each row's user among `names`."""
-    place = {name: k for k, name in enumerate(names)}
+    """(n_rows,) the position of each row's user in `names`."""
+    index = {name: k for k, name in enumerate(names)}
     given = users.tolist() if hasattr(users, "tolist") else users.to_list() if hasattr(users, "to_list") else users
-    return np.array([place[name] for name in given], dtype=np.int64)  # type: ignore[union-attr]
+    return np.array([index[name] for name in given], dtype=np.int64)  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Two users, and what holds them together or keeps them apart."""
+    """Why two users share a model or not.
+
+    Attributes
+    ----------
+    users
+        The names of the two users.
+    together
+        Whether they share a model.
+    distance
+        The distance of their models.
+    force
+        ||y_ij||, the norm of the dual of the pair.
+    limit
+        lam w_ij, the largest possible force; 0 without an edge.
+    shared_with
+        Number of users with the model of the first user.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+    >>> held = ct.solve(ct.Problem(users, ct.SquaredDistance(), lam=1.0)).explain(0, 1)
+    >>> held.together, held.limit, held.slack > 0
+    (True, 1.0, True)
+    """
 
     users: tuple[object, object]
     together: bool
-    distance: float  # between their models
-    force: float  # ||y_ij||, what the pair carries
-    limit: float  # lam w_ij, the most it may carry; 0 without an edge
-    shared_with: int  # how many users have the first one's model
+    distance: float
+    force: float
+    limit: float
+    shared_with: int
 
     @property
     def slack(self) -> float:
-        """How much of its limit the pair has left: positive between users held together, 0 at full pull."""
+        """limit - force: positive between users who share a model, 0 at the largest possible force."""
         return self.limit - self.force
 
     def __str__(self) -> str:
         first, second = map(repr, self.users)
         if self.together and self.limit > 0:
-            return (f"{first} and {second} are together, among {self.shared_with} users: keeping them so takes a force "
-                    f"of {self.force:.3g} between them, and it may be up to {self.limit:.3g}.")
+            return (f"{first} and {second} are in one group of {self.shared_with} users: the force between them is "
+                    f"{self.force:.3g}, of at most {self.limit:.3g}.")
         if self.together:
-            return (f"{first} and {second} are together through others, among {self.shared_with} users; no edge joins "
-                    "the two of them.")
+            return (f"{first} and {second} are in one group of {self.shared_with} users, connected by other users; "
+                    "there is no edge between the two.")
         if self.limit > 0:
-            return (f"{first} and {second} are apart, by {self.distance:.3g}: they pull on each other with all that is "
-                    f"allowed, {self.limit:.3g}, and their own data pull harder.")
-        return f"{first} and {second} are apart, by {self.distance:.3g}; no edge joins the two of them."
+            return (f"{first} and {second} are in different groups, at distance {self.distance:.3g}: the force between "
+                    f"them has its largest value, {self.limit:.3g}, but their own data pull harder.")
+        return (f"{first} and {second} are in different groups, at distance {self.distance:.3g}; there is no edge "
+                "between the two.")
 
 
 def explain(solution: Solution, first: int, second: int) -> Explanation:
+    """See `Solution.explain`."""
     n, graph = solution.problem.n_users, solution.problem.graph
     for user in (first, second):
         if not 0 <= user < n:
             raise InvalidInput(f"expected user numbers from 0 to {n - 1}, got {user}",
-                               remedy="users.index(name) gives a user's number")
+                               remedy="users.index(name) gives the number of a user")
     if first == second:
-        raise InvalidInput("expected two different users", remedy="Every user is together with itself")
+        raise InvalidInput("expected two different users", remedy="Give two numbers")
     if solution.duals is None:
-        raise Incompatible("This solution keeps no duals, and they are what explains it. "
-                           "Solve at this lam again with ct.solve(problem).")
+        raise Incompatible("This solution has no duals, which are needed for the explanation. "
+                           "Solve again at this lam with ct.solve(problem).")
     i, j = sorted((first, second))
     if graph.is_complete:
         edge: int | None = i * n - i * (i + 1) // 2 + j - i - 1
     else:
-        found = np.flatnonzero((graph.edges[:, 0] == i) & (graph.edges[:, 1] == j))
-        edge = int(found[0]) if found.size else None
+        matches = np.flatnonzero((graph.edges[:, 0] == i) & (graph.edges[:, 1] == j))
+        edge = int(matches[0]) if matches.size else None
     names = solution.problem.users.names
     return Explanation(
         users=(names[first], names[second]),

@@ -171,16 +171,16 @@ def test_explain_says_what_holds_and_what_parts():
     held = solution.explain(0, 1)
     assert held.together
     assert held.slack >= -1e-9
-    assert "together" in str(held)
+    assert "in one group" in str(held)
     parted = solution.explain(0, 8)
     assert not parted.together
     assert parted.force == pytest.approx(parted.limit, rel=1e-6)
-    assert "apart" in str(parted)
+    assert "in different groups" in str(parted)
     with pytest.raises(ct.InvalidInput, match="two different"):
         solution.explain(1, 1)
     with pytest.raises(ct.InvalidInput, match="user numbers"):
         solution.explain(0, 99)
-    with pytest.raises(ct.Incompatible, match="keeps no duals"):
+    with pytest.raises(ct.Incompatible, match="has no duals"):
         ct.solve_path(problem, [0.1])[0].explain(0, 1)
 
 

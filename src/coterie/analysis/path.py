@@ -138,7 +138,7 @@ class Path:
         rows = [(f"{s.lam:.4g}", s.n_clusters, f"{s.objective:.6g}", f"{s.gap:.1e}", s.status.name.lower())
                 for s in map(self.solutions.__getitem__, shown)]
         return html_table(f"{len(lams)} lam(s) from {lams[0]:.4g} to {lams[-1]:.4g}; {counts[0]} to {counts[-1]} "
-                          f"cluster(s) of {self.problem.n_users} user(s); largest relative gap {self.gaps.max():.1e}.",
+                          f"group(s) of {self.problem.n_users} user(s); largest relative gap {self.gaps.max():.1e}.",
                           ("lam", "clusters", "objective", "relative gap", "status"), rows, picture)
 
     @cached_property

@@ -1,9 +1,9 @@
-"""When clusters are provably recovered: the paper's Theorems 1 to 4 as numbers, and why two users are together.
+"""The range of lam in which groups are provably recovered: the paper's Theorems 1 to 4 as numbers.
 
-All in the convention of (C). For a partition C_1..C_K with n_k = |C_k|, W_kl the sum of w_ij over i in C_k, j in C_l,
-and w* the solution of (C) with one model a cluster (the clustered problem, the paper's Eq. (5)):
+In the convention of (C). For a partition C_1..C_K with n_k = |C_k|, W_kl the sum of w_ij over i in C_k, j in C_l, and
+w* the solution of (C) with one model per group (the clustered problem, the paper's Eq. (5)):
 
-    Theorem 1   lam >= lower  =>  the users of each cluster share w*_k
+    Theorem 1   lam >= lower  =>  the users of each group share w*_k
     Theorem 2   lam <  upper  =>  the w*_k are pairwise distinct
 """
 
@@ -30,48 +30,106 @@ KINDS = ("solution", "stringent", "uniform")
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryBounds:
-    """Between `lower` and `upper` the clusters are recovered; `sentence` says it in words."""
+    """The range of lam, from `lower` to `upper`, in which the paper's theorems prove given groups.
+
+    Attributes
+    ----------
+    kind
+        "solution", "stringent" or "uniform"; see `recovery_bounds`.
+    lam
+        The lam of the problem.
+    lower
+        The lower bound (Theorem 1); inf if there is no finite bound.
+    upper
+        The upper bound (Theorem 2); 0 if there is no positive bound.
+    lower_users
+        The two users of one group that determine the lower bound.
+    upper_clusters
+        The two groups that determine the upper bound.
+    exact
+        Whether maximum and minimum were computed; otherwise they were estimated on the safe side.
+    note
+        A remark on the bounds.
+    models
+        (n_clusters, dim) w*, for kind "solution".
+    within, across
+        Theorem 4, for kind "uniform": local optima of one group are at most max_k eps_k / mu apart, those of two groups
+        at least min_kl delta_kl / L.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0], [10.0]])
+    >>> bounds = ct.recovery_bounds(ct.Problem(users, ct.SquaredDistance(), lam=1.0), [0, 0, 1, 1])
+    >>> bounds.lower, bounds.upper, bounds.holds
+    (0.5, 2.25, True)
+    """
 
     kind: str
     lam: float
-    lower: float  # inf where no finite bound is available
-    upper: float  # 0 where no positive bound is available
-    lower_users: tuple[int, int] | None  # the two users of one cluster that bind the lower bound
-    upper_clusters: tuple[int, int] | None  # the two clusters that bind the upper bound
-    exact: bool  # whether max and min were computed, or bounded from the safe side
+    lower: float
+    upper: float
+    lower_users: tuple[int, int] | None
+    upper_clusters: tuple[int, int] | None
+    exact: bool
     note: str = ""
-    models: Array | None = field(default=None, repr=False, compare=False)  # (n_clusters, dim) w*, for kind "solution"
-    within: float = np.inf  # Theorem 4: local optima of one cluster are at most this far apart, max_k eps_k / mu
-    across: float = 0.0  # and those of two clusters at least this far, min_kl delta_kl / L; both for kind "uniform"
+    models: Array | None = field(default=None, repr=False, compare=False)
+    within: float = np.inf
+    across: float = 0.0
 
     @property
     def holds(self) -> bool:
-        """Whether lam lies between the bounds: the clusters are recovered, and distinct."""
+        """Whether lam is between the bounds, so that the groups are recovered with distinct models."""
         return self.lower <= self.lam < self.upper
 
     @property
     def sentence(self) -> str:
+        """The result as a sentence."""
         window = f"[{self.lower:.4g}, {self.upper:.4g})"
         if self.holds:
-            text = f"lam = {self.lam:.4g} lies in {window}: these clusters are recovered, each with a model of its own."
+            text = f"lam = {self.lam:.4g} is in {window}: these groups are provably recovered, with different models."
         elif self.lower > self.upper:
-            text = (f"The bounds leave no room, {window}: nothing is guaranteed for these clusters, "
-                    "which does not mean that they are wrong.")
+            text = (f"The range {window} is empty, so the bounds prove nothing about these groups; they can still be "
+                    "right.")
         else:
             side = "below" if self.lam < self.lower else "above"
-            text = f"lam = {self.lam:.4g} lies {side} {window}: nothing is guaranteed there."
+            text = f"lam = {self.lam:.4g} is {side} {window}, so the bounds prove nothing."
         return f"{text} {self.note}".strip()
 
 
 @interruptible()
 def recovery_bounds(problem: Problem, labels: npt.ArrayLike, kind: str = "solution") -> RecoveryBounds:
-    """Bounds on lam between which `labels` are provably the clusters of the solution.
+    """Compute the range of lam in which `labels` are provably the groups of the solution.
 
-    kind="solution": Theorems 1 and 2 at the clustered solution for this problem's lam; on a graph other than the
-        complete one, Theorem 1's closed-form flow is replaced by the electrical flow inside the clusters.
-    kind="stringent": the same for every lam at once, over the set W of the paper's Appendix A, bounded from outside by
-        balls (strong convexity) and Lipschitz constants.
-    kind="uniform": Theorem 3, over all models, where the loss allows it.
+    Parameters
+    ----------
+    problem
+        The problem.
+    labels
+        (n_users,) the groups.
+    kind
+        "solution": Theorems 1 and 2 at the clustered solution for the lam of the problem; on a graph that is not
+        complete, the closed-form flow of Theorem 1 is replaced by the electrical flow inside the groups.
+        "stringent": the same for all lams at once, over the set W of the paper's Appendix A, which is enclosed by balls
+        (strong convexity) and Lipschitz constants.
+        "uniform": Theorem 3, over all models, if the loss allows it.
+
+    Returns
+    -------
+    RecoveryBounds
+        The bounds, and the users and groups that determine them.
+
+    Raises
+    ------
+    InvalidInput
+        If the kind is unknown, the labels do not fit the users, or the graph does not fit the kind.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0], [10.0]])
+    >>> print(ct.recovery_bounds(ct.Problem(users, ct.SquaredDistance(), lam=1.0), [0, 0, 1, 1]).sentence)
+    lam = 1 is in [0.5, 2.25): these groups are provably recovered, with different models.
     """
     if kind not in KINDS:
         raise InvalidInput(f"unknown kind {kind!r}", remedy=f"Choose one of: {', '.join(KINDS)}")
@@ -79,12 +137,12 @@ def recovery_bounds(problem: Problem, labels: npt.ArrayLike, kind: str = "soluti
     if kind == "solution":
         return _at_solution(problem, clusters)
     if not problem.graph.is_complete:
-        raise InvalidInput("the bounds for every lam are for all pairs with one weight", remedy="Use kind='solution'")
+        raise InvalidInput("the bounds for all lams need all pairs with one weight", remedy="Use kind='solution'")
     return _stringent(problem, clusters) if kind == "stringent" else _uniform(problem, clusters)
 
 
 def clustered(problem: Problem, labels: Ints, tol: float = 1e-12) -> Array:
-    """(n_clusters, dim) the solution of (C) with one model a cluster, certified."""
+    """(n_clusters, dim) the certified solution of (C) with one model per group."""
     k = int(labels.max()) + 1
     loss = Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
     first, second, weights = _between(problem.graph, labels)
@@ -93,7 +151,7 @@ def clustered(problem: Problem, labels: Ints, tol: float = 1e-12) -> Array:
 
 
 def _between(graph: Graph, labels: Ints) -> tuple[Ints, Ints, Array]:
-    """Pairs of clusters with an edge between them, and W_kl."""
+    """Pairs of groups with an edge between them, and W_kl."""
     k = int(labels.max()) + 1
     if graph.is_complete:
         first, second = np.triu_indices(k, 1)
@@ -101,8 +159,8 @@ def _between(graph: Graph, labels: Ints) -> tuple[Ints, Ints, Array]:
         return first, second, counts[first] * counts[second] * (graph.weights[0] if graph.n_edges else 0.0)
     ends = np.sort(labels[graph.edges], axis=1)
     across = ends[:, 0] < ends[:, 1]
-    keys, place = np.unique(ends[across, 0] * k + ends[across, 1], return_inverse=True)
-    return keys // k, keys % k, np.asarray(np.bincount(place, weights=graph.weights[across]), dtype=float)
+    keys, index = np.unique(ends[across, 0] * k + ends[across, 1], return_inverse=True)
+    return keys // k, keys % k, np.asarray(np.bincount(index, weights=graph.weights[across]), dtype=float)
 
 
 def _denominator(graph: Graph, labels: Ints) -> float:
@@ -115,7 +173,7 @@ def _denominator(graph: Graph, labels: Ints) -> float:
 
 
 def _means(problem: Problem, labels: Ints, at: Array) -> Array:
-    """(n_clusters, dim) grad g_k at the k-th row of `at`, g_k the mean of the losses of cluster k."""
+    """(n_clusters, dim) grad g_k at the k-th row of `at`, with g_k the mean of the losses of group k."""
     gradients = problem.gradients(at[labels])
     sums = np.stack([np.bincount(labels, weights=column) for column in gradients.T], axis=1)
     return sums / np.bincount(labels)[:, None]
@@ -126,7 +184,7 @@ def _farthest(gradients: Array, labels: Ints, extra: Array) -> tuple[float, tupl
     most, pair = 0.0, None
     for k in range(int(labels.max()) + 1):
         members = np.flatnonzero(labels == k)
-        for start in range(0, members.size, 512):  # rows at a time, so that memory stays bounded
+        for start in range(0, members.size, 512):  # in chunks, to limit the memory
             rows = members[start:start + 512]
             gaps = np.linalg.norm(gradients[rows, None] - gradients[members], axis=2)
             gaps = gaps + np.maximum(extra[rows, None], extra[members]) * (rows[:, None] != members)
@@ -137,7 +195,7 @@ def _farthest(gradients: Array, labels: Ints, extra: Array) -> tuple[float, tupl
 
 
 def _closest(problem: Problem, labels: Ints, at: Array, slack: Array) -> tuple[float, tuple[int, int] | None]:
-    """min_{k != l} max(0, ||grad g_k(at_k) - grad g_l(at_k)|| - slack_k), and the pair of clusters."""
+    """min_{k != l} max(0, ||grad g_k(at_k) - grad g_l(at_k)|| - slack_k), and the pair of groups."""
     k = len(at)
     least, pair = np.inf, None
     for a in range(k):
@@ -161,7 +219,7 @@ def _at_solution(problem: Problem, labels: Ints) -> RecoveryBounds:
         lower = lower / weight if weight > 0 else (np.inf if lower > 0 else 0.0)
     else:
         lower, pair = _electrical(problem, labels, w, gradients)
-        note = "The lower bound is that of the electrical flow inside the clusters."
+        note = "The lower bound is that of the electrical flow inside the groups."
     upper, clusters = (np.inf, None) if len(w) == 1 else _closest(problem, labels, w, np.zeros(len(w)))
     size = _denominator(graph, labels)
     upper = upper / size if size > 0 else np.inf
@@ -170,8 +228,8 @@ def _at_solution(problem: Problem, labels: Ints) -> RecoveryBounds:
 
 
 def _unbalanced(problem: Problem, labels: Ints, models: Array, gradients: Array) -> tuple[Graph, Array]:
-    """The edges inside the clusters, and the forces their flows must balance: what the gradients and the other
-    clusters' pull leave."""
+    """The edges inside the groups, and the forces that their flows must balance: the gradients plus the pull of the
+    other groups."""
     graph = problem.graph
     together = labels[graph.edges[:, 0]] == labels[graph.edges[:, 1]]
     differences = graph.differences(models)
@@ -182,9 +240,9 @@ def _unbalanced(problem: Problem, labels: Ints, models: Array, gradients: Array)
 
 
 def _electrical(problem: Problem, labels: Ints, w: Array, gradients: Array) -> tuple[float, tuple[int, int] | None]:
-    """The largest ||y_e|| / w_e of the electrical flow that balances what the other clusters leave unbalanced."""
+    """The largest ||y_e|| / w_e of the electrical flow inside the groups."""
     inside, forces = _unbalanced(problem, labels, w[labels], gradients)
-    if len(np.unique(inside.components)) > len(w):  # a cluster that its own edges do not connect: nothing holds it
+    if len(np.unique(inside.components)) > len(w):  # a group that its edges do not connect cannot be held together
         return np.inf, None
     flow = np.linalg.norm(inside.flow(forces), axis=1) / inside.weights
     if not flow.size:
@@ -218,13 +276,14 @@ def _stringent(problem: Problem, labels: Ints) -> RecoveryBounds:
     size = _denominator(problem.graph, labels)
     return RecoveryBounds(kind="stringent", lam=problem.lam, lower=lower / weight if weight > 0 else np.inf,
                           upper=upper / size if size > 0 else np.inf, lower_users=pair, upper_clusters=clusters,
-                          exact=False, note="For every lam at once; bounded from outside by balls.")
+                          exact=False, note="For all lams at once; estimated with enclosing balls.")
 
 
 def _steepness(problem: Problem) -> Array:
-    """(n_users,) numbers whose larger of two bounds the norm of the difference of two users' Hessians, anywhere.
+    """(n_users,) numbers s_i such that max(s_i, s_j) bounds the norm of the difference of two Hessians, at any models.
 
-    A difference of matrices between 0 and L_i, 0 and L_j has norm at most max(L_i, L_j); for quadratics it is known.
+    The difference of two matrices between 0 and L_i, and 0 and L_j, has norm at most max(L_i, L_j); for quadratic
+    losses the difference is known.
     """
     if not problem.loss.quadratic:
         return problem.loss.lipschitz(problem.samples)
@@ -235,9 +294,10 @@ def _steepness(problem: Problem) -> Array:
 def _uniform(problem: Problem, labels: Ints) -> RecoveryBounds:
     """Theorem 3: lam in [max_k eps_k / n_k, min (delta_kl - eps_k - eps_l) / (2 max_k sum_{l != k} n_l)).
 
-    eps_k = sup_x ||grad f_i - grad f_j|| inside, delta_kl = inf_x ... across. For quadratics of one common Hessian the
-    difference of two gradients is a constant, so both are its norm. For others eps is infinite (quadratics of different
-    Hessians, squared hinge, Poisson) or delta is zero (bounded gradients), and the theorem says nothing.
+    eps_k = sup_x ||grad f_i - grad f_j|| inside a group, delta_kl = inf_x ... between two groups. For quadratic losses
+    with one common Hessian the difference of two gradients is a constant, so both are its norm. For other losses eps is
+    infinite (quadratics with different Hessians, squared hinge, Poisson) or delta is zero (bounded gradients), and the
+    theorem gives no bound.
     """
     hessians = problem.hessians(np.zeros((problem.n_users, problem.dim)))
     common = np.abs(hessians - hessians[0]).max() <= 1e-12 * np.abs(hessians).max()
@@ -258,12 +318,12 @@ def _uniform(problem: Problem, labels: Ints) -> RecoveryBounds:
     return RecoveryBounds(kind="uniform", lam=problem.lam, lower=lower / weight if weight > 0 else np.inf,
                           upper=max(float(margins[a, b]), 0.0) / size if size > 0 else np.inf, lower_users=pair,
                           upper_clusters=(int(a), int(b)) if len(spread) > 1 else None, exact=True,
-                          note="For every lam and all models.", within=float(spread.max() / max(ends[0], 1e-300)),
+                          note="For all lams and all models.", within=float(spread.max() / max(ends[0], 1e-300)),
                           across=float(delta.min() / ends[-1]) if len(spread) > 1 else 0.0)
 
 
 def spreads(gradients: Array, labels: Ints) -> tuple[Array, Array]:
-    """eps_k = max ||g_i - g_j|| inside each cluster, and delta_kl = min ||g_i - g_j|| between each two."""
+    """eps_k = max ||g_i - g_j|| inside each group, and delta_kl = min ||g_i - g_j|| between two groups."""
     k = int(labels.max()) + 1
     eps, delta = np.zeros(k), np.full((k, k), np.inf)
     for a in range(k):
@@ -281,54 +341,103 @@ def spreads(gradients: Array, labels: Ints) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, kw_only=True)
 class Fusion:
-    """What proves that a cluster stays together at its model: the cheapest rung of the ladder that holds."""
+    """The proof that the users of a group share one model: the cheapest flow that suffices.
+
+    Attributes
+    ----------
+    cluster
+        The number of the group.
+    rung
+        "alone" (one user), "closed form", "electrical flow", "feasible flow" or "none".
+    needed
+        The smallest lam for which this flow is feasible; inf for "none".
+    lam
+        The lam of the problem.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+    >>> print(ct.fusion_ladder(ct.Problem(users, ct.SquaredDistance(), lam=1.0), [0, 0, 1])[0])
+    group 0: one model is proved by its closed form, which needs lam >= 0.5
+    """
 
     cluster: int
-    rung: str  # "alone", "closed form", "electrical flow", "feasible flow" or "none"
-    needed: float  # the lam at which that rung's flow fills its balls; inf on the last rung
+    rung: str
+    needed: float
     lam: float
 
     def __str__(self) -> str:
         if self.rung == "none":
-            return f"cluster {self.cluster}: no flow within the bounds was found at lam = {self.lam:.4g}; it may split"
-        return f"cluster {self.cluster}: held together by its {self.rung}, which needs lam >= {self.needed:.4g}"
+            return f"group {self.cluster}: no feasible flow was found at lam = {self.lam:.4g}, so it may split"
+        return f"group {self.cluster}: one model is proved by its {self.rung}, which needs lam >= {self.needed:.4g}"
 
 
 def fusion_ladder(problem: Problem, labels: npt.ArrayLike) -> tuple[Fusion, ...]:
-    """Prove each cluster of `labels` fused at the clustered solution, by the cheapest flow that does.
+    """Prove that the users of each group share one model at the clustered solution, by the cheapest flow that suffices.
 
-    A cluster stays together exactly when some flow y on its own edges balances the forces b_i that are left of its
-    members' gradients and the other clusters' pull, B'y = b, within ||y_e|| <= lam w_e. Tried in turn:
-        closed form      y_ij = (b_i - b_j) / n_k, Theorem 1's (complete graph with one weight; there it is electrical)
+    The users of a group share one model exactly if some flow y on its edges balances the forces b_i, the sum of the
+    user's gradient and the pull of the other groups, B'y = b, with ||y_e|| <= lam w_e. Tried in this order:
+        closed form      y_ij = (b_i - b_j) / n_k, that of Theorem 1 (complete graph with one weight)
         electrical flow  y = W B L^+ b
-        feasible flow    accelerated projections onto the balls from there
+        feasible flow    accelerated projections onto the balls, starting from the electrical flow
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    labels
+        (n_users,) the groups.
+
+    Returns
+    -------
+    tuple[Fusion, ...]
+        One proof per group.
+
+    Raises
+    ------
+    InvalidInput
+        If the labels do not fit the users.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+    >>> [step.rung for step in ct.fusion_ladder(ct.Problem(users, ct.SquaredDistance(), lam=1.0), [0, 0, 1])]
+    ['closed form', 'alone']
     """
     given = check_labels(labels, problem.n_users)
-    models, graph = clustered(problem, given)[given], problem.graph
-    clusters = labels_of(models)  # clusters that share a model there hold each other, too
-    models = polish(problem, clusters, models)  # to rounding, so that what is left of the forces can flow
+    models = clustered(problem, given)[given]
+    clusters = labels_of(models)  # groups with the same model are one group
+    models = polish(problem, clusters, models)  # to rounding accuracy, so that the forces sum to zero
     clusters = labels_of(models)
+    proofs = _proofs(problem, clusters, models)
+    first = np.unique(given, return_index=True)[1]
+    return tuple(Fusion(cluster=k, rung=proofs[clusters[user]][0], needed=proofs[clusters[user]][1], lam=problem.lam)
+                 for k, user in enumerate(first))
+
+
+def _proofs(problem: Problem, clusters: Ints, models: Array) -> list[tuple[str, float]]:
+    """The rung of each group, and the lam that it needs."""
     inside, forces = _unbalanced(problem, clusters, models, problem.gradients(models))
     ratios = np.linalg.norm(inside.flow(forces), axis=1) / inside.weights
     owner = clusters[inside.edges[:, 0]]
     parts = np.unique(np.stack([clusters, inside.components], axis=1), axis=0)[:, 0]
-    closed = "closed form" if graph.is_complete else "electrical flow"
-    left: Array | None = None
-    found: dict[int, tuple[str, float]] = {}
+    closed = "closed form" if problem.graph.is_complete else "electrical flow"
+    residuals: Array | None = None
+    proofs: list[tuple[str, float]] = []
     for k in range(int(clusters.max()) + 1):
         members = clusters == k
         if members.sum() == 1:
-            found[k] = ("alone", 0.0)
-        elif (parts == k).sum() > 1:  # its own edges do not connect it
-            found[k] = ("none", np.inf)
+            proofs.append(("alone", 0.0))
+        elif (parts == k).sum() > 1:  # its edges do not connect it
+            proofs.append(("none", np.inf))
         elif (needed := float(ratios[owner == k].max())) <= problem.lam:
-            found[k] = (closed, needed)
+            proofs.append((closed, needed))
         else:
-            if left is None:
+            if residuals is None:
                 flow = feasible_flow(inside, forces, problem.lam * inside.weights, max_iter=5000)
-                left = np.abs(forces - inside.divergence(flow))
-            held = float(left[members].max()) <= 1e-7 * float(np.abs(forces).max())
-            found[k] = ("feasible flow", problem.lam) if held else ("none", np.inf)
-    first = np.unique(given, return_index=True)[1]
-    return tuple(Fusion(cluster=k, rung=found[int(clusters[user])][0], needed=found[int(clusters[user])][1],
-                        lam=problem.lam) for k, user in enumerate(first))
+                residuals = np.abs(forces - inside.divergence(flow))
+            held = float(residuals[members].max()) <= 1e-7 * float(np.abs(forces).max())
+            proofs.append(("feasible flow", problem.lam) if held else ("none", np.inf))
+    return proofs
