@@ -766,6 +766,36 @@ def test_a_power_cut_while_an_old_run_is_replaced(monkeypatch):
     assert "progress" not in {file.name for file in Path("cut").iterdir()}
 
 
+def test_an_interrupt_in_a_destructor_is_not_lost():
+    """Python drops an exception in a destructor; the command sends the interrupt again."""
+    few()
+    code = """
+import coterie.runs.parts as parts
+class Dying:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        [None for _ in range(100)]
+real, count = parts.write_atomically, [0]
+def put(path, data):
+    real(path, data)
+    count[0] += 1
+    if count[0] == 3:
+        Dying()
+    if count[0] > 3:
+        import time
+        time.sleep(0.2)
+parts.write_atomically = put
+"""
+    done = command(*FEW, "--out", "cut", code=code)
+    assert done.returncode == 130, done
+    assert done.stderr == "Interrupted: rerun with --resume to continue.\n"
+    dropped = command(*FEW, "--out", "other", code=code + """
+import coterie.cli.base as base
+base._unraisable = lambda failure: None
+""")
+    assert dropped.returncode == 0, dropped  # without the command's hook, it is lost
+
+
 def test_ctrl_c_keeps_what_is_done():
     few()
     good(*FEW, "--out", "whole")
