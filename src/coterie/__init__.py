@@ -15,6 +15,7 @@ from coterie.certificates import certify
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Split, Users
 from coterie.errors import (
+    ConvergenceWarning,
     CoterieError,
     CoterieWarning,
     Incompatible,
@@ -77,14 +78,15 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "ALGORITHMS", "LOSSES", "PDMM", "SOLVERS", "Certificate", "Choice", "ConvexClustering", "CoterieError",
-    "CoterieWarning", "Custom", "Explanation", "Fast", "Faults", "FedAvg", "Federated", "FederatedPath", "Fit",
-    "Fusion", "Graph", "Groups", "Huber", "HuberDistance", "Incompatible", "Interrupted", "InvalidInput", "Joined",
-    "Lean", "Ledger", "LinearLoss", "LocalModels", "Logistic", "Loss", "MissingExtra", "Multinomial", "Newton",
-    "NotConverged", "Participation", "Path", "PersonalizedClassifier", "PersonalizedRegressor", "Poisson",
-    "Problem", "RecoveryBounds", "Reference", "Run", "RunCertificate", "Solution", "Split", "Splitting", "Squared",
-    "SquaredDistance", "SquaredHinge", "SquaredPenalty", "Standardizer", "Status", "Users", "adaptive_graph",
-    "by_certificate", "by_clusters", "by_score", "by_stability", "certify", "check_loss", "federate",
-    "federate_path", "find_groups", "fit_table", "fusion_ladder", "lam_from_eq3", "lam_max", "load_run",
-    "recovery_bounds", "refit", "save_run", "solve", "solve_path",
+    "ALGORITHMS", "LOSSES", "PDMM", "SOLVERS", "Certificate", "Choice", "ConvergenceWarning", "ConvexClustering",
+    "CoterieError", "CoterieWarning", "Custom", "Explanation", "Fast", "Faults", "FedAvg", "Federated",
+    "FederatedPath", "Fit", "Fusion", "Graph", "Groups", "Huber", "HuberDistance", "Incompatible", "Interrupted",
+    "InvalidInput", "Joined", "Lean", "Ledger", "LinearLoss", "LocalModels", "Logistic", "Loss", "MissingExtra",
+    "Multinomial", "Newton", "NotConverged", "Participation", "Path", "PersonalizedClassifier",
+    "PersonalizedRegressor", "Poisson", "Problem", "RecoveryBounds", "Reference", "Run", "RunCertificate",
+    "Solution", "Split", "Splitting", "Squared", "SquaredDistance", "SquaredHinge", "SquaredPenalty",
+    "Standardizer", "Status", "Users", "adaptive_graph", "by_certificate", "by_clusters", "by_score",
+    "by_stability", "certify", "check_loss", "federate", "federate_path", "find_groups", "fit_table",
+    "fusion_ladder", "lam_from_eq3", "lam_max", "load_run", "recovery_bounds", "refit", "save_run", "solve",
+    "solve_path",
 ]

@@ -90,6 +90,10 @@ class CoterieWarning(UserWarning):
     """Input that works but that its owner should know about."""
 
 
+class ConvergenceWarning(CoterieWarning):
+    """A result that did not reach its tolerance; its certificate says how accurate it is."""
+
+
 def _sentences(*parts: str) -> str:
     complete = (".", "!", "?", "]'")  # the last ends an install command, to be copied as it is
     return " ".join(part if part.endswith(complete) else part + "." for part in parts if part)

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin, ClusterMixin, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
@@ -27,11 +28,12 @@ from coterie.analysis.select import by_clusters, refit
 from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.data.validation import Rows, group, show
-from coterie.errors import CoterieWarning, InvalidInput
+from coterie.errors import ConvergenceWarning, CoterieWarning, InvalidInput
 from coterie.fitting import Fit, Settings, fit
 from coterie.fitting.predictions import models_by_name
 from coterie.newcomers import Joined
-from coterie.solvers import solve
+from coterie.solution import Status
+from coterie.solvers import solve_quietly
 
 #: The one user of a fit without users.
 EVERYONE = "(everyone)"
@@ -55,7 +57,20 @@ def _settings(estimator: Any, task: Task) -> Settings:
     return Settings(**{"holdout": 0.0, **given}, task=task, seed=int(seed))
 
 
-def _keep(estimator: Any, fitted: Fit) -> None:
+class EstimatorConvergenceWarning(ConvergenceWarning, SklearnConvergenceWarning):  # type: ignore[misc]
+    """An estimator's solution did not reach `tol`. It is coterie's and scikit-learn's: filters for either apply."""
+
+
+def _fit_quietly(users: Users, settings: Settings) -> Fit:
+    """The fit; one warning, by `_keep`, replaces those of its parts."""
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
+        return fit(users, settings)
+
+
+def _keep(estimator: Any, fitted: Fit, stacklevel: int = 3) -> None:
+    if fitted.solution.status is not Status.CONVERGED:
+        warnings.warn(f"relative gap {fitted.gap:.1e} at tol = {fitted.settings.tol:g}. "
+                      f"{fitted.solution.status.value}", EstimatorConvergenceWarning, stacklevel=stacklevel)
     estimator.fit_, estimator.path_, estimator.solution_ = fitted, fitted.path, fitted.solution
     estimator.labels_, estimator.n_clusters_ = fitted.labels, fitted.n_clusters
     estimator.gap_, estimator.lam_ = fitted.gap, fitted.solution.lam
@@ -95,7 +110,7 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
         data = Users.from_arrays(X, y, [rows.names[i] for i in rows.codes], feature_names=columns)
         with warnings.catch_warnings():  # the model of a user with one class is determined by its group
             warnings.filterwarnings("ignore", ".*samples of one class only", CoterieWarning)
-            _keep(self, fit(data, _settings(self, task)))
+            _keep(self, _fit_quietly(data, _settings(self, task)), stacklevel=4)
         self.users_ = np.fromiter(data.names, dtype=object, count=data.n_users)
         self.newcomers_: dict[Any, Array] = {}
         self.scores_ = self.fit_.scores
@@ -383,7 +398,7 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
             raise InvalidInput("both n_clusters and lam are given", remedy="Leave out one of them")
         X = validate_data(self, X, dtype=np.float64)
         users = Users.from_arrays(X, feature_names=getattr(self, "feature_names_in_", None))
-        fitted = fit(users, _settings(self, "clustering"))
+        fitted = _fit_quietly(users, _settings(self, "clustering"))
         if wanted is not None:
             fitted = _with_clusters(fitted, wanted)
         _keep(self, fitted)
@@ -402,13 +417,13 @@ def _with_clusters(fitted: Fit, n_clusters: int) -> Fit:
         if solution.n_clusters == n_clusters:
             break
         middle = 0.5 * (low + solution.lam)
-        tried = solve(solution.problem.with_lam(middle), tol=fitted.settings.tol, start=solution)
+        tried = solve_quietly(solution.problem.with_lam(middle), tol=fitted.settings.tol, start=solution)
         if tried.n_clusters > n_clusters:
             low = middle
         else:
             solution = tried
     if solution is choice.solution:
-        solution = solve(solution.problem, tol=fitted.settings.tol, start=solution)  # once more, for its duals
+        solution = solve_quietly(solution.problem, tol=fitted.settings.tol, start=solution)  # once more, for its duals
         points[points.index(choice.solution)] = solution
     else:
         points.append(solution)

@@ -456,7 +456,7 @@ def test_progress_tells_how_far_the_path_is():
 
 def raise_at(monkeypatch, call, inside):
     """Interrupt the path's solve number `call`: inside the solver, which then carries its best point, or around it."""
-    solve, count = path_module.solve, []
+    solve, count = path_module.solve_quietly, []
 
     def interrupted(problem, **kwargs):
         count.append(problem.lam)
@@ -469,7 +469,7 @@ def raise_at(monkeypatch, call, inside):
             raise KeyboardInterrupt
         return solve(problem, **{**kwargs, "tol": 1e-15, "start": None}, progress=progress)
 
-    monkeypatch.setattr(path_module, "solve", interrupted)
+    monkeypatch.setattr(path_module, "solve_quietly", interrupted)
     return count
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import pickle
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support.problems import graph_for, problem_for
 
 import coterie as ct
 from coterie.errors import interruptible
@@ -68,3 +71,64 @@ def test_nothing_raises_a_bare_interrupt():
     assert bare_interrupts("def f():\n    raise KeyboardInterrupt\n\nraise KeyboardInterrupt('x') from None") == [2, 4]
     rooms = {str(path.relative_to(SOURCE)): bare_interrupts(path.read_text()) for path in SOURCE.rglob("*.py")}
     assert {name for name, lines in rooms.items() if lines} - handlers <= {"cli/fit.py"}
+
+
+# ---- warnings of results that did not reach their tolerance
+
+
+def warned(work) -> list[warnings.WarningMessage]:
+    """The convergence warnings of this work; others are errors."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("error")
+        warnings.simplefilter("always", ct.ConvergenceWarning)
+        work()
+    return caught
+
+
+def hard():
+    return problem_for("logistic", lam=0.02, n_users=20, samples=20, graph=graph_for("knn", 20))
+
+
+@pytest.mark.parametrize("tol", [1e-16, 1e-8])
+def test_a_solve_warns_exactly_where_it_did_not_converge(tol):
+    solutions = []
+    caught = warned(lambda: solutions.append(ct.solve(hard(), tol=tol, solver=ct.Fast(max_iter=100))))
+    solution = solutions[0]
+    assert (solution.status is ct.Status.CONVERGED) == (tol == 1e-8)
+    assert len(caught) == (tol == 1e-16)
+    for warning in caught:
+        assert warning.filename == __file__  # the caller's line, not one of coterie
+        assert f"relative gap {solution.gap:.1e} at tol = 1e-16" in str(warning.message)
+        assert solution.status.value in str(warning.message)
+
+
+def test_a_path_warns_once():
+    lams, short = np.geomspace(0.005, 0.1, 6), ct.Fast(max_iter=1)
+    caught = warned(lambda: ct.solve_path(hard(), lams, tol=1e-16, solver=short))
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert "of 6 lam(s) did not reach tol = 1e-16" in str(caught[0].message)
+    path = ct.solve_path(hard(), lams, tol=1e-6)
+    assert not warned(lambda: ct.solve_path(hard(), lams, tol=1e-6))
+    rough = ct.Path(problem=path.problem, solutions=path.solutions, tol=1e-16, solver=short)
+    assert len(warned(lambda: rough.at(0.03))) == 1
+    first, second = next((i, j) for i in range(20) for j in range(i) if path[-1].labels[i] == path[-1].labels[j])
+    assert len(warned(lambda: rough.merge_point(first, second, rtol=0.1))) == 1
+
+
+def test_an_interrupt_does_not_warn():
+    def stop(record):
+        raise KeyboardInterrupt
+
+    def work():
+        with pytest.raises(ct.Interrupted):
+            ct.solve(hard(), tol=1e-14, progress=stop)
+
+    assert not warned(work)
+
+
+def test_building_blocks_do_not_warn():
+    """Inside, some ask for more digits than there are; what they return says itself how accurate it is."""
+    problem = hard()
+    assert not warned(lambda: ct.lam_max(problem, rtol=1e-12))
+    assert not warned(lambda: ct.recovery_bounds(problem, np.arange(20) % 3))

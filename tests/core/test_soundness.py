@@ -29,12 +29,14 @@ def false_claim(problem: ct.Problem, solution: ct.Solution) -> str | None:
     return None
 
 
+@pytest.mark.filterwarnings("ignore::coterie.ConvergenceWarning")
 @pytest.mark.parametrize("seed", range(48))
 def test_no_claim_is_false(seed):
     problem = nasty(seed)
     assert false_claim(problem, ct.solve(problem)) is None
 
 
+@pytest.mark.filterwarnings("ignore::coterie.ConvergenceWarning")
 @pytest.mark.slow
 def test_no_claim_is_false_on_problems_nobody_has_seen():
     first, end = secrets.randbelow(10**9), time.monotonic() + 120

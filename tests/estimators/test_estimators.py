@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 
 import joblib
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import sklearn
 from sklearn.base import clone
 from sklearn.datasets import make_blobs
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 from sklearn.metrics import adjusted_rand_score
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -499,3 +500,20 @@ def test_clustering_is_asked_for_one_way():
             ConvexClustering(wrong).fit(X)
     frame = pd.DataFrame(X, columns=["a", "b"])
     assert list(ConvexClustering().fit(frame).feature_names_in_) == ["a", "b"]
+
+
+@pytest.mark.parametrize("tol", [1e-6, 1e-16])
+@pytest.mark.parametrize("estimator", [PersonalizedRegressor, ConvexClustering])
+def test_an_estimator_that_did_not_converge_warns_once(estimator, tol):
+    """With a warning that is coterie's and scikit-learn's, so that filters for either apply."""
+    X = make_blobs(12, random_state=0)[0]
+    given = (X,) if estimator is ConvexClustering else (X, X.sum(axis=1), np.repeat([0, 1, 2], 4))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitted = estimator(lam=0.01, weights="unit", n_lams=3, tol=tol).fit(*given)
+    assert (fitted.solution_.status is ct.Status.CONVERGED) == (tol == 1e-6)
+    assert len(caught) == (tol == 1e-16)
+    for warning in caught:
+        assert issubclass(warning.category, ct.ConvergenceWarning)
+        assert issubclass(warning.category, ConvergenceWarning)
+        assert warning.filename == __file__

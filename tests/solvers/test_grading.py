@@ -24,6 +24,12 @@ class Fake:
         return self.point
 
 
+def doubted(problem, point):
+    """The solution of a solver that returns this point, which is not within the tolerance: a warning says so."""
+    with pytest.warns(ct.ConvergenceWarning):
+        return ct.solve(problem, tol=1e-8, solver=Fake(point))
+
+
 @pytest.fixture(scope="module")
 def problem():
     return problem_for("logistic", lam=0.02, n_users=12, samples=15)
@@ -49,7 +55,7 @@ def test_a_solver_cannot_hand_over_its_own_certificate(problem, best):
     claiming = namedtuple("claiming", [*Point._fields, "certificate", "interrupted"])
     wrong = np.ones_like(best.models)
     claimed = claiming(wrong, best.duals, (), None, None, perfect, False)
-    solution = ct.solve(problem, tol=1e-8, solver=Fake(claimed))
+    solution = doubted(problem, claimed)
     assert solution.status is ct.Status.INACCURATE
     assert solution.objective == pytest.approx(problem.objective(wrong), rel=1e-12)
     assert solution.gap > 0.01
@@ -62,7 +68,7 @@ def test_infeasible_duals_prove_nothing(problem, best):
     assert (np.linalg.norm(duals, axis=1) > 1.5 * problem.radii).any()
     bound = -problem.conjugates(-problem.graph.divergence(duals), start=together).sum()
     assert bound == pytest.approx(problem.objective(together), rel=1e-9)  # what a judge would say who does not look
-    solution = ct.solve(problem, tol=1e-8, solver=Fake(Point(together, duals)))
+    solution = doubted(problem, Point(together, duals))
     assert (np.linalg.norm(solution.duals, axis=1) <= problem.radii * (1 + 1e-14)).all()
     assert solution.certificate.bound <= best.objective * (1 + 1e-12)
     assert solution.status is ct.Status.INACCURATE
@@ -70,7 +76,7 @@ def test_infeasible_duals_prove_nothing(problem, best):
 
 def test_wrong_models_are_not_saved_by_the_right_duals(problem, best):
     for step in (1e-3, 1.0):
-        solution = ct.solve(problem, tol=1e-8, solver=Fake(Point(best.models + step, best.duals)))
+        solution = doubted(problem, Point(best.models + step, best.duals))
         assert solution.status is ct.Status.INACCURATE
         assert solution.gap >= (problem.objective(best.models + step) - best.objective) / solution.objective - 1e-8
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -13,11 +14,11 @@ import numpy.typing as npt
 
 from coterie._typing import Array, Ints
 from coterie.data.users import Users
-from coterie.errors import InvalidInput, interruptible
+from coterie.errors import ConvergenceWarning, InvalidInput, interruptible
 from coterie.losses import SquaredDistance
 from coterie.problem import Problem, check_lam
-from coterie.solution import Solution, first_labels, html_table
-from coterie.solvers import Solver, solve
+from coterie.solution import Solution, Status, first_labels, html_table
+from coterie.solvers import Solver, solve_quietly
 from coterie.solvers.base import Start
 from coterie.solvers.polish import polish
 
@@ -79,7 +80,7 @@ def _consensus(problem: Problem, rtol: float = 1e-6) -> _Consensus:
         if upper - lower <= rtol * upper:
             break
         with interruptible(bracket):
-            best = solve(clustering.with_lam(lower), tol=1e-13, start=best)
+            best = solve_quietly(clustering.with_lam(lower), tol=1e-13, start=best)
         assert best.duals is not None
         # B'y = points - x there, so y plus a flow of what it lacks is a flow of the points.
         whole = best.duals + graph.flow(points - graph.divergence(best.duals))
@@ -198,7 +199,9 @@ class Path:
         nearest = self.solutions[int(np.abs(np.log((self.lams + 1e-300) / (lam + 1e-300))).argmin())]
         if nearest.lam == lam:
             return nearest
-        return solve(self.problem.with_lam(lam), tol=self.tol, solver=self.solver, start=nearest)
+        solution = solve_quietly(self.problem.with_lam(lam), tol=self.tol, solver=self.solver, start=nearest)
+        _warn([solution], self.tol)
+        return solution
 
     def merge_point(self, first: int, second: int, *, rtol: float = 1e-4) -> Bracket:
         """The smallest lam on the path at which two users (by number) are together, between two lams rtol apart.
@@ -245,13 +248,16 @@ class Path:
 
     def _bisect(self, below: Solution, above: Solution, reached: Callable[[Solution], bool], rtol: float) -> Bracket:
         """Halve (geometrically) between a solution that has not reached something and one that has."""
+        solved: list[Solution] = []
         with interruptible(lambda: Bracket(below.lam, above.lam)):
             while above.lam - below.lam > rtol * above.lam:
                 middle = float(np.sqrt(below.lam * above.lam)) if below.lam > 0 else 0.1 * above.lam
                 if below.lam == 0 and middle < 1e-12 * self.lams[-1]:
                     break
-                between = solve(self.problem.with_lam(middle), tol=self.tol, solver=self.solver, start=above)
+                between = solve_quietly(self.problem.with_lam(middle), tol=self.tol, solver=self.solver, start=above)
+                solved.append(between)
                 below, above = (below, between) if reached(between) else (between, above)
+        _warn(solved, self.tol, stacklevel=4)
         return Bracket(below.lam, above.lam)
 
 
@@ -314,14 +320,25 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
             # At the upper end consensus is already proven; everywhere else the last solution is a good start.
             proven = end is not None and lam == end.bracket.upper > 0
             begin = Start(end.models, end.duals) if proven and end is not None else last
-            last = solve(problem.with_lam(lam), tol=tol, solver=solver, start=begin)
+            last = solve_quietly(problem.with_lam(lam), tol=tol, solver=solver, start=begin)
             # Duals take more room than everything else together and are needed only to start the next.
             solutions.append(replace(last, duals=None, certificate=replace(last.certificate, duals=None)))
             if progress is not None:
                 progress(last, len(grid))
             if enough is not None and enough(solutions):
                 break
+    _warn(solutions, tol)
     return Path(problem=problem, solutions=tuple(solutions), tol=tol, solver=solver)
+
+
+def _warn(solutions: Sequence[Solution], tol: float, stacklevel: int = 3) -> None:
+    """One warning for all solutions that did not reach the tolerance."""
+    inaccurate = [s for s in solutions if s.status is not Status.CONVERGED]
+    if inaccurate:
+        worst = max(inaccurate, key=lambda s: s.gap)
+        warnings.warn(f"{len(inaccurate)} of {len(solutions)} lam(s) did not reach tol = {tol:g}; the worst is lam = "
+                      f"{worst.lam:g} with a relative gap of {worst.gap:.1e}. {worst.status.value}",
+                      ConvergenceWarning, stacklevel=stacklevel)
 
 
 def _checked(lams: npt.ArrayLike | None) -> list[float]:
@@ -346,9 +363,9 @@ def _grid(problem: Problem, end: _Consensus, n_lams: int, tol: float, solver: So
 @interruptible()
 def alone_at(problem: Problem, top: float, tol: float, solver: Solver | str = "fast") -> float:
     """A lam below `top` where everyone is alone, or as many as ever will be: identical users never part."""
-    free, low, start = solve(problem.with_lam(0.0), tol=tol, solver=solver), 0.01 * top, None
+    free, low, start = solve_quietly(problem.with_lam(0.0), tol=tol, solver=solver), 0.01 * top, None
     for _ in range(16):
-        start = solve(problem.with_lam(low), tol=tol, solver=solver, start=start)
+        start = solve_quietly(problem.with_lam(low), tol=tol, solver=solver, start=start)
         if start.n_clusters >= free.n_clusters:
             break
         low *= 0.2

@@ -22,7 +22,7 @@ from coterie.graph import Graph
 from coterie.losses.grouped import Grouped
 from coterie.problem import Problem
 from coterie.solution import labels_of
-from coterie.solvers import solve
+from coterie.solvers import solve_quietly
 from coterie.solvers.polish import polish
 
 KINDS = ("solution", "stringent", "uniform")
@@ -147,7 +147,7 @@ def clustered(problem: Problem, labels: Ints, tol: float = 1e-12) -> Array:
     loss = Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
     first, second, weights = _between(problem.graph, labels)
     graph = Graph.from_edges(k, np.stack([first, second], axis=1), weights) if k > 1 else Graph.complete(1)
-    return solve(Problem(loss.groups, loss, lam=problem.lam, graph=graph), tol=tol).models
+    return solve_quietly(Problem(loss.groups, loss, lam=problem.lam, graph=graph), tol=tol).models
 
 
 def _between(graph: Graph, labels: Ints) -> tuple[Ints, Ints, Array]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 
 import numpy as np
 
 from coterie.certificates import certify
-from coterie.errors import Interrupted, InvalidInput, NotConverged, interruptible
+from coterie.errors import ConvergenceWarning, Interrupted, InvalidInput, NotConverged, interruptible
 from coterie.problem import Problem
 from coterie.solution import Certificate, Record, Solution, Status
 from coterie.solvers.base import Point, Solver, Start
@@ -19,7 +20,7 @@ from coterie.solvers.reference import Reference
 #: Every solver by the name used in the command line and in saved files.
 SOLVERS: dict[str, type[Solver]] = {"fast": Fast, "lean": Lean, "reference": Reference}
 
-__all__ = ["SOLVERS", "Fast", "Lean", "Reference", "Solver", "solve"]
+__all__ = ["SOLVERS", "Fast", "Lean", "Reference", "Solver", "solve", "solve_quietly"]
 
 
 def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast", start: Solution | Start | None = None,
@@ -29,16 +30,39 @@ def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast",
     Parameters
     ----------
     problem : what to solve.
-    tol : the relative duality gap to reach; the status says whether it was.
+    tol : the relative duality gap to reach; the status says whether it was, and a warning where it was not.
     solver : a name in `SOLVERS`, or a solver with settings of your own such as Fast(max_iter=100).
     start : a solution of a similar problem on the same users to begin from, or a Start of models, duals and sigma.
-    progress : called now and then with a Record of how far the solver is.
+    progress : called repeatedly with a Record of the solver's progress.
+
+    Returns
+    -------
+    Solution, whose certificate is computed from the solver's models and duals and not taken from the solver.
 
     Raises
     ------
+    InvalidInput : where an argument cannot be used.
+    Incompatible : where the solver does not take this problem.
+    NotConverged : where the solver returns no usable point.
     Interrupted : on Ctrl-C; its `best` is the best point so far as a certified Solution, whose status is INTERRUPTED
         unless it is within `tol` already. None where there is no point yet.
+
+    Example
+    -------
+    >>> solution = solve(Problem(users, Logistic(), lam=0.02))
+    >>> solution.n_clusters, solution.gap, solution.status
     """
+    solution = solve_quietly(problem, tol=tol, solver=solver, start=start, progress=progress)
+    if solution.status is not Status.CONVERGED:
+        warnings.warn(f"relative gap {solution.gap:.1e} at tol = {tol:g}. {solution.status.value}", ConvergenceWarning,
+                      stacklevel=2)
+    return solution
+
+
+def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast",
+                  start: Solution | Start | None = None,
+                  progress: Callable[[Record], None] | None = None) -> Solution:
+    """`solve` without its warning, for callers that look at the status, or ask for more digits than there may be."""
     if not (np.isfinite(tol) and tol > 0):
         raise InvalidInput(f"tol must be a finite number > 0, got {tol!r}", remedy="Use for example 1e-8")
     if not isinstance(problem, Problem):

@@ -24,7 +24,7 @@ from coterie.federated.algorithms.base import Algorithm, Federation, Method, Sta
 from coterie.federated.algorithms.trust import between, trusted
 from coterie.federated.protocol.messages import Batch, Ragged
 from coterie.losses.quadratic import Quadratic
-from coterie.solvers import solve
+from coterie.solvers import solve_quietly
 from coterie.solvers.base import Start
 
 
@@ -183,7 +183,7 @@ class NewtonMethod(Method):
         problem = federation.problem(known, loss)
         inside: Any = slice(None) if known.all() else federation.graph.inside(known)
         warm = Start(state.now[known], state.duals[inside], state.sigma or None) if state.sigma else None
-        found = solve(problem, tol=max(0.01 * self.tol, 1e-13), start=warm)
+        found = solve_quietly(problem, tol=max(0.01 * self.tol, 1e-13), start=warm)
         now, duals = state.now.copy(), state.duals.copy()
         now[known] = found.models  # who has not answered stays at the start: nobody is shown another's model
         if found.duals is not None:

@@ -21,7 +21,7 @@ from coterie.errors import InvalidInput
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.protocol.messages import Batch
 from coterie.losses.quadratic import Quadratic
-from coterie.solvers import solve
+from coterie.solvers import solve_quietly
 from coterie.solvers.base import Start
 
 _CHANGES = 20  # times the step may change
@@ -146,7 +146,7 @@ class SplittingMethod(Method):
         problem = self.federation.problem(active, loss)
         warm = Start(state.now[active], state.duals, state.sigma) if state.sigma else None
         # The server's problem may have a far smaller optimum than the federation's: ask for digits of the latter.
-        found = solve(problem, tol=1e-9, start=warm)
+        found = solve_quietly(problem, tol=1e-9, start=warm)
         now = state.now.copy()
         now[active] = found.models
         heard = np.isfinite(state.curvature[active])
