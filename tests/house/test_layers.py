@@ -22,7 +22,7 @@ LAYERS = [
     "datasets",
     "solvers",
     "analysis.metrics", "analysis.path", "analysis.recovery", "analysis.select", "analysis.groups", "analysis",
-    "fitting.units", "fitting.prepare", "fitting.settings", "fitting.plan", "fitting.scores", "fitting.predictions",
+    "fitting.settings", "fitting.units", "fitting.prepare", "fitting.plan", "fitting.scores", "fitting.predictions",
     "fitting.proof", "fitting.result", "runs.folder",
     "federated.protocol", "federated.algorithms.edges", "federated.algorithms.trust", "federated.client",
     "federated.algorithms.participation", "federated.algorithms", "federated.runtimes.in_process",

@@ -22,6 +22,7 @@ from typing import Any
 
 from coterie.data.encoding import Recipe, read_table
 from coterie.data.users import Users
+from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.graph import Graph
 from coterie.problem import Problem
@@ -55,8 +56,8 @@ class Prepared:
 
 def prepare(table: str | PathLike[str] | Any, *, user: str | None = None, target: str | None = None,
             features: Iterable[str] | str | None = None, drop: Iterable[str] | str = (), task: str = "auto",
-            separator: str | None = None, loss: str = "auto", ridge: float = 1e-3,
-            standardize: bool = True) -> Prepared:
+            separator: str | None = None, loss: str = Settings.loss, ridge: float = Settings.ridge,
+            standardize: bool = Settings.standardize) -> Prepared:
     """Everything between a table and the problem that is solved.
 
     Parameters

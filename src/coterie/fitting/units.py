@@ -21,6 +21,7 @@ from coterie.data.scaling import Standardizer
 from coterie.data.summary import TASKS, Task
 from coterie.data.users import Moments, Users
 from coterie.errors import InvalidInput
+from coterie.fitting.settings import Settings
 from coterie.losses import LOSSES, AffineLoss, HuberDistance, Logistic, Loss, Multinomial, SquaredDistance, SquaredHinge
 from coterie.losses.multinomial import sum_zero_basis
 
@@ -100,15 +101,16 @@ class Units:
     feature_names: tuple[str, ...]
 
     @classmethod
-    def learn(cls, users: Users, task: Task, *, loss: str = "auto", ridge: float = 1e-3, n_classes: int = 0,
-              standardize: bool = True) -> Self:
+    def learn(cls, users: Users, task: Task, *, loss: str = Settings.loss, ridge: float = Settings.ridge,
+              n_classes: int = 0, standardize: bool = Settings.standardize) -> Self:
         """From the users whose models are to be found; see `from_moments`."""
         return cls.from_moments(UserStatistics.of(users), task, loss=loss, ridge=ridge, n_classes=n_classes,
                                 standardize=standardize)
 
     @classmethod
-    def from_moments(cls, statistics: UserStatistics, task: Task, *, loss: str = "auto", ridge: float = 1e-3,
-                     n_classes: int = 0, standardize: bool = True) -> Self:
+    def from_moments(cls, statistics: UserStatistics, task: Task, *, loss: str = Settings.loss,
+                     ridge: float = Settings.ridge, n_classes: int = 0,
+                     standardize: bool = Settings.standardize) -> Self:
         """From what each user sends.
 
         Parameters
