@@ -8,8 +8,10 @@
 from typing import Any
 
 from coterie.analysis.groups import Groups, find_groups
+from coterie.analysis.ladder import Fusion, fusion_ladder
+from coterie.analysis.margins import GroupMargins, group_margins
 from coterie.analysis.path import Path, lam_max, solve_path
-from coterie.analysis.recovery import Fusion, RecoveryBounds, fusion_ladder, recovery_bounds
+from coterie.analysis.recovery import RecoveryBounds, recovery_bounds
 from coterie.analysis.select import Choice, by_certificate, by_clusters, by_score, by_stability, refit
 from coterie.certificates import certify
 from coterie.data.scaling import Standardizer
@@ -80,13 +82,13 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "ALGORITHMS", "LOSSES", "PDMM", "SOLVERS", "Certificate", "Choice", "ConvergenceWarning", "ConvexClustering",
     "CoterieError", "CoterieWarning", "Custom", "Explanation", "Fast", "Faults", "FedAvg", "Federated",
-    "FederatedPath", "Fit", "Fusion", "Graph", "Groups", "Huber", "HuberDistance", "Incompatible", "Interrupted",
-    "InvalidInput", "Joined", "Lean", "Ledger", "LinearLoss", "LocalModels", "Logistic", "Loss", "MissingExtra",
-    "Multinomial", "Newton", "NotConverged", "Participation", "Path", "PersonalizedClassifier",
+    "FederatedPath", "Fit", "Fusion", "Graph", "GroupMargins", "Groups", "Huber", "HuberDistance", "Incompatible",
+    "Interrupted", "InvalidInput", "Joined", "Lean", "Ledger", "LinearLoss", "LocalModels", "Logistic", "Loss",
+    "MissingExtra", "Multinomial", "Newton", "NotConverged", "Participation", "Path", "PersonalizedClassifier",
     "PersonalizedRegressor", "Poisson", "Problem", "RecoveryBounds", "Reference", "Run", "RunCertificate",
     "Solution", "Split", "Splitting", "Squared", "SquaredDistance", "SquaredHinge", "SquaredPenalty",
     "Standardizer", "Status", "Users", "adaptive_graph", "by_certificate", "by_clusters", "by_score",
     "by_stability", "certify", "check_loss", "federate", "federate_path", "find_groups", "fit_table",
-    "fusion_ladder", "lam_from_eq3", "lam_max", "load_run", "recovery_bounds", "refit", "save_run", "solve",
-    "solve_path",
+    "fusion_ladder", "group_margins", "lam_from_eq3", "lam_max", "load_run", "recovery_bounds", "refit", "save_run",
+    "solve", "solve_path",
 ]

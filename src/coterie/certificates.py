@@ -18,6 +18,7 @@ from coterie._typing import Array, Flags, Indices, Ints
 from coterie.errors import InvalidInput
 from coterie.graph import Graph
 from coterie.losses import Loss, Samples
+from coterie.losses.newton import solve_scaled
 from coterie.problem import Problem
 from coterie.solution import Certificate, labels_of
 
@@ -169,7 +170,8 @@ def answers_of(loss: Loss, samples: Samples, models: Array, slopes: Array, about
         values, gradients, _ = loss.evaluate(samples, models, 1, users)
         residuals = np.linalg.norm(gradients - slopes, axis=1)
         duals = loss.dual_bounds(samples, slopes, models, users, about)
-        sizes = np.abs(loss.evaluate(samples, about, 0, users).values) + loss.sizes(samples, users)
+        sizes = loss.sizes(samples) if users is None else loss.sizes(samples)[users]
+        sizes = sizes + np.abs(loss.evaluate(samples, about, 0, users).values)
         rounding = loss.value_rounding(samples, models, users) + duals.rounding
     return Answers(values, duals.values, residuals, sizes, rounding)
 
@@ -255,11 +257,16 @@ def build_duals(problem: Problem, models: Array) -> Array:
 
     Between separated users the dual is known, y_e = lam w_e (B models)_e / ||(B models)_e||. Among fused users any flow
     that balances the remaining forces within the balls will do. Which users count as fused is not known when the models
-    are only nearly equal, so several lengths are tried and the balance decides.
+    are only nearly equal, so several lengths are tried and the gap decides, by second-order models of the losses:
+
+        1/2 sum_i r_i' H_i^-1 r_i + sum_e radii_e ||(B models)_e|| - <y_e, (B models)_e>,      r = grad f + B'y
     """
     if problem.graph.n_edges == 0 or problem.lam == 0:
         return np.zeros((problem.graph.n_edges, problem.dim))
-    gradients = problem.gradients(models)
+    _, gradients, hessians = problem.loss.evaluate(problem.samples, models)
+    diagonal = np.einsum("nii->ni", hessians)
+    scales = np.sqrt(np.maximum(diagonal, 1e-12 * float(np.abs(diagonal).max(initial=0.0)) + 1e-300))
+    shift = np.full(problem.n_users, 1e-6)  # for directions in which a loss is flat
     differences = problem.graph.differences(models)
     lengths = np.linalg.norm(differences, axis=1)
     best, least = np.zeros_like(differences), np.inf
@@ -269,8 +276,8 @@ def build_duals(problem: Problem, models: Array) -> Array:
         if fused.any():
             forces = -gradients - problem.graph.divergence(duals)
             duals[fused] = feasible_flow(problem.graph.subgraph(fused), forces, problem.radii[fused])
-        # What the duality gap is made of, up to the curvature of the losses.
-        balance = float(np.linalg.norm(gradients + problem.graph.divergence(duals)))
+        lack = gradients + problem.graph.divergence(duals)
+        balance = 0.5 * float(np.einsum("nd,nd->", lack, solve_scaled(hessians, scales, shift, lack)))
         slack = float(problem.radii @ lengths - np.einsum("ed,ed->", duals, differences))
         if balance + max(slack, 0.0) < least:
             best, least = duals, balance + max(slack, 0.0)
@@ -279,10 +286,11 @@ def build_duals(problem: Problem, models: Array) -> Array:
 
 def fusions(models: Array, lengths: Array) -> Iterator[Flags]:
     """Guesses at which edges join equal models, when rounding or a tolerance blurs it; from none blurred to all."""
-    unit = max(float(np.abs(models).max()), float(lengths.max()))
+    unit, rounding = float(lengths.max()), 4 * _EPSILON * float(np.abs(models).max())
     seen = -1
     for relative in (0.0, 1e-13, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, np.inf):
-        fused = lengths <= relative * unit if unit > 0 else np.ones(len(lengths), dtype=bool)
+        fused = lengths <= max(relative * unit, rounding * (relative > 0)) if unit > 0 else np.ones(
+            len(lengths), dtype=bool)
         if int(fused.sum()) > seen:
             seen = int(fused.sum())
             yield fused

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.analysis.recovery import fusion_ladder
+from coterie.analysis.ladder import fusion_ladder
 from coterie.datasets import Ellipses, ellipses
 from coterie.errors import InvalidInput, MissingExtra
 from coterie.experiments import paper_figures

@@ -14,14 +14,15 @@ SOURCE = Path(__file__).parents[2] / "src" / "coterie"
 #: From the bottom up. A file may import files of lower layers, and of its own layer as long as no circle arises.
 #: A name stands for a file or for all files of a package that no longer name stands for.
 LAYERS = [
-    "errors", "_typing", "storage",
+    "errors", "_typing", "memory", "storage",
     "data.validation", "data.frames", "data.io", "data.participants", "data.splitting", "data.users", "data.scaling",
     "data.columns", "data.summary", "data.merging", "data.rules", "data.encoding", "data",
     "losses.newton", "losses.frame", "losses.base", "losses", "losses.checks",
     "graph.kernels", "graph.graph", "graph", "problem", "newcomers", "solution", "certificates", "graph.weights",
     "datasets",
     "solvers",
-    "analysis.metrics", "analysis.path", "analysis.recovery", "analysis.select", "analysis.groups", "analysis",
+    "analysis.metrics", "analysis.margins", "analysis.path", "analysis.recovery", "analysis.ladder",
+    "analysis.select", "analysis.groups", "analysis",
     "fitting.settings", "fitting.units", "fitting.prepare", "fitting.plan", "fitting.scores", "fitting.predictions",
     "fitting.proof", "fitting.result", "runs.folder",
     "federated.protocol", "federated.algorithms.edges", "federated.algorithms.trust", "federated.client",

@@ -20,6 +20,7 @@ from support.problems import (
 from support.problems import quiet_problem as quiet
 
 import coterie as ct
+from coterie import memory
 from coterie.solvers import engines
 from coterie.solvers.base import Start
 
@@ -699,8 +700,9 @@ def test_a_solve_changes_nothing_it_was_given(dim, kind, given):
 def test_more_edges_than_memory_are_refused_with_the_remedy(monkeypatch):
     problem = points_problem(np.random.default_rng(0).standard_normal((30, 2)), 0.1)
     assert ct.solve(problem).status is CONVERGED
-    monkeypatch.setattr(engines, "free_memory", lambda: 8.0 * 435 * 5 - 1)
+    monkeypatch.setattr(memory, "_SMALL", 0)
+    monkeypatch.setattr(memory, "free_memory", lambda: 8.0 * 435 * 9 - 1)
     with pytest.raises(ct.InvalidInput, match=r"435 edges need .* GiB.*solver='lean'"):
         ct.solve(problem)
     assert ct.solve(problem, tol=1e-6, solver="lean").status is CONVERGED
-    assert engines.free_memory() > 0
+    assert memory.free_memory() > 0

@@ -16,16 +16,14 @@ import numpy.typing as npt
 
 from coterie._typing import Array, Ints
 from coterie.analysis.path import check_labels
-from coterie.certificates import feasible_flow
-from coterie.errors import InvalidInput, interruptible
+from coterie.errors import InvalidInput, NotConverged, interruptible
 from coterie.graph import Graph
 from coterie.losses.grouped import Grouped
 from coterie.problem import Problem
-from coterie.solution import labels_of
 from coterie.solvers import solve_quietly
-from coterie.solvers.polish import polish
 
 KINDS = ("solution", "stringent", "uniform")
+_SOLVED = 1e-8  # relative gap of the clustered problem up to which its gradients are trusted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +140,21 @@ def recovery_bounds(problem: Problem, labels: npt.ArrayLike, kind: str = "soluti
 
 
 def clustered(problem: Problem, labels: Ints, tol: float = 1e-12) -> Array:
-    """(n_clusters, dim) the certified solution of (C) with one model per group."""
+    """(n_clusters, dim) the solution of (C) with one model per group.
+
+    Raises
+    ------
+    NotConverged : where it is not certified within 1e-8.
+    """
     k = int(labels.max()) + 1
     loss = Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
     first, second, weights = _between(problem.graph, labels)
     graph = Graph.from_edges(k, np.stack([first, second], axis=1), weights) if k > 1 else Graph.complete(1)
-    return solve_quietly(Problem(loss.groups, loss, lam=problem.lam, graph=graph), tol=tol).models
+    solution = solve_quietly(Problem(loss.groups, loss, lam=problem.lam, graph=graph), tol=tol)
+    if not solution.gap <= _SOLVED:
+        raise NotConverged(f"The problem with one model per group was solved within {solution.gap:.1e} only, and "
+                           "nothing can be concluded from that. Scale the features, or add a ridge.")
+    return solution.models
 
 
 def _between(graph: Graph, labels: Ints) -> tuple[Ints, Ints, Array]:
@@ -209,7 +216,11 @@ def _closest(problem: Problem, labels: Ints, at: Array, slack: Array) -> tuple[f
 
 
 def _at_solution(problem: Problem, labels: Ints) -> RecoveryBounds:
-    w = clustered(problem, labels)
+    try:
+        w = clustered(problem, labels)
+    except NotConverged as reason:
+        return RecoveryBounds(kind="solution", lam=problem.lam, lower=np.inf, upper=0.0, lower_users=None,
+                              upper_clusters=None, exact=False, note=f"Not available: {reason}")
     gradients = problem.gradients(w[labels])
     graph = problem.graph
     note = ""
@@ -227,7 +238,7 @@ def _at_solution(problem: Problem, labels: Ints) -> RecoveryBounds:
                           upper_clusters=clusters, exact=True, note=note, models=w)
 
 
-def _unbalanced(problem: Problem, labels: Ints, models: Array, gradients: Array) -> tuple[Graph, Array]:
+def unbalanced(problem: Problem, labels: Ints, models: Array, gradients: Array) -> tuple[Graph, Array]:
     """The edges inside the groups, and the forces that their flows must balance: the gradients plus the pull of the
     other groups."""
     graph = problem.graph
@@ -241,7 +252,7 @@ def _unbalanced(problem: Problem, labels: Ints, models: Array, gradients: Array)
 
 def _electrical(problem: Problem, labels: Ints, w: Array, gradients: Array) -> tuple[float, tuple[int, int] | None]:
     """The largest ||y_e|| / w_e of the electrical flow inside the groups."""
-    inside, forces = _unbalanced(problem, labels, w[labels], gradients)
+    inside, forces = unbalanced(problem, labels, w[labels], gradients)
     if len(np.unique(inside.components)) > len(w):  # a group that its edges do not connect cannot be held together
         return np.inf, None
     flow = np.linalg.norm(inside.flow(forces), axis=1) / inside.weights
@@ -337,107 +348,3 @@ def spreads(gradients: Array, labels: Ints) -> tuple[Array, Array]:
                 else:
                     delta[a, b] = delta[b, a] = min(delta[a, b], float(gaps.min()))
     return eps, delta
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fusion:
-    """The proof that the users of a group share one model: the cheapest flow that suffices.
-
-    Attributes
-    ----------
-    cluster
-        The number of the group.
-    rung
-        "alone" (one user), "closed form", "electrical flow", "feasible flow" or "none".
-    needed
-        The smallest lam for which this flow is feasible; inf for "none".
-    lam
-        The lam of the problem.
-
-    Example
-    -------
-    >>> import coterie as ct
-    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
-    >>> print(ct.fusion_ladder(ct.Problem(users, ct.SquaredDistance(), lam=1.0), [0, 0, 1])[0])
-    group 0: one model is proved by its closed form, which needs lam >= 0.5
-    """
-
-    cluster: int
-    rung: str
-    needed: float
-    lam: float
-
-    def __str__(self) -> str:
-        if self.rung == "none":
-            return f"group {self.cluster}: no feasible flow was found at lam = {self.lam:.4g}, so it may split"
-        return f"group {self.cluster}: one model is proved by its {self.rung}, which needs lam >= {self.needed:.4g}"
-
-
-def fusion_ladder(problem: Problem, labels: npt.ArrayLike) -> tuple[Fusion, ...]:
-    """Prove that the users of each group share one model at the clustered solution, by the cheapest flow that suffices.
-
-    The users of a group share one model exactly if some flow y on its edges balances the forces b_i, the sum of the
-    user's gradient and the pull of the other groups, B'y = b, with ||y_e|| <= lam w_e. Tried in this order:
-        closed form      y_ij = (b_i - b_j) / n_k, that of Theorem 1 (complete graph with one weight)
-        electrical flow  y = W B L^+ b
-        feasible flow    accelerated projections onto the balls, starting from the electrical flow
-
-    Parameters
-    ----------
-    problem
-        The problem.
-    labels
-        (n_users,) the groups.
-
-    Returns
-    -------
-    tuple[Fusion, ...]
-        One proof per group.
-
-    Raises
-    ------
-    InvalidInput
-        If the labels do not fit the users.
-
-    Example
-    -------
-    >>> import coterie as ct
-    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
-    >>> [step.rung for step in ct.fusion_ladder(ct.Problem(users, ct.SquaredDistance(), lam=1.0), [0, 0, 1])]
-    ['closed form', 'alone']
-    """
-    given = check_labels(labels, problem.n_users)
-    models = clustered(problem, given)[given]
-    clusters = labels_of(models)  # groups with the same model are one group
-    models = polish(problem, clusters, models)  # to rounding accuracy, so that the forces sum to zero
-    clusters = labels_of(models)
-    proofs = _proofs(problem, clusters, models)
-    first = np.unique(given, return_index=True)[1]
-    return tuple(Fusion(cluster=k, rung=proofs[clusters[user]][0], needed=proofs[clusters[user]][1], lam=problem.lam)
-                 for k, user in enumerate(first))
-
-
-def _proofs(problem: Problem, clusters: Ints, models: Array) -> list[tuple[str, float]]:
-    """The rung of each group, and the lam that it needs."""
-    inside, forces = _unbalanced(problem, clusters, models, problem.gradients(models))
-    ratios = np.linalg.norm(inside.flow(forces), axis=1) / inside.weights
-    owner = clusters[inside.edges[:, 0]]
-    parts = np.unique(np.stack([clusters, inside.components], axis=1), axis=0)[:, 0]
-    closed = "closed form" if problem.graph.is_complete else "electrical flow"
-    residuals: Array | None = None
-    proofs: list[tuple[str, float]] = []
-    for k in range(int(clusters.max()) + 1):
-        members = clusters == k
-        if members.sum() == 1:
-            proofs.append(("alone", 0.0))
-        elif (parts == k).sum() > 1:  # its edges do not connect it
-            proofs.append(("none", np.inf))
-        elif (needed := float(ratios[owner == k].max())) <= problem.lam:
-            proofs.append((closed, needed))
-        else:
-            if residuals is None:
-                flow = feasible_flow(inside, forces, problem.lam * inside.weights, max_iter=5000)
-                residuals = np.abs(forces - inside.divergence(flow))
-            held = float(residuals[members].max()) <= 1e-7 * float(np.abs(forces).max())
-            proofs.append(("feasible flow", problem.lam) if held else ("none", np.inf))
-    return proofs

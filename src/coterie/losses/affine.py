@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Indices
+from coterie._typing import Array, Flags
 from coterie.data.users import Block, Participants, Users
 from coterie.errors import Incompatible, InvalidInput
 from coterie.losses.base import NOISE, Evaluation, Magnitudes, Samples, need_targets
@@ -70,21 +70,23 @@ class AffineLoss(BlockLoss):
 
     def frame(self, users: Users) -> Frame | None:
         outputs = self.dim(users) // (users.n_features + self.intercept)
-        return Frame.of(users, centred=self._free_intercept, sign=self.intercept_sign * self.intercept, outputs=outputs)
+        return Frame.of(users, centred=self._free_intercept, sign=self.intercept_sign * self.intercept, outputs=outputs,
+                        level=self.neutral(users) if self._free_intercept else None)
 
     def neutral(self, users: Users) -> Array:
         """(n_users,) the margin that knows a user's targets but no features; 0 for classes."""
         return np.zeros(users.n_users)
 
-    def sizes(self, samples: Samples, users: Indices | None = None) -> Array:
-        who = np.arange(samples.n_users) if users is None else users
-        z = np.zeros((len(who), samples.dim))
+    def _sizes(self, samples: Samples) -> Array:
+        z = np.zeros((samples.n_users, samples.dim))
         if self._free_intercept:
             outputs = samples.dim // (samples.users.n_features + 1)
-            z[:, -outputs:] = self.neutral(samples.users.data)[who, None]
-            z[:, -outputs:] *= 1.0 if samples.frame is not None else self.intercept_sign
-        offsets = NOISE * self.neutral(samples.users.data)[who] ** 2
-        return np.abs(self.evaluate_local(samples, z, 0, users).values) + offsets
+            z[:, -outputs:] = self.neutral(samples.users.data)[:, None]
+            z[:, -outputs:] *= self.intercept_sign
+            if samples.frame is not None:  # in local coordinates the intercept has the sign +1
+                z[:, -outputs:] = self.neutral(samples.users.data)[:, None] - samples.frame.level[:, None]
+        offsets = NOISE * self.neutral(samples.users.data) ** 2
+        return np.abs(self.evaluate_local(samples, z, 0).values) + offsets
 
     def ridges(self, block: Block, dim: int) -> Array:
         """(dim,) or (n, dim) the weight of each coordinate's square, twice over."""
@@ -194,18 +196,24 @@ class LinearLoss(AffineLoss):
         inside = self.curvature(t, y) * (np.abs(t) + terms)  # t itself is rounded
         return Magnitudes(values, slopes, slopes + ((weights * inside)[:, None, :] @ np.abs(a))[:, 0])
 
+    def upper_hessians(self, samples: Samples) -> Array | None:
+        if not np.isfinite(self.max_curvature):
+            return None
+        out = np.empty((samples.n_users, samples.dim, samples.dim))
+        for block in in_blocks(self, samples).blocks:  # max_curvature mean_j a_ij a_ij' + ridge
+            root = np.sqrt(self.max_curvature * block.weights)[..., None] * block.features
+            ridges = self.ridges(block, samples.dim)[..., None] * np.eye(samples.dim)
+            out[block.index] = root.swapaxes(1, 2) @ root + ridges
+        return out
+
     def _gram_ends(self, samples: Samples) -> tuple[Array, Array]:
-        """Smallest and largest eigenvalue of mean_j a_ij a_ij' + (ridge / max_curvature), for each user."""
-        low, high = np.empty(samples.n_users), np.empty(samples.n_users)
-        for block in in_blocks(self, samples).blocks:
-            root = np.sqrt(block.weights)[..., None] * block.features
-            ridges = self.ridges(block, samples.dim)
-            gram = self.max_curvature * (root.swapaxes(1, 2) @ root) + ridges[..., None] * np.eye(samples.dim)
-            if samples.frame is not None:
-                gram = samples.frame.hessians(gram, block.index)
-            ends = np.linalg.eigvalsh(gram)
-            low[block.index], high[block.index] = ends[:, 0], ends[:, -1]
-        return low, high
+        """Smallest and largest eigenvalue of `upper_hessians`, in the coordinates given."""
+        upper = self.upper_hessians(samples)
+        assert upper is not None
+        if samples.frame is not None:
+            upper = samples.frame.hessians(upper, np.arange(samples.n_users))
+        ends = np.linalg.eigvalsh(upper)
+        return np.asarray(ends[:, 0], dtype=float), np.asarray(ends[:, -1], dtype=float)
 
     def lipschitz(self, samples: Samples) -> Array:
         if not np.isfinite(self.max_curvature):

@@ -48,6 +48,7 @@ class Samples:
     users: Participants
     dim: int
     frame: Frame | None = field(default=None, kw_only=True)  # local coordinates, where they differ from those given
+    known: dict[str, Array] = field(default_factory=dict, kw_only=True, repr=False)  # of the users' data alone
 
     @property
     def n_users(self) -> int:
@@ -150,6 +151,10 @@ class Loss(ABC):
         """For each user a lower bound on the Hessian's smallest eigenvalue, anywhere; 0 where there is none."""
         return np.zeros(samples.n_users)
 
+    def upper_hessians(self, samples: Samples) -> Array | None:
+        """(n_users, dim, dim) matrices that no Hessian exceeds, in local coordinates; None where none are known."""
+        return None
+
     def local(self, samples: Samples, slopes: Array | None = None, start: Array | None = None,
               users: Indices | None = None) -> Minimum:
         """Each user's minimise_x f_i(x) - <slopes_i, x>; without slopes, their own best models.
@@ -239,13 +244,17 @@ class Loss(ABC):
         terms = self.magnitudes(samples, z, users)
         return _SUMS * (terms.values + (terms.slopes * np.abs(z)).sum(axis=1))
 
-    def sizes(self, samples: Samples, users: Indices | None = None) -> Array:
-        """(n,) a size of each user's loss that a value can be compared with; offsets of the data do not change it.
+    def sizes(self, samples: Samples) -> Array:
+        """(n_users,) a size of each loss that a value can be compared with; offsets of the data do not change it.
 
         By default the loss of the model zero. Losses with a free intercept, and of points, take a constant instead.
         """
-        n = samples.n_users if users is None else len(users)
-        return np.abs(self.evaluate(samples, np.zeros((n, samples.dim)), 0, users).values)
+        if "sizes" not in samples.known:
+            samples.known["sizes"] = self._sizes(samples)
+        return samples.known["sizes"]
+
+    def _sizes(self, samples: Samples) -> Array:
+        return np.abs(self.evaluate(samples, np.zeros((samples.n_users, samples.dim)), 0).values)
 
     def curvatures(self, samples: Samples) -> Array:
         """(n_users, dim) numbers c >= 0 such that f_i - 1/2 sum_k c_k z_k^2 is convex, in local coordinates."""

@@ -13,6 +13,9 @@ from coterie.data.users import Block, Participants, Users
 from coterie.errors import Incompatible
 from coterie.losses.base import Evaluation, Loss, Magnitudes, Samples
 from coterie.losses.frame import Frame
+from coterie.memory import require_memory
+
+_COPIES = 4  # of all Hessians at a time, in a solver
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +109,7 @@ class BlockLoss(Loss):
             real = block.weights > 0
             if frame is not None:
                 block = block._replace(features=frame.rows(block.features, block.index, real),
+                                       targets=frame.targets(block.targets, block.index, real),
                                        units=frame.units(block.index))
             blocks.append(block._replace(features=self.design(block.features, real, frame is not None)))
         return BlockSamples(data, self.dim(data), tuple(blocks), frame=frame)
@@ -138,6 +142,8 @@ class BlockLoss(Loss):
         samples = in_blocks(self, samples)
         if users is not None and len(users) == samples.n_users and (users == np.arange(len(users))).all():
             users = None  # everyone, in order
+        if order > 1:
+            _require_hessians(*models.shape)
         if users is None and len(samples.blocks) == 1:  # nothing to gather
             return self.evaluate_block(samples.blocks[0], models, order)
         n, d = models.shape
@@ -155,6 +161,11 @@ class BlockLoss(Loss):
             for full, piece in zip(out[: order + 1], part[: order + 1], strict=True):
                 full[rows] = piece
         return out
+
+
+def _require_hessians(n: int, dim: int) -> None:
+    require_memory(8.0 * _COPIES * n * dim**2, f"Second derivatives of {n:,} users with models of {dim:,} coordinates",
+                   "Use fewer features, such as the first principal components, or fewer classes")
 
 
 def _take(block: Block, rows: Indices) -> Block:

@@ -1,9 +1,9 @@
 """Coordinates in which a user's own data are centred and of unit size, so that offsets and units cost no digits.
 
 Losses of a margin t = <w, a> + sign b, for one user with rows a_j, their mean `centre` (0 without a free intercept) and
-their spread `scale` in each column:
+their spread `scale` in each column; `level` is the user's mean target where only t_j - y_j matters, else 0:
 
-    z = (scale * w,  sign * b + <centre, w>)         t_j = <(a_j - centre) / scale, z_w> + z_b
+    z = (scale * w,  sign * b + <centre, w> - level)         t_j = <(a_j - centre) / scale, z_w> + z_b + level
 
 Losses of points: z = x - centre. Users whose numbers are of ordinary size keep their coordinates (centre 0, scale 1),
 so that what a user computes does not depend on who else is there.
@@ -29,23 +29,25 @@ class Frame:
     scale: Array  # (n_users, p)
     sign: float  # of the intercept; 0 where there is none
     outputs: int  # of the margin; 0 for points, which are shifted and nothing else
+    level: Array  # (n_users,) of the margins
 
     @classmethod
-    def of(cls, users: Users, *, centred: bool, sign: float, outputs: int) -> Frame | None:
+    def of(cls, users: Users, *, centred: bool, sign: float, outputs: int, level: Array | None = None) -> Frame | None:
         """The frame of these users; None where all numbers are of ordinary size.
 
         Parameters
         ----------
         users : whose rows.
         centred : whether rows may be shifted: there is an intercept without a ridge, or the rows are points.
-        sign, outputs : see the attributes.
+        sign, outputs, level : see the attributes.
         """
         rows, starts = np.abs(users.features), users.offsets[:-1]
         largest = np.maximum.reduceat(rows, starts)
         odd = largest > _LARGEST
         if outputs:
             odd |= (largest < _SMALLEST) & (largest > 0)
-        strange = np.asarray(odd.any(axis=1))
+        level = np.zeros(users.n_users) if level is None else level
+        strange = np.asarray(odd.any(axis=1)) | (np.abs(level) > _LARGEST)
         if not strange.any():
             return None
         # The mean as first row + mean difference: exact where all rows are equal.
@@ -57,12 +59,17 @@ class Frame:
             scale = np.sqrt(np.add.reduceat((users.features - centre[users.owner]) ** 2, starts) / counts)
             constant = scale <= 1e-14 * largest
             scale = np.where(constant, np.where(largest > 0, largest, 1.0), scale)
-        return cls(np.where(strange[:, None], centre, 0.0), np.where(strange[:, None], scale, 1.0), sign, outputs)
+        return cls(np.where(strange[:, None], centre, 0.0), np.where(strange[:, None], scale, 1.0), sign, outputs,
+                   np.where(strange, level, 0.0))
 
     def rows(self, features: Array, index: Indices, real: Flags) -> Array:
         """(n, m, p) the rows of the users `index`, centred and scaled; padding stays 0."""
         moved = (features - self.centre[index][:, None]) / self.scale[index][:, None]
         return np.where(real[..., None], moved, 0.0)
+
+    def targets(self, targets: Array, index: Indices, real: Flags) -> Array:
+        """(n, m) the targets of the users `index` above their level; padding stays as it is."""
+        return np.where(real, targets - self.level[index, None], targets)
 
     def units(self, index: Indices) -> Array:
         """(n, dim) what one unit of x is in z, coordinate by coordinate; 1 for intercepts."""
@@ -81,11 +88,16 @@ class Frame:
         basis[range(len(scale)), range(len(scale))] = 1.0 / scale
         if self.sign:  # a step in w leaves the margin of `centre` as it is
             basis[-1, :-1] = -self.sign * centre / scale
-        return np.zeros(size * self.outputs), np.asarray(np.kron(basis, np.eye(self.outputs)), dtype=float)
+        origin = np.zeros(size * self.outputs)
+        if self.sign:
+            origin[-self.outputs:] = self.sign * self.level.mean()
+        return origin, np.asarray(np.kron(basis, np.eye(self.outputs)), dtype=float)
 
     def constant(self, linear: Array, users: Indices) -> Array:
         """<linear, x> - <slopes(linear), z>."""
-        return np.zeros(len(linear)) if self.outputs else np.einsum("nd,nd->n", linear, self.centre[users])
+        if not self.outputs:
+            return np.einsum("nd,nd->n", linear, self.centre[users])
+        return self.sign * self.level[users] * linear[:, -self.outputs:].sum(axis=1)
 
     def metric(self, users: Indices) -> Array:
         """(n, dim, dim) the squared length of a step in x as a quadratic form of the step in z."""
@@ -93,7 +105,8 @@ class Frame:
         if not self.outputs:
             return np.broadcast_to(np.eye(d), (n, d, d))
         repeated = np.repeat(users, d)
-        steps = self.leave(np.broadcast_to(np.eye(d), (n, d, d)).reshape(n * d, d), repeated)  # a step of each unit
+        each = np.broadcast_to(np.eye(d), (n, d, d)).reshape(n * d, d)
+        steps = self.leave(each, repeated, steps=True)
         steps = steps.reshape(n, d, d)
         return np.asarray(steps @ steps.swapaxes(1, 2))
 
@@ -102,7 +115,7 @@ class Frame:
         centre = self.centre[users]
         if not self.outputs:
             return x - centre
-        return self._matrix(x, users, centre).reshape(x.shape)
+        return self._matrix(x, users, centre, self.level[users]).reshape(x.shape)
 
     def basis(self, vectors: Array, users: Indices) -> Array:
         """(n, dim, r) the directions `vectors` (dim, r), given in x, in the coordinates z of each user."""
@@ -111,26 +124,29 @@ class Frame:
             return np.broadcast_to(vectors, (n, d, r))
         flat = np.broadcast_to(vectors.T[None], (n, r, d)).reshape(n * r, d)
         repeated = np.repeat(users, r)
-        return self._matrix(flat, repeated, self.centre[repeated]).reshape(n, r, d).swapaxes(1, 2)
+        level = np.zeros(n * r)  # directions have none
+        return self._matrix(flat, repeated, self.centre[repeated], level).reshape(n, r, d).swapaxes(1, 2)
 
-    def _matrix(self, x: Array, users: Indices, centre: Array) -> Array:
+    def _matrix(self, x: Array, users: Indices, centre: Array, level: Array) -> Array:
         w = x.reshape(len(x), -1, self.outputs)
         p = centre.shape[1]
         scaled = self.scale[users][..., None] * w[:, :p]
         if not self.sign:
             return scaled
-        return np.concatenate([scaled, _dot(centre, w[:, :p], self.sign * w[:, p])[:, None]], axis=1)
+        margin = _dot(centre, w[:, :p], self.sign * w[:, p] - level[:, None])
+        return np.concatenate([scaled, margin[:, None]], axis=1)
 
-    def leave(self, z: Array, users: Indices) -> Array:
-        """The points x whose coordinates are z, rounded."""
+    def leave(self, z: Array, users: Indices, steps: bool = False) -> Array:
+        """The points x whose coordinates are z, rounded; or the steps between two such points."""
         centre = self.centre[users]
         if not self.outputs:
-            return z + centre
+            return z if steps else z + centre
         v = z.reshape(len(z), -1, self.outputs)
         p = centre.shape[1]
         w = v[:, :p] / self.scale[users][..., None]
         if self.sign:
-            w = np.concatenate([w, self.sign * _dot(-centre, w, v[:, p])[:, None]], axis=1)
+            margin = v[:, p] + (0.0 if steps else self.level[users, None])
+            w = np.concatenate([w, self.sign * _dot(-centre, w, margin)[:, None]], axis=1)
         return w.reshape(z.shape)
 
     def slopes(self, u: Array, users: Indices) -> Array:

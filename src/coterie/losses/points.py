@@ -27,12 +27,14 @@ class _Point(BlockLoss):
     def lipschitz(self, samples: Samples) -> Array:
         return np.ones(samples.n_users)
 
-    def sizes(self, samples: Samples, users: Indices | None = None) -> Array:
+    def _sizes(self, samples: Samples) -> Array:
         # About the mean of the user's own rows.
-        n = samples.n_users if users is None else len(users)
-        centres = self.evaluate_local(samples, np.zeros((n, samples.dim)), 1, users).gradients
-        offsets = samples.users.data.moments().means if users is None else samples.users.data.moments().means[users]
-        return np.abs(self.evaluate_local(samples, -centres, 0, users).values) + NOISE * (offsets**2).sum(axis=1)
+        centres = self.evaluate_local(samples, np.zeros((samples.n_users, samples.dim)), 1).gradients
+        offsets = samples.users.data.moments().means
+        return np.abs(self.evaluate_local(samples, -centres, 0).values) + NOISE * (offsets**2).sum(axis=1)
+
+    def upper_hessians(self, samples: Samples) -> Array:
+        return np.broadcast_to(np.eye(samples.dim), (samples.n_users, samples.dim, samples.dim))
 
     def magnitudes_block(self, block: Block, models: Array) -> Magnitudes:
         values = self.evaluate_block(block, models, 0).values
@@ -127,9 +129,11 @@ class HuberDistance(_Point):
         weights = block.weights * pull
         gradients = (weights[:, None, :] @ gaps)[:, 0]
         hessians = np.empty(0)
-        if order > 1:  # pull * (I - [far] u u'), u = gap / r
+        if order > 1:  # near rows: I; far rows: pull (u'u I - u u'), u = gap / r, never negative whatever rounding does
             units = np.where(far, np.sqrt(weights) / np.where(far, r, 1.0), 0.0)[..., None] * gaps
-            hessians = weights.sum(axis=1)[:, None, None] * np.eye(models.shape[1]) - units.swapaxes(1, 2) @ units
+            outer = units.swapaxes(1, 2) @ units
+            level = np.where(far, 0.0, weights).sum(axis=1) + np.trace(outer, axis1=1, axis2=2)
+            hessians = level[:, None, None] * np.eye(models.shape[1]) - outer
         return Evaluation(values, gradients, hessians)
 
     def pull(self, r: Array) -> Array:

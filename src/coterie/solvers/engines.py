@@ -9,7 +9,6 @@ quadratic models q_i(x) = 1/2 x'H_i x - <linear_i, x>,
 
 from __future__ import annotations
 
-import os
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -17,8 +16,8 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.certificates import project
-from coterie.errors import InvalidInput
 from coterie.graph import Graph
+from coterie.memory import require_memory
 from coterie.solvers import kernels
 
 RELAX = 1.8
@@ -274,22 +273,12 @@ class Iterative(_Listed):
             self.s, self.shrink, self._radii / self.sigma, self.first, self.second, RELAX, self.forces, steps)
 
 
-def free_memory() -> float:
-    """Bytes of memory that are free, as far as the system tells; inf where it does not."""
-    try:
-        return float(os.sysconf("SC_AVPHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return np.inf
-
-
 def choose(graph: Graph, hessians: Array, quadratic: bool, lam: float) -> Engine:
     """The engine for a graph and a loss whose Hessians look like these."""
     n, dim = hessians.shape[:2]
     needed = 8.0 * graph.n_edges * (4 * dim + 1)  # the state of every edge, its dual in the end, and two copies
-    if needed > free_memory():
-        raise InvalidInput(f"{graph.n_edges:,} edges need {needed / 2**30:.0f} GiB, more than there is",
-                           remedy="Use a graph of nearest neighbours, Graph.knn or adaptive_graph, or for all pairs "
-                                  "with one weight solver='lean', which stores nothing for a pair")
+    require_memory(needed, f"{graph.n_edges:,} edges", "Use a graph of nearest neighbours, Graph.knn or "
+                   "adaptive_graph, or for all pairs with one weight solver='lean', which stores nothing for a pair")
     if graph.n_edges == n * (n - 1) // 2:
         ordered = graph.is_complete or bool((np.diff(graph.edges[:, 0] * n + graph.edges[:, 1]) > 0).all())
         if ordered:

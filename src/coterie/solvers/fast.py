@@ -30,7 +30,7 @@ _TOO_LOW, _TOO_HIGH = 2.0, 1.03 / 1.8  # ||B x - z|| / ||change of z|| beyond wh
 _DIGITS = 1e-15  # relative decrease at which a polish ends
 _HOPELESS = 3  # failed attempts at a finite bound after which there is taken to be none
 _EXACT = 100  # unknowns up to which the answer is always polished to rounding
-_SMOOTH_AT = ((60, 200), (300, 600), (LARGEST, 1500))  # unknowns, and passes after which smoothing is tried
+_SMOOTH_AT = ((60, 100), (300, 400), (LARGEST, 1500))  # unknowns, and passes after which smoothing is tried
 _TINY, _SMALL, _POLISH = 20, 300, 3000  # clusters always polished; unknowns of a cheap polish, and of one at all
 
 

@@ -28,7 +28,7 @@ LARGEST = 1200  # unknowns up to which dense systems are worth it
 _REFINEMENTS = 2  # of the duals, after each step
 _STEPS, _PATIENCE = 120, 12  # Newton steps in all, and with the same smoothing
 _TRIALS = 40
-_SINGULAR = 1e-14  # added to the diagonal of a system of unit diagonal
+_SINGULAR = 1e-15  # added to the diagonal of a system of unit diagonal
 
 
 class Smoothed(NamedTuple):
@@ -71,6 +71,9 @@ class _View:
             self.origin, basis = self.frame.common()
         self._use(basis)
         hessian = self.evaluate(self.enter(models), 2).hessians.mean(axis=0)
+        most = problem.loss.upper_hessians(problem.samples)
+        if most is not None:  # losses may be flat here, and are not everywhere
+            hessian = hessian + 0.01 * (np.swapaxes(self.locals, -1, -2) @ most @ self.locals).mean(axis=0)
         self._use(_rotated(basis @ _whitening(hessian)))
 
     def _use(self, basis: Array) -> None:
@@ -121,7 +124,21 @@ def _rotated(basis: Array) -> Array:
 
 
 class _Search:
-    """The state of `solve_smoothed`."""
+    """The state of `solve_smoothed`.
+
+    Attributes
+    ----------
+    n, d, graph : of the problem.
+    kept, radii, first, second, incidence : the edges of positive weight: positions, radii, ends, and B.
+    view : the losses as functions of z.
+    parts, roots : the connected part of each user, and the first user of each part.
+    common, own : z = common[parts] + own.
+    loss : values, gradients and Hessians at z.
+    duals : (n_edges, dim), in the coordinates of models.
+    mu : the smoothing.
+    damping, reach : what is added to the diagonal of the system, and the longest step.
+    patience : steps that may still be taken with this smoothing.
+    """
 
     def __init__(self, problem: Problem, start: Array | None) -> None:
         from scipy import sparse
@@ -136,80 +153,123 @@ class _Search:
             [self.first, self.second]))), shape=(len(count), self.n))
         models = np.zeros((self.n, self.d)) if start is None else start
         self.view = _View(problem, models)
-        self.z = self.view.enter(models)
+        self.parts = problem.graph.subgraph(problem.radii > 0).components
+        self.roots = np.unique(self.parts, return_index=True)[1]  # the first user of each connected part
+        # z = common[parts] + own, own of the roots 0: users that are nearly equal keep the digits of their differences.
+        z = self.view.enter(models)
+        self.common = z[self.roots]
+        self.own = z - self.common[self.parts]
         self.loss = self.view.evaluate(self.z, 2)
         self.duals = np.zeros((len(self.kept), self.d))  # y, in the coordinates of models
-        self.damping, self.patience = _SINGULAR, _PATIENCE
+        self.damping, self.patience = 0.0, _PATIENCE
+        self.reach = 10.0 * (1.0 + float(np.abs(z).max(initial=0.0)))  # no step is longer, in any coordinate of z
         # As far as users would go by themselves, where that does not make the smoothing larger than the losses, and as
         # far as they are apart: nothing of the penalty is sharp yet.
         steps = _solved(self.loss.hessians, self.loss.gradients) @ self.view.basis.T
         reach = np.linalg.norm(steps, axis=1)
         reach = reach[np.isfinite(reach)].max(initial=0.0)
-        apart = np.linalg.norm(self._differences(self.z), axis=1).max(initial=0.0)
+        apart = np.linalg.norm(self._differences(self.own), axis=1).max(initial=0.0)
         even = abs(float(self.loss.values.sum())) / float(self.radii.sum())
         self.mu = max(min(float(reach), even if np.isfinite(even) else np.inf), float(apart), 1e-300)
 
+    @property
+    def z(self) -> Array:
+        return np.asarray(self.common[self.parts] + self.own)
+
     def _differences(self, z: Array) -> Array:
-        """(n_edges, dim) of models."""
+        """(n_edges, dim) of models, from z or from what users have beyond a common part."""
         return np.asarray((self.incidence @ z) @ self.view.basis.T)
 
     def _smooth(self, differences: Array) -> Array:
         """sqrt(||(B x)_e||^2 + mu^2)."""
         return np.asarray(np.hypot(np.linalg.norm(differences, axis=1), self.mu))
 
-    def _system(self, differences: Array, smooth: Array) -> tuple[Array, Array, Array]:
-        """The Newton matrix, its part M of every edge, and the gradient of the smoothed objective.
+    def _edges(self, differences: Array, smooth: Array) -> Array:
+        """(n_edges, dim, dim) the part of every edge in the Newton matrix.
 
         Eliminating the step of the duals leaves  H + B' M B  with, for each edge,
             M = radii / s (I - (y d' + d y') / (2 radii s)),      d = (B x)_e,  s = sqrt(||d||^2 + mu^2)
         """
-        basis, pull = self.view.basis, self.radii / smooth
         outer = self.duals[:, :, None] * differences[:, None, :]
         outer = (outer + outer.swapaxes(1, 2)) * (0.5 / (self.radii * smooth))[:, None, None]
-        edges = pull[:, None, None] * (np.eye(self.d) - outer)
-        blocks = basis.T @ edges @ basis
+        return np.asarray((self.radii / smooth)[:, None, None] * (np.eye(self.d) - outer))
+
+    def _matrix(self, edges: Array) -> Array:
+        """The Newton matrix in the unknowns of `_solve`.
+
+        A step of all users together is up to the losses alone: there the edges, which may be stiffer by many orders,
+        drop out exactly instead of by cancellation.
+        """
+        blocks, everyone = self.view.basis.T @ edges @ self.view.basis, np.arange(self.n)
         matrix = np.zeros((self.n, self.n, self.d, self.d))
         np.add.at(matrix, (self.first, self.second), -blocks)
         matrix += matrix.transpose(1, 0, 2, 3)
-        everyone = np.arange(self.n)
         matrix[everyone, everyone] = self.loss.hessians - matrix.sum(axis=1)
-        gradient = self.loss.gradients + self.incidence.T @ ((pull[:, None] * differences) @ basis)
-        return matrix.transpose(0, 2, 1, 3).reshape(self.n * self.d, self.n * self.d), edges, gradient
+        roots = self.roots[self.parts]
+        matrix[roots, everyone] = matrix[everyone, roots] = self.loss.hessians
+        matrix[self.roots, self.roots] = self._totals(self.loss.hessians)
+        return matrix.transpose(0, 2, 1, 3).reshape(self.n * self.d, self.n * self.d)
+
+    def _totals(self, rows: Array) -> Array:
+        """The sum of rows over each connected part."""
+        sums = np.zeros((len(self.roots), *rows.shape[1:]))
+        np.add.at(sums, self.parts, rows)
+        return sums
+
+    def _solve(self, system: _Definite, right: Array) -> tuple[Array, Array]:
+        """The Newton step for a right-hand side: common to each connected part, and beyond it (0 for the roots)."""
+        turned = right.copy()
+        turned[self.roots] = self._totals(right)
+        solved = system(turned)
+        common = solved[self.roots]
+        solved[self.roots] = 0.0
+        return common, solved
 
     def advance(self, tol: float) -> bool:
         """One Newton step; whether the end is reached."""
-        differences = self._differences(self.z)
+        differences = self._differences(self.own)
         smooth = self._smooth(differences)
-        value = float(self.loss.values.sum() + self.radii @ smooth)
-        matrix, edges, gradient = self._system(differences, smooth)
-        solve = _Definite(matrix, self.damping)
-        step = -solve(gradient)
-        decrement = -float((gradient * step).sum())
-        size, trial = 1.0, self.loss
-        for _ in range(_TRIALS):
-            z = self.z + size * step
-            trial = self.view.evaluate(z, 0)
-            reached = float(trial.values.sum() + self.radii @ self._smooth(self._differences(z)))
-            if reached <= value - 1e-4 * size * decrement + 1e-14 * abs(value):
-                break
-            size *= 0.5
-        else:
-            size = 0.0
         pull = self.radii / smooth
-        moved = self._differences(step)
+        value = float(self.loss.values.sum() + self.radii @ smooth)
+        edges = self._edges(differences, smooth)
+        matrix = self._matrix(edges)
+        matrix[np.diag_indices(len(matrix))] += self.damping
+        system = _Definite(matrix)
+        gradient = self.loss.gradients + self.incidence.T @ ((pull[:, None] * differences) @ self.view.basis)
+        common, own = self._solve(system, -gradient)
+        # Where losses are flat (Huber far out) a step knows a direction but no length.
+        cut = min(1.0, self.reach / max(float(np.abs(common).max()), float(np.abs(own).max()), 1e-300))
+        common, own = cut * common, cut * own
+        decrement = -float((gradient * (common[self.parts] + own)).sum())
+        size = self._size(common, own, value, decrement)
+        moved = self._differences(own)
         change = pull[:, None] * (differences + moved - self.duals * (
             (differences * moved).sum(axis=1) / (self.radii * smooth))[:, None]) - self.duals
-        self.z = self.z + size * step
+        self.common, self.own = self.common + size * common, self.own + size * own
         self.loss = self.view.evaluate(self.z, 2)
         self._carry(self.duals + size * change)
         for _ in range(_REFINEMENTS):
             # Between users that are nearly together, steps of the duals are small differences of large numbers: what
             # the duals still lack is sent through the same edges once more.
             lack = self.loss.gradients + self.incidence.T @ (self.duals @ self.view.basis)
-            self._carry(self.duals - (edges @ self._differences(solve(lack))[..., None])[..., 0])
-        self.damping = max(_SINGULAR, 0.1 * self.damping) if size == 1.0 else min(
-            1e-2, (100.0 if size < 1e-3 else 3.0) * self.damping)
+            flow = self._differences(self._solve(system, lack)[1])
+            self._carry(self.duals - (edges @ flow[..., None])[..., 0])
+        self.reach *= 0.5 if size < 1.0 else 4.0 if cut < 1.0 else 1.0
+        self.damping = 0.1 * self.damping if size == 1.0 else max(10.0 * self.damping, 1e-8) if size < 1e-2 \
+            else self.damping
         return self._arrived(tol, value, decrement, size)
+
+    def _size(self, common: Array, own: Array, value: float, decrement: float) -> float:
+        """The share of a step that lowers the smoothed objective enough; 0 where none does."""
+        size = 1.0
+        for _ in range(_TRIALS):
+            beyond = self.own + size * own
+            trial = self.view.evaluate((self.common + size * common)[self.parts] + beyond, 0)
+            reached = float(trial.values.sum() + self.radii @ self._smooth(self._differences(beyond)))
+            if reached <= value - 1e-4 * size * decrement + 1e-14 * abs(value):
+                return size
+            size *= 0.5
+        return 0.0
 
     def _carry(self, duals: Array) -> None:
         """Take these duals, drawn into their balls."""
@@ -218,7 +278,7 @@ class _Search:
 
     def _arrived(self, tol: float, value: float, decrement: float, size: float) -> bool:
         """Whether the duality gap, estimated by the losses' second-order models, is within tol; else less smoothing."""
-        differences = self._differences(self.z)
+        differences = self._differences(self.own)
         lengths = np.linalg.norm(differences, axis=1)
         lack = self.loss.gradients + self.incidence.T @ (self.duals @ self.view.basis)
         missing = 0.5 * float(np.einsum("nd,nd->", lack, _solved(self.loss.hessians, lack)))
@@ -257,16 +317,17 @@ def _solved(matrices: Array, vectors: Array) -> Array:
 class _Definite:
     """Solves systems with a matrix that is positive definite but for rounding."""
 
-    def __init__(self, matrix: Array, damping: float) -> None:
+    def __init__(self, matrix: Array) -> None:
         from scipy.linalg import LinAlgError, cho_factor
 
         diagonal = np.diag(matrix)
-        self.units = np.sqrt(np.maximum(diagonal, 1e-30 * diagonal.max(initial=0.0) + 1e-300))
+        least = max(1e-30 * float(diagonal.max(initial=0.0)), -100.0 * float(diagonal.min(initial=0.0))) + 1e-300
+        self.units = np.sqrt(np.maximum(diagonal, least))
         self.factor: Any = None
         scaled = matrix / self.units[:, None] / self.units
         if not np.isfinite(scaled).all():
             return
-        for shift in (damping, *(s for s in (1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1.0) if s > damping)):
+        for shift in (_SINGULAR, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1.0):
             try:
                 self.factor = cho_factor(scaled + shift * np.eye(len(scaled)), lower=True)
                 return
