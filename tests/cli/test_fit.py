@@ -631,7 +631,7 @@ PLAIN = "u,x,y\n" + "".join(f"{u},{x},{x * (1 if u == 'a' else -1) + 0.5}\n" for
     ("u,x,y\na,1,2\nb,1e200,3\n", ["--user", "u", "--target", "y"], ["column 'x'"]),
     ("u,t,y\n" + "".join(f"a,word{i},{i * i}\n" for i in range(30)), ["--user", "u", "--target", "y"],
      ["30 different texts", "column 't'", "--drop"]),
-    (b"\x00\x01\x02\xff", ["--user", "u"], ["no text"]),
+    (b"\x00\x01\x02\xff", ["--user", "u"], ["possibly binary"]),
 ])
 def test_refusals_say_where_and_what_to_do(text, arguments, parts):
     Path("data.csv").write_bytes(text if isinstance(text, bytes) else text.encode())

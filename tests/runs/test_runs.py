@@ -15,7 +15,7 @@ import pytest
 
 import coterie as ct
 from coterie.fitting import Settings, fit
-from coterie.runs.folder import table
+from coterie.runs.folder import clear, table
 
 FOLDERS = Path(__file__).parent / "folders"  # written by version 0.1.0, before there was load_run
 QUICK = Settings(n_lams=3)
@@ -259,6 +259,14 @@ def test_folders_of_others_are_left_alone(tmp_path):
         with pytest.raises(ct.InvalidInput, match="is a file"):
             ct.save_run(solution, tmp_path / "notes.txt", overwrite=overwrite)
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_json_of_others_is_not_cleared(tmp_path):
+    (tmp_path / "path.csv").write_text("mine")
+    for text, left in (("{}", {"run.json", "path.csv"}), ('{"coterie": "0.1.0"}', set())):
+        (tmp_path / "run.json").write_text(text)
+        clear(tmp_path)
+        assert {file.name for file in tmp_path.iterdir()} == left
 
 
 def test_an_interrupted_fit_continues_from_its_folder(tmp_path):

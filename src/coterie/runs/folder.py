@@ -160,7 +160,12 @@ def check_free(folder: str | os.PathLike[str], *, overwrite: bool = False, resum
 
 
 def clear(folder: Path) -> None:
-    """Remove the files of an earlier run, run.json first, so that no folder ever mixes two runs."""
+    """Remove the files of an earlier run, run.json first, so that no folder ever mixes two runs.
+
+    A folder whose run.json belongs to something else is left as it is.
+    """
+    if (folder / "run.json").exists() and not _is_run(folder / "run.json"):
+        return
     for name in ("run.json", *_OPTIONAL):
         (folder / name).unlink(missing_ok=True)
 
