@@ -113,7 +113,7 @@ def test_an_infinite_conjugate_is_said_not_printed():
     assert certificate.relative_gap == np.inf
     assert set(certificate.infinite_users) >= {0, 1, 2}
     assert "no finite lower bound" in str(certificate)
-    with pytest.warns(ct.ConvergenceWarning, match="No finite bound"):
+    with pytest.warns(ct.ConvergenceWarning, match="no finite bound"):
         solution = ct.solve(problem)
     assert solution.status is ct.Status.NO_BOUND
     assert solution.gap == np.inf
