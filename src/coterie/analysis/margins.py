@@ -25,7 +25,7 @@ _STRICT = 1e-7  # slack, relative to the radius, below which a dual counts as on
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroupMargins:
-    """For each group of a solution, what the certificate decides; see the module's text.
+    """For each group of a solution, what the certificate decides about it.
 
     Attributes
     ----------
