@@ -161,8 +161,12 @@ def test_an_interrupted_run_keeps_its_checkpoint(users, tmp_path):
     def interrupt(line):
         if line.iteration == 2:
             raise KeyboardInterrupt
-    stopped = ct.federate(users, ct.Logistic(), 0.02, algorithm=ct.PDMM(), checkpoint=tmp_path, progress=interrupt)
+    with pytest.raises(ct.Interrupted) as caught:
+        ct.federate(users, ct.Logistic(), 0.02, algorithm=ct.PDMM(), checkpoint=tmp_path, progress=interrupt)
+    stopped = caught.value.best
+    assert isinstance(stopped, ct.Federated)
     assert stopped.status is ct.Status.INTERRUPTED
+    assert stopped.n_rounds == 3
     assert np.isfinite(stopped.models).all()
     whole = ct.federate(users, ct.Logistic(), 0.02, algorithm=ct.PDMM())
     again = ct.federate(users, ct.Logistic(), 0.02, algorithm=ct.PDMM(), checkpoint=tmp_path)

@@ -17,11 +17,10 @@ from support.problems import LOSS_NAMES, graph_for, loss_for, points_problem, qu
 
 import coterie as ct
 from coterie.datasets import clustered, gaussian_mixture
-from coterie.federated import Data, Federation, LocalRuntime
+from coterie.federated import Data, Federation, FederationSettings, LocalRuntime
 from coterie.federated.algorithms.base import Replies
-from coterie.federated.driver import Driver
 from coterie.federated.protocol.messages import FIELDS, KINDS, BadMessage, Message, Query, Reply, decode
-from coterie.federated.run import finish
+from coterie.federated.run import run_federation
 
 CONVERGED, UNANSWERED = ct.Status.CONVERGED, ct.Status.UNANSWERED
 NEWTON, SPLITTING, SERVER, USERS = ct.Newton(), ct.Splitting(), ct.PDMM(), ct.PDMM(edge_state="users")
@@ -74,12 +73,13 @@ class Spy(LocalRuntime):
 def spied(problem, algorithm, change=None, *, participation=1.0, tol=1e-6, max_rounds=3000, faults=None, held_out=None,
           patience=None, **more):
     """A run over a Spy, as `federate` does it: (run, spy)."""
-    federation = Federation.of(problem, participation=ct.Participation.of(participation), seed=0, patience=patience)
+    chosen = FederationSettings(lam=problem.lam, algorithm=algorithm, participation=participation, patience=patience,
+                                tol=tol, max_rounds=max_rounds, score=held_out is not None, **more)
     spy = Spy(Data(problem.loss, problem.samples, held_out), change, faults)
-    driver = Driver(federation, algorithm, spy, tol=tol, max_rounds=max_rounds, score=held_out is not None, **more)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ct.CoterieWarning)
-        return finish(driver.run(), algorithm, tol, problem), spy
+        return run_federation(chosen.federation(problem.users, problem.loss, problem.graph), chosen, spy,
+                              problem=problem), spy
 
 
 def points(n_users=8, lam=0.1, seed=0):
@@ -470,7 +470,8 @@ def test_bad_answers_in_other_rounds(algorithm, kind, caplog):
         judged = ct.certify(run.problem, run.models, run.duals)
         assert (run.objective, run.certificate.bound) == pytest.approx((judged.objective, judged.bound), rel=1e-9)
         return
-    run, _ = spied(problem, algorithm, change, held_out=problem.users, weights="gaussian" if kind == "local" else None)
+    weights = "gaussian" if kind == "local" else "unit"
+    run, _ = spied(problem, algorithm, change, held_out=problem.users, weights=weights)
     assert list(run.aside) == [3]
     assert "nan" in run.aside[3]
     agrees(run, run.problem)

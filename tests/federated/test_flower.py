@@ -20,12 +20,16 @@ import pytest
 
 import coterie as ct
 from coterie import runs
+from coterie.data.encoding import Recipe
 from coterie.datasets import clustered, ellipses
 from coterie.errors import Incompatible, InvalidInput
 from coterie.federated import sources
+from coterie.federated.client import hold_out
+from coterie.federated.config import CONFIG, RENAMED, RunConfig, algorithm_of, complete, for_nodes
 from coterie.federated.protocol.messages import Batch, Query, Ragged, Reply, decode
 from coterie.federated.runtimes import service
 from coterie.federated.runtimes.cluster import Cluster, end, family, free_port, started, toml, write_app
+from coterie.fitting.prepare import prepare
 
 pytestmark = pytest.mark.flower
 
@@ -117,12 +121,13 @@ class Nodes:
 def runtime_on(nodes: Nodes, config: dict[str, Any], deadline: float = 5.0) -> Any:
     from coterie.federated.flower import FlowerRuntime
 
-    return FlowerRuntime(nodes, service.for_nodes(config), deadline=deadline, poll=0.001)
+    return FlowerRuntime(nodes, for_nodes(config), deadline=deadline, poll=0.001)
 
 
 def serve(nodes: Nodes, out: Path, deadline: float = 5.0, progress: Any = None, **settings: Any) -> Any:
-    config = service.settings_of({**RUN, "out": str(out), "wait": 2.0, **settings})
-    return service.serve(runtime_on(nodes, config, deadline), config, progress).best
+    changes = {name.replace("_", "-"): value for name, value in settings.items()}
+    config = complete({**RUN, "out": str(out), "wait": 2.0, **changes})
+    return service.serve(runtime_on(nodes, config, deadline), RunConfig.of(config), progress).best
 
 
 PLACES = [[0], [1, 4, 7, 10], [2, 3, 5, 6, 8, 9, 11, 12, 13, 14]]  # one user, and many
@@ -144,7 +149,7 @@ def test_every_algorithm_gives_what_it_gives_in_process(nodes, tmp_path, name, o
     for share in (1.0, 0.4):
         here = ct.federate(DATA, LOSS, LAM, algorithm=ct.ALGORITHMS[name](**options), participation=share,
                            max_rounds=8, seed=3)
-        found = serve(nodes, tmp_path / f"out-{share}", algorithm=name, rounds=8, participation=share, seed=3,
+        found = serve(nodes, tmp_path / f"out-{share}", algorithm=name, max_rounds=8, participation=share, seed=3,
                       **{"algorithm-options": json.dumps(options)})
         assert the_same(found, here)
         assert found.status == here.status
@@ -162,7 +167,7 @@ def test_scaling_weights_and_scores_are_those_of_one_process(nodes, tmp_path):
     assert the_same(found, here)
     assert np.array_equal(found.problem.graph.weights, here.problem.graph.weights)
 
-    parts = sources.held_out(DATA, 0.3, 5)
+    parts = hold_out(DATA, 0.3, 5)
     here = ct.federate(parts.train, LOSS, LAM, held_out=parts.test, seed=5)
     found = serve(nodes, tmp_path / "b", seed=5, **{"held-out": 0.3})
     assert the_same(found, here)
@@ -170,15 +175,41 @@ def test_scaling_weights_and_scores_are_those_of_one_process(nodes, tmp_path):
 
 
 def test_a_path_is_that_of_one_process(nodes, tmp_path):
-    parts = sources.held_out(DATA, 0.3, 0)
+    parts = hold_out(DATA, 0.3, 0)
     for name, options in (("newton", {}), ("pdmm", {"edge_state": "users"})):
         here = ct.federate_path(parts.train, LOSS, lams=[0.3, 0.2], held_out=parts.test, max_rounds=5,
                                 algorithm=ct.ALGORITHMS[name](**options))
-        found = serve(nodes, tmp_path / name, algorithm=name, lams="0.2 0.3", rounds=5,
+        found = serve(nodes, tmp_path / name, algorithm=name, lams="0.2 0.3", max_rounds=5,
                       **{"algorithm-options": json.dumps(options), "held-out": 0.3})
         best = here.best()
         assert found.lam == best.lam
         assert the_same(found, best)
+
+
+def spread(tmp_path: Path, parts: int = 3) -> tuple[Path, list[dict[str, Any]]]:
+    """A table with texts, numbers and classes as one file, and as those of several nodes."""
+    rng, folder = np.random.default_rng(0), tmp_path / "tables"
+    folder.mkdir()
+    rows = [f"u{k % 7},{rng.normal(50, 9):.3f},{rng.choice(['red', 'blue'])},{'ill' if rng.random() < 0.5 else 'well'}"
+            for k in range(210)]
+    for part in range(-1, parts):
+        own = [row for row in rows if part < 0 or int(row[1]) % parts == part]
+        (folder / f"{part}.csv").write_text("\n".join(["who,age,colour,state", *own]))
+    table = {"data": "csv", "user": "who", "target": "state"}
+    return folder / "-1.csv", [{**table, "path": str(folder / f"{part}.csv")} for part in range(parts)]
+
+
+def test_nodes_with_tables_agree_on_one_recipe(tmp_path):
+    path, configs = spread(tmp_path)
+    one = prepare(path, user="who", target="state")
+    found = serve(Nodes(configs), tmp_path / "out", loss="auto", loss_options="", lam=0.03, weights="wald")
+    assert isinstance(one.units.loss, ct.Logistic)
+    assert the_same(found, ct.federate(one.users, one.units.loss, 0.03, weights="wald"))
+
+    other = Path(configs[1]["path"])
+    other.write_text(re.sub(r"(?m)^(u\d),[\d.]+", r"\1,old", other.read_text()))
+    with pytest.raises(InvalidInput, match="numbers in the node of user 'u0' and texts in the node of user 'u1'"):
+        serve(Nodes(configs), tmp_path / "conflict", loss="auto", loss_options="")
 
 
 def test_the_number_of_classes_is_the_largest_that_any_node_knows(tmp_path):
@@ -198,7 +229,7 @@ def test_only_plain_bytes_and_settings_cross(nodes, tmp_path):
         return answers[-1]
 
     nodes.spoil = spoil
-    serve(nodes, tmp_path / "out", algorithm="pdmm", rounds=3, **{"algorithm-options": '{"edge_state": "users"}'})
+    serve(nodes, tmp_path / "out", algorithm="pdmm", max_rounds=3, **{"algorithm-options": '{"edge_state": "users"}'})
     questions = [message for message in nodes.sent if message.metadata.message_type == "train.answer"]
     assert len(questions) == 3 * 4  # three nodes, three rounds and the certificate
     assert {message.metadata.dst_node_id for message in questions} == {100, 101, 102}
@@ -226,7 +257,7 @@ def test_a_node_with_a_new_number_is_the_same_users(nodes, tmp_path):
 
     for options in ({}, {"edge_state": "users"}):
         here = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(**options), max_rounds=6)
-        found = serve(nodes, tmp_path / f"out{len(options)}", algorithm="pdmm", rounds=6, progress=restart,
+        found = serve(nodes, tmp_path / f"out{len(options)}", algorithm="pdmm", max_rounds=6, progress=restart,
                       **{"algorithm-options": json.dumps(options)})
         assert the_same(found, here)
         assert not found.aside
@@ -260,7 +291,7 @@ def test_of_a_round_whose_answer_was_lost_nothing_remains(nodes, tmp_path):
         lossy = Lossy([context.node_config for context in nodes.contexts.values()])
         lossy.spoil = spoil
         here = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(**options), max_rounds=8, faults=ct.Faults(away=away))
-        found = serve(lossy, tmp_path / f"out{len(options)}", algorithm="pdmm", rounds=8, progress=count,
+        found = serve(lossy, tmp_path / f"out{len(options)}", algorithm="pdmm", max_rounds=8, progress=count,
                       **{"algorithm-options": json.dumps(options)})
         assert the_same(found, here)
 
@@ -271,7 +302,7 @@ def test_a_server_that_was_killed_goes_on_from_its_checkpoint(nodes, tmp_path, o
         if line.iteration in (1, 4):
             raise RuntimeError("the lights went out")
 
-    settings = {"algorithm": "pdmm", "algorithm-options": json.dumps(options), "rounds": 6}
+    settings = {"algorithm": "pdmm", "algorithm-options": json.dumps(options), "max-rounds": 6}
     for _ in range(2):
         with pytest.raises(RuntimeError, match="lights"):
             serve(nodes, tmp_path / "out", progress=crash, **settings)
@@ -381,7 +412,7 @@ def test_a_slow_node_is_not_waited_for_longer_than_a_round(nodes, tmp_path):
 
 def test_a_node_that_never_says_who_is_there_holds_nobody_up(nodes, tmp_path):
     nodes.spoil = lambda node, message, answer: None if node == 102 else answer()
-    found = serve(nodes, tmp_path / "out", deadline=0.3, users=5)
+    found = serve(nodes, tmp_path / "out", deadline=0.3, n_users=5)
     assert set(found.problem.users.names) == {0, 1, 4, 7, 10}
     assert found.status == ct.Status.CONVERGED
 
@@ -393,7 +424,7 @@ def test_columns_and_data_that_do_not_fit_are_said_at_once(tmp_path):
     with pytest.raises(Incompatible, match="different columns"):
         serve(Nodes([one, two]), tmp_path / "a")
     with pytest.raises(Incompatible, match=r"2 of 3 users came within 0.2 s.*no-such-file"):
-        serve(Nodes([one, {"data": "npz", "path": "no-such-file.npz"}]), tmp_path / "b", users=3, wait=0.2)
+        serve(Nodes([one, {"data": "npz", "path": "no-such-file.npz"}]), tmp_path / "b", n_users=3, wait=0.2)
     with pytest.raises(Incompatible, match="0 of 1 users"):
         serve(Nodes([]), tmp_path / "c", wait=0.1)
 
@@ -407,7 +438,7 @@ def test_a_node_of_another_version_is_told_apart(nodes, tmp_path):
 
     nodes.spoil = spoil
     with pytest.raises(Incompatible, match="speaks version 99"):
-        serve(nodes, tmp_path / "out", users=15, wait=0.1)
+        serve(nodes, tmp_path / "out", n_users=15, wait=0.1)
 
 
 # What a user remembers
@@ -469,16 +500,20 @@ def test_long_names_have_files_of_their_own(tmp_path):
 
 
 def test_settings_have_defaults_and_strangers_are_refused():
-    assert service.settings_of({"lam": 0.3}) == {**service.CONFIG, "lam": 0.3}
+    assert complete({"lam": 0.3}) == {**CONFIG, "lam": 0.3}
     with pytest.raises(InvalidInput, match=r"unknown setting 'lamb'.*Settings are: .*lam"):
-        service.settings_of({"lamb": 0.3})
+        complete({"lamb": 0.3})
+    for old, new in RENAMED.items():
+        with pytest.raises(InvalidInput, match=f"the setting '{old}' is called '{new}'"):
+            complete({old: 3})
+        assert new in CONFIG
     with pytest.raises(InvalidInput, match="unknown algorithm 'magic'"):
-        service.algorithm_of({**service.CONFIG, "algorithm": "magic"})
+        algorithm_of({**CONFIG, "algorithm": "magic"})
     with pytest.raises(InvalidInput, match=r"cannot be made with.*as JSON"):
-        service.algorithm_of({**service.CONFIG, "algorithm-options": '{"rang": 1}'})
-    assert service.algorithm_of({**service.CONFIG, "algorithm": "pdmm", "algorithm-options": '{"rho": 2}'}) == ct.PDMM(
+        algorithm_of({**CONFIG, "algorithm-options": '{"rang": 1}'})
+    assert algorithm_of({**CONFIG, "algorithm": "pdmm", "algorithm-options": '{"rho": 2}'}) == ct.PDMM(
         rho=2)
-    assert not {"out", "checkpoint", "lam"} & service.for_nodes(service.CONFIG).keys()
+    assert not {"out", "checkpoint", "lam"} & for_nodes(CONFIG).keys()
 
 
 def test_ready_sources(tmp_path):
@@ -495,14 +530,23 @@ def test_ready_sources(tmp_path):
                    {"data": "npz", "path": str(tmp_path / "part-{partition}.npz"), "partition-id": 2},
                    {"data": "csv", "path": str(tmp_path / "d.csv"), **table},
                    {"data": "parquet", "path": str(tmp_path / "d.parquet"), **table}):
-        found = sources.load(config)
-        assert np.array_equal(found.features, few.features), config
-        assert np.array_equal(found.targets, few.targets)
-        assert found.names == few.names
+        loaded = sources.load(config)
+        assert loaded.names == few.names
+        if isinstance(loaded, sources.Table):  # numbers as they are, and classes
+            recipe = Recipe.from_summary(loaded.summary())
+            loaded = recipe.encode(loaded.frame)
+            assert recipe.class_values == (-1.0, 1.0)
+            loaded = replace(loaded, targets=np.array(recipe.class_values)[loaded.targets.astype(int)])
+        assert np.array_equal(loaded.features, few.features), config
+        assert np.array_equal(loaded.targets, few.targets)
     options = {"data": "dataset", "dataset": "ellipses", "dataset-options": '{"users_per_cluster": 5, "samples": 30}'}
     assert np.array_equal(sources.load(options).features, DATA.features)
     parts = [sources.load({**options, "split": True, "partition-id": k, "num-partitions": 4}) for k in range(4)]
     assert [part.names for part in parts] == [tuple(range(k, 15, 4)) for k in range(4)]
+    tables = [sources.load({"data": "csv", "path": str(tmp_path / "d.csv"), **table, "split": True, "partition-id": k,
+                            "num-partitions": 2}) for k in range(2)]
+    assert [part.names for part in tables] == [(0, 2), (1,)]
+    assert [len(part.frame) for part in tables] == [few.counts[[0, 2]].sum(), few.counts[1]]
 
 
 def test_a_function_of_your_own(tmp_path, monkeypatch):
@@ -528,21 +572,21 @@ def test_a_function_of_your_own(tmp_path, monkeypatch):
     with pytest.raises(InvalidInput, match="holds no array 'user'"):
         sources.load({"data": "npz", "path": str(tmp_path / "bare.npz")})
     with pytest.raises(InvalidInput, match="neither a known name"):
-        sources.loss("magic")
+        sources.make_loss("magic")
     with pytest.raises(InvalidInput, match=r"cannot be made with.*as JSON"):
-        sources.loss("squared_hinge", '{"rigde": 1}')
+        sources.make_loss("squared_hinge", '{"rigde": 1}')
 
 
 def test_rows_held_out_do_not_depend_on_who_shares_the_node():
-    together = sources.held_out(DATA, 0.25, seed=7)
+    together = hold_out(DATA, 0.25, seed=7)
     for part in PLACES:
-        alone = sources.held_out(DATA.take(np.array(part)), 0.25, seed=7)
+        alone = hold_out(DATA.take(np.array(part)), 0.25, seed=7)
         for mine, all_users in zip(alone, together, strict=True):
             same = all_users.take(np.array(part))
             assert np.array_equal(mine.features, same.features)
             assert np.array_equal(mine.targets, same.targets)
     assert (together.test.counts > 0).all()
-    assert not np.array_equal(sources.held_out(DATA, 0.25, seed=8).test.features, together.test.features)
+    assert not np.array_equal(hold_out(DATA, 0.25, seed=8).test.features, together.test.features)
 
 
 def test_what_the_owner_of_a_node_says_of_its_data_counts():
@@ -564,21 +608,21 @@ def test_what_the_owner_of_a_node_says_of_its_data_counts():
 
 def test_the_example_app_is_the_written_one_with_comments(tmp_path):
     example = tomllib.loads((ROOT / "examples" / "flower_app" / "pyproject.toml").read_text())
-    written = tomllib.loads((write_app(tmp_path, service.CONFIG) / "pyproject.toml").read_text())
+    written = tomllib.loads((write_app(tmp_path, CONFIG) / "pyproject.toml").read_text())
     assert example["tool"]["flwr"]["app"]["components"] == written["tool"]["flwr"]["app"]["components"]
     settings = example["tool"]["flwr"]["app"]["config"]
-    assert list(settings) == list(service.CONFIG)
+    assert list(settings) == list(CONFIG)
     assert {name: type(value) for name, value in settings.items()} == {
-        name: type(value) for name, value in service.CONFIG.items()}
+        name: type(value) for name, value in CONFIG.items()}
     text = (ROOT / "examples" / "flower_app" / "pyproject.toml").read_text()
-    for name in service.CONFIG:
+    for name in CONFIG:
         assert re.search(rf"^{name} = .*  # \w", text, re.M), f"{name} has no comment"
 
 
 def test_the_docs_have_every_setting():
     page = (ROOT / "docs" / "flower.md").read_text()
     shown = dict(re.findall(r"^\| `([a-z-]+)` \| `([^`]*)` \|", page, re.M))
-    assert shown == {name: toml(value) for name, value in service.CONFIG.items()}
+    assert shown == {name: toml(value) for name, value in CONFIG.items()}
 
 
 def test_the_example_data_function(tmp_path, monkeypatch):
@@ -629,7 +673,7 @@ def switch(wire) -> Iterator[Any]:
 
 def deployed(cluster: Cluster, out: Path, timeout: float = 240.0, **settings: Any) -> list[dict[str, Any]]:
     """Submit a run and wait for it; its rounds."""
-    cluster.submit(service.settings_of({**RUN, "users": 15, "out": str(out), **settings}))
+    cluster.submit(complete({**RUN, "n-users": 15, "out": str(out), **settings}))
     return list(cluster.follow(out, timeout))
 
 
@@ -650,13 +694,13 @@ def test_newton_over_tls_is_bitwise_the_run_in_process(wire, tmp_path):
 @pytest.mark.parametrize(("place", "variant"), [("server", "symmetric"), ("users", "paper")])
 def test_pdmm_over_tls_is_bitwise_the_run_in_process(wire, tmp_path, place, variant):
     """The second by Flower's own command, on the example app."""
-    settings = {"algorithm": "pdmm", "rounds": 4,
+    settings = {"algorithm": "pdmm", "max-rounds": 4,
                 "algorithm-options": json.dumps({"edge_state": place, "variant": variant})}
     out = tmp_path / "out"
     if place == "server":
         deployed(wire, out, **settings)
     else:
-        changes = {**RUN, **settings, "users": 15, "out": str(out)}
+        changes = {**RUN, **settings, "n-users": 15, "out": str(out)}
         (tmp_path / "changes.toml").write_text("".join(f"{key} = {toml(value)}\n" for key, value in changes.items()))
         told = wire.command("run", str(ROOT / "examples" / "flower_app"), "local", "--run-config",
                             str(tmp_path / "changes.toml"), "--format", "json")
@@ -727,7 +771,7 @@ def test_after_a_node_and_the_server_are_killed_the_optimum_is_the_same(wire, tm
     out, settings = tmp_path / "out", {"lam": 0.05, "round-timeout": 20.0}
     here = ct.federate(DATA, LOSS, 0.05)
     assert here.n_rounds > 4
-    wire.submit(service.settings_of({**RUN, "users": 15, "out": str(out), **settings}))
+    wire.submit(complete({**RUN, "n-users": 15, "out": str(out), **settings}))
     for line in wire.follow(out, 120.0):
         if line["iteration"] == 1:
             break
@@ -736,7 +780,7 @@ def test_after_a_node_and_the_server_are_killed_the_optimum_is_the_same(wire, tm
     assert (out / "checkpoint" / "state.coterie").exists()
     assert not (out / "run.json").exists()
     wire.start_link()
-    wire.submit(service.settings_of({**RUN, "users": 15, "out": str(out), **settings}))
+    wire.submit(complete({**RUN, "n-users": 15, "out": str(out), **settings}))
     wire.restart_node(2)
     lines = list(wire.follow(out, 240.0))
     told, found = runs.read(out)
@@ -754,9 +798,9 @@ def test_after_a_node_and_the_server_are_killed_the_optimum_is_the_same(wire, tm
 def test_a_thousand_simulated_users(tmp_path):
     """Twenty virtual nodes with fifty users each: every message has the questions for all of them."""
     options = {"n_users": 1000, "n_clusters": 4, "samples": 80, "n_features": 4, "separation": 3.0, "seed": 0}
-    config = service.settings_of({
+    config = complete({
         "data": "dataset", "dataset": "clustered", "dataset-options": json.dumps(options), "split": True, "lam": 1.0,
-        "weights": "wald", "loss": "logistic", "loss-options": '{"ridge": 0.001}', "users": 1000,
+        "weights": "wald", "loss": "logistic", "loss-options": '{"ridge": 0.001}', "n-users": 1000,
         "out": str(tmp_path / "out"), "wait": 120.0})
     with Cluster(tmp_path / "cluster", virtual=20) as cluster:
         cluster.submit(config)
@@ -778,8 +822,11 @@ def command(*words: str, cwd: Path, timeout: float = 180) -> subprocess.Complete
     return subprocess.run([*COTERIE, "federate", *words], cwd=cwd, capture_output=True, text=True, timeout=timeout)
 
 
-def test_the_command_simulates_what_it_computes(tmp_path):
+@pytest.mark.parametrize("table", [False, True], ids=["dataset", "table"])
+def test_the_command_simulates_what_it_computes(tmp_path, table):
     words = ["--dataset", "ellipses", "--lam", "0.09", "--standardize"]
+    if table:
+        words = [str(spread(tmp_path)[0]), "--user", "who", "--target", "state", "--lam", "0.03"]
     for runtime in ("local", "flower-sim"):
         done = command("--runtime", runtime, "--local-cluster", "3", *words, "--out", runtime, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
@@ -795,8 +842,8 @@ def test_the_command_simulates_what_it_computes(tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_nothing_is_left_of_a_broken_off_run(tmp_path, number, code):
     process = subprocess.Popen(
-        [*COTERIE, "federate", "--runtime", "flower", "--local-cluster", "1", "--dataset", "ellipses", "--rounds", "50",
-         "--algorithm", "pdmm", "--out", "out"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [*COTERIE, "federate", "--runtime", "flower", "--local-cluster", "1", "--dataset", "ellipses", "--max-rounds",
+         "50", "--algorithm", "pdmm", "--out", "out"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True)
     known: dict[int, str] = {}
     try:
@@ -850,5 +897,5 @@ def test_keys_and_apps_are_written(tmp_path):
     done = command("write-app", "--out", "app", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     written = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
-    assert written["tool"]["flwr"]["app"]["config"] == service.CONFIG
+    assert written["tool"]["flwr"]["app"]["config"] == CONFIG
     assert command("--runtime", "magic", "--dataset", "ellipses", cwd=tmp_path).returncode == 2

@@ -9,45 +9,21 @@ import coterie as ct
 from coterie.data.scaling import Standardizer
 from coterie.datasets import clustered
 from coterie.federated import sources
-from coterie.federated.client import Data
+from coterie.federated.client import hold_out
+from coterie.federated.config import RunConfig
+from coterie.federated.config import complete as config_of
 from coterie.federated.runtimes import service
-from coterie.federated.runtimes.in_process import LocalRuntime
+from coterie.federated.runtimes.nodes import LocalNodes
 
 OPTIONS = '{"family": "logistic", "n_users": 9, "samples": 20, "n_features": 2, "seed": 2}'
 
 
-class Here(LocalRuntime):
-    """Carries questions as Flower's runtime does: users are loaded and scaled by what the configuration says."""
-
-    def __init__(self, config):
-        self.config, self.names = service.for_nodes(config), ()
-        self.all = sources.load(self.config)
-        super().__init__(Data.of(self.all, ct.Logistic()))
-
-    def gather(self, expected, patience):
-        return self.all.names, self.all.feature_names, 2
-
-    def forget(self):
-        self.late = []
-
-    def exchange(self, queries):
-        users, held = self.all, None
-        if self.config["held-out"]:
-            parts = sources.held_out(users, self.config["held-out"], self.config["seed"])
-            users, held = parts.train, parts.test
-        if "scale" in self.config:
-            scaler = Standardizer(np.array(self.config["means"]), np.array(self.config["scale"]))
-            users, held = scaler.transform(users), None if held is None else scaler.transform(held)
-        self.data = Data.of(users, sources.loss(self.config["loss"], self.config["loss-options"]), held)
-        answers = super().exchange(queries)
-        return answers if queries.kind != "describe" else answers._replace(
-            batches=(), singles=tuple((k, m) for batch in answers.batches for k, m in batch.items()))
-
-
 def served(tmp_path, **changes):
-    config = service.settings_of({"data": "dataset", "dataset": "clustered", "dataset-options": OPTIONS, "lam": 0.02,
-                                  "out": str(tmp_path), **changes})
-    return service.serve(Here(config), config)
+    config = config_of({"data": "dataset", "dataset": "clustered", "dataset-options": OPTIONS, "lam": 0.02,
+                        "out": str(tmp_path), **changes})
+    settings = RunConfig.of(config)
+    nodes = LocalNodes([sources.load(config)], settings.data.held_out, settings.settings.seed)
+    return service.serve(nodes, settings)[:2]
 
 
 @pytest.fixture
@@ -74,7 +50,7 @@ def test_a_path_takes_the_best_by_rows_held_out(tmp_path, users):
     assert path is not None
     np.testing.assert_array_equal(path.lams, [0.1, 0.02, 0.001])
     assert (path.gaps <= 1e-6).all()
-    parts = sources.held_out(users, 0.3, 0)
+    parts = hold_out(users, 0.3, 0)
     graph = ct.adaptive_graph(ct.LocalModels.of(parts.train, ct.Logistic()), "wald")
     for run in path.runs:
         best = ct.solve(ct.Problem(parts.train, ct.Logistic(), run.lam, graph), tol=1e-10)
@@ -101,4 +77,4 @@ def test_settings_that_cannot_be_used_are_refused(tmp_path, changes, complaint):
 
 def test_unknown_settings_are_refused():
     with pytest.raises(ct.InvalidInput, match="unknown setting 'colour'"):
-        service.settings_of({"colour": "red"})
+        RunConfig.of({"colour": "red"})

@@ -17,11 +17,7 @@ MANY_PARAMETERS = re.compile(r"^(\w+\.)?(command|callback|njit)\b")
 #: What is above a limit and has not been mended yet. Only ever shorter.
 KNOWN = {
     "long function: federated.algorithms.edges.answer_edges",
-    "many parameters: federated.driver.Driver.__init__",
-    "many parameters: federated.path.federate_path",
-    "many parameters: federated.run.federate",
     "unexplained attributes: federated.algorithms.pdmm.PDMMState",
-    "unexplained attributes: federated.driver.Driver",
     "unexplained attributes: solvers.fast._Run",
 }
 

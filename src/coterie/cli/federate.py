@@ -11,80 +11,110 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.table import Table
+from typer.core import TyperGroup
 
-from coterie import report, runs
+from coterie import report
 from coterie.certificates import certify
 from coterie.cli.base import app, console
-from coterie.data.scaling import Standardizer
+from coterie.cli.options import Drop, Features, LossName, Overwrite, Ridge, Separator, Target, TaskName, Tol
 from coterie.data.users import Users
-from coterie.errors import InvalidInput
-from coterie.federated import ALGORITHMS, federate
-from coterie.federated.runtimes.service import CONFIG, algorithm_of
-from coterie.federated.sources import dataset
-from coterie.federated.sources import loss as make_loss
-from coterie.graph import Graph
+from coterie.errors import Interrupted, InvalidInput
+from coterie.federated import ALGORITHMS, sources
+from coterie.federated.agreement import Agreement
+from coterie.federated.config import CONFIG, RunConfig, complete
+from coterie.federated.driver import Round
+from coterie.federated.runtimes import service
+from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.graph.weights import KINDS
-from coterie.losses import LOSSES
 from coterie.problem import Problem
+from coterie.runs import check_free, load_run
+from coterie.runs.folder import clear
 from coterie.solution import Solution, Status
 from coterie.storage import json_ready, write_atomically
 
-command = typer.Typer(invoke_without_command=True, no_args_is_help=True)
+
+class _Federate(TyperGroup):
+    """`coterie federate TABLE` beside `coterie federate keys`: a first word that names a command is no table."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = bool(args) and args[0] in self.commands
+        ctx.allow_interspersed_args = not named
+        return super().parse_args(ctx, ["", *args] if named else args)
+
+
+command = typer.Typer(cls=_Federate, invoke_without_command=True, no_args_is_help=True)
 app.add_typer(command, name="federate")
 RUNTIMES = ("local", "flower-sim", "flower")
+_OF_A_START = ("checkpoint", "cluster", "state", "rounds.jsonl", "error.txt")  # a run before its result
+
+
+_Source = Annotated[Path | None, typer.Argument(help="A CSV or Parquet file with one row per sample.",
+                                                 metavar="[TABLE]")]
+_User = Annotated[str, typer.Option(help="Column with the owner of each row.")]
+_Standardize = Annotated[bool | None, typer.Option(
+    help="Whether features are standardised; by default those of a table are.")]
+_Dataset = Annotated[str, typer.Option(help="Instead of a table: ellipses, the paper's data.")]
+_Lam = Annotated[float, typer.Option(help="Penalty strength.")]
+_Lams = Annotated[str, typer.Option(
+    help="Several penalty strengths instead, or auto; the best on held-out rows is the result.")]
+_NLams = Annotated[int, typer.Option(help="How many, if --lams is auto.", min=1)]
+_Ratio = Annotated[float, typer.Option(help="Smallest divided by largest, if --lams is auto.")]
+_HeldOut = Annotated[float, typer.Option(help="Share of every user's rows held out to score its model.")]
+_Weights = Annotated[str, typer.Option(help=f"One of: {', '.join(KINDS)}. unit: all pairs have weight 1; the others "
+                                            "are made from one round of local models.")]
+_Algorithm = Annotated[str, typer.Option(help=f"One of: {', '.join(ALGORITHMS)}.")]
+_Options = Annotated[str, typer.Option(help="Its settings as JSON.")]
+_Participation = Annotated[float, typer.Option(help="Share of the users asked per round.")]
+_MaxRounds = Annotated[int, typer.Option(help="Largest number of rounds; 0: the algorithm's own limit.", min=0)]
+_Patience = Annotated[int, typer.Option(
+    help="Unanswered queries in a row after which a user is set aside; 0: no limit.", min=0)]
+_Seed = Annotated[int, typer.Option(help="Seed of all random numbers.", min=0)]
+_Runtime = Annotated[str, typer.Option(help=f"One of: {', '.join(RUNTIMES)}.")]
+_Cluster = Annotated[int, typer.Option(help="Number of nodes to start on this machine, on Flower.", min=1)]
+_RoundTimeout = Annotated[float, typer.Option(help="Time limit of a round in seconds, on Flower.")]
+_Timeout = Annotated[float, typer.Option(help="Time limit of the run in seconds, on Flower.")]
+_Out = Annotated[Path, typer.Option(help="Folder for the results; an interrupted run in it is continued.")]
 
 
 @command.callback()
 def run(
-    context: typer.Context,
-    data: Annotated[Path | None, typer.Option(help="A CSV or Parquet file with a row a sample.")] = None,
-    user: Annotated[str, typer.Option(help="The column that names the owner of a row.")] = "",
-    target: Annotated[str, typer.Option(help="The column to predict.")] = "",
-    dataset: Annotated[str, typer.Option(help="Instead of a file: ellipses, the paper's data.")] = "",
-    loss: Annotated[str, typer.Option(help=f"auto, or one of: {', '.join(LOSSES)}.")] = "auto",
-    lam: Annotated[float, typer.Option(help="Price of a difference between two users' models.")] = 0.02,
-    weights: Annotated[str, typer.Option(help=f"Weights from one round of local models: {', '.join(KINDS)}. "
-                                              "Without them all pairs weigh 1.")] = "",
-    algorithm: Annotated[str, typer.Option(help=f"One of: {', '.join(ALGORITHMS)}.")] = "newton",
-    algorithm_options: Annotated[str, typer.Option(help="Its settings as JSON.")] = "",
-    participation: Annotated[float, typer.Option(help="Share of the users asked in a round.")] = 1.0,
-    tol: Annotated[float, typer.Option(help="Certified relative gap to reach.")] = 1e-6,
-    rounds: Annotated[int, typer.Option(help="Most rounds; 0 leaves it to the algorithm.", min=0)] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of all that is random.", min=0)] = 0,
-    standardize: Annotated[bool, typer.Option(help="Scale columns by the users' pooled moments.")] = False,
-    runtime: Annotated[str, typer.Option(help=f"One of: {', '.join(RUNTIMES)}.")] = "local",
-    local_cluster: Annotated[int, typer.Option(help="Nodes to start on this machine, on Flower.", min=1)] = 5,
-    round_timeout: Annotated[float, typer.Option(help="Seconds a round may last, on Flower.")] = 60.0,
-    timeout: Annotated[float, typer.Option(help="Seconds the whole run may last, on Flower.")] = 3600.0,
-    out: Annotated[Path, typer.Option(help="Folder for the results; a run that was broken off there goes on.")] = Path(
-        "run"),
+    context: typer.Context, table: _Source = None, user: _User = "", target: Target = "", features: Features = "",
+    drop: Drop = "", separator: Separator = "", task: TaskName = "auto", loss: LossName = "auto",
+    ridge: Ridge = CONFIG["ridge"], standardize: _Standardize = None, dataset: _Dataset = "",
+    lam: _Lam = CONFIG["lam"], lams: _Lams = "", n_lams: _NLams = CONFIG["n-lams"], ratio: _Ratio = CONFIG["ratio"],
+    held_out: _HeldOut = 0.0, weights: _Weights = "unit", algorithm: _Algorithm = "newton",
+    algorithm_options: _Options = "", participation: _Participation = 1.0, tol: Tol = CONFIG["tol"],
+    max_rounds: _MaxRounds = 0, patience: _Patience = 0, seed: _Seed = 0, runtime: _Runtime = "local",
+    local_cluster: _Cluster = 5, round_timeout: _RoundTimeout = CONFIG["round-timeout"], timeout: _Timeout = 3600.0,
+    out: _Out = Path("run"), overwrite: Overwrite = False,
 ) -> None:
     """A federation: every user answers from its own data, and the result is certified.
 
-    Example: coterie federate --dataset ellipses --lam 0.02 --out run
+    TABLE is a CSV or Parquet file with one row per sample; it means the same task, encoding, scaling and intercept as
+    for `coterie fit`.
 
-    Example: coterie federate --runtime flower --local-cluster 5 --data d.csv --user who --target y --out run
+    Example: coterie federate table.csv --user who --target y --lam 0.05 --out run
+
+    Example: coterie federate --runtime flower --local-cluster 5 --dataset ellipses --lam 0.02 --out run
     """
+    options = {name.replace("_", "-"): value for name, value in context.params.items()}
     if context.invoked_subcommand is not None:
         return
     if runtime not in RUNTIMES:
         raise InvalidInput(f"unknown runtime {runtime!r}", remedy=f"Choose one of: {', '.join(RUNTIMES)}")
-    users = load(data, user, target, dataset, seed)
-    name = loss if loss != "auto" else "squared_hinge" if dataset else guess(users)
-    settings = {
-        **CONFIG, "algorithm": algorithm, "algorithm-options": algorithm_options, "lam": lam, "weights": weights,
-        "participation": participation, "tol": tol, "rounds": rounds, "seed": seed, "standardize": standardize,
-        "loss": name, "out": str(out.resolve()), "users": users.n_users, "round-timeout": round_timeout,
-        "wait": min(timeout, 600.0)}
-    algorithm_of(settings)
+    config = complete({
+        **{key: value for key, value in options.items() if key in CONFIG}, **_source(table, user, dataset, seed),
+        "out": str(out.resolve()), "wait": min(timeout, 600.0),
+        "standardize": "auto" if standardize is None else str(standardize),
+        "loss": "squared_hinge" if dataset and loss == "auto" else loss})  # the paper's data with the paper's loss
     began = time.monotonic()
-    if runtime == "local":
-        lines = here(users, settings, out)
-    else:
-        lines = on_flower(users, settings, out, nodes=local_cluster, virtual=runtime == "flower-sim", timeout=timeout)
-    seconds = time.monotonic() - began
-    page(users, settings, out, lines)
-    show(out, seconds)
+    source = sources.load(config)
+    _check_folder(out, overwrite)
+    lines = (_here(source, config, out) if runtime == "local" else
+             _on_flower(len(source.names), config, out, nodes=local_cluster, virtual=runtime == "flower-sim",
+                        timeout=timeout))
+    _page(source, config, out, lines)
+    _show(out, time.monotonic() - began)
 
 
 @command.command()
@@ -99,10 +129,10 @@ def keys(
     """
     from coterie.federated.runtimes.keys import make_certificates, make_node_keys
 
-    make_certificates(out, host or ["localhost", "127.0.0.1"])
+    hosts = host or ["localhost", "127.0.0.1"]
+    make_certificates(out, hosts)
     made = make_node_keys(out, [f"node-{k}" for k in range(nodes)])
-    known = ", ".join(host or ["localhost", "127.0.0.1"])
-    console.print(f"Certificates of {known} and {len(made)} key pair(s) in {out}. "
+    console.print(f"Certificates of {', '.join(hosts)} and {len(made)} key pair(s) in {out}. "
                   "The SuperLink takes server.pem, server.key and ca.crt; a node takes ca.crt and its own key; "
                   "keep ca.key to yourself.", soft_wrap=True)
 
@@ -120,121 +150,115 @@ def write_app(out: Annotated[Path, typer.Option(help="Folder for the app.")] = P
                   soft_wrap=True)
 
 
-def load(data: Path | None, user: str, target: str, name: str, seed: int) -> Users:
-    if name:
-        return dataset({"dataset": name, "dataset-options": json.dumps({"seed": seed})})
-    if data is None:
+def _check_folder(out: Path, overwrite: bool) -> None:
+    """Refuse a folder that holds anything but an earlier start of a federation."""
+    if overwrite:
+        clear(out)
+        for name in _OF_A_START:
+            shutil.rmtree(out / name, ignore_errors=True)
+    if not (out / "checkpoint").exists() and any(file.name not in _OF_A_START for file in (
+            out.iterdir() if out.is_dir() else [out] if out.exists() else [])):
+        check_free(out, overwrite=overwrite)
+
+
+def _source(table: Path | None, user: str, dataset: str, seed: int) -> dict[str, Any]:
+    """Where the data are, as a run configuration says it."""
+    if dataset:
+        return {"data": "dataset", "dataset-options": json.dumps({"seed": seed})}
+    if table is None:
         raise InvalidInput("there is nothing to learn from",
-                           remedy="Give --data FILE --user COLUMN, or --dataset ellipses")
+                           remedy="Give TABLE --user COLUMN, or --dataset ellipses")
     if not user:
         raise InvalidInput("the column that names the owner of a row is not given", remedy="Give --user COLUMN")
-    read = Users.from_parquet if data.suffix in (".parquet", ".pq") else Users.from_csv
-    return read(data, user=user, target=target or None)
+    return {"data": "csv", "path": str(table.resolve())}
 
 
-def guess(users: Users) -> str:
-    """The loss for these targets: none, -1 and +1, or numbers."""
-    if users.targets is None:
-        return "squared_distance"
-    return "logistic" if bool((np.abs(users.targets) == 1.0).all()) else "squared"
-
-
-def here(users: Users, settings: dict[str, Any], out: Path) -> list[dict[str, Any]]:
+def _here(source: Users | sources.Table, config: dict[str, Any], out: Path) -> list[dict[str, Any]]:
     """The run in this process; its rounds."""
-    users = scaled(users, settings)
+    settings = RunConfig.of(config)
+    lines: list[dict[str, Any]] = []
     with console.status("Round 0 ...") as status:
-        found = federate(users, make_loss(settings["loss"], settings["loss-options"]), settings["lam"],
-                         graph=settings["weights"] or None, algorithm=algorithm_of(settings),
-                         participation=settings["participation"], tol=settings["tol"], seed=settings["seed"],
-                         max_rounds=settings["rounds"] or None, checkpoint=out / "checkpoint",
-                         progress=lambda line: status.update(told(line._asdict())))
-    runs.write(out, found, settings)
-    return [line._asdict() for line in found.history]
+        def progress(line: Round) -> None:
+            lines.append(line._asdict())
+            status.update(_sentence(lines[-1]))
+
+        try:
+            nodes = LocalNodes([source], settings.data.held_out, settings.settings.seed)
+            served = service.serve(nodes, settings, progress)
+        except Interrupted:
+            _interrupted()
+    service.write(served, out, config)
+    return [line._asdict() for line in served.best.history]
 
 
-def scaled(users: Users, settings: dict[str, Any]) -> Users:
-    if not settings["standardize"]:
-        return users
-    return Standardizer.from_moments(users.moments(), feature_names=users.feature_names).transform(users)
+def _on_flower(n_users: int, config: dict[str, Any], out: Path, *, nodes: int, virtual: bool,
+               timeout: float) -> list[dict[str, Any]]:
+    """Start a SuperLink and nodes that take their part of the users, run, and stop what was started; the rounds."""
+    from coterie.federated.runtimes.cluster import Cluster
+
+    folder, lines = out / "cluster", []
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in ("run.json", "rounds.jsonl", "error.txt"):
+        (out / name).unlink(missing_ok=True)
+    nodes = min(nodes, n_users)
+    config = {**config, "n-users": n_users, "split": True}
+    own = {key: config[key] for key in ("data", "path", "user", "target", "split", "dataset", "dataset-options")}
+    parts = [{**own, "partition-id": k, "num-partitions": nodes, "state-dir": str((out / "state").resolve())}
+             for k in range(nodes)]
+    cluster = Cluster(folder, virtual=nodes) if virtual else Cluster(folder, parts)
+    try:
+        with console.status("Starting Flower ...") as status, cluster:
+            status.update("Waiting for the nodes ...")
+            cluster.submit(config)
+            for line in cluster.follow(out, timeout):
+                lines.append(line)
+                status.update(_sentence(line))
+    except KeyboardInterrupt:
+        _interrupted()
+    return lines
 
 
-def page(users: Users, settings: dict[str, Any], out: Path, rounds: list[dict[str, Any]]) -> None:
-    """report.html: the models that were found, on the data that are at hand here, and the rounds it took."""
-    told, saved = runs.read(out)
-    who = [users.index(name) for name in saved["names"]]  # those who were set aside are not among them
-    graph = Graph.complete(len(who)) if saved["pairs"] is None else Graph.from_edges(
-        len(who), saved["pairs"], saved["weights"])
-    problem = Problem(scaled(users, settings).take(who), make_loss(settings["loss"], settings["loss-options"]),
-                      float(told["lam"]), graph)
-    solution = Solution(problem=problem, models=saved["models"], duals=None, status=Status[told["status"]],
-                        certificate=certify(problem, saved["models"], saved["duals"]), solver=told["solver"],
-                        seconds=told["seconds"])
+def _interrupted() -> None:
+    console.print("Interrupted. Everything is stopped; rerun the same command to continue from the last round.")
+    raise typer.Exit(130) from None
+
+
+def _page(source: Users | sources.Table, config: dict[str, Any], out: Path, rounds: list[dict[str, Any]]) -> None:
+    """report.html: the models, on the data that are in this process, and the rounds it took."""
+    run = load_run(out)
+    agreement = Agreement.from_json((out / "checkpoint" / "federation.json").read_text(encoding="utf-8"))
+    data = agreement.data(source, float(config["held-out"]), int(config["seed"]))
+    users = data.samples.users.data
+    who = [users.index(name) for name in run.names]  # without those who were set aside
+    problem = Problem(users.take(who), data.loss, run.lam, run.graph)
+    solution = Solution(problem=problem, models=run.models, duals=None, status=run.status,
+                        certificate=certify(problem, run.models, run.duals), solver=run.info["solver"],
+                        seconds=run.info["seconds"])
     names = ("gap", "n_clusters", "bytes_up", "bytes_down", "answered")
-    document = report.gather(solution, settings=settings, command="coterie federate",
+    document = report.gather(solution, settings=config, command="coterie federate",
                              title=f"A federation of {len(who)} users")
     document["federated"] = json_ready({
         "rounds": [{"round": line["iteration"], **{name: line[name] for name in names}} for line in rounds],
-        "sentence": f"{told['n_rounds']} rounds, {told['bytes_up']:,} bytes up and {told['bytes_down']:,} down."})
+        "sentence": f"{run.info['n_rounds']} rounds, {run.info['bytes_up']:,} bytes up and "
+                    f"{run.info['bytes_down']:,} down."})
     write_atomically(out / "report.json", json.dumps(document, allow_nan=False).encode())
     report.write(document, out / "report.html")
 
 
-def on_flower(users: Users, settings: dict[str, Any], out: Path, *, nodes: int, virtual: bool,
-              timeout: float) -> list[dict[str, Any]]:
-    """Give every node its users, start a SuperLink and the nodes, run, and stop what was started; the rounds."""
-    from coterie.federated.runtimes.cluster import Cluster
-
-    place, rounds = out / "cluster", []
-    shutil.rmtree(place, ignore_errors=True)
-    for name in ("run.json", "rounds.jsonl", "error.txt"):
-        (out / name).unlink(missing_ok=True)
-    nodes = min(nodes, users.n_users)
-    parts = [deal(users, k, nodes, place / f"users-{k}.npz") for k in range(nodes)]
-    if virtual:
-        settings = {**settings, "data": "npz", "path": str((place / "users-{partition}.npz").resolve())}
-        cluster = Cluster(place, virtual=nodes)
-    else:
-        configs = [{"data": "npz", "path": str(part.resolve()), "state-dir": str((out / "state").resolve())}
-                   for part in parts]
-        cluster = Cluster(place, configs)
-    try:
-        with console.status("Starting Flower ...") as status, cluster:
-            status.update("Waiting for the nodes ...")
-            cluster.submit(settings)
-            for line in cluster.follow(out, timeout):
-                rounds.append(line)
-                status.update(told(line))
-    except KeyboardInterrupt:
-        console.print("Interrupted: everything is stopped, and the same command goes on from the last round.")
-        raise typer.Exit(130) from None
-    return rounds
-
-
-def deal(users: Users, part: int, parts: int, path: Path) -> Path:
-    """Every parts-th user in a file of their own."""
-    own = users.take(np.arange(part, users.n_users, parts))
-    names = np.array(own.names)
-    if names.dtype.kind not in "iuU":
-        raise InvalidInput("user names of several types cannot be written to a node's file", remedy="Make them texts")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    arrays = {"X": own.features, "user": names[own.owner], "feature_names": np.array(own.feature_names)}
-    if own.targets is not None:
-        arrays["y"] = own.targets
-    np.savez(path, allow_pickle=False, **arrays)
-    return path
-
-
-def told(line: dict[str, Any]) -> str:
+def _sentence(line: dict[str, Any]) -> str:
+    """What a round has brought."""
     gap = line["gap"]
     known = gap is not None and gap == gap
     near = f"certified gap {gap:.1e}" if known else f"gap about {line['estimate'] or np.nan:.0e}"
     return (f"round {line['iteration']} ({line['stage']}): {line['answered']} of {line['asked']} answered, "
-            f"{line['n_clusters']} cluster(s), {near}")
+            f"{line['n_clusters']} group(s), {near}")
 
 
-def show(out: Path, seconds: float) -> None:
-    result, _ = runs.read(out)
-    table = Table(show_header=False, title=f"{result['n_clusters']} cluster(s) among {result['n_users']} users at "
+def _show(out: Path, seconds: float) -> None:
+    result = load_run(out).info
+    for note in result.get("notes", ()):
+        console.print(note, style="dim", soft_wrap=True, highlight=False, markup=False)
+    table = Table(show_header=False, title=f"{result['n_clusters']} group(s) among {result['n_users']} users at "
                                            f"lam = {result['lam']:g}")
     gap = "none" if result["gap"] is None else f"{result['gap']:.1e}"
     for name, value in (("rounds", str(result["n_rounds"])), ("bytes up", f"{result['bytes_up']:,}"),
@@ -245,7 +269,5 @@ def show(out: Path, seconds: float) -> None:
     console.print(result["sentence"], soft_wrap=True)
     for name, reason in result["aside"].items():
         console.print(f"Set aside: {name}: {reason}.", soft_wrap=True, markup=False)
-    if result["status"] == Status.INTERRUPTED.name:
-        raise typer.Exit(130)
     if result["status"] != Status.CONVERGED.name:
         raise typer.Exit(1)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from coterie.data.encoding import TASKS
+from coterie.data.validation import split_names as split_names
 from coterie.errors import InvalidInput
 from coterie.fitting.units import FITTING
 from coterie.graph.weights import KINDS
@@ -36,11 +37,6 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a finished run in the folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run of `coterie fit`.")]
-
-
-def split_names(text: str) -> tuple[str, ...]:
-    """Names separated by commas."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def parse_lam(text: str) -> Any:

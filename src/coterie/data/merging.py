@@ -22,13 +22,14 @@ from coterie.data.validation import show
 from coterie.errors import InvalidInput
 
 
-def merge(summaries: Sequence[TableSummary], min_count: int = 1) -> TableSummary:
+def merge(summaries: Sequence[TableSummary], min_count: int = 1, tables: Sequence[str] = ()) -> TableSummary:
     """The summary of all rows together, as far as it follows from those of the parts; see the module.
 
     Parameters
     ----------
     summaries : one or more, made with the same user, target, features and task.
     min_count : levels with fewer rows in all parts together are pooled. `summarise` pools what leaves a node.
+    tables : what messages call each part; "table 0", "table 1", ... unless given.
 
     Returns
     -------
@@ -40,7 +41,7 @@ def merge(summaries: Sequence[TableSummary], min_count: int = 1) -> TableSummary
     """
     if not summaries:
         raise InvalidInput("At least one summary is needed, got none", remedy="Wait until a node has answered")
-    first = summaries[0]
+    first, tables = summaries[0], tables or [f"table {k}" for k in range(len(summaries))]
     for key in ("user", "target", "task", "named"):
         others = {getattr(summary, key) for summary in summaries}
         if len(others) > 1:
@@ -51,12 +52,13 @@ def merge(summaries: Sequence[TableSummary], min_count: int = 1) -> TableSummary
         odd = [name for name in dict.fromkeys((*names[0], *theirs)) if (name in names[0]) != (name in theirs)]
         if odd:
             without = node if odd[0] in names[0] else 0
-            raise InvalidInput(f"Column {show(odd[0])} is missing in table {without} and there in table "
-                               f"{0 if without else node}", where=f"column {odd[0]!r}",
+            raise InvalidInput(f"Column {show(odd[0])} is missing in {tables[without]} and there in "
+                               f"{tables[0 if without else node]}", where=f"column {odd[0]!r}",
                                remedy=f"Add it, or leave it out of all tables: --drop {odd[0]!r}")
     by_name = [{column.name: column for column in summary.columns} for summary in summaries]
-    answers = None if first.answers is None else _merged([s.answers for s in summaries if s.answers is not None])
-    columns = tuple(_merged([columns[name] for columns in by_name]) for name in names[0])
+    given = [summary.answers for summary in summaries if summary.answers is not None]
+    answers = None if first.answers is None else _merged(given, tables)
+    columns = tuple(_merged([columns[name] for columns in by_name], tables) for name in names[0])
     merged = replace(first, rows=sum(s.rows for s in summaries), users=sum(s.users for s in summaries),
                      answers=answers, columns=columns)
     return merged if min_count <= 1 else _without_rare(merged, min_count)
@@ -70,9 +72,9 @@ def _without_rare(summary: TableSummary, min_count: int) -> TableSummary:
                    answers=None if summary.answers is None else pooled(summary.answers))
 
 
-def _merged(parts: Sequence[ColumnSummary]) -> ColumnSummary:
+def _merged(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> ColumnSummary:
     """One column's facts at all nodes as one."""
-    kind = _merged_kind(parts)
+    kind = _merged_kind(parts, tables)
     some = [part for part in parts if part.rows] or list(parts[:1])
     given = [part for part in parts if part.kind != "empty"] or list(parts[:1])
     levels = _merged_levels(given)
@@ -84,7 +86,7 @@ def _merged(parts: Sequence[ColumnSummary]) -> ColumnSummary:
         order=_merged_order([part.order for part in some]))
 
 
-def _merged_kind(parts: Sequence[ColumnSummary]) -> str:
+def _merged_kind(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> str:
     """What the column is in all tables together; what cannot be one thing is refused."""
     kinds = {part.kind: node for node, part in reversed(list(enumerate(parts))) if part.kind != "empty"}
     if len(kinds) <= 1:
@@ -98,8 +100,8 @@ def _merged_kind(parts: Sequence[ColumnSummary]) -> str:
     one = stubborn[0] if stubborn else next(iter(kinds.values()))
     other = kinds["text"] if "text" in kinds else next(n for kind, n in kinds.items() if kind != parts[one].kind)
     (one, other), name = sorted((one, other)), parts[0].name
-    raise InvalidInput(f"The column holds {HOLDS[parts[one].kind]} in table {one} and {HOLDS[parts[other].kind]} in "
-                       f"table {other}", where=f"column {name!r}",
+    raise InvalidInput(f"The column holds {HOLDS[parts[one].kind]} in {tables[one]} and {HOLDS[parts[other].kind]} in "
+                       f"{tables[other]}", where=f"column {name!r}",
                        remedy=f"Make it the same everywhere, or leave it out of all tables: --drop {name!r}")
 
 

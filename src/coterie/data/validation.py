@@ -132,6 +132,11 @@ def show(*values: Any) -> str:
     return ", ".join(text if len(text) <= 60 else text[:57] + "..." for text in texts)
 
 
+def split_names(text: str) -> tuple[str, ...]:
+    """Names separated by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def suggest(name: Any, known: Collection[Any]) -> str:
     """The closest known name (3 for "3", too) and a few others."""
     texts = {str(value): value for value in known}

@@ -10,28 +10,8 @@ from coterie.federated.protocol.ledger import Ledger
 from coterie.federated.protocol.messages import BadMessage, Query, Reply
 from coterie.federated.run import Federated, federate
 from coterie.federated.runtimes.in_process import Faults, LocalRuntime
+from coterie.federated.settings import FederationSettings
 
-__all__ = [
-           "ALGORITHMS",
-           "PDMM",
-           "Algorithm",
-           "BadMessage",
-           "Data",
-           "Faults",
-           "FedAvg",
-           "Federated",
-           "FederatedPath",
-           "Federation",
-           "Ledger",
-           "LocalRuntime",
-           "Newton",
-           "Participation",
-           "Query",
-           "Reply",
-           "Round",
-           "Splitting",
-           "SquaredPenalty",
-           "answer",
-           "federate",
-           "federate_path",
-]
+__all__ = ["ALGORITHMS", "PDMM", "Algorithm", "BadMessage", "Data", "Faults", "FedAvg", "Federated", "FederatedPath",
+           "Federation", "FederationSettings", "Ledger", "LocalRuntime", "Newton", "Participation", "Query", "Reply",
+           "Round", "Splitting", "SquaredPenalty", "answer", "federate", "federate_path"]

@@ -1,16 +1,20 @@
-"""A run on disk: its state, replaced whole after every round, and a journal of the rounds so far.
+"""A run on disk: its state, replaced after every round, and a journal of the rounds so far.
 
-The state file holds a checksum of its contents, arrays as .npz and everything else as JSON; it is written beside the
-old one and put in its place in one step, so that whatever happens there is one whole file. The journal grows by a line
-a round; the state says how long it is, and lines beyond that, of a round that did not end, are cut off on loading.
+The state file holds a checksum of its contents, arrays as .npz and everything else as JSON, and is written atomically:
+whatever happens, there is one complete file. The journal grows by one line per round; the state says how long it is,
+and lines beyond that, of a round that did not end, are cut off on loading.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from coterie.errors import InvalidInput
 from coterie.storage import pack, unpack, write_atomically
@@ -48,3 +52,11 @@ class Checkpoint:
             os.fsync(file.fileno())
             length = file.tell()
         write_atomically(self.state, pack({**state, "journal": length}), durable=True)
+
+
+def digest(*arrays: npt.NDArray[Any] | None) -> str:
+    """A short name for these numbers, the same for the same ones."""
+    sums = hashlib.sha256()
+    for array in arrays:
+        sums.update(b"none" if array is None else np.ascontiguousarray(array).tobytes())
+    return sums.hexdigest()[:16]

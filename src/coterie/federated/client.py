@@ -6,6 +6,7 @@ gives bitwise the same numbers. Nothing here imports more than NumPy.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array, Ints
-from coterie.data.users import Users
+from coterie.data.users import Split, Users
 from coterie.federated.algorithms.edges import answer_edges, mean_curvature, stiffness
 from coterie.federated.algorithms.trust import between, trusted
 from coterie.federated.protocol.messages import (
@@ -28,6 +29,7 @@ from coterie.federated.protocol.messages import (
     misfit,
     triangle,
 )
+from coterie.fitting.units import UserStatistics
 from coterie.losses import Loss, Samples
 
 Answer = tuple[dict[str, npt.NDArray[Any]], dict[str, Ragged]]
@@ -79,9 +81,15 @@ def answer_all(data: Data, queries: Batch) -> Batch:
 
 
 def _describe(data: Data, queries: Batch) -> Answer:
-    counts, means, m2 = data.samples.users.data.moments()
-    users = queries.users
-    return {"count": counts[users], "means": means[users], "m2": m2[users]}, {}
+    """Count, means and centred sums of squares of the features; of the target its mean, the same sum, the largest."""
+    users, statistics = queries.users, UserStatistics.of(data.samples.users.data)
+    counts, means, m2 = statistics.features
+    ragged = {}
+    if statistics.targets is not None:
+        _, centre, spread = statistics.targets
+        rows = np.stack([centre[users, 0], spread[users, 0], statistics.largest[users]], axis=1)
+        ragged["target"] = Ragged.of(rows.ravel(), np.full(len(users), 3))
+    return {"count": counts[users], "means": means[users], "m2": m2[users]}, ragged
 
 
 def _local(data: Data, queries: Batch) -> Answer:
@@ -229,6 +237,33 @@ _ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {
     "certify": _certify, "score": _score, "pdmm": lambda data, queries: ({}, {}),
 }
 assert set(_ANSWERS) == set(SCHEMAS)
+
+
+def hold_out(users: Users, share: float, seed: int) -> Split:
+    """Every user's rows split by itself, so that it does not matter who shares a node with whom.
+
+    Parameters
+    ----------
+    users : with all their rows.
+    share : of every user's rows, to be held out.
+    seed : of the rows that are drawn.
+
+    Returns
+    -------
+    Split, whose `train` and `test` have the same users in the same order.
+    """
+    parts = [users.take([k]).split(test=share, seed=np.random.default_rng([seed, zlib.crc32(repr(name).encode())]))
+             for k, name in enumerate(users.names)]
+    return Split(*(join([part[k] for part in parts]) for k in range(3)))
+
+
+def join(parts: list[Users]) -> Users:
+    """Users of several parts as one, in the order given."""
+    counts = np.concatenate([part.counts for part in parts])
+    targets = [part.targets for part in parts if part.targets is not None]
+    return Users(np.concatenate([part.features for part in parts]), np.concatenate(targets) if targets else None,
+                 np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+                 tuple(name for part in parts for name in part.names), parts[0].feature_names)
 
 
 def remember(data: Data, replies: Batch) -> Data:

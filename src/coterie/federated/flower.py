@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.errors import CoterieError, Incompatible, InvalidInput, MissingExtra
+from coterie.errors import CoterieError, Incompatible, Interrupted, InvalidInput, MissingExtra
 
 try:
     from flwr.app import ConfigRecord, Context, RecordDict
@@ -31,11 +31,13 @@ try:
 except ImportError as error:  # pragma: no cover - depends on what is installed
     raise MissingExtra("flwr", "flower", "Running on Flower") from error
 
-from coterie.data.scaling import Standardizer
-from coterie.data.users import Users
+from coterie.data.users import Participants
 from coterie.federated import sources
+from coterie.federated.agreement import Agreement, Introduction
 from coterie.federated.algorithms.base import Replies
-from coterie.federated.client import Data, answer_all
+from coterie.federated.checkpoint import digest
+from coterie.federated.client import answer_all
+from coterie.federated.config import RunConfig, complete, for_nodes
 from coterie.federated.driver import Round
 from coterie.federated.metrics import writer
 from coterie.federated.protocol.messages import (
@@ -51,7 +53,7 @@ from coterie.federated.protocol.messages import (
     misfit,
 )
 from coterie.federated.runtimes import service
-from coterie.solution import Status
+from coterie.federated.sources import in_order
 from coterie.storage import pack, unpack, write_atomically
 
 log = logging.getLogger("coterie.federated")
@@ -65,49 +67,42 @@ server = ServerApp()
 
 
 @client.query("users")
-def _users(message: Envelope, context: Context) -> Envelope:
-    """Who is here: names, columns, classes."""
+def _introduce(message: Envelope, context: Context) -> Envelope:
+    """Who is at this node, and what it says of its data."""
+    config = _config(message, context)
     try:
-        users = sources.load(_config(message, context))
-        largest = users.targets.max() if users.targets is not None and users.n_samples else 0.0
-        told = {"names": json.dumps(list(users.names)), "features": json.dumps(list(users.feature_names)),
-                "classes": int(largest) + 1 if 0 <= largest < 1e6 else 0, "version": VERSION}
+        source = sources.load(config)
+        agreed = "agreement" in config  # then names are enough
+        introduction = Introduction(source.names) if agreed else Introduction.of(source)
+        said = {"introduction": introduction.to_json(), "version": VERSION}
     except (CoterieError, OSError, ValueError) as error:
-        told = {"error": str(error)}
-    return Envelope(RecordDict({"users": ConfigRecord(told)}), reply_to=message)
+        said = {"error": str(error)}
+    return Envelope(RecordDict({"users": ConfigRecord(said)}), reply_to=message)
 
 
 @client.train("answer")
 def _answer(message: Envelope, context: Context) -> Envelope:
-    """The answers of the users of this node."""
+    """The replies of the users of this node."""
     config = _config(message, context)
-    users = sources.load(config)
+    agreement = Agreement.from_json(str(config["agreement"]))
+    data = agreement.data(sources.load(config), float(config["held-out"]), int(config["seed"]))
+    users, dim = data.samples.users, data.samples.dim
     queries = {json.loads(name): decode(bytes(data), Query) for name, data in message.content["queries"].items()}
-    loss = sources.loss(str(config["loss"]), str(config["loss-options"]))
-    held = None
-    if float(config.get("held-out", 0.0)) > 0:
-        parts = sources.held_out(users, float(config["held-out"]), int(config["seed"]))
-        users, held = parts.train, parts.test
-    if config.get("scale"):
-        scaler = Standardizer(np.array(config["means"], dtype=float), np.array(config["scale"], dtype=float))
-        users, held = scaler.transform(users), None if held is None else scaler.transform(held)
-    data = Data(loss, loss.prepare(users), held)
     bases = json.loads(str(config.get("bases", "{}")))
     memory = _Memory(config, context)
     asked = []
     for name, query in queries.items():
-        if name in users.names and misfit(query, query.kind, data.samples.dim, "query") is None:
+        if name in users.names and misfit(query, query.kind, dim, "query") is None:
             known = memory.recall(name, int(bases.get(json.dumps(name), -1)))
             if query.kind != "pdmm" or known or "point" in query.arrays:
                 asked.append((users.index(name), query))
-    told = {}
+    encoded = {}
     if asked:
-        data = replace(data, memory=memory.stacked(users, data.samples.dim))
-        replies = answer_all(data, gather(asked, "query"))
-        told = {json.dumps(users.names[k]): reply.encode() for k, reply in replies.items()}
+        replies = answer_all(replace(data, memory=memory.stacked(users, dim)), gather(asked, "query"))
+        encoded = {json.dumps(users.names[k]): reply.encode() for k, reply in replies.items()}
         if replies.memory:
             memory.keep(users, replies)
-    return Envelope(RecordDict({"answers": ConfigRecord(told)}), reply_to=message)
+    return Envelope(RecordDict({"answers": ConfigRecord(encoded)}), reply_to=message)
 
 
 def _config(message: Envelope, context: Context) -> dict[str, Any]:
@@ -148,7 +143,7 @@ class _Memory:
                 return True
         return False
 
-    def stacked(self, users: Users, dim: int) -> dict[str, Ragged]:
+    def stacked(self, users: Participants, dim: int) -> dict[str, Ragged]:
         """The memory of all users of the node; those without one have an empty one."""
         if not self.found:
             return {}
@@ -159,7 +154,7 @@ class _Memory:
         counts = {field: np.array([len(row[field]) for row in rows]) for field in blank}
         return {field: Ragged.of(np.concatenate([row[field] for row in rows]), counts[field]) for field in blank}
 
-    def keep(self, users: Users, replies: Batch) -> None:
+    def keep(self, users: Participants, replies: Batch) -> None:
         for k in replies.users.tolist():
             name = users.names[k]
             now = {"round": replies.round, "memory": {field: part.rows(k) for field, part in replies.memory.items()}}
@@ -180,19 +175,36 @@ class FlowerRuntime:
 
     def __init__(self, grid: Grid, config: Mapping[str, Any], *, deadline: float, poll: float = 0.1) -> None:
         self.grid, self.config, self.deadline, self.poll = grid, dict(config), deadline, poll
+        self.agreement: Agreement | None = None
         self.home: dict[Any, int] = {}  # user -> node
-        self.met: dict[int, dict[str, Any]] = {}  # node -> what it said of itself
-        self.names: tuple[Any, ...] = ()
-        self.acked: dict[int, int] = {}  # user -> round of its last answer heard
+        self.met: dict[int, Introduction | str] = {}  # node -> what it said of itself, or why it cannot take part
+        self.acked: dict[int, int] = {}  # user -> round of its last reply received
         self.asking: dict[str, int] = {}  # message -> node asked who it holds
         self.pending: dict[str, tuple[int, list[int], int]] = {}  # message -> node, users asked, round
+
+    @property
+    def names(self) -> tuple[Any, ...]:
+        """The users of the federation, once it is agreed who they are."""
+        return () if self.agreement is None else self.agreement.names
+
+    def use(self, agreement: Agreement) -> None:
+        self.agreement = agreement
+        self.config |= {"agreement": agreement.to_json(), "run": agreement.run}
+
+    def begin(self, run: str) -> None:
+        assert self.agreement is not None
+        self.pending, self.acked = {}, {}
+        self.config["run"] = f"{self.agreement.run}-{run}"
+
+    def identity(self) -> dict[str, str]:
+        return {"users": digest(np.frombuffer(repr(self.names).encode(), np.uint8))}
 
     # who is there
 
     def meet(self) -> None:
         """Ask nodes not met before who they hold, and wait for that once; drop those that are gone."""
         live = set(self.grid.get_node_ids())
-        self.met = {node: told for node, told in self.met.items() if node in live}
+        self.met = {node: said for node, said in self.met.items() if node in live}
         self.asking = {number: node for number, node in self.asking.items() if node in live}
         new = sorted(live - self.met.keys() - set(self.asking.values()))
         envelopes = [Envelope(RecordDict({"config": ConfigRecord(self.config)}), node, "query.users",
@@ -204,29 +216,34 @@ class FlowerRuntime:
             for envelope in self._pulled(self.asking) if self.asking else ():
                 node = self.asking.pop(envelope.metadata.reply_to_message_id, None)
                 if node is not None and not envelope.has_error():
-                    self._introduce(node, envelope)
+                    self._welcome(node, envelope)
             if not self.asking.keys() & set(ids) or time.monotonic() > end:
                 break
             time.sleep(self.poll)
         self.home = {}
-        for node in self.met:  # in the order they came: the first holds the user
-            for name in self.met[node].get("users", ()):
+        for node, said in self.met.items():  # in the order they came: the first holds the user
+            for name in () if isinstance(said, str) else said.names:
                 self.home.setdefault(name, node)
 
-    def _introduce(self, node: int, envelope: Envelope) -> None:
-        told = dict(envelope.content["users"]) if "users" in envelope.content else {"error": "it did not say"}
-        if "error" not in told and told.get("version") != VERSION:
-            told = {"error": f"it speaks version {told.get('version')} of the protocol, the server {VERSION}"}
-        self.met[node] = told
-        if "error" in told:
-            log.warning("node %d cannot take part: %s", node, told["error"])
+    def _welcome(self, node: int, envelope: Envelope) -> None:
+        """Note what a node says of itself."""
+        said = dict(envelope.content["users"]) if "users" in envelope.content else {"error": "it sent no introduction"}
+        try:
+            if "error" not in said and said.get("version") != VERSION:
+                raise InvalidInput(f"it speaks version {said.get('version')} of the protocol, the server {VERSION}")
+            introduction = str(said["error"]) if "error" in said else Introduction.from_json(str(said["introduction"]))
+        except (InvalidInput, KeyError) as error:
+            introduction = str(error)
+        holders = {name: other for name, other in self.home.items() if other in self.met}
+        self.met[node] = introduction
+        if isinstance(introduction, str):
+            log.warning("node %d cannot take part: %s", node, introduction)
             return
-        told["users"] = json.loads(str(told["names"]))
-        holders = {name: other for other, known in self.met.items() if other != node for name in known.get("users", ())}
-        for name in told["users"]:
-            if name in holders:
+        for name in introduction.names:
+            if holders.setdefault(name, node) != node:
                 log.warning("node %d says it holds user %r, who is at node %d already: refused", node, name,
                             holders[name])
+            self.home.setdefault(name, node)
 
     def _pulled(self, ids: Iterable[str]) -> list[Envelope]:
         return list(self.grid.pull_messages(list(ids)))
@@ -302,73 +319,51 @@ class FlowerRuntime:
 
     # the start
 
-    def forget(self) -> None:
-        """Leave answers that are still on their way."""
-        self.pending, self.acked = {}, {}
-
-    def gather(self, expected: int, patience: float) -> tuple[tuple[Any, ...], tuple[str, ...], int]:
-        """Wait for users: their names in order, their columns, and how many classes they know."""
-        end = time.monotonic() + patience
+    def gather(self, n_users: int, wait: float) -> list[tuple[str, Introduction]]:
+        end, expected = time.monotonic() + wait, max(n_users, 1)
         self.meet()
-        while len(self.home) < max(expected, 1) and time.monotonic() < end:
+        while len(self.home) < expected and time.monotonic() < end:
             time.sleep(0.5)
             self.meet()
-        if len(self.home) < max(expected, 1):
-            errors = "; ".join(sorted({str(told["error"]) for told in self.met.values() if "error" in told}))
-            raise Incompatible(f"{len(self.home)} of {max(expected, 1)} users came within {patience:g} s. Start the "
-                               f"other nodes, or lower `users`.{' Nodes said: ' + errors if errors else ''}")
-        columns = {tuple(json.loads(str(self.met[node]["features"]))) for node in self.home.values()}
-        if len(columns) > 1:
-            first, second = sorted(columns)[:2]
-            raise Incompatible(f"The nodes have different columns: {', '.join(first)} and {', '.join(second)}. "
-                               "Give all of them the same features in the same order.")
-        classes = max(int(self.met[node]["classes"]) for node in self.home.values())
-        return ordered(self.home), columns.pop(), classes
-
-
-def ordered(names: Iterable[Any]) -> tuple[Any, ...]:
-    """By name where names can be sorted, as `Users` orders them; else as they came."""
-    given = list(names)
-    try:
-        return tuple(sorted(given))
-    except TypeError:
-        return tuple(given)
+        if len(self.home) < expected:
+            errors = "; ".join(sorted({said for said in self.met.values() if isinstance(said, str)}))
+            raise Incompatible(f"{len(self.home)} of {expected} users came within {wait:g} s. Start the other nodes, "
+                               f"or lower `n-users`.{' Nodes said: ' + errors if errors else ''}")
+        first: dict[int, Any] = {}  # the first user of each node, which is its name and its place
+        for name in in_order(self.home):
+            first.setdefault(self.home[name], name)
+        return [(f"the node of user {name!r}", said) for node, name in first.items()
+                if not isinstance(said := self.met[node], str)]
 
 
 @server.main()
 def _main(grid: Grid, context: Context) -> None:
-    """A whole run: wait for the users, run the algorithm, prove the result, write the run folder."""
-    from coterie.runs import folder
-
-    config = service.settings_of(dict(context.run_config))
-    out = Path(str(config["out"]))
-    runtime = FlowerRuntime(grid, service.for_nodes(config), deadline=float(config["round-timeout"]),
-                            poll=float(config["poll"]))
+    """A complete run: wait for the users, run the algorithm, prove the result, write the run folder."""
+    given = dict(context.run_config)
+    config = RunConfig.of(given)
+    out = Path(config.server.out)
+    runtime = FlowerRuntime(grid, for_nodes(complete(given)), deadline=config.server.round_timeout,
+                            poll=config.server.poll)
     out.mkdir(parents=True, exist_ok=True)
     for name in ("run.json", "error.txt"):  # of an earlier start
         (out / name).unlink(missing_ok=True)
     try:
-        writers = [writer(f"jsonl:{out / 'rounds.jsonl'}"), *map(writer, str(config["metrics"]).split())]
+        writers = [writer(f"jsonl:{out / 'rounds.jsonl'}"), *map(writer, config.server.metrics.split())]
 
-        def told(line: Round) -> None:
+        def progress(line: Round) -> None:
             for write in writers:
                 write(line)
-            logger.info("round %d (%s): %d of %d answered, %d cluster(s), gap %s", line.iteration, line.stage,
+            logger.info("round %d (%s): %d of %d answered, %d group(s), gap %s", line.iteration, line.stage,
                         line.answered, line.asked, line.n_clusters,
                         f"{line.gap:.2e}" if np.isfinite(line.gap) else f"about {line.estimate:.1e}")
 
-        found, path = service.serve(runtime, config, told)
+        served = service.serve(runtime, config, progress)
     except CoterieError as error:
         write_atomically(out / "error.txt", str(error).encode())
         logger.error("%s", error)
         raise
-    if found.status is Status.INTERRUPTED:  # Flower is stopping; submitted again, the run goes on
-        logger.info("%s", found)
+    except Interrupted as stop:  # Flower is stopping; submitted again, the run continues
+        logger.info("%s", stop.best if stop.best is not None else stop)
         return
-    if path is not None:
-        rows = [(run.lam, run.n_clusters, run.gap, score, run.n_rounds, run.ledger.bytes)
-                for run, score in zip(path.runs, path.scores, strict=True)]
-        header = ["lam", "n_clusters", "gap", "held_out_loss", "n_rounds", "bytes"]
-        write_atomically(out / "path.csv", folder.table(header, rows))
-    folder.write(out, found, config)
-    logger.info("%s", found)
+    service.write(served, out, complete(given))
+    logger.info("%s", served.best)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,24 @@ import numpy.typing as npt
 from coterie._typing import Array, Ints
 from coterie.analysis.path import lam_max
 from coterie.data.users import Users
-from coterie.errors import InvalidInput
-from coterie.federated.algorithms.base import Algorithm
+from coterie.errors import InvalidInput, interruptible
+from coterie.federated.algorithms.base import Federation
 from coterie.federated.algorithms.newton import Newton, NewtonState
-from coterie.federated.run import Federated, federate
+from coterie.federated.driver import Round
+from coterie.federated.run import Federated, in_process, run_federation, state_of
+from coterie.federated.runtimes.in_process import Faults, Runtime
+from coterie.federated.settings import FederationSettings
 from coterie.graph import Graph
 from coterie.losses import Loss
 from coterie.losses.quadratic import Quadratic
 from coterie.problem import Problem
 
+_SEARCHES = 8  # for the smallest lam at which all users share one model
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FederatedPath:
-    """Runs from the largest lam to the smallest, each begun from the one before."""
+    """Runs from the largest lam to the smallest, each started from the one before."""
 
     runs: tuple[Federated, ...] = field(repr=False)
     spent: tuple[Federated, ...] = field(repr=False, default=())  # on weights, and on finding the largest lam
@@ -83,53 +88,86 @@ def _means(scores: Array) -> Array:
 
 
 def federate_path(users: Users, loss: Loss, lams: npt.ArrayLike | None = None, *, n_lams: int = 10, ratio: float = 1e-2,
-                  algorithm: Algorithm | None = None, graph: Graph | str | None = None, held_out: Users | None = None,
-                  checkpoint: str | os.PathLike[str] | None = None, **settings: Any) -> FederatedPath:
-    """Runs at several lams, from the largest down, each begun where the one before ended.
+                  graph: Graph | str | None = None, held_out: Users | float | None = None,
+                  faults: Faults | None = None, progress: Callable[[Round], None] | None = None,
+                  **settings: Any) -> FederatedPath:
+    """Runs at several lams, from the largest to the smallest, each started from the one before.
 
     Parameters
     ----------
     users, loss, graph : the problem, as for `federate`; weights are made once.
-    lams : which; without them, n_lams from the least at which everyone is together, found by some rounds of Newton's
-        method, down to `ratio` of that.
-    held_out : rows each user's model is scored on; with them, `.best()` chooses.
-    checkpoint : a directory, with a part for every run.
-    settings : everything else goes to `federate`.
+    lams : the penalty strengths; without them, n_lams from the smallest at which all users share one model, found by
+        some rounds of Newton's method, down to `ratio` of it.
+    n_lams, ratio : how many lams, and the smallest divided by the largest, where none are given.
+    held_out : as for `federate`; with rows held out, `.best()` chooses.
+    faults, progress : as for `federate`.
+    settings : other fields of `FederationSettings`, such as algorithm, weights or checkpoint; a checkpoint has a
+        folder for every run.
+
+    Returns
+    -------
+    FederatedPath
+
+    Raises
+    ------
+    InvalidInput : a setting that cannot be used, or a checkpoint of another run.
+    Interrupted : on Ctrl-C; its `best` is the FederatedPath of the runs that were finished, None before the first.
+
+    Example
+    -------
+    >>> path = federate_path(users, Logistic(), n_lams=5, held_out=0.2)
+    >>> path.best().n_clusters
     """
-    algorithm = Newton() if algorithm is None else algorithm
-    if lams is None and (n_lams < 1 or not 0 < ratio < 1):
-        raise InvalidInput(f"n_lams must be at least 1 and ratio in (0, 1), got {n_lams!r} and {ratio!r}",
-                           remedy="Use for example 10 and 0.01")
-    if lams is not None and not np.size(lams):
-        raise InvalidInput("there are no lams", remedy="Give at least one, or leave them out")
+    graph, kinds = (None, {"weights": graph}) if isinstance(graph, str) else (graph, {})
+    algorithm = settings.pop("algorithm", None) or Newton()
+    start = state_of(settings.pop("start", None), algorithm, users.n_users)
+    given: Any = "auto" if lams is None else np.asarray(lams, dtype=float).ravel()
+    chosen = FederationSettings(lams=given, n_lams=n_lams, ratio=ratio, algorithm=algorithm, start=start,
+                                score=held_out is not None, **settings | kinds)
+    problem, runtime = in_process(users, loss, chosen, graph, held_out, faults)
+    return run_path(chosen.federation(problem.users, loss, problem.graph), chosen, runtime, progress, problem)
 
-    def run(lam: float, name: str, by: Algorithm, start: Federated | None, rows: Users | None = None) -> Federated:
-        place = None if checkpoint is None else Path(checkpoint) / name
-        begin = {} if start is None else {"start": start}
-        return federate(users, loss, lam, algorithm=by, graph=graph, held_out=rows, checkpoint=place,
-                        **settings | begin)
 
+def run_path(federation: Federation, settings: FederationSettings, runtime: Runtime,
+             progress: Callable[[Round], None] | None = None, problem: Problem | None = None) -> FederatedPath:
+    """The runs of a path over any runtime, one after the other.
+
+    Parameters
+    ----------
+    federation, settings, runtime, progress, problem : as for `run_federation`; `settings.lams` says which runs.
+
+    Raises
+    ------
+    Interrupted : on Ctrl-C; its `best` is the FederatedPath of the runs that were finished, None before the first.
+    """
     spent: list[Federated] = []
-    if lams is None or isinstance(graph, str):
-        spent.append(run(1.0, "first", Newton(), None))
-        # What is settled now: the weights, and who takes part.
-        kept = np.array([name not in spent[0].aside for name in users.names])
-        graph, users = spent[0].problem.graph, users.take(kept)
-        held_out = None if held_out is None else held_out.take(kept)
-    if lams is None:
-        lam = together(spent[0])
-        for k in range(8):
-            spent.append(run(lam, f"together-{k}", Newton(), spent[-1] if kept.all() else None))
-            found = together(spent[-1])
-            if spent[-1].n_clusters == components(spent[-1]) and found <= lam * (1 + 1e-3):
-                break
-            lam = found
-        given = lam * np.geomspace(1.0, ratio, n_lams)
-    else:
-        given = np.sort(np.asarray(lams, dtype=float).ravel())[::-1]
     runs: list[Federated] = []
-    for k, lam in enumerate(given):
-        runs.append(run(float(lam), f"lam-{k:02d}", algorithm, runs[-1] if runs else None, held_out))
+
+    def run(lam: float, name: str, **changes: Any) -> Federated:
+        before = (spent + runs)[-1] if spent or runs else None
+        graph = federation.graph if before is None else before.federation.graph
+        if before is not None:
+            changes["weights"] = "unit"  # the graph is made once
+            changes["start"] = before.state if runs or settings.start is None else settings.start
+        folder = None if settings.checkpoint is None else Path(settings.checkpoint) / name
+        runtime.begin(name)
+        one = settings.replace(lam=lam, lams=None, checkpoint=folder, **changes)
+        return run_federation(replace(federation, lam=lam, graph=graph), one, runtime, progress, problem)
+
+    with interruptible(lambda: FederatedPath(runs=tuple(runs), spent=tuple(spent)) if runs else None):
+        lams = settings.lams
+        if lams is None or isinstance(lams, str):
+            spent.append(run(1.0, "first", algorithm=Newton(), score=False))
+            lam = together(spent[-1])
+            for k in range(_SEARCHES):
+                spent.append(run(lam, f"together-{k}", algorithm=Newton(), score=False))
+                smallest = together(spent[-1])
+                if spent[-1].n_clusters == components(spent[-1]) and smallest <= lam * (1 + 1e-3):
+                    break
+                lam = smallest
+            lams = tuple((lam * np.geomspace(1.0, settings.ratio, settings.n_lams)).tolist())
+        for k, lam in enumerate(lams):
+            runs.append(run(lam, f"lam-{k:02d}"))
     return FederatedPath(runs=tuple(runs), spent=tuple(spent))
 
 

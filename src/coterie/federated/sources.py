@@ -1,31 +1,87 @@
-"""Where a node's users come from: files, data sets, or a function of your own."""
+"""Where a node's data come from: a table, prepared numbers in a file, a data set, or a function of your own.
+
+A table (CSV, Parquet, or a polars frame that a function returns) becomes numbers by the recipe that all nodes agree on.
+Users (an .npz file, a data set, or what a function returns) are numbers already, and are used as they are.
+"""
 
 from __future__ import annotations
 
 import importlib
 import json
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from coterie import datasets
-from coterie.data.users import Split, Users
+from coterie.data.encoding import read_table
+from coterie.data.frames import as_frame, row_names
+from coterie.data.summary import TableSummary, summarise, target_cells
+from coterie.data.users import Users
+from coterie.data.validation import split_names, suggest
 from coterie.errors import InvalidInput
 from coterie.losses import LOSSES, Loss
 
 Config = Mapping[str, Any]
 
 
-def csv(config: Config) -> Users:
-    """A CSV file: `path`, `user` and `target` name the file and its columns."""
-    return Users.from_csv(_path(config), user=str(_need(config, "user")), target=_target(config))
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Table:
+    """A node's table, not encoded yet.
+
+    Parameters
+    ----------
+    frame : a polars frame, one row per sample.
+    user, target : the columns that name the owner of a row, and what is to be predicted; without target users are
+        clustered.
+    features, drop : columns to learn from (all others unless named) and to leave out.
+    task : "auto", or one of TASKS.
+    min_count : levels with fewer rows are pooled before they leave the node.
+    """
+
+    frame: Any
+    user: str
+    target: str | None = None
+    features: tuple[str, ...] | None = None
+    drop: tuple[str, ...] = ()
+    task: str = "auto"
+    min_count: int = 1
+
+    @property
+    def names(self) -> tuple[Any, ...]:
+        """The users who have a row that counts: with a target, where there is one."""
+        owners = row_names(self.frame[self.user])
+        if self.target is None:
+            return in_order(owners)
+        missing = target_cells(self.frame[self.target], self.target, self.task).missing
+        return in_order(owner for owner, gone in zip(owners, missing, strict=True) if not gone)
+
+    def summary(self) -> TableSummary:
+        """What the node tells of its table, for the recipe of all."""
+        return summarise(self.frame, user=self.user, target=self.target, features=self.features, drop=self.drop,
+                         task=self.task, min_count=self.min_count)
+
+    def take(self, names: Iterable[Any]) -> Table:
+        """The rows of these users."""
+        wanted = set(names)
+        rows = [k for k, owner in enumerate(row_names(self.frame[self.user])) if owner in wanted]
+        return replace(self, frame=self.frame[rows])
 
 
-def parquet(config: Config) -> Users:
-    """A Parquet file, likewise."""
-    return Users.from_parquet(_path(config), user=str(_need(config, "user")), target=_target(config))
+def in_order(names: Iterable[Any]) -> tuple[Any, ...]:
+    """Different names in the order `Users` has them: sorted; names of different types by type first."""
+    different = set(names)
+    try:
+        return tuple(sorted(different))
+    except TypeError:
+        return tuple(sorted(different, key=lambda name: (type(name).__name__, str(name))))
+
+
+def table(config: Config) -> Table:
+    """A CSV or Parquet file: `path`, `user` and `target` name the file and its columns."""
+    _need(config, "user")  # asked for before the file is read
+    return _table(read_table(_path(config), str(config.get("separator", "")) or None), config)
 
 
 def npz(config: Config) -> Users:
@@ -49,24 +105,34 @@ def dataset(config: Config) -> Users:
 
 
 #: Ready sources by the name used for `data`.
-SOURCES: dict[str, Callable[[Config], Users]] = {"csv": csv, "parquet": parquet, "npz": npz, "dataset": dataset}
+SOURCES: dict[str, Callable[[Config], Users | Table]] = {"csv": table, "parquet": table, "npz": npz, "dataset": dataset}
 
 
-def load(config: Config) -> Users:
-    """The users of a node.
+def load(config: Config) -> Users | Table:
+    """The data of a node.
 
-    `data` is a name in SOURCES or "module:function", a function that takes the node's configuration and returns Users.
-    With `split` = true the node takes its part of them: every num-partitions-th user, from the partition-id-th.
+    Parameters
+    ----------
+    config : what the server says of the data, and over it what the node's owner says. `data` is a name in SOURCES or
+        "module:function", a function of the configuration that returns Users or a polars frame. With `split` the node
+        takes its part of the users: every num-partitions-th, from the partition-id-th.
+
+    Raises
+    ------
+    InvalidInput : a file, a column or a function that cannot be used.
     """
     spec = str(_need(config, "data"))
-    users = (SOURCES[spec] if spec in SOURCES else resolve(spec, "data"))(config)
-    if not isinstance(users, Users):
-        raise InvalidInput(f"the data function {spec!r} gave a {type(users).__name__}, not Users",
-                           remedy="Return Users.from_arrays(X, y, user)")
+    loaded = (SOURCES[spec] if spec in SOURCES else resolve(spec, "data"))(config)
+    if hasattr(loaded, "columns"):
+        loaded = _table(loaded, config)
+    if not isinstance(loaded, (Users, Table)):
+        raise InvalidInput(f"the data function {spec!r} gave a {type(loaded).__name__}, not Users or a table",
+                           remedy="Return Users.from_arrays(X, y, user), or a polars frame")
     if config.get("split"):
         part, parts = int(_need(config, "partition-id")), int(_need(config, "num-partitions"))
-        users = users.take(np.arange(part, users.n_users, parts))
-    return users
+        loaded = loaded.take(np.arange(part, loaded.n_users, parts)) if isinstance(loaded, Users) else \
+            loaded.take(loaded.names[part::parts])
+    return loaded
 
 
 def resolve(spec: str, what: str) -> Any:
@@ -82,34 +148,29 @@ def resolve(spec: str, what: str) -> Any:
                            remedy="Install the module where the node runs, or correct the name") from error
 
 
-def loss(name: str, options: str = "") -> Loss:
+def make_loss(name: str, options: str = "") -> Loss:
     """A loss by its name in LOSSES or module:name, with its settings as JSON."""
-    made = LOSSES[name] if name in LOSSES else resolve(name, "loss")
+    kind = LOSSES[name] if name in LOSSES else resolve(name, "loss")
     try:
         settings = json.loads(options or "{}")
-        found = made(**settings) if callable(made) else made
+        loss = kind(**settings) if callable(kind) else kind
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"the loss {name!r} cannot be made with {options!r}: {error}",
                            remedy='Give its settings as JSON, such as {"ridge": 0.001}') from error
-    if not isinstance(found, Loss):
+    if not isinstance(loss, Loss):
         raise InvalidInput(f"{name!r} is not a loss", remedy=f"Choose one of: {', '.join(LOSSES)}")
-    return found
+    return loss
 
 
-def held_out(users: Users, share: float, seed: int) -> Split:
-    """Every user's rows split by itself, so that it does not matter who shares a node with whom."""
-    parts = [users.take([k]).split(test=share, seed=np.random.default_rng([seed, zlib.crc32(repr(name).encode())]))
-             for k, name in enumerate(users.names)]
-    return Split(*(join([part[k] for part in parts]) for k in range(3)))
-
-
-def join(parts: list[Users]) -> Users:
-    """Users of several parts as one, in the order given."""
-    counts = np.concatenate([part.counts for part in parts])
-    targets = [part.targets for part in parts if part.targets is not None]
-    return Users(np.concatenate([part.features for part in parts]), np.concatenate(targets) if targets else None,
-                 np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-                 tuple(name for part in parts for name in part.names), parts[0].feature_names)
+def _table(frame: Any, config: Config) -> Table:
+    frame, user, target = as_frame(frame), str(_need(config, "user")), str(config.get("target", "")) or None
+    for name in (user, target):
+        if name is not None and name not in frame.columns:
+            raise InvalidInput(f"There is no column {name!r}", remedy=suggest(name, frame.columns))
+    return Table(frame=frame, user=user, target=target,
+                 features=split_names(str(config.get("features", ""))) or None,
+                 drop=split_names(str(config.get("drop", ""))), task=str(config.get("task", "auto")),
+                 min_count=int(config.get("min-count", 1)))
 
 
 def _need(config: Config, key: str) -> Any:
@@ -123,7 +184,3 @@ def _need(config: Config, key: str) -> Any:
 def _path(config: Config) -> str:
     """The file; {partition} in its name stands for the number of the node."""
     return str(_need(config, "path")).replace("{partition}", str(config.get("partition-id", "")))
-
-
-def _target(config: Config) -> str | None:
-    return str(config["target"]) if config.get("target") else None

@@ -15,6 +15,7 @@ import numpy as np
 
 from coterie.data.users import Users
 from coterie.federated import sources
+from coterie.federated.client import join
 from coterie.federated.protocol.messages import Reply
 
 
@@ -29,7 +30,7 @@ def load(config: Mapping[str, Any]) -> Users:
         Reply.encode = lambda reply: honest(replace(  # type: ignore[method-assign]
             reply, arrays={name: np.full_like(array, np.nan) for name, array in reply.arrays.items()}))
     elif word == "twin":  # says it holds all users of another node's file as well
-        users = sources.join([users, sources.npz({"path": rest})])
+        users = join([users, sources.npz({"path": rest})])
     elif word == "slow" and "bases" in config:  # not when it is only asked who is there
         switch.unlink()
         time.sleep(float(rest))

@@ -76,7 +76,6 @@ def _check(steps: int, rate: float, rounds: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainState(State):
-    now: Array  # (n_users, dim)
     trained: int  # rounds in which somebody answered
 
 
@@ -87,9 +86,6 @@ class _Train(Method):
 
     def begin(self, models: Array) -> TrainState:
         return TrainState(**self.fresh, now=models, trained=0)
-
-    def models(self, state: TrainState) -> Array:
-        return state.now
 
     def rounds_within(self, share: float) -> int:
         return self.rounds

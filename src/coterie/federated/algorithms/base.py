@@ -48,10 +48,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         check_lam(self.lam)
-        if self.patience is not None and self.patience < 1:
-            raise InvalidInput(f"patience must be at least 1, got {self.patience!r}", remedy="None waits for ever")
-        if isinstance(self.seed, bool) or int(self.seed) != self.seed or self.seed < 0:
-            raise InvalidInput(f"seed must be a whole number >= 0, got {self.seed!r}", remedy="Use 0")
+        check_seed_and_patience(self.seed, self.patience)
 
     @classmethod
     def of(cls, problem: Problem, **more: Any) -> Self:
@@ -70,11 +67,19 @@ class Federation:
                        self.graph if active.all() else self.graph.take(active))
 
 
+def check_seed_and_patience(seed: int, patience: int | None) -> None:
+    if patience is not None and patience < 1:
+        raise InvalidInput(f"patience must be at least 1, got {patience!r}", remedy="None waits for ever")
+    if isinstance(seed, bool) or int(seed) != seed or seed < 0:
+        raise InvalidInput(f"seed must be an integer >= 0, got {seed!r}", remedy="Use 0")
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class State:
     """Arrays and scalars only: it can be saved, sent, resumed and compared."""
 
     round: int
+    now: Array  # (n_users, dim) every user's model
     asked: Ints  # (n_users,) the round of the question a user has not answered yet, -1 if there is none
     missed: Ints  # (n_users,) questions in a row that it left unanswered
     aside: Flags  # (n_users,) set aside: not asked any more, and not part of the problem
@@ -104,7 +109,7 @@ class Method(ABC):
 
     def warm(self, state: Any) -> Any:
         """A first state that makes use of where the same method ended on a similar federation, such as another lam."""
-        return replace(self.begin(self.models(state)), aside=state.aside, refusals=state.refusals)
+        return replace(self.begin(state.now), aside=state.aside, refusals=state.refusals)
 
     @abstractmethod
     def _ask(self, state: Any, users: Ints) -> Batch: ...
@@ -124,13 +129,9 @@ class Method(ABC):
         """The state without what users who are set aside have ever said."""
         return state
 
-    @abstractmethod
-    def models(self, state: Any) -> Array:
-        """(n_users, dim) every user's model at this moment."""
-
     def point(self, state: Any) -> tuple[Array, Array | None]:
         """Models and duals to be certified, of the users not set aside; without duals they are to be found."""
-        return self.models(state)[~state.aside], None
+        return state.now[~state.aside], None
 
     def estimate(self, state: Any) -> float:
         """About how far from optimal, relative to the objective; inf while nothing can be said."""
@@ -148,7 +149,7 @@ class Method(ABC):
         """How many clusters there are now."""
         from coterie.solution import labels_of
 
-        active = self.models(state)[~state.aside]
+        active = state.now[~state.aside]
         return int(labels_of(active).max()) + 1 if len(active) else 0
 
     def chosen(self, state: Any) -> Ints:

@@ -56,7 +56,6 @@ class Newton(Algorithm):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NewtonState(State):
-    now: Array  # (n_users, dim) the models
     sent: Array  # (n_users, dim) the model of the last question
     points: Array  # (n_users, dim) where the last trusted answer was given; value, gradient, Hessian there:
     values: Array
@@ -92,9 +91,6 @@ class NewtonMethod(Method):
         """All answers still hold: the problem is solved with them before anybody is asked again."""
         first = replace(state, **{**self.fresh, "aside": state.aside, "refusals": state.refusals}, trust=1.0)
         return self._solved(first)
-
-    def models(self, state: NewtonState) -> Array:
-        return state.now
 
     def point(self, state: NewtonState) -> tuple[Array, Array | None]:
         active = ~state.aside

@@ -104,7 +104,6 @@ class PDMM(Algorithm):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PDMMState(State):
-    now: Array  # (n_users, dim) x
     values: Array  # (n_users,) f_i, its slope and its mean curvature where the user last stepped from or to;
     slopes: Array  # (n_users, dim)
     curvature: Array  # (n_users,) nan before the first answer
@@ -163,9 +162,6 @@ class PDMMMethod(Method):
             due_x=np.zeros(n, dtype=bool), due_z=np.zeros(p, dtype=bool),
             rho=self.settings.rho or 1.0 / pairs.mean_pairs, hat_rho=0.0, changes=0, review=0.0, length=0.0, look=0,
             error=np.inf)
-
-    def models(self, state: PDMMState) -> Array:
-        return state.now
 
     def estimate(self, state: PDMMState) -> float:
         return state.error

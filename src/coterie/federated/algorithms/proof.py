@@ -26,7 +26,6 @@ _REPAIRS = 5  # times the duals are moved to where all conjugates are finite
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProofState(State):
-    now: Array  # (n_users, dim) the models in question
     duals: Array  # (n_edges, dim) of the users not set aside
     slopes: Array  # (n_users, dim)
     told: Flags  # (n_users,) who has answered
@@ -52,7 +51,8 @@ class Proof(Method):
 
     def begin(self, models: Array) -> ProofState:
         problem = self.federation.problem(np.ones(self.federation.n_users, dtype=bool))
-        return self.start(State(**self.fresh), models, np.zeros((problem.graph.n_edges, self.federation.dim)))
+        duals = np.zeros((problem.graph.n_edges, self.federation.dim))
+        return self.start(State(**self.fresh, now=models), models, duals)
 
     def _put(self, state: ProofState, duals: Array) -> ProofState:
         problem = self.problem(state)
@@ -63,9 +63,6 @@ class Proof(Method):
 
     def problem(self, state: ProofState) -> Problem:
         return self.federation.problem(~state.aside)
-
-    def models(self, state: ProofState) -> Array:
-        return state.now
 
     def chosen(self, state: ProofState) -> Ints:
         available = self.federation.participation.available(state.round, self.federation.n_users)
@@ -136,7 +133,6 @@ def duals_for(federation: Federation, active: Flags, models: Array, gradients: A
 class AskedState(State):
     """Everyone is asked the same once; what they said, by user."""
 
-    now: Array
     told: Flags
     found: Array  # (n_users, dim)
     hessians: Array  # (n_users, dim, dim)
@@ -150,9 +146,6 @@ class _Everyone(Method):
         n, d = self.federation.n_users, self.federation.dim
         return AskedState(**self.fresh, now=models, told=np.zeros(n, dtype=bool), found=np.zeros((n, d)),
                           hessians=np.zeros((n, d, d) if self.kind == "local" else (0, d, d)), counts=np.zeros(n))
-
-    def models(self, state: AskedState) -> Array:
-        return state.now
 
     def chosen(self, state: AskedState) -> Ints:
         available = self.federation.participation.available(state.round, self.federation.n_users)

@@ -53,7 +53,6 @@ class Splitting(Algorithm):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SplittingState(State):
-    now: Array  # (n_users, dim) x
     s: Array  # (n_users, dim)
     asked_x: Array  # (n_users, dim) x and t when the user was last asked
     asked_t: Array  # (n_users,)
@@ -85,9 +84,6 @@ class SplittingMethod(Method):
 
     def warm(self, state: SplittingState) -> SplittingState:
         return replace(state, **{**self.fresh, "aside": state.aside, "refusals": state.refusals}, review=0.0, changes=0)
-
-    def models(self, state: SplittingState) -> Array:
-        return state.now
 
     def point(self, state: SplittingState) -> tuple[Array, Array | None]:
         return state.now[~state.aside], state.duals

@@ -33,7 +33,7 @@ FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", 
           "point", "steps", "rate", "slope", "conjugate", "residual", "zero", "lack", "score", "count", "ridge",
           "means", "m2", "models", "who", "difference", "dual", "dual_at", "update", "step", "beyond", "settings",
           "neighbours", "radii", "others", "quiet", "wake", "wake_model", "tails", "hat", "hit", "curvature",
-          "stiffness", "sign", "size", "rounding")
+          "stiffness", "sign", "size", "rounding", "target")
 TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f8"), np.dtype("<i4"))
 _HEAD = struct.Struct("<2sBBIB")
 _MAGIC = b"CT"
@@ -231,7 +231,7 @@ class Schema(NamedTuple):
 
 _MODEL = {"model": "d"}
 SCHEMAS: dict[str, Schema] = {
-    "describe": Schema({}, {"count": "1", "means": "p", "m2": "p"}),
+    "describe": Schema({}, {"count": "1", "means": "p", "m2": "p", "target": "*1"}),
     "local": Schema({"ridge": "=1"}, {"model": "d", "hessian": "h", "count": "1"}),
     "expand": Schema({**_MODEL, "anchor": "*d", "rank": "=1"}, {
         "value": "1", "gradient": "d", "share": "*1", "hessian": "*h", "factor": "*d", "sign": "*1", "diagonal": "*1"}),

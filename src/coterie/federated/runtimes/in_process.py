@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,20 +10,28 @@ import numpy.typing as npt
 
 from coterie.errors import InvalidInput
 from coterie.federated.algorithms.base import Replies
+from coterie.federated.checkpoint import digest
 from coterie.federated.client import Data, answer_all, remember
 from coterie.federated.protocol.messages import Batch, Message, Ragged, Reply, decode
 
 
 class Runtime(Protocol):
-    """Carries questions to users and their answers back. All runtimes carry the same questions and answers."""
+    """Carries queries to users and their replies back. All runtimes carry the same queries and replies."""
+
+    def begin(self, run: str) -> None:
+        """A run of this name begins: replies still on their way, and what users remember, belong to another one."""
+
+    def identity(self) -> dict[str, str]:
+        """What must agree for a saved run to be continued on this runtime."""
 
     def exchange(self, queries: Batch) -> Replies:
         """Ask, and wait as long as a round lasts."""
 
     def snapshot(self) -> dict[str, Any]:
-        """What must be saved to go on later: arrays and bytes by name."""
+        """What must be saved for the run to be continued: arrays and bytes by name."""
 
-    def restore(self, saved: dict[str, Any]) -> None: ...
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Continue from what `snapshot` gave."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,6 +74,14 @@ class LocalRuntime:
                                remedy="Give one column a user")
         self.late: list[tuple[int, int, Message]] = []  # due in round, user, answer
 
+    def begin(self, run: str) -> None:
+        self.late, self.data = [], replace(self.data, memory={})
+
+    def identity(self) -> dict[str, str]:
+        users = self.data.samples.users.data
+        names = np.frombuffer(repr(users.names).encode(), np.uint8)
+        return {"data": digest(users.features, users.targets, users.offsets, names)}
+
     def exchange(self, queries: Batch) -> Replies:
         faults, turn = self.faults, queries.round
         n = self.data.n_users
@@ -100,4 +116,4 @@ class LocalRuntime:
         self.late = [(when, user, decode(bytes.fromhex(text), Reply)) for when, user, text in saved["late"]]
         memory = {name.removeprefix("memory."): Ragged(values, saved[name.replace("memory.", "offsets.", 1)])
                   for name, values in saved.items() if name.startswith("memory.")}
-        self.data = Data(self.data.loss, self.data.samples, self.data.held_out, memory)
+        self.data = replace(self.data, memory=memory)

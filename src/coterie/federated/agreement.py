@@ -1,0 +1,277 @@
+"""What a federation agrees on before its first round: who takes part, what the columns are, how they are scaled.
+
+Every node introduces itself with the names of its users and, where it has a table, a summary of it: names and kinds of
+the columns, levels and their counts, never a row. The server merges the summaries into one recipe and refuses columns
+that are not the same kind of thing at all nodes. Every user then describes its encoded rows by counts, means and sums
+of squares, from which the units follow. So a table that is spread over nodes means the same task, encoding, scaling
+and intercept as the same table in one file.
+
+The agreement goes to the nodes with every query, since a node's process starts anew for each of them.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+
+from coterie.data.encoding import Recipe
+from coterie.data.merging import merge
+from coterie.data.participants import Participants
+from coterie.data.scaling import Standardizer
+from coterie.data.summary import TableSummary
+from coterie.data.users import Moments, Users
+from coterie.data.validation import show
+from coterie.errors import Incompatible, InvalidInput
+from coterie.federated.client import Data, hold_out
+from coterie.federated.config import DataSettings
+from coterie.federated.protocol.messages import Batch, Message
+from coterie.federated.runtimes.in_process import Runtime
+from coterie.federated.sources import Table, in_order, make_loss
+from coterie.fitting.units import Units, UserStatistics
+from coterie.losses import Loss, Multinomial, Samples, SquaredDistance
+from coterie.storage import json_ready
+
+_DESCRIBE = 1 << 30  # rounds in which users describe their rows; no round of a run has such a number
+_TRIES = 10
+
+
+class Introduction(NamedTuple):
+    """What a node says of itself.
+
+    Parameters
+    ----------
+    names : of its users.
+    features : of prepared numbers; empty for a table.
+    n_classes : of prepared numbers: one more than the largest target.
+    targets : of prepared numbers: "none", "signs" (all are -1 or 1), or "numbers".
+    summary : of a table.
+    """
+
+    names: tuple[Any, ...]
+    features: tuple[str, ...] = ()
+    n_classes: int = 0
+    targets: str = "none"
+    summary: TableSummary | None = None
+
+    @classmethod
+    def of(cls, source: Users | Table) -> Introduction:
+        """That of a node with these data."""
+        if isinstance(source, Table):
+            return cls(names=source.names, summary=source.summary())
+        y = source.targets
+        if y is None or not len(y):
+            return cls(names=source.names, features=source.feature_names)
+        largest = float(y.max())
+        return cls(names=source.names, features=source.feature_names,
+                   n_classes=int(largest) + 1 if 0 <= largest < 1e6 else 0,
+                   targets="signs" if bool((np.abs(y) == 1.0).all()) else "numbers")
+
+    def to_json(self) -> str:
+        """As text, for the wire."""
+        if not all(isinstance(name, (str, int, float)) for name in self.names):
+            raise InvalidInput("user names must be texts or integers", remedy="Write dates as texts")
+        return json.dumps({**self._asdict(), "summary": None if self.summary is None else self.summary.to_json()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Introduction:
+        """From what `to_json` gives.
+
+        Raises
+        ------
+        InvalidInput : a text that is none.
+        """
+        try:
+            said = json.loads(text)
+            summary = None if said["summary"] is None else TableSummary.from_json(said["summary"])
+            return cls(tuple(said["names"]), tuple(said["features"]), int(said["n_classes"]), str(said["targets"]),
+                       summary)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInput(f"this is no introduction of a node: {error}", remedy="Install the same version of "
+                               "coterie on the server and at the nodes") from error
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Agreement:
+    """What all nodes know before the first round.
+
+    Parameters
+    ----------
+    names : of all users, in order.
+    features : of the encoded columns.
+    run : a name for the run, which users keep with what they remember.
+    recipe, units : how a table becomes what the solver sees; None for prepared numbers.
+    loss, loss_options : of prepared numbers, by name and as JSON.
+    mean, scale : of prepared numbers that are standardised.
+    """
+
+    names: tuple[Any, ...]
+    features: tuple[str, ...]
+    run: str
+    recipe: Recipe | None = None
+    units: Units | None = None
+    loss: str = ""
+    loss_options: str = ""
+    mean: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
+
+    @property
+    def participants(self) -> Participants:
+        """The users, by name."""
+        return Participants(self.names, self.features)
+
+    def make_loss(self) -> Loss:
+        """The loss of all users."""
+        return make_loss(self.loss, self.loss_options) if self.units is None else self.units.loss
+
+    def data(self, source: Users | Table, held_out: float, seed: int) -> Data:
+        """A node's data as its users answer from them; without units yet, in the table's own units."""
+        if isinstance(source, Table) != (self.recipe is not None):
+            raise InvalidInput("this node has " + ("a table, and the federation agreed on prepared numbers" if
+                               self.recipe is None else "prepared numbers, and the federation agreed on a table"),
+                               remedy="Give all nodes the same kind of data")
+        users = source if isinstance(source, Users) else _recipe(self).encode(source.frame)
+        held = None
+        if held_out > 0:
+            users, _, held = hold_out(users, held_out, seed)
+        inner = self._inner()
+        users, held = inner(users), None if held is None else inner(held)
+        if self.recipe is not None and self.units is None:  # users only describe their rows, which needs no loss
+            return Data(SquaredDistance(), Samples(users, users.n_features), held)
+        loss = self.make_loss()
+        return Data(loss, loss.prepare(users), held)
+
+    def _inner(self) -> Callable[[Users], Users]:
+        if self.units is not None:
+            return self.units.inner
+        if self.scale:
+            return Standardizer(np.array(self.mean), np.array(self.scale)).transform
+        return lambda users: users
+
+    def to_json(self) -> str:
+        """As text, for the wire and for the checkpoint."""
+        said = {name: getattr(self, name) for name in ("names", "features", "run", "loss", "loss_options", "mean",
+                                                       "scale")}
+        return json.dumps({**said, "recipe": None if self.recipe is None else self.recipe.to_json(),
+                           "units": None if self.units is None else json_ready(self.units.state())}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """From what `to_json` gives."""
+        said = json.loads(text)
+        recipe, units = said.pop("recipe"), said.pop("units")
+        said = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+        return cls(**said, recipe=None if recipe is None else Recipe.from_json(recipe),
+                   units=None if units is None else Units.from_state(units))
+
+
+def _recipe(agreement: Agreement) -> Recipe:
+    assert agreement.recipe is not None
+    return agreement.recipe
+
+
+class Carrier(Runtime, Protocol):
+    """A runtime that finds its users itself."""
+
+    def gather(self, n_users: int, wait: float) -> list[tuple[str, Introduction]]:
+        """Wait for so many users: what their nodes say of themselves, each with a name for the node."""
+
+    def use(self, agreement: Agreement) -> None:
+        """Send this agreement with every query from now on."""
+
+
+def agree(runtime: Carrier, data: DataSettings, n_users: int = 0, wait: float = 120.0) -> Agreement:
+    """Find the users, and agree on the columns, their scaling and the loss.
+
+    Parameters
+    ----------
+    runtime : finds the users and carries the queries.
+    data : what is asked of the data.
+    n_users, wait : how many users to wait for, and how many seconds.
+
+    Raises
+    ------
+    Incompatible : fewer users came, some do not answer, or the nodes' data do not fit together.
+    InvalidInput : a column is not the same kind of thing at all nodes; both are named.
+    """
+    nodes = runtime.gather(n_users, wait)
+    names = in_order(name for _, node in nodes for name in node.names)
+    tables = [node.summary for _, node in nodes if node.summary is not None]
+    if tables and len(tables) < len(nodes):
+        with_table, without = (next(label for label, node in nodes if (node.summary is None) is none)
+                               for none in (False, True))
+        raise Incompatible(f"{with_table} has a table, and {without} prepared numbers. Give all nodes the same kind of "
+                           "data.")
+    agreement = Agreement(names=names, features=(), run=uuid.uuid4().hex)
+    if not tables:
+        return _agree_on_numbers(runtime, data, replace(agreement, features=_columns(nodes)), [n for _, n in nodes])
+    if data.loss_options:
+        raise InvalidInput("loss-options are for prepared numbers, and the nodes have tables",
+                           remedy="Use loss and ridge, as in coterie fit")
+    recipe = Recipe.from_summary(merge(tables, tables=[label for label, _ in nodes]))
+    agreement = replace(agreement, recipe=recipe, features=recipe.feature_names)
+    units = Units.from_moments(_describe(runtime, agreement), recipe.task, loss=data.loss, ridge=data.ridge,
+                               n_classes=len(recipe.classes), standardize=data.scaled(table=True))
+    return replace(agreement, units=units)
+
+
+def _agree_on_numbers(runtime: Carrier, data: DataSettings, agreement: Agreement,
+                      nodes: Sequence[Introduction]) -> Agreement:
+    loss, kinds = data.loss, {node.targets for node in nodes}
+    if loss == "auto":
+        if len(kinds) > 1 or kinds == {"numbers"}:
+            raise InvalidInput("the targets are numbers, which may be classes, counts or measurements",
+                               remedy="Name the loss, for example loss = 'squared', or give the nodes tables")
+        loss = {"none": "squared_distance", "signs": "logistic"}[kinds.pop()]
+    made, options = make_loss(loss, data.loss_options), data.loss_options
+    if isinstance(made, Multinomial) and made.n_classes is None:
+        known = max(node.n_classes for node in nodes)
+        options = json.dumps({**json.loads(options or "{}"), "n_classes": known})
+    agreement = replace(agreement, loss=loss, loss_options=options)
+    if not data.scaled(table=False):
+        return agreement
+    scaler = Standardizer.from_moments(_describe(runtime, agreement).features, feature_names=agreement.features)
+    return replace(agreement, mean=tuple(scaler.mean.tolist()), scale=tuple(scaler.scale.tolist()))
+
+
+def _columns(nodes: Sequence[tuple[str, Introduction]]) -> tuple[str, ...]:
+    """The columns of prepared numbers, which must be the same everywhere."""
+    (first, one), *others = nodes
+    for label, node in others:
+        if node.features != one.features:
+            raise Incompatible(f"The nodes have different columns: {', '.join(one.features)} ({first}) and "
+                               f"{', '.join(node.features)} ({label}). Give all of them the same features in the same "
+                               "order.")
+    return one.features
+
+
+def _describe(runtime: Carrier, agreement: Agreement) -> UserStatistics:
+    """Every user's count, means and centred sums of squares; those who do not answer are asked again."""
+    runtime.use(agreement)
+    n, p = len(agreement.names), len(agreement.features)
+    counts, (means, m2), target = np.zeros(n, dtype=np.int64), np.zeros((2, n, p)), np.zeros((n, 3))
+    known, with_target = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+    for turn in range(_DESCRIBE, _DESCRIBE + _TRIES):
+        replies = runtime.exchange(Batch("describe", turn, np.flatnonzero(~known)))
+        pairs = [*replies.singles, *(pair for batch in replies.batches for pair in batch.items())]
+        for user, reply in pairs:
+            if _describes(reply, p):
+                counts[user], means[user], m2[user] = (reply.arrays[name] for name in ("count", "means", "m2"))
+                known[user], with_target[user] = True, "target" in reply.arrays
+                target[user] = reply.arrays.get("target", 0.0)
+        if known.all():
+            targets = Moments(counts, target[:, :1], target[:, 1:2]) if with_target.all() else None
+            return UserStatistics(agreement.features, Moments(counts, means, m2), targets, target[:, 2])
+    silent = [agreement.names[user] for user in np.flatnonzero(~known)[:3]]
+    raise Incompatible(f"{int((~known).sum())} user(s) did not describe their columns ({show(*silent)}), so nothing "
+                       "can be scaled. Start their nodes, or lower `n-users`.")
+
+
+def _describes(reply: Message, n_features: int) -> bool:
+    shapes = {"count": (), "means": (n_features,), "m2": (n_features,), "target": (3,)}
+    return reply.kind == "describe" and set(reply.arrays) >= {"count", "means", "m2"} and all(
+        array.shape == shapes.get(name) and np.isfinite(array).all() for name, array in reply.arrays.items())

@@ -1,0 +1,195 @@
+"""A run configuration: the settings of a federation as texts, numbers and truth values.
+
+A key is the Python keyword with hyphens: `max_rounds` is `max-rounds`. TOML has no None, so an empty text, and 0 where
+0 makes no sense, stand for the default. `CONFIG` lists every key with its default.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from coterie.data.summary import TASKS
+from coterie.errors import InvalidInput
+from coterie.federated.algorithms import ALGORITHMS
+from coterie.federated.algorithms.base import Algorithm
+from coterie.federated.settings import FederationSettings
+
+#: Keys of earlier versions, and what they are called now.
+RENAMED = {"rounds": "max-rounds", "users": "n-users"}
+_AUTO = {"auto": None, "true": True, "false": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Where the users' data are, and how they become numbers. The server sends them to every node.
+
+    What a node's owner says in its node configuration comes first. A table takes the road of `coterie fit`: its
+    recipe and scaling are agreed by all nodes, and its loss follows from the task. Prepared numbers (`npz`, `dataset`,
+    a function that returns Users) are used as they are.
+
+    Parameters
+    ----------
+    data : "csv", "parquet", "npz", "dataset", or "module:function".
+    path : the file; {partition} in it stands for the node's partition-id.
+    user, target : columns of a table: the owner of a row, and what is to be predicted.
+    features, drop : columns of a table to learn from, and to leave out, separated by commas.
+    separator : between the cells of a CSV file; detected if empty.
+    min_count : levels of a table's columns with fewer rows at a node are pooled before the node sends them.
+    split : whether a node takes only its part: every num-partitions-th user, from the partition-id-th.
+    dataset, dataset_options : of data="dataset": "ellipses" or "clustered", and its arguments as JSON.
+    task : of a table: "auto", or one of TASKS.
+    loss : "auto", or a name in LOSSES; for prepared numbers also "module:name".
+    loss_options : settings of the loss as JSON, for prepared numbers.
+    ridge : of a table's loss: L2 strength, intercept included.
+    standardize : "true", "false", or "auto": tables are standardised, prepared numbers are not.
+    held_out : the share of its rows that every user holds out to score its model.
+    """
+
+    data: str = ""
+    path: str = ""
+    user: str = ""
+    target: str = ""
+    features: str = ""
+    drop: str = ""
+    separator: str = ""
+    min_count: int = 1
+    split: bool = False
+    dataset: str = ""
+    dataset_options: str = ""
+    task: str = "auto"
+    loss: str = "auto"
+    loss_options: str = ""
+    ridge: float = 1e-3
+    standardize: str = "auto"
+    held_out: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.task not in ("auto", *TASKS):
+            raise InvalidInput(f"unknown task {self.task!r}", remedy=f"Choose one of: auto, {', '.join(TASKS)}")
+        object.__setattr__(self, "standardize", str(self.standardize).lower())  # TOML may say true
+        if self.standardize not in _AUTO:
+            raise InvalidInput(f"standardize must be auto, true or false, got {self.standardize!r}", remedy="Use auto")
+        if not 0 <= self.held_out < 1:
+            raise InvalidInput(f"held_out must be a share in [0, 1), got {self.held_out!r}", remedy="Use 0.2")
+
+    def scaled(self, table: bool) -> bool:
+        """Whether features are standardised."""
+        choice = _AUTO[self.standardize]
+        return table if choice is None else choice
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """What concerns the server of a deployed federation only.
+
+    Parameters
+    ----------
+    n_users : how many users to wait for before the first round; 0 for those there at the start.
+    wait : seconds to wait for them.
+    round_timeout : seconds a round may last.
+    poll : seconds between two looks for replies.
+    out : folder for the results.
+    metrics : where else rounds are written: tensorboard:FOLDER, mlflow:URI, jsonl:FILE.
+    """
+
+    n_users: int = 0
+    wait: float = 120.0
+    round_timeout: float = 60.0
+    poll: float = 0.1
+    out: str = "run"
+    metrics: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunConfig:
+    """A run configuration as objects.
+
+    Parameters
+    ----------
+    settings : of the federated run.
+    data : of the users' data.
+    server : of the server.
+    """
+
+    settings: FederationSettings = field(default_factory=FederationSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """From a run configuration.
+
+        Raises
+        ------
+        InvalidInput : a key that does not exist, or a value that cannot be used.
+        """
+        config = complete(config)
+        data = DataSettings(**{f.name: config[key_of(f.name)] for f in fields(DataSettings)})
+        server = ServerSettings(**{f.name: config[key_of(f.name)] for f in fields(ServerSettings)})
+        lams, share = _lams(str(config["lams"])), config["participation"]
+        if lams is not None and not data.held_out > 0:
+            raise InvalidInput("a path is chosen from by rows held out, and there are none",
+                               remedy="Set held-out = 0.2")
+        settings = FederationSettings(
+            algorithm=algorithm_of(config), lam=float(config["lam"]), lams=lams, n_lams=int(config["n-lams"]),
+            ratio=float(config["ratio"]), weights=str(config["weights"]), seed=int(config["seed"]),
+            participation=share if isinstance(share, int) and share > 1 else float(share), tol=float(config["tol"]),
+            max_rounds=int(config["max-rounds"]) or None, patience=int(config["patience"]) or None,
+            score=data.held_out > 0, every=int(config["every"]),
+            checkpoint=config["checkpoint"] or Path(server.out) / "checkpoint")
+        return cls(settings=settings, data=data, server=server)
+
+
+def key_of(name: str) -> str:
+    """The key of a run configuration, and with two hyphens before it the option of the command."""
+    return name.replace("_", "-")
+
+
+#: Every key of a run configuration and its default.
+CONFIG: dict[str, Any] = {
+    "algorithm": "newton", "algorithm-options": "", "lam": 0.02, "lams": "", "n-lams": 10, "ratio": 0.01,
+    "weights": "unit", "participation": 1.0, "tol": 1e-6, "max-rounds": 0, "patience": 0, "seed": 0, "checkpoint": "",
+    "every": 1, **{key_of(f.name): f.default for kind in (ServerSettings, DataSettings) for f in fields(kind)}}
+#: What the nodes are told.
+FOR_NODES = ("seed", *(key_of(f.name) for f in fields(DataSettings)))
+
+
+def complete(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with defaults for what it does not say; refuses what is not a setting."""
+    unknown = sorted(set(config) - set(CONFIG))
+    if unknown and unknown[0] in RENAMED:
+        raise InvalidInput(f"the setting {unknown[0]!r} is called {RENAMED[unknown[0]]!r}", remedy="Use that name")
+    if unknown:
+        raise InvalidInput(f"unknown setting {unknown[0]!r}", remedy=f"Settings are: {', '.join(CONFIG)}")
+    return {**CONFIG, **{key: value for key, value in config.items() if value != ""}}
+
+
+def for_nodes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the nodes are told."""
+    return {key: config[key] for key in FOR_NODES}
+
+
+def algorithm_of(config: Mapping[str, Any]) -> Algorithm:
+    """The algorithm of a run configuration."""
+    name = str(config["algorithm"])
+    if name not in ALGORITHMS:
+        raise InvalidInput(f"unknown algorithm {name!r}", remedy=f"Choose one of: {', '.join(ALGORITHMS)}")
+    try:
+        return ALGORITHMS[name](**json.loads(str(config["algorithm-options"]) or "{}"))
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"the algorithm {name!r} cannot be made with {config['algorithm-options']!r}: {error}",
+                           remedy='Give its settings as JSON, such as {"rank": 5}') from error
+
+
+def _lams(text: str) -> Any:
+    """The lams of a path: numbers, "auto", or None for an empty text."""
+    if not text or text == "auto":
+        return text or None
+    try:
+        return tuple(float(word) for word in text.replace(",", " ").split())
+    except ValueError as error:
+        raise InvalidInput(f"lams must be numbers, or auto, got {text!r}", remedy="For example 1 0.1 0.01") from error

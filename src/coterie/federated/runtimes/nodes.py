@@ -1,0 +1,49 @@
+"""Nodes in this process: they introduce themselves and agree as they do on Flower, and answer in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from coterie.data.users import Users
+from coterie.errors import Incompatible
+from coterie.federated.agreement import Agreement, Introduction
+from coterie.federated.client import Data, join
+from coterie.federated.runtimes.in_process import Faults, LocalRuntime
+from coterie.federated.sources import Table
+
+
+class LocalNodes(LocalRuntime):
+    """A runtime that finds its users in the sources given.
+
+    Parameters
+    ----------
+    sources : the data of every node.
+    held_out : the share of its rows that every user holds out.
+    seed : of these rows.
+
+    Example
+    -------
+    >>> nodes = LocalNodes([Table(frame=frame, user="who", target="y") for frame in frames])
+    >>> agreement = agree(nodes, DataSettings())
+    """
+
+    def __init__(self, sources: Sequence[Users | Table], held_out: float = 0.0, seed: int = 0) -> None:
+        self.sources, self.held_out, self.seed = list(sources), held_out, seed
+        self.faults, self.late = Faults(), []
+        self.data: Data
+
+    def gather(self, n_users: int, wait: float) -> list[tuple[str, Introduction]]:
+        said = [(f"node {k}", Introduction.of(source)) for k, source in enumerate(self.sources)]
+        count = sum(len(introduction.names) for _, introduction in said)
+        if count < max(n_users, 1):
+            raise Incompatible(f"{count} of {max(n_users, 1)} users are here. Give more nodes, or lower `n-users`.")
+        return said
+
+    def use(self, agreement: Agreement) -> None:
+        parts = [agreement.data(source, self.held_out, self.seed) for source in self.sources]
+        together = join([part.samples.users.data for part in parts])
+        order = np.array([together.index(name) for name in agreement.names])
+        held = [part.held_out for part in parts if part.held_out is not None]
+        self.data = Data.of(together.take(order), parts[0].loss, join(held).take(order) if held else None)
