@@ -7,10 +7,11 @@
 
 from typing import Any
 
+from coterie.analysis.consensus import lam_max
 from coterie.analysis.groups import Groups, find_groups
 from coterie.analysis.ladder import Fusion, fusion_ladder
 from coterie.analysis.margins import GroupMargins, group_margins
-from coterie.analysis.path import Path, lam_max, solve_path
+from coterie.analysis.path import Path, solve_path
 from coterie.analysis.recovery import RecoveryBounds, recovery_bounds
 from coterie.analysis.select import Choice, by_certificate, by_clusters, by_score, by_stability, refit
 from coterie.certificates import certify

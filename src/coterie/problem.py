@@ -1,8 +1,8 @@
-"""The problem the project solves, in one convention:
+"""The problem that this library solves, in one convention:
 
     (C)   minimise   F(models) = sum_i f_i(models_i) + lam * sum_{i<j} w_ij ||models_i - models_j||
 
-The paper's Eq. (3) prints 1/N before the losses and sums over ordered pairs; `lam_from_eq3` converts.
+The paper's Eq. (3) has 1/N before the losses and sums over ordered pairs; `lam_from_eq3` converts.
 """
 
 from __future__ import annotations
@@ -51,26 +51,32 @@ def check_lam(lam: float) -> float:
         number = np.nan
     if not (np.isfinite(number) and number >= 0):
         raise InvalidInput(f"lam must be a finite number >= 0, got {lam!r}",
-                           remedy="lam = 0 leaves everyone alone; a large lam gives one model for all")
+                           remedy="lam = 0 gives separate models; a large lam gives one model for all")
     return number
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Users, a loss, a graph and lam; checked once, here.
+    """Users, a loss, a graph and lam, checked when the problem is created.
 
     Parameters
     ----------
-    users : who takes part. `Users` bring their data; on a server, whose losses need none, `Participants` do.
-    loss : how a model is judged on a user's data.
-    lam : penalty strength of a difference between two users' models; see (C) above.
-    graph : which pairs are compared, and their weights; all pairs with weight 1 by default, as in the paper.
+    users
+        `Users` with their data, or, on a server whose losses need no data, `Participants`.
+    loss
+        The loss of a model on a user's data.
+    lam
+        Penalty strength; see (C) above.
+    graph
+        The pairs that are compared, and their weights; the default is all pairs with weight 1, as in the paper.
 
     Raises
     ------
-    InvalidInput : where a part is of the wrong kind, the graph is over another number of users, lam is not a number
-        >= 0, a user has no samples, or a target is outside the loss's domain.
-    Incompatible : where the loss needs the users' data, and these are elsewhere.
+    InvalidInput
+        If a part has the wrong type, the graph has another number of users, lam is not a finite number >= 0, a user has
+        no samples, or a target is outside the domain of the loss.
+    Incompatible
+        If the loss needs the data of the users, and these are not available.
 
     Example
     -------
@@ -112,11 +118,12 @@ class Problem:
 
     @cached_property
     def loss_at_zero(self) -> float:
-        """sum_i |f_i(0)|: a size the objective can be compared with when it vanishes itself."""
+        """sum_i |f_i(0)|, a scale for objectives that are zero."""
         return float(np.abs(self.values(np.zeros((self.n_users, self.dim)))).sum())
 
     @property
     def n_users(self) -> int:
+        """The number of users."""
         return self.users.n_users
 
     @property
@@ -126,7 +133,7 @@ class Problem:
 
     @property
     def coefficient_names(self) -> list[str]:
-        """(dim,) what each coordinate of a model belongs to: a feature, or the intercept."""
+        """(dim,) the name of each coordinate of a model: a feature, or the intercept."""
         loss = self.loss.loss if isinstance(self.loss, Remote) else self.loss
         names = list(self.users.feature_names)
         if isinstance(loss, AffineLoss) and loss.intercept:
@@ -138,7 +145,7 @@ class Problem:
 
     @property
     def radii(self) -> Array:
-        """(n_edges,) lam * weights: the largest norm a dual of each edge may have."""
+        """(n_edges,) lam * weights, the largest norm of the dual of each edge."""
         return self.lam * self.graph.weights
 
     def values(self, models: Array) -> Array:
@@ -154,7 +161,7 @@ class Problem:
         return self.loss.hessians(self.samples, models)
 
     def conjugates(self, slopes: Array, start: Array | None = None) -> Array:
-        """(n_users,) f_i*(slopes_i) from above; +inf where it is not finite."""
+        """(n_users,) upper bounds on f_i*(slopes_i); +inf if it is not finite."""
         return self.loss.conjugates(self.samples, slopes, start)
 
     def objective(self, models: Array) -> float:
@@ -162,7 +169,7 @@ class Problem:
         return float(self.values(models).sum()) + self.lam * self.graph.penalty(models)
 
     def check_models(self, models: npt.ArrayLike) -> Array:
-        """Models as an array of shape (n_users, dim), all finite; raises InvalidInput for others."""
+        """Convert models to an array of shape (n_users, dim); raises InvalidInput if that is not possible."""
         array = np.ascontiguousarray(models, dtype=float)
         if array.shape != (self.n_users, self.dim):
             raise InvalidInput(f"expected models of shape ({self.n_users}, {self.dim}), got {array.shape}",
@@ -171,7 +178,7 @@ class Problem:
         if bad.any():
             user = int(np.flatnonzero(bad)[0])
             raise InvalidInput("models must be finite numbers", where=f"user {self.users.names[user]!r}",
-                               remedy="Look for overflow in what produced them")
+                               remedy="Look for an overflow in the computation of the models")
         return array
 
     def __repr__(self) -> str:

@@ -19,6 +19,7 @@ from support.problems import (
 )
 
 import coterie as ct
+from coterie.analysis import consensus as consensus_module
 from coterie.analysis import path as path_module
 from coterie.solution import first_labels
 
@@ -469,7 +470,8 @@ def raise_at(monkeypatch, call, inside):
             raise KeyboardInterrupt
         return solve(problem, **{**kwargs, "tol": 1e-15, "start": None}, progress=progress)
 
-    monkeypatch.setattr(path_module, "solve_quietly", interrupted)
+    for module in (path_module, consensus_module):
+        monkeypatch.setattr(module, "solve_quietly", interrupted)
     return count
 
 

@@ -1,4 +1,4 @@
-"""The solver that stores nothing for a pair: right where it says so, honest where it does not."""
+"""The solver that stores no value per pair: right if it reports so, honest if it is not."""
 
 from __future__ import annotations
 

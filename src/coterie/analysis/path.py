@@ -1,4 +1,4 @@
-"""The whole path over lam: from everyone alone to everyone together, and where on it clusters merge."""
+"""The path over lam, from separate models to one model for all, and the lams at which groups merge."""
 
 from __future__ import annotations
 
@@ -7,103 +7,43 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array, Ints
-from coterie.data.users import Users
+from coterie.analysis.consensus import Bracket, Consensus, consensus
 from coterie.errors import ConvergenceWarning, InvalidInput, interruptible
-from coterie.losses import SquaredDistance
 from coterie.problem import Problem, check_lam
 from coterie.solution import Solution, Status, first_labels, html_table
 from coterie.solvers import Solver, solve_quietly
 from coterie.solvers.base import Start
-from coterie.solvers.polish import polish
-
-
-class Bracket(NamedTuple):
-    """A number known to lie between two others."""
-
-    lower: float
-    upper: float
-
-
-class _Consensus(NamedTuple):
-    """The pooled models, the smallest lam at which they are the solution, and duals that prove it at its upper end."""
-
-    bracket: Bracket
-    models: Array
-    duals: Array
-
-
-def lam_max(problem: Problem, *, rtol: float = 1e-6) -> Bracket:
-    """The smallest lam at which all users that the graph connects share one model, from both sides.
-
-    With g_i = grad f_i at the pooled model, consensus holds at lam exactly when some duals have B'y = -g and
-    ||y_e|| <= lam w_e. Hence, over edges of positive weight,
-        lam_max = min over y with B'y = -g of max_e ||y_e|| / w_e  =  max over x of -<g, x> / sum_e w_e ||(Bx)_e||
-    Any such y bounds it from above, any x from below. Both come from convex clustering of the points -g at the lower
-    bound: it yields the next, larger lower bound (Dinkelbach's iteration, 1967) until its points are all together.
-    On Ctrl-C the exception's `best` is the bracket so far.
-    """
-    return _consensus(problem, rtol).bracket
-
-
-def _consensus(problem: Problem, rtol: float = 1e-6) -> _Consensus:
-    graph = problem.graph
-    used = graph.weights > 0
-    zero = np.zeros((problem.n_users, problem.dim))
-    pooled = polish(problem, graph.components, zero)
-    gradients = problem.gradients(pooled)
-    gradients -= pooled_means(gradients, graph.components)  # what rounding left of the pooled optimum's own
-    if not used.any():
-        return _Consensus(Bracket(0.0, 0.0), pooled, np.zeros((graph.n_edges, problem.dim)))
-
-    def above(flow: Array) -> float:
-        return float((np.linalg.norm(flow[used], axis=1) / graph.weights[used]).max())
-
-    unit = float(np.linalg.norm(gradients, axis=1).max())
-    proof = graph.flow(-gradients)
-    if unit <= 1e-9 * float(np.abs(problem.gradients(zero)).max()) + 1e-300:  # everyone agrees already
-        return _Consensus(Bracket(0.0, above(proof)), pooled, proof)
-    points = -gradients / unit
-    lower, upper = float((points**2).sum()) / graph.penalty(points), above(proof) / unit
-    clustering = Problem(Users.from_arrays(points), SquaredDistance(), lam=lower, graph=graph)
-    best: Solution | None = None
-
-    def bracket() -> Bracket:
-        return Bracket(lower * unit, upper * unit)
-
-    for _ in range(60):
-        if upper - lower <= rtol * upper:
-            break
-        with interruptible(bracket):
-            best = solve_quietly(clustering.with_lam(lower), tol=1e-13, start=best)
-        assert best.duals is not None
-        # B'y = points - x there, so y plus a flow of what it lacks is a flow of the points.
-        whole = best.duals + graph.flow(points - graph.divergence(best.duals))
-        if above(whole) < upper:
-            upper, proof = above(whole), unit * whole
-        x = best.models - pooled_means(best.models, graph.components)
-        length = graph.penalty(x)
-        step = float((points * x).sum()) / length if length > 0 else lower
-        if not step > lower * (1.0 + 1e-15):
-            break
-        lower = min(step, upper)
-    return _Consensus(bracket(), pooled, proof)
-
-
-def pooled_means(rows: Array, labels: Ints) -> Array:
-    """Each row replaced by the mean of its group."""
-    sums = np.stack([np.bincount(labels, weights=column) for column in rows.T], axis=1)
-    return (sums / np.bincount(labels)[:, None])[labels]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Path:
-    """Solutions at increasing lam; each is certified by itself."""
+    """Solutions at increasing lam, each with its own certificate.
+
+    Attributes
+    ----------
+    problem
+        The problem; its lam is not used.
+    solutions
+        The solutions, without duals.
+    tol
+        The relative gap that was to be reached at each lam.
+    solver
+        The solver.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+    >>> path = ct.solve_path(ct.Problem(users, ct.SquaredDistance(), lam=0.0), lams=[0.1, 1.0, 5.0])
+    >>> path.lams.tolist(), path.n_clusters.tolist(), len(path)
+    ([0.1, 1.0, 5.0], [3, 2, 1], 3)
+    """
 
     problem: Problem = field(repr=False)
     solutions: tuple[Solution, ...] = field(repr=False)
@@ -112,14 +52,17 @@ class Path:
 
     @property
     def lams(self) -> Array:
+        """(n_lams,) the lams, increasing."""
         return np.array([s.lam for s in self.solutions])
 
     @property
     def n_clusters(self) -> Ints:
+        """(n_lams,) the number of groups at each lam."""
         return np.array([s.n_clusters for s in self.solutions])
 
     @property
     def gaps(self) -> Array:
+        """(n_lams,) the certified relative gap at each lam."""
         return np.array([s.gap for s in self.solutions])
 
     def __len__(self) -> int:
@@ -130,9 +73,9 @@ class Path:
 
     def _repr_html_(self) -> str:
         lams, counts = self.lams, self.n_clusters
-        # A small picture, 240 by 40: the number of clusters, on a logarithmic scale, point by point.
+        # A small chart, 240 by 40: the number of groups at each point, on a logarithmic scale.
         across, down = np.linspace(2, 238, len(lams)), 38 - 36 * np.log(counts) / max(np.log(counts.max()), 1e-9)
-        picture = ('<svg width="240" height="40" role="img" aria-label="clusters along lam"><polyline fill="none" '
+        picture = ('<svg width="240" height="40" role="img" aria-label="groups along lam"><polyline fill="none" '
                    'stroke="#0072B2" stroke-width="2" points="'
                    + " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True)) + '"/></svg>')
         shown = np.unique(np.linspace(0, len(lams) - 1, min(len(lams), 12)).round().astype(int))
@@ -140,30 +83,30 @@ class Path:
                 for s in map(self.solutions.__getitem__, shown)]
         return html_table(f"{len(lams)} lam(s) from {lams[0]:.4g} to {lams[-1]:.4g}; {counts[0]} to {counts[-1]} "
                           f"group(s) of {self.problem.n_users} user(s); largest relative gap {self.gaps.max():.1e}.",
-                          ("lam", "clusters", "objective", "relative gap", "status"), rows, picture)
+                          ("lam", "groups", "objective", "relative gap", "status"), rows, picture)
 
     @cached_property
     def splits(self) -> tuple[tuple[float, int, int], ...]:
-        """(lam, user, user) for every step at which users who were together come apart: one pair for each such group.
+        """(lam, user, user) for every step at which a group splits, with one pair of its users.
 
-        Convex clustering with equal weights on all pairs only merges. Other weights, and other losses with any weights,
-        can split again: models that pass through each other are equal for a moment.
+        For convex clustering with equal weights on all pairs, groups only merge. With other weights or losses they can
+        also split: two models that cross each other are equal only for a short range of lam.
         """
-        found = []
+        splits = []
         for before, after in zip(self.solutions, self.solutions[1:], strict=False):
             for k in range(before.n_clusters):
                 members = np.flatnonzero(before.labels == k)
                 apart = members[after.labels[members] != after.labels[members[0]]]
                 if apart.size:
-                    found.append((after.lam, int(members[0]), int(apart[0])))
-        return tuple(found)
+                    splits.append((after.lam, int(members[0]), int(apart[0])))
+        return tuple(splits)
 
     @cached_property
     def linkage(self) -> Array:
-        """The merge tree in SciPy's linkage format (n_users - 1, 4), heights in lam; for `scipy.cluster.hierarchy`.
+        """The merge tree in SciPy's linkage format (n_users - 1, 4), with heights in lam.
 
-        Users that have been together once count as merged, whatever `splits` says. What never merges on the path is
-        joined at twice its last lam (at 1 where that is 0), so that the tree is whole.
+        Users who have shared a model once count as merged, also if they split later. Groups that never merge on the
+        path are merged at twice its last lam (at 1 if that is 0), so that the tree is complete.
         """
         n = self.problem.n_users
         node = np.arange(n)  # the tree's node each user is in
@@ -172,14 +115,13 @@ class Path:
         steps = [(s.lam, s.labels) for s in self.solutions]
         steps.append((2.0 * steps[-1][0] or 1.0, np.zeros(n, dtype=np.int64)))
         for lam, labels in steps:
-            # Nodes that share a cluster, and clusters that share a node, are one from here on.
+            # Nodes that share a group, and groups that share a node, are merged.
             pairs = np.unique(np.stack([node, labels], axis=1), axis=0)
             seen: dict[int, int] = {}
             for old, cluster in pairs.tolist():
-                here = _root(seen, int(old))
-                there = _root(seen, -1 - int(cluster))
-                if here != there:
-                    seen[max(here, there)] = min(here, there)
+                first, second = _root(seen, int(old)), _root(seen, -1 - int(cluster))
+                if first != second:
+                    seen[max(first, second)] = min(first, second)
             groups: dict[int, list[int]] = {}
             for old in np.unique(node).tolist():
                 groups.setdefault(_root(seen, int(old)), []).append(int(old))
@@ -194,7 +136,23 @@ class Path:
         return np.array(rows, dtype=float).reshape(-1, 4)
 
     def at(self, lam: float) -> Solution:
-        """The solution at any lam, solved from the nearest one on the path."""
+        """Solve at any lam, starting from the nearest point of the path.
+
+        Parameters
+        ----------
+        lam
+            The penalty strength.
+
+        Returns
+        -------
+        Solution
+            The solution; a point of the path if it has this lam.
+
+        Raises
+        ------
+        InvalidInput
+            If lam is not a finite number >= 0.
+        """
         lam = check_lam(lam)
         nearest = self.solutions[int(np.abs(np.log((self.lams + 1e-300) / (lam + 1e-300))).argmin())]
         if nearest.lam == lam:
@@ -204,15 +162,30 @@ class Path:
         return solution
 
     def merge_point(self, first: int, second: int, *, rtol: float = 1e-4) -> Bracket:
-        """The smallest lam on the path at which two users (by number) are together, between two lams rtol apart.
+        """Find the smallest lam on the path at which two users share a model, by bisection.
 
-        The upper end is inf where they never are.
+        Parameters
+        ----------
+        first, second
+            Positions of the users; `users.index(name)` gives them.
+        rtol
+            Relative distance of the two bounds to reach.
+
+        Returns
+        -------
+        Bracket
+            A lower and an upper bound; the upper one is inf if they never share a model.
+
+        Raises
+        ------
+        InvalidInput
+            If a position is out of range.
         """
         n = self.problem.n_users
         for user in (first, second):
             if not 0 <= user < n:
                 raise InvalidInput(f"expected user numbers from 0 to {n - 1}, got {user}",
-                                   remedy="users.index(name) gives a user's number")
+                                   remedy="users.index(name) gives the number of a user")
         together = [bool(s.labels[first] == s.labels[second]) for s in self.solutions]
         if not any(together):
             return Bracket(float(self.lams[-1]), np.inf)
@@ -223,9 +196,26 @@ class Path:
 
     @interruptible()
     def window(self, labels: npt.ArrayLike, *, rtol: float = 1e-4) -> tuple[Bracket, Bracket]:
-        """Where on the path the clustering is exactly `labels`: brackets of the first and of the last such lam.
+        """Find the range of lam in which the groups are exactly `labels`, by bisection.
 
-        The longest run of path points with that clustering is taken and both of its ends are bisected.
+        If there are several such ranges on the path, the longest is used.
+
+        Parameters
+        ----------
+        labels
+            (n_users,) the groups.
+        rtol
+            Relative distance of the bounds to reach.
+
+        Returns
+        -------
+        tuple[Bracket, Bracket]
+            Bounds on the first and on the last such lam.
+
+        Raises
+        ------
+        InvalidInput
+            If no point of the path has these groups.
         """
         wanted = check_labels(labels, self.problem.n_users)
         match = np.array([np.array_equal(s.labels, wanted) for s in self.solutions])
@@ -247,7 +237,7 @@ class Path:
         return low, high
 
     def _bisect(self, below: Solution, above: Solution, reached: Callable[[Solution], bool], rtol: float) -> Bracket:
-        """Halve (geometrically) between a solution that has not reached something and one that has."""
+        """Bisect (geometrically) between a solution for which `reached` is false and one for which it is true."""
         solved: list[Solution] = []
         with interruptible(lambda: Bracket(below.lam, above.lam)):
             while above.lam - below.lam > rtol * above.lam:
@@ -262,15 +252,15 @@ class Path:
 
 
 class InNotebook:
-    """What has a `solution`, a `path`, `scores` and says `why`: shown in notebooks."""
+    """The notebook view of a result with `solution`, `path`, `scores` and `why`."""
 
     def _repr_html_(self: Any) -> str:
-        said = [self.why, *([] if self.scores is None else [str(self.scores)])]
-        return self.solution._repr_html_() + "".join(f"<p>{escape(s)}</p>" for s in said) + self.path._repr_html_()
+        texts = [self.why, *([] if self.scores is None else [str(self.scores)])]
+        return self.solution._repr_html_() + "".join(f"<p>{escape(s)}</p>" for s in texts) + self.path._repr_html_()
 
 
 def check_labels(labels: npt.ArrayLike, n_users: int) -> Ints:
-    """Cluster labels of any kind as numbers from 0, in order of first appearance."""
+    """Labels of any type as numbers from 0, in order of first appearance."""
     given = np.asarray(labels)
     if given.shape != (n_users,):
         raise InvalidInput(f"expected one label for each of {n_users} users, got shape {given.shape}",
@@ -290,22 +280,36 @@ def _root(parent: dict[int, int], item: int) -> int:
 def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int = 50, *, tol: float = 1e-8,
                solver: Solver | str = "fast", progress: Callable[[Solution, int], None] | None = None,
                enough: Callable[[list[Solution]], bool] | None = None, start: Solution | None = None) -> Path:
-    """Solve at many lams, each from the last.
+    """Solve at many lams, each solution starting from the one before.
 
     Parameters
     ----------
-    problem : whose lam does not matter here.
-    lams : where to solve; None means a geometric grid, lam_{r+1} = c lam_r (the paper's Appendix A), from a lam at
-        which everyone is alone to the smallest at which all that the graph connects are together.
-    n_lams : how many lams such a grid has.
-    tol : the relative duality gap to reach at each.
-    progress : called after each lam with its solution, duals included, and how many there will be.
-    enough : asked after each lam, with the solutions so far, whether the path may end here.
-    start : what the first lam starts from.
+    problem : the problem; its lam is not used.
+    lams : increasing lams; None: a geometric grid, lam_{r+1} = c lam_r (the paper's Appendix A), from a lam with
+        separate models to the smallest lam at which all users that the graph connects share one model.
+    n_lams : number of lams of this grid.
+    tol : the relative duality gap to reach at each lam.
+    solver : a name in `SOLVERS`, or a solver with your own settings.
+    progress : called after each lam with its solution, including duals, and the number of lams.
+    enough : called after each lam with the solutions so far; the path ends if it returns True.
+    start : a solution to start the first lam from.
+
+    Returns
+    -------
+    Path
+        The solutions, without duals.
 
     Raises
     ------
-    Interrupted : on Ctrl-C; its `best` is the Path of the lams that were finished, None where there are none.
+    InvalidInput : if the lams do not increase, or another argument is not valid.
+    Interrupted : on Ctrl-C; its `best` is the Path of the completed lams, None if there are none.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+    >>> ct.solve_path(ct.Problem(users, ct.SquaredDistance(), lam=0.0), n_lams=4).n_clusters.tolist()
+    [3, 3, 2, 1]
     """
     solutions: list[Solution] = []
 
@@ -313,15 +317,15 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
         return Path(problem=problem, solutions=tuple(solutions), tol=tol, solver=solver) if solutions else None
 
     with interruptible(so_far):
-        end = _consensus(problem) if lams is None else None
+        end = consensus(problem) if lams is None else None
         grid = _grid(problem, end, n_lams, tol, solver) if end is not None else _checked(lams)
         last = start
         for lam in grid:
-            # At the upper end consensus is already proven; everywhere else the last solution is a good start.
+            # At the last lam consensus is already proved; for the others the last solution is a good start.
             proven = end is not None and lam == end.bracket.upper > 0
             begin = Start(end.models, end.duals) if proven and end is not None else last
             last = solve_quietly(problem.with_lam(lam), tol=tol, solver=solver, start=begin)
-            # Duals take more room than everything else together and are needed only to start the next.
+            # Duals need more memory than everything else, and are only needed to start the next solve.
             solutions.append(replace(last, duals=None, certificate=replace(last.certificate, duals=None)))
             if progress is not None:
                 progress(last, len(grid))
@@ -332,7 +336,7 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
 
 
 def _warn(solutions: Sequence[Solution], tol: float, stacklevel: int = 3) -> None:
-    """One warning for all solutions that did not reach the tolerance."""
+    """Issue one warning for all solutions that did not reach the tolerance."""
     inaccurate = [s for s in solutions if s.status is not Status.CONVERGED]
     if inaccurate:
         worst = max(inaccurate, key=lambda s: s.gap)
@@ -351,7 +355,7 @@ def _checked(lams: npt.ArrayLike | None) -> list[float]:
     return grid
 
 
-def _grid(problem: Problem, end: _Consensus, n_lams: int, tol: float, solver: Solver | str) -> list[float]:
+def _grid(problem: Problem, end: Consensus, n_lams: int, tol: float, solver: Solver | str) -> list[float]:
     if n_lams < 2:
         raise InvalidInput(f"n_lams must be at least 2, got {n_lams!r}", remedy="Use for example 50")
     top = end.bracket.upper
@@ -362,7 +366,7 @@ def _grid(problem: Problem, end: _Consensus, n_lams: int, tol: float, solver: So
 
 @interruptible()
 def alone_at(problem: Problem, top: float, tol: float, solver: Solver | str = "fast") -> float:
-    """A lam below `top` where everyone is alone, or as many as ever will be: identical users never part."""
+    """A lam below `top` with as many models as at lam = 0; users with equal data never have different models."""
     free, low, start = solve_quietly(problem.with_lam(0.0), tol=tol, solver=solver), 0.01 * top, None
     for _ in range(16):
         start = solve_quietly(problem.with_lam(low), tol=tol, solver=solver, start=start)

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from coterie import report
 from coterie._typing import Array
-from coterie.analysis.path import lam_max, solve_path
+from coterie.analysis.consensus import lam_max
+from coterie.analysis.path import solve_path
 from coterie.analysis.select import refit
 from coterie.cli.base import app, console
 from coterie.datasets import Dataset, ellipses

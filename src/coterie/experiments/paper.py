@@ -19,7 +19,8 @@ import numpy as np
 from scipy.spatial.distance import pdist
 
 from coterie._typing import Array, Flags, Ints
-from coterie.analysis.path import check_labels, lam_max, solve_path
+from coterie.analysis.consensus import lam_max
+from coterie.analysis.path import check_labels, solve_path
 from coterie.analysis.recovery import recovery_bounds
 from coterie.analysis.select import refit
 from coterie.baselines import Global, Local, Oracle, SquaredPenaltyBaseline

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array, Ints
-from coterie.analysis.path import lam_max
+from coterie.analysis.consensus import lam_max
 from coterie.data.users import Users
 from coterie.errors import InvalidInput, interruptible
 from coterie.federated.algorithms.base import Federation

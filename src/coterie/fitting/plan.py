@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from coterie._typing import Array, Ints
+from coterie.analysis.consensus import lam_max
 from coterie.analysis.groups import find_groups, first_merges
-from coterie.analysis.path import Path, alone_at, lam_max, solve_path
+from coterie.analysis.path import Path, alone_at, solve_path
 from coterie.data.users import Participants, Users
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.fitting.settings import Settings

@@ -25,32 +25,45 @@ __all__ = ["SOLVERS", "Fast", "Lean", "Reference", "Solver", "solve", "solve_qui
 
 def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast", start: Solution | Start | None = None,
           progress: Callable[[Record], None] | None = None) -> Solution:
-    """Solve (C) and certify the answer.
+    """Solve (C) and certify the solution.
 
     Parameters
     ----------
-    problem : what to solve.
-    tol : the relative duality gap to reach; the status says whether it was, and a warning where it was not.
-    solver : a name in `SOLVERS`, or a solver with settings of your own such as Fast(max_iter=100).
-    start : a solution of a similar problem on the same users to begin from, or a Start of models, duals and sigma.
-    progress : called repeatedly with a Record of the solver's progress.
+    problem
+        The problem.
+    tol
+        The relative duality gap to reach; if it is not reached, the status says so, and a warning is issued.
+    solver
+        A name in `SOLVERS`, or a solver with your own settings, such as Fast(max_iter=100).
+    start
+        A solution of a similar problem on the same users to start from, or a Start of models, duals and sigma.
+    progress
+        Called repeatedly with a Record of the solver's progress.
 
     Returns
     -------
-    Solution, whose certificate is computed from the solver's models and duals and not taken from the solver.
+    Solution
+        Its certificate is computed from the models and duals of the solver, never taken from the solver.
 
     Raises
     ------
-    InvalidInput : where an argument cannot be used.
-    Incompatible : where the solver does not take this problem.
-    NotConverged : where the solver returns no usable point.
-    Interrupted : on Ctrl-C; its `best` is the best point so far as a certified Solution, whose status is INTERRUPTED
-        unless it is within `tol` already. None where there is no point yet.
+    InvalidInput
+        If an argument is not valid.
+    Incompatible
+        If the solver cannot solve this problem.
+    NotConverged
+        If the solver returns no usable point.
+    Interrupted
+        On Ctrl-C. Its `best` is the best point so far as a certified Solution, with the status INTERRUPTED unless it is
+        within `tol` already; None if there is no point yet.
 
     Example
     -------
-    >>> solution = solve(Problem(users, Logistic(), lam=0.02))
-    >>> solution.n_clusters, solution.gap, solution.status
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+    >>> solution = ct.solve(ct.Problem(users, ct.SquaredDistance(), lam=1.0))
+    >>> solution.n_clusters, solution.gap <= 1e-8, solution.status.name
+    (2, True, 'CONVERGED')
     """
     solution = solve_quietly(problem, tol=tol, solver=solver, start=start, progress=progress)
     if solution.status is not Status.CONVERGED:
@@ -62,7 +75,7 @@ def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast",
 def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast",
                   start: Solution | Start | None = None,
                   progress: Callable[[Record], None] | None = None) -> Solution:
-    """`solve` without its warning, for callers that look at the status, or ask for more digits than there may be."""
+    """`solve` without its warning, for callers that check the status, or ask for more digits than can be reached."""
     if not (np.isfinite(tol) and tol > 0):
         raise InvalidInput(f"tol must be a finite number > 0, got {tol!r}", remedy="Use for example 1e-8")
     if not isinstance(problem, Problem):
@@ -96,7 +109,7 @@ def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast"
 
 
 def _start(problem: Problem, start: Solution | Start | None) -> Start | None:
-    """The start as checked arrays; duals on the boundary of their balls at another lam are put on it at this one."""
+    """The start as checked arrays; duals on the boundary of their balls are scaled to the boundary at this lam."""
     if start is None:
         return None
     models, duals = problem.check_models(start.models), start.duals
@@ -106,11 +119,11 @@ def _start(problem: Problem, start: Solution | Start | None) -> Start | None:
         duals = duals * np.divide(onto, norms, out=np.zeros_like(norms), where=norms > 0)[:, None]
     if duals is not None and duals.shape != (problem.graph.n_edges, problem.dim):
         raise InvalidInput(f"expected duals of shape ({problem.graph.n_edges}, {problem.dim}), got {duals.shape}",
-                           remedy="Start from a solution on the same graph, or leave the duals out")
+                           remedy="Start from a solution on the same graph, or omit the duals")
     if duals is not None and not np.isfinite(duals).all():
-        raise InvalidInput("the duals to start from must be finite", remedy="Leave them out")
+        raise InvalidInput("the duals to start from must be finite", remedy="Omit them")
     if start.sigma is not None and not (np.isfinite(start.sigma) and start.sigma > 0):
-        raise InvalidInput(f"sigma must be a finite number > 0, got {start.sigma!r}", remedy="Leave it at None")
+        raise InvalidInput(f"sigma must be a finite number > 0, got {start.sigma!r}", remedy="Use None")
     return Start(models, duals, start.sigma)
 
 

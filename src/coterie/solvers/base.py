@@ -1,4 +1,4 @@
-"""What a solver is: settings that can run."""
+"""The protocol of a solver: settings with a method `run`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from coterie.solution import Record
 
 
 class Point(NamedTuple):
-    """What a solver hands over to be certified by `solve`; it does not grade itself."""
+    """The result of a solver, which `solve` certifies; a solver does not judge itself."""
 
-    models: Array  # (n_users, dim), bitwise equal rows for users it holds to be together
-    duals: Array | None = None  # (n_edges, dim); None where it has none, and `solve` builds them
+    models: Array  # (n_users, dim), bitwise equal rows for users of one group
+    duals: Array | None = None  # (n_edges, dim); if None, `solve` builds them
     history: tuple[Record, ...] = ()
-    sigma: float | None = None  # where its step ended
+    sigma: float | None = None  # the last step size
     potentials: Array | None = None  # (n_users, dim) instead of duals, see `certificates.potential_slopes`
 
 
 class Start(NamedTuple):
-    """Where a solver begins: a former solution of a similar problem, or parts of one."""
+    """The start of a solver: a solution of a similar problem, or parts of one."""
 
     models: Array
     duals: Array | None = None
@@ -31,7 +31,7 @@ class Start(NamedTuple):
 class Solver(Protocol):
     """A frozen dataclass of settings with one method.
 
-    On Ctrl-C `run` raises Interrupted(point), the best Point so far; where it has none, it lets KeyboardInterrupt pass.
+    On Ctrl-C `run` raises Interrupted(point) with the best Point so far; without one, it lets KeyboardInterrupt pass.
     """
 
     def run(self, problem: Problem, tol: float, start: Start | None = None,

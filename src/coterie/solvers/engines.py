@@ -1,6 +1,6 @@
-"""The iteration of the fast solver on each shape of problem; which one is chosen by the graph and the loss.
+"""The iteration of the fast solver for each kind of problem, chosen by the graph and the loss.
 
-All do the same steps (Douglas-Rachford splitting, Lions and Mercier 1979, on z = B x): with the losses replaced by
+All make the same steps (Douglas-Rachford splitting, Lions and Mercier 1979, on z = B x): with the losses replaced by
 quadratic models q_i(x) = 1/2 x'H_i x - <linear_i, x>,
 
     x  <-  argmin sum_i q_i(x_i) + sigma/2 ||B x - (z - P)||^2         a linear system
@@ -21,23 +21,22 @@ from coterie.memory import require_memory
 from coterie.solvers import kernels
 
 RELAX = 1.8
-_PROOF = 2e6  # pairs visited in making a proof, where that allows more than a few rounds
-_ROUNDS, _PROVABLE = 8, 3_000  # rounds of a proof on a list of edges, and edges up to which one is tried
-_DENSE = 300  # unknowns up to which the whole system is inverted
+_PROOF = 2e6  # pairs visited while duals are built, if that allows more than a few rounds
+_ROUNDS, _PROVABLE = 8, 3_000  # rounds of building duals on a list of edges, and the largest number of edges for it
+_DENSE = 300  # largest number of unknowns for which the complete system is inverted
 
-
-#: Elimination orders by graph, so that a path finds its own once.
+#: Elimination orders by graph, so that a path computes them once.
 _ORDERS: WeakKeyDictionary[Graph, Ints | None] = WeakKeyDictionary()
 
 
 class Engine:
-    """State and steps on one problem; users and edges are numbered as in the graph on the outside."""
+    """State and steps on one problem; the public methods number users and edges as in the graph."""
 
     s: Array  # (dim, n_edges)
     shrink: Array  # (n_edges,)
     sigma: float
-    stiffness: ClassVar[float] = 12.0  # sigma to begin with, in units of curvature / degree
-    exact_start: ClassVar[bool] = False  # whether that sigma is right for quadratic losses, but for tight clusters
+    stiffness: ClassVar[float] = 12.0  # first sigma, in units of curvature / degree
+    exact_start: ClassVar[bool] = False  # whether it is right for quadratic losses, except for groups close together
     _radii: Array  # lam * weights: (1,) or (n_edges,)
 
     def __init__(self, graph: Graph, dim: int, lam: float) -> None:
@@ -54,13 +53,13 @@ class Engine:
             s = s + duals / sigma
         self.s = np.array(self._in(s).T, order="C")
         norms = np.sqrt(np.einsum("ke,ke->e", self.s, self.s)) + 1e-300
-        with np.errstate(over="ignore"):  # a radius beyond all numbers holds everything
+        with np.errstate(over="ignore"):  # an infinite radius
             self.shrink = np.minimum(1.0, self._radii / sigma / norms)
         self._place(models)
         self._settle()
 
     def retune(self, sigma: float) -> None:
-        """Go on with another sigma; z and the duals stay."""
+        """Continue with another sigma; z and the duals do not change."""
         kernels.retune(self.s, self.shrink, self._radii / self.sigma, self._radii / sigma, self.sigma / sigma)
         self.sigma = sigma
         self._settle()
@@ -70,13 +69,10 @@ class Engine:
         return self._out(np.ascontiguousarray((self.sigma * self.shrink * self.s).T))
 
     def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> Array | None:
-        """Duals made to fit these clusters, with ||gradients + B'y||^2 <= enough if possible.
-
-        None where that is not cheap.
-        """
+        """Build duals for these groups, with ||gradients + B'y||^2 <= enough if possible; None if that is expensive."""
         return None
 
-    # Edges and users may be stored in another order inside.
+    # Edges and users may be stored in another order internally.
     def _in(self, rows: Array) -> Array:
         return rows
 
@@ -87,29 +83,29 @@ class Engine:
         raise NotImplementedError
 
     def _settle(self) -> None:
-        """Make the forces B'(z - P) agree with s."""
+        """Compute the forces B'(z - P) from s."""
         raise NotImplementedError
 
     def model(self, hessians: Array, linear: Array) -> None:
-        """Take new quadratic models, and prepare the linear system for them."""
+        """Set new quadratic models, and prepare the linear system."""
         raise NotImplementedError
 
     def run(self, steps: int) -> tuple[float, float]:
-        """Do steps; returns ||B x - z_before||^2 and ||z - z_before||^2 of the last one."""
+        """Make steps; returns ||B x - z_before||^2 and ||z - z_before||^2 of the last one."""
         raise NotImplementedError
 
     def read(self) -> tuple[Array, Array, Ints]:
-        """The models, the slopes -B'y, and the clusters that duals inside their balls join."""
+        """The models, the slopes -B'y, and the groups of users connected by duals inside their balls."""
         raise NotImplementedError
 
 
 class Complete(Engine):
-    """All pairs are edges; the linear system has a closed form, whatever the weights."""
+    """All pairs are edges; the linear system has a closed form for all weights."""
 
     exact_start: ClassVar[bool] = True
 
     def _place(self, models: Array) -> None:
-        self.x = np.array(models.T, order="C")  # its own: the caller's models stay as they are
+        self.x = np.array(models.T, order="C")  # a copy: the models of the caller do not change
         self.forces = np.zeros_like(self.x)
 
     def _settle(self) -> None:
@@ -118,7 +114,7 @@ class Complete(Engine):
     def model(self, hessians: Array, linear: Array) -> None:
         eye, n = np.eye(self.dim), self.graph.n_users
         self.inverses = np.linalg.inv(hessians + self.sigma * n * eye)
-        # I - sigma sum M = mean of M_i H_i, without the cancellation.
+        # I - sigma sum M = mean of M_i H_i, without cancellation.
         self.total = np.linalg.inv((self.inverses @ hessians).mean(axis=0))
         self.linear = np.ascontiguousarray(linear.T)
 
@@ -138,14 +134,14 @@ class Complete(Engine):
 
 
 class _Listed(Engine):
-    """A list of edges, stored in an order that keeps neighbours near."""
+    """A list of edges, stored in an order that keeps neighbours close in memory."""
 
     def __init__(self, graph: Graph, dim: int, lam: float, order: Ints) -> None:
         super().__init__(graph, dim, lam)
         self.order = order  # order[k] is the user stored at k
-        place = np.empty_like(order)
-        place[order] = np.arange(order.size)
-        ends = place[graph.edges]
+        position = np.empty_like(order)
+        position[order] = np.arange(order.size)
+        ends = position[graph.edges]
         self.edge_order = np.lexsort((ends.max(axis=1), ends.min(axis=1)))
         self.first, self.second = (np.ascontiguousarray(e, dtype=np.int32) for e in ends[self.edge_order].T)
         if self._radii.size > 1:
@@ -173,9 +169,8 @@ class _Listed(Engine):
         models[self.order], slopes[self.order], clusters[self.order] = self.x, -flow, labels
         return models, slopes, clusters
 
-
     def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> Array | None:
-        """Unit vectors between clusters; inside, projections in turn onto B'y = -gradients and onto the balls."""
+        """Unit vectors between groups; inside, alternating projections onto B'y = -gradients and onto the balls."""
         if self.graph.n_edges > _PROVABLE:
             return None
         graph, duals = self.graph, self.duals()
@@ -228,7 +223,7 @@ class Direct(_Listed):
 
 
 class Dense(_Listed):
-    """Few unknowns: the inverse of the whole system."""
+    """Few unknowns: the inverse of the complete system."""
 
     def model(self, hessians: Array, linear: Array) -> None:
         n, d = self.x.shape
@@ -274,11 +269,11 @@ class Iterative(_Listed):
 
 
 def choose(graph: Graph, hessians: Array, quadratic: bool, lam: float) -> Engine:
-    """The engine for a graph and a loss whose Hessians look like these."""
+    """Choose the engine for a graph and a loss with these Hessians."""
     n, dim = hessians.shape[:2]
-    needed = 8.0 * graph.n_edges * (4 * dim + 1)  # the state of every edge, its dual in the end, and two copies
+    needed = 8.0 * graph.n_edges * (4 * dim + 1)  # the state of every edge, its dual, and two copies
     require_memory(needed, f"{graph.n_edges:,} edges", "Use a graph of nearest neighbours, Graph.knn or "
-                   "adaptive_graph, or for all pairs with one weight solver='lean', which stores nothing for a pair")
+                   "adaptive_graph, or for all pairs with one weight solver='lean', which stores no value per pair")
     if graph.n_edges == n * (n - 1) // 2:
         ordered = graph.is_complete or bool((np.diff(graph.edges[:, 0] * n + graph.edges[:, 1]) > 0).all())
         if ordered:
@@ -301,17 +296,17 @@ def _pattern(graph: Graph) -> Any:
 
 
 def near_order(graph: Graph) -> Ints:
-    """Users in an order that keeps neighbours near each other."""
+    """An order of the users that keeps neighbours close in memory."""
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 
     return np.asarray(reverse_cuthill_mckee(_pattern(graph).tocsr(), symmetric_mode=True), dtype=np.int64)
 
 
 def elimination_order(graph: Graph) -> Ints | None:
-    """Users in an order of elimination with little fill, or None where the graph is too wide to have one.
+    """An elimination order of the users with little fill, or None if the graph is too wide to have one.
 
-    The widest level of a breadth-first search is about the size of a separator; graphs of points on a curve or in a
-    plane have narrow ones, neighbours in many dimensions do not.
+    The widest level of a breadth-first search is about the size of a separator. It is small for graphs of points on a
+    curve or in a plane, and large for neighbours in many dimensions.
     """
     from scipy import sparse
     from scipy.sparse.csgraph import dijkstra

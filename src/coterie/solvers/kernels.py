@@ -5,8 +5,8 @@ State of an edge e = (i, j), all vectors in R^d, stored coordinate by coordinate
 
     shrink[e] = min(1, radius / ||s||)      P = shrink * s  the projection onto the ball,   z = s - P  the rest
 
-The dual of the edge is y = sigma * P, so it is feasible at every moment; z stands for models_i - models_j.
-`radius` is lam * weight / sigma: one number for all edges, or one for each.
+The dual of the edge is y = sigma * P, so it is always feasible; z is the estimate of models_i - models_j.
+`radius` is lam * weight / sigma: one number for all edges, or one per edge.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FAST: dict[str, Any] = {"cache": True, "fastmath": True, "error_model": "numpy"
 def complete_pass(x, s, shrink, radius, relax, forces, measure):
     """One pass over all pairs of a complete graph: s <- s + relax (B x - z), forces <- B'(z - P) of the new s.
 
-    x and forces are (d, n). Returns ||B x - z_old||^2 and ||z_new - z_old||^2 where `measure` is set, else zeros.
+    x and forces are (d, n). Returns ||B x - z_old||^2 and ||z_new - z_old||^2 if `measure` is set, otherwise zeros.
     """
     d, n = x.shape
     one = radius.size == 1
@@ -316,11 +316,11 @@ def edges_duals(s, shrink, sigma, first, second, n):
 
 @njit(cache=True)
 def complete_proof(s, shrink, sigma, radii, labels, counts, models, gradients, rounds, enough):
-    """Duals for these clusters: lam w_e times the unit vector between clusters, and inside them a flow of what is left.
+    """Duals for these groups: lam w_e times the unit vector between groups, and inside a flow of the remaining forces.
 
-    The flow starts from the duals as they are and minimises ||lack||^2, lack = gradients + B'y, over the balls by
-    accelerated projected gradients (Beck and Teboulle 2009): in a cluster of n_k users the step
-    y_ij -= (lack_i - lack_j) / n_k is exact but for the balls. At most `rounds` rounds, until ||lack||^2 <= enough.
+    The flow starts from the current duals and minimises ||lack||^2, lack = gradients + B'y, over the balls by
+    accelerated projected gradients (Beck and Teboulle 2009): in a group of n_k users the step
+    y_ij -= (lack_i - lack_j) / n_k is exact except for the balls. At most `rounds` rounds, until ||lack||^2 <= enough.
     """
     n, d = models.shape
     duals, last = np.empty((shrink.size, d)), np.zeros((shrink.size if rounds > 1 else 1, d))

@@ -1,15 +1,15 @@
-"""A solver for all pairs with one weight that stores nothing for a pair: memory O(n_users * dim).
+"""A solver for all pairs with one weight that stores no value per pair: memory O(n_users * dim).
 
-Models: each norm is majorised by a quadratic at the current point (Hunter and Lange 2004), the surrogate is minimised
-by a Newton step with conjugate gradients whose products walk over the pairs, and clusters that come close are made one,
-so the walks get shorter. The optimum for the clusters found is polished as in the fast solver.
+Models: each norm is bounded from above by a quadratic at the current point (Hunter and Lange 2004), and the bound is
+minimised by a Newton step with conjugate gradients, whose products loop over the pairs. Groups that are close together
+are merged, so the loops get shorter. The optimum for the final groups is polished as in the fast solver.
 
-Proof: between clusters the duals are known, lam times a unit vector. Inside a cluster the flow
+Proof: between groups the duals are known, lam times a unit vector. Inside a group the flow
 
     y_ij = projection of (potential_i - potential_j) onto the ball of radius lam,     B'y = forces
 
-is kept by its potentials alone. They minimise the convex function sum_ij huber(potential_i - potential_j) -
-<forces, potential>; its first step from zero, potential = forces / n_k, is the electrical flow, the paper's Theorem 1.
+is stored by its potentials only. They minimise the convex function sum_ij huber(potential_i - potential_j) -
+<forces, potential>; the first step from zero, potential = forces / n_k, is the electrical flow, as in Theorem 1.
 """
 
 from __future__ import annotations
@@ -31,14 +31,25 @@ from coterie.solvers.polish import polish, to_clusters
 
 @dataclass(frozen=True, kw_only=True)
 class Lean:
-    """Complete graph with one weight, without any storage for pairs; slower than `Fast`, for when pairs do not fit.
+    """For a complete graph with one weight, if the pairs do not fit into memory; slower than `Fast`.
 
     Parameters
     ----------
-    max_iter : most majorisation steps for each closeness tried.
-    closeness : distances, relative to the spread of the models, at which clusters are made one; tried in turn until the
+    max_iter
+        Largest number of majorisation steps for each closeness.
+    closeness
+        Distances, relative to the spread of the models, at which groups are merged; tried in this order until the
         certificate is within the tolerance.
-    proof_steps : most steps of the flow inside clusters.
+    proof_steps
+        Largest number of steps of the flow inside groups.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0)
+    >>> solution = ct.solve(problem, tol=1e-6, solver="lean")
+    >>> solution.labels.tolist(), solution.duals is None
+    ([0, 0, 1], True)
     """
 
     max_iter: int = 100
@@ -75,7 +86,7 @@ class Lean:
         return best._replace(history=tuple(history))
 
     def _alone(self, problem: Problem) -> Array:
-        """Everybody's own best model, held to the pooled one where there is none."""
+        """The local models, with a weak pull to the pooled model for users that have none."""
         pooled = polish(problem, np.zeros(problem.n_users, dtype=np.int64), np.zeros((problem.n_users, problem.dim)))
         return problem.loss.prox(problem.samples, None, 1e-6, pooled).points
 
@@ -136,7 +147,7 @@ class Lean:
         return step
 
     def _potentials(self, problem: Problem, models: Array, tol: float) -> Array:
-        """(n_users, dim) potentials whose flow inside the clusters balances, as far as it can, what is left to it."""
+        """(n_users, dim) potentials whose flow inside the groups balances the remaining forces as far as possible."""
         from coterie.graph import kernels
 
         labels = labels_of(models)
@@ -166,7 +177,7 @@ class Lean:
 
 
 def _close(w: Array, distance: float) -> Ints:
-    """The connected parts of points joined when nearer than `distance`; a tree finds them, not a visit to all pairs."""
+    """The connected components of points that are closer than `distance`, found with a tree, not over all pairs."""
     from scipy.spatial import cKDTree
 
     from coterie.solvers.kernels import joined

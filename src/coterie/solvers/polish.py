@@ -1,10 +1,10 @@
-"""The problem with the clusters given: one model a cluster, smooth, solved by Newton to rounding.
+"""The problem for given groups: one model per group, smooth, solved by Newton's method to rounding accuracy.
 
-For a partition into clusters k with members C_k and W_kl = sum of w_ij over i in C_k, j in C_l,
+For a partition into groups C_k with W_kl = sum of w_ij over i in C_k, j in C_l,
 
     minimise   V(w) = sum_k sum_{i in C_k} f_i(w_k) + lam * sum_{k<l} W_kl ||w_k - w_l||        (the paper's Eq. (5))
 
-Where its optimum keeps the w_k apart, V is twice differentiable there (as often as the losses are).
+If the w_k are distinct at its optimum, V is twice differentiable there (as often as the losses are).
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from coterie._typing import Array, Flags, Ints
 from coterie.problem import Problem
 from coterie.solution import labels_of
 
-_DENSE = 600  # unknowns up to which a Newton system is solved densely
+_DENSE = 600  # largest number of unknowns for which a Newton system is solved densely
 
 
 def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, max_iter: int = 50) -> Array:
-    """Models (n_users, dim), bitwise equal inside each cluster, that minimise V; as far as Newton comes from `models`.
+    """Minimise V by Newton's method from `models`: (n_users, dim), bitwise equal inside each group.
 
-    Two clusters whose models would pass each other are made one: the certificate, not this function, says whether that
-    is right. `tol` is the decrease, relative to V, below which it stops.
+    Two groups whose models would pass each other are merged; the certificate decides whether this is right. The method
+    stops if the decrease, relative to V, is below `tol`.
     """
     w = to_clusters(labels, models)
     reduced = _Reduced(problem, labels)
     value, gradient, blocks, stiff = reduced.evaluate(w, 2)
     reach = 10.0 * (1.0 + float(np.abs(w).max()))
     for _ in range(max_iter):
-        # Flat Hessians (Huber far out) know no length: the shift and the reach bound the step, and fade at the end.
+        # For flat Hessians (Huber far from the samples) shift and reach limit the step; both vanish at the end.
         curvature = float(np.trace(blocks, axis1=1, axis2=2).mean()) / w.shape[1]
         step = reduced.newton_step(gradient, blocks, stiff, 1e-14 * curvature + 1e-8 * _norm(gradient) / reach + 1e-300)
         if not np.isfinite(step).all():
@@ -59,7 +59,7 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, ma
 
 
 def nearly_equal(problem: Problem, models: Array, relative: float = 1e-6) -> Ints | None:
-    """The clusters of `models`, those made one that an edge joins and hardly anything separates; None if none are."""
+    """The groups of `models` after merging those with an edge and almost equal models; None if there are none."""
     reduced = _Reduced(problem, labels_of(models))
     w = to_clusters(reduced.labels, models)
     close = np.linalg.norm(w[reduced.first] - w[reduced.second], axis=1) <= relative * float(np.abs(w).max())
@@ -71,7 +71,7 @@ def _norm(rows: Array) -> float:
 
 
 def to_clusters(labels: Ints, rows: Array) -> Array:
-    """(n_clusters, dim) the mean row of each cluster."""
+    """(n_clusters, dim) the mean row of each group."""
     return _sums(labels, rows) / np.bincount(labels)[:, None]
 
 
@@ -80,7 +80,7 @@ def _sums(labels: Ints, rows: Array) -> Array:
 
 
 class _Reduced:
-    """V on the clusters: edges between clusters with their weights added up."""
+    """V as a function of the group models; the weights of all edges between two groups are added."""
 
     def __init__(self, problem: Problem, labels: Ints) -> None:
         self.problem, self.labels, self.k = problem, labels, int(labels.max()) + 1
@@ -92,14 +92,14 @@ class _Reduced:
             return
         ends = np.sort(labels[graph.edges], axis=1)
         across = (ends[:, 0] < ends[:, 1]) & (graph.weights > 0)
-        keys, place = np.unique(ends[across, 0] * self.k + ends[across, 1], return_inverse=True)
+        keys, index = np.unique(ends[across, 0] * self.k + ends[across, 1], return_inverse=True)
         self.first, self.second = keys // self.k, keys % self.k
-        self.pull = np.bincount(place, weights=problem.radii[across], minlength=keys.size)
+        self.pull = np.bincount(index, weights=problem.radii[across], minlength=keys.size)
 
     def evaluate(self, w: Array, order: int) -> tuple[float, Array, Array, Array]:
         """V, its gradient (k, d), the diagonal blocks (k, d, d) of its Hessian, and minus the blocks of its pairs."""
         d = w.shape[1]
-        with np.errstate(over="ignore", invalid="ignore"):  # a trial point far out is refused
+        with np.errstate(over="ignore", invalid="ignore"):  # a trial point with overflow is rejected
             f, g, h = self.problem.loss.evaluate(self.problem.samples, w[self.labels], order)
         gaps = w[self.first] - w[self.second]
         lengths = np.linalg.norm(gaps, axis=1)
@@ -116,23 +116,24 @@ class _Reduced:
         return value, gradient, blocks, stiff
 
     def crossing(self, w: Array, step: Array) -> Flags:
-        """Which pairs of clusters a full step takes past each other."""
+        """The pairs of groups that a full step moves past each other."""
         gaps = w[self.first] - w[self.second]
         return np.einsum("ed,ed->e", gaps, gaps + step[self.first] - step[self.second]) <= 0
 
     def merged(self, pairs: Flags) -> Ints:
-        """The users' labels with the clusters of the chosen pairs made one."""
+        """The labels of the users after merging the groups of the chosen pairs."""
         from coterie.solvers.kernels import joined
 
         return joined(self.k, self.first, self.second, pairs)[self.labels]
 
     def _gather(self, at_first: Array, at_second: Array) -> Array:
-        """(k, ...) sums over the pairs of each cluster."""
+        """(k, ...) sums over the pairs of each group."""
         ends = np.concatenate([self.first, self.second])
         rows = np.concatenate([at_first, at_second]).reshape(ends.size, int(np.prod(at_first.shape[1:])))
         return np.stack([np.bincount(ends, weights=column, minlength=self.k) for column in rows.T], axis=1)
 
     def newton_step(self, gradient: Array, blocks: Array, stiff: Array, shift: float) -> Array:
+        """The Newton step with `shift` added to the diagonal, by a dense or a sparse factorisation."""
         k, d = gradient.shape
         if k * d <= _DENSE:
             matrix = np.zeros((k, k, d, d))

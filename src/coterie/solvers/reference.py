@@ -1,6 +1,7 @@
-"""The trusted reference: (C) handed as it stands to a conic solver through CVXPY (Diamond and Boyd, 2016).
+"""The reference solver: (C) solved by a conic solver with CVXPY (Diamond and Boyd, 2016).
 
-It is the ground truth for small cases, and what the paper used; the number of pairs limits it to a few hundred users.
+It is the ground truth for small cases, and the method of the paper; the number of pairs limits it to a few hundred
+users.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from coterie.solution import Record
 from coterie.solvers.base import Point, Start
 from coterie.solvers.polish import polish
 
-#: CVXPY engines that take every loss here, with how each is told an accuracy.
+#: CVXPY engines that accept every loss of the library, with the names of their tolerances.
 ENGINES: dict[str, tuple[str, ...]] = {
     "CLARABEL": ("tol_gap_abs", "tol_gap_rel", "tol_feas"),
     "SCS": ("eps_abs", "eps_rel"),
@@ -29,14 +30,23 @@ ENGINES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """CVXPY with a conic engine.
+    """CVXPY with a conic engine, as ground truth for small problems.
 
     Parameters
     ----------
-    engine : "CLARABEL" (interior point, accurate) or "SCS" (first order, larger problems).
-    accuracy : the engine's own tolerances; None means a hundredth of the gap asked for, at most 1e-9.
-    fuse : whether users whose models agree to the engine's accuracy are given exactly equal models, where the
-        certificate allows it.
+    engine
+        "CLARABEL" (interior point, accurate) or "SCS" (first order, larger problems).
+    accuracy
+        The tolerances of the engine; None: a hundredth of the requested gap, at most 1e-9.
+    fuse
+        Whether models that differ by less than the accuracy of the engine are made equal, if the certificate allows.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0)
+    >>> ct.solve(problem, tol=1e-6, solver=ct.Reference(engine="CLARABEL")).labels.tolist()
+    [0, 0, 1]
     """
 
     engine: str = "CLARABEL"
@@ -65,12 +75,12 @@ class Reference:
         program = cp.Problem(cp.Minimize(objective), constraints)
         accuracy = min(0.01 * tol, 1e-9) if self.accuracy is None else self.accuracy
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # "solution may be inaccurate": the certificate says how much
+            warnings.simplefilter("ignore", UserWarning)  # "solution may be inaccurate": the certificate measures it
             for attempt in (accuracy, max(1e-9, accuracy), max(1e-7, accuracy)):
                 try:
                     program.solve(solver=self.engine, **dict.fromkeys(ENGINES[self.engine], attempt))
                     break
-                except cp.error.SolverError as error:  # often too much accuracy asked for: the certificate tells
+                except cp.error.SolverError as error:  # often the tolerances are too small
                     failure = error
             else:
                 raise NotConverged(f"{self.engine} failed on this problem: {failure} "
@@ -95,10 +105,11 @@ def incidence(problem: Problem) -> Any:
 
 
 def fuse(problem: Problem, models: Array, duals: Array | None, tol: float) -> Point:
-    """Make nearly equal models exactly equal: the coarsest grouping whose certificate is within `tol`, or no worse.
+    """Make nearly equal models exactly equal: the fewest groups whose certificate is within `tol`, or no worse.
 
-    A dual strictly inside its ball proves its two users equal, so groups are the connected parts of the graph along
-    edges whose dual is inside by some margin, or whose length is short; each grouping is polished and certified.
+    A dual strictly inside its ball proves that its two users share a model. So groups are the connected components of
+    the graph along edges whose dual is inside by some margin, or whose difference is small; each candidate is polished
+    and certified.
     """
     graph = problem.graph
     if not graph.n_edges or problem.lam == 0:

@@ -1,6 +1,6 @@
-"""The solver for the small and hard: Newton's method on smoothed problems, in coordinates that fit the losses.
+"""A solver for small ill-conditioned problems: Newton's method on smoothed problems, in scaled coordinates.
 
-The norms are smoothed and the smoothing is taken away,
+The norms are smoothed, and the smoothing is reduced to zero,
 
     minimise   sum_i f_i(x_i) + sum_e radii_e sqrt(||(B x)_e||^2 + mu^2),        mu -> 0
 
@@ -10,8 +10,8 @@ variation):
     grad f_i(x_i) + (B'y)_i = 0,        sqrt(||(B x)_e||^2 + mu^2) y_e = radii_e (B x)_e
 
 Models are x = origin + basis z with a basis in which the mean Hessian of the losses is the identity, so that neither
-units nor offsets of the data matter. Every step solves a dense system of n_users * dim unknowns: a few dozen steps,
-whatever the condition of the losses, where splitting would need thousands of passes.
+units nor offsets of the data matter. Every step solves a dense system of n_users * dim unknowns. A few dozen steps are
+enough for any condition number of the losses, where splitting would need thousands of passes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from coterie._typing import Array
 from coterie.losses import Evaluation
 from coterie.problem import Problem
 
-LARGEST = 1200  # unknowns up to which dense systems are worth it
+LARGEST = 1200  # largest number of unknowns, because the systems are dense
 _REFINEMENTS = 2  # of the duals, after each step
-_STEPS, _PATIENCE = 120, 12  # Newton steps in all, and with the same smoothing
+_STEPS, _PATIENCE = 120, 12  # largest number of Newton steps, in total and with the same smoothing
 _TRIALS = 40
 _SINGULAR = 1e-15  # added to the diagonal of a system of unit diagonal
 
 
 class Smoothed(NamedTuple):
-    """Where the last Newton step ended."""
+    """The point after the last Newton step."""
 
     models: Array  # (n_users, dim)
     duals: Array  # (n_edges, dim), inside their balls
@@ -40,17 +40,21 @@ class Smoothed(NamedTuple):
 
 
 def solve_smoothed(problem: Problem, tol: float, start: Array | None = None) -> Smoothed:
-    """Solve by smoothing; see the module's text.
+    """Solve a problem by smoothing.
 
     Parameters
     ----------
-    problem : with lam > 0 and at least one edge of positive weight, n_users * dim at most `LARGEST`.
-    tol : the relative duality gap aimed at, as the smoothed problem estimates it.
-    start : (n_users, dim) models to begin from; zero by default.
+    problem
+        A problem with lam > 0 and an edge of positive weight, and with n_users * dim at most `LARGEST`.
+    tol
+        The relative duality gap to reach, as estimated on the smoothed problem.
+    start
+        (n_users, dim) models to start from; the default is zero.
 
     Returns
     -------
     Smoothed
+        Models, duals and the final smoothing.
     """
     search = _Search(problem, start)
     for _ in range(_STEPS):
@@ -92,7 +96,7 @@ class _View:
         return self.origin + z @ self.basis.T
 
     def evaluate(self, z: Array, order: int) -> Evaluation:
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a trial far out is rejected
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a trial point with overflow is rejected
             if self.frame is None:
                 f, g, h = self.loss.evaluate(self.samples, self.models(z), order)
             else:
@@ -105,7 +109,7 @@ class _View:
 
 
 def _whitening(hessian: Array) -> Array:
-    """T with T' hessian T = I, but for directions in which the Hessian is flat beside its others."""
+    """T with T' hessian T = I, except for directions in which the Hessian is nearly flat."""
     diagonal = np.diag(hessian)
     if not (np.isfinite(hessian).all() and (diagonal > 0).any()):
         return np.eye(len(hessian))
@@ -163,8 +167,8 @@ class _Search:
         self.duals = np.zeros((len(self.kept), self.d))  # y, in the coordinates of models
         self.damping, self.patience = 0.0, _PATIENCE
         self.reach = 10.0 * (1.0 + float(np.abs(z).max(initial=0.0)))  # no step is longer, in any coordinate of z
-        # As far as users would go by themselves, where that does not make the smoothing larger than the losses, and as
-        # far as they are apart: nothing of the penalty is sharp yet.
+        # The distance to the local models, if this does not make the smoothing larger than the losses, and the distance
+        # between users: the penalty is completely smooth at first.
         steps = _solved(self.loss.hessians, self.loss.gradients) @ self.view.basis.T
         reach = np.linalg.norm(steps, axis=1)
         reach = reach[np.isfinite(reach)].max(initial=0.0)
@@ -226,7 +230,7 @@ class _Search:
         return common, solved
 
     def advance(self, tol: float) -> bool:
-        """One Newton step; whether the end is reached."""
+        """Make one Newton step; returns whether the method has converged."""
         differences = self._differences(self.own)
         smooth = self._smooth(differences)
         pull = self.radii / smooth
@@ -249,8 +253,8 @@ class _Search:
         self.loss = self.view.evaluate(self.z, 2)
         self._carry(self.duals + size * change)
         for _ in range(_REFINEMENTS):
-            # Between users that are nearly together, steps of the duals are small differences of large numbers: what
-            # the duals still lack is sent through the same edges once more.
+            # Between users with nearly equal models, steps of the duals are small differences of large numbers. So the
+            # remaining residual of the duals is distributed over the same edges once more.
             lack = self.loss.gradients + self.incidence.T @ (self.duals @ self.view.basis)
             flow = self._differences(self._solve(system, lack)[1])
             self._carry(self.duals - (edges @ flow[..., None])[..., 0])
@@ -272,12 +276,12 @@ class _Search:
         return 0.0
 
     def _carry(self, duals: Array) -> None:
-        """Take these duals, drawn into their balls."""
+        """Set these duals, scaled into their balls."""
         norms = np.linalg.norm(duals, axis=1)
         self.duals = duals * np.minimum(1.0, self.radii / np.maximum(norms, 1e-300))[:, None]
 
     def _arrived(self, tol: float, value: float, decrement: float, size: float) -> bool:
-        """Whether the duality gap, estimated by the losses' second-order models, is within tol; else less smoothing."""
+        """Whether the duality gap, estimated by second-order models, is within tol; otherwise reduces the smoothing."""
         differences = self._differences(self.own)
         lengths = np.linalg.norm(differences, axis=1)
         lack = self.loss.gradients + self.incidence.T @ (self.duals @ self.view.basis)
@@ -305,7 +309,7 @@ class _Search:
 
 
 def _solved(matrices: Array, vectors: Array) -> Array:
-    """H^-1 v for each user, but for flat directions."""
+    """H^-1 v for each user, except for flat directions."""
     from coterie.losses.newton import solve_scaled
 
     diagonal = np.einsum("nii->ni", matrices)
@@ -315,7 +319,7 @@ def _solved(matrices: Array, vectors: Array) -> Array:
 
 
 class _Definite:
-    """Solves systems with a matrix that is positive definite but for rounding."""
+    """Solves systems with a matrix that is positive definite up to rounding errors."""
 
     def __init__(self, matrix: Array) -> None:
         from scipy.linalg import LinAlgError, cho_factor
@@ -335,7 +339,7 @@ class _Definite:
                 continue
 
     def __call__(self, rows: Array) -> Array:
-        """The solution for a right-hand side of the shape of models; zero where the matrix cannot be used."""
+        """The solution for a right-hand side of the shape of models; zero if the matrix cannot be used."""
         from scipy.linalg import cho_solve
 
         right = rows.ravel() / self.units
