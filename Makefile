@@ -39,11 +39,11 @@ demo: $(READY)  ## the paper's data, solved and certified, with a picture
 	@$(BIN)/coterie demo --out $(OUT)
 
 test: lint  ## lint, types and the tests that take under two minutes
-	@$(BIN)/python -m pytest -m "not slow and not flower and not browser" -n 2
+	@$(BIN)/python -m pytest -m "not slow and not flower and not browser" -n 2 --dist worksteal
 	@echo "Took $$(($$(date +%s) - $(START))) s. Left to 'make test-all': $$(cat .pytest_cache/v/coterie/left-out) slow tests, tests on Flower and in a browser, and the docs build."
 
 test-all: $(ALL)  ## what `make test` leaves out: slow tests, a browser (Debian's chromium), Flower and the docs
-	@$(BIN)/python -m pytest -m "slow and not flower and not browser" -n 2
+	@$(BIN)/python -m pytest -m "slow and not flower and not browser" -n 2 --dist worksteal
 	@$(BIN)/python -m pytest -m "browser and not flower" -n 0
 	@$(BIN)/python -m pytest -m flower -n 0
 	@$(MAKE) --no-print-directory docs

@@ -63,5 +63,5 @@ def pytest_sessionfinish(session):
     config = session.config
     if hasattr(config, "workeroutput"):
         config.workeroutput["left out"] = config.stash.get(LEFT_OUT, 0)
-    elif config.cache is not None:
+    elif hasattr(config, "cache"):
         config.cache.set("coterie/left-out", config.stash.get(LEFT_OUT, 0))

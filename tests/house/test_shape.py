@@ -22,7 +22,6 @@ KNOWN = {
 }
 
 
-
 def entries(docstring: str | None) -> set[str]:
     """Names explained in the sections Parameters and Attributes of a docstring."""
     section, names = "", set()

@@ -636,7 +636,7 @@ def test_an_interrupt_after_arrival_is_not_a_failure():
 
 @pytest.mark.filterwarnings("ignore::coterie.ConvergenceWarning")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("max_iter", [1, 30])
+@pytest.mark.parametrize("max_iter", [1, pytest.param(30, marks=pytest.mark.slow)])
 def test_a_status_never_claims_more_than_the_gap(loss_name, kind, max_iter):
     """Stopped early, whatever comes back is judged by the same certificate; its bound is below the true optimum."""
     base = problem_for(loss_name, lam=0.02, graph=graph_for(kind, 12, 3), n_users=12, samples=15, seed=1)
