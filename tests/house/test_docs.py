@@ -306,6 +306,20 @@ def test_every_dependency_is_explained():
     assert explained(page) != dependencies(settings.replace('"numpy>', '"novel>=1", "numpy>'))
 
 
+def unmapped(page: str) -> set[str]:
+    """Folders and files of the package that the map of CONTRIBUTING does not name, and names that do not exist."""
+    named = set(re.findall(r"`(\w+(?:/|\.py))`", "".join(f"{cells[0]} " for cells in rows(page))))
+    real = {path.name + "/" * path.is_dir() for path in (ROOT / "src" / "coterie").iterdir()
+            if path.suffix == ".py" or (path / "__init__.py").exists()} - {"__init__.py"}
+    return named ^ real
+
+
+def test_the_map_has_every_room():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    assert unmapped(page) == set()
+    assert unmapped(page.replace("| `runs/` |", "| `walks/` |")) == {"runs/", "walks/"}
+
+
 # Links, words and versions
 
 
