@@ -14,7 +14,6 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from coterie import report
-from coterie.certificates import certify
 from coterie.cli.base import app, console
 from coterie.cli.options import Drop, Features, LossName, Overwrite, Ridge, Separator, Target, TaskName, Tol
 from coterie.data.users import Users
@@ -26,10 +25,9 @@ from coterie.federated.driver import Round
 from coterie.federated.runtimes import service
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.graph.weights import KINDS
-from coterie.problem import Problem
 from coterie.runs import check_free, load_run
-from coterie.runs.folder import clear
-from coterie.solution import Solution, Status
+from coterie.runs.folder import UNFINISHED, clear
+from coterie.solution import Status
 from coterie.storage import json_ready, write_atomically
 
 
@@ -45,8 +43,6 @@ class _Federate(TyperGroup):
 command = typer.Typer(cls=_Federate, invoke_without_command=True, no_args_is_help=True)
 app.add_typer(command, name="federate")
 RUNTIMES = ("local", "flower-sim", "flower")
-_OF_A_START = ("checkpoint", "cluster", "state", "rounds.jsonl", "error.txt")  # a run before its result
-
 
 _Source = Annotated[Path | None, typer.Argument(help="A CSV or Parquet file with one row per sample.",
                                                  metavar="[TABLE]")]
@@ -151,14 +147,12 @@ def write_app(out: Annotated[Path, typer.Option(help="Folder for the app.")] = P
 
 
 def _check_folder(out: Path, overwrite: bool) -> None:
-    """Refuse a folder that holds anything but an earlier start of a federation."""
+    """Refuse a folder that is in use; a finished run is removed only if `overwrite`, an unfinished one is continued."""
+    check_free(out, overwrite=overwrite)
     if overwrite:
         clear(out)
-        for name in _OF_A_START:
-            shutil.rmtree(out / name, ignore_errors=True)
-    if not (out / "checkpoint").exists() and any(file.name not in _OF_A_START for file in (
-            out.iterdir() if out.is_dir() else [out] if out.exists() else [])):
-        check_free(out, overwrite=overwrite)
+        for path in (out / name for name in UNFINISHED):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _source(table: Path | None, user: str, dataset: str, seed: int) -> dict[str, Any]:
@@ -229,14 +223,10 @@ def _page(source: Users | sources.Table, config: dict[str, Any], out: Path, roun
     agreement = Agreement.from_json((out / "checkpoint" / "federation.json").read_text(encoding="utf-8"))
     data = agreement.data(source, float(config["held-out"]), int(config["seed"]))
     users = data.samples.users.data
-    who = [users.index(name) for name in run.names]  # without those who were set aside
-    problem = Problem(users.take(who), data.loss, run.lam, run.graph)
-    solution = Solution(problem=problem, models=run.models, duals=None, status=run.status,
-                        certificate=certify(problem, run.models, run.duals), solver=run.info["solver"],
-                        seconds=run.info["seconds"])
+    solution = run.solution(users, data.loss)  # without those who were set aside
     names = ("gap", "n_clusters", "bytes_up", "bytes_down", "answered")
     document = report.gather(solution, settings=config, command="coterie federate",
-                             title=f"A federation of {len(who)} users")
+                             title=f"A federation of {len(run.names)} users")
     document["federated"] = json_ready({
         "rounds": [{"round": line["iteration"], **{name: line[name] for name in names}} for line in rounds],
         "sentence": f"{run.info['n_rounds']} rounds, {run.info['bytes_up']:,} bytes up and "

@@ -36,7 +36,7 @@ from coterie.storage import json_ready, pack, unpack, write_atomically
 
 RESERVED = ("user", "cluster", "users")  # columns of models.csv and clusters.csv that are no coefficients
 #: What an unfinished federated run leaves in its folder.
-_UNFINISHED = {"checkpoint", "cluster", "state", "rounds.jsonl", "error.txt"}
+UNFINISHED = {"checkpoint", "cluster", "state", "rounds.jsonl", "error.txt"}
 _OPTIONAL = ("ledger.csv", "path.csv", "path.parquet", "models.parquet", "report.json", "report.html")
 
 
@@ -149,7 +149,7 @@ def check_free(folder: str | os.PathLike[str], *, overwrite: bool = False, resum
     foreign = parts is not None and not all(".coterie" in file.suffixes for file in parts)
     finished = _is_run(folder / "run.json")
     if folder.is_dir() and parts is None and not finished:
-        foreign = not {file.name for file in folder.iterdir()} <= _UNFINISHED
+        foreign = not {file.name for file in folder.iterdir()} <= UNFINISHED
     if foreign:
         raise InvalidInput(f"{folder} holds other files", remedy="Name an empty or a new folder with --out")
     if finished and not overwrite and not (resume and parts):
