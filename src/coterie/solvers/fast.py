@@ -74,7 +74,24 @@ class Fast:
 
 
 class _Run:
-    """One solve: the iteration's state and the best certified point so far."""
+    """One solve: the iteration's state and the best certified point so far.
+
+    Attributes
+    ----------
+    problem, tol, settings, progress : the arguments of the solve.
+    began, history : time of the start, and one `Record` per batch of passes.
+    certificate, best : the best certificate so far and its models.
+    quadratic : whether the second-order models are the losses themselves.
+    centre, values, gradients, hessians : where the second-order models are expanded, and their parts.
+    curvature, floor, shift : mean curvature; the least and the current shift of each user's Hessian.
+    engine, exact_start : the splitting on the graph; whether its first sigma is the right one.
+    passes, limit : passes over the edges so far, and at most.
+    next_try, repair_at, smooth_at : passes before which no certificate, repair of duals or smoothing is tried.
+    unbounded : how many certificates had no finite bound even after a repair.
+    labels, tried : groups of the last batch, and the groups that were polished last.
+    warm, warm_labels : whether a start with duals was given, and its groups.
+    proven : whether a polish was tried.
+    """
 
     def __init__(self, settings: Fast, problem: Problem, tol: float, start: Start | None,
                  progress: Callable[[Record], None] | None) -> None:

@@ -25,8 +25,8 @@ class Pairs:
 
     def __init__(self, graph: Graph, lam: float, aside: Flags, *, ordered: bool, both: bool) -> None:
         n, (i, j) = graph.n_users, graph.edges.T
-        here = ~aside[i] & ~aside[j]
-        i, j, number = i[here], j[here], np.flatnonzero(here)
+        active = ~aside[i] & ~aside[j]
+        i, j, number = i[active], j[active], np.flatnonzero(active)
         heads, tails = (np.concatenate([i, j]), np.concatenate([j, i])) if ordered else (i, j)
         edge = np.tile(number, 2) if ordered else number
         order = np.lexsort((tails, heads))
@@ -112,97 +112,106 @@ def hats(dual: Array, heads: Array, others: Array, difference: Array, rho: float
 
 def answer_edges(loss: Loss, samples: Samples, queries: Batch, memory: Mapping[str, Ragged],
                  ) -> tuple[dict[str, Array], dict[str, Ragged], dict[str, Ragged]]:
-    """Users who hold their own edges: take up the news, then step.
+    """Answer for users who hold their own edges: read what the server sends, then step.
 
     `memory` has a part for every user of the data: its own model (point), and for its pairs others, difference, hat,
     neighbours, radii and whether they are quiet.
     """
     rho, hat_rho, weight, eta_z, nu, linearised = queries.shared["settings"].tolist()
-    users, n = queries.users, samples.n_users
-    kept = _taken_up(queries, memory, n, samples.dim)
-    offsets, owner = kept["others"].offsets, kept["others"].owner
-    points, tails, eta = kept["point"].values, kept["tails"].values, np.full(n, weight)
-    others, difference, hat = (kept[name].values.copy() for name in ("others", "difference", "hat"))
-    neighbours, quiet = kept["neighbours"].values, kept["quiet"].values.copy()
-    # S7: the models that moved last round.
-    place = np.full(int(max(neighbours.max(initial=-1), queries.shared["who"].max(initial=-1))) + 1, -1)
-    place[queries.shared["who"]] = np.arange(len(queries.shared["who"]))
-    reached = np.zeros(n, dtype=bool)
-    reached[users] = True
-    news = np.flatnonzero((place[neighbours] >= 0) & reached[owner] & ~quiet) if neighbours.size else np.empty(0, int)
-    others[news] = queries.shared["models"][place[neighbours[news]]]
-
-    def positions(name: str) -> Ints:
-        part = queries.ragged.get(name)
-        return np.empty(0, dtype=np.int64) if part is None else offsets[users[part.owner]] + part.values
-
-    woken = positions("wake")
-    if woken.size:
-        quiet[woken], others[woken] = False, queries.ragged["wake_model"].values
-    quiet[positions("quiet")] = True
-    # S10, S11: new duals, and the auxiliary ones from them.
-    at = positions("dual_at")
-    if at.size:
-        hat[at] = hats(queries.ragged["dual"].values, points[owner[at]], others[at], difference[at], hat_rho, nu)
-    seen = np.where(quiet[:, None], points[owner], others)
+    users, kept = queries.users, _read(queries, memory, samples.n_users, samples.dim, hat_rho, nu)
+    offsets, owner, points = kept["others"].offsets, kept["others"].owner, kept["point"].values
+    others, difference, hat = (kept[name].values for name in ("others", "difference", "hat"))
+    seen = np.where(kept["quiet"].values[:, None], points[owner], others)
     # S2: the users' own models.
     stepping = np.flatnonzero(queries.arrays["step"])
-    moving = users[stepping]
-    models, values, bends, stiff = points, np.empty(0), np.empty(0), np.empty(0)
+    moving, models = users[stepping], points.copy()
+    values = curvatures = stiff = np.empty(0)
     if moving.size:
         linear, centres = pulls(seen, difference, hat, offsets)
-        pairs = np.diff(offsets) + tails
-        linear, centres, pairs = linear[moving], centres[moving], pairs[moving]
+        linear, centres = linear[moving], centres[moving]
+        pairs = (np.diff(offsets) + kept["tails"].values)[moving]
         beyond = queries.ragged.get("beyond")
         if beyond is not None:
             half = np.flatnonzero(beyond.counts[stepping])
             linear[half] += beyond.values[0::2]
             centres[half] += beyond.values[1::2]
-        models = points.copy()
+        eta = np.full(len(moving), weight)
         if linearised:
             values, slope, hessians = loss.evaluate(samples, points[moving], 2, moving)
             slope = slope + step_slope(points[moving], linear, centres, pairs, rho)
             stiff = stiffness(loss, samples, hessians, moving)
-            models[moving] = points[moving] - slope / step_length(eta[moving], stiff, rho, pairs)[:, None]
+            models[moving] = points[moving] - slope / step_length(eta, stiff, rho, pairs)[:, None]
         else:
-            centre, t = step_centre(points[moving], linear, centres, pairs, rho, eta[moving])
+            centre, t = step_centre(points[moving], linear, centres, pairs, rho, eta)
             models[moving] = loss.prox(samples, None, t, centre, users=moving).points
             values, _, hessians = loss.evaluate(samples, models[moving], 2, moving)
-        bends = mean_curvature(hessians)
+        curvatures = mean_curvature(hessians)
     # S3: their differences, from the models as they were.
-    at = positions("update")
+    at = _positions(queries, "update", offsets)
     if at.size:
         difference[at] = differences(points[owner[at]], seen[at], difference[at], hat[at], kept["radii"].values[at],
                                      rho, eta_z)
-    new = dict(kept, point=kept["point"]._replace(values=models), others=Ragged(others, offsets),
-               difference=Ragged(difference, offsets), hat=Ragged(hat, offsets), quiet=Ragged(quiet, offsets))
     stepped = np.zeros(len(users), dtype=np.int64)
     stepped[stepping] = 1
     counts = queries.ragged["update"].counts if at.size else np.zeros(len(users), dtype=np.int64)
-    told = {"model": Ragged.of(models[moving], stepped), "value": Ragged.of(values, stepped),
-            "curvature": Ragged.of(bends, stepped), "difference": Ragged.of(difference[at], counts)}
+    reply = {"model": Ragged.of(models[moving], stepped), "value": Ragged.of(values, stepped),
+             "curvature": Ragged.of(curvatures, stepped), "difference": Ragged.of(difference[at], counts)}
     if linearised:
-        told["stiffness"] = Ragged.of(stiff, stepped)
-    return {}, told, new
+        reply["stiffness"] = Ragged.of(stiff, stepped)
+    return {}, reply, dict(kept, point=kept["point"]._replace(values=models))
+
+
+def _positions(queries: Batch, name: str, offsets: Ints) -> Ints:
+    """Rows of the pairs that a part of the queries names by their number among the pairs of their head."""
+    part = queries.ragged.get(name)
+    return np.empty(0, dtype=np.int64) if part is None else offsets[queries.users[part.owner]] + part.values
+
+
+def _read(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim: int, rho: float,
+          nu: float) -> dict[str, Ragged]:
+    """The memory after what the queries send: models that moved, pairs that wake or fall quiet, new duals."""
+    kept = _initialised(queries, memory, n_users, dim)
+    offsets, owner = kept["others"].offsets, kept["others"].owner
+    others, difference, hat, quiet = (kept[name].values.copy() for name in ("others", "difference", "hat", "quiet"))
+    # S7: the models that moved last round.
+    neighbours, who = kept["neighbours"].values, queries.shared["who"]
+    row = np.full(int(max(neighbours.max(initial=-1), who.max(initial=-1))) + 1, -1)
+    row[who] = np.arange(len(who))
+    reached = np.zeros(n_users, dtype=bool)
+    reached[queries.users] = True
+    if neighbours.size:
+        moved = np.flatnonzero((row[neighbours] >= 0) & reached[owner] & ~quiet)
+        others[moved] = queries.shared["models"][row[neighbours[moved]]]
+    woken = _positions(queries, "wake", offsets)
+    if woken.size:
+        quiet[woken], others[woken] = False, queries.ragged["wake_model"].values
+    quiet[_positions(queries, "quiet", offsets)] = True
+    # S10, S11: new duals, and the auxiliary ones from them.
+    at = _positions(queries, "dual_at", offsets)
+    if at.size:
+        points = kept["point"].values[owner[at]]
+        hat[at] = hats(queries.ragged["dual"].values, points, others[at], difference[at], rho, nu)
+    return dict(kept, others=Ragged(others, offsets), difference=Ragged(difference, offsets),
+                hat=Ragged(hat, offsets), quiet=Ragged(quiet, offsets))
 
 
 #: What a user keeps, by the number of axes of a row; "quiet" is its own.
 _KEPT = {"point": 1, "others": 1, "difference": 1, "hat": 1, "neighbours": 0, "radii": 0, "tails": 0}
 
 
-def _taken_up(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim: int) -> dict[str, Ragged]:
-    """The memory with that of users who are told all anew put in place of what they had."""
+def _initialised(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim: int) -> dict[str, Ragged]:
+    """The memory, re-initialised for users who are sent all of it."""
     nothing = np.zeros(n_users, dtype=np.int64)
     kept = dict(memory) or {
         **{name: Ragged.of(np.zeros((0, dim)[:1 + axes]), nothing) for name, axes in _KEPT.items()},
         "neighbours": Ragged.of(np.zeros(0, dtype=np.int64), nothing),
         "quiet": Ragged.of(np.zeros(0, dtype=bool), nothing),
         "point": Ragged.of(np.zeros((n_users, dim)), nothing + 1), "tails": Ragged.of(np.zeros(n_users), nothing + 1)}
-    told = queries.ragged.get("point")
-    if told is None:
+    sent = queries.ragged.get("point")
+    if sent is None:
         return kept
     fresh = np.zeros(n_users, dtype=bool)
-    fresh[queries.users[np.flatnonzero(told.counts)]] = True
+    fresh[queries.users[np.flatnonzero(sent.counts)]] = True
     for name in _KEPT:
         kept[name] = _replaced(kept[name], queries.users, queries.ragged.get(name), fresh)
     loud = queries.ragged.get("others")
@@ -211,14 +220,14 @@ def _taken_up(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim: i
     return kept
 
 
-def _replaced(old: Ragged, users: Ints, told: Ragged | None, fresh: Flags) -> Ragged:
-    """The rows of `fresh` users from what they were told, all others' as they were."""
+def _replaced(old: Ragged, users: Ints, sent: Ragged | None, fresh: Flags) -> Ragged:
+    """The rows of `fresh` users from what they are sent, those of all others unchanged."""
     counts = np.where(fresh, 0, old.counts)
-    if told is not None:
-        counts[users] += told.counts
+    if sent is not None:
+        counts[users] += sent.counts
     new = Ragged.of(np.empty((int(counts.sum()), *old.values.shape[1:]), dtype=old.values.dtype), counts)
     own = fresh[new.owner]
     new.values[~own] = old.values[~fresh[old.owner]]
-    if told is not None:
-        new.values[own] = told.values
+    if sent is not None:
+        new.values[own] = sent.values
     return new

@@ -120,13 +120,13 @@ class PDMMState(State):
     hushed: Flags  # (n_pairs,) what the users believe to be quiet
     due_x: Flags  # (n_users,) what users who hold the edges were last told to do
     due_z: Flags  # (n_pairs,)
-    rho: float
+    rho: float  # weight of the constraints in this round
     hat_rho: float  # the rho of the last round, with which the auxiliary duals were made
-    changes: int
+    changes: int  # of rho so far
     review: float  # sweeps after which rho is looked at again
     length: float  # of the users' steps, a running mean
     look: int  # the round in which the estimate is made next
-    error: float
+    error: float  # the estimated relative gap; inf before the first estimate
 
 
 class PDMMMethod(Method):
