@@ -84,7 +84,12 @@ def federate(users: Users, loss: Loss, lam: float, *, graph: Graph | str | None 
 
     Example
     -------
-    >>> run = federate(users, Logistic(), lam=0.01, participation=0.4)
+    >>> import coterie as ct
+    >>> from coterie.datasets import clustered
+    >>> users = clustered("logistic", n_users=6, samples=20, seed=0).users
+    >>> run = ct.federate(users, ct.Logistic(), lam=10.0, participation=0.5)
+    >>> run.status.name, run.n_clusters
+    ('CONVERGED', 1)
     """
     graph, weights = (None, graph) if isinstance(graph, str) else (graph, weights)
     algorithm = Newton() if algorithm is None else algorithm

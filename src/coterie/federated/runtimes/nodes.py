@@ -25,8 +25,12 @@ class LocalNodes(LocalRuntime):
 
     Example
     -------
-    >>> nodes = LocalNodes([Table(frame=frame, user="who", target="y") for frame in frames])
-    >>> agreement = agree(nodes, DataSettings())
+    >>> import coterie as ct
+    >>> from coterie.datasets import clustered
+    >>> users = clustered("squared", n_users=4, samples=10, seed=0).users
+    >>> nodes = LocalNodes([users.take([0, 1]), users.take([2, 3])])
+    >>> [len(introduction.names) for _, introduction in nodes.gather(n_users=4, wait=0.0)]
+    [2, 2]
     """
 
     def __init__(self, sources: Sequence[Users | Table], held_out: float = 0.0, seed: int = 0) -> None:
