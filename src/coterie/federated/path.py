@@ -119,7 +119,7 @@ def federate_path(users: Users, loss: Loss, lams: npt.ArrayLike | None = None, *
     >>> from coterie.datasets import clustered
     >>> users = clustered("logistic", n_users=6, samples=20, seed=0).users
     >>> path = ct.federate_path(users, ct.Logistic(), [0.01, 10.0], tol=1e-4)
-    >>> [run.n_clusters for run in path.runs][-1]
+    >>> min(run.n_clusters for run in path.runs)
     1
     """
     graph, kinds = (None, {"weights": graph}) if isinstance(graph, str) else (graph, {})
