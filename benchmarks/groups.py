@@ -23,9 +23,9 @@ from sklearn.metrics import adjusted_rand_score, roc_auc_score
 import coterie as ct
 from coterie import datasets
 from coterie.analysis.groups import _Judge, _scaled, find_groups
-from coterie.analysis.path import check_labels
 from coterie.analysis.select import refit
 from coterie.graph.weights import LocalModels
+from coterie.labels import check_labels
 
 RIDGE = 1e-3
 PENALTIES = np.geomspace(1e-1, 1e-5, 9)

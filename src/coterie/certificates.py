@@ -17,10 +17,11 @@ import numpy.typing as npt
 from coterie._typing import Array, Flags, Indices, Ints
 from coterie.errors import InvalidInput
 from coterie.graph import Graph
+from coterie.labels import group_means, group_sums, labels_of
 from coterie.losses import Loss, Samples
 from coterie.losses.newton import solve_scaled
 from coterie.problem import Problem
-from coterie.solution import Certificate, labels_of
+from coterie.solution import Certificate
 
 _EPSILON = 4 * float(np.finfo(float).eps)
 _REPAIRS = 5  # attempts at moving duals into the conjugates' domain
@@ -182,11 +183,9 @@ def reference(graph: Graph, models: Array) -> Array:
     The slopes -(B'y)_i of connected users sum to zero, so sum_i <slopes_i, about> = 0 for a common point `about`:
     conjugates may be computed about it, and offsets that all models share cost no digits.
     """
-    parts, starts, counts = np.unique(graph.components, return_index=True, return_counts=True)
+    starts = np.unique(graph.components, return_index=True)[1]
     offsets = models - models[starts][graph.components]
-    sums = np.zeros((len(parts), models.shape[1]))
-    np.add.at(sums, graph.components, offsets)
-    return (models[starts] + sums / counts[:, None])[graph.components]
+    return (models[starts] + group_means(offsets, graph.components))[graph.components]
 
 
 def assembled(problem: Problem, x: Array, slopes: Array, about: Array, answers: Answers) -> Certificate:
@@ -244,8 +243,7 @@ def lacking(loss: Loss, samples: Samples, models: Array, slopes: Array, users: I
 def supplied(graph: Graph, radii: Array, duals: Array, lack: Array, outside: Flags) -> Array:
     """Duals that give the users outside what their slopes lack; see `_into_domain`."""
     parts = graph.components
-    total, givers = np.zeros((parts.max() + 1, lack.shape[1])), np.bincount(parts[~outside], minlength=parts.max() + 1)
-    np.add.at(total, parts, lack)
+    total, givers = group_sums(lack, parts), np.bincount(parts[~outside], minlength=parts.max() + 1)
     lack[~outside] -= (total / np.maximum(givers, 1)[:, None])[parts[~outside]]
     flow = graph.flow(lack)
     excess = float((np.linalg.norm(flow, axis=1) / np.maximum(radii, 1e-300)).max())

@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array, Ints
-from coterie.data.users import Users
+from coterie.data.users import Participants, Users
 from coterie.errors import Incompatible, InvalidInput
+from coterie.labels import labels_of, rows_owner
+from coterie.losses import Loss
 from coterie.newcomers import Joined, join
 from coterie.problem import Problem
 
@@ -220,11 +222,7 @@ class Solution:
         InvalidInput
             If a user is not in the problem.
         """
-        rows = Users.from_arrays(X, None, users)
-        # `rows` is sorted by user; `back` restores the given order.
-        back = np.argsort(np.argsort(rows_owner(users, rows.names), kind="stable"), kind="stable")
-        known = np.array([self.problem.users.index(name) for name in rows.names], dtype=np.int64)
-        return self.problem.loss.predict(rows.features, self.models[known[rows.owner]])[back]
+        return predict_rows(self.problem.loss, self.problem.users, self.models, X, users)
 
     def personalize(self, new_users: Users, *, weight: float | None = None) -> Joined:
         """Give new users a model and a group, without changing the models of other users.
@@ -298,27 +296,26 @@ def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[obje
             f"<tbody>{''.join(line('td', row) for row in rows)}</tbody></table></div>")
 
 
-def labels_of(models: Array) -> Ints:
-    """(n_users,) group numbers from 0, in order of first appearance; users with equal models are one group."""
-    # Equal rows have equal bytes after -0.0 is replaced by 0.0; sorting bytes is much faster than sorting rows.
-    rows = np.ascontiguousarray(models + 0.0)
-    keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
-    return first_labels(np.unique(keys, return_inverse=True)[1].ravel())
+def predict_rows(loss: Loss, users: Participants, models: Array, X: npt.ArrayLike, owners: npt.ArrayLike) -> Array:
+    """The prediction for each row of X by the model of its user, in the order of the rows.
 
+    Parameters
+    ----------
+    loss : that predicts.
+    users : those who have models.
+    models : (n_users, dim), in the order of `users.names`.
+    X : (n_rows, n_features).
+    owners : the name of the user of each row.
 
-def first_labels(groups: Ints) -> Ints:
-    """Group numbers 0 .. k-1 renumbered by first appearance."""
-    _, first = np.unique(groups, return_index=True)
-    rank = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[groups]
-
-
-def rows_owner(users: npt.ArrayLike, names: tuple[object, ...]) -> Ints:
-    """(n_rows,) the position of each row's user in `names`."""
-    index = {name: k for k, name in enumerate(names)}
-    given = users.tolist() if hasattr(users, "tolist") else users.to_list() if hasattr(users, "to_list") else users
-    return np.array([index[name] for name in given], dtype=np.int64)  # type: ignore[union-attr]
+    Raises
+    ------
+    InvalidInput : where a row is of a user without a model.
+    """
+    rows = Users.from_arrays(X, None, owners)
+    # `rows` is sorted by user; `back` restores the given order.
+    back = np.argsort(np.argsort(rows_owner(owners, rows.names), kind="stable"), kind="stable")
+    known = np.array([users.index(name) for name in rows.names], dtype=np.int64)
+    return loss.predict(rows.features, models[known[rows.owner]])[back]
 
 
 @dataclass(frozen=True, kw_only=True)

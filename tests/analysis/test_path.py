@@ -21,7 +21,7 @@ from support.problems import (
 import coterie as ct
 from coterie.analysis import consensus as consensus_module
 from coterie.analysis import path as path_module
-from coterie.solution import first_labels
+from coterie.labels import first_labels
 
 KINDS = ["complete", "weighted", "knn", "disconnected"]
 

@@ -16,10 +16,10 @@ from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 
 import coterie as ct
-from coterie.analysis.path import check_labels
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.fitting import Fit, Settings, fit
 from coterie.fitting.units import Units
+from coterie.labels import check_labels
 from coterie.solution import Status
 
 RIDGE = 1e-3

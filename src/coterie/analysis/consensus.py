@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array, Ints
+from coterie._typing import Array
 from coterie.data.users import Users
 from coterie.errors import interruptible
+from coterie.labels import group_means
 from coterie.losses import SquaredDistance
 from coterie.problem import Problem
 from coterie.solution import Solution
@@ -74,7 +75,8 @@ def consensus(problem: Problem, rtol: float = 1e-6) -> Consensus:
     zero = np.zeros((problem.n_users, problem.dim))
     pooled = polish(problem, graph.components, zero)
     gradients = problem.gradients(pooled)
-    gradients -= pooled_means(gradients, graph.components)  # remove the rounding error of the pooled optimum
+    parts = graph.components
+    gradients -= group_means(gradients, parts)[parts]  # remove the rounding error of the pooled optimum
     if not used.any():
         return Consensus(Bracket(0.0, 0.0), pooled, np.zeros((graph.n_edges, problem.dim)))
 
@@ -103,16 +105,10 @@ def consensus(problem: Problem, rtol: float = 1e-6) -> Consensus:
         flow = best.duals + graph.flow(points - graph.divergence(best.duals))
         if above(flow) < upper:
             upper, proof = above(flow), unit * flow
-        x = best.models - pooled_means(best.models, graph.components)
+        x = best.models - group_means(best.models, parts)[parts]
         length = graph.penalty(x)
         step = float((points * x).sum()) / length if length > 0 else lower
         if not step > lower * (1.0 + 1e-15):
             break
         lower = min(step, upper)
     return Consensus(bracket(), pooled, proof)
-
-
-def pooled_means(rows: Array, labels: Ints) -> Array:
-    """Replace each row by the mean of its group."""
-    sums = np.stack([np.bincount(labels, weights=column) for column in rows.T], axis=1)
-    return (sums / np.bincount(labels)[:, None])[labels]

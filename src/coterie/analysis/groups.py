@@ -37,12 +37,13 @@ from math import lgamma
 import numpy as np
 
 from coterie._typing import Array, Indices, Ints
-from coterie.analysis.path import Path, check_labels, solve_path
+from coterie.analysis.path import Path, solve_path
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Participants, Users
 from coterie.errors import InvalidInput, interruptible
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels, adaptive_graph
+from coterie.labels import check_labels
 from coterie.losses import AffineLoss, Evaluation, Loss, Samples
 from coterie.losses.grouped import Grouped
 from coterie.losses.linear import Huber, Logistic, Squared, SquaredHinge

@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array, Ints
-from coterie.analysis.path import check_labels
 from coterie.analysis.recovery import clustered, unbalanced
 from coterie.certificates import feasible_flow
+from coterie.labels import check_labels, labels_of
 from coterie.problem import Problem
-from coterie.solution import labels_of
 from coterie.solvers.polish import polish
 
 

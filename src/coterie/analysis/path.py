@@ -15,8 +15,9 @@ import numpy.typing as npt
 from coterie._typing import Array, Ints
 from coterie.analysis.consensus import Bracket, Consensus, consensus
 from coterie.errors import ConvergenceWarning, InvalidInput, interruptible
+from coterie.labels import check_labels
 from coterie.problem import Problem, check_lam
-from coterie.solution import Solution, Status, first_labels, html_table
+from coterie.solution import Solution, Status, html_table
 from coterie.solvers import Solver, solve_quietly
 from coterie.solvers.base import Start
 
@@ -257,18 +258,6 @@ class InNotebook:
     def _repr_html_(self: Any) -> str:
         texts = [self.why, *([] if self.scores is None else [str(self.scores)])]
         return self.solution._repr_html_() + "".join(f"<p>{escape(s)}</p>" for s in texts) + self.path._repr_html_()
-
-
-def check_labels(labels: npt.ArrayLike, n_users: int) -> Ints:
-    """Labels of any type as numbers from 0, in order of first appearance."""
-    given = np.asarray(labels)
-    if given.shape != (n_users,):
-        raise InvalidInput(f"expected one label for each of {n_users} users, got shape {given.shape}",
-                           remedy="Give them in the order of users.names")
-    if given.dtype.kind == "f" and not np.isfinite(given).all():
-        user = int(np.flatnonzero(~np.isfinite(given))[0])
-        raise InvalidInput("labels must not be missing", where=f"user number {user}", remedy="Give every user a label")
-    return first_labels(np.unique(given, return_inverse=True)[1].ravel())
 
 
 def _root(parent: dict[int, int], item: int) -> int:

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array, Ints
-from coterie.analysis.path import check_labels
 from coterie.errors import InvalidInput, NotConverged, interruptible
 from coterie.graph import Graph
+from coterie.labels import check_labels, group_means
 from coterie.losses.grouped import Grouped
 from coterie.problem import Problem
 from coterie.solvers import solve_quietly
@@ -181,9 +181,7 @@ def _denominator(graph: Graph, labels: Ints) -> float:
 
 def _means(problem: Problem, labels: Ints, at: Array) -> Array:
     """(n_clusters, dim) grad g_k at the k-th row of `at`, with g_k the mean of the losses of group k."""
-    gradients = problem.gradients(at[labels])
-    sums = np.stack([np.bincount(labels, weights=column) for column in gradients.T], axis=1)
-    return sums / np.bincount(labels)[:, None]
+    return group_means(problem.gradients(at[labels]), labels)
 
 
 def _farthest(gradients: Array, labels: Ints, extra: Array) -> tuple[float, tuple[int, int] | None]:

@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from coterie._typing import Array, Ints
 from coterie.analysis.metrics import adjusted_rand
-from coterie.analysis.path import Path, check_labels, solve_path
+from coterie.analysis.path import Path, solve_path
 from coterie.analysis.recovery import recovery_bounds
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
+from coterie.labels import check_labels
 from coterie.losses.grouped import Grouped
 from coterie.problem import Problem
 from coterie.solution import Solution

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array, Ints
-from coterie.analysis.path import check_labels
 from coterie.baselines.run import BaselineRun, least_loss
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
+from coterie.labels import check_labels, labels_of
 from coterie.losses import AffineLoss, Loss, Samples
 from coterie.newcomers import Joined
-from coterie.solution import labels_of, rows_owner
+from coterie.solution import predict_rows
 
 #: Largest number of settings that `tune` tries, the same for every method.
 BUDGET = 10
@@ -187,11 +187,7 @@ class Fitted:
         InvalidInput
             If a user was not in the fit.
         """
-        rows = Users.from_arrays(X, None, users)
-        # `rows` is sorted by user; `back` restores the given order.
-        back = np.argsort(np.argsort(rows_owner(users, rows.names), kind="stable"), kind="stable")
-        known = np.array([self.users.index(name) for name in rows.names], dtype=np.int64)
-        return self.loss.predict(rows.features, self.models[known[rows.owner]])[back]
+        return predict_rows(self.loss, self.users, self.models, X, users)
 
     def personalize(self, new_users: Users) -> Joined:
         """Give new users a model, by the rule of the method or, if it has none, the best of the shared models.

@@ -12,6 +12,7 @@ from coterie.baselines.assigning import Assigning
 from coterie.baselines.base import Outcome, check
 from coterie.baselines.descent import curvature, descend
 from coterie.baselines.run import BaselineRun
+from coterie.labels import group_means
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,4 @@ class IFCA(Assigning):
 def cluster_means(points: Array, labels: Ints, otherwise: Array) -> Array:
     """(k, dim) the mean of the points of each cluster; for an empty cluster, its row of `otherwise`."""
     sizes = np.bincount(labels, minlength=len(otherwise))[:, None]
-    sums = np.zeros_like(otherwise)
-    np.add.at(sums, labels, points)
-    return np.where(sizes > 0, sums / np.maximum(sizes, 1), otherwise)
+    return np.where(sizes > 0, group_means(points, labels, len(otherwise)), otherwise)

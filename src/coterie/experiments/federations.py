@@ -32,9 +32,9 @@ from coterie.data.users import Users
 from coterie.errors import CoterieWarning, interruptible
 from coterie.experiments.federations_data import Benchmark, Parts
 from coterie.experiments.federations_ours import OURS, Coterie
+from coterie.labels import labels_of
 from coterie.losses import Loss
 from coterie.plots.style import new_figure
-from coterie.solution import labels_of
 
 LEVEL = 0.05  # of significance
 WIDE = 100  # for models with more coordinates, methods with many rounds or starts get fewer

@@ -22,6 +22,7 @@ from coterie.data.users import Users
 from coterie.datasets import load
 from coterie.errors import InvalidInput
 from coterie.fitting.units import Units
+from coterie.labels import group_means
 from coterie.losses import Logistic, Loss, Multinomial, Squared
 
 RIDGE = 1e-3
@@ -125,21 +126,15 @@ def discriminant(train: Users, k: int, shrinkage: float = 0.2) -> Features:
     assert train.targets is not None
     kinds, cell = np.unique(np.stack([train.owner, train.targets.astype(np.int64)]), axis=1, return_inverse=True)
     cell = cell.ravel()
-    means = _means(rows, cell, kinds.shape[1])
+    means = group_means(rows, cell, kinds.shape[1])
     rest = rows - means[cell]
     within = rest.T @ rest / n
     within = (1 - shrinkage) * within + shrinkage * np.trace(within) / p * np.eye(p)
     root = np.linalg.cholesky(np.linalg.inv(within))
-    apart = (means - _means(rows, train.owner, train.n_users)[kinds[0]]) @ root
+    apart = (means - group_means(rows, train.owner, train.n_users)[kinds[0]]) @ root
     apart *= np.sqrt(np.bincount(cell) / n)[:, None]
     chosen = _signed(root @ np.linalg.eigh(apart.T @ apart)[1][:, ::-1][:, :k])
     return Features(partial(_mapped, scaler=scaler, directions=chosen / (rows @ chosen).std(axis=0)))
-
-
-def _means(rows: Array, label: Ints, n: int) -> Array:
-    sums = np.zeros((n, rows.shape[1]))
-    np.add.at(sums, label, rows)
-    return sums / np.maximum(np.bincount(label, minlength=n), 1)[:, None]
 
 
 def _signed(directions: Array) -> Array:

@@ -23,10 +23,10 @@ from coterie.baselines.ifca import cluster_means
 from coterie.baselines.run import BaselineRun, near
 from coterie.data.users import Users
 from coterie.graph.weights import LocalModels, adaptive_graph
+from coterie.labels import labels_of
 from coterie.losses import Evaluation, Loss, Samples
 from coterie.losses.linear import Huber, Squared
 from coterie.problem import Problem
-from coterie.solution import labels_of
 
 _SPREAD = 1e-3  # initial variance of the users' models, in units of standardised features
 _WIDEST = 200  # largest number of coordinates for a search over groups, whose Hessians otherwise take minutes

@@ -20,7 +20,7 @@ from scipy.spatial.distance import pdist
 
 from coterie._typing import Array, Flags, Ints
 from coterie.analysis.consensus import lam_max
-from coterie.analysis.path import check_labels, solve_path
+from coterie.analysis.path import solve_path
 from coterie.analysis.recovery import recovery_bounds
 from coterie.analysis.select import refit
 from coterie.baselines import Global, Local, Oracle, SquaredPenaltyBaseline
@@ -28,6 +28,7 @@ from coterie.data.users import Users
 from coterie.datasets import Dataset, Ellipses, ellipses
 from coterie.errors import InvalidInput
 from coterie.federated import PDMM, Algorithm, Data, Federation, LocalRuntime, Newton, Participation
+from coterie.labels import check_labels
 from coterie.losses import SquaredHinge
 from coterie.problem import Problem
 from coterie.solvers import solve

@@ -11,8 +11,8 @@ import numpy as np
 from coterie._typing import Array, Flags, Ints
 from coterie.errors import MissingExtra
 from coterie.experiments.paper import EIGHT, FLAT, LOSS, OURS, PRINTED, REFITTED, SQUARED, WINDOW, Table
+from coterie.labels import labels_of
 from coterie.plots import separator_ends
-from coterie.solution import labels_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,8 +7,9 @@ from typing import Self
 
 from coterie._typing import Array
 from coterie.certificates import certify
+from coterie.labels import labels_of
 from coterie.problem import Problem
-from coterie.solution import Certificate, labels_of
+from coterie.solution import Certificate
 from coterie.solvers import solve
 
 

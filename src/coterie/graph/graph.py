@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from coterie._typing import Array, Flags, Ints
 from coterie.errors import InvalidInput
+from coterie.labels import group_means
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -269,7 +270,7 @@ class Graph:
         factor = splu(inner, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
 
         def flow(forces: Array) -> Array:
-            forces = forces - _component_means(forces, self.components)
+            forces = forces - group_means(forces, self.components)[self.components]
             potential = np.zeros_like(forces)
             potential[free] = factor.solve(np.ascontiguousarray(forces[free]))
             return conductance[:, None] * self.differences(potential)
@@ -287,13 +288,6 @@ class Graph:
     def __repr__(self) -> str:
         kind = "complete, " if self.is_complete else ""
         return f"Graph({kind}{self.n_users:,} users, {self.n_edges:,} edges)"
-
-
-def _component_means(values: Array, components: Ints) -> Array:
-    n = int(components.max()) + 1
-    sums = np.zeros((n, values.shape[1]))
-    np.add.at(sums, components, values)
-    return (sums / np.bincount(components, minlength=n)[:, None])[components]
 
 
 def _count(n_users: int) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
 from coterie._typing import Array, Indices, Ints
 from coterie.data.users import Participants
+from coterie.labels import group_sums
 from coterie.losses.base import Evaluation, Loss, Samples
 
 
@@ -56,7 +56,8 @@ class Grouped(Loss):
         """As for any loss; `users` are numbers of groups, and only the members of these groups are evaluated."""
         members, owner = (None, self.labels) if users is None else self._members(users)
         parts = self.loss.evaluate(self.samples, models[owner], order, members)
-        return Evaluation(*(_sums(part, owner, len(models)) if k <= order else part for k, part in enumerate(parts)))
+        return Evaluation(*(group_sums(part, owner, len(models)) if k <= order else part
+                            for k, part in enumerate(parts)))
 
     def _members(self, groups: Indices) -> tuple[Indices, Indices]:
         """The members of these groups, one group after the other, and for each member the position of its group."""
@@ -67,14 +68,7 @@ class Grouped(Loss):
         return np.concatenate([order[:0], *members]), np.repeat(np.arange(len(groups)), ends - starts)
 
     def lipschitz(self, samples: Samples) -> Array:
-        return _sums(self.loss.lipschitz(self.samples), self.labels, samples.n_users)
+        return group_sums(self.loss.lipschitz(self.samples), self.labels, samples.n_users)
 
     def strong_convexity(self, samples: Samples) -> Array:
-        return _sums(self.loss.strong_convexity(self.samples), self.labels, samples.n_users)
-
-
-def _sums(rows: Array, owner: Ints | Indices, n: int) -> Array:
-    """(n, ...) for each owner the sum of its rows."""
-    columns = rows.reshape(len(rows), prod(rows.shape[1:])).T
-    sums = np.stack([np.bincount(owner, weights=column, minlength=n) for column in columns], axis=1)
-    return np.asarray(sums.reshape(n, *rows.shape[1:]), dtype=float)
+        return group_sums(self.loss.strong_convexity(self.samples), self.labels, samples.n_users)

@@ -27,10 +27,11 @@ from coterie.fitting.proof import RunCertificate
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.graph import Graph
+from coterie.labels import first_labels, labels_of
 from coterie.losses import Loss
 from coterie.problem import Problem
 from coterie.runs.folder import model_columns, read
-from coterie.solution import Solution, Status, first_labels, labels_of
+from coterie.solution import Solution, Status
 
 AGAIN = "Run it again"
 

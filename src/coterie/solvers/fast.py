@@ -22,10 +22,11 @@ import numpy as np
 from coterie._typing import Array, Ints
 from coterie.certificates import certify, judge
 from coterie.errors import Interrupted, InvalidInput
+from coterie.labels import group_means, labels_of
 from coterie.problem import Problem
-from coterie.solution import Certificate, Record, labels_of
+from coterie.solution import Certificate, Record
 from coterie.solvers.base import Point, Start
-from coterie.solvers.polish import nearly_equal, polish, to_clusters
+from coterie.solvers.polish import nearly_equal, polish
 from coterie.solvers.smoothed import LARGEST, solve_smoothed
 
 _TURN = 3.0  # first factor of a change of sigma
@@ -188,7 +189,7 @@ class _Run:
         except KeyboardInterrupt as stop:
             if self.certificate is None:  # at most one certificate is computed after Ctrl-C
                 models, _, labels = self.engine.read()
-                self._judge(to_clusters(labels, models)[labels], self.engine.duals())
+                self._judge(group_means(models, labels)[labels], self.engine.duals())
             raise Interrupted(self._point()) from stop
         if self.certificate is None or self.certificate.relative_gap > self.tol:
             self._last_try()
@@ -259,7 +260,7 @@ class _Run:
 
     def _try(self, models: Array, labels: Ints) -> bool:
         """Merge and certify; if that is not enough, polish. True if the tolerance is certified."""
-        fused = to_clusters(labels, models)[labels]
+        fused = group_means(models, labels)[labels]
         if not self.quadratic and self._few(labels, _SMALL):  # conjugates are more expensive than a polish
             return self._prove(labels, fused) or self._judge(fused, self.engine.duals())
         if self._judge(fused, self.engine.duals()):
@@ -325,7 +326,7 @@ class _Run:
             return False
         close = np.linalg.norm(self.problem.graph.differences(end.models), axis=1) <= 10.0 * end.lengths
         labels = self.problem.graph.subgraph(close & (self.problem.radii > 0)).components
-        fused = to_clusters(labels, end.models)[labels]
+        fused = group_means(end.models, labels)[labels]
         for models in (fused, polish(self.problem, labels, fused, tol=_DIGITS), end.models):
             if self._judge(models, end.duals):
                 return True

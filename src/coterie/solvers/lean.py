@@ -23,10 +23,11 @@ import numpy as np
 from coterie._typing import Array, Ints
 from coterie.certificates import by_cluster, certify, pull_between
 from coterie.errors import Incompatible, Interrupted
+from coterie.labels import group_means, group_sums, labels_of
 from coterie.problem import Problem
-from coterie.solution import Record, labels_of
+from coterie.solution import Record
 from coterie.solvers.base import Point, Start
-from coterie.solvers.polish import polish, to_clusters
+from coterie.solvers.polish import polish
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,16 +95,14 @@ class Lean:
         from coterie.graph import kernels
 
         labels = labels_of(models)
-        w, radius = to_clusters(labels, models), float(problem.radii[0]) if problem.graph.n_edges else 0.0
+        w, radius = group_means(models, labels), float(problem.radii[0]) if problem.graph.n_edges else 0.0
         spread = float(np.linalg.norm(models - models.mean(axis=0), axis=1).max()) + 1e-300
         value = np.inf
         for _ in range(self.max_iter):
             k = len(w)
             counts = np.bincount(labels).astype(np.float64)
             f, g, h = problem.loss.evaluate(problem.samples, w[labels])
-            gradient = np.stack([np.bincount(labels, weights=c) for c in g.T], axis=1)
-            sums = np.stack([np.bincount(labels, weights=c) for c in h.reshape(len(h), -1).T], axis=1)
-            blocks = np.asarray(sums.reshape(k, problem.dim, problem.dim) + 1e-10 * np.eye(problem.dim))
+            gradient, blocks = group_sums(g, labels), group_sums(h, labels) + 1e-10 * np.eye(problem.dim)
             smooth, degrees, pull = 0.1 * closeness * spread, np.empty(k), np.empty_like(w)
             new = float(f.sum()) + radius * kernels.cluster_pull(w, counts, smooth, w, pull, degrees)
             if value - new <= 0.01 * tol * abs(new):
@@ -120,7 +119,7 @@ class Lean:
                     break
                 size *= 0.5
             near = _close(w, closeness * spread)
-            labels, w = near[labels], to_clusters(near, w * counts[:, None]) * np.bincount(near)[:, None]
+            labels, w = near[labels], group_sums(w * counts[:, None], near)
             w = w / np.bincount(labels)[:, None]
         return labels, w
 
@@ -153,7 +152,7 @@ class Lean:
         labels = labels_of(models)
         radius = float(problem.radii[0]) if problem.graph.n_edges else 0.0
         forces = -(problem.gradients(models) + pull_between(problem, labels, models))
-        forces -= to_clusters(labels, forces)[labels]
+        forces -= group_means(forces, labels)[labels]
         order, starts = by_cluster(labels)
         step = 1.0 / np.bincount(labels).astype(float)[labels][:, None]
         potential, ahead, momentum = np.zeros_like(forces), np.zeros_like(forces), 1.0

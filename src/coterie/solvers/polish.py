@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from coterie._typing import Array, Flags, Ints
+from coterie.labels import group_means, group_sums, labels_of
 from coterie.problem import Problem
-from coterie.solution import labels_of
 
 _DENSE = 600  # largest number of unknowns for which a Newton system is solved densely
 
@@ -24,7 +24,7 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, ma
     Two groups whose models would pass each other are merged; the certificate decides whether this is right. The method
     stops if the decrease, relative to V, is below `tol`.
     """
-    w = to_clusters(labels, models)
+    w = group_means(models, labels)
     reduced = _Reduced(problem, labels)
     value, gradient, blocks, stiff = reduced.evaluate(w, 2)
     reach = 10.0 * (1.0 + float(np.abs(w).max()))
@@ -48,7 +48,7 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, ma
         reach = 4.0 * reach if size == start < 1.0 else reach
         if size < 1.0 and (crossing := reduced.crossing(w, step)).any():
             labels = reduced.merged(crossing)
-            w = to_clusters(labels, w[reduced.labels])
+            w = group_means(w[reduced.labels], labels)
             reduced = _Reduced(problem, labels)
         elif size == 0.0:
             break
@@ -61,22 +61,13 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, ma
 def nearly_equal(problem: Problem, models: Array, relative: float = 1e-6) -> Ints | None:
     """The groups of `models` after merging those with an edge and almost equal models; None if there are none."""
     reduced = _Reduced(problem, labels_of(models))
-    w = to_clusters(reduced.labels, models)
+    w = group_means(models, reduced.labels)
     close = np.linalg.norm(w[reduced.first] - w[reduced.second], axis=1) <= relative * float(np.abs(w).max())
     return reduced.merged(close) if close.any() else None
 
 
 def _norm(rows: Array) -> float:
     return float(np.abs(rows).max())
-
-
-def to_clusters(labels: Ints, rows: Array) -> Array:
-    """(n_clusters, dim) the mean row of each group."""
-    return _sums(labels, rows) / np.bincount(labels)[:, None]
-
-
-def _sums(labels: Ints, rows: Array) -> Array:
-    return np.stack([np.bincount(labels, weights=column) for column in rows.reshape(len(rows), -1).T], axis=1)
 
 
 class _Reduced:
@@ -109,10 +100,10 @@ class _Reduced:
         inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
         units = gaps * inverse[:, None]
         forces = self.pull[:, None] * units
-        gradient = _sums(self.labels, g) + self._gather(forces, -forces)
+        gradient = group_sums(g, self.labels) + self._gather(forces, -forces)
         # Hessian of pull * ||gap||: (pull / length) (I - unit unit'), in the four blocks of the pair.
         stiff = (self.pull * inverse)[:, None, None] * (np.eye(d) - units[:, :, None] * units[:, None, :])
-        blocks = (_sums(self.labels, h) + self._gather(stiff, stiff)).reshape(self.k, d, d)
+        blocks = group_sums(h, self.labels) + self._gather(stiff, stiff)
         return value, gradient, blocks, stiff
 
     def crossing(self, w: Array, step: Array) -> Flags:
@@ -128,9 +119,7 @@ class _Reduced:
 
     def _gather(self, at_first: Array, at_second: Array) -> Array:
         """(k, ...) sums over the pairs of each group."""
-        ends = np.concatenate([self.first, self.second])
-        rows = np.concatenate([at_first, at_second]).reshape(ends.size, int(np.prod(at_first.shape[1:])))
-        return np.stack([np.bincount(ends, weights=column, minlength=self.k) for column in rows.T], axis=1)
+        return group_sums(np.concatenate([at_first, at_second]), np.concatenate([self.first, self.second]), self.k)
 
     def newton_step(self, gradient: Array, blocks: Array, stiff: Array, shift: float) -> Array:
         """The Newton step with `shift` added to the diagonal, by a dense or a sparse factorisation."""

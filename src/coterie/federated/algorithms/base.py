@@ -147,7 +147,7 @@ class Method(ABC):
 
     def labels(self, state: Any) -> int:
         """How many clusters there are now."""
-        from coterie.solution import labels_of
+        from coterie.labels import labels_of
 
         active = state.now[~state.aside]
         return int(labels_of(active).max()) + 1 if len(active) else 0

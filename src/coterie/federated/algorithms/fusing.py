@@ -7,6 +7,7 @@ import numpy as np
 from coterie._typing import Array
 from coterie.federated.algorithms.edges import Pairs
 from coterie.graph import Graph
+from coterie.labels import group_means
 
 _CLOSE = (0.0, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)  # distances beside the largest model
 
@@ -21,7 +22,7 @@ def fused(graph: Graph, lam: float, pairs: Pairs, models: Array, difference: Arr
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
 
-    n, dim = models.shape
+    n = len(models)
     apart = np.linalg.norm(models[pairs.heads] - models[pairs.tails], axis=1)
     zero = np.full(graph.n_edges, True)
     np.logical_and.at(zero, pairs.edge, ~difference.any(axis=1))
@@ -35,9 +36,7 @@ def fused(graph: Graph, lam: float, pairs: Pairs, models: Array, difference: Arr
         if count == seen:
             continue
         seen = count
-        sums = np.zeros((count, dim))
-        np.add.at(sums, labels, models)
-        means = (sums / np.bincount(labels, minlength=count)[:, None])[labels]
+        means = group_means(models, labels, count)[labels]
         step = means - models
         rise = float((slopes * step).sum() + 0.5 * (curvature * (step**2).sum(axis=1)).sum())
         total = lam * active.penalty(means) + rise

@@ -1,0 +1,74 @@
+"""Group labels: which users share a model, as numbers 0 .. n_groups - 1 in order of first appearance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie._typing import Array, Indices, Ints
+from coterie.errors import InvalidInput
+
+
+def labels_of(models: Array) -> Ints:
+    """(n_users,) the label of each user; users are in one group when their models are equal."""
+    # Equal rows have equal bytes, once -0.0 is made 0.0; sorting bytes is much faster than sorting rows.
+    rows = np.ascontiguousarray(models + 0.0)
+    keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
+    return first_labels(np.unique(keys, return_inverse=True)[1].ravel())
+
+
+def first_labels(labels: Ints) -> Ints:
+    """Labels 0 .. n_groups - 1 renumbered by first appearance."""
+    _, first = np.unique(labels, return_index=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[labels]
+
+
+def check_labels(labels: npt.ArrayLike, n_users: int) -> Ints:
+    """Labels of any kind, checked and renumbered from 0 in order of first appearance.
+
+    Parameters
+    ----------
+    labels : one label per user: numbers, texts or anything that can be compared.
+    n_users : how many there must be.
+
+    Raises
+    ------
+    InvalidInput : where a label is missing or there are more or fewer than users.
+    """
+    given = np.asarray(labels)
+    if given.shape != (n_users,):
+        raise InvalidInput(f"expected one label for each of {n_users} users, got shape {given.shape}",
+                           remedy="Give them in the order of users.names")
+    if given.dtype.kind == "f" and not np.isfinite(given).all():
+        user = int(np.flatnonzero(~np.isfinite(given))[0])
+        raise InvalidInput("labels must not be missing", where=f"user number {user}", remedy="Give every user a label")
+    return first_labels(np.unique(given, return_inverse=True)[1].ravel())
+
+
+def rows_owner(users: npt.ArrayLike, names: Sequence[object]) -> Ints:
+    """(n_rows,) the position of each row's user among `names`."""
+    position = {name: k for k, name in enumerate(names)}
+    given = users.tolist() if hasattr(users, "tolist") else users.to_list() if hasattr(users, "to_list") else users
+    return np.array([position[name] for name in given], dtype=np.int64)  # type: ignore[union-attr]
+
+
+def group_sums(rows: Array, labels: Ints | Indices, n_groups: int | None = None) -> Array:
+    """(n_groups, ...) for each label the sum of its rows; zero for labels that no row has.
+
+    `n_groups` is one more than the largest label unless given.
+    """
+    count = int(labels.max()) + 1 if n_groups is None else n_groups
+    columns = rows.reshape(len(rows), prod(rows.shape[1:])).T
+    sums = np.stack([np.bincount(labels, weights=column, minlength=count) for column in columns], axis=1)
+    return np.asarray(sums.reshape(count, *rows.shape[1:]), dtype=float)
+
+
+def group_means(rows: Array, labels: Ints | Indices, n_groups: int | None = None) -> Array:
+    """(n_groups, dim) for each label the mean of its rows; zero for labels that no row has."""
+    sums = group_sums(rows, labels, n_groups)
+    return sums / np.maximum(np.bincount(labels, minlength=len(sums)), 1)[:, None]
