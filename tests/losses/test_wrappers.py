@@ -177,3 +177,27 @@ def test_a_loss_must_say_how_it_is_evaluated():
     for kind, missing in ((Nothing, "evaluate"), (NoBlock, "evaluate_block")):
         with pytest.raises(TypeError, match=f"abstract method '?{missing}'?"):
             kind()
+
+
+class Shifted(Wrapped):
+    """A wrapper that takes the local coordinates of the loss inside for its own."""
+
+    def coordinates(self, samples):
+        return samples.frame
+
+
+@pytest.mark.parametrize("wrapper", [Wrapped, Shifted])
+@pytest.mark.parametrize("name", ["squared", "squared_distance", "logistic"])
+def test_a_wrapper_is_in_coordinates_of_its_own(name, wrapper):
+    """Data far from ordinary size give the loss inside local coordinates; what is added is not in them."""
+    users = users_for(name, samples=15)
+    users = ct.Users.from_arrays(1e4 * users.features + 3e4, users.targets, users.owner)
+    loss = wrapper(loss_for(name))
+    samples = loss.prepare(users)
+    assert samples.frame is not None
+    models = 1e-4 * np.random.default_rng(0).standard_normal((samples.n_users, samples.dim))
+    values, slopes, _ = loss.evaluate(samples, models, 1)
+    attained = (slopes * models).sum(axis=1) - values  # max_x <slopes, x> - f(x), since slopes are the gradients
+    bounds = loss.dual_bounds(samples, slopes, models)
+    right = np.abs(bounds.values - attained) <= bounds.rounding + 1e-9 * np.abs(attained)
+    assert right.all() == (wrapper is Wrapped)  # twin

@@ -194,15 +194,16 @@ class Loss(ABC):
         t = np.broadcast_to(np.asarray(t, dtype=float), shape[:1])
         p = np.zeros(shape) if linear is None else linear
         minimum = self._minimise(samples, p, t, v, v if start is None else start, who)
-        if samples.frame is None:
+        frame = self.coordinates(samples)
+        if frame is None:
             return minimum
-        points = samples.frame.leave(minimum.points, who)
-        return minimum._replace(points=points, values=minimum.values + samples.frame.constant(p, who))
+        points = frame.leave(minimum.points, who)
+        return minimum._replace(points=points, values=minimum.values + frame.constant(p, who))
 
     def _minimise(self, samples: Samples, linear: Array, t: Array, centres: Array, start: Array,
                   who: Indices) -> Minimum:
         """As `prox`; the points are in local coordinates, and the values lack the frame's constant."""
-        frame, eye, pulled = samples.frame, np.eye(samples.dim), bool(t.any())
+        frame, eye, pulled = self.coordinates(samples), np.eye(samples.dim), bool(t.any())
         p, v, pull = linear, centres, eye
         if frame is not None:  # ||x - centres||^2 = (z - v)' pull (z - v)
             p, v, start = frame.slopes(linear, who), frame.enter(centres, who), frame.enter(start, who)
@@ -224,9 +225,16 @@ class Loss(ABC):
 
         return minimise(evaluate, start)
 
+    def coordinates(self, samples: Samples) -> Frame | None:
+        """The local coordinates of `evaluate_local`, `magnitudes` and `curvatures`; None for coordinates as given.
+
+        A wrapper shares the samples of the loss inside but not its coordinates, in which it adds something else.
+        """
+        return None
+
     def evaluate_local(self, samples: Samples, models: Array, order: int = 2,
                        users: Indices | None = None) -> Evaluation:
-        """As `evaluate`, with models and derivatives in the local coordinates of `samples.frame`."""
+        """As `evaluate`, with models and derivatives in the local `coordinates`."""
         return self.evaluate(samples, models, order, users)
 
     def magnitudes(self, samples: Samples, models: Array, users: Indices | None = None) -> Magnitudes:
@@ -240,7 +248,8 @@ class Loss(ABC):
     def value_rounding(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
         """(n,) what rounding may have done to the values of `evaluate`."""
         who = np.arange(samples.n_users) if users is None else users
-        z = models if samples.frame is None else samples.frame.enter(models, who)
+        frame = self.coordinates(samples)
+        z = models if frame is None else frame.enter(models, who)
         terms = self.magnitudes(samples, z, users)
         return _SUMS * (terms.values + (terms.slopes * np.abs(z)).sum(axis=1))
 
@@ -304,7 +313,7 @@ class Loss(ABC):
         zero = np.zeros((len(who), samples.dim))
         about = zero if about is None else about
         start = about if start is None else start
-        frame, curved = samples.frame, self.curvatures(samples)[who]
+        frame, curved = self.coordinates(samples), self.curvatures(samples)[who]
         u, centre, z = slopes, about, start
         if frame is not None:
             u, centre, z = frame.slopes(slopes, who), frame.enter(about, who), frame.enter(start, who)

@@ -100,6 +100,9 @@ class BlockLoss(Loss):
         """`magnitudes` of the users of one block; None where the loss does not know them."""
         return None
 
+    def coordinates(self, samples: Samples) -> Frame | None:
+        return samples.frame
+
     def prepare(self, users: Participants) -> BlockSamples:
         data = users.data
         data.require_samples()

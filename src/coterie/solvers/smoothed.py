@@ -68,7 +68,7 @@ class _View:
 
     def __init__(self, problem: Problem, models: Array) -> None:
         self.loss, self.samples, self.everyone = problem.loss, problem.samples, np.arange(problem.n_users)
-        self.frame = problem.samples.frame
+        self.frame = problem.loss.coordinates(problem.samples)
         self.origin = np.zeros(problem.dim)
         basis = np.eye(problem.dim)
         if self.frame is not None:
