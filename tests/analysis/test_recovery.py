@@ -215,4 +215,4 @@ def test_every_rung_of_the_ladder_is_reached_and_right():
     assert reached == {"closed form", "electrical flow", "feasible flow", "none"}
     assert ct.fusion_ladder(problem.with_lam(1e-6), np.arange(12))[0].rung == "alone"
     told = [str(rung) for rung in ct.fusion_ladder(problem.with_lam(50.0), np.zeros(12))]
-    assert "held together" in told[0]
+    assert "one model is proved by" in told[0]

@@ -229,7 +229,7 @@ def test_the_command_writes_tables_and_pictures(tmp_path, monkeypatch):
     done = CliRunner().invoke(cli.app, ["bench", "data", "--sets", "diabetes", "--splits", "2", "--out", str(tmp_path)],
                               catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert "diabetes: RMSE by user" in done.output
+    assert "diabetes: RMSE per user" in done.output
     text = (tmp_path / "table.csv").read_text().splitlines()
     assert text[0].startswith("# splits 200, 201;")
     assert f"coterie {ct.__version__}" in text[0]

@@ -35,6 +35,7 @@ _DIGITS = 1e-15  # relative decrease at which a polish ends
 _HOPELESS = 3  # failed attempts at a finite bound after which the solver stops trying
 _EXACT = 100  # largest number of unknowns for which the result is always polished to rounding accuracy
 _SMOOTH_AT = ((60, 100), (300, 400), (LARGEST, 1500))  # unknowns, and passes after which smoothing is tried
+_ESTIMATE = 1e-9  # gap that smoothing aims at: it is estimated there, and a few more Newton steps cost little
 _TINY, _SMALL, _POLISH = 20, 300, 3000  # groups that are always polished; unknowns of a cheap polish, of any polish
 
 
@@ -321,7 +322,7 @@ class _Run:
     def _smooth(self) -> bool:
         """Try the solver for problems on which splitting is slow; see `coterie.solvers.smoothed`."""
         self.smooth_at, self.limit = self.settings.max_iter, min(self.limit, 3 * self.passes)
-        end = solve_smoothed(self.problem, self.tol, self.centre if self.warm else None)
+        end = solve_smoothed(self.problem, min(self.tol, _ESTIMATE), self.centre if self.warm else None)
         if not (np.isfinite(end.models).all() and np.isfinite(end.duals).all()):
             return False
         close = np.linalg.norm(self.problem.graph.differences(end.models), axis=1) <= 10.0 * end.lengths
