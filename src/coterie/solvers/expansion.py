@@ -1,0 +1,108 @@
+"""Second-order models of the losses: what the fast solver iterates on between two refreshes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from coterie._typing import Array
+from coterie.problem import Problem
+
+
+class Expansion:
+    """Quadratic models q_i(x) of the losses at `centre`, with a shift that keeps their minima in reach.
+
+        q_i(x) = values_i + <gradients_i, x - c_i> + 1/2 (x - c_i)' (hessians_i + shift_i I) (x - c_i),   c = centre
+
+    Attributes
+    ----------
+    problem : whose losses.
+    quadratic : whether the models are the losses themselves.
+    centre, values, gradients, hessians : where the losses are expanded, and their derivatives there.
+    curvature : the mean curvature of a user in one direction, at the first point.
+    floor, shift : the least and the current shift of each user's Hessian.
+    """
+
+    def __init__(self, problem: Problem, models: Array) -> None:
+        self.problem, self.quadratic = problem, problem.loss.quadratic
+        self.expand(models)
+        self.floor, self.shift = 0.0, np.zeros(problem.n_users)
+
+    def expand(self, models: Array) -> None:
+        """Compute the second-order models of the losses at these points."""
+        self.centre = models
+        self.values, self.gradients, self.hessians = self.problem.loss.evaluate(self.problem.samples, models)
+        self.curvature = float(np.trace(self.hessians, axis1=1, axis2=2).mean()) / self.problem.dim
+        if not self.curvature > 0:  # flat everywhere: use a positive number, from the loss if it has one
+            known = self.stiffest[np.isfinite(self.stiffest)]
+            self.curvature = 1e-6 * float(known.mean()) if known.size else 1e-6
+
+    @cached_property
+    def stiffest(self) -> Array:
+        """(n_users,) upper bounds on the Hessians."""
+        return self.problem.loss.lipschitz(self.problem.samples)
+
+    @property
+    def scale(self) -> float:
+        """The sum of the absolute values of the losses at `centre`."""
+        return float(np.abs(self.values).sum())
+
+    def newton_point(self) -> Array:
+        """(n_users, dim) the minima of the models: the local models, where the losses are quadratic."""
+        definite = self.hessians + 1e-6 * self.curvature * np.eye(self.problem.dim)
+        return np.asarray(self.centre - np.linalg.solve(definite, self.gradients[..., None])[..., 0])
+
+    def flat_somewhere(self) -> bool:
+        """Whether the loss of some user has far less curvature than the mean (Huber far from all samples)."""
+        return bool((np.trace(self.hessians, axis1=1, axis2=2) < 0.1 * self.curvature * self.problem.dim).any())
+
+    def isotropic(self) -> bool:
+        """Whether all users have the same curvature in all directions."""
+        unit = self.hessians[0, 0, 0] * np.eye(self.problem.dim)
+        return np.array_equal(self.hessians, np.broadcast_to(unit, self.hessians.shape))
+
+    def regularise(self) -> None:
+        """Set the least shift: users without curvature (a hinge met by all samples) still need a definite system."""
+        regular = self.quadratic and bool((np.linalg.eigvalsh(self.hessians)[:, 0] > 1e-15 * self.curvature).all())
+        self.floor = 0.0 if regular else 1e-9 * self.curvature
+        self.shift = np.full(self.problem.n_users, self.floor)
+
+    def forms(self) -> tuple[Array, Array]:
+        """The models as 1/2 x'H_i x - <linear_i, x>: the Hessians H with their shifts, and `linear`."""
+        hessians = self.hessians + self.shift[:, None, None] * np.eye(self.problem.dim)
+        return hessians, np.einsum("nij,nj->ni", hessians, self.centre) - self.gradients
+
+    def refresh(self, models: Array) -> None:
+        """Expand at the new point, or as far towards it as the old models are accurate enough."""
+        problem = self.problem
+        if self.quadratic:  # the model is the loss: only the gradients change
+            self.centre = models
+            with np.errstate(over="ignore", invalid="ignore"):
+                self.values, self.gradients, _ = problem.loss.evaluate(problem.samples, models, 1)
+            return
+        step = models - self.centre
+        second = 0.5 * np.einsum("nd,nde,ne->n", step, self.hessians, step) + 0.5 * self.shift * (step**2).sum(axis=1)
+        slope = np.einsum("nd,nd->n", self.gradients, step)
+        size = np.ones(problem.n_users)
+        for _ in range(30):
+            point = self.centre + size[:, None] * step
+            with np.errstate(over="ignore", invalid="ignore"):
+                values, gradients, hessians = problem.loss.evaluate(problem.samples, point)
+                trusted = values <= self.values + size * slope + 1.5 * size**2 * second + 1e-12 * np.abs(self.values)
+            if trusted.all():
+                break
+            size = np.where(trusted, size, 0.5 * size)
+        # If a model predicted too large a decrease, its curvature is increased; a Lipschitz bound is always enough.
+        self.shift = np.maximum(0.1 * self.shift, self.floor)
+        if (size < 1.0).any():
+            stiffer = np.minimum(np.maximum(100.0 * self.shift, 0.03 * self.curvature), self.stiffest)
+            self.shift = np.where(size < 1.0, stiffer, self.shift)
+        self.centre, self.values, self.gradients, self.hessians = point, values, gradients, hessians
+
+    def error(self, slopes: Array) -> float:
+        """An estimate of the error of the dual bound: 1/2 (grad f - slopes)' H^-1 (grad f - slopes)."""
+        residual = self.gradients - slopes
+        shift = (1e-6 if self.quadratic else 1e-3) * self.curvature * np.eye(self.problem.dim)
+        step = np.linalg.solve(self.hessians + shift, residual[..., None])[..., 0]
+        return 0.5 * float(np.einsum("nd,nd->", residual, step))
