@@ -195,16 +195,20 @@ def assembled(problem: Problem, x: Array, slopes: Array, about: Array, answers: 
     finite = answers.conjugates[np.isfinite(answers.conjugates)]
     # Duals on the boundary of their balls, and their sums, are rounded too.
     carried = float((np.linalg.norm(slopes, axis=1) * np.linalg.norm(x - about, axis=1)).sum())
+    objective, floor = float(answers.values.sum()) + penalty, _FLOOR * float(answers.sizes.sum())
+    bound = -np.inf if infinite.size else float(-answers.conjugates.sum())
+    if objective <= floor and bound < problem.n_users * problem.loss.least:  # data fitted perfectly need no duals
+        bound, infinite = problem.n_users * problem.loss.least, infinite[:0]
     return Certificate(
-        objective=float(answers.values.sum()) + penalty,
-        bound=-np.inf if infinite.size else float(-answers.conjugates.sum()),
+        objective=objective,
+        bound=bound,
         stationarity=float(np.linalg.norm(answers.residuals)),
         complementarity=max(penalty + float(np.einsum("nd,nd->", slopes, x - about)), 0.0),  # <y, Bx> = <B'y, x>
         worst_user=int(answers.residuals.argmax()),
         infinite_users=tuple(infinite.tolist()),
         rounding=float(answers.rounding.sum())
         + _EPSILON * (float(np.abs(answers.values).sum() + np.abs(finite).sum()) + penalty + carried),
-        floor=_FLOOR * float(answers.sizes.sum()),
+        floor=floor,
     )
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from coterie._typing import Array, Flags
 from coterie.data.users import Block, Participants, Users
 from coterie.errors import Incompatible, InvalidInput
-from coterie.losses.base import NOISE, Evaluation, Magnitudes, Samples, need_targets
+from coterie.losses.base import NOISE, SUMS, Evaluation, Magnitudes, Samples, need_targets
 from coterie.losses.blocks import BlockLoss, in_blocks
 from coterie.losses.frame import Frame
 
@@ -193,7 +193,9 @@ class LinearLoss(AffineLoss):
         t, terms = (a @ models[:, :, None])[..., 0], (np.abs(a) @ np.abs(models)[:, :, None])[..., 0]
         values = (weights * np.abs(self.value(t, y))).sum(axis=1) + 0.5 * (ridges * models**2).sum(axis=1)
         slopes = ((weights * np.abs(self.slope(t, y)))[:, None, :] @ np.abs(a))[:, 0] + ridges * np.abs(models)
-        inside = self.curvature(t, y) * (np.abs(t) + terms)  # t itself is rounded
+        terms = np.abs(t) + terms
+        inside = self.curvature(t, y) * terms  # t itself is rounded
+        values += SUMS * (weights * inside * terms).sum(axis=1)  # which counts even where the loss is zero
         return Magnitudes(values, slopes, slopes + ((weights * inside)[:, None, :] @ np.abs(a))[:, 0])
 
     def upper_hessians(self, samples: Samples) -> Array | None:

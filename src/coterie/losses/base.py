@@ -24,8 +24,8 @@ from coterie.losses.newton import Minimum, minimise, solve_scaled
 
 _EPSILON = float(np.finfo(float).eps)
 _TINY = 1e3 * _EPSILON  # a residual this small beside the terms it is the difference of is zero but for rounding
-_SUMS = 8.0 * _EPSILON  # error of a computed sum beside the sum of its terms' absolute values
-NOISE = 1e-15  # times its square: what is left of an offset that cancels, where nothing else is left
+SUMS = 8.0 * _EPSILON  # error of a computed sum beside the sum of its terms' absolute values
+NOISE = 1e-10  # times its square: what is left of an offset that cancels, where nothing else is left
 _TIGHT = 1e-13  # times a bound: no more than this is left to be gained
 _REFINEMENTS = 3  # Newton steps that may follow a local solve until its residual is at rounding level
 
@@ -91,6 +91,7 @@ class Loss(ABC):
     [[0.5], [5.0]]
     """
 
+    least: ClassVar[float] = -np.inf  # a number that no f_i falls below
     quadratic: ClassVar[bool] = False  # whether every f_i is quadratic, so that one Hessian serves everywhere
 
     @abstractmethod
@@ -251,7 +252,7 @@ class Loss(ABC):
         frame = self.coordinates(samples)
         z = models if frame is None else frame.enter(models, who)
         terms = self.magnitudes(samples, z, users)
-        return _SUMS * (terms.values + (terms.slopes * np.abs(z)).sum(axis=1))
+        return SUMS * (terms.values + (terms.slopes * np.abs(z)).sum(axis=1))
 
     def sizes(self, samples: Samples) -> Array:
         """(n_users,) a size of each loss that a value can be compared with; offsets of the data do not change it.
@@ -340,16 +341,23 @@ class Loss(ABC):
     def _dual_bound(self, samples: Samples, z: Array, u: Array, centre: Array, curved: Array, who: Indices,
                     settled: Flags) -> DualBounds:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            f, g, _ = self.evaluate_local(samples, z, 1, who)
+            f, g, h = self.evaluate_local(samples, z, 2 if (curved == 0).any() else 1, who)
             terms = self.magnitudes(samples, z, who)
             residual, away = np.abs(u - g), np.abs(z - centre)
             level = np.abs(u) + terms.gradients
             exact = settled[:, None] & (residual <= _TINY * level)
-            residual = residual + _SUMS * level  # it is rounded itself
+            residual = residual + SUMS * level  # it is rounded itself
             cost = np.where(curved > 0, residual**2 / (2.0 * curved), np.inf)
-            cost = np.minimum(cost, np.where(exact, residual * away, np.inf)).sum(axis=1)
+            flat = exact & (curved == 0)  # coordinates in which a residual at rounding level is let pass
+            cost = np.where(flat, residual * away, cost).sum(axis=1)
             values = np.einsum("nd,nd->n", u, z - centre) - f + cost
-            rounding = _SUMS * (terms.values + (terms.slopes * np.abs(z)).sum(axis=1) + (np.abs(u) * away).sum(axis=1))
+            rounding = SUMS * (terms.values + (terms.slopes * np.abs(z)).sum(axis=1) + (np.abs(u) * away).sum(axis=1))
+            rows = np.flatnonzero(flat.any(axis=1))
+            if rows.size:  # what they may still gain is about r' H^-1 r, also where the maximum lies at infinity
+                rest = np.where(flat[rows], residual[rows], 0.0)
+                gain = np.einsum("nd,nd->n", rest, np.abs(_newton_steps(h[rows], rest)))
+                limit = 1e-7 * np.abs(values[rows]) + 1e-9 * self.sizes(samples)[who[rows]]
+                rounding[rows] += np.where(gain <= limit, gain, np.inf)
         finite = np.isfinite(values) & np.isfinite(rounding)
         return DualBounds(*(np.where(finite, part, other) for part, other in (
             (values, np.inf), (rounding, 0.0), (cost, np.inf))))
@@ -357,8 +365,7 @@ class Loss(ABC):
     def _refined(self, samples: Samples, z: Array, u: Array, who: Indices) -> Array:
         """One more Newton step towards grad f = u."""
         _, g, h = self.evaluate_local(samples, z, 2, who)
-        units = np.sqrt(np.maximum(np.einsum("nii->ni", h), 1e-300))
-        step = solve_scaled(h, units, np.full(len(z), 1e-15), u - g)
+        step = _newton_steps(h, u - g)
         far = np.linalg.norm(step, axis=1) > 1e-3 * (1.0 + np.linalg.norm(z, axis=1))  # that is no refinement
         return np.where(far[:, None], z, z + step)
 
@@ -384,6 +391,12 @@ class Loss(ABC):
         """
         raise Incompatible(f"{type(self).__name__} has no conic form, which the reference solver needs. "
                            "Give it a `conic` method, or use another solver.")
+
+
+def _newton_steps(hessians: Array, slopes: Array) -> Array:
+    """H^-1 slopes of each user."""
+    units = np.sqrt(np.maximum(np.einsum("nii->ni", hessians), 1e-300))
+    return solve_scaled(hessians, units, np.full(len(slopes), 1e-15), slopes)
 
 
 def need_targets(loss: Loss, users: Users) -> Array:

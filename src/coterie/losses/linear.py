@@ -51,6 +51,7 @@ class SquaredHinge(_Binary):
     [0.25]
     """
 
+    least: ClassVar[float] = 0.0
     intercept_sign: ClassVar[float] = -1.0
     max_curvature: ClassVar[float] = 2.0
 
@@ -85,6 +86,7 @@ class Logistic(_Binary):
     [1.0, -1.0]
     """
 
+    least: ClassVar[float] = 0.0
     max_curvature: ClassVar[float] = 0.25
 
     def value(self, t: Array, y: Array) -> Array:
@@ -119,6 +121,7 @@ class Squared(LinearLoss):
     [[2.0, 1.0]]
     """
 
+    least: ClassVar[float] = 0.0
     quadratic: ClassVar[bool] = True
     max_curvature: ClassVar[float] = 1.0
 
@@ -165,6 +168,8 @@ class Huber(LinearLoss):
     >>> ct.Huber(delta=1.0).value(np.array([0.5, 3.0]), np.array([0.0, 0.0])).tolist()
     [0.125, 2.5]
     """
+
+    least: ClassVar[float] = 0.0
 
     delta: float = 1.0
     max_curvature: ClassVar[float] = 1.0

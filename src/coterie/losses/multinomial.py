@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,6 +36,8 @@ class Multinomial(AffineLoss):
     >>> ct.Multinomial().dim(users)  # (1 feature + 1 intercept) x (3 classes - 1)
     4
     """
+
+    least: ClassVar[float] = 0.0
 
     n_classes: int | None = None
 

@@ -27,6 +27,8 @@ _DIVERGED = 1e12  # times 1 + ||start||: a point beyond runs off to infinity
 _SINGULAR = 1e-13  # added to the diagonal of a Hessian of unit diagonal
 _FLAT = 1e-20  # no coordinate counts as less curved than this times the most curved one
 _TRIALS = 40  # halvings of one step
+_STILL = 8  # full Newton steps in a row that do not lower the decrement: the user runs along a flat direction
+_CREEP = 40  # steps after which a user that is still far from its minimum must have moved its value by 1 %
 
 
 class Minimum(NamedTuple):
@@ -86,6 +88,8 @@ class _Search:
         self.value, self.gradient, self.hessian = evaluate(self.active, self.x, 2)
         self.damping, self.closing = np.zeros(n_users), np.zeros(n_users, dtype=bool)
         self.reach = 10.0 * (1.0 + np.linalg.norm(self.x, axis=1))
+        self.decrement, self.still = np.full(n_users, np.inf), np.zeros(n_users, dtype=int)
+        self.steps, self.earlier = 0, np.full(n_users, np.inf)
 
     def ended(self) -> Minimum:
         self.points[self.active], self.values[self.active] = self.x, self.value
@@ -104,7 +108,7 @@ class _Search:
         far = _DIVERGED * (1.0 + np.linalg.norm(self.start[self.active], axis=1))
         diverged = np.linalg.norm(trial, axis=1) > far
         # Stuck under damping, a user still has the plain Newton step to try; stuck without it, it is at its end.
-        finished |= diverged | (stuck & plain)
+        finished |= diverged | (stuck & plain) | self._endless(decrement, scale, plain & (cut == 1.0))
         grown = np.maximum(4.0 * self.damping, 1e-6 / (norms + 1e-300))
         damping = np.where(stuck, 0.0, np.where(size < 1.0, grown, 0.25 * self.damping))
         reach = np.where(size < 1.0, 0.5, np.where(cut < 1.0, 4.0, 1.0)) * self.reach
@@ -114,11 +118,22 @@ class _Search:
         self.converged[users] = (decrement[done] <= _ACCEPT * scale[done]) & ~diverged[done]
         self.active, self.x, self.damping, self.reach = self.active[keep], trial[keep], damping[keep], reach[keep]
         self.closing = (self.closing | last)[keep]
+        self.decrement, self.still, self.earlier = decrement[keep], self.still[keep], self.earlier[keep]
         if keep.size:
             self.value, self.gradient, self.hessian = self.evaluate(self.active, self.x, 2)
         else:
             self.value = self.value[keep]
         return bool(keep.size)
+
+    def _endless(self, decrement: Array, scale: Array, plain: Flags) -> Flags:
+        """Who makes step after step without coming nearer to a minimum: along a flat direction, or creeping."""
+        self.still = np.where(plain & (decrement > 0.999 * self.decrement), self.still + 1, 0)
+        endless = self.still >= _STILL
+        self.steps += 1
+        if self.steps % _CREEP == 0:
+            endless |= (self.earlier - self.value <= 0.01 * scale) & (decrement > 1e-6 * scale)
+            self.earlier = self.value.copy()
+        return endless
 
     def _direction(self, norms: Array) -> _Direction:
         x, gradient, hessian = self.x, self.gradient, self.hessian

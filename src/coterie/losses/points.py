@@ -10,7 +10,7 @@ import numpy as np
 
 from coterie._typing import Array, Indices
 from coterie.data.users import Block, Participants, Users
-from coterie.losses.base import _SUMS, NOISE, DualBounds, Evaluation, Magnitudes, Samples, require_positive
+from coterie.losses.base import NOISE, SUMS, DualBounds, Evaluation, Magnitudes, Samples, require_positive
 from coterie.losses.blocks import BlockLoss
 from coterie.losses.frame import Frame
 
@@ -61,6 +61,7 @@ class SquaredDistance(_Point):
     [0, 0, 1]
     """
 
+    least: ClassVar[float] = 0.0
     quadratic: ClassVar[bool] = True
 
     def evaluate_block(self, block: Block, models: Array, order: int) -> Evaluation:
@@ -83,7 +84,7 @@ class SquaredDistance(_Point):
         values = self.evaluate_local(samples, centres, 0, users).values
         step = centres - origin + 0.5 * slopes
         rounding = np.abs(values) + (np.abs(slopes) * (np.abs(centres) + np.abs(origin) + np.abs(slopes))).sum(axis=1)
-        return DualBounds(np.einsum("nd,nd->n", slopes, step) - values, _SUMS * rounding, np.zeros(len(slopes)))
+        return DualBounds(np.einsum("nd,nd->n", slopes, step) - values, SUMS * rounding, np.zeros(len(slopes)))
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
         users = samples.users.data
@@ -113,6 +114,8 @@ class HuberDistance(_Point):
     >>> loss.gradients(loss.prepare(users), np.array([[0.5], [0.5]])).tolist()
     [[0.5], [-1.0]]
     """
+
+    least: ClassVar[float] = 0.0
 
     delta: float = 1.0
 

@@ -56,11 +56,12 @@ def solve_smoothed(problem: Problem, tol: float, start: Array | None = None) -> 
     Smoothed
         Models, duals and the final smoothing.
     """
-    search = _Search(problem, start)
-    for _ in range(_STEPS):
-        if search.advance(tol):
-            break
-    return search.ended()
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a step that overflows is not taken
+        search = _Search(problem, start)
+        for _ in range(_STEPS):
+            if search.advance(tol):
+                break
+        return search.ended()
 
 
 class _View:
