@@ -22,7 +22,8 @@ from sklearn.metrics import adjusted_rand_score, roc_auc_score
 
 import coterie as ct
 from coterie import datasets
-from coterie.analysis.groups import _Judge, _scaled, find_groups
+from coterie.analysis.groups import _scaled, find_groups
+from coterie.analysis.partitions import Judge
 from coterie.analysis.select import refit
 from coterie.graph.weights import LocalModels
 from coterie.labels import check_labels
@@ -125,7 +126,7 @@ def amazon(path: Path) -> None:
         start = time.perf_counter()
         groups = find_groups(part)
         print(f"\nAmazon reviews, {count} features of most variance ({time.perf_counter() - start:.1f} s): {groups}")
-        judge = _Judge(_scaled(part, ct.Logistic()), ct.Logistic())
+        judge = Judge(_scaled(part, ct.Logistic()), ct.Logistic())
         print(f"  criterion {groups.criterion:.1f}; of the four domains: "
               f"{judge.criterion(check_labels(dataset.clusters, part.n_users)):.1f}")
 

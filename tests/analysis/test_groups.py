@@ -10,7 +10,8 @@ from sklearn.metrics import adjusted_rand_score
 
 import coterie as ct
 from coterie import datasets
-from coterie.analysis.groups import Groups, _Judge, _scaled, find_groups
+from coterie.analysis.groups import Groups, _scaled, find_groups
+from coterie.analysis.partitions import Judge
 from coterie.analysis.select import refit
 
 FAMILIES = ("squared_hinge", "logistic", "squared", "huber", "multinomial")
@@ -155,7 +156,7 @@ def test_nothing_examined_is_better(seed):
     """Clusters that overlap, so that there is much to examine."""
     data = datasets.clustered("logistic", samples=25, separation=2.0, ragged=True, seed=seed)
     found = find_groups(data.users)
-    judge = _Judge(_scaled(data.users, ct.Logistic()), ct.Logistic())
+    judge = Judge(_scaled(data.users, ct.Logistic()), ct.Logistic())
     together = judge.criterion(np.zeros(30, dtype=np.int64))
     assert found.criterion <= together
     assert (1, together) in found.candidates
@@ -170,7 +171,7 @@ def test_nothing_examined_is_better(seed):
 def test_criterion_is_the_formula():
     users, truth = planted("squared", n_users=6, n_clusters=2, samples=40)
     loss = ct.Squared(ridge=0.0)
-    judge = _Judge(users, loss)
+    judge = Judge(users, loss)
     total = residual = 0.0
     for c in (0, 1):
         rows = truth[users.owner] == c
@@ -193,7 +194,7 @@ def test_many_users_of_few_samples():
 
 def test_giving_users_away():
     users, truth = planted()
-    judge = _Judge(users, ct.Logistic())
+    judge = Judge(users, ct.Logistic())
     many = np.where(np.arange(24) < 18, truth, np.arange(24) - 15)  # the last six alone
     labels, toll = judge.absorb(many, 3)
     np.testing.assert_array_equal(labels, truth)

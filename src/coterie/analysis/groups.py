@@ -1,27 +1,25 @@
 """Find the groups among the users and their number, without tuning.
 
-    groups = find_groups(users)       # groups.labels, groups.n_clusters, groups.models
+    groups = find_groups(users)       # groups.labels, groups.n_clusters, groups.models; print(groups)
 
 1. Every user fits a local model, with a ridge on all coordinates, so that it exists also for users with few samples or
    one class.
-2. The path over lam on the graph of nearest users by Wald distance proposes partitions: its groups, the cuts of its
-   merge tree, and one group for all. If a partition has too many groups, the largest are kept, and the a users of the
-   others are assigned to the most likely of them: if many users have few samples, complete groups appear only this way.
-3. Each partition is improved by merging groups and moving users while this criterion, a description length, decreases.
-   The partition with the smallest value is the result.
+2. The path over lam on the graph of nearest users by Wald distance proposes partitions: its groups, and the cuts of its
+   merge tree. If a partition has too many groups, the largest are kept, and the a users of the others are assigned to
+   the most likely of them, which adds log(N choose a) to its description: if many users have few samples, complete
+   groups appear only this way. The cuts of a tree of the local models, shrunk to one centre, are proposals, too.
+3. Each partition is improved by merging groups and moving users while its description length decreases, as defined in
+   `coterie.analysis.partitions`. Three kinds of description are compared, and the shortest is the result:
 
-       - sum_i L_i + K d/2 log(n_eff) + sum_k n_k log(N / n_k) + moves log(N max(K - 1, 1))
+       one model                 all users have the same model
+       one centre with spread    the models of the users vary around one centre, with a normal distribution
+       groups                    K groups, with one model each, or with the same spread of models in every group
 
-   for N users, K groups of n_k users, and models of d coordinates. L_i = -m_i f_i(model of i's group) / s, without
-   ridge, is the log-likelihood of user i with m_i samples. The other terms are the lengths of a description of the
-   models (the Bayesian information criterion), of the labels, and of every user moved from its group on the path.
-   Assigning a users in step 2 adds log(N choose a).
+   So groups are reported only if they describe the data better than models that vary continuously.
 
-n_eff is the number of samples; for two classes it is sum_j 4 p_j (1 - p_j) with one model for all, because samples
-carry little information on a rare class. s is 1, except for losses of real numbers (squared, Huber, distances of
-points): there it is the variance around the local models, from users with more numbers than coordinates, and 1 if there
-are none (points with one sample each: scale them so that the spread within a group is 1). The squared hinge is used as
-if it were a log-likelihood.
+The noise is estimated as in `coterie.analysis.dispersion`: the variance of real targets, the overdispersion of counts,
+and pseudo-targets if real targets have heavy tails. The variance of points with one sample each is unknown and taken as
+1: scale them so that the spread within a group is 1. The squared hinge is used as if it were a log-likelihood.
 
 A user sends its local model, the Hessian at it, its moments, and the values and two derivatives of its loss at models
 that it receives, so a federation can do the same.
@@ -29,14 +27,15 @@ that it receives, so a federation can do the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import combinations
-from math import lgamma
+from typing import Literal
 
 import numpy as np
 
 from coterie._typing import Array, Indices, Ints
+from coterie.analysis.dispersion import without_outliers
+from coterie.analysis.partitions import Judge, ModelTree, Partition
 from coterie.analysis.path import Path, solve_path
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Participants, Users
@@ -44,18 +43,21 @@ from coterie.errors import InvalidInput, interruptible
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels, adaptive_graph
 from coterie.labels import check_labels
-from coterie.losses import AffineLoss, Evaluation, Loss, Samples
+from coterie.losses import AffineLoss, Evaluation, Huber, Logistic, Loss, Samples, Squared, SquaredDistance
 from coterie.losses.grouped import Grouped
-from coterie.losses.linear import Huber, Logistic, Squared, SquaredHinge
-from coterie.losses.newton import minimise
-from coterie.losses.points import HuberDistance, SquaredDistance
 from coterie.problem import Problem
 from coterie.solution import Solution
 
 _SMALLEST = 1e-3  # weight; with smaller ones, a distant group would extend the path over hundreds of decades
-_ROUNDS = 20  # largest number of rounds of merging and moving
 _STEP = 1.5  # ratio of two neighbouring lams of the search
 _PLATEAU = 4  # the search ends after this number of lams with the same groups
+_FIRST_LIMIT = 8  # number of groups of the first search; doubled while that many are found
+_CUTS = 3  # cuts of the tree of models that are improved
+_MARGIN = 50.0  # cuts of that tree that are worse than one group by more nats are ignored
+_PATIENCE = 3  # the search for groups with spread ends after this many numbers of groups without improvement
+_LARGEST_TREE = 3000  # users; Ward's tree needs the distances of all pairs
+
+Kind = Literal["one model", "one centre with spread", "groups"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,16 +70,22 @@ class Groups:
         (n_users,) the group of each user, from 0 in order of first appearance.
     models
         (n_users, dim) the best model of each user's group, for the given loss and features.
+    kind
+        The kind of the shortest description: "one model", "one centre with spread" or "groups". All labels are 0 unless
+        it is "groups".
+    spread
+        (dim, dim) the covariance of the models of the users around the centre of their group, for standardised
+        features; zero if all models of a group are equal.
     criterion
-        The description length of `labels`, the smallest of `candidates`.
+        The description length of the result in nats, the smallest of `candidates`.
     candidates
-        (number of groups, criterion) of all partitions examined.
+        (number of groups, criterion) of all descriptions examined.
     lam
-        The point of the path that the labels come from; None for a cut of the tree and for one group.
+        The point of the path that the labels come from; None if they do not come from the path.
     graph
         The graph of the search.
     path
-        The path of the search, with standardised features and a stronger ridge.
+        The path of the search, with standardised features and targets and a stronger ridge.
 
     Example
     -------
@@ -90,6 +98,8 @@ class Groups:
 
     labels: Ints
     models: Array = field(repr=False)
+    kind: Kind
+    spread: Array = field(repr=False)
     criterion: float
     candidates: tuple[tuple[int, float], ...] = field(repr=False)
     lam: float | None
@@ -102,16 +112,21 @@ class Groups:
         return int(self.labels.max()) + 1
 
     def __str__(self) -> str:
-        if self.n_clusters == 1:
-            return f"All {len(self.labels)} user(s) are one group: none of {len(self.candidates)} partitions is better."
+        examined = f"none of {len(self.candidates)} descriptions"
+        if self.kind == "one model":
+            return f"All {len(self.labels)} user(s) are one group: {examined} is better than one model."
+        if self.kind == "one centre with spread":
+            return f"Users differ, but continuously: no groups stand out ({examined} of the {len(self.labels)} users " \
+                   "is better than one centre with a spread of models)."
         sizes = ", ".join(map(str, np.bincount(self.labels)))
         one = min(value for count, value in self.candidates if count == 1)
+        within = " Models also vary within groups." if self.spread.any() else ""
         return f"{self.n_clusters} groups of {sizes} users describe the data better than one group: description " \
-               f"length {self.criterion:.6g} instead of {one:.6g}."
+               f"length {self.criterion:.6g} instead of {one:.6g}.{within}"
 
 
 @interruptible()
-def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int = 8, n_lams: int = 60, k: int = 5,
+def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | None = None, n_lams: int = 60, k: int = 5,
                 weight_ridge: float = 0.1, progress: Callable[[Solution, int], None] | None = None) -> Groups:
     """Find the groups among the users, and one model per group.
 
@@ -126,7 +141,7 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int = 8, 
     loss
         The loss; None: logistic for targets -1 and +1, squared for other targets, squared distance without targets.
     max_groups
-        Largest number of groups to consider.
+        Largest number of groups to consider; None for no limit.
     n_lams
         Largest number of points of the path.
     k
@@ -139,7 +154,7 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int = 8, 
     Returns
     -------
     Groups
-        The groups and their models.
+        The groups and their models. Its `kind` says whether there are groups, and printing it gives a sentence.
 
     Raises
     ------
@@ -157,25 +172,35 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int = 8, 
         raise InvalidInput(f"weight_ridge must be a finite number > 0, got {weight_ridge!r}",
                            remedy="Omit it to use the default")
     given = loss.prepare(users)
-    scaled = _scaled(users, loss)
-    with np.errstate(over="ignore"):  # a distance much larger than the median has weight 0
-        local = LocalModels.of(scaled, loss, weight_ridge)
-        graph = adaptive_graph(local, "wald", min(k, max(users.n_users - 1, 1)))
-    graph = Graph.from_edges(users.n_users, graph.edges, np.maximum(graph.weights, _SMALLEST))
-    path = _search_path(Problem(scaled, _Ridged(loss, weight_ridge), 0.0, graph), local, max_groups, n_lams, progress)
-    criterion, labels, lam, candidates = _best_partition(path, _Judge(scaled, loss), max_groups)
-    grouped = Grouped(loss=loss, samples=given, labels=labels)
-    models = grouped.local(grouped.prepare(grouped.groups)).points[labels]
-    return Groups(labels=labels, models=models, criterion=criterion, candidates=candidates, lam=lam, graph=graph,
+    scaled, search_loss, unit = _with_unit_targets(_scaled(users, loss), loss)
+    scaled, search_loss = without_outliers(scaled, search_loss)
+    local, graph = _nearest_users(scaled, search_loss, k, weight_ridge)
+    problem = Problem(scaled, _Ridged(search_loss, weight_ridge), 0.0, graph)
+    path = _search_path(problem, local, max_groups or _FIRST_LIMIT, n_lams, progress)
+    examined = list(_descriptions(Judge(scaled, search_loss), local.models, path, max_groups))
+    best = min(examined, key=lambda partition: partition.length)
+    grouped = Grouped(loss=loss, samples=given, labels=best.labels)
+    models = grouped.local(grouped.prepare(grouped.groups)).points[best.labels]
+    spread = np.zeros((given.dim, given.dim)) if best.spread is None else unit**2 * best.spread.covariance
+    return Groups(labels=best.labels, models=models, kind=_kind(best), spread=spread, criterion=best.length,
+                  candidates=tuple(dict.fromkeys((p.n_groups, p.length) for p in examined)), lam=best.lam, graph=graph,
                   path=path)
 
 
-def _checked_loss(users: Users, loss: Loss | None, **numbers: tuple[int, int]) -> Loss:
-    """Check the users and the numbers, each given with its minimum; returns the loss to use."""
+def _kind(description: Partition) -> Kind:
+    if description.labels.any():
+        return "groups"
+    return "one model" if description.spread is None else "one centre with spread"
+
+
+def _checked_loss(users: Users, loss: Loss | None, **numbers: tuple[int | None, int]) -> Loss:
+    """Check the users and the numbers, each given with its minimum, if not None; returns the loss to use."""
     if not isinstance(users, Users):
         raise InvalidInput(f"expected Users, got {type(users).__name__}",
                            remedy="Build them with Users.from_arrays(X, y, user)")
     for name, (number, minimum) in numbers.items():
+        if number is None and name == "max_groups":
+            continue
         if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < minimum:
             raise InvalidInput(f"{name} must be a whole number >= {minimum}, got {number!r}",
                                remedy="Omit it to use the default")
@@ -189,26 +214,32 @@ def _checked_loss(users: Users, loss: Loss | None, **numbers: tuple[int, int]) -
     return loss
 
 
-def _best_partition(path: Path, judge: _Judge, max_groups: int) -> tuple[
-        float, Ints, float | None, tuple[tuple[int, float], ...]]:
-    """The smallest criterion, its labels and lam, and all candidates."""
-    candidates: list[tuple[int, float]] = []
-    best: tuple[float, Ints, float | None] | None = None
-    for labels, lam in _proposals(path, max_groups):
-        labels, cost = judge.absorb(labels, max_groups)
-        value, polished = judge.polish(labels)
-        candidates += [(int(labels.max()) + 1, judge.criterion(labels) + cost), (int(polished.max()) + 1, value + cost)]
-        if best is None or value + cost < best[0]:
-            best = value + cost, polished, lam
-    assert best is not None
-    return *best, tuple(dict.fromkeys(candidates))
-
-
 def _scaled(users: Users, loss: Loss) -> Users:
     if not isinstance(loss, AffineLoss):
         return users
     scaler = Standardizer.from_moments(users.moments(), feature_names=users.feature_names)
     return (scaler if loss.intercept else replace(scaler, mean=np.zeros_like(scaler.mean))).transform(users)
+
+
+def _with_unit_targets(users: Users, loss: Loss) -> tuple[Users, Loss, float]:
+    """Real targets shifted (if there is an intercept) and divided by a unit, the loss in this unit, and the unit."""
+    y = users.targets
+    if type(loss) not in (Squared, Huber) or y is None:
+        return users, loss, 1.0
+    assert isinstance(loss, (Squared, Huber))
+    shifted = y - np.median(y) if loss.intercept else y
+    unit = float(np.median(np.abs(shifted))) or float(np.abs(shifted).max()) or 1.0
+    if isinstance(loss, Huber):
+        loss = replace(loss, delta=loss.delta / unit)
+    return replace(users, targets=shifted / unit), loss, unit
+
+
+def _nearest_users(users: Users, loss: Loss, k: int, ridge: float) -> tuple[LocalModels, Graph]:
+    """The local models, and the graph of the nearest users with its weights."""
+    with np.errstate(over="ignore"):  # a distance much larger than the median has weight 0
+        local = LocalModels.of(users, loss, ridge)
+        graph = adaptive_graph(local, "wald", min(k, max(users.n_users - 1, 1)))
+    return local, Graph.from_edges(users.n_users, graph.edges, np.maximum(graph.weights, _SMALLEST))
 
 
 def _search_path(problem: Problem, local: LocalModels, max_groups: int, n_lams: int,
@@ -239,8 +270,52 @@ def first_merges(local: LocalModels, graph: Graph) -> float:
     return 0.3 * float(np.quantile(merge, 0.05)) if merge.size else 0.0
 
 
+def _descriptions(judge: Judge, models: Array, path: Path, max_groups: int | None) -> Iterator[Partition]:
+    """All descriptions to compare: one model, one centre with spread, and partitions as proposed and improved."""
+    together = Partition(np.zeros(judge.n, dtype=np.int64), judge.criterion(np.zeros(judge.n, dtype=np.int64)))
+    yield together
+    if judge.n == 1 or max_groups == 1:
+        return
+    centre = judge.one_centre(models)
+    yield centre
+    proposed = list(_from_path(judge, path, max_groups))
+    if judge.n <= _LARGEST_TREE:
+        assert centre.spread is not None
+        tree, limit = ModelTree(judge, centre.spread), min(judge.n, max_groups or judge.n)
+        lengths = tree.lengths()[:limit]
+        for count in (np.argsort(lengths[1:], kind="stable")[:_CUTS] + 2).tolist():
+            if lengths[count - 1] < min(together.length, centre.length) + judge.model_cost + _MARGIN:
+                proposed += _improved(judge, tree.cut(count), judge.move_cost(count), None)
+        if centre.length < together.length:
+            groups = min(proposed, key=lambda partition: partition.length, default=together)
+            proposed += _with_spread(judge, tree, centre, groups, limit)
+    yield from proposed
+
+
+def _improved(judge: Judge, labels: Ints, cost: float, lam: float | None) -> Iterator[Partition]:
+    """A partition as proposed, and after merges and moves."""
+    yield Partition(labels, judge.criterion(labels) + cost, lam)
+    value, polished = judge.polish(labels)
+    yield Partition(polished, value + cost, lam)
+
+
+def _from_path(judge: Judge, path: Path, max_groups: int | None) -> Iterator[Partition]:
+    """The proposals of the path with a limited number of groups; without `max_groups` the limit doubles if needed."""
+    limit = max_groups or _FIRST_LIMIT
+    while True:
+        shortest, n_groups = np.inf, 0
+        for labels, lam in _proposals(path, limit):
+            labels, cost = judge.absorb(labels, limit)
+            for partition in _improved(judge, labels, cost, lam):
+                shortest, n_groups = min((shortest, n_groups), (partition.length, partition.n_groups))
+                yield partition
+        if max_groups is not None or n_groups < limit or 2 * limit > judge.n:
+            return
+        limit *= 2
+
+
 def _proposals(path: Path, max_groups: int) -> list[tuple[Ints, float | None]]:
-    """One group for all, the groups of the path, and the cuts of its merge tree, without duplicates."""
+    """The groups of the path, and the cuts of its merge tree, without duplicates."""
     from scipy.cluster.hierarchy import fcluster
 
     n = path.problem.n_users
@@ -250,7 +325,6 @@ def _proposals(path: Path, max_groups: int) -> list[tuple[Ints, float | None]]:
         labels = check_labels(labels, n)
         proposals.setdefault(labels.tobytes(), (labels, lam))
 
-    add(np.zeros(n, dtype=np.int64), None)
     for solution in path.solutions:
         add(solution.labels, solution.lam)
     for count in range(2, min(max_groups, n) + 1):
@@ -258,113 +332,27 @@ def _proposals(path: Path, max_groups: int) -> list[tuple[Ints, float | None]]:
     return list(proposals.values())
 
 
-class _Judge:
-    """The criterion and its minimisation. The fit of a group depends on its users only and is computed once."""
-
-    def __init__(self, users: Users, loss: Loss) -> None:
-        self.loss, self.samples = loss, loss.prepare(users)
-        self.bare = replace(loss, ridge=0.0) if isinstance(loss, AffineLoss) else loss
-        self.counts = users.counts.astype(float)
-        self.n, self.dim = users.n_users, self.samples.dim
-        self.fits: dict[bytes, tuple[Array, Array]] = {}
-        self.scale = self._scale()
-        pooled = self.fit(np.arange(self.n))[0]
-        n_eff = float(users.n_samples)
-        if isinstance(loss, (Logistic, SquaredHinge)):
-            t = loss.decision(users.features, np.broadcast_to(pooled, (users.n_samples, self.dim)))
-            p = 0.5 + 0.5 * np.tanh(t / 2) if isinstance(loss, Logistic) else np.clip((1 + t) / 2, 0, 1)
-            n_eff = float((4 * p * (1 - p)).sum())
-        self.model_cost = 0.5 * self.dim * float(np.log(max(n_eff, np.e)))
-
-    def _scale(self) -> float:
-        if not isinstance(self.loss, (Squared, Huber, SquaredDistance, HuberDistance)):
-            return 1.0
-        numbers = self.counts * (self.dim if isinstance(self.loss, (SquaredDistance, HuberDistance)) else 1)
-        freedom = np.maximum(numbers - self.dim, 0.0)
-        own = self.bare.values(self.samples, self.bare.prox(self.samples, None, 1e-6, None).points)
-        zero = self.bare.values(self.samples, np.zeros((self.n, self.dim)))
-        if not freedom.any() or not zero.any():
-            return 1.0
-        variance = float((2 * self.counts * own)[freedom > 0].sum() / freedom.sum())
-        return max(variance, 1e-12 * float((2 * self.counts * zero).sum() / numbers.sum()))  # positive without noise
-
-    def fit(self, members: Ints) -> tuple[Array, Array]:
-        """The best model of a group, with all samples weighted equally, and the log-likelihood of every user for it."""
-        key, weights = members.tobytes(), self.counts[members] / self.scale
-
-        def evaluate(_: Ints, x: Array, order: int) -> tuple[Array, Array, Array]:
-            parts = self.loss.evaluate(self.samples, np.repeat(x, len(members), axis=0), order, members)
-            f, g, h = (np.tensordot(weights, part, 1)[None] if r <= order else part for r, part in enumerate(parts))
-            return f, g, h
-
-        if key not in self.fits:
-            with np.errstate(over="ignore", invalid="ignore"):  # trial points, and models of very different users
-                model = minimise(evaluate, np.zeros((1, self.dim))).points
-                values = self.bare.values(self.samples, np.repeat(model, self.n, axis=0))
-            self.fits[key] = model[0], -self.counts / self.scale * np.where(np.isnan(values), np.inf, values)
-        return self.fits[key]
-
-    def groups(self, labels: Ints) -> list[Ints]:
-        """The users of each group."""
-        return [np.flatnonzero(labels == c) for c in range(int(labels.max()) + 1)]
-
-    def move_cost(self, n_groups: int) -> float:
-        """The cost of one moved user."""
-        return float(np.log(self.n * max(n_groups - 1, 1)))
-
-    def part(self, members: Ints) -> float:
-        """The contribution of one group to the criterion."""
-        size = len(members)
-        return float(size * np.log(self.n / size) - self.fit(members)[1][members].sum()) + self.model_cost
-
-    def criterion(self, labels: Ints, moves: int = 0) -> float:
-        """The description length of a partition after this number of moves."""
-        parts = self.groups(labels)
-        return sum(self.part(members) for members in parts) + moves * self.move_cost(len(parts))
-
-    def absorb(self, labels: Ints, max_groups: int) -> tuple[Ints, float]:
-        """Keep the largest groups and assign all other users to the most likely of them; returns also the cost."""
-        sizes = np.bincount(labels)
-        if len(sizes) <= max_groups:
-            return labels, 0.0
-        kept = [c for c in np.argsort(-sizes, kind="stable")[:max_groups] if sizes[c] > 1] or [0]
-        likelihoods = np.stack([self.fit(np.flatnonzero(labels == c))[1] for c in kept], axis=1)
-        for column, c in enumerate(kept):
-            likelihoods[labels == c, column] = np.inf
-        assigned = self.n - int(sizes[kept].sum())
-        cost = lgamma(self.n + 1) - lgamma(assigned + 1) - lgamma(self.n - assigned + 1)  # log(n choose assigned)
-        return check_labels(likelihoods.argmax(axis=1), self.n), cost
-
-    def polish(self, labels: Ints) -> tuple[float, Ints]:
-        """Merge groups and move users while the criterion decreases."""
-        moved: set[int] = set()
-        for _ in range(_ROUNDS):
-            before, labels = labels, self._merge(labels)
-            parts = self.groups(labels)
-            likelihoods = np.stack([self.fit(members)[1] for members in parts], axis=1)
-            gains = likelihoods.max(axis=1) - likelihoods[np.arange(self.n), labels]
-            moving = np.flatnonzero(gains > self.move_cost(len(parts)))
-            new = labels.copy()
-            new[moving] = likelihoods[moving].argmax(axis=1)
-            new = check_labels(new, self.n)
-            if moving.size and self.criterion(new, moving.size) < self.criterion(labels):
-                moved.update(moving.tolist())
-                labels = new
-            if np.array_equal(before, labels):
-                break
-        return self.criterion(labels, len(moved) if labels.any() else 0), labels
-
-    def _merge(self, labels: Ints) -> Ints:
-        """Merge two groups at a time, the pair that decreases the criterion most."""
-        while labels.any():
-            parts = self.groups(labels)
-            cost = [self.part(members) for members in parts]
-            change, a, b = min((self.part(np.union1d(parts[a], parts[b])) - cost[a] - cost[b], a, b)
-                               for a, b in combinations(range(len(parts)), 2))
-            if change >= 0:
-                break
-            labels = check_labels(np.where(labels == b, a, labels), self.n)
-        return labels
+def _with_spread(judge: Judge, tree: ModelTree, centre: Partition, groups: Partition,
+                 limit: int) -> Iterator[Partition]:
+    """Groups with a spread within: the best groups without spread, and, unless these have none, cuts of the tree."""
+    assert centre.spread is not None
+    models, covariance = centre.spread.models, 0.1 * centre.spread.covariance
+    if groups.labels.any():
+        within = judge.with_spread(groups.labels, 0, models, covariance)
+        yield within
+        if within.length > groups.length < centre.length:
+            return
+    shortest, labels, waited = np.inf, groups.labels, 0
+    for count in range(2, limit + 1):
+        length, cut = tree.spread_cut(count)
+        waited += 1
+        if length < shortest:
+            shortest, labels, waited = length, cut, 0
+        if waited == _PATIENCE:
+            break
+    if shortest < centre.length + _MARGIN:
+        for rank in range(min(centre.spread.rank, 1) + 1):
+            yield judge.with_spread(labels, rank, models, covariance)
 
 
 @dataclass(frozen=True, eq=False)

@@ -165,13 +165,9 @@ def _search_groups(inner: Users, loss: Loss, settings: Settings, work: Work) -> 
     def searching(solution: Solution, _: int) -> None:
         work.show("searching for groups", text=f"{solution.n_clusters} groups")
 
-    limit = settings.max_groups or 8
-    groups = find_groups(inner, loss, max_groups=limit, k=settings.k, progress=searching)
-    while settings.max_groups is None and groups.n_clusters == limit <= inner.n_users // 4:
-        limit *= 2
-        groups = find_groups(inner, loss, max_groups=limit, k=settings.k, progress=searching)
-    at_limit = " The search stopped at this number." if 1 < groups.n_clusters == limit < inner.n_users else ""
-    return {"labels": groups.labels, "sentence": f"{groups}{at_limit}"}
+    groups = find_groups(inner, loss, max_groups=settings.max_groups, k=settings.k, progress=searching)
+    at_limit = 1 < groups.n_clusters < inner.n_users and groups.n_clusters == settings.max_groups
+    return {"labels": groups.labels, "sentence": f"{groups}{' The search stopped at this number.' if at_limit else ''}"}
 
 
 def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work) -> PathPlan:

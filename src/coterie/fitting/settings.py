@@ -27,8 +27,7 @@ class Settings:
         the paper's case; or "wald", "gaussian", "inverse" for the k nearest users of each user.
     ridge : L2 strength, intercept included.
     n_lams : number of points of the path.
-    max_groups : largest number of groups; None for no limit (the search begins with eight and doubles the number as
-        long as all are used).
+    max_groups : largest number of groups; None for no limit.
     k : number of nearest users that each user is connected to.
     tol : the certified relative gap to reach.
     holdout : the share of every user's rows that is held out for validation; 0 for none.

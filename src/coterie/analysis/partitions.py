@@ -1,0 +1,285 @@
+"""The description length of a partition of the users, and its minimisation.
+
+    - sum_i L_i + K d/2 log(n_eff) + sum_k n_k log(N / n_k) + moves log(N max(K - 1, 1)) + numbers/2 log(n_eff)
+
+for N users, K groups of n_k users, and models of d coordinates. L_i of user i with m_i samples and dispersion s is
+
+    without spread    the log-likelihood -m_i f_i(model of i's group) / s, without ridge
+    with spread       the evidence of `coterie.analysis.spread`: models vary around the centre of their group
+
+The other terms are the lengths of a description of the models (the Bayesian information criterion), of the labels, of
+every user moved from its group on the path, and of the covariance T of the spread, which has one number for its scale
+and d numbers for each free direction. A partition that is not from the path costs one move.
+
+n_eff is the number of samples; for two classes it is sum_j 4 p_j (1 - p_j) with one model for all, because samples
+carry little information on a rare class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from math import lgamma
+
+import numpy as np
+
+from coterie._typing import Array, Ints
+from coterie.analysis.dispersion import dispersion, without_ridge
+from coterie.analysis.path import check_labels
+from coterie.analysis.spread import Expansions, RandomEffects, Spread, project, sample_users, solve_damped
+from coterie.data.users import Users
+from coterie.losses import AffineLoss, Logistic, Loss, SquaredHinge
+from coterie.losses.newton import minimise
+
+_ROUNDS = 20  # largest number of rounds of merging and moving
+_ALL_PAIRS = 8  # with more groups, only the most similar pairs are tried for merging
+_MAX_RANK = 3  # largest number of free directions of T
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """A partition of the users and its description length.
+
+    Parameters
+    ----------
+    labels : (n_users,) the group of each user, from 0 in order of first appearance.
+    length : the description length in nats.
+    lam : the point of the path that the labels come from, if any.
+    spread : the spread of the models within groups, if any.
+    """
+
+    labels: Ints
+    length: float
+    lam: float | None = None
+    spread: Spread | None = None
+
+    @property
+    def n_groups(self) -> int:
+        """The number of groups."""
+        return int(self.labels.max()) + 1
+
+
+class Judge:
+    """Description lengths and their minimisation. The fit of a group depends on its users only and is computed once.
+
+    Parameters
+    ----------
+    users : with standardised features.
+    loss : its ridge is used in fits, not in likelihoods.
+    """
+
+    def __init__(self, users: Users, loss: Loss) -> None:
+        self.loss, self.samples, self.bare = loss, loss.prepare(users), without_ridge(loss)
+        self.n, self.dim = users.n_users, self.samples.dim
+        self.scale = dispersion(loss, users, self.samples)
+        self.weights = users.counts / self.scale
+        self.ridge = loss.ridge * loss.shrunk(self.dim) if isinstance(loss, AffineLoss) else np.zeros(self.dim)
+        self.models: dict[bytes, Array] = {}  # of groups, by their users
+        self.likelihoods: dict[bytes, Array] = {}  # of all users, for the same models
+        self.parts: dict[bytes, float] = {}
+        self.exact: Expansions | None = None  # of quadratic losses, whose samples are not needed again
+        if loss.quadratic:
+            self.exact = Expansions.at(loss, self.samples, self.weights, np.zeros((self.n, self.dim)))
+        pooled, n_eff = self.fit(np.arange(self.n)), float(users.n_samples)
+        if isinstance(loss, (Logistic, SquaredHinge)):
+            t = loss.decision(users.features, np.broadcast_to(pooled, (users.n_samples, self.dim)))
+            p = 0.5 + 0.5 * np.tanh(t / 2) if isinstance(loss, Logistic) else np.clip((1 + t) / 2, 0, 1)
+            n_eff = float((4 * p * (1 - p)).sum())
+        self.number_cost = 0.5 * float(np.log(max(n_eff, np.e)))
+        self.model_cost = self.dim * self.number_cost
+        self.effects = RandomEffects(loss, self.samples, self.weights, self.ridge, self.number_cost)
+
+    def fit(self, members: Ints) -> Array:
+        """The best model of a group, with all samples weighted equally."""
+        key, weights = members.tobytes(), self.weights[members]
+
+        def evaluate(_: Ints, x: Array, order: int) -> tuple[Array, Array, Array]:
+            parts = self.loss.evaluate(self.samples, np.repeat(x, len(members), axis=0), order, members)
+            f, g, h = (np.tensordot(weights, part, 1)[None] if r <= order else part for r, part in enumerate(parts))
+            return f, g, h
+
+        if key not in self.models and self.exact is not None:
+            self.models[key] = self.exact.take(members).centres(np.zeros(len(members), dtype=np.int64))[0]
+        elif key not in self.models:
+            start = next(iter(self.models.values()), np.zeros(self.dim))  # the first is the pooled model
+            with np.errstate(over="ignore", invalid="ignore"):  # trial points
+                self.models[key] = minimise(evaluate, start[None]).points[0]
+        return self.models[key]
+
+    def likelihood(self, members: Ints) -> Array:
+        """(n_users,) the log-likelihood of every user for the model of this group."""
+        key = members.tobytes()
+        if key not in self.likelihoods:
+            self.likelihoods[key] = self._values(self.fit(members), None)
+        return self.likelihoods[key]
+
+    def _values(self, model: Array, users: Ints | None) -> Array:
+        """The log-likelihoods of some users, or of all, for one model."""
+        weights = self.weights if users is None else self.weights[users]
+        if self.exact is not None:
+            values = (self.exact if users is None else self.exact.take(users)).values(model[None])[:, 0]
+            return values + 0.5 * weights * float(self.ridge @ model**2)  # without ridge
+        with np.errstate(over="ignore", invalid="ignore"):  # a model of very different users
+            values = self.bare.evaluate(self.samples, np.tile(model, (len(weights), 1)), 0, users).values
+        return -weights * np.where(np.isnan(values), np.inf, values)
+
+    def groups(self, labels: Ints) -> list[Ints]:
+        """The users of each group."""
+        return [np.flatnonzero(labels == c) for c in range(int(labels.max()) + 1)]
+
+    def move_cost(self, n_groups: int) -> float:
+        """The cost of one moved user."""
+        return float(np.log(self.n * max(n_groups - 1, 1)))
+
+    def part(self, members: Ints) -> float:
+        """The contribution of one group to the description length."""
+        key, size = members.tobytes(), len(members)
+        if key not in self.parts:
+            likelihood = float(self._values(self.fit(members), members).sum())
+            self.parts[key] = float(size * np.log(self.n / size)) - likelihood + self.model_cost
+        return self.parts[key]
+
+    def criterion(self, labels: Ints, moves: int = 0) -> float:
+        """The description length of a partition without spread, after this number of moves."""
+        parts = self.groups(labels)
+        return sum(self.part(members) for members in parts) + moves * self.move_cost(len(parts))
+
+    def absorb(self, labels: Ints, max_groups: int) -> tuple[Ints, float]:
+        """Keep the largest groups and assign all other users to the most likely of them; returns also the cost."""
+        sizes = np.bincount(labels)
+        if len(sizes) <= max_groups:
+            return labels, 0.0
+        kept = [c for c in np.argsort(-sizes, kind="stable")[:max_groups] if sizes[c] > 1] or [0]
+        likelihoods = np.stack([self.likelihood(np.flatnonzero(labels == c)) for c in kept], axis=1)
+        for column, c in enumerate(kept):
+            likelihoods[labels == c, column] = np.inf
+        assigned = self.n - int(sizes[kept].sum())
+        cost = lgamma(self.n + 1) - lgamma(assigned + 1) - lgamma(self.n - assigned + 1)  # log(n choose assigned)
+        return check_labels(likelihoods.argmax(axis=1), self.n), cost
+
+    def polish(self, labels: Ints) -> tuple[float, Ints]:
+        """Merge groups and move users while the description length decreases."""
+        moved: set[int] = set()
+        for _ in range(_ROUNDS):
+            before, labels = labels, self._merge(labels)
+            parts = self.groups(labels)
+            likelihoods = np.stack([self.likelihood(members) for members in parts], axis=1)
+            gains = likelihoods.max(axis=1) - likelihoods[np.arange(self.n), labels]
+            moving = np.flatnonzero(gains > self.move_cost(len(parts)))
+            new = labels.copy()
+            new[moving] = likelihoods[moving].argmax(axis=1)
+            new = check_labels(new, self.n)
+            if moving.size and self.criterion(new, moving.size) < self.criterion(labels):
+                moved.update(moving.tolist())
+                labels = new
+            if np.array_equal(before, labels):
+                break
+        return self.criterion(labels, len(moved) if labels.any() else 0), labels
+
+    def _merge(self, labels: Ints) -> Ints:
+        """Merge two groups at a time, the pair that decreases the description length most."""
+        while labels.any():
+            parts = self.groups(labels)
+            cost = [self.part(members) for members in parts]
+            change, a, b = min((self.part(np.union1d(parts[a], parts[b])) - cost[a] - cost[b], a, b)
+                               for a, b in self._pairs(parts))
+            if change >= 0:
+                break
+            labels = check_labels(np.where(labels == b, a, labels), self.n)
+        return labels
+
+    def _pairs(self, parts: list[Ints]) -> list[tuple[int, int]]:
+        """Pairs of groups to merge: all, or those that lose least if one group takes the model of the other."""
+        pairs = list(combinations(range(len(parts)), 2))
+        if len(parts) <= _ALL_PAIRS:
+            return pairs
+        likelihoods = np.stack([self.likelihood(members) for members in parts], axis=1)
+        sums = np.stack([likelihoods[members].sum(axis=0) for members in parts])  # [group, model]
+        lost = np.diag(sums)[:, None] - sums
+        return sorted(pairs, key=lambda pair: min(lost[pair], lost[pair[::-1]]))[:2 * len(parts)]
+
+    def with_spread(self, labels: Ints, rank: int, models: Array, covariance: Array, rounds: int = 2) -> Partition:
+        """The partition with a spread within groups; the arguments are those of `RandomEffects.fit`."""
+        spread = self.effects.fit(labels, rank, models, covariance, rounds)
+        sizes = np.bincount(labels)
+        length = float(sizes @ np.log(self.n / sizes)) + len(sizes) * self.model_cost - spread.evidence
+        length += spread.n_numbers * self.number_cost + (self.move_cost(len(sizes)) if len(sizes) > 1 else 0.0)
+        return Partition(labels, length, None, spread)
+
+    def one_centre(self, models: Array) -> Partition:
+        """One group with the best spread, from an expansion at `models`."""
+        together = np.zeros(self.n, dtype=np.int64)
+        best = self.with_spread(together, 0, models, 0.1 * np.eye(self.dim))
+        for rank in range(1, min(_MAX_RANK, self.dim - 1) + 1):
+            assert best.spread is not None
+            more = self.with_spread(together, rank, best.spread.models, best.spread.covariance, rounds=1)
+            if more.length >= best.length:
+                break
+            best = more
+        return best
+
+
+class ModelTree:
+    """Ward's tree (1963) of the models of the users around one centre.
+
+    Distances are in units of the mean covariance of a model given its rows.
+
+    Parameters
+    ----------
+    judge : of the same users.
+    centre : the spread around one centre.
+    """
+
+    def __init__(self, judge: Judge, centre: Spread) -> None:
+        from scipy.cluster.hierarchy import linkage
+
+        self.judge, self.centre = judge, centre
+        self.expansions = Expansions.at(judge.loss, judge.samples, judge.weights, centre.models)
+        scales, axes = np.linalg.eigh(self.expansions.marginal(centre.covariance)[1].mean(axis=0))
+        self.links = linkage(centre.models @ (axes / np.sqrt(np.maximum(scales, 1e-12 * scales[-1]))), "ward")
+
+    def cut(self, n_groups: int) -> Ints:
+        """The labels of this number of groups."""
+        from scipy.cluster.hierarchy import fcluster
+
+        return check_labels(fcluster(self.links, n_groups, "maxclust"), self.judge.n)
+
+    def lengths(self) -> Array:
+        """(n_users,) the description lengths without spread of 1, 2, ... groups, computed from the expansions."""
+        e, n = self.expansions, self.judge.n
+        sums = list(zip(e.constants, e.slopes, e.curvatures, np.ones(n), strict=True))
+
+        def parts(constants: Array, slopes: Array, curvatures: Array, sizes: Array) -> Array:
+            likelihoods = constants + 0.5 * (slopes * solve_damped(curvatures, slopes)).sum(axis=1)
+            return np.asarray(sizes * np.log(n / sizes) - likelihoods + self.judge.model_cost)
+
+        part = parts(e.constants, e.slopes, e.curvatures, np.ones(n)).tolist()
+        lengths = [sum(part)]
+        for first, second in self.links[:, :2].astype(int).tolist():
+            sums.append(tuple(a + b for a, b in zip(sums[first], sums[second], strict=True)))
+            part.append(float(parts(*(np.asarray(term)[None] for term in sums[-1]))[0]))
+            lengths.append(lengths[-1] + part[-1] - part[first] - part[second])
+        return np.array(lengths[::-1])
+
+    def spread_cut(self, n_groups: int) -> tuple[float, Ints]:
+        """A cut, improved by moving users, with a spread within groups: its approximate description length and labels.
+
+        T, centres and length are estimated from a sample of the users, and all users are assigned to these centres.
+        """
+        judge, some = self.judge, sample_users(self.judge.n)
+        expansions, labels = self.expansions.take(some), check_labels(self.cut(n_groups)[some], len(some))
+        covariance, best = project(self.centre.covariance / n_groups, 0), (np.inf, self.cut(n_groups))
+        for _ in range(_ROUNDS):
+            marginal, posterior = expansions.marginal(covariance)
+            centres, sizes = marginal.centres(labels), np.bincount(labels)
+            values = marginal.values(centres) + np.log(sizes / len(some))
+            likelihood = float(values[np.arange(len(some)), labels].sum()) * judge.n / len(some)
+            length = len(sizes) * judge.model_cost - likelihood
+            if length > best[0] - 0.1:
+                break
+            everyone = values if len(some) == judge.n else \
+                self.expansions.marginal(covariance)[0].values(centres) + np.log(sizes)
+            best = length, check_labels(everyone.argmax(axis=1), judge.n)
+            covariance = project(expansions.second_moment(centres[labels], posterior), 0)
+            labels = check_labels(values.argmax(axis=1), len(some))
+        return best

@@ -1,0 +1,258 @@
+"""Models that vary continuously around the centre of a group: random effects with one covariance T for all groups.
+
+    model of user i ~ N(centre of its group, T),        log-likelihood of its rows  l_i(x) = -m_i f_i(x) / s
+
+for m_i rows and dispersion s. With the second-order expansion of l_i at a point,
+
+    l_i(x) = constant_i + <slope_i, x> - x' curvature_i x / 2
+
+the evidence log E exp(l_i(model of user i)) is a quadratic function of the centre, too. With A = curvature_i and
+V = (A + T^-1)^-1, the covariance of the model of user i given its rows, it has
+
+    curvature  A - A V A,      slope  (I - A V) slope_i,      constant  constant_i + slope_i' V slope_i / 2
+                                                                        - log det(I + A T) / 2
+
+This is Laplace's approximation if the expansion is at the mode of l_i(x) - (x - centre)' T^-1 (x - centre) / 2, and
+exact for squared loss. T is a multiple of the identity (or zero) plus a number of free directions, its `rank`. It
+maximises the evidence by EM (Dempster, Laird and Rubin 1977); the projection of an EM step on this form of T is that of
+probabilistic principal components (Tipping and Bishop 1999).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coterie._typing import Array, Indices, Ints
+from coterie.losses import Loss, Samples
+from coterie.losses.newton import minimise
+
+_ROUNDS = 30  # largest number of EM rounds
+_SETTLED = 0.1  # EM ends after a round that increases the evidence by less
+_SAMPLE = 150  # largest number of users that T is estimated from
+_LONGEST = 16.0  # largest factor of an extrapolated EM step
+_SMALLEST = 1e-10  # smallest eigenvalue of T, relative to the largest
+_FLAT = 1e-9  # relative curvature added, so that directions without curvature do not matter
+
+
+@dataclass(frozen=True, eq=False)
+class Expansions:
+    """One quadratic log-likelihood per user, as in the module's formula.
+
+    Parameters
+    ----------
+    constants : (n,).
+    slopes : (n, dim).
+    curvatures : (n, dim, dim).
+    """
+
+    constants: Array
+    slopes: Array
+    curvatures: Array
+
+    @classmethod
+    def at(cls, loss: Loss, samples: Samples, weights: Array, points: Array) -> Expansions:
+        """The expansions of -weights_i f_i at points_i."""
+        values, gradients, hessians = loss.evaluate(samples, points, 2)
+        curvatures = weights[:, None, None] * hessians
+        products = _times(curvatures, points)
+        slopes = products - weights[:, None] * gradients
+        return cls(-weights * values + (points * (0.5 * products - slopes)).sum(axis=1), slopes, curvatures)
+
+    def take(self, users: Indices | Ints) -> Expansions:
+        """The expansions of some users."""
+        return Expansions(self.constants[users], self.slopes[users], self.curvatures[users])
+
+    def scaled(self, factor: float) -> Expansions:
+        """All log-likelihoods times a factor."""
+        return Expansions(factor * self.constants, factor * self.slopes, factor * self.curvatures)
+
+    def values(self, centres: Array) -> Array:
+        """(n, n_centres) the value of every user at every centre."""
+        outer = (centres[:, :, None] * centres[:, None, :]).reshape(len(centres), -1)
+        squares = self.curvatures.reshape(len(self.slopes), -1) @ outer.T
+        return np.asarray(self.constants[:, None] + self.slopes @ centres.T - 0.5 * squares)
+
+    def centres(self, labels: Ints) -> Array:
+        """(n_groups, dim) where the sum of the values of each group is largest."""
+        n, dim = self.slopes.shape
+        member = np.zeros((int(labels.max()) + 1, n))
+        member[labels, np.arange(n)] = 1.0
+        return solve_damped((member @ self.curvatures.reshape(n, -1)).reshape(-1, dim, dim), member @ self.slopes)
+
+    def marginal(self, covariance: Array) -> tuple[Expansions, Array]:
+        """The evidence as a function of the centre, for models with this covariance, and V, (n, dim, dim)."""
+        scales, axes = np.linalg.eigh(covariance)
+        root = axes * np.sqrt(np.maximum(scales, 0.0))  # covariance = root root'
+        inner = root.T @ self.curvatures @ root + np.eye(len(root))
+        posterior = root @ np.linalg.inv(inner) @ root.T
+        constants = self.constants + 0.5 * (self.slopes * _times(posterior, self.slopes)).sum(axis=1) \
+            - 0.5 * np.linalg.slogdet(inner)[1]
+        product = self.curvatures @ posterior
+        return Expansions(constants, self.slopes - _times(product, self.slopes),
+                          self.curvatures - product @ self.curvatures), posterior
+
+    def modes(self, centres: Array, posterior: Array) -> Array:
+        """(n, dim) the most likely model of every user, given its centre: centre + V (slope - curvature centre)."""
+        return centres + _times(posterior, self.slopes - _times(self.curvatures, centres))
+
+    def second_moment(self, centres: Array, posterior: Array) -> Array:
+        """(dim, dim) the mean of (model - centre) (model - centre)' given the rows: an EM step for T."""
+        deviations = self.modes(centres, posterior) - centres
+        return np.asarray((deviations.T @ deviations + posterior.sum(axis=0)) / len(deviations))
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """A covariance of models around the centres of groups, and how well it fits.
+
+    Parameters
+    ----------
+    covariance : (dim, dim) T.
+    rank : number of free directions of T.
+    n_numbers : number of free parameters of T.
+    centres : (n_groups, dim).
+    models : (n_users, dim) the most likely model of each user.
+    evidence : the sum of the evidence of all users.
+    """
+
+    covariance: Array
+    rank: int
+    n_numbers: int
+    centres: Array
+    models: Array
+    evidence: float
+
+
+def _times(matrices: Array, vectors: Array) -> Array:
+    return np.asarray((matrices @ vectors[..., None])[..., 0])
+
+
+def solve_damped(curvatures: Array, slopes: Array) -> Array:
+    """(n, dim) curvatures_i^-1 slopes_i; 0 in directions without curvature."""
+    dim = slopes.shape[1]
+    shift = _FLAT * np.trace(curvatures, axis1=1, axis2=2) / dim + 1e-300
+    return np.asarray(np.linalg.solve(curvatures + shift[:, None, None] * np.eye(dim), slopes[..., None])[..., 0])
+
+
+def sample_users(n_users: int) -> Indices:
+    """Positions of enough users to estimate T: all users, or some of them at equal distances."""
+    return np.unique(np.linspace(0, n_users - 1, min(n_users, _SAMPLE)).astype(np.intp))
+
+
+def estimate_covariance(expansions: Expansions, labels: Ints, rank: int, start: Array) -> Array:
+    """The T with the largest evidence for these groups, each with its best centre."""
+    some = sample_users(len(labels))
+    if len(some) < len(labels):
+        expansions, labels = expansions.take(some), np.unique(labels[some], return_inverse=True)[1]
+    trial = plain = best = project(start, rank)
+    largest, stretch = -np.inf, 1.0
+    for _ in range(_ROUNDS):
+        marginal, posterior = expansions.marginal(trial)
+        centres = marginal.centres(labels)
+        evidence = total(marginal, labels, centres)
+        if evidence < largest and stretch > 1.0:  # the extrapolated step was too long; a plain one is safe
+            trial, stretch = plain, 1.0
+            continue
+        gain, best, largest = evidence - largest, trial, max(evidence, largest)
+        if gain < _SETTLED:
+            break
+        plain = project(expansions.second_moment(centres[labels], posterior), rank)
+        # Plain EM is slow if T is small: extrapolate the logarithms of the eigenvalues.
+        stretch = min(2.0 * stretch, _LONGEST)
+        trial = _extrapolated(best, plain, stretch)
+    return best
+
+
+def project(covariance: Array, rank: int, *, flat: bool = False) -> Array:
+    """Keep the largest `rank` eigenvalues and replace the others by their mean, or by almost zero if `flat`."""
+    scales, axes = np.linalg.eigh(0.5 * (covariance + covariance.T))
+    smallest = _SMALLEST * max(float(scales[-1]), 1e-20)
+    scales = np.maximum(scales, smallest)
+    if rank < len(scales):
+        others = slice(0, len(scales) - rank)
+        scales[others] = smallest if flat else scales[others].mean()
+    return np.asarray((axes * scales) @ axes.T)
+
+
+def _extrapolated(old: Array, new: Array, stretch: float) -> Array:
+    """The covariance `new` with eigenvalues new * (new / old)^(stretch - 1)."""
+    before = np.linalg.eigvalsh(old)
+    scales, axes = np.linalg.eigh(new)
+    scales = scales * np.clip((scales / before) ** (stretch - 1.0), 0.01, 10.0)
+    return np.asarray((axes * np.maximum(scales, _SMALLEST * scales.max())) @ axes.T)
+
+
+def total(marginal: Expansions, labels: Ints, centres: Array) -> float:
+    """The sum of the values of all users, each at the centre of its group."""
+    return float(marginal.values(centres)[np.arange(len(labels)), labels].sum())
+
+
+def find_modes(loss: Loss, samples: Samples, weights: Array, centres: Array, covariance: Array, start: Array) -> Array:
+    """minimise_x weights_i f_i(x) + (x - centres_i)' T^-1 (x - centres_i) / 2 for each user, to a few digits."""
+    precision = np.linalg.inv(covariance)
+
+    def evaluate(rows: Indices, x: Array, order: int) -> tuple[Array, Array, Array]:
+        with np.errstate(over="ignore", invalid="ignore"):  # trial points
+            f, g, h = loss.evaluate(samples, x, order, rows)
+            shift, weight = x - centres[rows], weights[rows]
+            pull = shift @ precision
+            return (weight * f + 0.5 * (shift * pull).sum(axis=1), weight[:, None] * g + pull if order > 0 else g,
+                    weight[:, None, None] * h + precision if order > 1 else h)
+
+    return minimise(evaluate, start, max_iter=4).points
+
+
+@dataclass(frozen=True, eq=False)
+class RandomEffects:
+    """Fits of T for several partitions of the same users.
+
+    Parameters
+    ----------
+    loss : its ridge shrinks the models, but does not count in the evidence.
+    samples : what `loss.prepare(users)` returned.
+    weights : (n_users,) m_i / s.
+    ridge : (dim,) the ridge of the loss on each coordinate.
+    number_cost : what a free parameter of T costs, in units of the evidence.
+    """
+
+    loss: Loss
+    samples: Samples
+    weights: Array
+    ridge: Array
+    number_cost: float
+
+    def fit(self, labels: Ints, rank: int, models: Array, covariance: Array, rounds: int = 2) -> Spread:
+        """T, the centres and the models of the users for a partition.
+
+        Parameters
+        ----------
+        labels : (n_users,) the groups, from 0.
+        rank : number of free directions of T.
+        models : (n_users, dim) where the first expansion is.
+        covariance : (dim, dim) where EM starts.
+        rounds : how often the expansion moves to the modes; ignored for quadratic losses.
+        """
+        loss, dim = self.loss, self.samples.dim
+        for step in range(1 if loss.quadratic else rounds + 1):
+            expansions = Expansions.at(loss, self.samples, self.weights, models)
+            if step < rounds:
+                covariance = estimate_covariance(expansions, labels, rank, covariance)
+            marginal, posterior = expansions.marginal(covariance)
+            if step == rounds:  # Laplace's approximation needs the modes for these centres and this T
+                break
+            centres = marginal.centres(labels)
+            if loss.quadratic:
+                models = expansions.modes(centres[labels], posterior)
+            else:
+                models = find_modes(loss, self.samples, self.weights, centres[labels], covariance, models)
+        spread = Spread(covariance, rank, rank * dim + 1, centres, models, total(marginal, labels, centres))
+        if rank > 0:  # possibly the free directions are enough
+            flat = project(covariance, rank, flat=True)
+            marginal, posterior = expansions.marginal(flat)
+            evidence = total(marginal, labels, centres)
+            if evidence + self.number_cost > spread.evidence:
+                spread = Spread(flat, rank, rank * dim, centres, expansions.modes(centres[labels], posterior), evidence)
+        without_ridge = 0.5 * float(self.weights @ (spread.models**2 @ self.ridge))
+        return replace(spread, evidence=spread.evidence + without_ridge)
