@@ -25,9 +25,9 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import dispersion, without_ridge
-from coterie.analysis.path import check_labels
 from coterie.analysis.spread import Expansions, RandomEffects, Spread, project, sample_users, solve_damped
 from coterie.data.users import Users
+from coterie.labels import check_labels
 from coterie.losses import AffineLoss, Logistic, Loss, SquaredHinge
 from coterie.losses.newton import minimise
 
