@@ -79,7 +79,7 @@ class Groups:
     criterion
         The description length of the result in nats, the smallest of `candidates`.
     candidates
-        (number of groups, criterion) of all descriptions examined.
+        (number of groups, criterion) of all descriptions compared.
     lam
         The point of the path that the labels come from; None if they do not come from the path.
     graph
@@ -177,7 +177,7 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     local, graph = _nearest_users(scaled, search_loss, k, weight_ridge)
     problem = Problem(scaled, _Ridged(search_loss, weight_ridge), 0.0, graph)
     path = _search_path(problem, local, max_groups or _FIRST_LIMIT, n_lams, progress)
-    examined = list(_descriptions(Judge(scaled, search_loss), local.models, path, max_groups))
+    examined = _examine(Judge(scaled, search_loss), local.models, path, max_groups)
     best = min(examined, key=lambda partition: partition.length)
     grouped = Grouped(loss=loss, samples=given, labels=best.labels)
     models = grouped.local(grouped.prepare(grouped.groups)).points[best.labels]
@@ -268,6 +268,21 @@ def first_merges(local: LocalModels, graph: Graph) -> float:
     merge = np.linalg.norm(force, axis=(1, 2)) / np.maximum(graph.weights[edges], 1e-300)
     merge = merge[np.isfinite(merge) & (merge > 0)]
     return 0.3 * float(np.quantile(merge, 0.05)) if merge.size else 0.0
+
+
+def _examine(judge: Judge, models: Array, path: Path, max_groups: int | None) -> list[Partition]:
+    """All descriptions with at most `max_groups` groups.
+
+    If one centre with spread is best of them, but more groups than allowed are better still, users do not vary
+    continuously: then this description is left out.
+    """
+    examined = list(_descriptions(judge, models, path, max_groups))
+    best = min(examined, key=lambda partition: partition.length)
+    if max_groups is not None and _kind(best) == "one centre with spread":
+        unlimited = min(_descriptions(judge, models, path, None), key=lambda partition: partition.length)
+        if unlimited.n_groups > max_groups:
+            return [partition for partition in examined if _kind(partition) != "one centre with spread"]
+    return examined
 
 
 def _descriptions(judge: Judge, models: Array, path: Path, max_groups: int | None) -> Iterator[Partition]:
