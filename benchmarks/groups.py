@@ -1,6 +1,10 @@
-"""The groups of `find_groups`: in mine fields, in reviews without groups, and in the paper's ellipses.
+"""The groups of `find_groups`: in users drawn with and without groups, in mine fields, in reviews, and in ellipses.
 
-    python benchmarks/groups.py --data FOLDER [--seeds 0 10]
+    python benchmarks/groups.py --data FOLDER [--seeds 0 10] [--only one planted landmine amazon ellipses]
+
+One: users drawn without groups. Their models are equal or vary continuously, and their noise can have heavy tails or be
+overdispersed; the share of runs with one group should be at least 95 %. Planted: users drawn with groups, compared with
+k-means on the local models, which is given their number. All draws depend on the seed only.
 
 Landmine: 29 fields of two known terrains, random splits. The other methods get more information: the oracle the
 terrains, k-means their number; the squared penalty and the local models are tuned on a quarter of the training samples,
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -23,7 +28,6 @@ from sklearn.metrics import adjusted_rand_score, roc_auc_score
 import coterie as ct
 from coterie import datasets
 from coterie.analysis.groups import _scaled, find_groups
-from coterie.analysis.partitions import Judge
 from coterie.analysis.select import refit
 from coterie.graph.weights import LocalModels
 from coterie.labels import check_labels
@@ -31,6 +35,94 @@ from coterie.labels import check_labels
 RIDGE = 1e-3
 PENALTIES = np.geomspace(1e-1, 1e-5, 9)
 RIDGES = (1e-3, 1e-2, 0.03, 0.1, 0.3)
+LOSSES = {"squared": ct.Squared(), "logistic": ct.Logistic(), "poisson": ct.Poisson()}
+WIDEST = {"squared": np.inf, "logistic": 2.0, "poisson": 0.5}  # spread of a row's linear predictor between users
+ONE = (*((kind, family) for kind in ("identical", "normal", "line", "uniform") for family in LOSSES),
+       ("identical", "heavy tails"), ("normal", "heavy tails"), ("identical", "overdispersed"),
+       ("normal", "overdispersed"))
+PLANTED = (  # family, groups, users, rows per user, features, distance of a group's model from zero
+    ("squared", 3, 30, 40, 4, 1.5), ("squared", 5, 40, 40, 4, 2.0), ("squared", 10, 40, 30, 4, 3.0),
+    ("squared", 20, 80, 30, 4, 3.0), ("squared", 10, 20, 30, 4, 3.0), ("squared", 3, 30, 10, 4, 2.0),
+    ("heavy tails", 3, 30, 50, 4, 2.0), ("logistic", 3, 30, 80, 4, 2.0), ("logistic", 5, 40, 80, 4, 3.0),
+    ("logistic", 10, 40, 100, 4, 4.0), ("logistic", 10, 20, 100, 4, 4.0), ("logistic", 3, 30, 30, 4, 3.0),
+    ("poisson", 3, 30, 40, 4, 0.8), ("overdispersed", 3, 30, 60, 4, 0.8))
+
+
+def with_targets(models: np.ndarray, n_rows: int, family: str, rng: np.random.Generator) -> tuple[ct.Users, ct.Loss]:
+    """Users with these models (the last coordinate is the intercept), and the loss for them."""
+    owner = np.repeat(np.arange(len(models)), n_rows)
+    x = rng.standard_normal((owner.size, models.shape[1] - 1))
+    margins = (x * models[owner, :-1]).sum(axis=1) + models[owner, -1]
+    if family == "logistic":
+        y = np.where(rng.random(owner.size) < 1 / (1 + np.exp(-margins)), 1.0, -1.0)
+    elif family in ("poisson", "overdispersed"):
+        factor = 1.0
+        if family == "overdispersed":  # a negative binomial distribution
+            excess = rng.choice([0.4, 0.8, 1.2])
+            factor = rng.gamma(1 / excess, excess, owner.size)
+        y = rng.poisson(factor * np.exp(np.minimum(margins + 0.7, 5.0))).astype(float)
+    else:
+        noise = rng.standard_t(rng.choice([1.5, 2.0, 3.0]), owner.size) if family == "heavy tails" else \
+            rng.standard_normal(owner.size)
+        y = margins + noise
+    loss = LOSSES[{"heavy tails": "squared", "overdispersed": "poisson"}.get(family, family)]
+    return ct.Users.from_arrays(x, y, owner), loss
+
+
+def without_groups(kind: str, family: str, seed: int) -> tuple[ct.Users, ct.Loss]:
+    """Users whose models are equal or vary continuously around one centre."""
+    rng = np.random.default_rng([seed, zlib.crc32(f"{kind} {family}".encode())])
+    n, n_rows, dim = int(rng.choice([20, 40, 80])), int(rng.choice([15, 40, 100])), 1 + int(rng.choice([2, 4, 8]))
+    centre, size = rng.standard_normal(dim) / np.sqrt(dim), rng.uniform(0.2, 1.0)
+    spread = {"identical": np.zeros((n, dim)), "normal": rng.standard_normal((n, dim)),
+              "line": rng.standard_normal((n, 1)) * rng.standard_normal(dim),
+              "uniform": rng.uniform(-np.sqrt(3), np.sqrt(3), (n, dim))}[kind]
+    if family in ("poisson", "overdispersed"):
+        centre *= 0.5
+    widest = WIDEST.get(family, WIDEST["poisson"] if family == "overdispersed" else np.inf)
+    return with_targets(centre + min(size, widest / np.sqrt(dim)) * spread, n_rows, family, rng)
+
+
+def with_groups(family: str, n_groups: int, n: int, n_rows: int, n_features: int, distance: float,
+                seed: int) -> tuple[ct.Users, ct.Loss, np.ndarray]:
+    """Users of groups with models in random directions."""
+    rng = np.random.default_rng([seed, zlib.crc32(f"{family} {n_groups} {n} {n_rows}".encode())])
+    centres = rng.standard_normal((n_groups, n_features + 1))
+    centres *= distance / np.linalg.norm(centres, axis=1, keepdims=True)
+    truth = rng.permutation(np.arange(n) % n_groups)
+    return *with_targets(centres[truth], n_rows, family, rng), truth
+
+
+def one(seeds: range) -> None:
+    print(f"\nUsers without groups, draws {seeds.start} to {seeds.stop - 1}: share of draws with one group")
+    for kind, family in ONE:
+        start = time.process_time()
+        counts = {seed: find_groups(*without_groups(kind, family, seed)).n_clusters for seed in seeds}
+        seconds = (time.process_time() - start) / len(seeds)
+        wrong = " ".join(f"{seed}:{count}" for seed, count in counts.items() if count > 1)
+        print(f"{kind:10s} {family:14s} {np.mean([count == 1 for count in counts.values()]):6.3f}   "
+              f"{seconds:.1f} s a draw   {wrong and 'groups in ' + wrong}", flush=True)
+
+
+def planted(seeds: range) -> None:
+    print(f"\nUsers with groups, draws {seeds.start} to {seeds.stop - 1}: adjusted Rand index, of k-means given K, "
+          "groups, share with the true number")
+    for case in PLANTED:
+        start, figures = time.process_time(), []
+        for seed in seeds:
+            users, loss, truth = with_groups(*case, seed=seed)
+            groups = find_groups(users, loss)
+            figures.append((adjusted_rand_score(truth, groups.labels), groups.n_clusters, groups.n_clusters == case[1]))
+        seconds = (time.process_time() - start) / len(seeds)
+        given = []
+        for seed in seeds:
+            users, loss, truth = with_groups(*case, seed=seed)
+            points = LocalModels.of(_scaled(users, loss), loss, 0.1).models
+            given.append(adjusted_rand_score(truth, KMeans(case[1], n_init=10, random_state=0).fit_predict(points)))
+        rand, count, right = np.mean(figures, axis=0)
+        family, n_groups, n, n_rows = case[:4]
+        print(f"{family:14s} {n_groups:3d} groups, {n:3d} users of {n_rows:3d} rows  {rand:6.3f} {np.mean(given):6.3f} "
+              f"{count:5.1f} {right:6.3f}   {seconds:.1f} s a draw", flush=True)
 
 
 def squared_penalty(users: ct.Users, gamma: float) -> np.ndarray:
@@ -118,6 +210,8 @@ def landmine(path: Path, seeds: range) -> None:
 
 
 def amazon(path: Path) -> None:
+    from coterie.analysis.partitions import Judge
+
     dataset = datasets.load(path)
     users = dataset.users
     for count in (10, 50):
@@ -152,19 +246,22 @@ def ellipses(seeds: range) -> None:
 
 
 def main() -> None:
+    files = {"landmine": "landmine.npz", "amazon": "amazon_reviews.npz"}
+    names = ("one", "planted", "landmine", "amazon", "ellipses")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with landmine.npz and amazon_reviews.npz")
+    parser.add_argument("--data", type=Path, default=Path(), help=f"folder with {' and '.join(files.values())}")
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 10), metavar=("FIRST", "STOP"))
+    parser.add_argument("--only", nargs="+", choices=names, default=names)
     options = parser.parse_args()
-    seeds = range(*options.seeds)
+    seeds, paths = range(*options.seeds), {name: options.data / file for name, file in files.items()}
     warnings.simplefilter("ignore", ct.CoterieWarning)  # fields with no mine among their training samples
-    for name, run in (("landmine.npz", partial(landmine, seeds=seeds)), ("amazon_reviews.npz", amazon)):
-        path = None if options.data is None else options.data / name
-        if path is not None and path.exists():
-            run(path)
-        else:
-            print(f"skipped: {name} is not there (give its folder by --data)")
-    ellipses(seeds)
+    runs = (partial(one, seeds), partial(planted, seeds), partial(landmine, paths["landmine"], seeds),
+            partial(amazon, paths["amazon"]), partial(ellipses, seeds))
+    for name, run in zip(names, runs, strict=True):
+        if name in options.only and name in paths and not paths[name].exists():
+            print(f"skipped: {files[name]} is not there (give its folder by --data)")
+        elif name in options.only:
+            run()
 
 
 if __name__ == "__main__":
