@@ -22,8 +22,8 @@ import numpy as np
 from machine import facts
 
 from coterie.datasets import clustered, ellipses
+from coterie.federated.config import complete
 from coterie.federated.runtimes.cluster import Cluster, write_app
-from coterie.federated.runtimes.service import settings_of
 
 _CLIENT = '''from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -80,7 +80,7 @@ def write_echo(folder: Path, config: dict[str, Any]) -> Path:
 
 def coterie_rounds(cluster: Cluster, out: Path, settings: dict[str, Any]) -> tuple[list[float], dict[str, Any]]:
     """Seconds of every round of a run of coterie, and its run.json."""
-    cluster.submit(settings_of({**settings, "out": str(out)}))
+    cluster.submit(complete({**settings, "out": str(out)}))
     lines = list(cluster.follow(out, 900.0))
     marks = [0.0, *(line["seconds"] for line in lines)]
     run_info: dict[str, Any] = json.loads((out / "run.json").read_text())
@@ -103,7 +103,7 @@ def echo_rounds(cluster: Cluster, folder: Path, nodes: int, rounds: int, up: int
 
 def deployed(n_nodes: int, turns: int) -> None:
     users = ellipses(users_per_cluster=10, samples=30, seed=0).users
-    settings = {"loss": "squared_hinge", "loss-options": '{"ridge": 0.001}', "lam": 0.02, "users": users.n_users,
+    settings = {"loss": "squared_hinge", "loss-options": '{"ridge": 0.001}', "lam": 0.02, "n-users": users.n_users,
                 "round-timeout": 120.0}
     with tempfile.TemporaryDirectory() as temporary:
         home = Path(temporary)
@@ -141,7 +141,7 @@ def simulated() -> None:
         with Cluster(home / "cluster", virtual=20) as cluster:
             rounds, run_info = coterie_rounds(cluster, home / "run", {
                 "data": "dataset", "dataset": "clustered", "dataset-options": json.dumps(options), "split": True,
-                "lam": 1.0, "weights": "wald", "loss-options": '{"ridge": 0.001}', "users": 1000})
+                "lam": 1.0, "weights": "wald", "loss-options": '{"ridge": 0.001}', "n-users": 1000})
             seconds = time.monotonic() - began
         print(f"1,000 users at 20 virtual nodes: gap {run_info['gap']:.1e} in {run_info['n_rounds']} rounds, "
               f"{run_info['n_clusters']} groups; {statistics.median(rounds):.2f} s per round, {seconds:.1f} s in total "

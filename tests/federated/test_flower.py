@@ -28,7 +28,7 @@ from coterie.federated.client import hold_out
 from coterie.federated.config import CONFIG, RENAMED, RunConfig, algorithm_of, complete, for_nodes
 from coterie.federated.protocol.messages import Batch, Query, Ragged, Reply, decode
 from coterie.federated.runtimes import service
-from coterie.federated.runtimes.cluster import Cluster, end, family, free_port, started, toml, write_app
+from coterie.federated.runtimes.cluster import Cluster, alive, end, family, free_port, toml, write_app
 from coterie.fitting.prepare import prepare
 
 pytestmark = pytest.mark.flower
@@ -637,10 +637,6 @@ def test_the_example_data_function(tmp_path, monkeypatch):
 # On the wire
 
 
-def alive(known: dict[int, str]) -> list[int]:
-    return [pid for pid, began in known.items() if started(pid) == began]
-
-
 @pytest.fixture(scope="module")
 def wire(tmp_path_factory) -> Iterator[Cluster]:
     """A SuperLink and five SuperNodes with three users each, with TLS and keys; all stopped afterwards."""
@@ -651,12 +647,11 @@ def wire(tmp_path_factory) -> Iterator[Cluster]:
     cluster = Cluster(folder / "cluster", configs)
     cluster.env["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parents[1] / "support" / "flower_nodes"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    known: dict[int, str] = {}
+    known: set[Any] = set()
     try:
         with cluster:
             yield cluster
-            known = family([os.getpid()])
-            known.pop(os.getpid())
+            known = {process for process in family([os.getpid()]) if process.pid != os.getpid()}
     finally:
         cluster.stop()
     assert alive(known) == []
@@ -845,7 +840,7 @@ def test_nothing_is_left_of_a_broken_off_run(tmp_path, number, code):
         [*COTERIE, "federate", "--runtime", "flower", "--local-cluster", "1", "--dataset", "ellipses", "--max-rounds",
          "50", "--algorithm", "pdmm", "--out", "out"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True)
-    known: dict[int, str] = {}
+    known: set[Any] = set()
     try:
         limit = time.monotonic() + 120
         while not (tmp_path / "out" / "rounds.jsonl").exists() or not (
@@ -860,11 +855,11 @@ def test_nothing_is_left_of_a_broken_off_run(tmp_path, number, code):
         limit = time.monotonic() + (1 if number == signal.SIGINT else 15)  # when killed, the watch does it
         while alive(known) and time.monotonic() < limit:
             time.sleep(0.1)
-        assert [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:3] for pid in alive(known)] == []
+        assert [process.cmdline()[:3] for process in alive(known)] == []
     finally:
         end([process], at_once=True)
-        for pid in alive(known):
-            os.kill(pid, signal.SIGKILL)
+        for other in alive(known):
+            other.kill()
         if process.stdout is not None:
             process.stdout.close()
     assert not (tmp_path / "out" / "run.json").exists()

@@ -47,6 +47,7 @@ HOMES = {
     "typer": {"cli"}, "rich": {"cli"}, "polars": {"data.frames"}, "zstandard": {"data.io"},
     "numba": {"graph.kernels", "solvers"},
     "flwr": {"federated.flower", "federated.runtimes.cluster"}, "cryptography": {"federated.runtimes.keys"},
+    "psutil": {"federated.runtimes.cluster"}, "tomli_w": {"federated.runtimes.cluster"},
     "tensorboardX": {"federated.metrics"}, "mlflow": {"federated.metrics"},
     "sklearn": {"estimators"}, "sklearn.metrics": {"analysis.metrics"}, "sklearn.cluster": {"baselines.kmeans"},
     "sklearn.datasets": {"experiments.federations_data"}, "sklearn.utils.extmath": {"plots.data"},

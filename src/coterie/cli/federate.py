@@ -196,8 +196,7 @@ def _on_flower(n_users: int, config: dict[str, Any], out: Path, *, nodes: int, v
         (out / name).unlink(missing_ok=True)
     nodes = min(nodes, n_users)
     config = {**config, "n-users": n_users, "split": True}
-    own = {key: config[key] for key in ("data", "path", "user", "target", "split", "dataset", "dataset-options")}
-    parts = [{**own, "partition-id": k, "num-partitions": nodes, "state-dir": str((out / "state").resolve())}
+    parts = [{"partition-id": k, "num-partitions": nodes, "state-dir": str((out / "state").resolve())}
              for k in range(nodes)]
     cluster = Cluster(folder, virtual=nodes) if virtual else Cluster(folder, parts)
     try:

@@ -7,11 +7,9 @@ here is stopped here, by its process id, also when something fails.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -25,52 +23,30 @@ from typing import Any, Self
 from coterie.errors import Incompatible, MissingExtra
 from coterie.federated.runtimes.keys import make_certificates, make_node_keys
 
+try:
+    import psutil
+    import tomli_w
+except ImportError as error:  # pragma: no cover - depends on what is installed
+    raise MissingExtra("psutil and tomli-w", "flower", "Starting Flower") from error
+
 #: What keeps Flower to itself: no telemetry, no look for updates, nothing installed at run time.
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
          "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
-_APP = '''[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "{name}"
-version = "1.0.0"
-description = "{about}"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.hatch.build.targets.wheel]
-packages = ["."]
-
-[tool.flwr.app]
-publisher = "coterie"
-
-[tool.flwr.app.components]
-serverapp = "{server}"
-clientapp = "{client}"
-
-[tool.flwr.app.config]
-'''
-
 _QUIET_FOR = 30.0  # seconds without news after which Flower is asked how the run is: that costs a process
-
-
-#: Waits until whoever started the cluster is gone, killed even, and ends what carries the cluster's mark.
+#: Waits until the process that started the cluster has ended, even if it was killed, and ends what carries its mark.
 _WATCH = '''
-import os, signal, sys, time
-mark = b"COTERIE_CLUSTER=" + sys.argv[1].encode()
+import psutil, sys
 sys.stdin.buffer.read()
-for sign in (signal.SIGTERM, signal.SIGKILL):
-    found = 0
-    for name in filter(str.isdigit, os.listdir("/proc")):
+for signal in ("terminate", "kill"):
+    left = []
+    for process in psutil.process_iter():
         try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                if mark in file.read().split(bytes(1)):
-                    os.kill(int(name), sign)
-                    found += 1
-        except OSError:
+            if process.environ().get("COTERIE_CLUSTER") == sys.argv[1]:
+                getattr(process, signal)()
+                left.append(process)
+        except psutil.Error:
             pass
-    time.sleep(3.0 if found else 0.0)
+    psutil.wait_procs(left, timeout=3.0)
 '''
 
 
@@ -107,11 +83,11 @@ class Cluster:
                 self.keys = make_node_keys(self.folder / "keys", [f"node-{k}" for k in range(len(self.configs))
                                                                   if not (self.folder / "keys" / f"node-{k}").exists()])
                 self.keys = [self.folder / "keys" / f"node-{k}" for k in range(len(self.configs))]
-                trust = f'root-certificates = "{certificates / "ca.crt"}"'
+                trust: dict[str, Any] = {"root-certificates": str(certificates / "ca.crt")}
             else:
-                trust = "insecure = true"
-            (self.folder / "flwr" / "config.toml").write_text(
-                f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "127.0.0.1:{self.port}"\n{trust}\n')
+                trust = {"insecure": True}
+            (self.folder / "flwr" / "config.toml").write_text(tomli_w.dumps({
+                "superlink": {"default": "local", "local": {"address": f"127.0.0.1:{self.port}", **trust}}}))
             self.start_link()
             if self.secure:
                 for key in self.keys:
@@ -152,8 +128,9 @@ class Cluster:
 
     def start_node(self, number: int) -> None:
         """Start a SuperNode, or start one again that has ended."""
-        config = " ".join(f"{key}={toml(value)}" for key, value in self.configs[number].items())
-        options = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()), "--node-config", config]
+        config = self.folder / f"node-{number}.toml"
+        config.write_text(tomli_w.dumps(self.configs[number]), encoding="utf-8")
+        options = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()), "--node-config", str(config)]
         if self.secure:
             options += ["--root-certificates", str(self.folder / "keys" / "ca.crt"),
                         "--auth-supernode-private-key", str(self.keys[number])]
@@ -191,11 +168,11 @@ class Cluster:
     def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as file:
             return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                    env=self.env, cwd=self.folder, start_new_session=True, preexec_fn=_die_with_parent)
+                                    env=self.env, cwd=self.folder, start_new_session=True)
 
     def _alive(self, process: subprocess.Popen[bytes] | None, name: str) -> None:
         if process is not None and process.poll() is not None:
-            raise Incompatible(f"{name} ended with code {process.returncode}. Its last words: {self.tail(name)}")
+            raise Incompatible(f"{name} ended with code {process.returncode}. Its last log lines: {self.tail(name)}")
 
     def tail(self, name: str, lines: int = 8) -> str:
         """The end of a process's log."""
@@ -246,12 +223,13 @@ class Cluster:
                 return
             if (out / "error.txt").exists():
                 raise Incompatible((out / "error.txt").read_text())
-            self._alive(self.link, "superlink")
+            for name, process in (("superlink", self.link), *((f"node-{k}", node) for k, node in self.nodes.items())):
+                self._alive(process, name)
             if time.monotonic() > look:  # nothing new for long: has it died?
                 how = self.ended()
                 if how is not None and not (out / "run.json").exists() and not (out / "error.txt").exists():
-                    words = self.command("log", self.run, "local", "--show", check=False)[-1500:]
-                    raise Incompatible(f"The run ended ({how}) without a result. Its last words: {words}")
+                    text = self.command("log", self.run, "local", "--show", check=False)[-1500:]
+                    raise Incompatible(f"The run ended ({how}) without a result. Its last log lines: {text}")
                 look = time.monotonic() + _QUIET_FOR
             if time.monotonic() > limit:
                 raise Incompatible(f"The run did not end within {timeout:g} s. The SuperLink says: "
@@ -262,19 +240,21 @@ class Cluster:
 def write_app(folder: Path, config: Mapping[str, Any], *, name: str = "coterie-app",
               about: str = "Personalised federated learning that finds its own groups",
               server: str = "coterie.federated.flower:server", client: str = "coterie.federated.flower:client") -> Path:
-    """A Flower app whose configuration this is; the code comes with coterie, unless other apps are named."""
+    """Write a Flower app with this run configuration; the code comes with coterie, unless other apps are named."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = "".join(f"{key} = {toml(value)}\n" for key, value in config.items())
-    head = _APP.format(name=name, about=about, server=server, client=client)
-    (folder / "pyproject.toml").write_text(head + lines, encoding="utf-8")
+    (folder / "pyproject.toml").write_text(tomli_w.dumps({
+        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+        "project": {"name": name, "version": "1.0.0", "description": about, "license": "Apache-2.0",
+                    "dependencies": []},
+        "tool": {"hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}},
+                 "flwr": {"app": {"publisher": "coterie", "components": {"serverapp": server, "clientapp": client},
+                                  "config": dict(config)}}}}), encoding="utf-8")
     return folder
 
 
 def toml(value: Any) -> str:
     """A value as TOML writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value) if isinstance(value, (int, float)) else json.dumps(str(value), ensure_ascii=False)
+    return tomli_w.dumps({"value": value}).partition(" = ")[2].rstrip("\n")
 
 
 def free_port() -> int:
@@ -301,53 +281,45 @@ def wait(ready: Callable[[], bool], seconds: float, check: Callable[[], None]) -
 def end(processes: Sequence[subprocess.Popen[bytes]], at_once: bool = False) -> None:
     """End processes and all they started, some of which Flower and Ray put into sessions of their own."""
     known = family(process.pid for process in processes)
-    for sign, seconds in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0)):
-        if at_once and sign == signal.SIGTERM:
-            continue
+    if not at_once:
         for process in processes:
-            if process.poll() is None and sign == signal.SIGTERM:
-                process.terminate()
-        limit = time.monotonic() + seconds
-        while True:
-            left = [pid for pid, began in known.items() if started(pid) == began]
-            known = {**family(left), **known}
-            for pid in left if sign == signal.SIGKILL else ():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, sign)
-            if (not left and all(process.poll() is not None for process in processes)) or time.monotonic() > limit:
-                break
-            time.sleep(0.05)
+            process.terminate()
+        _wait(processes, known, 3.0)
+    limit = time.monotonic() + 5.0
+    while (left := alive(known)) and time.monotonic() < limit:
+        known |= family(process.pid for process in left)
+        for one in alive(known):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        _wait(processes, known, 0.5)
     for process in processes:
-        if process.poll() is None:  # a system without /proc
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(5.0)
+        process.wait(5.0)
 
 
-def family(pids: Iterable[int]) -> dict[int, str]:
-    """These processes and their descendants, with when they were started: a number alone may be given again."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, IndexError):
-            children.setdefault(int(entry.read_text().rpartition(")")[2].split()[1]), []).append(int(entry.parent.name))
-    found, new = {}, list(pids)
-    while new:
-        pid = new.pop()
-        if pid not in found:
-            found[pid] = started(pid)
-            new += children.get(pid, [])
-    return {pid: began for pid, began in found.items() if began}
+def _wait(processes: Sequence[subprocess.Popen[bytes]], known: set[psutil.Process], seconds: float) -> None:
+    """Until all have ended, or so long."""
+    limit = time.monotonic() + seconds
+    while any(process.poll() is None for process in processes) or alive(known):
+        if time.monotonic() > limit:
+            return
+        time.sleep(0.05)
 
 
-def started(pid: int) -> str:
-    """When a process was started, in the system's own count; empty if it has ended."""
-    with contextlib.suppress(OSError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if fields[0] == "Z" else fields[19]
-    return ""
+def family(pids: Iterable[int]) -> set[psutil.Process]:
+    """These processes and their descendants, those that have ended left out."""
+    members: set[psutil.Process] = set()
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            members |= {process, *process.children(recursive=True)}
+    return members
 
 
-def _die_with_parent() -> None:
-    """Linux: be told when the parent is gone, even if it was killed (PR_SET_PDEATHSIG)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").prctl(1, signal.SIGTERM)
+def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended; a process that got the number of an ended one is not mistaken for it."""
+    def runs(process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    return [process for process in processes if runs(process)]
