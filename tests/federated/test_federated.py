@@ -652,8 +652,8 @@ def test_patience_sets_silent_users_aside(algorithm, caplog):
     problem = points()
     run = federated(problem, algorithm, faults=ct.Faults(away=np.tile(np.arange(8) == 3, (2, 1))), patience=4)
     assert list(run.aside) == [3]
-    assert "4 questions in a row" in run.aside[3]
-    assert any("4 questions in a row" in record.getMessage() for record in caplog.records)
+    assert "4 queries in a row" in run.aside[3]
+    assert any("4 queries in a row" in record.getMessage() for record in caplog.records)
     agrees(run, without(3, problem))
     patient = federated(problem, algorithm, faults=ct.Faults(drop=0.3), patience=12)
     assert patient.aside == {}

@@ -380,7 +380,7 @@ def test_a_node_that_fails_is_set_aside_after_so_many_questions(nodes, tmp_path)
 
     nodes.spoil = spoil
     found = serve(nodes, tmp_path / "out", patience=2)
-    assert found.aside == {0: "it left 2 questions in a row unanswered"}
+    assert found.aside == {0: "it left 2 queries in a row unanswered"}
     assert found.status == ct.Status.CONVERGED
 
 

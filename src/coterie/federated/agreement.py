@@ -6,7 +6,7 @@ that are not the same kind of thing at all nodes. Every user then describes its 
 of squares, from which the units follow. So a table that is spread over nodes means the same task, encoding, scaling
 and intercept as the same table in one file.
 
-The agreement goes to the nodes with every query, since a node's process starts anew for each of them.
+The agreement goes to the nodes with every query, since a node starts a new process for each of them.
 """
 
 from __future__ import annotations

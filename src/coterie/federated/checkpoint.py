@@ -43,7 +43,7 @@ class Checkpoint:
         return saved, [json.loads(line) for line in text[:length].splitlines()]
 
     def save(self, state: dict[str, Any], lines: list[dict[str, Any]]) -> None:
-        """Append lines to the journal, then put the new state in place of the old one."""
+        """Append lines to the journal, then replace the state."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with self.journal.open("ab") as file:
             for line in lines:

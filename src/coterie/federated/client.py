@@ -1,7 +1,6 @@
-"""A user's whole work: answering the server's questions from its own data.
+"""All of a user's work: replying to the server's queries from its own data.
 
-`answer_all` answers for many users at once and is the one implementation; `answer` is its case of a single user, and
-gives bitwise the same numbers. Nothing here imports more than NumPy.
+`answer_all` replies for many users at once; `answer` is its case of a single user, and gives bitwise the same numbers.
 """
 
 from __future__ import annotations
@@ -38,15 +37,28 @@ _LOW_RANK = 16  # coordinates from which on a low-rank form of a Hessian is look
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """What users hold: their samples, held-out ones if any, and what they remember between rounds."""
+    """What users hold: their samples, held-out ones if any, and what they remember between rounds.
+
+    Parameters
+    ----------
+    loss : of all users.
+    samples : what `loss.prepare` gives for the users.
+    held_out : rows of the same users in the same order, to score models on.
+    memory : what users keep between rounds, one part per user; only PDMM(edge_state="users") uses it.
+
+    Example
+    -------
+    >>> private = Data.of(users.take([3]), Logistic())     # what user 3 holds
+    """
 
     loss: Loss
     samples: Samples
-    held_out: Users | None = None  # the same users in the same order
-    memory: Mapping[str, Ragged] = field(default_factory=dict)  # one part a user
+    held_out: Users | None = None
+    memory: Mapping[str, Ragged] = field(default_factory=dict)
 
     @classmethod
     def of(cls, users: Users, loss: Loss, held_out: Users | None = None) -> Data:
+        """The data of these users."""
         return cls(loss, loss.prepare(users), held_out)
 
     @property
@@ -55,21 +67,44 @@ class Data:
 
 
 def answer(data: Data, query: Query) -> Reply:
-    """The answer of the one user whose data these are; `reply.memory` is what it should keep for the next question."""
+    """The reply of one user to one query.
+
+    Parameters
+    ----------
+    data : of this user alone.
+    query : from the server.
+
+    Returns
+    -------
+    Reply, whose `memory` is what the user should keep for the next query.
+
+    Raises
+    ------
+    BadMessage : a query that is not part of the protocol, or does not fit the data.
+
+    Example
+    -------
+    >>> reply = answer(Data.of(users.take([3]), loss), queries[3])
+    """
     if query.kind not in SCHEMAS:
-        raise BadMessage(f"There is no question of kind {query.kind!r}.")
+        raise BadMessage(f"There is no query of kind {query.kind!r}.")
     reason = misfit(query, query.kind, data.samples.dim, "query")
     if reason is not None:
-        raise BadMessage(f"The question cannot be answered: {reason}.")
+        raise BadMessage(f"The query cannot be answered: {reason}.")
     replies = answer_all(data, gather([(0, query)], "query"))
-    found = replies[0]
-    return Reply(found.kind, found.round, found.arrays, {name: part.rows(0) for name, part in replies.memory.items()})
+    reply = replies[0]
+    return Reply(reply.kind, reply.round, reply.arrays, {name: part.rows(0) for name, part in replies.memory.items()})
 
 
 def answer_all(data: Data, queries: Batch) -> Batch:
-    """The answers of the users queries.users, by their place in the data; in one go."""
+    """The replies of the users `queries.users`, by their index in the data, all at once.
+
+    Raises
+    ------
+    BadMessage : a kind of query that does not exist.
+    """
     if queries.kind not in _ANSWERS:
-        raise BadMessage(f"There is no question of kind {queries.kind!r}.")
+        raise BadMessage(f"There is no query of kind {queries.kind!r}.")
     memory: Mapping[str, Ragged] = data.memory
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by whoever receives it
         if queries.kind == "pdmm":
@@ -189,7 +224,7 @@ def _train(data: Data, queries: Batch) -> Answer:
         at = np.flatnonzero(left > step)
         moved = points[at] - rate * data.loss.evaluate(data.samples, points[at], 1, queries.users[at]).gradients
         sound = np.isfinite(moved).all(axis=1) & (np.abs(moved).max(axis=1) < 1e100)
-        points[at[sound]] = moved[sound]  # steps far too long end where they can still be told
+        points[at[sound]] = moved[sound]  # far too long steps end at the last finite point
     return {"point": points}, {}
 
 

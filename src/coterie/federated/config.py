@@ -154,7 +154,7 @@ CONFIG: dict[str, Any] = {
     "algorithm": "newton", "algorithm-options": "", "lam": 0.02, "lams": "", "n-lams": 10, "ratio": 0.01,
     "weights": "unit", "participation": 1.0, "tol": 1e-6, "max-rounds": 0, "patience": 0, "seed": 0, "checkpoint": "",
     "every": 1, **{key_of(f.name): f.default for kind in (ServerSettings, DataSettings) for f in fields(kind)}}
-#: What the nodes are told.
+#: What is sent to the nodes.
 FOR_NODES = ("seed", *(key_of(f.name) for f in fields(DataSettings)))
 
 
@@ -169,7 +169,7 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def for_nodes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the nodes are told."""
+    """What is sent to the nodes."""
     return {key: config[key] for key in FOR_NODES}
 
 

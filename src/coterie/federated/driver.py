@@ -155,7 +155,7 @@ class Driver:
         if now.best is not None and bool((now.best["aside"] == state.aside).all()):
             best = now.best
             judged = replace(proof.start(state, best["now"][~state.aside], best["duals"]), slopes=best["slopes"],
-                             told=best["told"], answers=best["answers"])
+                             heard=best["heard"], answers=best["answers"])
         else:  # judged without an answer: an objective nobody knows, and no bound
             method = self.stages.method(now.stage if now.stage in ("weights", "start") else "main")
             models, duals = method.point(state)
@@ -185,7 +185,7 @@ class Driver:
         for key, value in self.fingerprint.items():
             if saved["fingerprint"].get(key) != value:
                 raise InvalidInput(f"the checkpoint in {self.checkpoint.directory} is of another run: its {key} is "
-                                   f"{saved['fingerprint'].get(key)!r}, here it is {value!r}",
+                                   f"{saved['fingerprint'].get(key)!r}, this run's is {value!r}",
                                    remedy="Give another directory, or the same settings")
         federation, graph = self.stages.federation, saved.pop("graph")
         if graph is not None:

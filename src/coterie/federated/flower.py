@@ -1,10 +1,9 @@
-"""coterie as a Flower app: the same questions and answers, carried by SuperLink and SuperNodes.
+"""coterie as a Flower app: the same queries and replies, carried by SuperLink and SuperNodes.
 
-`client` answers for the users its node holds; `server` runs any algorithm of the protocol. One message goes to each
-node with the questions for all its users, in coterie's own wire form; identity is the users' names, never the node's
-number.
-A node's process is new for every message, so what a user must remember lies on the node's disk (`state-dir`), with the
-round it is from and the state before it: of a round the server never heard of, nothing remains.
+`client` replies for the users of its node; `server` runs any algorithm of the protocol. Each node gets one message with
+the queries for all its users, in coterie's own binary form. Users are identified by their names, never by the node's
+number. Every message starts a new process at its node, so what a user must remember is stored on the node's disk
+(`state-dir`), with its round and the state before it: a round whose reply the server never received is undone.
 """
 
 from __future__ import annotations
@@ -115,19 +114,19 @@ def _config(message: Envelope, context: Context) -> dict[str, Any]:
 
 
 class _Memory:
-    """What users of this node remember: after the last question, and before it."""
+    """What users of this node remember: after the last query, and before it."""
 
     def __init__(self, config: Mapping[str, Any], context: Context) -> None:
         self.folder = Path(str(config["state-dir"])) if config.get("state-dir") else None
         self.run, self.context = str(config.get("run", "")), context
-        self.found: dict[Any, dict[str, Any]] = {}
+        self.recalled: dict[Any, dict[str, Any]] = {}
 
     def _file(self, name: Any) -> Path:
         assert self.folder is not None
         return self.folder / f"{hashlib.sha256(json.dumps(name).encode()).hexdigest()[:40]}.coterie"
 
     def recall(self, name: Any, base: int) -> bool:
-        """Whether the user remembers the round the server last heard of."""
+        """Whether the user remembers the round of the last reply that the server received."""
         saved = None
         if self.folder is not None:
             with contextlib.suppress(FileNotFoundError, InvalidInput):  # a file cut short is as good as none
@@ -139,18 +138,18 @@ class _Memory:
             return False
         for part in ("now", "before"):
             if saved[part] is not None and saved[part]["round"] == base:
-                self.found[name] = saved[part]
+                self.recalled[name] = saved[part]
                 return True
         return False
 
     def stacked(self, users: Participants, dim: int) -> dict[str, Ragged]:
         """The memory of all users of the node; those without one have an empty one."""
-        if not self.found:
+        if not self.recalled:
             return {}
         blank = {"point": np.zeros((1, dim)), "tails": np.zeros(1), "neighbours": np.zeros(0, dtype=np.int64),
                  "quiet": np.zeros(0, dtype=bool), "radii": np.zeros(0), "others": np.zeros((0, dim)),
                  "difference": np.zeros((0, dim)), "hat": np.zeros((0, dim))}
-        rows = [self.found.get(name, {"memory": blank})["memory"] for name in users.names]
+        rows = [self.recalled.get(name, {"memory": blank})["memory"] for name in users.names]
         counts = {field: np.array([len(row[field]) for row in rows]) for field in blank}
         return {field: Ragged.of(np.concatenate([row[field] for row in rows]), counts[field]) for field in blank}
 
@@ -158,7 +157,7 @@ class _Memory:
         for k in replies.users.tolist():
             name = users.names[k]
             now = {"round": replies.round, "memory": {field: part.rows(k) for field, part in replies.memory.items()}}
-            data = pack({"run": self.run, "now": now, "before": self.found.get(name)})
+            data = pack({"run": self.run, "now": now, "before": self.recalled.get(name)})
             if self.folder is not None:
                 write_atomically(self._file(name), data)
             else:
@@ -171,7 +170,7 @@ class _Memory:
 
 
 class FlowerRuntime:
-    """Carries questions through Flower's Grid. A round lasts until all have answered, or `deadline` seconds."""
+    """Carries queries through Flower's Grid. A round lasts until all have replied, or `deadline` seconds."""
 
     def __init__(self, grid: Grid, config: Mapping[str, Any], *, deadline: float, poll: float = 0.1) -> None:
         self.grid, self.config, self.deadline, self.poll = grid, dict(config), deadline, poll
@@ -295,10 +294,10 @@ class FlowerRuntime:
 
     def _open(self, envelope: Envelope, users: list[int], singles: list[tuple[int, Message]],
               refused: list[tuple[int, str]]) -> None:
-        """The answers in an envelope; of users who were asked in it only."""
-        told = envelope.content.get("answers", {})
+        """The replies in an envelope, only of users who were asked in it."""
+        answers = envelope.content.get("answers", {})
         for k in users:
-            data = told.get(json.dumps(self.names[k])) if isinstance(told, Mapping) else None
+            data = answers.get(json.dumps(self.names[k])) if isinstance(answers, Mapping) else None
             if data is None:
                 continue
             try:
@@ -329,7 +328,7 @@ class FlowerRuntime:
             errors = "; ".join(sorted({said for said in self.met.values() if isinstance(said, str)}))
             raise Incompatible(f"{len(self.home)} of {expected} users came within {wait:g} s. Start the other nodes, "
                                f"or lower `n-users`.{' Nodes said: ' + errors if errors else ''}")
-        first: dict[int, Any] = {}  # the first user of each node, which is its name and its place
+        first: dict[int, Any] = {}  # the first user of each node, which names and orders the nodes
         for name in in_order(self.home):
             first.setdefault(self.home[name], name)
         return [(f"the node of user {name!r}", said) for node, name in first.items()

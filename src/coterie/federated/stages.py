@@ -148,7 +148,7 @@ class Stages:
         method, state = self.method("gradients"), now.state
         if method.finished(state):
             active, models = ~state.aside, state.now
-            duals = duals_for(self.federation, active, models[active], state.found[active])
+            duals = duals_for(self.federation, active, models[active], state.answers[active])
             return replace(now, stage="proof", state=self.method("proof").start(state, models[active], duals))
         if now.round >= self.max_rounds + self._patience:
             return self._ended(now, self._carry(state, now.main, "main"))
@@ -161,7 +161,7 @@ class Stages:
         main, gap, best = self._carry(state, now.main, "main"), proof.certificate(state).relative_gap, now.best
         if best is None or bool((state.aside != best["aside"]).any()) or gap <= best["gap"]:
             best = {"gap": gap, **{name: getattr(state, name) for name in
-                                   ("now", "duals", "slopes", "told", "answers", "aside")}}
+                                   ("now", "duals", "slopes", "heard", "answers", "aside")}}
         now = replace(now, best=best, main=None)
         ended = self.method("main").finished(main) or now.round >= self.max_rounds
         if gap <= tol or ended or not proof.finished(state):
@@ -179,7 +179,7 @@ class Stages:
         if now.best is not None and bool((state.aside != now.best["aside"]).any()) and now.round < self.max_rounds:
             # Somebody was set aside while scoring: the others have an optimum of their own.
             return replace(now, stage="main", state=main, main=None, best=None, believe=self.settings.tol)
-        return replace(now, stage="done", state=main, main=None, scores=state.found)
+        return replace(now, stage="done", state=main, main=None, scores=state.answers)
 
     def _ended(self, now: RunState, main: Any) -> RunState:
         if not self.settings.score:

@@ -69,7 +69,7 @@ class SquaredPenalty(Algorithm):
 
 def _check(steps: int, rate: float, rounds: int) -> None:
     if any(isinstance(count, bool) or int(count) != count or count < 1 for count in (steps, rounds)):
-        raise InvalidInput("steps and rounds must be whole numbers >= 1", remedy="Use for example 5 and 50")
+        raise InvalidInput("steps and rounds must be integers >= 1", remedy="Use for example 5 and 50")
     if not (np.isfinite(rate) and rate > 0):
         raise InvalidInput(f"rate must be a finite number > 0, got {rate!r}", remedy="Use for example 0.1")
 

@@ -1,11 +1,11 @@
 """What a federated algorithm is: three pure functions on a state of arrays.
 
-    ask(state) -> {user: Query}        whom to ask what in this round
-    answer(data, query) -> Reply       a user's whole work (`client`)
-    tell(state, replies) -> state      what the server makes of it; who did not answer is simply absent
+    ask(state) -> {user: Query}        which users get which query in this round
+    answer(data, query) -> Reply       all of a user's work (`client`)
+    tell(state, replies) -> state      the server's update; users who did not reply are absent
 
-A `Method` is an algorithm at work on a federation. Everything that does not depend on the algorithm is here: who takes
-part, which answers are outstanding, and that an answer is what was asked for.
+A `Method` is an algorithm at work on a federation. The base class does everything that does not depend on the
+algorithm: who takes part, which replies are outstanding, and whether a reply fits its query.
 """
 
 from __future__ import annotations
@@ -34,7 +34,27 @@ log = logging.getLogger("coterie.federated")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Federation:
-    """What the server knows before the first round: who takes part, the loss, the graph and lam; no data."""
+    """What the server knows before the first round: who takes part, the loss, the graph and lam; no data.
+
+    Parameters
+    ----------
+    names : of the users.
+    dim : the length of a model.
+    loss, lam, graph : the problem, as for `Problem`.
+    participation : who is asked in a round.
+    seed : of everything random.
+    features : names of the users' columns.
+    patience : how many queries in a row a user may leave unanswered before it is set aside; None for any number.
+
+    Raises
+    ------
+    InvalidInput : a number that cannot be used.
+
+    Example
+    -------
+    >>> federation = Federation(names=("ann", "bob"), dim=3, loss=Logistic(), lam=0.1, graph=Graph.complete(2))
+    >>> method = Newton().on(federation)
+    """
 
     names: tuple[Any, ...]
     dim: int
@@ -43,8 +63,8 @@ class Federation:
     graph: Graph
     participation: Participation = field(default_factory=Participation)
     seed: int = 0
-    features: tuple[str, ...] = ("x0",)  # what the users' columns are called
-    patience: int | None = None  # questions a user may leave unanswered one after the other before it is set aside
+    features: tuple[str, ...] = ("x0",)
+    patience: int | None = None
 
     def __post_init__(self) -> None:
         check_lam(self.lam)
@@ -80,8 +100,8 @@ class State:
 
     round: int
     now: Array  # (n_users, dim) every user's model
-    asked: Ints  # (n_users,) the round of the question a user has not answered yet, -1 if there is none
-    missed: Ints  # (n_users,) questions in a row that it left unanswered
+    asked: Ints  # (n_users,) the round of the query a user has not answered yet, -1 if there is none
+    missed: Ints  # (n_users,) queries in a row that it left unanswered
     aside: Flags  # (n_users,) set aside: not asked any more, and not part of the problem
     refusals: tuple[tuple[int, int, str], ...] = ()  # round, user, reason
 
@@ -89,16 +109,16 @@ class State:
 class Replies(NamedTuple):
     """What a runtime brings back from a round."""
 
-    batches: tuple[Batch, ...] = ()  # well-formed answers, many at once
-    singles: tuple[tuple[int, Message], ...] = ()  # answers one by one: from the wire, or out of order
-    waiting: tuple[int, ...] = ()  # users whose answer may still come
+    batches: tuple[Batch, ...] = ()  # well-formed replies, many at once
+    singles: tuple[tuple[int, Message], ...] = ()  # replies one by one: from the wire, or out of order
+    waiting: tuple[int, ...] = ()  # users whose reply may still arrive
     refused: tuple[tuple[int, str], ...] = ()  # users who sent what is no message at all, and why
 
 
 class Method(ABC):
-    """An algorithm at work on a federation. Subclasses say what is asked and what is made of the answers."""
+    """An algorithm at work on a federation. Subclasses say what is asked and how the replies change the state."""
 
-    kind: ClassVar[str]  # of the questions
+    kind: ClassVar[str]  # of the queries
     max_rounds: int = 1000
 
     def __init__(self, federation: Federation) -> None:
@@ -108,7 +128,7 @@ class Method(ABC):
     def begin(self, models: Array) -> State: ...
 
     def warm(self, state: Any) -> Any:
-        """A first state that makes use of where the same method ended on a similar federation, such as another lam."""
+        """A first state from the last one of the same method on a similar federation, such as another lam."""
         return replace(self.begin(state.now), aside=state.aside, refusals=state.refusals)
 
     @abstractmethod
@@ -118,27 +138,27 @@ class Method(ABC):
     def _tell(self, state: Any, replies: Batch) -> Any: ...
 
     def _alone(self, state: Any) -> Any:
-        """What the server does in a round without answers."""
+        """What the server does in a round without replies."""
         return state
 
     def _asked(self, state: Any, users: Ints) -> Any:
-        """The state once these users have been asked: what an answer will have to be compared with."""
+        """The state once these users have been asked: what a reply will have to be compared with."""
         return state
 
     def _forget(self, state: Any, users: Ints) -> Any:
-        """The state without what users who are set aside have ever said."""
+        """The state without the replies of users who are set aside."""
         return state
 
     def point(self, state: Any) -> tuple[Array, Array | None]:
-        """Models and duals to be certified, of the users not set aside; without duals they are to be found."""
+        """Models and duals to be certified, of the users not set aside; None where the duals are to be computed."""
         return state.now[~state.aside], None
 
     def estimate(self, state: Any) -> float:
-        """About how far from optimal, relative to the objective; inf while nothing can be said."""
+        """An estimate of the relative gap; inf while there is none."""
         return np.inf
 
     def rounds_within(self, share: float) -> int:
-        """The most rounds it should take when this share of the users is asked in each."""
+        """The largest number of rounds, where this share of the users is asked in each."""
         return int(np.ceil(self.max_rounds / share))
 
     def finished(self, state: Any) -> bool:
@@ -146,7 +166,7 @@ class Method(ABC):
         return False
 
     def labels(self, state: Any) -> int:
-        """How many clusters there are now."""
+        """The number of groups at this moment."""
         from coterie.labels import labels_of
 
         active = state.now[~state.aside]
@@ -158,15 +178,15 @@ class Method(ABC):
         return self.federation.participation.choose(state.round, eligible, self.federation.seed, self._need(state))
 
     def _need(self, state: Any) -> Array | None:
-        """(n_users,) how much is gained by asking each user, where that is known."""
+        """(n_users,) how much is gained by asking each user; None where that is not known."""
         return None
 
     def ask(self, state: Any) -> Batch:
-        """The questions of this round, as a mapping from user numbers to queries."""
+        """The queries of this round, as a mapping from user numbers."""
         return self._ask(state, self.chosen(state))
 
     def tell(self, state: Any, replies: Mapping[int, Message] | Replies) -> Any:
-        """The state after a round. Answers that are not what was asked for are refused, and their senders set aside."""
+        """The state after a round. Replies that do not fit their query are refused, and their senders set aside."""
         if not isinstance(replies, Replies):
             replies = Replies(singles=tuple(replies.items()))
         users = self.chosen(state)
@@ -177,17 +197,17 @@ class Method(ABC):
         state = self._tell(state, good) if good is not None and len(good) else self._alone(state)
         if refused:
             state = self._without(state, refused)
-        here = np.zeros(self.federation.n_users, dtype=bool)
-        here[[] if good is None else good.users] = True
+        answered = np.zeros(self.federation.n_users, dtype=bool)
+        answered[[] if good is None else good.users] = True
         still = np.zeros(self.federation.n_users, dtype=bool)
         still[[user for user in replies.waiting if 0 <= user < self.federation.n_users]] = True
-        unanswered = (state.asked >= 0) & ~here
-        missed = np.where(here, 0, state.missed + (unanswered & ~still))
+        unanswered = (state.asked >= 0) & ~answered
+        missed = np.where(answered, 0, state.missed + (unanswered & ~still))
         asked = np.where(unanswered & still, state.asked, -1)
         state = replace(state, round=state.round + 1, missed=missed, asked=asked)
         if self.federation.patience is not None:
             gone = np.flatnonzero((missed >= self.federation.patience) & ~state.aside)
-            reason = f"it left {self.federation.patience} questions in a row unanswered"
+            reason = f"it left {self.federation.patience} queries in a row unanswered"
             state = self._without(state, [(int(user), reason) for user in gone]) if gone.size else state
         return state
 
@@ -206,7 +226,7 @@ class Method(ABC):
         return self._forget(state, users) if users.size else state
 
     def _screened(self, state: Any, replies: Replies) -> tuple[Batch | None, list[tuple[int, str]]]:
-        """All answers to open questions as one batch, and who sent something else, with the reason."""
+        """All replies to open queries as one batch, and who sent something else, with the reason."""
         refused = [(user, reason) for user, reason in replies.refused if not state.aside[user]]
         singles: dict[int, Message] = {}
         for user, message in replies.singles:
@@ -245,7 +265,7 @@ class Method(ABC):
         return good, refused
 
     def _objections(self, state: Any, replies: Batch) -> list[tuple[int, str]]:
-        """What is wrong with answers that have the right form."""
+        """What is wrong with replies that have the right form."""
         if self.kind not in ("expand", "local"):
             return []
         bad = np.zeros(len(replies), dtype=bool)
@@ -298,7 +318,7 @@ class Algorithm(ABC):
 
 
 def merge(parts: list[Batch]) -> Batch | None:
-    """Batches of one kind as one, in ascending order of users; a user's first answer counts."""
+    """Batches of one kind as one, in ascending order of users; a user's first reply counts."""
     if len(parts) <= 1:
         return parts[0] if parts else None
     pairs: dict[int, Message] = {}
@@ -309,7 +329,7 @@ def merge(parts: list[Batch]) -> Batch | None:
 
 
 def hessians_of(replies: Batch, dim: int) -> Array:
-    """(n, dim, dim) the Hessians of answers, whatever form they came in."""
+    """(n, dim, dim) the Hessians of replies, whatever form they came in."""
     if "hessian" in replies.arrays:
         return square(replies.arrays["hessian"], dim)
     out = np.zeros((len(replies), dim, dim))

@@ -32,7 +32,7 @@ class Pairs:
         order = np.lexsort((tails, heads))
         self.heads, self.tails, self.edge = heads[order], tails[order], edge[order]
         self.offsets = _offsets(np.bincount(self.heads, minlength=n))
-        self.place = np.arange(len(self.heads)) - self.offsets[self.heads]  # among the pairs of its head
+        self.rank = np.arange(len(self.heads)) - self.offsets[self.heads]  # among the pairs of its head
         self.by_tail = np.argsort(self.tails, kind="stable")
         self.tail_offsets = _offsets(np.bincount(self.tails, minlength=n))
         self.radii = (lam / 2 if ordered and both else lam) * graph.weights[self.edge]
@@ -58,7 +58,7 @@ def mean_curvature(hessians: Array) -> Array:
 
 
 def stiffness(loss: Loss, samples: Samples, hessians: Array, users: Ints) -> Array:
-    """(n,) a bound on the largest curvature anywhere; without one, twice the largest here."""
+    """(n,) a bound on the largest curvature anywhere; without one, twice the largest at the models."""
     known = loss.lipschitz(samples)[users]
     return np.where(np.isfinite(known), known, 2.0 * np.linalg.eigvalsh(hessians)[:, -1])
 

@@ -6,9 +6,9 @@ last answer, solves the sum-of-norms problem with these quadratics in place of t
     minimise  sum_i [ f_i + <g_i, s_i> + 1/2 s_i' (H_i + shift_i I) s_i ] + lam sum w ||x_i - x_j||,    s_i = x_i - p_i
 
 to high accuracy, and has the new models. Near the optimum the error is squared in every round. Further away a model may
-promise too much: the next answer shows it, since it carries f_i at the new point. Such an answer is put by, shift_i
-grows, and the next question names the last trusted point p_i, so that the user itself steps back as far as needed:
-no round is spent on it.
+promise too much: the next reply shows it, since it carries f_i at the new point. Such a reply is rejected, shift_i
+grows, and the next query names the last trusted point p_i, so that the user itself steps back as far as needed: no
+round is spent on it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class NewtonState(State):
     hessians: Array
     shift: Array  # (n_users,) what is added to the Hessian
     known: Flags  # (n_users,) whether there is an answer
-    doubted: Flags  # (n_users,) whether the last answer was put by
+    doubted: Flags  # (n_users,) whether the last reply was rejected
     duals: Array  # (n_edges, dim)
     sigma: float
     promised: Array  # (n_users,) 1/2 s'Hs for the step s from each user's point to its model
@@ -88,7 +88,7 @@ class NewtonMethod(Method):
             promised=np.full(n, np.inf), trust=1.0, error=np.inf)
 
     def warm(self, state: NewtonState) -> NewtonState:
-        """All answers still hold: the problem is solved with them before anybody is asked again."""
+        """All replies still hold: the problem is solved with them before anybody is asked again."""
         first = replace(state, **{**self.fresh, "aside": state.aside, "refusals": state.refusals}, trust=1.0)
         return self._solved(first)
 
@@ -134,7 +134,7 @@ class NewtonMethod(Method):
     @np.errstate(over="ignore", invalid="ignore")  # an answer from far out may be finite and still too large to square
     def _taken(self, state: NewtonState, replies: Batch, at: Array, hessians: Array,
                stepped_back: Flags) -> NewtonState:
-        """Take up the answers that can be trusted."""
+        """Use the replies that can be trusted."""
         users, share = replies.users, replies.ragged.get("share")
         step = at - state.points[users]
         old = state.hessians[users]
@@ -167,7 +167,7 @@ class NewtonMethod(Method):
                                     shift=shift, known=known, doubted=doubted, trust=trust))
 
     def _solved(self, state: NewtonState) -> NewtonState:
-        """Everybody's new model; who has not answered yet is left out."""
+        """Every user's new model; users who have not replied yet are left out."""
         known, federation = state.known & ~state.aside, self.federation
         if not known.any():
             return state
@@ -179,14 +179,15 @@ class NewtonMethod(Method):
         problem = federation.problem(known, loss)
         inside: Any = slice(None) if known.all() else federation.graph.inside(known)
         warm = Start(state.now[known], state.duals[inside], state.sigma or None) if state.sigma else None
-        found = solve_quietly(problem, tol=max(0.01 * self.tol, 1e-13), start=warm)
+        solution = solve_quietly(problem, tol=max(0.01 * self.tol, 1e-13), start=warm)
         now, duals = state.now.copy(), state.duals.copy()
-        now[known] = found.models  # who has not answered stays at the start: nobody is shown another's model
-        if found.duals is not None:
-            duals[inside] = found.duals
-        step = found.models - points
+        now[known] = solution.models  # who has not answered stays at the start: nobody is shown another's model
+        if solution.duals is not None:
+            duals[inside] = solution.duals
+        step = solution.models - points
         promised = np.full(federation.n_users, np.inf)
         promised[known] = 0.5 * np.einsum("nd,nde,ne->n", step, hessians, step)
         complete = known.sum() == (~state.aside).sum() and not (state.doubted & known).any()
-        error = state.trust * float(promised[known].sum()) / max(abs(found.objective), 1e-300) if complete else np.inf
-        return replace(state, now=now, duals=duals, sigma=found.sigma or 0.0, promised=promised, error=error)
+        total = max(abs(solution.objective), 1e-300)
+        error = state.trust * float(promised[known].sum()) / total if complete else np.inf
+        return replace(state, now=now, duals=duals, sigma=solution.sigma or 0.0, promised=promised, error=error)

@@ -20,9 +20,9 @@ class Participation:
     ----------
     fraction : the share of all users asked in a round (at least one user), if no `count` is given.
     count : how many users are asked in a round.
-    order : "random" draws every round anew, as in the paper; "sweeps" goes through all users in a random order, then
-        in another: nobody waits long.
-    trace : (n_rounds, n_users) who is available in which round, begun again at its end; None: everyone, always.
+    order : "random" draws users independently in every round, as in the paper; "sweeps" goes through all users in a
+        random order, then in another, so that nobody waits long.
+    trace : (n_rounds, n_users) who is available in which round, repeated from its start; None: everyone, always.
     """
 
     fraction: float = 1.0
@@ -34,13 +34,13 @@ class Participation:
         if not 0 < self.fraction <= 1:
             raise InvalidInput(f"fraction must be in (0, 1], got {self.fraction!r}", remedy="Use for example 0.4")
         if self.count is not None and (isinstance(self.count, bool) or int(self.count) != self.count or self.count < 1):
-            raise InvalidInput(f"count must be a whole number >= 1, got {self.count!r}", remedy="Use for example 10")
+            raise InvalidInput(f"count must be an integer >= 1, got {self.count!r}", remedy="Use for example 10")
         if self.order not in ("random", "sweeps"):
             raise InvalidInput(f"order must be 'random' or 'sweeps', got {self.order!r}", remedy="Use 'random'")
         if self.trace is not None:
             trace = np.asarray(self.trace, dtype=bool)
             if trace.ndim != 2 or not len(trace):
-                raise InvalidInput(f"a trace has one row a round and one column a user, got shape {trace.shape}",
+                raise InvalidInput(f"a trace has one row per round and one column per user, got shape {trace.shape}",
                                    remedy="Give an array of True and False")
             object.__setattr__(self, "trace", trace)
 
@@ -66,7 +66,7 @@ class Participation:
         trace: Flags = self.trace  # type: ignore[assignment]  # an array since __post_init__
         if trace.shape[1] != n_users:
             raise InvalidInput(f"the trace is for {trace.shape[1]} users, the federation has {n_users}",
-                               remedy="Give one column a user")
+                               remedy="Give one column per user")
         return trace[turn % len(trace)]
 
     def choose(self, turn: int, eligible: Flags, seed: int, need: Array | None = None) -> Ints:

@@ -28,6 +28,7 @@ from coterie.federated.algorithms import edges
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.algorithms.edges import Pairs
 from coterie.federated.algorithms.fusing import fused, missed
+from coterie.federated.algorithms.pdmm_state import PDMMState
 from coterie.federated.algorithms.proof import duals_for
 from coterie.federated.protocol.messages import Batch, Ragged
 
@@ -102,33 +103,6 @@ class PDMM(Algorithm):
         return PDMMMethod(federation, self, tol)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PDMMState(State):
-    values: Array  # (n_users,) f_i, its slope and its mean curvature where the user last stepped from or to;
-    slopes: Array  # (n_users, dim)
-    curvature: Array  # (n_users,) nan before the first answer
-    sent: Array  # (n_users, dim) centre of the last proximal question, and its weight
-    sent_t: Array  # (n_users,)
-    difference: Array  # (n_pairs, dim) z
-    dual: Array  # (n_pairs, dim) mu
-    hat: Array  # (n_pairs, dim) muhat
-    zeros: Ints  # (n_pairs,) updates since z was last not zero
-    quiet: Flags  # (n_pairs,) left alone
-    moved: Flags  # (n_users,) whose model changed in the last round
-    renewed: Flags  # (n_pairs,) whose dual changed in the last round
-    synced: Flags  # (n_users,) who knows all it must, where users hold the edges
-    hushed: Flags  # (n_pairs,) what the users believe to be quiet
-    due_x: Flags  # (n_users,) what users who hold the edges were last told to do
-    due_z: Flags  # (n_pairs,)
-    rho: float  # weight of the constraints in this round
-    hat_rho: float  # the rho of the last round, with which the auxiliary duals were made
-    changes: int  # of rho so far
-    review: float  # sweeps after which rho is looked at again
-    length: float  # of the users' steps, a running mean
-    look: int  # the round in which the estimate is made next
-    error: float  # the estimated relative gap; inf before the first estimate
-
-
 class PDMMMethod(Method):
     max_rounds = 100_000
 
@@ -158,10 +132,10 @@ class PDMMMethod(Method):
             **self.fresh, now=models, values=np.zeros(n), slopes=np.zeros((n, d)), curvature=np.full(n, np.nan),
             sent=models, sent_t=np.zeros(n), difference=np.zeros((p, d)), dual=np.zeros((p, d)), hat=np.zeros((p, d)),
             zeros=np.zeros(p, dtype=np.int64), quiet=np.zeros(p, dtype=bool), moved=np.zeros(n, dtype=bool),
-            renewed=np.zeros(p, dtype=bool), synced=np.zeros(n, dtype=bool), hushed=np.zeros(p, dtype=bool),
+            renewed=np.zeros(p, dtype=bool), synced=np.zeros(n, dtype=bool), quiet_at_users=np.zeros(p, dtype=bool),
             due_x=np.zeros(n, dtype=bool), due_z=np.zeros(p, dtype=bool),
-            rho=self.settings.rho or 1.0 / pairs.mean_pairs, hat_rho=0.0, changes=0, review=0.0, length=0.0, look=0,
-            error=np.inf)
+            rho=self.settings.rho or 1.0 / pairs.mean_pairs, hat_rho=0.0, changes=0, next_review=0.0, length=0.0,
+            next_estimate=0, error=np.inf)
 
     def estimate(self, state: PDMMState) -> float:
         return state.error
@@ -249,50 +223,50 @@ class PDMMMethod(Method):
         return edges.step_slope(state.now[users], linear, centres, self.pairs(state).n_pairs[users], state.rho)
 
     def _news(self, state: PDMMState, users: Ints) -> Batch:
-        """What users who hold their own edges are told: models that moved, their duals, and what they are to do."""
+        """The queries to users who hold their own edges: models that moved, their duals, and what they are to do."""
         s, pairs, n = self.settings, self.pairs(state), self.federation.n_users
         x, z = self._drawn(state)
-        here = np.zeros(n, dtype=bool)
-        here[users] = True
+        reached = np.zeros(n, dtype=bool)
+        reached[users] = True
         ragged: dict[str, Ragged] = {}
 
         def of_pairs(flags: Flags, **named: npt.NDArray[Any]) -> None:
-            at = np.flatnonzero(flags & here[pairs.heads])
+            at = np.flatnonzero(flags & reached[pairs.heads])
             if at.size:
                 counts = np.bincount(pairs.heads[at], minlength=n)[users]
                 ragged.update({name: Ragged.of(values[at], counts) for name, values in named.items()})
 
-        of_pairs(z, update=pairs.place)
+        of_pairs(z, update=pairs.rank)
         mine = state.synced[pairs.heads]
-        of_pairs(state.renewed & mine, dual_at=pairs.place, dual=state.dual)
-        of_pairs(state.quiet & ~(state.hushed & mine), quiet=pairs.place)
-        of_pairs(~state.quiet & state.hushed & mine, wake=pairs.place, wake_model=state.now[pairs.tails])
+        of_pairs(state.renewed & mine, dual_at=pairs.rank, dual=state.dual)
+        of_pairs(state.quiet & ~(state.quiet_at_users & mine), quiet=pairs.rank)
+        of_pairs(~state.quiet & state.quiet_at_users & mine, wake=pairs.rank, wake_model=state.now[pairs.tails])
         if self.both:
-            stepping = (x & here)[users]
+            stepping = (x & reached)[users]
             halves = np.stack(self._beyond(state), axis=1)[users[stepping]]
             ragged["beyond"] = Ragged.of(halves.reshape(-1, self.federation.dim), 2 * stepping)
-        anew = (here & ~state.synced)[users]
-        if anew.any():  # all they must know
+        unsynced = (reached & ~state.synced)[users]
+        if unsynced.any():  # all they must know
             of_pairs(~mine, others=state.now[pairs.tails], difference=state.difference, hat=state.hat,
                      neighbours=pairs.tails, radii=pairs.radii)
-            ragged["point"] = Ragged.of(state.now[users[anew]], anew)
-            ragged["tails"] = Ragged.of(pairs.n_tails[users[anew]], anew)
+            ragged["point"] = Ragged.of(state.now[users[unsynced]], unsynced)
+            ragged["tails"] = Ragged.of(pairs.n_tails[users[unsynced]], unsynced)
         who = np.flatnonzero(state.moved)
         settings = np.array([state.rho, state.hat_rho, s.eta, s.eta_z, s.nu, float(s.bregman == "linear")])
-        return Batch(self.kind, state.round, users, {"step": (x & here)[users].astype(np.int64)}, ragged,
+        return Batch(self.kind, state.round, users, {"step": (x & reached)[users].astype(np.int64)}, ragged,
                      {"settings": settings, "models": state.now[who], "who": who})
 
     def _asked(self, state: PDMMState, users: Ints) -> PDMMState:
         sent, t = state.sent.copy(), state.sent_t.copy()
         centre, weight = self._centres(state)
         sent[users], t[users] = centre[users], weight[users]
-        # Where users hold the edges, whoever does not answer, or could not be asked, is told all anew next time.
+        # Where users hold the edges, one who does not reply, or could not be asked, gets its complete state next time.
         synced = np.zeros_like(state.synced)
-        here = np.zeros_like(synced)
-        here[users] = True
-        x, z = self._drawn(replace(state, asked=np.where(here, -1, state.asked)))
-        due_z = np.where(here[self.pairs(state).heads], z, state.due_z)
-        return replace(state, sent=sent, sent_t=t, synced=synced, due_x=np.where(here, x, state.due_x), due_z=due_z)
+        reached = np.zeros_like(synced)
+        reached[users] = True
+        x, z = self._drawn(replace(state, asked=np.where(reached, -1, state.asked)))
+        due_z = np.where(reached[self.pairs(state).heads], z, state.due_z)
+        return replace(state, sent=sent, sent_t=t, synced=synced, due_x=np.where(reached, x, state.due_x), due_z=due_z)
 
     def _objections(self, state: PDMMState, replies: Batch) -> list[tuple[int, str]]:
         if self.settings.edge_state == "server":
@@ -314,7 +288,7 @@ class PDMMMethod(Method):
         old = self._pairs(before)
         kept = ~state.aside[old.heads] & ~state.aside[old.tails]
         rows = {name: getattr(state, name)[kept] for name in
-                ("difference", "dual", "hat", "zeros", "quiet", "renewed", "hushed", "due_z")}
+                ("difference", "dual", "hat", "zeros", "quiet", "renewed", "quiet_at_users", "due_z")}
         return replace(state, **rows, synced=np.zeros_like(state.synced))
 
     def _alone(self, state: PDMMState) -> PDMMState:
@@ -334,7 +308,7 @@ class PDMMMethod(Method):
         old, difference, eta = state.now, state.difference.copy(), np.full(n, s.eta)
         now, values, slopes, curvature = (a.copy() for a in (state.now, state.values, state.slopes, state.curvature))
         if s.edge_state == "users":
-            model, found = replies.ragged.get("model"), replies.ragged.get("difference")
+            model, differences = replies.ragged.get("model"), replies.ragged.get("difference")
             who = replies.users[:0] if model is None else replies.users[model.owner]
             z = state.due_z & heard[pairs.heads]
             if model is not None:
@@ -345,8 +319,8 @@ class PDMMMethod(Method):
                     pull = self._slope(state, who)
                     length = edges.step_length(eta[who], stiff.values, rho, pairs.n_pairs[who])
                     slopes[who] = length[:, None] * (old[who] - now[who]) - pull
-            if found is not None:
-                difference[z] = found.values
+            if differences is not None:
+                difference[z] = differences.values
         else:
             who = replies.users
             values[who], curvature[who] = replies.arrays["value"], replies.arrays["curvature"]
@@ -374,22 +348,23 @@ class PDMMMethod(Method):
             state, now=now, values=values, slopes=slopes, curvature=curvature, difference=difference, dual=dual,
             hat=hat, moved=(now != old).any(axis=1), renewed=renewed, hat_rho=rho,
             synced=heard & (state.asked == state.round),  # who answers late has missed the news since
-            hushed=np.where(heard[pairs.heads], state.quiet, state.hushed), length=0.8 * state.length + 0.2 * step)
-        return self._estimated(self._hush(self._tuned(state), z))
+            quiet_at_users=np.where(heard[pairs.heads], state.quiet, state.quiet_at_users),
+            length=0.8 * state.length + 0.2 * step)
+        return self._estimated(self._update_quiet(self._tuned(state), z))
 
     def _tuned(self, state: PDMMState) -> PDMMState:
         """rho from the users' curvature: after the first answers, then whenever the number of sweeps has doubled."""
         sweeps = (state.round + 1) * self.federation.participation.share(self.federation.n_users)
         known = np.isfinite(state.curvature) & (state.curvature > 0) & ~state.aside
-        if self.settings.rho is not None or state.changes >= _CHANGES or sweeps < state.review or not known.any():
+        if self.settings.rho is not None or state.changes >= _CHANGES or sweeps < state.next_review or not known.any():
             return state
         rho = _STIFF * float(np.exp(np.log(state.curvature[known]).mean())) / self.pairs(state).mean_pairs
-        state = replace(state, review=max(1.0, 2.0 * sweeps))
+        state = replace(state, next_review=max(1.0, 2.0 * sweeps))
         if max(rho / state.rho, state.rho / rho) < _OFF:
             return state
         return replace(state, rho=rho, changes=state.changes + 1)
 
-    def _hush(self, state: PDMMState, updated: Flags) -> PDMMState:
+    def _update_quiet(self, state: PDMMState, updated: Flags) -> PDMMState:
         """The paper's closing remark: pairs that stay together are left alone, and taken up again if they part."""
         if not self.settings.quiet:
             return state
@@ -437,8 +412,9 @@ class PDMMMethod(Method):
     def _estimated(self, state: PDMMState) -> PDMMState:
         """About what a certificate of the fused models would say; made now and then, as it costs more than a round."""
         active = ~state.aside
-        if not np.isfinite(state.curvature[active]).all() or state.round < state.look:
+        if not np.isfinite(state.curvature[active]).all() or state.round < state.next_estimate:
             return replace(state, error=np.inf)
         models, duals = self.point(state)
         assert duals is not None
-        return replace(state, error=self._miss(state, models, duals), look=state.round + max(1, state.round // 25))
+        return replace(state, error=self._miss(state, models, duals),
+                       next_estimate=state.round + max(1, state.round // 25))

@@ -28,7 +28,7 @@ _REPAIRS = 5  # times the duals are moved to where all conjugates are finite
 class ProofState(State):
     duals: Array  # (n_edges, dim) of the users not set aside
     slopes: Array  # (n_users, dim)
-    told: Flags  # (n_users,) who has answered
+    heard: Flags  # (n_users,) who has answered
     answers: Array  # (n_users, 5) value, conjugate, residual, size, rounding
     lack: Array  # (n_users, dim)
     repairs: int
@@ -46,7 +46,7 @@ class Proof(Method):
         now = np.zeros((n, d))
         now[active] = models
         blank = ProofState(**self.carried(state), now=now, duals=duals, slopes=np.zeros((n, d)),
-                           told=np.zeros(n, dtype=bool), answers=np.zeros((n, 5)), lack=np.zeros((n, d)), repairs=0)
+                           heard=np.zeros(n, dtype=bool), answers=np.zeros((n, 5)), lack=np.zeros((n, d)), repairs=0)
         return self._put(blank, duals)
 
     def begin(self, models: Array) -> ProofState:
@@ -59,17 +59,17 @@ class Proof(Method):
         duals = project(duals, problem.radii)
         slopes = np.zeros_like(state.slopes)
         slopes[~state.aside] = -problem.graph.divergence(duals)
-        return replace(state, duals=duals, slopes=slopes, told=np.zeros_like(state.told))
+        return replace(state, duals=duals, slopes=slopes, heard=np.zeros_like(state.heard))
 
     def problem(self, state: ProofState) -> Problem:
         return self.federation.problem(~state.aside)
 
     def chosen(self, state: ProofState) -> Ints:
         available = self.federation.participation.available(state.round, self.federation.n_users)
-        return np.flatnonzero(~state.aside & ~state.told & (state.asked < 0) & available)
+        return np.flatnonzero(~state.aside & ~state.heard & (state.asked < 0) & available)
 
     def finished(self, state: ProofState) -> bool:
-        return bool((state.told | state.aside).all())
+        return bool((state.heard | state.aside).all())
 
     def _ask(self, state: ProofState, users: Ints) -> Batch:
         return Batch(self.kind, state.round, users, {"model": state.now[users], "slope": state.slopes[users],
@@ -90,15 +90,15 @@ class Proof(Method):
         return self._put(state, state.duals[kept])
 
     def _tell(self, state: ProofState, replies: Batch) -> ProofState:
-        told, answers, lack = state.told.copy(), state.answers.copy(), state.lack.copy()
-        told[replies.users] = True
+        heard, answers, lack = state.heard.copy(), state.answers.copy(), state.lack.copy()
+        heard[replies.users] = True
         parts = [replies.arrays[name] for name in ("value", "conjugate", "residual", "size", "rounding")]
         answers[replies.users] = np.stack(parts, axis=1)
         lack[replies.users] = 0.0
         missing = replies.ragged.get("lack")
         if missing is not None:
             lack[replies.users[missing.owner]] = missing.values
-        state = replace(state, told=told, answers=answers, lack=lack)
+        state = replace(state, heard=heard, answers=answers, lack=lack)
         active = ~state.aside
         outside = ~np.isfinite(answers[active, 1])
         if self.finished(state) and outside.any() and state.repairs < _REPAIRS and self.federation.lam > 0:
@@ -109,12 +109,12 @@ class Proof(Method):
         return state
 
     def certificate(self, state: ProofState) -> Certificate:
-        """What the answers prove; without a bound while some are missing."""
+        """What the replies prove; without a bound while some are missing."""
         active = ~state.aside
         problem = self.problem(state)
         answers = Answers(*state.answers[active].T)
         if not self.finished(state):
-            heard = state.told[active]
+            heard = state.heard[active]
             answers = answers._replace(values=np.where(heard, answers.values, np.inf),
                                        conjugates=np.where(heard, answers.conjugates, np.inf))
         about = self._about(state)[active]
@@ -131,10 +131,10 @@ def duals_for(federation: Federation, active: Flags, models: Array, gradients: A
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedState(State):
-    """Everyone is asked the same once; what they said, by user."""
+    """Every user is asked the same once; the replies, by user."""
 
-    told: Flags
-    found: Array  # (n_users, dim)
+    heard: Flags  # (n_users,) who has answered
+    answers: Array  # (n_users, dim) or, of scores, (n_users, 3)
     hessians: Array  # (n_users, dim, dim)
     counts: Array  # (n_users,)
 
@@ -144,20 +144,20 @@ class _Everyone(Method):
 
     def begin(self, models: Array) -> AskedState:
         n, d = self.federation.n_users, self.federation.dim
-        return AskedState(**self.fresh, now=models, told=np.zeros(n, dtype=bool), found=np.zeros((n, d)),
+        return AskedState(**self.fresh, now=models, heard=np.zeros(n, dtype=bool), answers=np.zeros((n, d)),
                           hessians=np.zeros((n, d, d) if self.kind == "local" else (0, d, d)), counts=np.zeros(n))
 
     def chosen(self, state: AskedState) -> Ints:
         available = self.federation.participation.available(state.round, self.federation.n_users)
-        return np.flatnonzero(~state.aside & ~state.told & (state.asked < 0) & available)
+        return np.flatnonzero(~state.aside & ~state.heard & (state.asked < 0) & available)
 
     def finished(self, state: AskedState) -> bool:
-        return bool((state.told | state.aside).all())
+        return bool((state.heard | state.aside).all())
 
-    def _heard(self, state: AskedState, replies: Batch, found: Array) -> AskedState:
-        told, all_found = state.told.copy(), state.found.copy()
-        told[replies.users], all_found[replies.users] = True, found
-        return replace(state, told=told, found=all_found)
+    def _record(self, state: AskedState, replies: Batch, rows: Array) -> AskedState:
+        heard, answers = state.heard.copy(), state.answers.copy()
+        heard[replies.users], answers[replies.users] = True, rows
+        return replace(state, heard=heard, answers=answers)
 
 
 class GradientRound(_Everyone):
@@ -174,25 +174,25 @@ class GradientRound(_Everyone):
         return Batch(self.kind, state.round, users, {"model": state.now[users]})
 
     def _tell(self, state: AskedState, replies: Batch) -> AskedState:
-        return self._heard(state, replies, replies.arrays["gradient"])
+        return self._record(state, replies, replies.arrays["gradient"])
 
 
 class ScoreRound(_Everyone):
-    """How every user's model does on the rows it holds out: three numbers a user."""
+    """How every user's model does on the rows it holds out: three numbers per user."""
 
     kind = "score"
 
     def start(self, state: State, models: Array) -> AskedState:
         now = np.zeros((self.federation.n_users, self.federation.dim))
         now[~state.aside] = models
-        blank = replace(self.begin(now), found=np.zeros((self.federation.n_users, 3)))
+        blank = replace(self.begin(now), answers=np.zeros((self.federation.n_users, 3)))
         return replace(blank, **self.carried(state))
 
     def _ask(self, state: AskedState, users: Ints) -> Batch:
         return Batch(self.kind, state.round, users, {"model": state.now[users]})
 
     def _tell(self, state: AskedState, replies: Batch) -> AskedState:
-        return self._heard(state, replies, np.stack([replies.arrays[k] for k in ("score", "hit", "count")], axis=1))
+        return self._record(state, replies, np.stack([replies.arrays[k] for k in ("score", "hit", "count")], axis=1))
 
 
 class LocalOptimaRound(_Everyone):
@@ -208,10 +208,10 @@ class LocalOptimaRound(_Everyone):
         hessians, counts = state.hessians.copy(), state.counts.copy()
         hessians[replies.users] = hessians_of(replies, self.federation.dim)
         counts[replies.users] = replies.arrays["count"]
-        return replace(self._heard(state, replies, replies.arrays["model"]), hessians=hessians, counts=counts)
+        return replace(self._record(state, replies, replies.arrays["model"]), hessians=hessians, counts=counts)
 
     def graph(self, state: AskedState, make: Callable[[LocalModels], Graph]) -> Graph:
         """The graph over all users made of the local models of those not set aside."""
         active = ~state.aside
-        made = make(LocalModels(state.found[active], state.hessians[active], state.counts[active].astype(np.int64)))
+        made = make(LocalModels(state.answers[active], state.hessians[active], state.counts[active].astype(np.int64)))
         return Graph.from_edges(self.federation.n_users, np.flatnonzero(active)[made.edges], made.weights)

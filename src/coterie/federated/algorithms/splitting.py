@@ -1,4 +1,4 @@
-"""Douglas-Rachford splitting: proximal steps of the losses at the users, of the whole penalty at the server.
+"""Douglas-Rachford splitting: proximal steps of the losses at the users, of the penalty at the server.
 
     x   = argmin  t/2 sum_i ||x_i - s_i||^2 + lam sum w_ij ||x_i - x_j||      at the server: exact clusters every round
     w_i = argmin  f_i(w) + t/2 ||w - (2 x_i - s_i)||^2                         at the users who are asked
@@ -63,7 +63,7 @@ class SplittingState(State):
     t: float
     sigma: float
     changes: int
-    review: float  # sweeps after which the step is looked at again
+    next_review: float  # sweeps after which the step is looked at again
     error: float
 
 
@@ -80,10 +80,11 @@ class SplittingMethod(Method):
         return SplittingState(
             **self.fresh, now=models, s=models, asked_x=models, asked_t=np.ones(n), w=models, values=np.zeros(n),
             curvature=np.full(n, np.nan), duals=np.zeros((self.federation.graph.n_edges, d)), t=self.settings.t or 1.0,
-            sigma=0.0, changes=0, review=0.0, error=np.inf)
+            sigma=0.0, changes=0, next_review=0.0, error=np.inf)
 
     def warm(self, state: SplittingState) -> SplittingState:
-        return replace(state, **{**self.fresh, "aside": state.aside, "refusals": state.refusals}, review=0.0, changes=0)
+        first = {**self.fresh, "aside": state.aside, "refusals": state.refusals}
+        return replace(state, **first, next_review=0.0, changes=0)
 
     def point(self, state: SplittingState) -> tuple[Array, Array | None]:
         return state.now[~state.aside], state.duals
@@ -120,13 +121,13 @@ class SplittingMethod(Method):
     def _step(self, state: SplittingState) -> SplittingState:
         """The step from the users' curvature: after the first answers, and then at growing intervals."""
         sweeps = (state.round + 1) * self.federation.participation.share(self.federation.n_users)
-        if self.settings.t is not None or state.changes >= _CHANGES or sweeps < state.review:
+        if self.settings.t is not None or state.changes >= _CHANGES or sweeps < state.next_review:
             return state
         known = np.isfinite(state.curvature) & (state.curvature > 0) & ~state.aside
         if not known.any():
             return state
         t = float(np.exp(np.log(state.curvature[known]).mean()))
-        state = replace(state, review=max(1.0, 1.5 * sweeps))
+        state = replace(state, next_review=max(1.0, 1.5 * sweeps))
         if max(t / state.t, state.t / t) < _OFF:
             return state
         return replace(state, s=state.now + (state.t / t) * (state.s - state.now), t=t, changes=state.changes + 1)
@@ -142,16 +143,16 @@ class SplittingMethod(Method):
         problem = self.federation.problem(active, loss)
         warm = Start(state.now[active], state.duals, state.sigma) if state.sigma else None
         # The server's problem may have a far smaller optimum than the federation's: ask for digits of the latter.
-        found = solve_quietly(problem, tol=1e-9, start=warm)
+        solution = solve_quietly(problem, tol=1e-9, start=warm)
         now = state.now.copy()
-        now[active] = found.models
+        now[active] = solution.models
         heard = np.isfinite(state.curvature[active])
         error = np.inf
         if heard.all():
             # The bound misses about r^2 / 2h, r = grad f(x) - slope = (t + h) (x - w).
             h = np.maximum(state.curvature[active], 1e-12 * state.t)
-            lack = (((state.t + h) * np.linalg.norm(found.models - state.w[active], axis=1)) ** 2 / (2 * h)).sum()
-            total = state.values[active].sum() + problem.lam * problem.graph.penalty(found.models)
+            lack = (((state.t + h) * np.linalg.norm(solution.models - state.w[active], axis=1)) ** 2 / (2 * h)).sum()
+            total = state.values[active].sum() + problem.lam * problem.graph.penalty(solution.models)
             error = float(lack / max(abs(total), 1e-300))
-        duals = np.zeros_like(state.duals) if found.duals is None else found.duals
-        return replace(state, now=now, duals=duals, sigma=found.sigma or 0.0, error=error)
+        duals = np.zeros_like(state.duals) if solution.duals is None else solution.duals
+        return replace(state, now=now, duals=duals, sigma=solution.sigma or 0.0, error=error)

@@ -1,1 +1,1 @@
-"""What crosses between the server and the users, and the account of it."""
+"""What is sent between the server and the users, and the account of it."""

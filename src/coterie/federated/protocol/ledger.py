@@ -1,4 +1,4 @@
-"""What crossed: numbers and bytes, up and down, by field, by round and by user."""
+"""What was sent: numbers and bytes, up and down, by field, by round and by user."""
 
 from __future__ import annotations
 

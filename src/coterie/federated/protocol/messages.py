@@ -1,8 +1,8 @@
-"""What crosses between the server and the users: questions, answers, and how they look on the wire.
+"""What is sent between the server and the users: queries, replies, and their binary form.
 
-A message is a kind, a round and named arrays of numbers; nothing else crosses. Many messages of one kind are kept as a
-`Batch`, one row a user, so that thousands of users are asked and answered without a loop; a batch reads as a mapping
-from users to single messages. The wire form is fixed and versioned, holds plain little-endian numbers, and ends in a
+A message is a kind, a round and named arrays of numbers; nothing else is sent. Many messages of one kind are kept as a
+`Batch`, one row per user, so that thousands of users are asked and reply without a loop; a batch reads as a mapping
+from users to single messages. The binary form is fixed and versioned, holds plain little-endian numbers, and ends in a
 checksum:
 
     "CT"  version  kind  round  n_fields  { field  type  n_axes  axes... }  numbers...  crc32
@@ -26,7 +26,7 @@ Array = npt.NDArray[Any]
 Fields = Mapping[str, Array]
 
 VERSION = 1
-#: What can be asked; the place in the list is the code on the wire, so new kinds go to the end.
+#: What can be asked; the position in the list is the code in the binary form, so new kinds go to the end.
 KINDS = ("describe", "local", "expand", "gradient", "prox", "train", "certify", "score", "pdmm")
 #: Names of fields; likewise.
 FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", "diagonal", "rank", "centre", "t",
@@ -64,7 +64,7 @@ class Message:
         for name, array in self.arrays.items():
             kind = 1 if array.dtype.kind in "iub" else 0
             if kind and array.size and not -(1 << 31) <= int(array.min()) <= int(array.max()) < 1 << 31:
-                raise BadMessage(f"The field {name!r} holds a whole number too long for the wire.")
+                raise BadMessage(f"The field {name!r} holds an integer that is too large for a message.")
             head.append(struct.pack(f"<BBB{array.ndim}I", FIELDS.index(name), kind, array.ndim, *array.shape))
             body.append(np.ascontiguousarray(array, dtype=TYPES[kind]).tobytes())
         data = b"".join(head + body)
@@ -77,7 +77,7 @@ class Query(Message):
 
 @dataclass(frozen=True, eq=False)
 class Reply(Message):
-    """What a user answers. `memory` is what the user keeps for itself; it never crosses."""
+    """What a user replies. `memory` is what the user keeps for itself; it is never sent."""
 
     memory: Fields = field(default_factory=dict)
 
@@ -121,7 +121,7 @@ def decode(data: bytes, form: type[Message] = Message, most: int = 1 << 30) -> M
 
 
 class Ragged(NamedTuple):
-    """Several rows a user, or none: user k has rows offsets[k] : offsets[k + 1]."""
+    """Any number of rows per user: user k has rows offsets[k] : offsets[k + 1]."""
 
     values: Array
     offsets: Ints
@@ -136,20 +136,20 @@ class Ragged(NamedTuple):
 
     @property
     def owner(self) -> Ints:
-        """The place of the user each row belongs to."""
+        """The index of the user each row belongs to."""
         return np.repeat(np.arange(len(self.offsets) - 1), self.counts)
 
-    def take(self, places: Ints) -> Ragged:
-        counts = self.counts[places]
-        rows = np.repeat(self.offsets[places] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+    def take(self, indices: Ints) -> Ragged:
+        counts = self.counts[indices]
+        rows = np.repeat(self.offsets[indices] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
         return Ragged.of(self.values[rows + np.arange(len(rows))], counts)
 
-    def rows(self, place: int) -> Array:
-        return self.values[self.offsets[place]:self.offsets[place + 1]]
+    def rows(self, index: int) -> Array:
+        return self.values[self.offsets[index]:self.offsets[index + 1]]
 
 
 class Traffic(NamedTuple):
-    """What one field of a batch weighs: numbers and bytes of each user, and what all of them share."""
+    """The size of one field of a batch: numbers and bytes of each user, and of what all of them share."""
 
     field: str
     numbers: Ints
@@ -160,16 +160,16 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Batch(Mapping[int, Message]):
-    """Messages of one kind to or from many users; as a mapping, one message a user."""
+    """Messages of one kind to or from many users; as a mapping, one message per user."""
 
     kind: str
     round: int
     users: Ints  # (n,) ascending
-    arrays: Fields = field(default_factory=dict)  # one row a user
-    ragged: Mapping[str, Ragged] = field(default_factory=dict)  # several rows a user, or none
+    arrays: Fields = field(default_factory=dict)  # one row per user
+    ragged: Mapping[str, Ragged] = field(default_factory=dict)  # any number of rows per user
     shared: Fields = field(default_factory=dict)  # the same for all of them: one broadcast
     form: type[Message] = Query
-    memory: Mapping[str, Any] = field(default_factory=dict)  # what the answering users keep; never crosses
+    memory: Mapping[str, Any] = field(default_factory=dict)  # what the replying users keep; never sent
 
     def __len__(self) -> int:
         return len(self.users)
@@ -185,14 +185,14 @@ class Batch(Mapping[int, Message]):
         arrays |= {name: part.rows(k) for name, part in self.ragged.items() if part.counts[k]}
         return self.form(self.kind, self.round, arrays)
 
-    def take(self, places: Ints) -> Batch:
-        """The messages at these places of the batch."""
-        arrays = {name: rows[places] for name, rows in self.arrays.items()}
-        ragged = {name: part.take(places) for name, part in self.ragged.items()}
-        return Batch(self.kind, self.round, self.users[places], arrays, ragged, self.shared, self.form)
+    def take(self, indices: Ints) -> Batch:
+        """The messages at these positions of the batch."""
+        arrays = {name: rows[indices] for name, rows in self.arrays.items()}
+        ragged = {name: part.take(indices) for name, part in self.ragged.items()}
+        return Batch(self.kind, self.round, self.users[indices], arrays, ragged, self.shared, self.form)
 
     def traffic(self) -> list[Traffic]:
-        """What every field weighs on the wire, the frames of the messages last."""
+        """The size of every field when sent, the frames of the messages last."""
         n, none, rows = len(self), np.zeros(len(self), dtype=np.int64), []
         for name, array in self.arrays.items():
             numbers = int(np.prod(array.shape[1:]))
@@ -213,12 +213,12 @@ def _width(dtype: np.dtype[Any]) -> int:
 
 
 def field_size(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """Bytes a field takes on the wire."""
+    """The number of bytes of a field when sent."""
     return 3 + 4 * len(shape) + int(np.prod(shape)) * _width(dtype)
 
 
 class Schema(NamedTuple):
-    """The fields of a kind of question and of its answer.
+    """The fields of a kind of query and of its reply.
 
     The form of a field: "1" a number, "d" a model's worth, "h" a Hessian's triangle, "p" one for each feature, "s" the
     settings of PDMM; with "*" before it, any number of rows of that form; with "=" first, it is shared by all users of
@@ -254,7 +254,7 @@ MAY_BE_INFINITE = {("certify", name) for name in ("conjugate", "value", "residua
 
 
 def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | None:
-    """Why a message is no answer (or question) of this kind for models of length dim; None if it is one."""
+    """Why a message is no reply (or query) of this kind for models of length dim; None if it is one."""
     if message.kind != kind:
         return f"it is of kind {message.kind!r}, and {kind!r} was asked"
     schema: Mapping[str, str] = getattr(SCHEMAS[kind], side)

@@ -1,4 +1,4 @@
-"""SuperLink and SuperNodes on this machine: a whole Flower deployment, or its simulation, started and stopped.
+"""SuperLink and SuperNodes on this machine: a complete Flower deployment, or its simulation, started and stopped.
 
 Everything is bound to loopback, secured with keys made for the occasion, and lives in one folder. Whatever is started
 here is stopped here, by its process id, also when something fails.
@@ -51,7 +51,21 @@ for signal in ("terminate", "kill"):
 
 
 class Cluster:
-    """A SuperLink, and SuperNodes with the given configurations; or virtual ones, by the simulation engine."""
+    """A SuperLink, and SuperNodes with the given configurations; or virtual ones, by the simulation engine.
+
+    Parameters
+    ----------
+    folder : for keys, logs and Flower's own files; created if needed.
+    nodes : the node configuration of every SuperNode.
+    virtual : number of nodes of the simulation engine, instead of SuperNodes.
+    secure : whether to use TLS and registered keys.
+
+    Example
+    -------
+    >>> with Cluster("cluster", virtual=5) as cluster:
+    ...     cluster.submit(complete({"data": "dataset", "dataset": "ellipses", "split": True, "out": "/tmp/run"}))
+    ...     rounds = list(cluster.follow(Path("/tmp/run"), timeout=600))
+    """
 
     def __init__(self, folder: str | os.PathLike[str], nodes: Sequence[Mapping[str, Any]] = (), *, virtual: int = 0,
                  secure: bool = True) -> None:
@@ -139,7 +153,7 @@ class Cluster:
         self.nodes[number] = self._start(f"node-{number}", ["flower-supernode", *options])
 
     def kill_node(self, number: int) -> None:
-        """As a power cut does."""
+        """End a node at once, as a power failure does."""
         end([self.nodes.pop(number)], at_once=True)
 
     def restart_node(self, number: int, seconds: float = 120.0) -> None:
@@ -160,7 +174,7 @@ class Cluster:
         raise Incompatible(f"Node {number} did not come back within {seconds:g} s: {self.tail(f'node-{number}')}")
 
     def kill_link(self) -> None:
-        """As a power cut does; the nodes stay, and wait for it."""
+        """End the SuperLink at once, as a power failure does; the nodes stay, and wait for it."""
         if self.link is not None:
             end([self.link], at_once=True)
         self.link = None
@@ -190,35 +204,40 @@ class Cluster:
     # -- a run
 
     def submit(self, config: Mapping[str, Any]) -> None:
-        """Hand the app and its configuration to the SuperLink."""
+        """Submit the app and its configuration to the SuperLink."""
         app = self.folder / "app"
         write_app(app, config)
         words = ["run", str(app), "local"]
         if self.virtual:
             words += ["--federation-config", f"num-supernodes={self.virtual} client-resources-num-cpus=1"]
-        told = self.command(*words, "--format", "json")
-        self.run = str(json.loads(told[told.index("{"):])["run-id"])
+        text = self.command(*words, "--format", "json")
+        self.run = str(json.loads(text[text.index("{"):])["run-id"])
 
     def ended(self) -> str | None:
-        """How Flower says the run ended: "completed", "failed", ...; None while it goes on."""
-        told = self.command("list", "--run-id", self.run, "local", "--format", "json", check=False)
+        """How Flower says the run ended: "completed", "failed", ...; None while it runs."""
+        text = self.command("list", "--run-id", self.run, "local", "--format", "json", check=False)
         try:
-            status = str(json.loads(told[told.index("{"):])["runs"][0]["status"])
+            status = str(json.loads(text[text.index("{"):])["runs"][0]["status"])
         except (ValueError, KeyError, IndexError):
             return None
         return status.partition(":")[2] if status.startswith("finished") else None
 
     def follow(self, out: Path, timeout: float) -> Iterator[dict[str, Any]]:
-        """The rounds of a run as they happen, until it has written its result; raises if it fails."""
+        """The rounds of a run as they happen, until it has written its result.
+
+        Raises
+        ------
+        Incompatible : the run fails, a process ends, or the time is over.
+        """
         seen, limit, look = 0, time.monotonic() + timeout, time.monotonic() + _QUIET_FOR
         while True:
             done = (out / "run.json").exists()
             lines = (out / "rounds.jsonl").read_text().splitlines() if (out / "rounds.jsonl").exists() else []
             for line in lines[seen:]:
                 with contextlib.suppress(ValueError):  # a line still being written is read next time
-                    told = json.loads(line)
+                    one = json.loads(line)
                     seen, look = seen + 1, time.monotonic() + _QUIET_FOR
-                    yield told
+                    yield one
             if done:
                 return
             if (out / "error.txt").exists():
@@ -297,7 +316,7 @@ def end(processes: Sequence[subprocess.Popen[bytes]], at_once: bool = False) -> 
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], known: set[psutil.Process], seconds: float) -> None:
-    """Until all have ended, or so long."""
+    """Wait until all have ended, at most so many seconds."""
     limit = time.monotonic() + seconds
     while any(process.poll() is None for process in processes) or alive(known):
         if time.monotonic() > limit:

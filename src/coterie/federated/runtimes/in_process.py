@@ -1,4 +1,4 @@
-"""The in-process runtime: all users answered in one vectorised batch, with faults at will."""
+"""The in-process runtime: all users reply in one vectorised batch, with faults if wanted."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ class Faults:
 
     Parameters
     ----------
-    drop : the share of questions that get no answer; half of them never arrive, of the others the answer is lost.
-    late : the share of answers that come after their round, up to `delay` rounds later.
-    twice : the share of answers that come a second time, a round later.
-    away : (n_rounds, n_users) who is away in which round and hears nothing, begun again at its end.
+    drop : the share of queries that get no reply; half of them never arrive, of the others the reply is lost.
+    late : the share of replies that arrive after their round, up to `delay` rounds later.
+    delay : the largest delay in rounds.
+    twice : the share of replies that arrive a second time, a round later.
+    away : (n_rounds, n_users) who is away in which round and receives nothing; repeated from its start.
     """
 
     drop: float = 0.0
@@ -60,7 +61,7 @@ class Faults:
         if self.delay < 1:
             raise InvalidInput(f"delay must be at least 1 round, got {self.delay!r}", remedy="Use for example 3")
         if self.away is not None and (np.ndim(self.away) != 2 or not np.size(self.away)):
-            raise InvalidInput(f"away has one row a round and one column a user, got shape {np.shape(self.away)}",
+            raise InvalidInput(f"away has one row per round and one column per user, got shape {np.shape(self.away)}",
                                remedy="Give an array of True and False")
 
 
@@ -71,7 +72,7 @@ class LocalRuntime:
         self.data, self.faults = data, faults or Faults()
         if self.faults.away is not None and np.shape(self.faults.away)[1] != data.n_users:
             raise InvalidInput(f"away is for {np.shape(self.faults.away)[1]} users, the federation has {data.n_users}",
-                               remedy="Give one column a user")
+                               remedy="Give one column per user")
         self.late: list[tuple[int, int, Message]] = []  # due in round, user, answer
 
     def begin(self, run: str) -> None:
