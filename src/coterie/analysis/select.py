@@ -153,7 +153,7 @@ def by_score(problem: Problem, held_out: Users, *, path: Path | None = None, n_l
     zero = problem.loss.values(samples, np.zeros((int(present.sum()), problem.dim)))
     refits = np.where(np.isfinite(refits), refits, np.abs(zero) * 1e6 + 1e6)  # a large finite loss instead of inf
     losses = np.concatenate([penalised, refits])
-    best = _best_mean(losses, np.tile(path.n_clusters, 2), one_standard_error)
+    best = best_mean(losses, np.tile(path.n_clusters, 2), one_standard_error)
     refitted, solution = best >= len(path), path[best % len(path)]
     rule = ", the fewest groups within one standard error of the best" if one_standard_error else ""
     return Choice(solution=solution, by="held-out score", path=path, refitted=refitted,
@@ -163,7 +163,7 @@ def by_score(problem: Problem, held_out: Users, *, path: Path | None = None, n_l
                            f"{'refitted' if refitted else 'penalised'} models{rule}.")
 
 
-def _best_mean(losses: Array, n_groups: Ints, one_standard_error: bool) -> int:
+def best_mean(losses: Array, n_groups: Ints, one_standard_error: bool) -> int:
     """The row with the least mean, or the fewest groups within one standard error of it."""
     means = losses.mean(axis=1)
     best = int(means.argmin())

@@ -48,7 +48,11 @@ class Data:
 
     Example
     -------
-    >>> private = Data.of(users.take([3]), Logistic())     # what user 3 holds
+    >>> from coterie.datasets import ellipses
+    >>> from coterie.losses import SquaredHinge
+    >>> private = Data.of(ellipses(seed=0).users.take([3]), SquaredHinge())     # what user 3 holds
+    >>> private.n_users
+    1
     """
 
     loss: Loss
@@ -84,7 +88,11 @@ def answer(data: Data, query: Query) -> Reply:
 
     Example
     -------
-    >>> reply = answer(Data.of(users.take([3]), loss), queries[3])
+    >>> from coterie.datasets import ellipses
+    >>> from coterie.losses import SquaredHinge
+    >>> private = Data.of(ellipses(seed=0).users.take([3]), SquaredHinge())
+    >>> sorted(answer(private, Query("gradient", 0, {"model": np.zeros(3)})).arrays)
+    ['curvature', 'gradient', 'stiffness', 'value']
     """
     if query.kind not in SCHEMAS:
         raise BadMessage(f"There is no query of kind {query.kind!r}.")

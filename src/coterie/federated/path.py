@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from coterie._typing import Array, Ints
 from coterie.analysis.consensus import lam_max
+from coterie.analysis.select import best_mean
 from coterie.data.users import Users
 from coterie.errors import InvalidInput, interruptible
 from coterie.federated.algorithms.base import Federation
@@ -30,10 +31,16 @@ _SEARCHES = 8  # for the smallest lam at which all users share one model
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FederatedPath:
-    """Runs from the largest lam to the smallest, each started from the one before."""
+    """Runs from the largest lam to the smallest, each started from the one before.
+
+    Parameters
+    ----------
+    runs : one for each lam.
+    spent : the runs that found the largest lam, where it was not given.
+    """
 
     runs: tuple[Federated, ...] = field(repr=False)
-    spent: tuple[Federated, ...] = field(repr=False, default=())  # on weights, and on finding the largest lam
+    spent: tuple[Federated, ...] = field(repr=False, default=())
 
     @property
     def lams(self) -> Array:
@@ -53,7 +60,7 @@ class FederatedPath:
 
     @property
     def bytes(self) -> int:
-        """What crossed in all, up and down."""
+        """What was sent in all runs, up and down."""
         return sum(run.ledger.bytes for run in (*self.spent, *self.runs))
 
     @property
@@ -62,18 +69,16 @@ class FederatedPath:
         return np.array([np.nan if run.scores is None else _means(run.scores).mean() for run in self.runs])
 
     def best(self, one_standard_error: bool = True) -> Federated:
-        """The run with the least held-out loss; with one standard error of slack, the one with the fewest clusters."""
+        """The run with the least held-out loss, or the one with the fewest groups within one standard error of it.
+
+        Raises
+        ------
+        InvalidInput : no rows were held out.
+        """
         if any(run.scores is None for run in self.runs):
             raise InvalidInput("nothing was held out along this path", remedy="Give federate_path(..., held_out=rows)")
         losses = np.stack([_means(run.scores) for run in self.runs if run.scores is not None])
-        means = losses.mean(axis=1)
-        best = int(means.argmin())
-        if one_standard_error:
-            error = (losses - losses[best]).std(axis=1) / np.sqrt(losses.shape[1])
-            allowed = np.flatnonzero(means <= means[best] + error)
-            fewest = allowed[self.n_clusters[allowed] == self.n_clusters[allowed].min()]
-            best = int(fewest[means[fewest].argmin()])
-        return self.runs[best]
+        return self.runs[best_mean(losses, self.n_clusters, one_standard_error)]
 
     def __len__(self) -> int:
         return len(self.runs)

@@ -30,16 +30,26 @@ from coterie.solution import Solution, Status
 class Federated(Solution):
     """A `Solution` found by a federation, with the account of what it took.
 
-    The problem is that of the users who were not set aside; `aside` names the others, and why.
+    The problem is that of the users who were not set aside.
+
+    Parameters
+    ----------
+    ledger : everything that was sent.
+    state : of the algorithm; another run can start from it.
+    federation : what the server knew, with the graph over all users.
+    scores : (n_users, 3) held-out loss, correct predictions and rows of every user; None where none were held out.
+    n_rounds : of the run, certificates included.
+    aside : the users who were set aside, and why.
+    refusals : round, user and reason of every reply that was refused.
     """
 
     ledger: Ledger = field(repr=False)
-    state: State = field(repr=False)  # of the algorithm; another run can start from it
-    federation: Federation = field(repr=False)  # what the server knew, with the graph over all users
-    scores: Array | None = field(repr=False, default=None)  # (n_users, 3) held-out loss, correct predictions, rows
+    state: State = field(repr=False)
+    federation: Federation = field(repr=False)
+    scores: Array | None = field(repr=False, default=None)
     n_rounds: int
     aside: dict[Any, str] = field(repr=False, default_factory=dict)
-    refusals: tuple[tuple[int, Any, str], ...] = field(repr=False, default=())  # round, user, reason
+    refusals: tuple[tuple[int, Any, str], ...] = field(repr=False, default=())
 
     def __str__(self) -> str:
         left = f" {len(self.aside)} user(s) were set aside." if self.aside else ""

@@ -20,7 +20,16 @@ class FedAvg(Algorithm):
     ----------
     steps : gradient steps of a user in a round.
     rate : their length.
-    rounds : how many rounds; what comes after is certified as it is.
+    rounds : how many rounds; the result is certified as it is.
+
+    Raises
+    ------
+    InvalidInput : a setting that cannot be used.
+
+    Example
+    -------
+    >>> FedAvg(steps=1, rounds=20)
+    FedAvg(steps=1, rate=0.1, rounds=20)
     """
 
     steps: int = 5
@@ -49,6 +58,15 @@ class SquaredPenalty(Algorithm):
     rate : length of a step (alpha).
     chance : of a step towards the mean (p).
     rounds : how many rounds.
+
+    Raises
+    ------
+    InvalidInput : a setting that cannot be used.
+
+    Example
+    -------
+    >>> SquaredPenalty(strength=0.5).strength
+    0.5
     """
 
     strength: float | None = None

@@ -52,8 +52,10 @@ class Federation:
 
     Example
     -------
+    >>> from coterie.losses import Logistic
     >>> federation = Federation(names=("ann", "bob"), dim=3, loss=Logistic(), lam=0.1, graph=Graph.complete(2))
-    >>> method = Newton().on(federation)
+    >>> federation.n_users
+    2
     """
 
     names: tuple[Any, ...]

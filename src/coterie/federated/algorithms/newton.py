@@ -39,6 +39,15 @@ class Newton(Algorithm):
     rank : 0 sends Hessians exactly, in the shorter of two forms (a low-rank one where users have fewer samples than
         half the coordinates); a number r > 0 sends a multiple of the identity plus rank r, which bends at least as much
         as the Hessian; -1 always sends the triangle.
+
+    Raises
+    ------
+    InvalidInput : a setting that cannot be used.
+
+    Example
+    -------
+    >>> Newton(rank=5)
+    Newton(select='needed', rank=5)
     """
 
     select: str = "needed"

@@ -23,6 +23,15 @@ class Participation:
     order : "random" draws users independently in every round, as in the paper; "sweeps" goes through all users in a
         random order, then in another, so that nobody waits long.
     trace : (n_rounds, n_users) who is available in which round, repeated from its start; None: everyone, always.
+
+    Raises
+    ------
+    InvalidInput : a share, a number or an array that cannot be used.
+
+    Example
+    -------
+    >>> Participation(count=2).choose(0, np.ones(5, dtype=bool), seed=0).tolist()
+    [2, 4]
     """
 
     fraction: float = 1.0

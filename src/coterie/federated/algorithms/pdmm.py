@@ -57,6 +57,15 @@ class PDMM(Algorithm):
     n_primal, n_dual : sizes S_P and S_D of these sets; None takes the share of participation.
     quiet : after so many updates with z_ij = 0 a pair whose models are close is left alone, neither updated nor sent,
         until the two models are further apart than users move in a round; 0: never. The paper's closing remark.
+
+    Raises
+    ------
+    InvalidInput : a setting that cannot be used.
+
+    Example
+    -------
+    >>> PDMM(rho=0.1).variant, PDMM.printed().variant
+    ('symmetric', 'paper')
     """
 
     variant: str = "symmetric"

@@ -36,6 +36,15 @@ class Splitting(Algorithm):
     ----------
     t : the step; None takes the users' mean curvature as it becomes known.
     relax : how far past the proximal point to go, in (0, 2).
+
+    Raises
+    ------
+    InvalidInput : a setting that cannot be used.
+
+    Example
+    -------
+    >>> Splitting(relax=1.0).relax
+    1.0
     """
 
     t: float | None = None

@@ -23,10 +23,26 @@ class Entry(NamedTuple):
 
 
 class Ledger:
-    """An account of all that crossed between the server and the users, in the sizes of the wire form.
+    """An account of everything that was sent between the server and the users, in the sizes of the binary form.
 
-    `entries` has a line for every field of every round; `per_user` adds up each user's own part. A broadcast counts
-    once in the entries, as in the paper, and towards no user.
+    A broadcast counts once in the entries, as in the paper, and for no user.
+
+    Parameters
+    ----------
+    n_users : of the federation.
+
+    Attributes
+    ----------
+    entries : one line for every field of every round.
+    per_user : (direction, field) -> (n_users, 2) numbers and bytes of each user's own part.
+
+    Example
+    -------
+    >>> from coterie.federated.protocol.messages import Query
+    >>> ledger = Ledger(2)
+    >>> ledger.record_one(0, Query("gradient", 0, {"model": np.zeros(3)}), 0)
+    >>> ledger.numbers_up
+    3
     """
 
     def __init__(self, n_users: int) -> None:

@@ -45,6 +45,16 @@ class Faults:
     delay : the largest delay in rounds.
     twice : the share of replies that arrive a second time, a round later.
     away : (n_rounds, n_users) who is away in which round and receives nothing; repeated from its start.
+    seed : of what goes wrong.
+
+    Raises
+    ------
+    InvalidInput : a share or an array that cannot be used.
+
+    Example
+    -------
+    >>> Faults(drop=0.1, late=0.2, delay=2).delay
+    2
     """
 
     drop: float = 0.0
