@@ -123,6 +123,15 @@ def test_a_checkpoint_of_another_run_is_refused(users, tmp_path, change):
         ct.federate(users, ct.Logistic(), **{"lam": 0.02, **change}, checkpoint=tmp_path)
 
 
+def test_a_checkpoint_of_another_version_is_refused(users, tmp_path, monkeypatch):
+    monkeypatch.setattr("coterie.federated.driver._VERSION", 1)
+    before = ct.federate(users, ct.SquaredHinge(), lam=0.05, checkpoint=tmp_path)
+    assert ct.federate(users, ct.SquaredHinge(), lam=0.05, checkpoint=tmp_path).n_rounds == before.n_rounds
+    monkeypatch.undo()
+    with pytest.raises(ct.InvalidInput, match=r"its version is 1, this run's is 2"):
+        ct.federate(users, ct.SquaredHinge(), lam=0.05, checkpoint=tmp_path)
+
+
 def test_a_checkpoint_of_other_data_is_refused(users, tmp_path):
     ct.federate(users, ct.Logistic(), lam=0.02, checkpoint=tmp_path)
     others = clustered("logistic", n_users=8, samples=8, n_features=2, seed=2).users

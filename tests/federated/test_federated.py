@@ -421,7 +421,7 @@ def spoilt(user, edit, *, kind=None, turn=None):
 
 
 def refused(run, problem, user, caplog):
-    """The sender is set aside with a reason, in the log and in the run; the others' optimum is reached."""
+    """The sender is excluded with a reason, in the log and in the run; the others' optimum is reached."""
     assert [who for _, who, _ in run.refusals] == [user]
     reason = run.refusals[0][2]
     assert run.aside == {user: reason}
@@ -522,7 +522,7 @@ def test_answers_nobody_waits_for_change_nothing(algorithm, what, caplog):
     assert (run.models == plain.models).all()
     assert run.n_rounds == plain.n_rounds
     if algorithm is not USERS or what in ("twice", "old"):  # of those, nobody is unasked
-        assert any("of no use" in record.getMessage() for record in caplog.records)
+        assert any("unexpected reply" in record.getMessage() for record in caplog.records)
 
 
 @every_algorithm

@@ -63,7 +63,7 @@ _Options = Annotated[str, typer.Option(help="Its settings as JSON.")]
 _Participation = Annotated[float, typer.Option(help="Share of the users asked per round.")]
 _MaxRounds = Annotated[int, typer.Option(help="Largest number of rounds; 0: the algorithm's own limit.", min=0)]
 _Patience = Annotated[int, typer.Option(
-    help="Unanswered queries in a row after which a user is set aside; 0: no limit.", min=0)]
+    help="Unanswered queries in a row after which a user is excluded; 0: no limit.", min=0)]
 _Seed = Annotated[int, typer.Option(help="Seed of all random numbers.", min=0)]
 _Runtime = Annotated[str, typer.Option(help=f"One of: {', '.join(RUNTIMES)}.")]
 _Cluster = Annotated[int, typer.Option(help="Number of nodes to start on this machine, on Flower.", min=1)]
@@ -222,7 +222,7 @@ def _page(source: Users | sources.Table, config: dict[str, Any], out: Path, roun
     agreement = Agreement.from_json((out / "checkpoint" / "federation.json").read_text(encoding="utf-8"))
     data = agreement.data(source, float(config["held-out"]), int(config["seed"]))
     users = data.samples.users.data
-    solution = run.solution(users, data.loss)  # without those who were set aside
+    solution = run.solution(users, data.loss)  # without those who were excluded
     names = ("gap", "n_clusters", "bytes_up", "bytes_down", "answered")
     document = report.gather(solution, settings=config, command="coterie federate",
                              title=f"A federation of {len(run.names)} users")

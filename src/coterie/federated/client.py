@@ -1,6 +1,7 @@
-"""All of a user's work: replying to the server's queries from its own data.
+"""All of a user's work: replies to the server's queries, computed from its own data.
 
-`answer_all` replies for many users at once; `answer` is its case of a single user, and gives bitwise the same numbers.
+`answer_all` computes the replies of many users at once; `answer` does the same for a single user, with bitwise the same
+numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from coterie.fitting.units import UserStatistics
 from coterie.losses import Loss, Samples
 
 Answer = tuple[dict[str, npt.NDArray[Any]], dict[str, Ragged]]
-_LOW_RANK = 16  # coordinates from which on a low-rank form of a Hessian is looked for
+_LOW_RANK = 16  # smallest number of coordinates for which a low-rank form of a Hessian is tried
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +99,7 @@ def answer(data: Data, query: Query) -> Reply:
         raise BadMessage(f"There is no query of kind {query.kind!r}.")
     reason = misfit(query, query.kind, data.samples.dim, "query")
     if reason is not None:
-        raise BadMessage(f"The query cannot be answered: {reason}.")
+        raise BadMessage(f"The query is not valid: {reason}.")
     replies = answer_all(data, gather([(0, query)], "query"))
     reply = replies[0]
     return Reply(reply.kind, reply.round, reply.arrays, {name: part.rows(0) for name, part in replies.memory.items()})
@@ -114,7 +115,7 @@ def answer_all(data: Data, queries: Batch) -> Batch:
     if queries.kind not in _ANSWERS:
         raise BadMessage(f"There is no query of kind {queries.kind!r}.")
     memory: Mapping[str, Ragged] = data.memory
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by whoever receives it
+    with np.errstate(over="ignore", invalid="ignore"):  # the receiver rejects numbers that are not finite
         if queries.kind == "pdmm":
             arrays, ragged, memory = answer_edges(data.loss, data.samples, queries, data.memory)
         else:
@@ -143,9 +144,9 @@ def _local(data: Data, queries: Batch) -> Answer:
 
 
 def _expand(data: Data, queries: Batch) -> Answer:
-    """Value, gradient and Hessian at the model; with an anchor, at the furthest trusted point from it to the model.
+    """Value, gradient and Hessian at the model; with an anchor, at the furthest accepted point towards the model.
 
-    Without an anchor, and where the loss overflows at the model, likewise from zero.
+    Without an anchor, if the loss overflows at the model, the same from zero.
     """
     users, models = queries.users, np.array(queries.arrays["model"])
     anchors, share = queries.ragged.get("anchor"), np.ones(len(users))
@@ -156,7 +157,7 @@ def _expand(data: Data, queries: Batch) -> Answer:
     values, gradients, hessians = data.loss.evaluate(data.samples, models, 2, users)
     lost = ~np.isfinite(values) | ~np.isfinite(gradients).all(axis=1) | ~np.isfinite(hessians).all(axis=(1, 2))
     lost &= ~held
-    if lost.any():  # so far out that the loss overflows
+    if lost.any():  # the loss overflows
         share[lost] = _trusted(data, users[lost], np.zeros_like(models[lost]), models[lost])
         models[lost] *= share[lost, None]
         values, gradients, hessians = data.loss.evaluate(data.samples, models, 2, users)
@@ -169,11 +170,11 @@ def _trusted(data: Data, users: Ints, anchors: Array, models: Array) -> Array:
     steps = models - anchors
     values, gradients, hessians = data.loss.evaluate(data.samples, anchors, 2, users)
     slopes = np.einsum("nd,nd->n", gradients, steps)
-    bends = 0.5 * np.einsum("nd,nde,ne->n", steps, hessians, steps)
+    second = 0.5 * np.einsum("nd,nde,ne->n", steps, hessians, steps)
     share = np.ones(len(users))
     for _ in range(60):
         reached = data.loss.evaluate(data.samples, between(anchors, models, share), 0, users).values
-        good = trusted(values, share * slopes, share**2 * bends, reached)
+        good = trusted(values, share * slopes, share**2 * second, reached)
         if good.all():
             break
         share = np.where(good, share, 0.5 * share)
@@ -181,11 +182,11 @@ def _trusted(data: Data, users: Ints, anchors: Array, models: Array) -> Array:
 
 
 def _forms(hessians: Array, rank: int, counts: Ints) -> dict[str, Ragged]:
-    """Hessians as triangles, or as diagonal * I + factor' diag(sign) factor where that is shorter.
+    """Hessians as triangles, or as diagonal * I + factor' diag(sign) factor if that is shorter.
 
-    Of users with few samples most eigenvalues are equal (the ridge), and what differs from them is the factor: exact to
-    rounding. With eigenvalues l_1 >= ... >= l_d, a given rank r keeps the first r and raises the rest to l_{r+1}: a
-    matrix no smaller than H, so a model of the loss that bends too much, never too little.
+    For users with few samples most eigenvalues are equal (the ridge), and the factor contains the others, exact up to
+    rounding. With eigenvalues l_1 >= ... >= l_d, a given rank r keeps the first r and raises the others to l_{r+1}: the
+    matrix is at least as large as H, so the model of the loss never has too little curvature.
     """
     n, dim = hessians.shape[:2]
     full = dim * (dim + 1) // 2
@@ -210,7 +211,7 @@ def _forms(hessians: Array, rank: int, counts: Ints) -> dict[str, Ragged]:
 
 
 def _gradient(data: Data, queries: Batch) -> Answer:
-    """Gradient and value, how much the loss curves there, and a bound on how much it can curve anywhere."""
+    """Gradient and value, the mean curvature at the model, and an upper bound on the curvature."""
     users, models = queries.users, queries.arrays["model"]
     values, gradients, hessians = data.loss.evaluate(data.samples, models, 2, users)
     return {"gradient": gradients, "value": values, "curvature": mean_curvature(hessians),
@@ -225,21 +226,21 @@ def _prox(data: Data, queries: Batch) -> Answer:
 
 
 def _train(data: Data, queries: Batch) -> Answer:
-    """Some steps of gradient descent on the user's own loss."""
+    """Some steps of gradient descent on the loss of the user."""
     points, left = np.array(queries.arrays["model"]), queries.arrays["steps"]
     rate = float(queries.shared["rate"])
     for step in range(int(left.max(initial=0))):
         at = np.flatnonzero(left > step)
         moved = points[at] - rate * data.loss.evaluate(data.samples, points[at], 1, queries.users[at]).gradients
         sound = np.isfinite(moved).all(axis=1) & (np.abs(moved).max(axis=1) < 1e100)
-        points[at[sound]] = moved[sound]  # far too long steps end at the last finite point
+        points[at[sound]] = moved[sound]  # steps that are much too long end at the last finite point
     return {"point": points}, {}
 
 
 def _certify(data: Data, queries: Batch) -> Answer:
-    """What a certificate needs of a user (see `certificates.Answers`).
+    """The numbers of a user for a certificate (see `certificates.Answers`).
 
-    Where the conjugate is infinite, also what the slope lacks of one in its domain (see `certificates.lacking`).
+    If the conjugate is infinite, also the difference of the slope to one in its domain (see `certificates.lacking`).
     """
     from coterie.certificates import answers_of, lacking
 
@@ -259,9 +260,9 @@ def _certify(data: Data, queries: Batch) -> Answer:
 
 
 def _score(data: Data, queries: Batch) -> Answer:
-    """The summed loss of held-out rows, how many of them are predicted right (a class), and how many there are."""
+    """The total loss on held-out rows, the number of correct predictions (of classes), and the number of rows."""
     if data.held_out is None:
-        raise BadMessage("This user holds no rows out, so it cannot score a model.")
+        raise BadMessage("This user has no held-out rows, so it cannot score a model.")
     score, hit, count = (np.zeros(len(queries)) for _ in range(3))
     some = np.flatnonzero(data.held_out.counts[queries.users])
     if some.size:
@@ -283,13 +284,13 @@ assert set(_ANSWERS) == set(SCHEMAS)
 
 
 def hold_out(users: Users, share: float, seed: int) -> Split:
-    """Every user's rows split by itself, so that it does not matter who shares a node with whom.
+    """Split the rows of every user separately, so that the result does not depend on the other users of a node.
 
     Parameters
     ----------
-    users : with all their rows.
-    share : of every user's rows, to be held out.
-    seed : of the rows that are drawn.
+    users : the users with all their rows.
+    share : share of every user's rows to hold out.
+    seed : seed of the random rows.
 
     Returns
     -------

@@ -25,6 +25,8 @@ from coterie.federated.stages import RunState, Stages
 from coterie.graph import Graph
 from coterie.solution import Certificate
 
+_VERSION = 2  # of the states in a checkpoint: increase it when a field of a state is renamed
+
 
 class Round(NamedTuple):
     """One line of a federated run's history; the first five fields are those of every solver's."""
@@ -120,7 +122,7 @@ class Driver:
         state = method.tell(now.state, replies)
         if state.aside.all():
             turn, user, reason = state.refusals[-1]
-            raise Incompatible(f"All users were set aside, so nothing is left to solve; the last, "
+            raise Incompatible(f"All users were excluded, so nothing is left to solve; the last, "
                                f"{self.stages.federation.names[user]!r} in round {turn}: {reason}.")
         with uninterrupted():  # a round counts completely or not at all
             return self._settle(replace(now, state=state, round=now.round + 1), queries, replies)
@@ -155,7 +157,7 @@ class Driver:
         if now.best is not None and bool((now.best["aside"] == state.aside).all()):
             best = now.best
             judged = replace(proof.start(state, best["now"][~state.aside], best["duals"]), slopes=best["slopes"],
-                             heard=best["heard"], answers=best["answers"])
+                             answered=best["answered"], answers=best["answers"])
         else:  # judged without an answer: an objective nobody knows, and no bound
             method = self.stages.method(now.stage if now.stage in ("weights", "start") else "main")
             models, duals = method.point(state)
@@ -215,8 +217,8 @@ def fingerprint(federation: Federation, settings: FederationSettings, identity: 
     given, start = federation.participation, settings.start
     trace = None if given.trace is None else digest(np.asarray(given.trace))
     return {
-        "algorithm": repr(settings.algorithm), "loss": repr(federation.loss), "lam": federation.lam,
-        "tol": settings.tol, "seed": federation.seed,
+        "version": _VERSION, "algorithm": repr(settings.algorithm), "loss": repr(federation.loss),
+        "lam": federation.lam, "tol": settings.tol, "seed": federation.seed,
         "participation": f"{given.fraction} {given.count} {given.order} {trace}",
         "number of users": federation.n_users, "length of a model": federation.dim, "patience": federation.patience,
         "graph": settings.weights if settings.weights != "unit" else digest(federation.graph.weights,

@@ -30,7 +30,7 @@ from coterie.solution import Solution, Status
 class Federated(Solution):
     """A `Solution` found by a federation, with the account of what it took.
 
-    The problem is that of the users who were not set aside.
+    The problem is that of the users who were not excluded.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Federated(Solution):
     federation : what the server knew, with the graph over all users.
     scores : (n_users, 3) held-out loss, correct predictions and rows of every user; None where none were held out.
     n_rounds : of the run, certificates included.
-    aside : the users who were set aside, and why.
+    aside : the users who were excluded, and why.
     refusals : round, user and reason of every reply that was refused.
     """
 
@@ -52,7 +52,7 @@ class Federated(Solution):
     refusals: tuple[tuple[int, Any, str], ...] = field(repr=False, default=())
 
     def __str__(self) -> str:
-        left = f" {len(self.aside)} user(s) were set aside." if self.aside else ""
+        left = f" {len(self.aside)} user(s) were excluded." if self.aside else ""
         return f"{super().__str__()} {self.n_rounds} rounds, {self.ledger}.{left}"
 
 
@@ -81,7 +81,7 @@ def federate(users: Users, loss: Loss, lam: float, *, graph: Graph | str | None 
     held_out : rows of the same users, in the same order, on which each user's model is scored at the end; or the share
         of its rows that every user holds out.
     faults : what goes wrong on the way; nothing unless given.
-    patience : how many queries in a row a user may leave unanswered before it is set aside; None: any number.
+    patience : how many queries in a row a user may leave unanswered before it is excluded; None for no limit.
     checkpoint : a folder in which the run is saved every `every` rounds. Called again with the same folder and
         settings, the run continues where it was.
     every : rounds between two saves.

@@ -100,7 +100,7 @@ class Stages:
         stage = ("weights" if self.settings.weights != "unit" else
                  "start" if isinstance(start, Algorithm) else "main")
         state = self.method(stage).begin(models)
-        if isinstance(start, State):  # of another algorithm only who was set aside matters
+        if isinstance(start, State):  # of another algorithm only who was excluded matters
             state = (self.method("main").warm(start) if type(start) is type(state) else
                      self._carry(replace(start, round=0, missed=state.missed), state, stage))
         return RunState(stage=stage, state=state, main=None, models=models, graph=None, believe=self.settings.tol,
@@ -118,7 +118,7 @@ class Stages:
             if now.round < self.max_rounds:
                 return now
             raise Incompatible("Some users did not send their local models, and the weights need all of them. "
-                               "Give a graph, or patience=, after which silent users are set aside.")
+                               "Give a graph, or patience=, after which silent users are excluded.")
         graph = method.graph(state, lambda local: adaptive_graph(local, self.settings.weights))
         self.use(graph)
         stage = "start" if isinstance(self.settings.start, Algorithm) else "main"
@@ -148,7 +148,7 @@ class Stages:
         method, state = self.method("gradients"), now.state
         if method.finished(state):
             active, models = ~state.aside, state.now
-            duals = duals_for(self.federation, active, models[active], state.answers[active])
+            duals = duals_for(self.federation, active, models[active], state.collected[active])
             return replace(now, stage="proof", state=self.method("proof").start(state, models[active], duals))
         if now.round >= self.max_rounds + self._patience:
             return self._ended(now, self._carry(state, now.main, "main"))
@@ -161,7 +161,7 @@ class Stages:
         main, gap, best = self._carry(state, now.main, "main"), proof.certificate(state).relative_gap, now.best
         if best is None or bool((state.aside != best["aside"]).any()) or gap <= best["gap"]:
             best = {"gap": gap, **{name: getattr(state, name) for name in
-                                   ("now", "duals", "slopes", "heard", "answers", "aside")}}
+                                   ("now", "duals", "slopes", "answered", "answers", "aside")}}
         now = replace(now, best=best, main=None)
         ended = self.method("main").finished(main) or now.round >= self.max_rounds
         if gap <= tol or ended or not proof.finished(state):
@@ -177,9 +177,9 @@ class Stages:
             return now
         main = self._carry(state, now.main, "main")
         if now.best is not None and bool((state.aside != now.best["aside"]).any()) and now.round < self.max_rounds:
-            # Somebody was set aside while scoring: the others have an optimum of their own.
+            # Somebody was excluded while scoring: the others have an optimum of their own.
             return replace(now, stage="main", state=main, main=None, best=None, believe=self.settings.tol)
-        return replace(now, stage="done", state=main, main=None, scores=state.answers)
+        return replace(now, stage="done", state=main, main=None, scores=state.collected)
 
     def _ended(self, now: RunState, main: Any) -> RunState:
         if not self.settings.score:
@@ -194,7 +194,7 @@ class Stages:
         return 50 + (0 if trace is None else 2 * len(np.asarray(trace)))
 
     def _carry(self, old: Any, new: Any, stage: str) -> Any:
-        """The state of another stage, with what does not depend on the method: the round, who was set aside and why."""
+        """The state of another stage, with what does not depend on the method: the round, who was excluded and why."""
         left = np.flatnonzero(old.aside & ~new.aside)
         new = replace(new, round=old.round, aside=old.aside, refusals=old.refusals, missed=old.missed)
         return self.method(stage)._forget(new, left) if left.size else new

@@ -225,7 +225,7 @@ def _federated(run: Federated) -> dict[str, Any]:
     rounds = [{"round": int(line.iteration), "gap": json_ready(line.gap), "n_clusters": int(line.n_clusters),
                "bytes_up": int(line.bytes_up), "bytes_down": int(line.bytes_down), "answered": int(line.answered)}
               for line in run.history]
-    aside = f" {_many(len(run.aside), 'user')} set aside." if run.aside else ""
+    aside = f" {_many(len(run.aside), 'user')} excluded." if run.aside else ""
     return {"rounds": rounds, "sentence": f"{_many(run.n_rounds, 'round')} of {run.solver}: {run.ledger}.{aside}"}
 
 

@@ -1,4 +1,4 @@
-"""One model for all (FedAvg) and the squared penalty (L2GD): a start, and what to compare with."""
+"""One model for all (FedAvg) and the squared penalty (L2GD): starts and baselines."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from coterie.federated.protocol.messages import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Algorithm):
-    """McMahan et al., 2017: the users asked take some gradient steps from the common model, the server averages.
+    """McMahan et al., 2017: the users take some gradient steps from the common model, and the server averages.
 
     Parameters
     ----------
-    steps : gradient steps of a user in a round.
-    rate : their length.
-    rounds : how many rounds; the result is certified as it is.
+    steps : number of gradient steps per user and round.
+    rate : length of a step.
+    rounds : number of rounds; the result is certified as it is.
 
     Raises
     ------
@@ -28,8 +28,10 @@ class FedAvg(Algorithm):
 
     Example
     -------
-    >>> FedAvg(steps=1, rounds=20)
-    FedAvg(steps=1, rate=0.1, rounds=20)
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+    >>> ct.federate(users, ct.SquaredDistance(), lam=1.0, algorithm=ct.FedAvg(rounds=5)).n_clusters
+    1
     """
 
     steps: int = 5
@@ -45,19 +47,19 @@ class FedAvg(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class SquaredPenalty(Algorithm):
-    """L2GD (Hanzely and Richtarik, 2020): a squared penalty on each model's distance from their mean.
+    """L2GD (Hanzely and Richtarik, 2020): a squared penalty on the distance of each model from the mean.
 
-    It minimises sum_i f_i(x_i) + strength/2 sum_i ||x_i - mean||^2. In every step a coin decides between a gradient
-    step of all users and a step towards the mean; only the latter needs the server. A round is the gradient steps
-    between two of them, done at the users, and then the step to the mean.
+    It minimises sum_i f_i(x_i) + strength/2 sum_i ||x_i - mean||^2. Every step is at random either a gradient step of
+    all users or a step towards the mean; only the latter needs the server. A round consists of the gradient steps
+    between two of them, at the users, and then the step to the mean.
 
     Parameters
     ----------
-    strength : of the penalty; None takes lam times the number of users: for the complete graph,
+    strength : penalty strength; None: lam times the number of users, because for the complete graph
         lam sum_{i<j} 1/2 ||x_i - x_j||^2 = lam N / 2 sum_i ||x_i - mean||^2.
     rate : length of a step (alpha).
-    chance : of a step towards the mean (p).
-    rounds : how many rounds.
+    chance : probability of a step towards the mean (p).
+    rounds : number of rounds.
 
     Raises
     ------
@@ -65,8 +67,10 @@ class SquaredPenalty(Algorithm):
 
     Example
     -------
-    >>> SquaredPenalty(strength=0.5).strength
-    0.5
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+    >>> ct.federate(users, ct.SquaredDistance(), lam=0.1, algorithm=ct.SquaredPenalty(rounds=5)).n_clusters
+    3
     """
 
     strength: float | None = None
@@ -94,7 +98,7 @@ def _check(steps: int, rate: float, rounds: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainState(State):
-    trained: int  # rounds in which somebody answered
+    trained: int  # number of rounds with replies
 
 
 class _Train(Method):
@@ -140,7 +144,7 @@ class SquaredPenaltyMethod(_Train):
         self.settings, self.rounds = settings, settings.rounds
         self.strength = federation.lam * federation.n_users if settings.strength is None else settings.strength
         self.rate = settings.rate / (1.0 - settings.chance)
-        # The step to the mean is x - (rate strength / chance) (x - mean); past the mean it would swing.
+        # The step to the mean is x - (rate strength / chance) (x - mean); beyond the mean it would oscillate.
         self.pull = min(settings.rate * self.strength / settings.chance, 1.0)
 
     def _steps(self, turn: int) -> int:

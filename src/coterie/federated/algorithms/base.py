@@ -1,11 +1,11 @@
-"""What a federated algorithm is: three pure functions on a state of arrays.
+"""The base of federated algorithms: three pure functions on a state of arrays.
 
     ask(state) -> {user: Query}        which users get which query in this round
     answer(data, query) -> Reply       all of a user's work (`client`)
     tell(state, replies) -> state      the server's update; users who did not reply are absent
 
-A `Method` is an algorithm at work on a federation. The base class does everything that does not depend on the
-algorithm: who takes part, which replies are outstanding, and whether a reply fits its query.
+A `Method` is an algorithm that runs on a federation. This module contains everything that does not depend on the
+algorithm: which users take part, which replies are outstanding, and the check of replies.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ log = logging.getLogger("coterie.federated")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Federation:
-    """What the server knows before the first round: who takes part, the loss, the graph and lam; no data.
+    """What the server knows before the first round: users, loss, graph and lam, but no data.
 
     Parameters
     ----------
-    names : of the users.
+    names : names of the users.
     dim : the length of a model.
     loss, lam, graph : the problem, as for `Problem`.
-    participation : who is asked in a round.
-    seed : of everything random.
+    participation : which users are asked in a round.
+    seed : seed of all random choices.
     features : names of the users' columns.
-    patience : how many queries in a row a user may leave unanswered before it is set aside; None for any number.
+    patience : number of unanswered queries in a row after which a user is excluded; None for no limit.
 
     Raises
     ------
@@ -80,10 +80,11 @@ class Federation:
 
     @property
     def n_users(self) -> int:
+        """The number of users."""
         return len(self.names)
 
     def problem(self, active: Flags, loss: Loss | None = None) -> Problem:
-        """The problem of the active users as the server sees it: with the data, and so the losses, elsewhere."""
+        """The problem of the active users at the server, which has neither their data nor their losses."""
         return Problem(Participants(self.names, self.features).take(active),
                        Remote(loss=self.loss, length=self.dim) if loss is None else loss, self.lam,
                        self.graph if active.all() else self.graph.take(active))
@@ -91,7 +92,7 @@ class Federation:
 
 def check_seed_and_patience(seed: int, patience: int | None) -> None:
     if patience is not None and patience < 1:
-        raise InvalidInput(f"patience must be at least 1, got {patience!r}", remedy="None waits for ever")
+        raise InvalidInput(f"patience must be at least 1, got {patience!r}", remedy="Use None for no limit")
     if isinstance(seed, bool) or int(seed) != seed or seed < 0:
         raise InvalidInput(f"seed must be an integer >= 0, got {seed!r}", remedy="Use 0")
 
@@ -101,24 +102,24 @@ class State:
     """Arrays and scalars only: it can be saved, sent, resumed and compared."""
 
     round: int
-    now: Array  # (n_users, dim) every user's model
-    asked: Ints  # (n_users,) the round of the query a user has not answered yet, -1 if there is none
-    missed: Ints  # (n_users,) queries in a row that it left unanswered
-    aside: Flags  # (n_users,) set aside: not asked any more, and not part of the problem
+    now: Array  # (n_users, dim) the current models
+    asked: Ints  # (n_users,) the round of the open query of a user, -1 if there is none
+    missed: Ints  # (n_users,) number of unanswered queries in a row
+    aside: Flags  # (n_users,) whether the user is excluded: not asked any more, and not part of the problem
     refusals: tuple[tuple[int, int, str], ...] = ()  # round, user, reason
 
 
 class Replies(NamedTuple):
-    """What a runtime brings back from a round."""
+    """The replies that a runtime collected in a round."""
 
-    batches: tuple[Batch, ...] = ()  # well-formed replies, many at once
-    singles: tuple[tuple[int, Message], ...] = ()  # replies one by one: from the wire, or out of order
+    batches: tuple[Batch, ...] = ()  # well-formed replies of many users
+    singles: tuple[tuple[int, Message], ...] = ()  # single replies: received as bytes, or out of order
     waiting: tuple[int, ...] = ()  # users whose reply may still arrive
-    refused: tuple[tuple[int, str], ...] = ()  # users who sent what is no message at all, and why
+    refused: tuple[tuple[int, str], ...] = ()  # users who sent an invalid message, with the reason
 
 
 class Method(ABC):
-    """An algorithm at work on a federation. Subclasses say what is asked and how the replies change the state."""
+    """An algorithm that runs on a federation. Subclasses define the queries and the update from the replies."""
 
     kind: ClassVar[str]  # of the queries
     max_rounds: int = 1000
@@ -130,7 +131,7 @@ class Method(ABC):
     def begin(self, models: Array) -> State: ...
 
     def warm(self, state: Any) -> Any:
-        """A first state from the last one of the same method on a similar federation, such as another lam."""
+        """A first state from the last state of the same method on a similar federation, such as another lam."""
         return replace(self.begin(state.now), aside=state.aside, refusals=state.refusals)
 
     @abstractmethod
@@ -140,55 +141,55 @@ class Method(ABC):
     def _tell(self, state: Any, replies: Batch) -> Any: ...
 
     def _alone(self, state: Any) -> Any:
-        """What the server does in a round without replies."""
+        """The update of the server in a round without replies."""
         return state
 
     def _asked(self, state: Any, users: Ints) -> Any:
-        """The state once these users have been asked: what a reply will have to be compared with."""
+        """The state after these users have been asked, with what is needed to use their replies."""
         return state
 
     def _forget(self, state: Any, users: Ints) -> Any:
-        """The state without the replies of users who are set aside."""
+        """The state without the contributions of users who are excluded."""
         return state
 
     def point(self, state: Any) -> tuple[Array, Array | None]:
-        """Models and duals to be certified, of the users not set aside; None where the duals are to be computed."""
+        """Models and duals to certify, of the users that are not excluded; None: duals have to be built."""
         return state.now[~state.aside], None
 
     def estimate(self, state: Any) -> float:
-        """An estimate of the relative gap; inf while there is none."""
+        """An estimate of the relative gap; inf if there is none yet."""
         return np.inf
 
     def rounds_within(self, share: float) -> int:
-        """The largest number of rounds, where this share of the users is asked in each."""
+        """The limit of rounds if this share of the users is asked in each."""
         return int(np.ceil(self.max_rounds / share))
 
     def finished(self, state: Any) -> bool:
-        """Whether there is nothing left to ask."""
+        """Whether there are no more queries."""
         return False
 
     def labels(self, state: Any) -> int:
-        """The number of groups at this moment."""
+        """The current number of groups."""
         from coterie.labels import labels_of
 
         active = state.now[~state.aside]
         return int(labels_of(active).max()) + 1 if len(active) else 0
 
     def chosen(self, state: Any) -> Ints:
-        """Who is asked in this round."""
+        """The users who are asked in this round."""
         eligible = ~state.aside & (state.asked < 0)
         return self.federation.participation.choose(state.round, eligible, self.federation.seed, self._need(state))
 
     def _need(self, state: Any) -> Array | None:
-        """(n_users,) how much is gained by asking each user; None where that is not known."""
+        """(n_users,) the benefit of asking each user; None if it is not known."""
         return None
 
     def ask(self, state: Any) -> Batch:
-        """The queries of this round, as a mapping from user numbers."""
+        """The queries of this round, as a mapping from user numbers to queries."""
         return self._ask(state, self.chosen(state))
 
     def tell(self, state: Any, replies: Mapping[int, Message] | Replies) -> Any:
-        """The state after a round. Replies that do not fit their query are refused, and their senders set aside."""
+        """The state after a round. Invalid replies are rejected, and their senders are excluded."""
         if not isinstance(replies, Replies):
             replies = Replies(singles=tuple(replies.items()))
         users = self.chosen(state)
@@ -199,13 +200,13 @@ class Method(ABC):
         state = self._tell(state, good) if good is not None and len(good) else self._alone(state)
         if refused:
             state = self._without(state, refused)
-        answered = np.zeros(self.federation.n_users, dtype=bool)
-        answered[[] if good is None else good.users] = True
-        still = np.zeros(self.federation.n_users, dtype=bool)
-        still[[user for user in replies.waiting if 0 <= user < self.federation.n_users]] = True
-        unanswered = (state.asked >= 0) & ~answered
-        missed = np.where(answered, 0, state.missed + (unanswered & ~still))
-        asked = np.where(unanswered & still, state.asked, -1)
+        replied = np.zeros(self.federation.n_users, dtype=bool)
+        replied[[] if good is None else good.users] = True
+        waiting = np.zeros(self.federation.n_users, dtype=bool)
+        waiting[[user for user in replies.waiting if 0 <= user < self.federation.n_users]] = True
+        unanswered = (state.asked >= 0) & ~replied
+        missed = np.where(replied, 0, state.missed + (unanswered & ~waiting))
+        asked = np.where(unanswered & waiting, state.asked, -1)
         state = replace(state, round=state.round + 1, missed=missed, asked=asked)
         if self.federation.patience is not None:
             gone = np.flatnonzero((missed >= self.federation.patience) & ~state.aside)
@@ -218,7 +219,7 @@ class Method(ABC):
         for user, reason in refused:
             known = 0 <= user < self.federation.n_users
             name = repr(self.federation.names[user]) if known else f"number {user}"
-            log.warning("round %d: %s user %s: %s", state.round, "set aside" if known else "ignored an answer of", name,
+            log.warning("round %d: %s user %s: %s", state.round, "excluded" if known else "ignored a reply of", name,
                         reason)
             if known:
                 aside[user] = True
@@ -228,15 +229,15 @@ class Method(ABC):
         return self._forget(state, users) if users.size else state
 
     def _screened(self, state: Any, replies: Replies) -> tuple[Batch | None, list[tuple[int, str]]]:
-        """All replies to open queries as one batch, and who sent something else, with the reason."""
+        """All replies to open queries as one batch, and the senders of invalid replies with the reason."""
         refused = [(user, reason) for user, reason in replies.refused if not state.aside[user]]
         singles: dict[int, Message] = {}
         for user, message in replies.singles:
             if not (isinstance(user, (int, np.integer)) and 0 <= user < self.federation.n_users):
                 refused.append((int(user) if isinstance(user, (int, np.integer)) else -1,
-                                "an answer came from a user who is not part of the federation"))
+                                "a reply came from a user who is not part of the federation"))
             elif state.aside[user] or state.asked[user] < 0 or state.asked[user] != message.round or user in singles:
-                log.info("round %d: an answer of user %r to round %d is of no use any more", state.round,
+                log.info("round %d: ignored an unexpected reply of user %r to round %d", state.round,
                          self.federation.names[user], message.round)
             else:
                 reason = misfit(message, self.kind, self.federation.dim)
@@ -267,21 +268,21 @@ class Method(ABC):
         return good, refused
 
     def _objections(self, state: Any, replies: Batch) -> list[tuple[int, str]]:
-        """What is wrong with replies that have the right form."""
+        """Errors in replies that have the right form."""
         if self.kind not in ("expand", "local"):
             return []
         bad = np.zeros(len(replies), dtype=bool)
         reasons = []
-        if self.kind == "expand":  # one Hessian, in one of two forms; a sign for every row of a factor
+        if self.kind == "expand":  # one Hessian, in one of two forms, and a sign for every row of a factor
             counts = {name: replies.ragged[name].counts if name in replies.ragged else np.zeros(len(replies), dtype=int)
                       for name in ("hessian", "diagonal", "factor", "sign", "share")}
             bad = (counts["hessian"] + counts["diagonal"] != 1) | (counts["factor"] != counts["sign"])
             bad |= (counts["share"] > 1) | ((counts["hessian"] > 0) & (counts["factor"] > 0))
-            reasons = [(int(user), "it holds more or fewer rows than were asked for") for user in replies.users[bad]]
+            reasons = [(int(user), "it has more or fewer rows than requested") for user in replies.users[bad]]
             share = replies.ragged.get("share")
             if share is not None:
                 wrong = np.setdiff1d(share.owner[~((share.values > 0) & (share.values <= 1))], np.flatnonzero(bad))
-                reasons += [(int(user), "its share of the way is not in (0, 1]") for user in replies.users[wrong]]
+                reasons += [(int(user), "its step share is not in (0, 1]") for user in replies.users[wrong]]
                 bad[wrong] = True
         good = replies.take(np.flatnonzero(~bad))
         if len(good):
@@ -298,7 +299,7 @@ class Method(ABC):
                 "aside": np.zeros(n, dtype=bool)}
 
     def carried(self, state: State) -> dict[str, Any]:
-        """The common part of a state that follows another method's."""
+        """The common part of a state that follows that of another method."""
         nobody = np.full(self.federation.n_users, -1, dtype=np.int64)
         return {"round": state.round, "asked": nobody, "missed": state.missed, "aside": state.aside,
                 "refusals": state.refusals}
@@ -309,7 +310,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def on(self, federation: Federation, tol: float = 1e-6) -> Method:
-        """The algorithm at work on a federation."""
+        """The method of this algorithm on a federation."""
 
     @property
     def name(self) -> str:
@@ -320,7 +321,7 @@ class Algorithm(ABC):
 
 
 def merge(parts: list[Batch]) -> Batch | None:
-    """Batches of one kind as one, in ascending order of users; a user's first reply counts."""
+    """Merge batches of one kind, in ascending order of users; the first reply of a user counts."""
     if len(parts) <= 1:
         return parts[0] if parts else None
     pairs: dict[int, Message] = {}
@@ -331,7 +332,7 @@ def merge(parts: list[Batch]) -> Batch | None:
 
 
 def hessians_of(replies: Batch, dim: int) -> Array:
-    """(n, dim, dim) the Hessians of replies, whatever form they came in."""
+    """(n, dim, dim) the Hessians of replies, in any of their forms."""
     if "hessian" in replies.arrays:
         return square(replies.arrays["hessian"], dim)
     out = np.zeros((len(replies), dim, dim))

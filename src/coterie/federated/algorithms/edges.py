@@ -1,6 +1,6 @@
-"""The steps of the paper's Algorithm 1 on ordered pairs (i, j), i the head: the same lines at users and at the server.
+"""The steps of the paper's Algorithm 1 on ordered pairs (i, j) with head i: the same code at users and at the server.
 
-Pairs are sorted by head, so that a user's pairs are neighbours in memory. In the names of the code, for a pair (i, j):
+Pairs are sorted by head, so that the pairs of a user are contiguous. In the names of the code, for a pair (i, j):
 `others` x_j, `difference` z_ij, `dual` mu_ij, `hat` muhat_ij, `radii` lam w_ij.
 """
 
@@ -17,10 +17,10 @@ from coterie.losses import Loss, Samples
 
 
 class Pairs:
-    """The pairs (i, j) of users not set aside, sorted by head, and what is fixed about them.
+    """The pairs (i, j) of the users that are not excluded, sorted by head, with their constants.
 
-    Ordered pairs are two for each edge, unordered ones one. `both` says whether a user's step sees the pairs that end
-    at it. Of ordered pairs that both see, each has half of lam: there are two of them.
+    There are two ordered pairs per edge, or one unordered pair. `both` says whether the step of a user includes the
+    pairs that end at it; then each of two ordered pairs has half of lam.
     """
 
     def __init__(self, graph: Graph, lam: float, aside: Flags, *, ordered: bool, both: bool) -> None:
@@ -32,7 +32,7 @@ class Pairs:
         order = np.lexsort((tails, heads))
         self.heads, self.tails, self.edge = heads[order], tails[order], edge[order]
         self.offsets = _offsets(np.bincount(self.heads, minlength=n))
-        self.rank = np.arange(len(self.heads)) - self.offsets[self.heads]  # among the pairs of its head
+        self.position = np.arange(len(self.heads)) - self.offsets[self.heads]  # among the pairs of its head
         self.by_tail = np.argsort(self.tails, kind="stable")
         self.tail_offsets = _offsets(np.bincount(self.tails, minlength=n))
         self.radii = (lam / 2 if ordered and both else lam) * graph.weights[self.edge]
@@ -49,7 +49,7 @@ def _offsets(counts: Ints) -> Ints:
 
 
 def mean_curvature(hessians: Array) -> Array:
-    """(n,) det(H + 1e-3 tr(H)/d I)^(1/d): the geometric mean of the curvatures, held off zero."""
+    """(n,) det(H + 1e-3 tr(H)/d I)^(1/d): the geometric mean of the curvatures, kept away from zero."""
     dim = hessians.shape[-1]
     level = np.trace(hessians, axis1=1, axis2=2) / dim
     with np.errstate(divide="ignore"):
@@ -58,13 +58,13 @@ def mean_curvature(hessians: Array) -> Array:
 
 
 def stiffness(loss: Loss, samples: Samples, hessians: Array, users: Ints) -> Array:
-    """(n,) a bound on the largest curvature anywhere; without one, twice the largest at the models."""
+    """(n,) a bound on the largest curvature; if there is none, twice the largest at the current models."""
     known = loss.lipschitz(samples)[users]
     return np.where(np.isfinite(known), known, 2.0 * np.linalg.eigvalsh(hessians)[:, -1])
 
 
 def segment_sums(values: Array, offsets: Ints) -> Array:
-    """(n, dim) the sum of the rows offsets[k] : offsets[k + 1]; zero where there are none."""
+    """(n, dim) the sum of the rows offsets[k] : offsets[k + 1]; zero if there are none."""
     out = np.zeros((len(offsets) - 1, values.shape[1]))
     some = np.flatnonzero(np.diff(offsets))
     if some.size:
@@ -73,7 +73,7 @@ def segment_sums(values: Array, offsets: Ints) -> Array:
 
 
 def pulls(others: Array, difference: Array, hat: Array, offsets: Ints) -> tuple[Array, Array]:
-    """What a user's own pairs add to its step (S2): sum_j muhat_ij and sum_j (x_j + z_ij)."""
+    """The contribution of the pairs that start at a user to its step (S2): sum_j muhat_ij and sum_j (x_j + z_ij)."""
     return segment_sums(hat, offsets), segment_sums(others + difference, offsets)
 
 
@@ -88,12 +88,12 @@ def step_centre(models: Array, linear: Array, centres: Array, pairs: Array, rho:
 
 
 def step_slope(models: Array, linear: Array, centres: Array, pairs: Array, rho: float) -> Array:
-    """The slope of all of S2 but f and the Bregman term, at the old model: for the linearised step."""
+    """The slope of S2 without f and the Bregman term, at the old model, for the linearised step."""
     return np.asarray(linear + rho * (pairs[:, None] * models - centres))
 
 
 def step_length(eta: Array, stiff: Array, rho: float, pairs: Array) -> Array:
-    """What a linearised step divides its slope by: eta, or where that is 0 the largest curvature of all of S2."""
+    """The divisor of a linearised step: eta, or if that is 0 the largest curvature of S2."""
     return np.where(eta > 0, eta, stiff + rho * pairs)
 
 
@@ -112,9 +112,9 @@ def hats(dual: Array, heads: Array, others: Array, difference: Array, rho: float
 
 def answer_edges(loss: Loss, samples: Samples, queries: Batch, memory: Mapping[str, Ragged],
                  ) -> tuple[dict[str, Array], dict[str, Ragged], dict[str, Ragged]]:
-    """Answer for users who hold their own edges: read what the server sends, then step.
+    """The reply of users who store their edges: apply the updates of the query, then step.
 
-    `memory` has a part for every user of the data: its own model (point), and for its pairs others, difference, hat,
+    `memory` has a part for every user of the data: its model (point), and for its pairs others, difference, hat,
     neighbours, radii and whether they are quiet.
     """
     rho, hat_rho, weight, eta_z, nu, linearised = queries.shared["settings"].tolist()
@@ -122,7 +122,7 @@ def answer_edges(loss: Loss, samples: Samples, queries: Batch, memory: Mapping[s
     offsets, owner, points = kept["others"].offsets, kept["others"].owner, kept["point"].values
     others, difference, hat = (kept[name].values for name in ("others", "difference", "hat"))
     seen = np.where(kept["quiet"].values[:, None], points[owner], others)
-    # S2: the users' own models.
+    # S2: the models of the users.
     stepping = np.flatnonzero(queries.arrays["step"])
     moving, models = users[stepping], points.copy()
     values = curvatures = stiff = np.empty(0)
@@ -146,7 +146,7 @@ def answer_edges(loss: Loss, samples: Samples, queries: Batch, memory: Mapping[s
             models[moving] = loss.prox(samples, None, t, centre, users=moving).points
             values, _, hessians = loss.evaluate(samples, models[moving], 2, moving)
         curvatures = mean_curvature(hessians)
-    # S3: their differences, from the models as they were.
+    # S3: their differences, from the old models.
     at = _positions(queries, "update", offsets)
     if at.size:
         difference[at] = differences(points[owner[at]], seen[at], difference[at], hat[at], kept["radii"].values[at],
@@ -169,11 +169,11 @@ def _positions(queries: Batch, name: str, offsets: Ints) -> Ints:
 
 def _read(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim: int, rho: float,
           nu: float) -> dict[str, Ragged]:
-    """The memory after what the queries send: models that moved, pairs that wake or fall quiet, new duals."""
+    """The memory after the updates of the queries: changed models, pairs that become quiet or not, new duals."""
     kept = _initialised(queries, memory, n_users, dim)
     offsets, owner = kept["others"].offsets, kept["others"].owner
     others, difference, hat, quiet = (kept[name].values.copy() for name in ("others", "difference", "hat", "quiet"))
-    # S7: the models that moved last round.
+    # S7: the models that changed in the last round.
     neighbours, who = kept["neighbours"].values, queries.shared["who"]
     row = np.full(int(max(neighbours.max(initial=-1), who.max(initial=-1))) + 1, -1)
     row[who] = np.arange(len(who))
@@ -186,7 +186,7 @@ def _read(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim: int, 
     if woken.size:
         quiet[woken], others[woken] = False, queries.ragged["wake_model"].values
     quiet[_positions(queries, "quiet", offsets)] = True
-    # S10, S11: new duals, and the auxiliary ones from them.
+    # S10, S11: new duals and auxiliary duals.
     at = _positions(queries, "dual_at", offsets)
     if at.size:
         points = kept["point"].values[owner[at]]
@@ -195,39 +195,39 @@ def _read(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim: int, 
                 hat=Ragged(hat, offsets), quiet=Ragged(quiet, offsets))
 
 
-#: What a user keeps, by the number of axes of a row; "quiet" is its own.
+#: The parts of a user's memory, with the number of axes of a row; "quiet" is separate.
 _KEPT = {"point": 1, "others": 1, "difference": 1, "hat": 1, "neighbours": 0, "radii": 0, "tails": 0}
 
 
 def _initialised(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim: int) -> dict[str, Ragged]:
-    """The memory, re-initialised for users who are sent all of it."""
+    """The memory, with that of re-initialised users replaced by the state in the query."""
     nothing = np.zeros(n_users, dtype=np.int64)
     kept = dict(memory) or {
         **{name: Ragged.of(np.zeros((0, dim)[:1 + axes]), nothing) for name, axes in _KEPT.items()},
         "neighbours": Ragged.of(np.zeros(0, dtype=np.int64), nothing),
         "quiet": Ragged.of(np.zeros(0, dtype=bool), nothing),
         "point": Ragged.of(np.zeros((n_users, dim)), nothing + 1), "tails": Ragged.of(np.zeros(n_users), nothing + 1)}
-    sent = queries.ragged.get("point")
-    if sent is None:
+    points = queries.ragged.get("point")
+    if points is None:
         return kept
-    fresh = np.zeros(n_users, dtype=bool)
-    fresh[queries.users[np.flatnonzero(sent.counts)]] = True
+    reset = np.zeros(n_users, dtype=bool)
+    reset[queries.users[np.flatnonzero(points.counts)]] = True
     for name in _KEPT:
-        kept[name] = _replaced(kept[name], queries.users, queries.ragged.get(name), fresh)
-    loud = queries.ragged.get("others")
-    none = None if loud is None else Ragged(np.zeros(len(loud.values), dtype=bool), loud.offsets)
-    kept["quiet"] = _replaced(kept["quiet"], queries.users, none, fresh)
+        kept[name] = _replaced(kept[name], queries.users, queries.ragged.get(name), reset)
+    others = queries.ragged.get("others")
+    none = None if others is None else Ragged(np.zeros(len(others.values), dtype=bool), others.offsets)
+    kept["quiet"] = _replaced(kept["quiet"], queries.users, none, reset)
     return kept
 
 
-def _replaced(old: Ragged, users: Ints, sent: Ragged | None, fresh: Flags) -> Ragged:
-    """The rows of `fresh` users from what they are sent, those of all others unchanged."""
-    counts = np.where(fresh, 0, old.counts)
-    if sent is not None:
-        counts[users] += sent.counts
+def _replaced(old: Ragged, users: Ints, received: Ragged | None, reset: Flags) -> Ragged:
+    """The rows of `reset` users from the query, those of all other users unchanged."""
+    counts = np.where(reset, 0, old.counts)
+    if received is not None:
+        counts[users] += received.counts
     new = Ragged.of(np.empty((int(counts.sum()), *old.values.shape[1:]), dtype=old.values.dtype), counts)
-    own = fresh[new.owner]
-    new.values[~own] = old.values[~fresh[old.owner]]
-    if sent is not None:
-        new.values[own] = sent.values
+    replaced = reset[new.owner]
+    new.values[~replaced] = old.values[~reset[old.owner]]
+    if received is not None:
+        new.values[replaced] = received.values
     return new

@@ -1,4 +1,4 @@
-"""Exact clusters from iterates that only nearly agree, by what the server knows of the losses."""
+"""Exact groups from iterates that are only nearly equal, with what the server knows of the losses."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from coterie.federated.algorithms.edges import Pairs
 from coterie.graph import Graph
 from coterie.labels import group_means
 
-_CLOSE = (0.0, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)  # distances beside the largest model
+_CLOSE = (0.0, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)  # distances, relative to the largest model
 
 
 def fused(graph: Graph, lam: float, pairs: Pairs, models: Array, difference: Array, slopes: Array,
           curvature: Array) -> Array:
-    """(n_users, dim) models, those as good as equal made equal: the coarsest that the users' slopes allow.
+    """(n_users, dim) models in which nearly equal ones are made equal, with as few groups as the slopes allow.
 
-    Users are joined where all their z are zero, or where their models are close; of several lengths for "close" the
-    largest is taken whose objective, by the users' slopes and curvatures, is no worse.
+    Users are merged if all their z are zero, or if their models are close. Of several distances for "close", the
+    largest is used whose objective, estimated from the users' slopes and curvatures, is no worse.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
@@ -47,9 +47,9 @@ def fused(graph: Graph, lam: float, pairs: Pairs, models: Array, difference: Arr
 
 def missed(graph: Graph, lam: float, models: Array, duals: Array, points: Array, values: Array, slopes: Array,
            curvature: Array) -> float:
-    """About the relative gap of models and duals, by the users' values, slopes and curvatures at their points.
+    """An estimate of the relative gap of models and duals, from the users' values, slopes and curvatures.
 
-    The bound misses about ||grad f_i + (B'y)_i||^2 / (2 h_i) of every user, and what the duals leave of the penalty.
+    It is the sum of ||grad f_i + (B'y)_i||^2 / (2 h_i) over users, and of the part of the penalty that the duals lack.
     """
     if not np.isfinite(curvature).all():
         return np.inf

@@ -1,14 +1,14 @@
-"""Proximal Newton over the federation: the default.
+"""Proximal Newton for a federation, the default algorithm.
 
-Each round the users asked get their model x_i and return f_i, gradient and Hessian there. The server keeps every user's
-last answer, solves the sum-of-norms problem with these quadratics in place of the losses,
+In each round the users that are asked get their model x_i and return f_i, gradient and Hessian at it. The server stores
+the last reply of every user and solves the problem with these quadratics instead of the losses,
 
     minimise  sum_i [ f_i + <g_i, s_i> + 1/2 s_i' (H_i + shift_i I) s_i ] + lam sum w ||x_i - x_j||,    s_i = x_i - p_i
 
-to high accuracy, and has the new models. Near the optimum the error is squared in every round. Further away a model may
-promise too much: the next reply shows it, since it carries f_i at the new point. Such a reply is rejected, shift_i
-grows, and the next query names the last trusted point p_i, so that the user itself steps back as far as needed: no
-round is spent on it.
+to high accuracy, which gives the new models. Near the optimum the method converges quadratically. Further away a
+quadratic may predict too large a decrease. The next reply shows it, because it contains f_i at the new point. Such a
+reply is rejected, shift_i is increased, and the next query contains the last accepted point p_i, so that the user
+itself steps back as far as needed, without an extra round.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from coterie.solvers.base import Start
 
 @dataclass(frozen=True, kw_only=True)
 class Newton(Algorithm):
-    """Gradients and Hessians up, models down; a handful of rounds.
+    """Gradients and Hessians up, models down; converges in a few rounds.
 
     Parameters
     ----------
-    select : "needed" asks those users first whose answers are furthest from their models by now; "random" asks
-        uniformly at random. Either asks only as many as participation allows.
-    rank : 0 sends Hessians exactly, in the shorter of two forms (a low-rank one where users have fewer samples than
-        half the coordinates); a number r > 0 sends a multiple of the identity plus rank r, which bends at least as much
-        as the Hessian; -1 always sends the triangle.
+    select : "needed" asks those users first whose last replies are furthest from their current models; "random" asks
+        uniformly at random. Both ask only as many users as participation allows.
+    rank : 0 sends Hessians exactly, in the shorter of two forms (a low-rank form if a user has fewer samples than half
+        the coordinates); a number r > 0 sends a multiple of the identity plus a matrix of rank r, which together are at
+        least as large as the Hessian; -1 always sends the triangle.
 
     Raises
     ------
@@ -46,8 +46,10 @@ class Newton(Algorithm):
 
     Example
     -------
-    >>> Newton(rank=5)
-    Newton(select='needed', rank=5)
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+    >>> ct.federate(users, ct.SquaredDistance(), lam=1.0, algorithm=ct.Newton(select="random")).labels.tolist()
+    [0, 0, 1]
     """
 
     select: str = "needed"
@@ -65,18 +67,18 @@ class Newton(Algorithm):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NewtonState(State):
-    sent: Array  # (n_users, dim) the model of the last question
-    points: Array  # (n_users, dim) where the last trusted answer was given; value, gradient, Hessian there:
+    sent: Array  # (n_users, dim) the model of the last query
+    points: Array  # (n_users, dim) the point of the last accepted reply; value, gradient and Hessian at it:
     values: Array
     gradients: Array
     hessians: Array
-    shift: Array  # (n_users,) what is added to the Hessian
-    known: Flags  # (n_users,) whether there is an answer
+    shift: Array  # (n_users,) a multiple of the identity that is added to the Hessian
+    known: Flags  # (n_users,) whether there is a reply
     doubted: Flags  # (n_users,) whether the last reply was rejected
     duals: Array  # (n_edges, dim)
     sigma: float
     promised: Array  # (n_users,) 1/2 s'Hs for the step s from each user's point to its model
-    trust: float  # how far off, relative to that, second-order models were in the last round
+    trust: float  # the error of the quadratics in the last round, relative to that
     error: float
 
 
@@ -97,7 +99,7 @@ class NewtonMethod(Method):
             promised=np.full(n, np.inf), trust=1.0, error=np.inf)
 
     def warm(self, state: NewtonState) -> NewtonState:
-        """All replies still hold: the problem is solved with them before anybody is asked again."""
+        """All replies are still valid: the problem is solved with them before users are asked again."""
         first = replace(state, **{**self.fresh, "aside": state.aside, "refusals": state.refusals}, trust=1.0)
         return self._solved(first)
 
@@ -134,28 +136,28 @@ class NewtonMethod(Method):
         stepped_back = np.zeros(len(users), dtype=bool)
         share = replies.ragged.get("share")
         if share is not None:
-            k = share.owner  # from the last trusted point, or where none was named from zero
+            k = share.owner  # from the last accepted point, or from zero if the query contained none
             named = state.doubted[users[k]][:, None]
             at[k] = np.where(named, between(state.points[users[k]], at[k], share.values), share.values[:, None] * at[k])
             stepped_back[k] = share.values < 1.0
         return self._taken(state, replies, at, hessians, stepped_back)
 
-    @np.errstate(over="ignore", invalid="ignore")  # an answer from far out may be finite and still too large to square
+    @np.errstate(over="ignore", invalid="ignore")  # a finite reply can be too large to square
     def _taken(self, state: NewtonState, replies: Batch, at: Array, hessians: Array,
                stepped_back: Flags) -> NewtonState:
-        """Use the replies that can be trusted."""
+        """Accept the replies that agree with the quadratics."""
         users, share = replies.users, replies.ragged.get("share")
         step = at - state.points[users]
         old = state.hessians[users]
         slopes = np.einsum("nd,nd->n", state.gradients[users], step)
-        bends = 0.5 * np.einsum("nd,nde,ne->n", step, old, step) + 0.5 * state.shift[users] * (step**2).sum(axis=1)
-        good = trusted(state.values[users], slopes, bends, replies.arrays["value"]) | ~state.known[users]
+        second = 0.5 * np.einsum("nd,nde,ne->n", step, old, step) + 0.5 * state.shift[users] * (step**2).sum(axis=1)
+        good = trusted(state.values[users], slopes, second, replies.arrays["value"]) | ~state.known[users]
         if share is not None:
             good[share.owner] = True
-        # What a model was off by, beside what it promised: the better it was, the sooner a certificate pays.
-        seen = state.known[users] & (bends > 0)
-        off = np.abs(replies.arrays["value"] - state.values[users] - slopes - bends)[seen].sum()
-        trust = float(np.clip(off / bends[seen].sum(), 1e-4, 1.0)) if seen.any() else 1.0
+        # The relative error of the quadratics: the smaller it is, the earlier a certificate is worth a round.
+        seen = state.known[users] & (second > 0)
+        off = np.abs(replies.arrays["value"] - state.values[users] - slopes - second)[seen].sum()
+        trust = float(np.clip(off / second[seen].sum(), 1e-4, 1.0)) if seen.any() else 1.0
         trust = 0.0 if self.federation.loss.quadratic else trust
         taken = users[good]
         points, values, gradients, matrices = (np.array(a) for a in (state.points, state.values, state.gradients,
@@ -164,7 +166,7 @@ class NewtonMethod(Method):
         gradients[taken], matrices[taken] = replies.arrays["gradient"][good], hessians[good]
         known, doubted = state.known.copy(), state.doubted.copy()
         known[taken], doubted[taken], doubted[users[~good]] = True, False, True
-        # Where a model promised too much, the next one is stiffer; where it held, less so.
+        # If a quadratic predicted too large a decrease, its shift is increased; if it was accurate, decreased.
         curvature = np.trace(matrices, axis1=1, axis2=2) / self.federation.dim
         stiffer = np.maximum(100.0 * state.shift, 0.03 * np.maximum(curvature, curvature[known].mean()))
         poor = np.zeros(self.federation.n_users, dtype=bool)
@@ -176,7 +178,7 @@ class NewtonMethod(Method):
                                     shift=shift, known=known, doubted=doubted, trust=trust))
 
     def _solved(self, state: NewtonState) -> NewtonState:
-        """Every user's new model; users who have not replied yet are left out."""
+        """Compute the new models of all users that have replied."""
         known, federation = state.known & ~state.aside, self.federation
         if not known.any():
             return state
@@ -190,13 +192,13 @@ class NewtonMethod(Method):
         warm = Start(state.now[known], state.duals[inside], state.sigma or None) if state.sigma else None
         solution = solve_quietly(problem, tol=max(0.01 * self.tol, 1e-13), start=warm)
         now, duals = state.now.copy(), state.duals.copy()
-        now[known] = solution.models  # who has not answered stays at the start: nobody is shown another's model
+        now[known] = solution.models  # others keep the start, so nobody receives a model built from other users only
         if solution.duals is not None:
             duals[inside] = solution.duals
         step = solution.models - points
         promised = np.full(federation.n_users, np.inf)
         promised[known] = 0.5 * np.einsum("nd,nde,ne->n", step, hessians, step)
         complete = known.sum() == (~state.aside).sum() and not (state.doubted & known).any()
-        total = max(abs(solution.objective), 1e-300)
-        error = state.trust * float(promised[known].sum()) / total if complete else np.inf
+        size = max(abs(solution.objective), 1e-300)
+        error = state.trust * float(promised[known].sum()) / size if complete else np.inf
         return replace(state, now=now, duals=duals, sigma=solution.sigma or 0.0, promised=promised, error=error)

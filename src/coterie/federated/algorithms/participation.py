@@ -1,4 +1,4 @@
-"""Who is asked in a round."""
+"""The users that are asked in a round."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from coterie.errors import InvalidInput
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Participation:
-    """A uniformly random part of the users in every round, those available at the time.
+    """A random set of the available users in every round.
 
     Parameters
     ----------
-    fraction : the share of all users asked in a round (at least one user), if no `count` is given.
-    count : how many users are asked in a round.
-    order : "random" draws users independently in every round, as in the paper; "sweeps" goes through all users in a
-        random order, then in another, so that nobody waits long.
-    trace : (n_rounds, n_users) who is available in which round, repeated from its start; None: everyone, always.
+    fraction : the share of all users asked per round (at least one user), if no `count` is given.
+    count : the number of users asked per round.
+    order : "random" draws independently in every round, as in the paper; "sweeps" goes through all users in a random
+        order, then in another one, so that no user waits long.
+    trace : (n_rounds, n_users) whether a user is available in a round, repeated after its end; None: always.
 
     Raises
     ------
-    InvalidInput : a share, a number or an array that cannot be used.
+    InvalidInput : a setting that cannot be used.
 
     Example
     -------
-    >>> Participation(count=2).choose(0, np.ones(5, dtype=bool), seed=0).tolist()
-    [2, 4]
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+    >>> run = ct.federate(users, ct.SquaredDistance(), lam=1.0, participation=Participation(count=2))
+    >>> run.labels.tolist()
+    [0, 0, 1]
     """
 
     fraction: float = 1.0
@@ -54,12 +57,12 @@ class Participation:
             object.__setattr__(self, "trace", trace)
 
     def share(self, n_users: int) -> float:
-        """About what part of the users is asked in a round."""
+        """The approximate share of the users asked per round."""
         return self.fraction if self.count is None else min(1.0, self.count / max(n_users, 1))
 
     @classmethod
     def of(cls, given: Any) -> Participation:
-        """From a share (0.4), a number of users (12), a trace, or one already made."""
+        """From a share (0.4), a number of users (12), a trace, or a `Participation`."""
         if isinstance(given, Participation):
             return given
         if isinstance(given, (int, np.integer)) and not isinstance(given, bool):
@@ -69,7 +72,7 @@ class Participation:
         return cls(trace=given)
 
     def available(self, turn: int, n_users: int) -> Flags:
-        """Who can be reached in a round."""
+        """The users that are available in a round."""
         if self.trace is None:
             return np.ones(n_users, dtype=bool)
         trace: Flags = self.trace  # type: ignore[assignment]  # an array since __post_init__
@@ -79,7 +82,7 @@ class Participation:
         return trace[turn % len(trace)]
 
     def choose(self, turn: int, eligible: Flags, seed: int, need: Array | None = None) -> Ints:
-        """The users asked in a round, ascending: at random, or those in most need first; the same for the same seed."""
+        """The users asked in a round, ascending: at random, or by decreasing `need`; the same for the same seed."""
         n_users = len(eligible)
         wanted = max(1, round(self.fraction * n_users)) if self.count is None else self.count
         possible = np.flatnonzero(eligible & self.available(turn, n_users))

@@ -1,4 +1,4 @@
-"""The paper's Algorithm 1, a parallel direction method of multipliers: as printed, and mended.
+"""The paper's Algorithm 1, a parallel direction method of multipliers: as printed, and corrected.
 
 For every ordered pair (i, j) there are a difference z_ij, a dual mu_ij and an auxiliary dual muhat_ij. A round, with
 r_ij = x_i - x_j - z_ij:
@@ -8,9 +8,9 @@ r_ij = x_i - x_j - z_ij:
     mu_ij   <- mu_ij + tau rho r_ij,      muhat_ij <- mu_ij - nu rho r_ij                                   (S8, S11)
 
 As printed, S2 has the pairs (i, .) only. The augmented Lagrangian also has the pairs (., i); without them muhat_ij and
-muhat_ji drift apart once not everybody takes part. variant="symmetric" has both; it then solves (C) for 2 lam, so it is
-run with lam / 2. The z and mu steps need no data: with edge_state="server" the server does them, and a user gets one
-vector a round, the centre of its proximal step, and never sees another user's model.
+muhat_ji become different if not all users take part. variant="symmetric" has both; it then solves (C) for 2 lam, so it
+is run with lam / 2. The z and mu steps need no data: with edge_state="server" the server computes them, and a user gets
+one vector per round, the centre of its proximal step, and never receives the model of another user.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from coterie.federated.algorithms.pdmm_state import PDMMState
 from coterie.federated.algorithms.proof import duals_for
 from coterie.federated.protocol.messages import Batch, Ragged
 
-_STIFF = 5.0  # rho times the pairs of a user, beside its curvature
-_NEAR = 100.0  # times the tolerance within which better duals are looked for
-_CHANGES, _OFF = 12, 1.5  # times rho may change, and by what factor it must be off for that
+_STIFF = 5.0  # rho times the number of pairs of a user, relative to its curvature
+_NEAR = 100.0  # better duals are tried if the gap is below this factor times the tolerance
+_CHANGES, _OFF = 12, 1.5  # largest number of changes of rho, and the smallest factor of a change
 
 
 @dataclass(frozen=True, kw_only=True)
 class PDMM(Algorithm):
-    """The paper's algorithm, as printed (`PDMM.printed()`) or mended.
+    """The paper's algorithm, as printed (`PDMM.printed()`) or corrected.
 
     Parameters
     ----------
-    variant : "symmetric" (mended) or "paper" (as printed).
-    pairs : "ordered", or "unordered" as in the paper's footnote: one z and mu for i < j, in both users' steps.
-    edge_state : "server", or "users" as printed: who holds and updates z.
-    rho : weight of the augmented term; None takes the users' mean curvature, of which each answer brings one number, by
-        the pairs of a user, and changes it finitely often.
+    variant : "symmetric" (corrected) or "paper" (as printed).
+    pairs : "ordered", or "unordered" as in the paper's footnote: one z and mu for i < j, in the steps of both users.
+    edge_state : where z is stored and updated: "server", or "users" as printed.
+    rho : weight of the augmented term; None: from the mean curvature of the users, of which each reply contains one
+        number, divided by the number of pairs of a user; it is changed a finite number of times.
     eta, eta_z : weights of the Bregman terms of x and z. A linearised step has length 1 / eta; without eta, or with 0,
-        it is 1 / (the loss's largest curvature + rho times the pairs of the user).
-    tau, nu : damping of the duals; nu = 1 - 1/3, since a pair's constraint ties three variables that move at once.
-    bregman : "euclidean", a proximal step of the user; or "linear", the choice that makes it one gradient step.
-    select : what is drawn in a round: "users", who update all that is theirs, as in the paper's experiment; or
+        it is 1 / (largest curvature of the loss + rho times the number of pairs of the user).
+    tau, nu : damping of the duals; nu = 1 - 1/3, because the constraint of a pair connects three variables.
+    bregman : "euclidean", a proximal step of the user; or "linear", which makes it one gradient step.
+    select : what is drawn in a round: "users", who update all their variables, as in the paper's experiment; or
         "variables", a random set of n_primal of all x and z, and n_dual of all duals, as in S1 and S8.
-    n_primal, n_dual : sizes S_P and S_D of these sets; None takes the share of participation.
-    quiet : after so many updates with z_ij = 0 a pair whose models are close is left alone, neither updated nor sent,
-        until the two models are further apart than users move in a round; 0: never. The paper's closing remark.
+    n_primal, n_dual : sizes S_P and S_D of these sets; None: the share of participation.
+    quiet : after this number of updates with z_ij = 0, a pair with close models is neither updated nor sent, until the
+        two models differ by more than users move in a round; 0: never (the paper's closing remark).
 
     Raises
     ------
@@ -64,8 +64,10 @@ class PDMM(Algorithm):
 
     Example
     -------
-    >>> PDMM(rho=0.1).variant, PDMM.printed().variant
-    ('symmetric', 'paper')
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+    >>> ct.federate(users, ct.SquaredDistance(), lam=1.0, algorithm=ct.PDMM()).labels.tolist()
+    [0, 0, 1]
     """
 
     variant: str = "symmetric"
@@ -84,7 +86,7 @@ class PDMM(Algorithm):
 
     @classmethod
     def printed(cls, **changes: Any) -> PDMM:
-        """The algorithm and the parameters of the paper's experiment."""
+        """The algorithm as printed, with the parameters of the paper's experiment."""
         return cls(**{"variant": "paper", "edge_state": "users", "rho": 10.0, "eta": 10.0, "eta_z": 10.0, "tau": 0.8,
                       "nu": 0.2, **changes})
 
@@ -98,15 +100,14 @@ class PDMM(Algorithm):
         for name in ("rho", "tau"):
             value = getattr(self, name)
             if value is not None and not (np.isfinite(value) and value > 0):
-                raise InvalidInput(f"{name} must be a finite number > 0, got {value!r}", remedy="Leave it out")
-        for name in ("eta", "eta_z", "nu"):
-            if not (np.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise InvalidInput(f"{name} must be a finite number >= 0, got {getattr(self, name)!r}",
-                                   remedy="Leave it out")
+                raise InvalidInput(f"{name} must be a finite number > 0, got {value!r}", remedy="Omit it")
+        for name, value in (("eta", self.eta), ("eta_z", self.eta_z), ("nu", self.nu)):
+            if not (np.isfinite(value) and value >= 0):
+                raise InvalidInput(f"{name} must be a finite number >= 0, got {value!r}", remedy="Omit it")
         for name, least in (("n_primal", 1), ("n_dual", 1), ("quiet", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise InvalidInput(f"{name} must be at least {least}, got {value!r}", remedy="Leave it out")
+                raise InvalidInput(f"{name} must be at least {least}, got {value!r}", remedy="Omit it")
 
     def on(self, federation: Federation, tol: float = 1e-6) -> PDMMMethod:
         return PDMMMethod(federation, self, tol)
@@ -149,10 +150,8 @@ class PDMMMethod(Method):
     def estimate(self, state: PDMMState) -> float:
         return state.error
 
-    # -- who and what is drawn
-
     def chosen(self, state: PDMMState) -> Ints:
-        if self.settings.edge_state == "users":  # everybody hears the news; only those drawn have something to do
+        if self.settings.edge_state == "users":  # all users get the updates; only the drawn users compute
             available = self.federation.participation.available(state.round, self.federation.n_users)
             return np.flatnonzero(~state.aside & (state.asked < 0) & available)
         return np.flatnonzero(self._drawn(state)[0])
@@ -174,12 +173,12 @@ class PDMMMethod(Method):
         return x & eligible, z & eligible[pairs.heads] & ~state.quiet
 
     def _touched(self, pairs: Pairs, users: Flags) -> Flags:
-        """The pairs that are a user's to update: its own; where two share one, either's."""
+        """The pairs that these users update: those that start at them; unordered pairs belong to both users."""
         own = users[pairs.heads]
         return own | users[pairs.tails] if self.settings.pairs == "unordered" else own
 
     def _renewals(self, state: PDMMState, stepped: Flags, heard: Flags) -> Flags:
-        """S8: which duals are updated: those of the users who took part, or a random set."""
+        """S8: the duals that are updated: those of the users who took part, or a random set."""
         s, pairs = self.settings, self.pairs(state)
         if s.select == "users":
             away = ~heard if s.edge_state == "users" else np.zeros_like(heard)
@@ -187,13 +186,13 @@ class PDMMMethod(Method):
         size = s.n_dual or max(1, round(self.federation.participation.share(self.federation.n_users) * len(pairs)))
         picked = np.zeros(len(pairs), dtype=bool)
         picked[np.random.default_rng([self.federation.seed, state.round, 4]).permutation(len(pairs))[:size]] = True
-        silent = (state.asked >= 0) & ~heard  # a dual that grows while its user is away runs off
+        silent = (state.asked >= 0) & ~heard  # otherwise their duals grow without limit
         return picked & ~state.quiet & ~silent[pairs.heads] & ~silent[pairs.tails]
 
     # -- the round
 
     def _beyond(self, state: PDMMState) -> tuple[Array, Array]:
-        """What the pairs that end at a user add to its step: -sum_j muhat_ji and sum_j (x_j - z_ji)."""
+        """The contribution of pairs that end at a user to its step: -sum_j muhat_ji and sum_j (x_j - z_ji)."""
         pairs = self.pairs(state)
         if not self.both:
             return np.zeros_like(state.now), np.zeros_like(state.now)
@@ -203,7 +202,7 @@ class PDMMMethod(Method):
                 edges.segment_sums((heads - state.difference)[at], pairs.tail_offsets))
 
     def _seen(self, state: PDMMState) -> Array:
-        """x_j of every pair; of a quiet one x_i stands for it."""
+        """x_j of every pair; for a quiet pair x_i is used instead."""
         pairs = self.pairs(state)
         return np.where(state.quiet[:, None], state.now[pairs.heads], state.now[pairs.tails])
 
@@ -227,55 +226,55 @@ class PDMMMethod(Method):
         return edges.step_centre(state.now, *self._pulls(state), self.pairs(state).n_pairs, state.rho, eta)
 
     def _slope(self, state: PDMMState, users: Ints) -> Array:
-        """What the pairs add to the slope of a linearised step."""
+        """The contribution of the pairs to the slope of a linearised step."""
         linear, centres = (part[users] for part in self._pulls(state))
         return edges.step_slope(state.now[users], linear, centres, self.pairs(state).n_pairs[users], state.rho)
 
     def _news(self, state: PDMMState, users: Ints) -> Batch:
-        """The queries to users who hold their own edges: models that moved, their duals, and what they are to do."""
+        """The query to users who store their edges: changed models, their duals, and what to update."""
         s, pairs, n = self.settings, self.pairs(state), self.federation.n_users
         x, z = self._drawn(state)
-        reached = np.zeros(n, dtype=bool)
-        reached[users] = True
+        queried = np.zeros(n, dtype=bool)
+        queried[users] = True
         ragged: dict[str, Ragged] = {}
 
         def of_pairs(flags: Flags, **named: npt.NDArray[Any]) -> None:
-            at = np.flatnonzero(flags & reached[pairs.heads])
+            at = np.flatnonzero(flags & queried[pairs.heads])
             if at.size:
                 counts = np.bincount(pairs.heads[at], minlength=n)[users]
                 ragged.update({name: Ragged.of(values[at], counts) for name, values in named.items()})
 
-        of_pairs(z, update=pairs.rank)
+        of_pairs(z, update=pairs.position)
         mine = state.synced[pairs.heads]
-        of_pairs(state.renewed & mine, dual_at=pairs.rank, dual=state.dual)
-        of_pairs(state.quiet & ~(state.quiet_at_users & mine), quiet=pairs.rank)
-        of_pairs(~state.quiet & state.quiet_at_users & mine, wake=pairs.rank, wake_model=state.now[pairs.tails])
+        of_pairs(state.renewed & mine, dual_at=pairs.position, dual=state.dual)
+        of_pairs(state.quiet & ~(state.quiet_at_users & mine), quiet=pairs.position)
+        of_pairs(~state.quiet & state.quiet_at_users & mine, wake=pairs.position, wake_model=state.now[pairs.tails])
         if self.both:
-            stepping = (x & reached)[users]
+            stepping = (x & queried)[users]
             halves = np.stack(self._beyond(state), axis=1)[users[stepping]]
             ragged["beyond"] = Ragged.of(halves.reshape(-1, self.federation.dim), 2 * stepping)
-        unsynced = (reached & ~state.synced)[users]
-        if unsynced.any():  # all they must know
+        reset = (queried & ~state.synced)[users]
+        if reset.any():  # send the complete state
             of_pairs(~mine, others=state.now[pairs.tails], difference=state.difference, hat=state.hat,
                      neighbours=pairs.tails, radii=pairs.radii)
-            ragged["point"] = Ragged.of(state.now[users[unsynced]], unsynced)
-            ragged["tails"] = Ragged.of(pairs.n_tails[users[unsynced]], unsynced)
+            ragged["point"] = Ragged.of(state.now[users[reset]], reset)
+            ragged["tails"] = Ragged.of(pairs.n_tails[users[reset]], reset)
         who = np.flatnonzero(state.moved)
         settings = np.array([state.rho, state.hat_rho, s.eta, s.eta_z, s.nu, float(s.bregman == "linear")])
-        return Batch(self.kind, state.round, users, {"step": (x & reached)[users].astype(np.int64)}, ragged,
+        return Batch(self.kind, state.round, users, {"step": (x & queried)[users].astype(np.int64)}, ragged,
                      {"settings": settings, "models": state.now[who], "who": who})
 
     def _asked(self, state: PDMMState, users: Ints) -> PDMMState:
         sent, t = state.sent.copy(), state.sent_t.copy()
         centre, weight = self._centres(state)
         sent[users], t[users] = centre[users], weight[users]
-        # Where users hold the edges, one who does not reply, or could not be asked, gets its complete state next time.
+        # If users store the edges, a user who does not reply, or could not be asked, is re-initialised next time.
         synced = np.zeros_like(state.synced)
-        reached = np.zeros_like(synced)
-        reached[users] = True
-        x, z = self._drawn(replace(state, asked=np.where(reached, -1, state.asked)))
-        due_z = np.where(reached[self.pairs(state).heads], z, state.due_z)
-        return replace(state, sent=sent, sent_t=t, synced=synced, due_x=np.where(reached, x, state.due_x), due_z=due_z)
+        queried = np.zeros_like(synced)
+        queried[users] = True
+        x, z = self._drawn(replace(state, asked=np.where(queried, -1, state.asked)))
+        due_z = np.where(queried[self.pairs(state).heads], z, state.due_z)
+        return replace(state, sent=sent, sent_t=t, synced=synced, due_x=np.where(queried, x, state.due_x), due_z=due_z)
 
     def _objections(self, state: PDMMState, replies: Batch) -> list[tuple[int, str]]:
         if self.settings.edge_state == "server":
@@ -289,7 +288,7 @@ class PDMMMethod(Method):
         for name, counts in wanted.items():
             part = replies.ragged.get(name)
             wrong |= counts != (0 if part is None else part.counts)
-        return [(int(user), "it holds more or fewer rows than were asked for") for user in replies.users[wrong]]
+        return [(int(user), "it has more or fewer rows than requested") for user in replies.users[wrong]]
 
     def _forget(self, state: PDMMState, users: Ints) -> PDMMState:
         before = state.aside.copy()
@@ -303,33 +302,33 @@ class PDMMMethod(Method):
     def _alone(self, state: PDMMState) -> PDMMState:
         if self.settings.edge_state == "users" or self.settings.select == "users":
             return state
-        n, d = 0, self.federation.dim  # no x was drawn, but z and duals were, and they need no user
+        n, d = 0, self.federation.dim  # no x was drawn, but z and duals were, and their updates need no user
         arrays = {"point": np.zeros((n, d)), "gradient": np.zeros((n, d)), "value": np.zeros(n),
                   "curvature": np.zeros(n), "stiffness": np.zeros(n)}
         return self._tell(state, Batch(self.kind, state.round, np.zeros(0, dtype=np.int64), arrays))
 
     def _tell(self, state: PDMMState, replies: Batch) -> PDMMState:
         s, pairs, rho, n = self.settings, self.pairs(state), state.rho, self.federation.n_users
-        # What was drawn when the questions of this round were asked.
+        # The variables that were drawn when the queries of this round were sent.
         _, z = self._drawn(replace(state, asked=np.where(state.asked == state.round, -1, state.asked)))
         heard, stepped = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
         heard[replies.users] = True
         old, difference, eta = state.now, state.difference.copy(), np.full(n, s.eta)
         now, values, slopes, curvature = (a.copy() for a in (state.now, state.values, state.slopes, state.curvature))
         if s.edge_state == "users":
-            model, differences = replies.ragged.get("model"), replies.ragged.get("difference")
+            model, updated = replies.ragged.get("model"), replies.ragged.get("difference")
             who = replies.users[:0] if model is None else replies.users[model.owner]
             z = state.due_z & heard[pairs.heads]
             if model is not None:
                 now[who], values[who] = model.values, replies.ragged["value"].values
                 curvature[who] = replies.ragged["curvature"].values
                 stiff = replies.ragged.get("stiffness")
-                if s.bregman == "linear" and stiff is not None:  # the step gives the slope away
+                if s.bregman == "linear" and stiff is not None:  # the slope follows from the step
                     pull = self._slope(state, who)
                     length = edges.step_length(eta[who], stiff.values, rho, pairs.n_pairs[who])
                     slopes[who] = length[:, None] * (old[who] - now[who]) - pull
-            if differences is not None:
-                difference[z] = differences.values
+            if updated is not None:
+                difference[z] = updated.values
         else:
             who = replies.users
             values[who], curvature[who] = replies.arrays["value"], replies.arrays["curvature"]
@@ -345,7 +344,7 @@ class PDMMMethod(Method):
             difference[z] = edges.differences(old[pairs.heads[z]], self._seen(state)[z], difference[z], state.hat[z],
                                               pairs.radii[z], rho, s.eta_z)
         stepped[who] = True
-        if s.bregman == "euclidean":  # the step's optimality: grad f = t (centre - x)
+        if s.bregman == "euclidean":  # optimality condition of the step: grad f = t (centre - x)
             slopes[who] = state.sent_t[who][:, None] * (state.sent[who] - now[who])
         renewed = self._renewals(state, stepped, heard)
         dual, hat = state.dual.copy(), state.hat.copy()
@@ -356,13 +355,13 @@ class PDMMMethod(Method):
         state = replace(
             state, now=now, values=values, slopes=slopes, curvature=curvature, difference=difference, dual=dual,
             hat=hat, moved=(now != old).any(axis=1), renewed=renewed, hat_rho=rho,
-            synced=heard & (state.asked == state.round),  # who answers late has missed the news since
-            quiet_at_users=np.where(heard[pairs.heads], state.quiet, state.quiet_at_users),
-            length=0.8 * state.length + 0.2 * step)
+            synced=heard & (state.asked == state.round),  # a late reply has missed the updates since
+            length=0.8 * state.length + 0.2 * step,
+            quiet_at_users=np.where(heard[pairs.heads], state.quiet, state.quiet_at_users))
         return self._estimated(self._update_quiet(self._tuned(state), z))
 
     def _tuned(self, state: PDMMState) -> PDMMState:
-        """rho from the users' curvature: after the first answers, then whenever the number of sweeps has doubled."""
+        """Set rho from the users' curvature: after the first replies, then each time the number of sweeps doubles."""
         sweeps = (state.round + 1) * self.federation.participation.share(self.federation.n_users)
         known = np.isfinite(state.curvature) & (state.curvature > 0) & ~state.aside
         if self.settings.rho is not None or state.changes >= _CHANGES or sweeps < state.next_review or not known.any():
@@ -374,7 +373,7 @@ class PDMMMethod(Method):
         return replace(state, rho=rho, changes=state.changes + 1)
 
     def _update_quiet(self, state: PDMMState, updated: Flags) -> PDMMState:
-        """The paper's closing remark: pairs that stay together are left alone, and taken up again if they part."""
+        """The paper's closing remark: pairs with equal models are not updated, until their models differ again."""
         if not self.settings.quiet:
             return state
         pairs = self.pairs(state)
@@ -388,7 +387,7 @@ class PDMMMethod(Method):
     # -- what it amounts to
 
     def duals(self, state: PDMMState) -> Array:
-        """(n_edges, dim) the duals of (C) of users not set aside: mu_ij - mu_ji."""
+        """(n_edges, dim) the duals of (C) of the users that are not excluded: mu_ij - mu_ji."""
         pairs = self.pairs(state)
         sign = np.where(pairs.heads < pairs.tails, 1.0, -1.0)
         if self.settings.variant == "paper" and self.settings.pairs == "ordered":
@@ -405,21 +404,21 @@ class PDMMMethod(Method):
                        state.slopes, curvature)
         duals = self.duals(state)
         miss = self._miss(state, models[active], duals)
-        if self.tol < miss < _NEAR * self.tol:  # mu lags behind x: duals made for these models may prove more
+        if self.tol < miss < _NEAR * self.tol:  # mu converges later than x: duals built for these models may be better
             slopes = (state.slopes + curvature[:, None] * (models - state.now))[active]
-            made = duals_for(self.federation, active, models[active], slopes)
-            duals = made if self._miss(state, models[active], made) < miss else duals
+            built = duals_for(self.federation, active, models[active], slopes)
+            duals = built if self._miss(state, models[active], built) < miss else duals
         return models[active], duals
 
     def _miss(self, state: PDMMState, models: Array, duals: Array) -> float:
-        """About the relative gap of these models and duals, by the users' values, slopes and curvatures."""
+        """An estimate of the relative gap of these models and duals, from values, slopes and curvatures."""
         active = ~state.aside
         graph = self.federation.graph if active.all() else self.federation.graph.take(active)
         return missed(graph, self.federation.lam, models, duals, state.now[active], state.values[active],
                       state.slopes[active], state.curvature[active])
 
     def _estimated(self, state: PDMMState) -> PDMMState:
-        """About what a certificate of the fused models would say; made now and then, as it costs more than a round."""
+        """Estimate the gap of the merged models; not in every round, because it costs more than a round."""
         active = ~state.aside
         if not np.isfinite(state.curvature[active]).all() or state.round < state.next_estimate:
             return replace(state, error=np.inf)

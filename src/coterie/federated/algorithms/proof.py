@@ -1,7 +1,7 @@
 """The certificate over the federation: one round of a few numbers from every user.
 
-For models x and feasible duals y, user i gets x_i and slopes_i = -(B'y)_i and returns f_i(x_i), f_i*(slopes_i), the
-norm of grad f_i(x_i) - slopes_i and f_i(0). Their sums bound the distance to the optimum, whatever the algorithm did.
+For models x and feasible duals y, user i gets x_i, slopes_i = -(B'y)_i and a reference point, and returns the numbers
+of `certificates.Answers`. Their sums bound the distance to the optimum, for every algorithm.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from coterie.losses.quadratic import Quadratic
 from coterie.problem import Problem
 from coterie.solution import Certificate
 
-_REPAIRS = 5  # times the duals are moved to where all conjugates are finite
+_REPAIRS = 5  # largest number of attempts at duals for which all conjugates are finite
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProofState(State):
-    duals: Array  # (n_edges, dim) of the users not set aside
+    duals: Array  # (n_edges, dim) of the users that are not excluded
     slopes: Array  # (n_users, dim)
-    heard: Flags  # (n_users,) who has answered
+    answered: Flags  # (n_users,) whether the user has replied
     answers: Array  # (n_users, 5) value, conjugate, residual, size, rounding
     lack: Array  # (n_users, dim)
     repairs: int
 
 
 class Proof(Method):
-    """Asks every user once; those who were away, again."""
+    """Asks every user once, and again if there was no reply."""
 
     kind = "certify"
 
     def start(self, state: State, models: Array, duals: Array) -> ProofState:
-        """For the models and duals of the users not set aside in the state of another method."""
+        """The first state, for models and duals of the users that are not excluded in another method's state."""
         n, d = self.federation.n_users, self.federation.dim
         active = ~state.aside
         now = np.zeros((n, d))
         now[active] = models
         blank = ProofState(**self.carried(state), now=now, duals=duals, slopes=np.zeros((n, d)),
-                           heard=np.zeros(n, dtype=bool), answers=np.zeros((n, 5)), lack=np.zeros((n, d)), repairs=0)
+                           answered=np.zeros(n, dtype=bool), answers=np.zeros((n, 5)), lack=np.zeros((n, d)), repairs=0)
         return self._put(blank, duals)
 
     def begin(self, models: Array) -> ProofState:
@@ -59,30 +59,30 @@ class Proof(Method):
         duals = project(duals, problem.radii)
         slopes = np.zeros_like(state.slopes)
         slopes[~state.aside] = -problem.graph.divergence(duals)
-        return replace(state, duals=duals, slopes=slopes, heard=np.zeros_like(state.heard))
+        return replace(state, duals=duals, slopes=slopes, answered=np.zeros_like(state.answered))
 
     def problem(self, state: ProofState) -> Problem:
         return self.federation.problem(~state.aside)
 
     def chosen(self, state: ProofState) -> Ints:
         available = self.federation.participation.available(state.round, self.federation.n_users)
-        return np.flatnonzero(~state.aside & ~state.heard & (state.asked < 0) & available)
+        return np.flatnonzero(~state.aside & ~state.answered & (state.asked < 0) & available)
 
     def finished(self, state: ProofState) -> bool:
-        return bool((state.heard | state.aside).all())
+        return bool((state.answered | state.aside).all())
 
     def _ask(self, state: ProofState, users: Ints) -> Batch:
         return Batch(self.kind, state.round, users, {"model": state.now[users], "slope": state.slopes[users],
                                                      "anchor": self._about(state)[users]})
 
     def _about(self, state: ProofState) -> Array:
-        """(n_users, dim) the point that conjugates are computed about; see `certificates.reference`."""
+        """(n_users, dim) the reference point of the conjugates; see `certificates.reference`."""
         about, active = np.zeros_like(state.now), ~state.aside
         about[active] = reference(self.problem(state).graph, state.now[active])
         return about
 
     def _forget(self, state: ProofState, users: Ints) -> ProofState:
-        # The problem is another one now: its own duals, without the edges of those who left.
+        # The problem has changed: keep the duals of the remaining edges.
         before = np.zeros(self.federation.n_users, dtype=bool)
         before[users] = True
         were = ~(state.aside & ~before)
@@ -90,15 +90,15 @@ class Proof(Method):
         return self._put(state, state.duals[kept])
 
     def _tell(self, state: ProofState, replies: Batch) -> ProofState:
-        heard, answers, lack = state.heard.copy(), state.answers.copy(), state.lack.copy()
-        heard[replies.users] = True
+        answered, answers, lack = state.answered.copy(), state.answers.copy(), state.lack.copy()
+        answered[replies.users] = True
         parts = [replies.arrays[name] for name in ("value", "conjugate", "residual", "size", "rounding")]
         answers[replies.users] = np.stack(parts, axis=1)
         lack[replies.users] = 0.0
         missing = replies.ragged.get("lack")
         if missing is not None:
             lack[replies.users[missing.owner]] = missing.values
-        state = replace(state, heard=heard, answers=answers, lack=lack)
+        state = replace(state, answered=answered, answers=answers, lack=lack)
         active = ~state.aside
         outside = ~np.isfinite(answers[active, 1])
         if self.finished(state) and outside.any() and state.repairs < _REPAIRS and self.federation.lam > 0:
@@ -109,12 +109,12 @@ class Proof(Method):
         return state
 
     def certificate(self, state: ProofState) -> Certificate:
-        """What the replies prove; without a bound while some are missing."""
+        """The certificate from the replies; it has no bound while some are missing."""
         active = ~state.aside
         problem = self.problem(state)
         answers = Answers(*state.answers[active].T)
         if not self.finished(state):
-            heard = state.heard[active]
+            heard = state.answered[active]
             answers = answers._replace(values=np.where(heard, answers.values, np.inf),
                                        conjugates=np.where(heard, answers.conjugates, np.inf))
         about = self._about(state)[active]
@@ -122,7 +122,7 @@ class Proof(Method):
 
 
 def duals_for(federation: Federation, active: Flags, models: Array, gradients: Array) -> Array:
-    """Duals for models that came without any, from the users' gradients there."""
+    """Build duals for models without duals, from the users' gradients at them."""
     n, d = models.shape
     loss = Quadratic(point=models, value=np.zeros(n), gradient=gradients,
                      hessian=np.broadcast_to(np.eye(d), (n, d, d)))
@@ -131,37 +131,37 @@ def duals_for(federation: Federation, active: Flags, models: Array, gradients: A
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedState(State):
-    """Every user is asked the same once; the replies, by user."""
+    """The replies of users who are all asked the same once."""
 
-    heard: Flags  # (n_users,) who has answered
-    answers: Array  # (n_users, dim) or, of scores, (n_users, 3)
+    answered: Flags  # (n_users,)
+    collected: Array  # (n_users, dim) the main part of the replies
     hessians: Array  # (n_users, dim, dim)
     counts: Array  # (n_users,)
 
 
-class _Everyone(Method):
-    """Asks every user once; those who were away, again."""
+class _AskAll(Method):
+    """Asks every user once, and again if there was no reply."""
 
     def begin(self, models: Array) -> AskedState:
         n, d = self.federation.n_users, self.federation.dim
-        return AskedState(**self.fresh, now=models, heard=np.zeros(n, dtype=bool), answers=np.zeros((n, d)),
+        return AskedState(**self.fresh, now=models, answered=np.zeros(n, dtype=bool), collected=np.zeros((n, d)),
                           hessians=np.zeros((n, d, d) if self.kind == "local" else (0, d, d)), counts=np.zeros(n))
 
     def chosen(self, state: AskedState) -> Ints:
         available = self.federation.participation.available(state.round, self.federation.n_users)
-        return np.flatnonzero(~state.aside & ~state.heard & (state.asked < 0) & available)
+        return np.flatnonzero(~state.aside & ~state.answered & (state.asked < 0) & available)
 
     def finished(self, state: AskedState) -> bool:
-        return bool((state.heard | state.aside).all())
+        return bool((state.answered | state.aside).all())
 
-    def _record(self, state: AskedState, replies: Batch, rows: Array) -> AskedState:
-        heard, answers = state.heard.copy(), state.answers.copy()
-        heard[replies.users], answers[replies.users] = True, rows
-        return replace(state, heard=heard, answers=answers)
+    def _with_replies(self, state: AskedState, replies: Batch, rows: Array) -> AskedState:
+        answered, collected = state.answered.copy(), state.collected.copy()
+        answered[replies.users], collected[replies.users] = True, rows
+        return replace(state, answered=answered, collected=collected)
 
 
-class GradientRound(_Everyone):
-    """Every user's gradient at its model, for methods that have no duals of their own."""
+class GradientRound(_AskAll):
+    """The gradient of every user at its model, for methods without duals."""
 
     kind = "gradient"
 
@@ -174,29 +174,30 @@ class GradientRound(_Everyone):
         return Batch(self.kind, state.round, users, {"model": state.now[users]})
 
     def _tell(self, state: AskedState, replies: Batch) -> AskedState:
-        return self._record(state, replies, replies.arrays["gradient"])
+        return self._with_replies(state, replies, replies.arrays["gradient"])
 
 
-class ScoreRound(_Everyone):
-    """How every user's model does on the rows it holds out: three numbers per user."""
+class ScoreRound(_AskAll):
+    """The score of every user's model on its held-out rows: three numbers per user."""
 
     kind = "score"
 
     def start(self, state: State, models: Array) -> AskedState:
         now = np.zeros((self.federation.n_users, self.federation.dim))
         now[~state.aside] = models
-        blank = replace(self.begin(now), answers=np.zeros((self.federation.n_users, 3)))
+        blank = replace(self.begin(now), collected=np.zeros((self.federation.n_users, 3)))
         return replace(blank, **self.carried(state))
 
     def _ask(self, state: AskedState, users: Ints) -> Batch:
         return Batch(self.kind, state.round, users, {"model": state.now[users]})
 
     def _tell(self, state: AskedState, replies: Batch) -> AskedState:
-        return self._record(state, replies, np.stack([replies.arrays[k] for k in ("score", "hit", "count")], axis=1))
+        rows = np.stack([replies.arrays[name] for name in ("score", "hit", "count")], axis=1)
+        return self._with_replies(state, replies, rows)
 
 
-class LocalOptimaRound(_Everyone):
-    """Every user's own best model, the curvature there and how many samples it has: what weights are made of."""
+class LocalOptimaRound(_AskAll):
+    """The local model of every user, the Hessian at it and the number of samples, from which weights are built."""
 
     kind = "local"
     ridge = 1e-3
@@ -208,10 +209,11 @@ class LocalOptimaRound(_Everyone):
         hessians, counts = state.hessians.copy(), state.counts.copy()
         hessians[replies.users] = hessians_of(replies, self.federation.dim)
         counts[replies.users] = replies.arrays["count"]
-        return replace(self._record(state, replies, replies.arrays["model"]), hessians=hessians, counts=counts)
+        return replace(self._with_replies(state, replies, replies.arrays["model"]), hessians=hessians, counts=counts)
 
     def graph(self, state: AskedState, make: Callable[[LocalModels], Graph]) -> Graph:
-        """The graph over all users made of the local models of those not set aside."""
+        """The graph over all users from the local models of those that are not excluded."""
         active = ~state.aside
-        made = make(LocalModels(state.answers[active], state.hessians[active], state.counts[active].astype(np.int64)))
-        return Graph.from_edges(self.federation.n_users, np.flatnonzero(active)[made.edges], made.weights)
+        counts = state.counts[active].astype(np.int64)
+        built = make(LocalModels(state.collected[active], state.hessians[active], counts))
+        return Graph.from_edges(self.federation.n_users, np.flatnonzero(active)[built.edges], built.weights)

@@ -1,13 +1,13 @@
 """Douglas-Rachford splitting: proximal steps of the losses at the users, of the penalty at the server.
 
-    x   = argmin  t/2 sum_i ||x_i - s_i||^2 + lam sum w_ij ||x_i - x_j||      at the server: exact clusters every round
-    w_i = argmin  f_i(w) + t/2 ||w - (2 x_i - s_i)||^2                         at the users who are asked
-    s_i = s_i + relax (w_i - x_i)                                               for those who answered
+    x   = argmin  t/2 sum_i ||x_i - s_i||^2 + lam sum w_ij ||x_i - x_j||      at the server: exact groups every round
+    w_i = argmin  f_i(w) + t/2 ||w - (2 x_i - s_i)||^2                         at the users that are asked
+    s_i = s_i + relax (w_i - x_i)                                               for those that replied
 
-The server's step is a convex-clustering problem and goes to the fast solver, whose duals prove the result. Updating
-some s_i only is a random block update of an averaged operator and converges as well (Combettes and Pesquet, 2015). The
-step t is the users' mean curvature, of which each answer brings one number; it changes finitely often, and
-s <- x + (t / t_new) (s - x) keeps models and duals as they are. For models too long for Hessians.
+The step of the server is a convex-clustering problem, solved by the fast solver, whose duals prove the result. If only
+some s_i are updated, this is a random block update of an averaged operator, which converges as well (Combettes and
+Pesquet, 2015). The step t is the mean curvature of the users, of which each reply contains one number; it changes a
+finite number of times, and s <- x + (t / t_new) (s - x) keeps models and duals. For models too long for Hessians.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from coterie.losses.quadratic import Quadratic
 from coterie.solvers import solve_quietly
 from coterie.solvers.base import Start
 
-_CHANGES = 20  # times the step may change
-_OFF = 1.3  # factor by which it must be off for that
+_CHANGES = 20  # largest number of changes of the step
+_OFF = 1.3  # smallest factor of a change
 
 
 @dataclass(frozen=True, kw_only=True)
 class Splitting(Algorithm):
-    """Proximal steps at the users and at the server; models only, up and down.
+    """Proximal steps at the users and at the server; only models are sent, up and down.
 
     Parameters
     ----------
-    t : the step; None takes the users' mean curvature as it becomes known.
-    relax : how far past the proximal point to go, in (0, 2).
+    t : the step; None: the mean curvature of the users, as it becomes known.
+    relax : relaxation factor, in (0, 2).
 
     Raises
     ------
@@ -43,8 +43,10 @@ class Splitting(Algorithm):
 
     Example
     -------
-    >>> Splitting(relax=1.0).relax
-    1.0
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+    >>> ct.federate(users, ct.SquaredDistance(), lam=1.0, algorithm=ct.Splitting()).labels.tolist()
+    [0, 0, 1]
     """
 
     t: float | None = None
@@ -52,7 +54,7 @@ class Splitting(Algorithm):
 
     def __post_init__(self) -> None:
         if self.t is not None and not (np.isfinite(self.t) and self.t > 0):
-            raise InvalidInput(f"t must be a finite number > 0, got {self.t!r}", remedy="Leave it at None")
+            raise InvalidInput(f"t must be a finite number > 0, got {self.t!r}", remedy="Use None")
         if not 0 < self.relax < 2:
             raise InvalidInput(f"relax must be in (0, 2), got {self.relax!r}", remedy="Use 1.6")
 
@@ -66,13 +68,13 @@ class SplittingState(State):
     asked_x: Array  # (n_users, dim) x and t when the user was last asked
     asked_t: Array  # (n_users,)
     w: Array  # (n_users, dim) the users' last proximal points
-    values: Array  # (n_users,) f_i there
-    curvature: Array  # (n_users,) and the mean curvature; nan before the first answer
-    duals: Array  # (n_edges, dim) of users not set aside
+    values: Array  # (n_users,) f_i at w
+    curvature: Array  # (n_users,) the mean curvature at w; nan before the first reply
+    duals: Array  # (n_edges, dim) of the users that are not excluded
     t: float
     sigma: float
     changes: int
-    next_review: float  # sweeps after which the step is looked at again
+    next_review: float  # number of sweeps after which the step is checked again
     error: float
 
 
@@ -119,7 +121,7 @@ class SplittingMethod(Method):
     def _tell(self, state: SplittingState, replies: Batch) -> SplittingState:
         users = replies.users
         s, w, values, curvature = state.s.copy(), state.w.copy(), state.values.copy(), state.curvature.copy()
-        # s - x scales with 1/t, so what a late answer adds to s is brought to the step of now.
+        # s - x scales with 1/t, so the contribution of a late reply to s is rescaled to the current step.
         scale = (state.asked_t[users] / state.t)[:, None]
         s[users] += self.settings.relax * scale * (replies.arrays["point"] - state.asked_x[users])
         w[users], values[users] = replies.arrays["point"], replies.arrays["value"]
@@ -128,7 +130,7 @@ class SplittingMethod(Method):
         return self._solved(state)
 
     def _step(self, state: SplittingState) -> SplittingState:
-        """The step from the users' curvature: after the first answers, and then at growing intervals."""
+        """Set the step from the users' curvature: after the first replies, and then at growing intervals."""
         sweeps = (state.round + 1) * self.federation.participation.share(self.federation.n_users)
         if self.settings.t is not None or state.changes >= _CHANGES or sweeps < state.next_review:
             return state
@@ -151,14 +153,14 @@ class SplittingMethod(Method):
                          hessian=np.broadcast_to(state.t * np.eye(d), (n, d, d)))
         problem = self.federation.problem(active, loss)
         warm = Start(state.now[active], state.duals, state.sigma) if state.sigma else None
-        # The server's problem may have a far smaller optimum than the federation's: ask for digits of the latter.
+        # The optimum of the server's problem can be much smaller than that of the federation: use a small tolerance.
         solution = solve_quietly(problem, tol=1e-9, start=warm)
         now = state.now.copy()
         now[active] = solution.models
         heard = np.isfinite(state.curvature[active])
         error = np.inf
         if heard.all():
-            # The bound misses about r^2 / 2h, r = grad f(x) - slope = (t + h) (x - w).
+            # The error of the bound is about r^2 / 2h, with r = grad f(x) - slope = (t + h) (x - w).
             h = np.maximum(state.curvature[active], 1e-12 * state.t)
             lack = (((state.t + h) * np.linalg.norm(solution.models - state.w[active], axis=1)) ** 2 / (2 * h)).sum()
             total = state.values[active].sum() + problem.lam * problem.graph.penalty(solution.models)
