@@ -21,18 +21,16 @@ import warnings
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path as FilePath
-from typing import Any
 
 import numpy as np
 
 from coterie.analysis.metrics import silhouette
 from coterie.analysis.path import Path
 from coterie.analysis.select import refit
-from coterie.data.frames import to_frame
 from coterie.data.users import Users
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.fitting.plan import FinishedParts, FitProgress, Work, learn_units, make_plan, solve_plan
-from coterie.fitting.predictions import Data, Predictor
+from coterie.fitting.predictions import Predictor, PredictsRows
 from coterie.fitting.proof import RunCertificate
 from coterie.fitting.result import FitResult
 from coterie.fitting.scores import Scores, score_held_out
@@ -43,7 +41,7 @@ _CLEAR = 0.5  # below this silhouette the structure is weak and could be artific
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Fit(FitResult):
+class Fit(FitResult, PredictsRows):
     """A fit, and what can be done with it. `coterie.load_run` gives a `Run`, which can do the same.
 
     Parameters
@@ -58,28 +56,10 @@ class Fit(FitResult):
     True
     """
 
-    def predict(self, data: Data, *, separator: str = "") -> Any:
-        """Predict every row by the model of its user.
-
-        Parameters
-        ----------
-        data : a file, a polars frame with the columns that were learned from, or `Users` in the units given.
-        separator : of a CSV file; detected if omitted.
-
-        Returns
-        -------
-        A polars frame with a row for each row of the data: `user`, `known` (0 for users who get the pooled model),
-        `cluster`, `prediction`, and for classes `probability ...`.
-
-        Raises
-        ------
-        InvalidInput : columns are missing, or cells are not of the kind that was learned from.
-        MissingExtra : polars is not installed.
-        """
-        predictor = Predictor(units=self.units, recipe=self.recipe, names=self.names, models=self.solution.models,
-                              labels=self.labels, together=self.together,
-                              fingerprint="" if self.table is None else self.table.fingerprint)
-        return to_frame(predictor.columns(data, separator))
+    def _predictor(self) -> Predictor:
+        return Predictor(units=self.units, recipe=self.recipe, names=self.names, models=self.solution.models,
+                         labels=self.labels, together=self.together,
+                         fingerprint="" if self.table is None else self.table.fingerprint)
 
     def certify(self) -> RunCertificate:
         """Certify the models again, with new duals.

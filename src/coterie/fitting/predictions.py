@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -16,7 +17,7 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.data.encoding import Recipe
-from coterie.data.frames import as_frame
+from coterie.data.frames import as_frame, to_frame
 from coterie.data.io import fingerprint, read_table
 from coterie.data.users import Users
 from coterie.data.validation import show
@@ -131,3 +132,31 @@ class Predictor:
             names = values if recipe is None else recipe.classes
             columns |= {f"probability {name}": shares[:, c].tolist() for c, name in enumerate(names)}
         return columns
+
+
+class PredictsRows(ABC):
+    """A fit, or a run loaded from its folder: something with a `Predictor`."""
+
+    @abstractmethod
+    def _predictor(self) -> Predictor: ...
+
+    def predict(self, data: Data, *, separator: str = "") -> Any:
+        """Predict every row by the model of its user.
+
+        Parameters
+        ----------
+        data : a file, a polars frame with the columns that were learned from, or `Users` in the units given. Where
+            every row is a user, rows of anything but the fit's own file get the nearest group.
+        separator : of a CSV file; detected if omitted.
+
+        Returns
+        -------
+        A polars frame with a row for each row of the data: `user`, `known` (0 for users who get the pooled model),
+        `cluster`, `prediction`, and for classes `probability ...`.
+
+        Raises
+        ------
+        InvalidInput : columns are missing, or cells are not of the kind that was learned from.
+        MissingExtra : polars is not installed.
+        """
+        return to_frame(self._predictor().columns(data, separator))

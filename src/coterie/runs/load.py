@@ -17,12 +17,11 @@ from coterie import report
 from coterie._typing import Array, Ints
 from coterie.certificates import certify
 from coterie.data.encoding import Recipe
-from coterie.data.frames import to_frame
 from coterie.data.io import fingerprint, read_table
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.fitting.plan import learn_units
-from coterie.fitting.predictions import Data, Predictor
+from coterie.fitting.predictions import Data, Predictor, PredictsRows
 from coterie.fitting.proof import RunCertificate
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
@@ -37,7 +36,7 @@ AGAIN = "Run it again"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Run:
+class Run(PredictsRows):
     """A run folder: what `coterie fit` or `coterie federate` or `save_run` wrote.
 
     The run of a fit can predict and certify as its `Fit` could; other runs have everything else.
@@ -120,28 +119,9 @@ class Run:
         with (self.folder / "path.csv").open(newline="", encoding="utf-8") as file:
             return [{name: _value(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
 
-    def predict(self, data: Data, *, separator: str = "") -> Any:
-        """Predict every row by the model of its user.
-
-        Parameters
-        ----------
-        data : a file, a polars frame with the columns that were learned from, or `Users` in the units given. Where
-            every row is a user, rows of anything but the run's own file get the nearest group.
-        separator : of a CSV file; detected if omitted.
-
-        Returns
-        -------
-        A polars frame with a row for each row of the data: `user`, `known` (0 for users who get the pooled model),
-        `cluster`, `prediction`, and for classes `probability ...`.
-
-        Raises
-        ------
-        InvalidInput : columns are missing, or cells are not of the kind that was learned from.
-        MissingExtra : polars is not installed.
-        """
-        predictor = Predictor(units=self._known_units(), recipe=self.recipe, names=self.names, models=self.models,
-                              labels=self.labels, together=self.together, fingerprint=self.info.get("fingerprint", ""))
-        return to_frame(predictor.columns(data, separator))
+    def _predictor(self) -> Predictor:
+        return Predictor(units=self._known_units(), recipe=self.recipe, names=self.names, models=self.models,
+                         labels=self.labels, together=self.together, fingerprint=self.info.get("fingerprint", ""))
 
     def certify(self, data: Data = None) -> RunCertificate:
         """Certify the run again from its table and models.csv.

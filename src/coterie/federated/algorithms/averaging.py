@@ -28,10 +28,8 @@ class FedAvg(Algorithm):
 
     Example
     -------
-    >>> import coterie as ct
-    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
-    >>> ct.federate(users, ct.SquaredDistance(), lam=1.0, algorithm=ct.FedAvg(rounds=5)).n_clusters
-    1
+    >>> FedAvg(steps=1, rounds=20)
+    FedAvg(steps=1, rate=0.1, rounds=20)
     """
 
     steps: int = 5
@@ -67,10 +65,8 @@ class SquaredPenalty(Algorithm):
 
     Example
     -------
-    >>> import coterie as ct
-    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
-    >>> ct.federate(users, ct.SquaredDistance(), lam=0.1, algorithm=ct.SquaredPenalty(rounds=5)).n_clusters
-    3
+    >>> SquaredPenalty(strength=0.5).strength
+    0.5
     """
 
     strength: float | None = None

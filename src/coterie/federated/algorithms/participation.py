@@ -30,11 +30,8 @@ class Participation:
 
     Example
     -------
-    >>> import coterie as ct
-    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
-    >>> run = ct.federate(users, ct.SquaredDistance(), lam=1.0, participation=Participation(count=2))
-    >>> run.labels.tolist()
-    [0, 0, 1]
+    >>> Participation(count=2).choose(0, np.ones(5, dtype=bool), seed=0).tolist()
+    [2, 4]
     """
 
     fraction: float = 1.0

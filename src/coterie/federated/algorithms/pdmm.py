@@ -64,10 +64,8 @@ class PDMM(Algorithm):
 
     Example
     -------
-    >>> import coterie as ct
-    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
-    >>> ct.federate(users, ct.SquaredDistance(), lam=1.0, algorithm=ct.PDMM()).labels.tolist()
-    [0, 0, 1]
+    >>> PDMM(rho=0.1).variant, PDMM.printed().variant
+    ('symmetric', 'paper')
     """
 
     variant: str = "symmetric"

@@ -43,10 +43,8 @@ class Splitting(Algorithm):
 
     Example
     -------
-    >>> import coterie as ct
-    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
-    >>> ct.federate(users, ct.SquaredDistance(), lam=1.0, algorithm=ct.Splitting()).labels.tolist()
-    [0, 0, 1]
+    >>> Splitting(relax=1.0).relax
+    1.0
     """
 
     t: float | None = None
