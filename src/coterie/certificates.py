@@ -1,6 +1,6 @@
-"""The one judge of every answer: optimality from (problem, models, duals) alone.
+"""The one judge of every result: optimality from (problem, models, duals) alone.
 
-Solvers do not grade themselves; whatever they return is certified here, and this is the gap that is printed, plotted
+Solvers do not grade themselves: their results are certified here, and this is the gap that is printed, plotted
 and tested.
 """
 
@@ -33,7 +33,7 @@ def certify(problem: Problem, models: npt.ArrayLike, duals: npt.ArrayLike | None
             potentials: npt.ArrayLike | None = None) -> Certificate:
     """Bound how far models are from optimal.
 
-    The bound is valid whatever duals are given: those outside their balls ||y_e|| <= lam w_e are scaled in, and those
+    The bound is valid for any duals: those outside their balls ||y_e|| <= lam w_e are scaled in, and those
     at which a conjugate is infinite are moved into its domain where that is possible.
 
     Parameters
@@ -88,7 +88,7 @@ def _judged(problem: Problem, x: Array, slopes: Array) -> Certificate:
     """The certificate from slopes = -B'y of feasible duals y.
 
     The last one is remembered, for a solver has its point judged before `solve` judges it. It is looked up by every
-    number it depends on, so nobody can pass one point's certificate off as another's.
+    number it depends on, so the certificate of one point cannot be used for another.
     """
     known = _LAST.get(problem)
     if known is not None and np.array_equal(known[0], x) and np.array_equal(known[1], slopes):
@@ -104,7 +104,7 @@ def potential_slopes(problem: Problem, models: Array, potentials: Array) -> Arra
     """-B'y of duals that potentials stand for, on all pairs with one weight; no dual is stored.
 
     With r = lam w, users with different models pull with all that is allowed, and between users with equal models
-    flows what the potentials ask for; these duals are feasible whatever the numbers:
+    flows what the potentials ask for; these duals are feasible for all numbers:
         y_ij = r (models_i - models_j) / ||models_i - models_j||        where models_i != models_j
         y_ij = projection of potentials_i - potentials_j onto the ball of radius r      where they are equal
     """
@@ -167,7 +167,7 @@ class Answers(NamedTuple):
 def answers_of(loss: Loss, samples: Samples, models: Array, slopes: Array, about: Array,
                users: Indices | None = None) -> Answers:
     """The answers of all users, or of some; each depends on the user's own data alone."""
-    with np.errstate(over="ignore", invalid="ignore"):  # models far out have infinite losses, which is an answer
+    with np.errstate(over="ignore", invalid="ignore"):  # the loss of very large models can be infinite
         values, gradients, _ = loss.evaluate(samples, models, 1, users)
         residuals = np.linalg.norm(gradients - slopes, axis=1)
         duals = loss.dual_bounds(samples, slopes, models, users, about)
@@ -189,7 +189,7 @@ def reference(graph: Graph, models: Array) -> Array:
 
 
 def assembled(problem: Problem, x: Array, slopes: Array, about: Array, answers: Answers) -> Certificate:
-    """The certificate from the users' answers, whoever has their data."""
+    """The certificate from the users' answers, wherever their data are."""
     penalty = problem.lam * problem.graph.penalty(x)
     infinite = np.flatnonzero(~np.isfinite(answers.conjugates))
     finite = answers.conjugates[np.isfinite(answers.conjugates)]
@@ -224,7 +224,7 @@ def _into_domain(problem: Problem, models: Array, duals: Array, users: list[int]
 
     A gradient is always in the conjugate's domain, and the one nearly at the slope u is grad f(x) for the x of
         minimise f(x) - <u, x> + (t/2) ||x - models_i||^2,    t small:    grad f(x) = u - t (x - models_i).
-    What the slopes lack is sent to those users through the graph as an electrical flow, from the other users alike.
+    What the slopes lack is sent to those users through the graph as an electrical flow, in equal parts from the other users.
     All duals then shrink by what keeps the flow inside the balls: zero is in the closure of every domain, so a smaller
     slope stays in it.
     """
@@ -255,7 +255,7 @@ def supplied(graph: Graph, radii: Array, duals: Array, lack: Array, outside: Fla
 
 
 def build_duals(problem: Problem, models: Array) -> Array:
-    """Good duals for given models: the proof a solver without duals of its own did not give.
+    """Good duals for given models, if the solver gave none.
 
     Between separated users the dual is known, y_e = lam w_e (B models)_e / ||(B models)_e||. Among fused users any flow
     that balances the remaining forces within the balls will do. Which users count as fused is not known when the models

@@ -52,7 +52,7 @@ class Interrupted(KeyboardInterrupt):
 
     Parameters
     ----------
-    best : what the interrupted function would have returned, as good as it was by then; None where there was nothing
+    best : what the interrupted function would have returned, the best result so far; None where there was nothing
         yet. `solve` gives a certified Solution, `solve_path` a Path of the points that were finished.
 
     Example

@@ -4,7 +4,7 @@
     model.predict(X_new, users=owner_new)
 
 `coterie.fitting` does the work: it standardises features, finds groups and lam, and certifies the result. An unknown
-user gets the pooled model, and after `personalize` a model of its own.
+user gets the pooled model, and after `personalize` a separate model.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def test_without_polars_the_message_names_the_extra(tmp_path):
     (b"a,b\n1,2\n\x01,2\n", ["control character", "line 3"]),
     (bytes(range(256)) * 9, ["no text"]),
     (b"a,b\n1,\x81\xff\n", ["neither UTF-8, UTF-16 nor Windows-1252"]),
-    (b"\xff\xfea\0,\0b", ["starts as utf-16 text and goes on as something else"]),
+    (b"\xff\xfea\0,\0b", ["starts as utf-16 text but continues as something else"]),
     (b"\xef\xbb\xbfa,b\n1,\xe9\n", ["starts as utf-8 text"]),
     (b"PK\x03\x04" + bytes(99), ["workbook or a ZIP archive", "Save it as CSV"]),
     (gzip.compress(b"a,b\n1,2\n" * 99, mtime=0)[:30], ["damaged or cut short"]),

@@ -28,7 +28,7 @@ from coterie.federated.client import hold_out
 from coterie.federated.config import CONFIG, RENAMED, RunConfig, algorithm_of, complete, for_nodes
 from coterie.federated.protocol.messages import Batch, Query, Ragged, Reply, decode
 from coterie.federated.runtimes import service
-from coterie.federated.runtimes.cluster import Cluster, alive, end, family, free_port, toml, write_app
+from coterie.federated.runtimes.cluster import Cluster, alive, end, family, free_port, toml, wait, write_app
 from coterie.fitting.prepare import prepare
 
 pytestmark = pytest.mark.flower
@@ -745,6 +745,7 @@ def test_nodes_without_a_registered_key_are_refused(wire, tmp_path):
         nodes = json.loads(wire.command("supernode", "list", "local", "--format", "json"))["nodes"]
         return sum(node["status"] == "online" for node in nodes)
 
+    wait(lambda: online() == len(wire.nodes), 60.0, lambda: None)
     before = online()
     started_here: dict[str, subprocess.Popen[bytes]] = {}
     try:

@@ -121,8 +121,8 @@ def _holding(solution: Solution, slacks: Array) -> tuple[Array, Array]:
     relative, absolute = np.full(n_groups, np.inf), np.full(n_groups, np.inf)
     np.minimum.at(relative, group, share[at])
     np.minimum.at(absolute, group, slacks[inside][at])
-    whole = np.bincount(group, minlength=n_groups) == sizes - 1  # else members are equal, but no edges join them
-    return np.where(whole, relative, 0.0), np.where(whole, absolute, 0.0)
+    connected = np.bincount(group, minlength=n_groups) == sizes - 1  # else members are equal, but no edges join them
+    return np.where(connected, relative, 0.0), np.where(connected, absolute, 0.0)
 
 
 def _distances(solution: Solution) -> Array:

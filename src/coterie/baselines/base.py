@@ -1,6 +1,6 @@
 """The base class of the methods, settings with `fit`, and the result of `fit`.
 
-All methods get the same users and the same loss. They give every user the same weight (as sum_i f_i does, whatever the
+All methods get the same users and the same loss. They give every user the same weight (as sum_i f_i does, for any
 number of samples), ask all users in every round, and use full gradients instead of minibatches. Users are first sorted
 by name, so the order in which they are given changes nothing, including the random numbers.
 """

@@ -26,7 +26,7 @@ class CFL(Baseline):
 
     with eps1 = 0.4 and eps2 = 1.6 in the authors' code. Our models are exact, so the first condition always holds. The
     second depends on the loss and on the units. Therefore ||g_i|| is measured relative to the noise that the m_i
-    samples of user i would cause if all users of the cluster were alike,
+    samples of user i would cause if all users of the cluster had the same distribution,
 
         ||g_i|| / sqrt(v / m_i),    v = the mean over users of the variance of the gradient of one sample
 

@@ -32,7 +32,7 @@ from coterie.storage import json_ready, write_atomically
 
 
 class _Federate(TyperGroup):
-    """`coterie federate TABLE` beside `coterie federate keys`: a first word that names a command is no table."""
+    """`coterie federate TABLE` and `coterie federate keys`: a first word that is the name of a command is not a table."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = bool(args) and args[0] in self.commands
@@ -106,7 +106,7 @@ def run(
     began = time.monotonic()
     source = sources.load(config)
     _check_folder(out, overwrite)
-    lines = (_here(source, config, out) if runtime == "local" else
+    lines = (_in_process(source, config, out) if runtime == "local" else
              _on_flower(len(source.names), config, out, nodes=local_cluster, virtual=runtime == "flower-sim",
                         timeout=timeout))
     _page(source, config, out, lines)
@@ -127,8 +127,8 @@ def keys(
 
     hosts = host or ["localhost", "127.0.0.1"]
     make_certificates(out, hosts)
-    made = make_node_keys(out, [f"node-{k}" for k in range(nodes)])
-    console.print(f"Certificates of {', '.join(hosts)} and {len(made)} key pair(s) in {out}. "
+    keys = make_node_keys(out, [f"node-{k}" for k in range(nodes)])
+    console.print(f"Certificates of {', '.join(hosts)} and {len(keys)} key pair(s) in {out}. "
                   "The SuperLink takes server.pem, server.key and ca.crt; a node takes ca.crt and its own key; "
                   "keep ca.key to yourself.", soft_wrap=True)
 
@@ -167,7 +167,7 @@ def _source(table: Path | None, user: str, dataset: str, seed: int) -> dict[str,
     return {"data": "csv", "path": str(table.resolve())}
 
 
-def _here(source: Users | sources.Table, config: dict[str, Any], out: Path) -> list[dict[str, Any]]:
+def _in_process(source: Users | sources.Table, config: dict[str, Any], out: Path) -> list[dict[str, Any]]:
     """The run in this process; its rounds."""
     settings = RunConfig.of(config)
     lines: list[dict[str, Any]] = []

@@ -34,7 +34,7 @@ class Column:
     ----------
     name : its name in the table.
     kind : what it holds; texts are a category.
-    fill : stands for a missing value, in the units of the encoded column.
+    fill : replaces a missing value, in the units of the encoded column.
     levels : the texts of a category that have a column of 0 and 1 each.
     pooled : whether all other levels of a category are one more column.
     missing : whether one more column marks the rows without a value.

@@ -54,7 +54,7 @@ class Recipe:
 
     Parameters
     ----------
-    user : the column that names the owner of a row; None: every row is a user of its own, named by its number.
+    user : the column that names the owner of a row; None: every row is a separate user, named by its number.
     target : the column to predict, or None.
     task : what the target is.
     classes : of a classification, in order: class k has the target k.
@@ -90,7 +90,7 @@ class Recipe:
         Parameters
         ----------
         frame : a polars frame, one row per sample; `read_table` makes one of a file.
-        user : the column that names the owner of each row; None makes every row a user of its own.
+        user : the column that names the owner of each row; None makes every row a separate user.
         target : the column to predict; None clusters users.
         features : the columns to learn from; all others unless named.
         drop : columns to leave out.
@@ -139,7 +139,7 @@ class Recipe:
                                remedy="Give a table with more rows")
         target = learn_target(summary, notes)
         if user is None and summary.target is not None:
-            notes.append("Every row is a user of its own; if rows share users, name their column: --user COLUMN.")
+            notes.append("Every row is a separate user; if rows share users, name their column: --user COLUMN.")
         elif user is not None and summary.users == summary.rows:
             notes.append(f"Every user ({user!r}) has one row only, so user and row effects are indistinguishable.")
         columns = tuple(learn_columns(summary, notes))

@@ -62,7 +62,7 @@ def write_parquet(columns: dict[str, list[Any]], path: str | PathLike[str]) -> N
     write_atomically(path, stream.getvalue())
 
 
-# ---- columns of a polars frame, whatever they hold
+# ---- columns of a polars frame, of any type
 
 #: Cells without a value, in capitals or not.
 MISSING = ("", "na", "n/a", "nan", "null", "?", "-", "#n/a", "<na>")
@@ -84,7 +84,7 @@ class Cells(NamedTuple):
 
     @property
     def written(self) -> bool:
-        """Whether the cells are texts, whatever they say."""
+        """Whether the cells are texts, also texts that are numbers."""
         return self.dtype.startswith(("String", "Categorical", "Enum"))
 
 

@@ -1,7 +1,7 @@
 """Table files as they come: Parquet, or CSV of any encoding, separator and line end with every cell in its own column.
 
 The text of a CSV file is checked as bytes before a parser sees it: every record has as many fields as the header and
-quotes stand around whole fields, so there is one way to read it. Blank lines are skipped. Messages count the lines of
+quotes enclose complete fields, so there is one way to read it. Blank lines are skipped. Messages count the lines of
 the file from 1.
 """
 
@@ -126,7 +126,7 @@ def _decoded(path: str, raw: bytes) -> bytes:
         except UnicodeError:
             continue
     else:
-        raise InvalidInput(f"The file starts as {marked} text and goes on as something else" if marked else
+        raise InvalidInput(f"The file starts as {marked} text but continues as something else" if marked else
                            "The file is no text: neither UTF-8, UTF-16 nor Windows-1252", where=path, remedy=SAVE)
     while raw.startswith(b"\xef\xbb\xbf"):  # byte order marks, two after joining files
         raw = raw[3:]

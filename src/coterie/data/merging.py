@@ -1,4 +1,4 @@
-"""Summaries of several tables as one: what each node says of its own table becomes what is true of all rows.
+"""Summaries of several tables as one: from the summary that each node makes of its table, the summary of all rows.
 
 Merging is exact with three exceptions. Where values are pooled or too many to be counted, the number of levels is the
 largest that one node knows of, and the median is the mean of the nodes' medians. And whether a column numbers the rows
@@ -54,7 +54,7 @@ def merge(summaries: Sequence[TableSummary], min_count: int = 1, tables: Sequenc
             without = node if odd[0] in names[0] else 0
             raise InvalidInput(f"Column {show(odd[0])} is missing in {tables[without]} and there in "
                                f"{tables[0 if without else node]}", where=f"column {odd[0]!r}",
-                               remedy=f"Add it, or leave it out of all tables: --drop {odd[0]!r}")
+                               remedy=f"Add it, or remove it from all tables: --drop {odd[0]!r}")
     by_name = [{column.name: column for column in summary.columns} for summary in summaries]
     given = [summary.answers for summary in summaries if summary.answers is not None]
     answers = None if first.answers is None else _merged(given, tables)
@@ -102,7 +102,7 @@ def _merged_kind(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> str:
     (one, other), name = sorted((one, other)), parts[0].name
     raise InvalidInput(f"The column holds {HOLDS[parts[one].kind]} in {tables[one]} and {HOLDS[parts[other].kind]} in "
                        f"{tables[other]}", where=f"column {name!r}",
-                       remedy=f"Make it the same everywhere, or leave it out of all tables: --drop {name!r}")
+                       remedy=f"Make it the same everywhere, or remove it from all tables: --drop {name!r}")
 
 
 def _merged_levels(parts: Sequence[ColumnSummary]) -> Levels:

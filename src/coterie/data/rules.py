@@ -45,7 +45,7 @@ def learn_target(summary: TableSummary, notes: list[str]) -> Target:
         raise InvalidInput(f"The target is missing in {answers.missing} of {n} rows", where=where,
                            remedy="Fill it in, or delete these rows")
     if answers.missing:
-        notes.append(f"{answers.missing} of {n} rows have no target ({name!r}) and are left out.")
+        notes.append(f"{answers.missing} of {n} rows have no target ({name!r}) and are ignored.")
     as_text = _is_text(answers, summary.task)
     numbers, levels = answers.numbers, answers.levels
     if levels.distinct == 1 if as_text or numbers is None else numbers.low == numbers.high:
@@ -162,7 +162,7 @@ def _levels(name: str, levels: Levels, n: int) -> tuple[tuple[str, ...], bool]:
     if not n_strange:
         raise InvalidInput("Numbers must be plain (1234.5) and dates ISO (2020-12-31), got "
                            f"{show(*texts[:1]) or 'others'}", where=f"column {name!r}",
-                           remedy=f"Rewrite it, or leave it out: --drop {name!r}")
+                           remedy=f"Rewrite it, or ignore it: --drop {name!r}")
     most = sorted(sorted(texts, key=lambda text: (-levels.counts[text], text))[:MOST_LEVELS])
     covered = sum(levels.counts[text] for text in most)
     if not most or not (k <= max(2, n / 2) if k <= MOST_LEVELS else k <= n / 10 and covered >= n / 2):

@@ -55,7 +55,7 @@ class Standardizer:
         with np.errstate(over="ignore", invalid="ignore"):
             # Chan's formula (Chan, Golub and LeVeque 1983) for all users at once:
             # mean = sum n_i mean_i / n,  m2 = sum m2_i + sum n_i (mean_i - mean)^2. Shifting by one user's mean keeps
-            # the digits of a mean that is large beside the spread.
+            # the digits of a mean that is large relative to the spread.
             shift = moments.means[np.argmax(moments.counts)]
             mean = shift + moments.counts @ (moments.means - shift) / n
             spread = np.sqrt((moments.m2.sum(axis=0) + moments.counts @ (moments.means - mean) ** 2) / n)
@@ -63,7 +63,7 @@ class Standardizer:
         if bad.size:
             raise InvalidInput("The spread of a feature is beyond float64", remedy="Give it in larger units",
                                where=f"column {labels[bad[0]] if labels else bad[0]!r}")
-        # Means of a constant column agree only to rounding, so constant is: no spread beside the magnitude.
+        # Means of a constant column agree only to rounding, so a column is constant if its spread is negligible relative to its size.
         constant = spread <= 8 * np.finfo(np.float64).eps * np.abs(moments.means).max(axis=0)
         return cls(freeze(mean), freeze(np.where(constant, 1.0, spread)), labels)
 

@@ -92,7 +92,7 @@ class RowOrder:
 
     Parameters
     ----------
-    differ : whether no value is missing or comes again; looked at only where the column's name suggests it.
+    differ : whether no value is missing or repeated; checked only if the column's name suggests a number of the row.
     numbered : whether it counts the rows, at least 10, from 0 or 1 upwards.
     rising : the smallest, the largest and the sum of integers that rise from row to row; None if they do not.
     """
@@ -110,7 +110,7 @@ class ColumnSummary:
     ----------
     name : its name.
     kind : number, flag, text, date, duration, or empty.
-    written : whether its cells are texts, whatever they say.
+    written : whether its cells are texts, also texts that are numbers.
     integer : whether its type is one of integers.
     rows, missing : rows, and how many have no value.
     levels : the different values.

@@ -172,7 +172,7 @@ class Users(Participants):
         ----------
         X : (n_samples, n_features) a list, an array or a frame, whose columns then name the features.
         y : (n_samples,) targets as numbers, or None.
-        user : (n_samples,) the owner of each row; None makes every row a user of its own.
+        user : (n_samples,) the owner of each row; None makes every row a separate user.
         feature_names : of the columns.
 
         Raises

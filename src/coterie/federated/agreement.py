@@ -227,8 +227,8 @@ def _agree_on_numbers(runtime: Carrier, data: DataSettings, agreement: Agreement
             raise InvalidInput("the targets are numbers, which may be classes, counts or measurements",
                                remedy="Name the loss, for example loss = 'squared', or give the nodes tables")
         loss = {"none": "squared_distance", "signs": "logistic"}[kinds.pop()]
-    made, options = make_loss(loss, data.loss_options), data.loss_options
-    if isinstance(made, Multinomial) and made.n_classes is None:
+    built, options = make_loss(loss, data.loss_options), data.loss_options
+    if isinstance(built, Multinomial) and built.n_classes is None:
         known = max(node.n_classes for node in nodes)
         options = json.dumps({**json.loads(options or "{}"), "n_classes": known})
     agreement = replace(agreement, loss=loss, loss_options=options)

@@ -1,7 +1,7 @@
 """A run on disk: its state, replaced after every round, and a journal of the rounds so far.
 
 The state file holds a checksum of its contents, arrays as .npz and everything else as JSON, and is written atomically:
-whatever happens, there is one complete file. The journal grows by one line per round; the state says how long it is,
+so there is always one complete file. The journal grows by one line per round; the state says how long it is,
 and lines beyond that, of a round that did not end, are cut off on loading.
 """
 
@@ -35,8 +35,8 @@ class Checkpoint:
         length = int(saved["journal"])
         text = self.journal.read_bytes() if self.journal.exists() else b""
         if len(text) < length:
-            raise InvalidInput(f"{self.journal} is shorter than the state beside it says",
-                               remedy="Begin the run again in another directory")
+            raise InvalidInput(f"{self.journal} is shorter than the state file next to it says",
+                               remedy="Start the run again in another directory")
         if len(text) > length:
             with self.journal.open("r+b") as file:
                 file.truncate(length)

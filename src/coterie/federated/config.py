@@ -34,7 +34,7 @@ class DataSettings:
     Parameters
     ----------
     data : "csv", "parquet", "npz", "dataset", or "module:function".
-    path : the file; {partition} in it stands for the node's partition-id.
+    path : the file; {partition} in it is replaced by the node's partition-id.
     user, target : columns of a table: the owner of a row, and what is to be predicted.
     features, drop : columns of a table to learn from, and to leave out, separated by commas.
     separator : between the cells of a CSV file; detected if empty.

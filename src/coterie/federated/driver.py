@@ -102,7 +102,7 @@ class Driver:
     # -- the rounds
 
     def run(self) -> DriverResult:
-        """All rounds that are left. Ctrl-C passes through after a save; `result` is what there is by then."""
+        """Run the remaining rounds. Ctrl-C saves the state and is raised again; `result` is the best result so far."""
         try:
             while self.now.stage != "done":
                 line = self._round()
@@ -158,7 +158,7 @@ class Driver:
             best = now.best
             judged = replace(proof.start(state, best["now"][~state.aside], best["duals"]), slopes=best["slopes"],
                              answered=best["answered"], answers=best["answers"])
-        else:  # judged without an answer: an objective nobody knows, and no bound
+        else:  # no replies: the objective is unknown, and there is no bound
             method = self.stages.method(now.stage if now.stage in ("weights", "start") else "main")
             models, duals = method.point(state)
             none = np.zeros((federation.problem(~state.aside).graph.n_edges, federation.dim))

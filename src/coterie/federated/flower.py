@@ -57,7 +57,7 @@ from coterie.storage import pack, unpack, write_atomically
 
 log = logging.getLogger("coterie.federated")
 logger = logging.getLogger("flwr")  # what Flower shows as the run's log
-_MOST = 1 << 28  # bytes of one user's answer
+_MOST = 1 << 28  # largest size of one user's reply in bytes
 
 client = ClientApp()
 server = ServerApp()
@@ -253,7 +253,7 @@ class FlowerRuntime:
         self.meet()
         end = time.monotonic() + self.deadline
         while len(queries) and not any(self.names[k] in self.home for k in queries.users) and time.monotonic() < end:
-            time.sleep(max(self.poll, 0.5))  # nobody to ask is there: wait for someone
+            time.sleep(max(self.poll, 0.5))  # no node is available: wait for one
             self.meet()
         by_node: dict[int, list[int]] = {}
         for k in queries.users.tolist():
@@ -268,7 +268,7 @@ class FlowerRuntime:
         singles: list[tuple[int, Message]] = []
         refused: list[tuple[int, str]] = []
         fresh = set(ids) & self.pending.keys()
-        outstanding = 0 if fresh else len(self.pending)  # nobody new is asked: wait for one of the others
+        outstanding = 0 if fresh else len(self.pending)  # no new node is asked: wait for one of the others
         while True:
             for envelope in self._pulled(self.pending) if self.pending else ():
                 asked = self.pending.pop(envelope.metadata.reply_to_message_id, None)

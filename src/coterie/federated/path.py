@@ -181,7 +181,7 @@ def run_path(federation: Federation, settings: FederationSettings, runtime: Runt
 
 
 def together(run: Federated) -> float:
-    """The least lam at which everyone shares one model, were the losses as the users' last answers say."""
+    """The smallest lam at which all users share one model, estimated from the users' last replies."""
     state = run.state
     if not isinstance(state, NewtonState):
         raise InvalidInput(f"second-order models come from Newton's method, and this run is by {run.solver}")

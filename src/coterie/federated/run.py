@@ -62,7 +62,7 @@ def federate(users: Users, loss: Loss, lam: float, *, graph: Graph | str | None 
              held_out: Users | float | None = None, faults: Faults | None = None, patience: int | None = None,
              checkpoint: str | os.PathLike[str] | None = None, every: int = 1,
              progress: Callable[[Round], None] | None = None) -> Federated:
-    """Solve (C) as a federation does: the server sees answers to its questions, never the data.
+    """Solve (C) in a federation: the server receives replies to its queries, never the data.
 
     Parameters
     ----------

@@ -182,5 +182,5 @@ def _need(config: Config, key: str) -> Any:
 
 
 def _path(config: Config) -> str:
-    """The file; {partition} in its name stands for the number of the node."""
+    """The file; {partition} in its name is replaced by the number of the node."""
     return str(_need(config, "path")).replace("{partition}", str(config.get("partition-id", "")))

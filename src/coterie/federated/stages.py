@@ -3,7 +3,7 @@
     weights    one round of local models, where the graph is made from them
     start      another algorithm, which prepares the first models
     main       the algorithm itself
-    gradients  the users' gradients, for an algorithm without duals of its own
+    gradients  the users' gradients, for an algorithm without duals
     proof      the certificate, whenever "main" believes that it has arrived, or has ended
     score      every user scores its model on rows held out
     done

@@ -63,7 +63,7 @@ def prepare(table: str | PathLike[str] | Any, *, user: str | None = None, target
     Parameters
     ----------
     table : a CSV or Parquet file, or a polars frame; one row per sample.
-    user : the column that names the owner of each row; None makes every row a user of its own.
+    user : the column that names the owner of each row; None makes every row a separate user.
     target : the column to predict; None clusters users.
     features : the columns to learn from; all others unless named.
     drop : columns to leave out.

@@ -84,7 +84,7 @@ class Units:
     Parameters
     ----------
     task : what the targets are.
-    loss : with an intercept of its own, which shares the ridge.
+    loss : with an intercept, which has the same ridge.
     n_classes : 0 where targets are not classes.
     mean, scale : (n_features,) of the features.
     centre, spread : of the targets of a regression; else 0 and 1.

@@ -23,7 +23,7 @@ export const integer = (x) => (known(x) ? Math.round(x).toLocaleString("en-US") 
 export const plural = (n, one, many) => `${integer(n)} ${n === 1 ? one : many || one + "s"}`;
 export const percent = (x) => `${Math.round(100 * x)}%`;
 
-// Long names lose their middle: those that begin alike still differ.
+// Long names lose their middle: those with the same beginning still differ.
 export function trimmed(name, room) {
   const letters = Array.from(name);
   const head = Math.max(1, Math.floor((room - 1) / 2));

@@ -50,7 +50,7 @@ def gather(source: FitResult | Path | Solution, *, path: Path | None = None, cho
     Returns
     -------
     dict
-        Lists, texts, numbers and None, which also stands for nan and inf.
+        Lists, texts, numbers and None, which replaces nan and inf.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def _scores(source: FitResult | Path | Solution, view: View, keep: Ints) -> dict
 def aligned(scores: Scores, n_lams: int, chosen: int) -> Ints:
     """(n_lams,) the row of `scores.points` for each point of the path; -1 where there is none.
 
-    The path without the held-out rows has lams of its own: the chosen points of both paths correspond, and the others
+    The path without the held-out rows has other lams: the chosen points of both paths correspond, and the others
     by their relative position.
     """
     many = len(scores.points)

@@ -241,8 +241,8 @@ export function setUpAbout() {
       {},
       ...[
         "lam is the strength of the penalty on differences between models. " +
-          "At 0 every user has a model of its own; from some lam on, all users share one model.",
-        "Move the slider, press its arrows, or press a point of a chart: the whole page then shows that lam. " +
+          "At 0 every user has a separate model; from some lam on, all users share one model.",
+        "Move the slider, press its arrows, or press a point of a chart: the complete page then shows that lam. " +
           "The ring marks the chosen lam.",
         `Users of one ${word} have exactly the same model, not a similar one. ` +
           `The number of a ${word} holds for one lam only; colours and shapes follow a ${word} from lam to lam.`,

@@ -126,7 +126,7 @@ class Run(PredictsRows):
     def certify(self, data: Data = None) -> RunCertificate:
         """Certify the run again from its table and models.csv.
 
-        The problem is made anew from the table, the run's settings and its weights. What the run says about itself is
+        The problem is built again from the table, the run's settings and its weights. What the run says about itself is
         compared with the result, not used.
 
         Parameters

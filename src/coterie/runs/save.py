@@ -62,7 +62,7 @@ def save_run(result: FitResult | Solution, folder: str | PathLike[str], *, setti
 
 def write_run(result: FitResult | Solution, folder: Path, *, settings: Mapping[str, Any] | None = None,
               title: str = "") -> None:
-    """Write the files of a run, whatever is in the folder."""
+    """Write the files of a run, also if the folder has files."""
     asked = dict(settings) if settings is not None else result.asked() if isinstance(result, FitResult) else {}
     document = document_of(result, settings=asked, title=title)
     clear(folder)
@@ -108,7 +108,7 @@ def count_groups(result: FitResult) -> str:
 
 
 def _facts(fit: FitResult) -> dict[str, Any]:
-    """What run.json says of a fit besides its solution."""
+    """What run.json says of a fit in addition to its solution."""
     recipe, table = fit.recipe, fit.table
     facts = {"seed": fit.settings.seed, "fingerprint": table.fingerprint if table else "", "task": fit.settings.task,
              "why": fit.why, "scores": _summary(fit.scores)}

@@ -1,4 +1,4 @@
-"""Solvers, one file a method; `solve` runs one and has its answer certified."""
+"""Solvers, one file per method; `solve` runs one of them and certifies its result."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Engine:
         norms = np.sqrt(np.einsum("ke,ke->e", self.s, self.s)) + 1e-300
         with np.errstate(over="ignore"):  # an infinite radius
             self.shrink = np.minimum(1.0, self._radii / sigma / norms)
-        self._place(models)
+        self._set_models(models)
         self._settle()
 
     def retune(self, sigma: float) -> None:
@@ -79,7 +79,7 @@ class Engine:
     def _out(self, rows: Array) -> Array:
         return rows
 
-    def _place(self, models: Array) -> None:
+    def _set_models(self, models: Array) -> None:
         raise NotImplementedError
 
     def _settle(self) -> None:
@@ -104,7 +104,7 @@ class Complete(Engine):
 
     exact_start: ClassVar[bool] = True
 
-    def _place(self, models: Array) -> None:
+    def _set_models(self, models: Array) -> None:
         self.x = np.array(models.T, order="C")  # a copy: the models of the caller do not change
         self.forces = np.zeros_like(self.x)
 
@@ -155,7 +155,7 @@ class _Listed(Engine):
         out[self.edge_order] = rows
         return out
 
-    def _place(self, models: Array) -> None:
+    def _set_models(self, models: Array) -> None:
         self.x = models[self.order]
         self.forces = np.zeros_like(self.x)
 

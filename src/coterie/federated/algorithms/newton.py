@@ -192,7 +192,7 @@ class NewtonMethod(Method):
         warm = Start(state.now[known], state.duals[inside], state.sigma or None) if state.sigma else None
         solution = solve_quietly(problem, tol=max(0.01 * self.tol, 1e-13), start=warm)
         now, duals = state.now.copy(), state.duals.copy()
-        now[known] = solution.models  # others keep the start, so nobody receives a model built from other users only
+        now[known] = solution.models  # other users keep the start: no user receives a model built from other users only
         if solution.duals is not None:
             duals[inside] = solution.duals
         step = solution.models - points

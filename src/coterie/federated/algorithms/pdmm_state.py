@@ -19,7 +19,7 @@ class PDMMState(State):
     sent, sent_t : (n_users, dim), (n_users,) centre and weight of the last proximal query.
     difference, dual, hat : (n_pairs, dim) z, mu and muhat.
     zeros : (n_pairs,) updates since z was last not zero.
-    quiet : (n_pairs,) which pairs are left alone.
+    quiet : (n_pairs,) which pairs are not updated at present.
     quiet_at_users : (n_pairs,) which pairs the users know to be quiet.
     moved : (n_users,) whose model changed in the last round.
     renewed : (n_pairs,) whose dual changed in the last round.
@@ -28,7 +28,7 @@ class PDMMState(State):
     rho : weight of the augmented term.
     hat_rho : the rho of the last round, with which muhat was made.
     changes : how often rho has changed.
-    next_review : sweeps after which rho is looked at again.
+    next_review : number of sweeps after which rho is checked again.
     length : of the users' steps, a running mean.
     next_estimate : the round in which the gap is estimated next.
     error : the estimate of the relative gap.

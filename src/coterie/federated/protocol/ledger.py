@@ -14,7 +14,7 @@ class Entry(NamedTuple):
     """One field of one round's messages in one direction. What is broadcast counts once."""
 
     round: int
-    kind: str  # of the question
+    kind: str  # of the query
     direction: str  # "up", to the server, or "down"
     field: str
     messages: int
@@ -60,7 +60,7 @@ class Ledger:
                 np.add.at(account, batch.users, np.stack([numbers, size], axis=1))
 
     def record_one(self, user: int, message: Message, turn: int) -> None:
-        """Enter a single answer, whatever it holds."""
+        """Enter a single reply, valid or not."""
         rows = [(name, array.size, field_size(array.shape, array.dtype)) for name, array in message.arrays.items()]
         for name, numbers, size in [*rows, ("frame", 0, FRAME)]:
             self.entries.append(Entry(turn, message.kind, "up", name, 1, numbers, size))

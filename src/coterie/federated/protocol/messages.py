@@ -249,7 +249,7 @@ SCHEMAS: dict[str, Schema] = {
         "tails": "*1",
     }, {"model": "*d", "value": "*1", "curvature": "*1", "stiffness": "*1", "difference": "*d"}),
 }
-#: What may be +inf: where a loss or a conjugate has no finite value, that is the honest answer.
+#: What may be +inf: the value of a loss or a conjugate that is not finite.
 MAY_BE_INFINITE = {("certify", name) for name in ("conjugate", "value", "residual", "size", "rounding")}
 
 

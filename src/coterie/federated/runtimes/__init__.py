@@ -1,1 +1,1 @@
-"""What carries questions and answers: this process, or Flower."""
+"""Runtimes transport queries and replies: in this process, or with Flower."""

@@ -83,7 +83,7 @@ class LocalRuntime:
         if self.faults.away is not None and np.shape(self.faults.away)[1] != data.n_users:
             raise InvalidInput(f"away is for {np.shape(self.faults.away)[1]} users, the federation has {data.n_users}",
                                remedy="Give one column per user")
-        self.late: list[tuple[int, int, Message]] = []  # due in round, user, answer
+        self.late: list[tuple[int, int, Message]] = []  # due in round, user, reply
 
     def begin(self, run: str) -> None:
         self.late, self.data = [], replace(self.data, memory={})

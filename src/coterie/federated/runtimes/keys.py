@@ -87,7 +87,7 @@ def make_node_keys(folder: str | os.PathLike[str], names: Iterable[str]) -> list
     ------
     InvalidInput : a name that cannot be a file's, or a key that exists already.
     """
-    folder, made = Path(folder), []
+    folder, keys = Path(folder), []
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         if not name or "/" in name or name.startswith("."):
@@ -98,8 +98,8 @@ def make_node_keys(folder: str | os.PathLike[str], names: Iterable[str]) -> list
         _write_private(folder / name, key, PrivateFormat.OpenSSH)
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
         (folder / f"{name}.pub").write_bytes(public + b"\n")
-        made.append(folder / name)
-    return made
+        keys.append(folder / name)
+    return keys
 
 
 def _signed(name: str, key: Any, authority_key: Any, extensions: list[tuple[Any, bool]]) -> bytes:

@@ -1,4 +1,4 @@
-"""Nodes in this process: they introduce themselves and agree as they do on Flower, and answer in one batch."""
+"""Nodes in this process: they agree on a recipe as on Flower, and reply in one batch."""
 
 from __future__ import annotations
 
