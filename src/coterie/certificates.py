@@ -224,7 +224,7 @@ def _into_domain(problem: Problem, models: Array, duals: Array, users: list[int]
 
     A gradient is always in the conjugate's domain, and the one nearly at the slope u is grad f(x) for the x of
         minimise f(x) - <u, x> + (t/2) ||x - models_i||^2,    t small:    grad f(x) = u - t (x - models_i).
-    What the slopes lack is sent to those users through the graph as an electrical flow, in equal parts from the other users.
+    What the slopes lack is sent to those users through the graph as an electrical flow, in equal parts from the others.
     All duals then shrink by what keeps the flow inside the balls: zero is in the closure of every domain, so a smaller
     slope stays in it.
     """

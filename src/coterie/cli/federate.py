@@ -32,7 +32,7 @@ from coterie.storage import json_ready, write_atomically
 
 
 class _Federate(TyperGroup):
-    """`coterie federate TABLE` and `coterie federate keys`: a first word that is the name of a command is not a table."""
+    """`coterie federate TABLE` and `coterie federate keys`: a first word that names a command is not a table."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = bool(args) and args[0] in self.commands

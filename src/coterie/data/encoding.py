@@ -139,7 +139,7 @@ class Recipe:
                                remedy="Give a table with more rows")
         target = learn_target(summary, notes)
         if user is None and summary.target is not None:
-            notes.append("Every row is a separate user; if rows share users, name their column: --user COLUMN.")
+            notes.append("Every row is a user; if several rows belong to one user, name the column: --user COLUMN.")
         elif user is not None and summary.users == summary.rows:
             notes.append(f"Every user ({user!r}) has one row only, so user and row effects are indistinguishable.")
         columns = tuple(learn_columns(summary, notes))

@@ -63,7 +63,7 @@ class Standardizer:
         if bad.size:
             raise InvalidInput("The spread of a feature is beyond float64", remedy="Give it in larger units",
                                where=f"column {labels[bad[0]] if labels else bad[0]!r}")
-        # Means of a constant column agree only to rounding, so a column is constant if its spread is negligible relative to its size.
+        # Means of a constant column agree only to rounding: it is constant if its spread is negligible.
         constant = spread <= 8 * np.finfo(np.float64).eps * np.abs(moments.means).max(axis=0)
         return cls(freeze(mean), freeze(np.where(constant, 1.0, spread)), labels)
 

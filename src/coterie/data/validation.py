@@ -65,7 +65,7 @@ def group(user: Any) -> Rows:
 
 
 def as_array(values: Any, what: str) -> npt.NDArray[Any]:
-    """`values` as an array in which numbers stay numbers even if other cells are texts and masked entries become None."""
+    """`values` as an array in which numbers stay numbers next to texts, and masked entries become None."""
     if hasattr(values, "tocsr"):
         raise InvalidInput(f"{what} must be dense, got {type(values).__name__}", remedy=f"Pass {what}.toarray()")
     if np.ma.is_masked(values):

@@ -51,7 +51,7 @@ def _tensorboard(where: str) -> Writer:
         from tensorboardX import SummaryWriter
     except ImportError as error:
         raise MissingExtra("tensorboardX", "metrics", "Writing for TensorBoard") from error
-    board = SummaryWriter(where or "logs", flush_secs=1)  # it writes in a separate thread, so it must be closed at the end
+    board = SummaryWriter(where or "logs", flush_secs=1)  # it writes in another thread: close it at the end
     atexit.register(board.close)
 
     def write(line: Round) -> None:

@@ -34,8 +34,8 @@ class FederationSettings:
     lams : several penalty strengths, solved from the largest to the smallest; "auto" takes `n_lams` of them, from the
         smallest at which all users share one model down to `ratio` of it; None for the one `lam`.
     n_lams, ratio : of lams="auto".
-    weights : "unit", weight 1 for all pairs of users; or "wald", "gaussian", "inverse", each user's nearest, from one round
-        of local models, as `adaptive_graph` makes them ("auto" is "wald").
+    weights : "unit", weight 1 for all pairs of users; or "wald", "gaussian", "inverse": the nearest users of each user,
+        from one round of local models, as in `adaptive_graph` ("auto" is "wald").
     participation : who is asked in a round: a share (0.4), a number (12), an array of who is available when
         (n_rounds, n_users), or a `Participation`.
     seed : of everything random; the same seed gives the same result.
