@@ -76,14 +76,26 @@ class _Direction(NamedTuple):
 
 
 class _Search:
-    """The state of `minimise`; users leave when they are done."""
+    """The state of `minimise`; users leave when they are done.
+
+    Attributes
+    ----------
+    evaluate, start : the arguments of `minimise`.
+    points, values, excess, converged : the result, as in `Minimum`; filled in for users that are done.
+    active : the users still searching; the arrays below have one row for each of them.
+    x, value, gradient, hessian : the current points, and the derivatives at them.
+    damping, reach : shift of the Hessian relative to the norm of the gradient, and the largest length of a step.
+    closing : whether the last step of the user was its final one.
+    decrement, still : the last Newton decrement, and how many steps in a row it has not decreased.
+    steps, earlier : number of steps, and the values when slow progress was last checked.
+    """
 
     def __init__(self, evaluate: Evaluate, start: Array) -> None:
         n_users = len(start)
         self.evaluate, self.start = evaluate, start
-        self.points, self.values = np.array(start, dtype=float), np.empty(n_users)  # of users that are done
-        self.excess, self.converged = np.full(n_users, np.inf), np.zeros(n_users, dtype=bool)  # likewise
-        self.active = np.arange(n_users)  # the users still searching; what follows has one row for each of them
+        self.points, self.values = np.array(start, dtype=float), np.empty(n_users)
+        self.excess, self.converged = np.full(n_users, np.inf), np.zeros(n_users, dtype=bool)
+        self.active = np.arange(n_users)
         self.x = self.points.copy()
         self.value, self.gradient, self.hessian = evaluate(self.active, self.x, 2)
         self.damping, self.closing = np.zeros(n_users), np.zeros(n_users, dtype=bool)
