@@ -195,7 +195,8 @@ class LinearLoss(AffineLoss):
         slopes = ((weights * np.abs(self.slope(t, y)))[:, None, :] @ np.abs(a))[:, 0] + ridges * np.abs(models)
         terms = np.abs(t) + terms
         inside = self.curvature(t, y) * terms  # t itself is rounded
-        values += SUMS * (weights * inside * terms).sum(axis=1)  # which counts even where the loss is zero
+        most = self.max_curvature if np.isfinite(self.max_curvature) else self.curvature(t, y)
+        values += SUMS * (weights * most * terms**2).sum(axis=1)  # which counts even where the loss is zero
         return Magnitudes(values, slopes, slopes + ((weights * inside)[:, None, :] @ np.abs(a))[:, 0])
 
     def upper_hessians(self, samples: Samples) -> Array | None:

@@ -133,7 +133,9 @@ class Frame:
         scaled = self.scale[users][..., None] * w[:, :p]
         if not self.sign:
             return scaled
-        margin = _dot(centre, w[:, :p], self.sign * w[:, p] - level[:, None])
+        ones = np.ones((len(w), 1, self.outputs))  # the level is a term like the others: a difference would be rounded
+        margin = _dot(np.concatenate([centre, -level[:, None]], axis=1), np.concatenate([w[:, :p], ones], axis=1),
+                      self.sign * w[:, p])
         return np.concatenate([scaled, margin[:, None]], axis=1)
 
     def leave(self, z: Array, users: Indices, steps: bool = False) -> Array:
