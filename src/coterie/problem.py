@@ -19,7 +19,7 @@ from coterie._typing import Array
 from coterie.data.users import Participants, Users
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.graph import Graph
-from coterie.losses import AffineLoss, Loss, Multinomial, Samples
+from coterie.losses import AffineLoss, Loss, Multinomial, Personal, Samples
 from coterie.losses.remote import Remote
 
 
@@ -134,7 +134,9 @@ class Problem:
     @property
     def coefficient_names(self) -> list[str]:
         """(dim,) the name of each coordinate of a model: a feature, or the intercept."""
-        loss = self.loss.loss if isinstance(self.loss, Remote) else self.loss
+        loss = self.loss
+        while isinstance(loss, (Remote, Personal)):
+            loss = loss.loss
         names = list(self.users.feature_names)
         if isinstance(loss, AffineLoss) and loss.intercept:
             names.append("intercept")

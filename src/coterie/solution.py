@@ -222,7 +222,8 @@ class Solution:
         InvalidInput
             If a user is not in the problem.
         """
-        return predict_rows(self.problem.loss, self.problem.users, self.models, X, users)
+        models = self.problem.loss.own_models(self.problem.samples, self.models)
+        return predict_rows(self.problem.loss, self.problem.users, models, X, users)
 
     def personalize(self, new_users: Users, *, weight: float | None = None) -> Joined:
         """Give new users a model and a group, without changing the models of other users.

@@ -67,12 +67,14 @@ def grouped() -> tuple[Grouped, Participants]:
     return clusters, clusters.groups
 
 
-KINDS = [*LOSS_NAMES, "custom", "quadratic", "grouped"]
+KINDS = [*LOSS_NAMES, "custom", "quadratic", "grouped", "personal"]
 
 
 def case(kind: str) -> tuple[ct.Loss, Participants]:
     if kind == "grouped":
         return grouped()
+    if kind == "personal":
+        return ct.Personal(ct.Logistic(ridge=0.1), np.array([0.5, 2.0, np.inf])), users_for("logistic")
     if kind == "quadratic":
         return quadratic(), Participants(range(9))
     return (custom(), users_for("squared")) if kind == "custom" else (loss_for(kind), users_for(kind))

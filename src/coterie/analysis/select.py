@@ -147,10 +147,15 @@ def by_score(problem: Problem, held_out: Users, *, path: Path | None = None, n_l
     _check_held_out(problem, held_out)
     path = solve_path(problem, n_lams=n_lams, tol=tol) if path is None else path
     present = held_out.counts > 0
-    samples = problem.loss.prepare(held_out.take(np.flatnonzero(present)))
-    penalised = np.stack([problem.loss.values(samples, s.models[present]) for s in path.solutions])
-    refits = np.stack([problem.loss.values(samples, refit(problem, s.labels)[present]) for s in path.solutions])
-    zero = problem.loss.values(samples, np.zeros((int(present.sum()), problem.dim)))
+    loss = problem.loss.own_loss
+    samples = loss.prepare(held_out.take(np.flatnonzero(present)))
+
+    def score(models: Array) -> Array:
+        return loss.values(samples, problem.loss.own_models(problem.samples, models)[present])
+
+    penalised = np.stack([score(s.models) for s in path.solutions])
+    refits = np.stack([score(refit(problem, s.labels)) for s in path.solutions])
+    zero = loss.values(samples, np.zeros((int(present.sum()), problem.dim)))
     refits = np.where(np.isfinite(refits), refits, np.abs(zero) * 1e6 + 1e6)  # a large finite loss instead of inf
     losses = np.concatenate([penalised, refits])
     best = best_mean(losses, np.tile(path.n_clusters, 2), one_standard_error)

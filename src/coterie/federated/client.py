@@ -267,11 +267,12 @@ def _score(data: Data, queries: Batch) -> Answer:
     some = np.flatnonzero(data.held_out.counts[queries.users])
     if some.size:
         rows = data.held_out.take(queries.users[some])
-        models = queries.arrays["model"][some]
+        models = data.loss.own_models(data.samples, queries.arrays["model"][some], queries.users[some])
+        loss = data.loss.own_loss
         count[some] = rows.counts
-        score[some] = rows.counts * data.loss.values(data.loss.prepare(rows), models)
+        score[some] = rows.counts * loss.values(loss.prepare(rows), models)
         if rows.targets is not None:
-            right = data.loss.predict(rows.features, models[rows.owner]) == rows.targets
+            right = loss.predict(rows.features, models[rows.owner]) == rows.targets
             hit[some] = np.bincount(rows.owner, weights=right, minlength=rows.n_users)
     return {"score": score, "hit": hit, "count": count}, {}
 

@@ -10,6 +10,7 @@ from coterie.losses.blocks import BlockLoss
 from coterie.losses.custom import Custom
 from coterie.losses.linear import Huber, Logistic, Poisson, Squared, SquaredHinge
 from coterie.losses.multinomial import Multinomial
+from coterie.losses.personal import Personal
 from coterie.losses.points import HuberDistance, SquaredDistance
 
 #: Every ready loss by the name used in the command line and in saved files.
@@ -25,4 +26,5 @@ LOSSES: dict[str, type[Loss]] = {
 }
 
 __all__ = ["LOSSES", "AffineLoss", "BlockLoss", "Custom", "Evaluation", "Huber", "HuberDistance", "LinearLoss",
-           "Logistic", "Loss", "Multinomial", "Poisson", "Samples", "Squared", "SquaredDistance", "SquaredHinge"]
+           "Logistic", "Loss", "Multinomial", "Personal", "Poisson", "Samples", "Squared", "SquaredDistance",
+           "SquaredHinge"]

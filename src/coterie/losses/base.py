@@ -369,6 +369,15 @@ class Loss(ABC):
         far = np.linalg.norm(step, axis=1) > 1e-3 * (1.0 + np.linalg.norm(z, axis=1))  # that is no refinement
         return np.where(far[:, None], z, z + step)
 
+    def own_models(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
+        """The models that predict for these users, given those of a problem; a `Personal` loss has others."""
+        return models
+
+    @property
+    def own_loss(self) -> Loss:
+        """The loss of `own_models`, by which they are compared on other rows."""
+        return self
+
     def decision(self, features: Array, models: Array) -> Array:
         """What a model says of a sample, row by row: a margin, a mean, or one number per class.
 

@@ -37,6 +37,11 @@ class Remote(Loss):
     def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
         raise Incompatible("The data are with their users, so their losses cannot be evaluated here.")
 
+    def own_models(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
+        if type(self.loss).own_models is not Loss.own_models:
+            raise Incompatible("Users compute their personal models from their own data, which are not here.")
+        return models
+
     def decision(self, features: Array, models: Array) -> Array:
         return self.loss.decision(features, models)
 

@@ -35,7 +35,7 @@ class Expansion:
         self.values, self.gradients, self.hessians = self.problem.loss.evaluate(self.problem.samples, models)
         self.curvature = float(np.trace(self.hessians, axis1=1, axis2=2).mean()) / self.problem.dim
         if not self.curvature > 0:  # flat everywhere: use a positive number, from the loss if it has one
-            known = self.stiffest[np.isfinite(self.stiffest)]
+            known = self.stiffest[np.isfinite(self.stiffest) & (self.stiffest > 0)]
             self.curvature = 1e-6 * float(known.mean()) if known.size else 1e-6
 
     @cached_property

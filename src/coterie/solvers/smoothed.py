@@ -237,7 +237,8 @@ class _Search:
         pull = self.radii / smooth
         value = float(self.loss.values.sum() + self.radii @ smooth)
         edges = self._edges(differences, smooth)
-        matrix = self._matrix(edges)
+        with np.errstate(over="ignore", invalid="ignore"):  # where all models are equal and nothing holds them
+            matrix = self._matrix(edges)
         matrix[np.diag_indices(len(matrix))] += self.damping
         system = _Definite(matrix)
         gradient = self.loss.gradients + self.incidence.T @ ((pull[:, None] * differences) @ self.view.basis)
