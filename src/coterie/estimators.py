@@ -251,7 +251,14 @@ class PersonalizedClassifier(ClassifierMixin, _Personalized):  # type: ignore[mi
     __metadata_request__decision_function = {"users": True}  # noqa: RUF012
 
     def fit(self, X: Any, y: Any, users: Any = None) -> Self:
-        """Find groups and models from rows X with classes y; `users` is the owner of each row."""
+        """Find groups and models.
+
+        Parameters
+        ----------
+        X : (n_rows, n_features) numbers.
+        y : (n_rows,) the classes.
+        users : (n_rows,) the owner of each row; None for one user.
+        """
         X, codes = self._checked(X, y, reset=True)
         return self._fit(X, codes, users, "classification")
 
@@ -320,7 +327,14 @@ class PersonalizedRegressor(RegressorMixin, _Personalized):  # type: ignore[misc
     """
 
     def fit(self, X: Any, y: Any, users: Any = None) -> Self:
-        """Find groups and models from rows X with targets y; `users` is the owner of each row."""
+        """Find groups and models.
+
+        Parameters
+        ----------
+        X : (n_rows, n_features) numbers.
+        y : (n_rows,) the targets.
+        users : (n_rows,) the owner of each row; None for one user.
+        """
         X, y = self._checked(X, y, reset=True)
         return self._fit(X, y, users, "counts" if self.loss == "poisson" else "regression")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import importlib
+import inspect
 import pkgutil
+import re
 
 import pytest
 
@@ -43,3 +46,52 @@ def test_a_wrong_example_is_seen(tmp_path, monkeypatch):
     (tmp_path / "wrong_example.py").write_text('def f():\n    """\n    >>> 1 + 1\n    3\n    """\n')
     monkeypatch.syspath_prepend(tmp_path)
     assert failures(importlib.import_module("wrong_example")) == (1, 1)
+
+
+def missing_sections(name: str, value: object) -> list[str]:
+    """Sections that the docstring of a public function or class lacks; exceptions need no example."""
+    if not (inspect.isfunction(value) or inspect.isclass(value)):
+        return []
+    text = inspect.getdoc(value) or ""
+    has = set(re.findall(r"^(\w+)\n-{3,}$", text, re.M))
+    wanted = [] if isinstance(value, type) and issubclass(value, BaseException) else [{"Example", "Examples"}]
+    if inspect.isfunction(value) and inspect.signature(value).parameters:
+        wanted.append({"Parameters"})
+    if dataclasses.is_dataclass(value) and dataclasses.fields(value) and not inspect.isabstract(value):
+        wanted.append({"Parameters", "Attributes"})
+    if inspect.isfunction(value) and "return " in inspect.getsource(value):
+        wanted.append({"Returns"})
+    return [f"{name}: {' or '.join(sorted(names))}" for names in wanted if not names & has]
+
+
+def test_public_names_are_explained():
+    assert [line for name in coterie.__all__ for line in missing_sections(name, getattr(coterie, name))] == []
+
+
+def test_a_missing_section_is_seen():
+    def bare(x):
+        """Double a number."""
+        return 2 * x
+
+    def full(x):
+        """Double a number.
+
+        Parameters
+        ----------
+        x : the number.
+
+        Returns
+        -------
+        Twice the number.
+
+        Example
+        -------
+        See above.
+        """
+        return 2 * x
+
+    assert missing_sections("bare", bare) == ["bare: Example or Examples", "bare: Parameters", "bare: Returns"]
+    assert missing_sections("full", full) == []
+    plain = dataclasses.make_dataclass("plain", ["x"])
+    assert missing_sections("plain", plain) == ["plain: Example or Examples", "plain: Attributes or Parameters"]
+    assert missing_sections("Error", type("Error", (ValueError,), {"__doc__": "An error."})) == []

@@ -36,6 +36,13 @@ class GroupMargins:
     reach : how far the models of two groups, together, can be from their optimum.
     estimated : whether `reach` rests on the least curvature at the solution, as no bound on it is known everywhere.
     decided : (n_groups,) whether every optimum has this group: its members nearer to each other than to all others.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0)
+    >>> ct.group_margins(ct.solve(problem)).decided.tolist()
+    [True, True]
     """
 
     labels: Ints = field(repr=False)
@@ -47,6 +54,7 @@ class GroupMargins:
 
     @property
     def decided(self) -> Flags:
+        """(n_groups,) whether every optimum has this group."""
         held = (self.slack > _STRICT) & np.isfinite(self.spread)
         return held & (self.spread + self.reach < self.distance)
 

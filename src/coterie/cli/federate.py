@@ -57,7 +57,7 @@ _NLams = Annotated[int, typer.Option(help="How many, if --lams is auto.", min=1)
 _Ratio = Annotated[float, typer.Option(help="Smallest divided by largest, if --lams is auto.")]
 _HeldOut = Annotated[float, typer.Option(help="Share of every user's rows held out to score its model.")]
 _Weights = Annotated[str, typer.Option(help=f"One of: {', '.join(KINDS)}. unit: all pairs have weight 1; the others "
-                                            "are made from one round of local models.")]
+                                            "are computed from one round of local models.")]
 _Algorithm = Annotated[str, typer.Option(help=f"One of: {', '.join(ALGORITHMS)}.")]
 _Options = Annotated[str, typer.Option(help="Its settings as JSON.")]
 _Participation = Annotated[float, typer.Option(help="Share of the users asked per round.")]

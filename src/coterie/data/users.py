@@ -56,7 +56,18 @@ class Moments(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Three parts with the same users in the same order; a user may have no row in `validation` and `test`."""
+    """Three parts with the same users in the same order; a user may have no row in `validation` and `test`.
+
+    Parameters
+    ----------
+    train, validation, test : the parts.
+
+    Example
+    -------
+    >>> split = Users.from_arrays([[0.0], [1.0], [2.0], [3.0]], user=["ann"] * 4).split(test=0.5, seed=0)
+    >>> split.train.n_samples, split.test.n_samples
+    (2, 2)
+    """
 
     train: Users
     validation: Users
@@ -125,10 +136,12 @@ class Users(Participants):
 
     @property
     def data(self) -> Users:
+        """The users themselves; `Participants` have no data."""
         return self
 
     @property
     def n_samples(self) -> int:
+        """The number of samples of all users together."""
         return len(self.features)
 
     @cached_property

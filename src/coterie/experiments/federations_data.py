@@ -2,8 +2,8 @@
 
 Features are computed from training rows only, with sums that users can compute: counts, means, scatter matrices. They
 are computed again for every fit: from the training rows for tuning, then from training and validation rows together.
-Scaling is that of `coterie fit`. The losses are part of the comparison: as in the published results, the ridge does not
-cover the intercept.
+Scaling is that of `coterie fit`. The losses are part of the comparison and differ from it in one point: the ridge does
+not cover the intercept, as in the published results of the other methods. The tables in the docs need this.
 """
 
 from __future__ import annotations

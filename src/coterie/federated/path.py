@@ -37,6 +37,14 @@ class FederatedPath:
     ----------
     runs : one for each lam.
     spent : the runs that found the largest lam, where it was not given.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+    >>> path = ct.federate_path(users, ct.SquaredDistance(), lams=[9.0, 1.0, 0.1])
+    >>> path.n_clusters.tolist()
+    [1, 2, 3]
     """
 
     runs: tuple[Federated, ...] = field(repr=False)
@@ -44,18 +52,22 @@ class FederatedPath:
 
     @property
     def lams(self) -> Array:
+        """(n_lams,) the lams, decreasing."""
         return np.array([run.lam for run in self.runs])
 
     @property
     def n_clusters(self) -> Ints:
+        """(n_lams,) the number of groups at each lam."""
         return np.array([run.n_clusters for run in self.runs])
 
     @property
     def gaps(self) -> Array:
+        """(n_lams,) the certified relative gap at each lam."""
         return np.array([run.gap for run in self.runs])
 
     @property
     def n_rounds(self) -> int:
+        """The number of rounds of all runs together."""
         return sum(run.n_rounds for run in (*self.spent, *self.runs))
 
     @property

@@ -40,7 +40,14 @@ class Federated(Solution):
     scores : (n_users, 3) held-out loss, correct predictions and rows of every user; None where none were held out.
     n_rounds : of the run, certificates included.
     aside : the users who were excluded, and why.
-    refusals : round, user and reason of every reply that was refused.
+    refusals : round, user and reason of every reply that was rejected.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> run = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0)
+    >>> run.n_clusters, run.status.name
+    (2, 'CONVERGED')
     """
 
     ledger: Ledger = field(repr=False)
@@ -86,6 +93,10 @@ def federate(users: Users, loss: Loss, lam: float, *, graph: Graph | str | None 
         settings, the run continues where it was.
     every : rounds between two saves.
     progress : called after every round with a `Round`.
+
+    Returns
+    -------
+    Federated : a `Solution` with the rounds, the ledger and the scores.
 
     Raises
     ------

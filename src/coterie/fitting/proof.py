@@ -23,6 +23,13 @@ class RunCertificate(Certificate):
     tol : the certified relative gap that the run was to reach.
     same_data : whether the table is the run's file, byte for byte; None where there is no file to compare.
     same_claims : whether the groups, their number and lam are those that the run claims.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0)
+    >>> RunCertificate.of(problem, ct.solve(problem).models, tol=1e-6).certified
+    True
     """
 
     n_clusters: int

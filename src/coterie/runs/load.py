@@ -54,6 +54,10 @@ class Run(PredictsRows):
     units : how the numbers given became the numbers solved for; None where the run does not say.
     recipe : how the table became numbers; None where the run was not made from a table.
     together : (dim,) the pooled model, for unknown users; None where there is none.
+
+    Example
+    -------
+    See `load_run`.
     """
 
     folder: Path

@@ -89,22 +89,27 @@ class Ledger:
 
     @property
     def bytes_up(self) -> int:
+        """Bytes from the users to the server."""
         return self.total(direction="up")
 
     @property
     def bytes_down(self) -> int:
+        """Bytes from the server to the users."""
         return self.total(direction="down")
 
     @property
     def numbers_up(self) -> int:
+        """Numbers from the users to the server."""
         return self.total("numbers", direction="up")
 
     @property
     def numbers_down(self) -> int:
+        """Numbers from the server to the users."""
         return self.total("numbers", direction="down")
 
     @property
     def bytes(self) -> int:
+        """Bytes in both directions."""
         return self.bytes_up + self.bytes_down
 
     def __str__(self) -> str:
