@@ -186,9 +186,9 @@ def test_global_local_oracle_are_stationary(loss_name):
     assert together.n_clusters == 1
     assert np.abs(loss.gradients(samples, together.models).sum(axis=0)).max() < 1e-7
     assert np.abs(loss.gradients(samples, Local().fit(users, loss).models)).max() < 1e-7
-    told = Oracle().fit(users, loss, clusters=truth)
-    np.testing.assert_array_equal(told.labels, truth)
-    gradients = loss.gradients(samples, told.models)
+    informed = Oracle().fit(users, loss, clusters=truth)
+    np.testing.assert_array_equal(informed.labels, truth)
+    gradients = loss.gradients(samples, informed.models)
     for k in range(3):
         assert np.abs(gradients[truth == k].sum(axis=0)).max() < 1e-7
 
@@ -367,9 +367,9 @@ def test_cfl_splits_opposite_groups_and_nobody_else(rule):
     split = CFL(rule=rule).fit(opposite, loss)
     np.testing.assert_array_equal(split.labels, owner[::40] >= 4)
     np.testing.assert_allclose(split.models, Oracle().fit(opposite, loss, clusters=split.labels).models, atol=1e-8)
-    whole = CFL(rule=rule).fit(alike, loss)
-    assert whole.n_clusters == 1
-    np.testing.assert_allclose(whole.models, Global().fit(alike, loss).models, atol=1e-10)
+    unsplit = CFL(rule=rule).fit(alike, loss)
+    assert unsplit.n_clusters == 1
+    np.testing.assert_allclose(unsplit.models, Global().fit(alike, loss).models, atol=1e-10)
     # The threshold is in units of noise: in other units of the targets the same split is made.
     scaled = ct.Users.from_arrays(features, 1e3 * opposite.targets, owner)
     np.testing.assert_array_equal(CFL(rule=rule).fit(scaled, loss).labels, split.labels)

@@ -126,13 +126,13 @@ def folders(tmp_path_factory):
 
     def folder(kind: str) -> Path:
         if kind not in made:
-            place = tmp_path_factory.mktemp(kind)
-            (place / "data.csv").write_bytes(text_of(rows_of(kind)))
-            done = run("fit", place / "data.csv", *asked(kind), "--out", place / "run")
+            base = tmp_path_factory.mktemp(kind)
+            (base / "data.csv").write_bytes(text_of(rows_of(kind)))
+            done = run("fit", base / "data.csv", *asked(kind), "--out", base / "run")
             assert done.code == 0, done
             assert done.err == ""
-            assert (place / "data.csv").read_bytes() == text_of(rows_of(kind))
-            made[kind] = place
+            assert (base / "data.csv").read_bytes() == text_of(rows_of(kind))
+            made[kind] = base
         return made[kind]
 
     return folder
@@ -154,7 +154,7 @@ def lines(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def told(path: Path) -> dict[str, Any]:
+def run_info(path: Path) -> dict[str, Any]:
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is no JSON")
 
@@ -163,7 +163,7 @@ def told(path: Path) -> dict[str, Any]:
 
 def comparable(folder: Path) -> dict[str, bytes]:
     """The files of a run as bytes, without the time it took."""
-    plain = {**told(folder), "seconds": 0}
+    plain = {**run_info(folder), "seconds": 0}
     return {"run.json": json.dumps(plain).encode()} | {
         name: (folder / name).read_bytes() for name in sorted(FILES - {"run.json"})}
 
@@ -196,51 +196,51 @@ def test_from_a_table_to_a_proof(folders, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_run_json(folders, kind):
-    place = folders(kind)
-    found = told(place / "run")
-    settings = found["settings"]
+    base = folders(kind)
+    info = run_info(base / "run")
+    settings = info["settings"]
     assert (settings["n_lams"], settings["tol"], settings["weights"], settings["lam"]) == (4, 1e-6, "auto", "auto")
-    assert settings["data"] == str(place / "data.csv")
-    assert found["coterie"] == coterie.__version__
-    assert found["libraries"]["numpy"] == found["numpy"] == np.__version__
-    assert found["seed"] == settings["seed"] == 0
-    assert found["fingerprint"] == coterie.data.io.fingerprint(place / "data.csv")
-    assert (found["status"], found["n_users"], found["n_clusters"]) == ("CONVERGED", 8, 2)
-    assert 0 <= found["gap"] <= 1e-6
-    assert found["bound"] <= found["objective"] + 1e-12 * abs(found["objective"])
-    assert found["task"] == settings["task"] == {"binary": "classification", "classes": "classification", "points":
+    assert settings["data"] == str(base / "data.csv")
+    assert info["coterie"] == coterie.__version__
+    assert info["libraries"]["numpy"] == info["numpy"] == np.__version__
+    assert info["seed"] == settings["seed"] == 0
+    assert info["fingerprint"] == coterie.data.io.fingerprint(base / "data.csv")
+    assert (info["status"], info["n_users"], info["n_clusters"]) == ("CONVERGED", 8, 2)
+    assert 0 <= info["gap"] <= 1e-6
+    assert info["bound"] <= info["objective"] + 1e-12 * abs(info["objective"])
+    assert info["task"] == settings["task"] == {"binary": "classification", "classes": "classification", "points":
                                                  "clustering", "rows": "clustering"}.get(kind, kind)
-    assert (found["scores"] is None) == (kind in ("points", "rows"))
-    if found["scores"]:
-        better = found["scores"]["here"] < found["scores"]["together"]
-        assert better == (found["scores"]["metric"] != "accuracy")
-        assert found["scores"]["rows"] == 16
+    assert (info["scores"] is None) == (kind in ("points", "rows"))
+    if info["scores"]:
+        better = info["scores"]["here"] < info["scores"]["together"]
+        assert better == (info["scores"]["metric"] != "accuracy")
+        assert info["scores"]["rows"] == 16
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_files_agree(folders, kind):
-    place = folders(kind) / "run"
-    found, models, clusters, path = told(place), *(lines(place / f"{name}.csv") for name in (
+    base = folders(kind) / "run"
+    info, models, clusters, path = run_info(base), *(lines(base / f"{name}.csv") for name in (
         "models", "clusters", "path"))
     names = sorted(NAMES) if kind not in ("rows", "regression") else list(map(str, range(8))) if kind == "rows" else \
         [str(10 + i) for i in range(8)]
     assert [row["user"] for row in models] == names
-    assert len(clusters) == found["n_clusters"]
+    assert len(clusters) == info["n_clusters"]
     for cluster in clusters:
         members = [row for row in models if row["cluster"] == cluster["cluster"]]
         assert int(cluster["users"]) == len(members) == 4
         for row in members:
             assert {**row, "user": ""} == {"user": "", **{k: v for k, v in cluster.items() if k != "users"}}
-    saved = unpack((place / "solution.coterie").read_bytes())
+    saved = unpack((base / "solution.coterie").read_bytes())
     assert [str(name) for name in saved["names"]] == names
-    assert saved["lam"] == found["lam"]
-    chosen = [row for row in path if float(row["lam"]) == found["lam"]]
+    assert saved["lam"] == info["lam"]
+    chosen = [row for row in path if float(row["lam"]) == info["lam"]]
     assert [int(row["n_clusters"]) for row in chosen] == [2]
     assert all(float(row["gap"]) <= 1e-6 and row["status"] == "CONVERGED" for row in path)
     assert int(path[-1]["n_clusters"]) == 1
     for name in ("models", "path"):
-        with_types = pl.read_parquet(place / f"{name}.parquet")
-        rows = lines(place / f"{name}.csv")
+        with_types = pl.read_parquet(base / f"{name}.parquet")
+        rows = lines(base / f"{name}.csv")
         assert with_types.columns == list(rows[0])
         for column in with_types:
             texts = [row[column.name] for row in rows]
@@ -248,11 +248,11 @@ def test_the_files_agree(folders, kind):
                     list(map(str, column.to_list())) == texts)
 
 
-def margins(kind: str, place: Path, rows: list[dict[str, Any]]) -> np.ndarray:
+def margins(kind: str, base: Path, rows: list[dict[str, Any]]) -> np.ndarray:
     """(n_rows, outputs) by hand: the columns of models.csv times those of the table, in its own units."""
-    models = {row["user"]: row for row in lines(place / "models.csv")}
+    models = {row["user"]: row for row in lines(base / "models.csv")}
     gaps = [float(row["b"]) for row in rows if row["b"] != ""]
-    told = []
+    predicted = []
     for row in rows:
         model = models[str(row["subject"])]
         x = {"a": float(row["a"]), "b": float(row["b"]) if row["b"] != "" else float(np.mean(gaps)), "intercept": 1.0}
@@ -261,39 +261,39 @@ def margins(kind: str, place: Path, rows: list[dict[str, Any]]) -> np.ndarray:
                   "colour=blue": float(row["colour"] == "blue")}
         suffixes = [""] if kind != "classes" else [f" [{c}]" for c in ("high", "low", "mid")]
         assert {f"{name}{end}" for name in x for end in suffixes} == set(model) - {"user", "cluster"}
-        told.append([sum(value * float(model[name + end]) for name, value in x.items()) for end in suffixes])
-    return np.array(told)
+        predicted.append([sum(value * float(model[name + end]) for name, value in x.items()) for end in suffixes])
+    return np.array(predicted)
 
 
 @pytest.mark.parametrize("kind", ["binary", "classes", "regression", "counts"])
 def test_predictions_by_hand(folders, kind):
-    place, rows = folders(kind), rows_of(kind)
-    assert f"{len(rows)} predictions for 8 users" in good("predict", place / "run", place / "data.csv")
-    found, t = lines(Path("predictions.csv")), margins(kind, place / "run", rows)
-    assert [row["user"] for row in found] == [str(row["subject"]) for row in rows]
-    assert {row["known"] for row in found} == {"1"}
-    clusters = {row["user"]: row["cluster"] for row in lines(place / "run" / "models.csv")}
-    assert [row["cluster"] for row in found] == [clusters[row["user"]] for row in found]
+    base, rows = folders(kind), rows_of(kind)
+    assert f"{len(rows)} predictions for 8 users" in good("predict", base / "run", base / "data.csv")
+    info, t = lines(Path("predictions.csv")), margins(kind, base / "run", rows)
+    assert [row["user"] for row in info] == [str(row["subject"]) for row in rows]
+    assert {row["known"] for row in info} == {"1"}
+    clusters = {row["user"]: row["cluster"] for row in lines(base / "run" / "models.csv")}
+    assert [row["cluster"] for row in info] == [clusters[row["user"]] for row in info]
     if kind in ("regression", "counts"):
         mine = t[:, 0] if kind == "regression" else np.exp(t[:, 0])
-        np.testing.assert_allclose([float(row["prediction"]) for row in found], mine, rtol=1e-7, atol=1e-9)
+        np.testing.assert_allclose([float(row["prediction"]) for row in info], mine, rtol=1e-7, atol=1e-9)
         errors = np.abs(mine - [row["y"] for row in rows])
         assert errors.mean() < (0.4 if kind == "regression" else 1.5)
         return
     classes = ["no", "yes"] if kind == "binary" else ["high", "low", "mid"]
     t = np.column_stack([np.zeros(len(t)), t]) if kind == "binary" else t
-    assert [row["prediction"] for row in found] == [classes[k] for k in t.argmax(axis=1)]
+    assert [row["prediction"] for row in info] == [classes[k] for k in t.argmax(axis=1)]
     shares = np.exp(t) / np.exp(t).sum(axis=1, keepdims=True)
     for k, name in enumerate(classes):
-        np.testing.assert_allclose([float(row[f"probability {name}"]) for row in found], shares[:, k], rtol=1e-6)
-    assert np.mean([a["prediction"] == b["y"] for a, b in zip(found, rows, strict=True)]) > 0.8
+        np.testing.assert_allclose([float(row[f"probability {name}"]) for row in info], shares[:, k], rtol=1e-6)
+    assert np.mean([a["prediction"] == b["y"] for a, b in zip(info, rows, strict=True)]) > 0.8
 
 
 def test_predictions_can_be_wrong(folders):
     """The twin: other models give other numbers."""
-    place, rows = folders("regression"), rows_of("regression")
-    good("predict", place / "run", place / "data.csv")
-    t = margins("regression", place / "run", [{**row, "subject": 10 + (row["subject"] - 9) % 8} for row in rows])
+    base, rows = folders("regression"), rows_of("regression")
+    good("predict", base / "run", base / "data.csv")
+    t = margins("regression", base / "run", [{**row, "subject": 10 + (row["subject"] - 9) % 8} for row in rows])
     assert np.abs(t[:, 0] - [float(row["prediction"]) for row in lines(Path("predictions.csv"))]).max() > 1
 
 
@@ -301,32 +301,32 @@ def test_predictions_can_be_wrong(folders):
 
 
 def test_other_tables_are_predicted(folders):
-    place, rows = folders("regression"), rows_of("regression")[:6]
-    good("predict", place / "run", place / "data.csv")
+    base, rows = folders("regression"), rows_of("regression")[:6]
+    good("predict", base / "run", base / "data.csv")
     expected = [row["prediction"] for row in lines(Path("predictions.csv"))[:6]]
     turned = [{"more": "x", **dict(reversed(row.items()))} for row in rows]
     Path("turned.csv").write_bytes(text_of(turned))
-    good("predict", place / "run", "turned.csv", "--out", "turned_out.csv")
+    good("predict", base / "run", "turned.csv", "--out", "turned_out.csv")
     assert [row["prediction"] for row in lines(Path("turned_out.csv"))] == expected
     strange = [{**rows[0], "subject": "new"}, {**rows[1], "colour": "green"}, {**rows[2], "a": ""}, *rows[3:]]
     Path("strange.csv").write_bytes(text_of(strange))
-    done = run("predict", place / "run", "strange.csv", "--out", "strange.parquet")
+    done = run("predict", base / "run", "strange.csv", "--out", "strange.parquet")
     assert done.code == 0
     assert "'green'" in done.err
     assert "1 of these users are not in the run" in done.out
-    found = pl.read_parquet("strange.parquet")
+    info = pl.read_parquet("strange.parquet")
     # With a text among them all names are texts; 10 is still user 10.
-    assert found["user"].to_list() == ["new", "10", "10", "10", "10", "10"]
-    assert found["known"].to_list() == [0, 1, 1, 1, 1, 1]
-    assert found["cluster"].to_list() == [None, 0, 0, 0, 0, 0]
-    assert found["prediction"].to_list()[3:] == [float(text) for text in expected[3:]]
+    assert info["user"].to_list() == ["new", "10", "10", "10", "10", "10"]
+    assert info["known"].to_list() == [0, 1, 1, 1, 1, 1]
+    assert info["cluster"].to_list() == [None, 0, 0, 0, 0, 0]
+    assert info["prediction"].to_list()[3:] == [float(text) for text in expected[3:]]
     # A stranger has the model of everyone, an unseen level no level, a gap the mean of the table learned from.
-    model = next(row for row in lines(place / "run" / "models.csv") if row["user"] == "10")
+    model = next(row for row in lines(base / "run" / "models.csv") if row["user"] == "10")
     red = float(model[f"colour={rows[1]['colour']}"])
-    assert found["prediction"][1] == pytest.approx(float(expected[1]) - red)
+    assert info["prediction"][1] == pytest.approx(float(expected[1]) - red)
     mean = np.mean([row["a"] for row in rows_of("regression")])
-    assert found["prediction"][2] == pytest.approx(float(expected[2]) + (mean - rows[2]["a"]) * float(model["a"]))
-    assert np.isfinite(found["prediction"].to_numpy()).all()
+    assert info["prediction"][2] == pytest.approx(float(expected[2]) + (mean - rows[2]["a"]) * float(model["a"]))
+    assert np.isfinite(info["prediction"].to_numpy()).all()
 
 
 @pytest.mark.parametrize(("change", "parts"), [
@@ -337,9 +337,9 @@ def test_other_tables_are_predicted(folders):
      ["user name is missing", "row 2", "'subject'"]),
 ])
 def test_other_tables_that_are_refused(folders, change, parts):
-    place = folders("regression")
+    base = folders("regression")
     Path("other.csv").write_bytes(text_of(change(rows_of("regression"))))
-    assert re.search("(?s)" + ".*".join(map(re.escape, parts)), bad("predict", place / "run", "other.csv"))
+    assert re.search("(?s)" + ".*".join(map(re.escape, parts)), bad("predict", base / "run", "other.csv"))
     assert not Path("predictions.csv").exists()
 
 
@@ -354,13 +354,13 @@ def test_a_table_is_never_written_over(copied):
 
 
 def test_points_of_another_table_go_to_the_nearest_cluster(folders):
-    place, rows = folders("rows"), rows_of("rows")
-    good("predict", place / "run", place / "data.csv")
+    base, rows = folders("rows"), rows_of("rows")
+    good("predict", base / "run", base / "data.csv")
     first = lines(Path("predictions.csv"))
     assert [row["cluster"] for row in first] == ["0", "1"] * 4
     assert {row["known"] for row in first} == {"1"}
     Path("more.csv").write_bytes(text_of(rows[1:4]))
-    assert "the model of the nearest group" in good("predict", place / "run", "more.csv")
+    assert "the model of the nearest group" in good("predict", base / "run", "more.csv")
     assert [(row["cluster"], row["known"]) for row in lines(Path("predictions.csv"))] == [("1", "0"), ("0", "0"),
                                                                                          ("1", "0")]
 
@@ -389,13 +389,13 @@ def test_any_names_of_users(names, texts):
 
 
 def test_names_of_another_type_are_the_same_users(folders):
-    place, rows = folders("regression"), rows_of("regression")
-    good("predict", place / "run", place / "data.csv")
+    base, rows = folders("regression"), rows_of("regression")
+    good("predict", base / "run", base / "data.csv")
     expected = [float(row["prediction"]) for row in lines(Path("predictions.csv"))]
-    frame = pl.read_csv(place / "data.csv")
+    frame = pl.read_csv(base / "data.csv")
     for kind in (pl.String, pl.Float64, pl.Int16):
         frame.with_columns(pl.col("subject").cast(pl.Int64).cast(kind)).write_parquet("other.parquet")
-        good("predict", place / "run", "other.parquet", "--out", "out.parquet")
+        good("predict", base / "run", "other.parquet", "--out", "out.parquet")
         assert pl.read_parquet("out.parquet")["prediction"].to_list() == expected
     assert len(rows) == len(expected)
 
@@ -433,46 +433,46 @@ def change(path: Path, line: int, column: int, to: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_run_is_proven_again(folders, kind):
-    place = folders(kind)
-    assert "Certified: no other models are better" in good("certify", place / "run")
-    found = json.loads(good("certify", place / "run", place / "data.csv", "--json"))
-    assert found["certified"]
-    assert found["same_data"]
-    assert found["same_claims"]
-    assert found["n_clusters"] == 2
-    assert found["objective"] == pytest.approx(told(place / "run")["objective"], rel=1e-9)
+    base = folders(kind)
+    assert "Certified: no other models are better" in good("certify", base / "run")
+    info = json.loads(good("certify", base / "run", base / "data.csv", "--json"))
+    assert info["certified"]
+    assert info["same_data"]
+    assert info["same_claims"]
+    assert info["n_clusters"] == 2
+    assert info["objective"] == pytest.approx(run_info(base / "run")["objective"], rel=1e-9)
 
 
 def test_changed_models_are_not_proven(copied):
-    place = copied("regression")
-    change(place / "models.csv", 1, 2, lambda text: text)  # nothing, to begin with
+    base = copied("regression")
+    change(base / "models.csv", 1, 2, lambda text: text)  # nothing, to begin with
     good("certify", "run", "data.csv")
-    change(place / "models.csv", 1, 2, lambda text: float(text) * 1.01)
+    change(base / "models.csv", 1, 2, lambda text: float(text) * 1.01)
     done = run("certify", "run", "data.csv")
     assert done.code == 1
     assert "Not certified" in done.out
-    found = run("certify", "run", "data.csv", "--json")
-    assert not json.loads(found.out)["certified"]
+    info = run("certify", "run", "data.csv", "--json")
+    assert not json.loads(info.out)["certified"]
     for to in ("x", "nan", ""):
-        change(place / "models.csv", 1, 2, lambda _, to=to: to)
+        change(base / "models.csv", 1, 2, lambda _, to=to: to)
         assert "models" in bad("certify", "run", "data.csv")
-    (place / "models.csv").unlink()
+    (base / "models.csv").unlink()
     assert "models.csv" in bad("certify", "run", "data.csv")
 
 
 def test_models_under_other_names_are_not_proven(copied):
-    place = copied("regression")
-    whole = (place / "models.csv").read_text().splitlines()
-    first, *rest = whole
-    (place / "models.csv").write_text("\n".join([first, *rest[::-1]]) + "\n")  # the order of lines says nothing
+    base = copied("regression")
+    rows_of_file = (base / "models.csv").read_text().splitlines()
+    first, *rest = rows_of_file
+    (base / "models.csv").write_text("\n".join([first, *rest[::-1]]) + "\n")  # the order of lines says nothing
     good("certify", "run", "data.csv")
-    (place / "models.csv").write_text("\n".join([*whole, whole[-1]]) + "\n")
+    (base / "models.csv").write_text("\n".join([*rows_of_file, rows_of_file[-1]]) + "\n")
     assert "each once" in bad("certify", "run", "data.csv")
     names = first.split(",")
-    (place / "models.csv").write_text("\n".join([",".join([*names[:2], names[3], names[2], *names[4:]]), *rest]) + "\n")
+    (base / "models.csv").write_text("\n".join([",".join([*names[:2], names[3], names[2], *names[4:]]), *rest]) + "\n")
     assert f"column '{names[3]}'" in bad("certify", "run", "data.csv")
-    (place / "models.csv").write_text("\n".join(whole) + "\n")
-    change(place / "models.csv", 1, 1, lambda text: 1 - int(text))  # a user in the other cluster, by its label only
+    (base / "models.csv").write_text("\n".join(rows_of_file) + "\n")
+    change(base / "models.csv", 1, 1, lambda text: 1 - int(text))  # a user in the other cluster, by its label only
     done = run("certify", "run", "data.csv")
     assert done.code == 1
     assert "groups differ from those in run.json" in done.out
@@ -504,13 +504,13 @@ def test_another_table_is_not_proven(copied):
     (["together"], [1.0], 2), (["settings", "data"], 4, 2), (["recipe", "task"], "counts", 2),
 ])
 def test_a_changed_run_json_is_found(copied, keys, value, code):
-    place = copied("regression")
-    found = told(place)
-    inside = found
+    base = copied("regression")
+    info = run_info(base)
+    inside = info
     for key in keys[:-1]:
         inside = inside[key]
     inside[keys[-1]] = value
-    (place / "run.json").write_text(json.dumps(found))
+    (base / "run.json").write_text(json.dumps(info))
     done = run("certify", "run", "data.csv")
     assert done.code == code, done
     assert "Traceback" not in done.err
@@ -519,8 +519,8 @@ def test_a_changed_run_json_is_found(copied, keys, value, code):
 @pytest.mark.parametrize("name", ["run.json", "solution.coterie", "report.json"])
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{}", b"\xff\xfe", None])
 def test_a_damaged_folder_ends_in_a_sentence(copied, name, content):
-    place = copied("regression")
-    (place / name).write_bytes(content) if content is not None else (place / name).unlink()
+    base = copied("regression")
+    (base / name).write_bytes(content) if content is not None else (base / name).unlink()
     for arguments in (("report", "run"),) if name == "report.json" else (("certify", "run", "data.csv"),
                                                                          ("predict", "run", "data.csv")):
         assert "coterie:" in bad(*arguments)
@@ -530,22 +530,22 @@ def test_a_damaged_folder_ends_in_a_sentence(copied, name, content):
 
 
 def test_json_is_all_that_is_printed(copied):
-    place = copied("regression")
+    base = copied("regression")
     done = run("fit", "data.csv", *asked("regression"), "--json", "--overwrite")
     assert (done.code, done.err) == (0, "")
-    assert json.loads(done.out) == told(place)
+    assert json.loads(done.out) == run_info(base)
     assert json.loads(good("predict", "run", "data.csv", "--json")) == {
         "rows": 80, "users": 8, "unknown_users": 0, "out": "predictions.csv"}
     rows = json.loads(good("path", "run", "--json"))
     assert [[str(cell) for cell in row.values()] for row in rows] == [
-        list(row.values()) for row in lines(place / "path.csv")]
+        list(row.values()) for row in lines(base / "path.csv")]
     assert all(isinstance(row["lam"], float) and isinstance(row["n_clusters"], int) for row in rows)
     done = run("path", "data.csv", *asked("regression"), "--out", "other", "--json")
     assert {"lam", "n_clusters", "gap"} <= set(json.loads(done.out)[0])
 
 
 def test_path_and_report(copied):
-    place = copied("regression")
+    base = copied("regression")
     shown = good("path", "run")
     assert "8 users along lam" in shown
     assert len(re.findall("CONVERGED", shown)) == 4
@@ -554,37 +554,37 @@ def test_path_and_report(copied):
     assert "8 users along lam" in done
     path = lines(Path("whole/path.csv"))
     assert [float(path[0]["lam"]), int(path[0]["n_clusters"]), int(path[-1]["n_clusters"])] == [0.0, 8, 1]
-    page = (place / "report.html").read_bytes()
+    page = (base / "report.html").read_bytes()
     good("report", "run")
-    assert (place / "report.html").read_bytes() == page
+    assert (base / "report.html").read_bytes() == page
     good("report", "run", "--title", "Eight & more", "--out", "page.html")
     assert "Eight &amp; more" in Path("page.html").read_text()
-    assert (place / "report.html").read_bytes() == page
+    assert (base / "report.html").read_bytes() == page
 
 
 def test_a_finished_run_is_replaced_only_when_asked(copied):
-    place = copied("regression")
-    before = comparable(place)
+    base = copied("regression")
+    before = comparable(base)
     for arguments in (["fit", "data.csv"], ["path", "data.csv"], ["fit", "data.csv", "--resume"]):
         said = bad(*arguments, *asked("regression"))
         assert "run holds a finished run" in said
         assert "--overwrite" in said
-        assert comparable(place) == before
+        assert comparable(base) == before
     good("path", "data.csv", *asked("regression"), "--overwrite")
-    assert told(place)["settings"]["holdout"] == 0
-    assert comparable(place) != before
+    assert run_info(base)["settings"]["holdout"] == 0
+    assert comparable(base) != before
     good("fit", "data.csv", *asked("regression"), "--overwrite")
-    assert told(place)["settings"]["data"] == "data.csv"
+    assert run_info(base)["settings"]["data"] == "data.csv"
 
 
 def test_settings_reach_the_fit(copied):
     copied("regression")
-    found = json.loads(good("fit", "data.csv", *asked("regression"), "--lam", "0.5", "--weights", "wald", "--loss",
+    info = json.loads(good("fit", "data.csv", *asked("regression"), "--lam", "0.5", "--weights", "wald", "--loss",
                             "huber", "--ridge", "0.01", "--holdout", "0", "--no-standardize", "--tol", "1e-4", "--seed",
                             "7", "--features", "a, b", "--out", "other", "--json"))
-    assert (found["lam"], found["seed"], found["scores"], found["units"]["loss"]) == (0.5, 7, None, "huber")
-    assert (found["units"]["mean"], found["units"]["ridge"]) == ([0, 0, 0], 0.01)
-    assert [column["name"] for column in found["recipe"]["columns"]] == ["a", "b"]
+    assert (info["lam"], info["seed"], info["scores"], info["units"]["loss"]) == (0.5, 7, None, "huber")
+    assert (info["units"]["mean"], info["units"]["ridge"]) == ([0, 0, 0], 0.01)
+    assert [column["name"] for column in info["recipe"]["columns"]] == ["a", "b"]
     assert list(lines(Path("other/models.csv"))[0]) == ["user", "cluster", "a", "b", "b missing", "intercept"]
     good("certify", "other")
 
@@ -689,7 +689,7 @@ def cut(at: int, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> bool:
     return False
 
 
-def whole(folder: Path) -> None:
+def check_complete(folder: Path) -> None:
     """Every file that is in its place is complete."""
     for file in (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".new"):
         if file.suffix == ".coterie":
@@ -709,14 +709,14 @@ def whole(folder: Path) -> None:
 
 
 def test_whole_can_fail(copied):
-    place = copied("regression")
-    whole(place)
+    base = copied("regression")
+    check_complete(base)
     for name in ("solution.coterie", "models.csv", "report.html"):
-        content = (place / name).read_bytes()
-        (place / name).write_bytes(content[:len(content) // 2])
+        content = (base / name).read_bytes()
+        (base / name).write_bytes(content[:len(content) // 2])
         with pytest.raises(Exception):  # noqa: B017
-            whole(place)
-        (place / name).write_bytes(content)
+            check_complete(base)
+        (base / name).write_bytes(content)
 
 
 FEW = ["fit", "data.csv", "--user", "subject", "--target", "y", "--n-lams", "2"]
@@ -735,7 +735,7 @@ def test_a_power_cut_at_any_write_loses_nothing(monkeypatch, every):
     k, done = 1, False
     while not done:
         done = not cut(k, monkeypatch, *FEW, "--out", "cut")
-        whole(Path("cut"))
+        check_complete(Path("cut"))
         if not done and (Path("cut/progress/asked.coterie")).exists():
             good(*FEW, "--out", "cut", "--resume")
         elif not done:
@@ -756,13 +756,13 @@ def test_a_power_cut_while_an_old_run_is_replaced(monkeypatch):
     other = [*FEW, "--ridge", "0.1", "--holdout", "0", "--out", "cut", "--overwrite"]
     seen, k = set(), 1
     while cut(k, monkeypatch, *other):
-        whole(Path("cut"))
+        check_complete(Path("cut"))
         if Path("cut/run.json").exists():
             assert comparable(Path("cut")) == old
         seen.add(Path("cut/run.json").exists())
         k += 2
     assert seen == {True, False}
-    assert told(Path("cut"))["settings"]["ridge"] == 0.1
+    assert run_info(Path("cut"))["settings"]["ridge"] == 0.1
     assert "progress" not in {file.name for file in Path("cut").iterdir()}
 
 
@@ -844,7 +844,7 @@ def test_signals_at_random_moments(number):
                 process.send_signal(number)
             said = process.communicate(timeout=60)[1]
             if Path("cut").exists():
-                whole(Path("cut"))
+                check_complete(Path("cut"))
             if process.returncode == 0:
                 break
             stopped += 1
@@ -895,29 +895,29 @@ def tables(draw: st.DrawFn) -> bytes:
     return raw[:draw(st.integers(0, len(raw)))] if rare() else raw
 
 
-def survives(raw: bytes, more: list[str], place: Path) -> None:
+def survives(raw: bytes, more: list[str], base: Path) -> None:
     """The command says no, or all it says is a number and proven."""
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    (place / "data.csv").write_bytes(raw)
-    done = run("fit", place / "data.csv", "--n-lams", "2", *more, "--out", place / "run")
+    shutil.rmtree(base, ignore_errors=True)
+    base.mkdir()
+    (base / "data.csv").write_bytes(raw)
+    done = run("fit", base / "data.csv", "--n-lams", "2", *more, "--out", base / "run")
     event(f"exit {done.code}")
     assert done.code in (0, 1, 2), done
-    assert (place / "data.csv").read_bytes() == raw
+    assert (base / "data.csv").read_bytes() == raw
     assert "Traceback" not in done.err
     if done.code == 2:
         assert "coterie:" in done.err or "Usage" in done.err
         return
-    found = told(place / "run")
-    assert (found["status"] == "CONVERGED") == (done.code == 0)
-    whole(place / "run")
-    assert run("predict", place / "run", place / "data.csv", "--out", place / "p.csv").code == 0
-    for row in lines(place / "p.csv"):
+    info = run_info(base / "run")
+    assert (info["status"] == "CONVERGED") == (done.code == 0)
+    check_complete(base / "run")
+    assert run("predict", base / "run", base / "data.csv", "--out", base / "p.csv").code == 0
+    for row in lines(base / "p.csv"):
         for name, value in row.items():
-            if (name == "prediction" and found["task"] in ("regression", "counts")) or name.startswith("probability"):
-                assert np.isfinite(float(value)), (row, found["task"])
+            if (name == "prediction" and info["task"] in ("regression", "counts")) or name.startswith("probability"):
+                assert np.isfinite(float(value)), (row, info["task"])
     if done.code == 0:
-        assert run("certify", place / "run").code == 0
+        assert run("certify", base / "run").code == 0
 
 
 ASKED = st.sampled_from([["--user", "u", "--target", "y"], ["--user", "u", "--target", "y"], ["--user", "u"], [],

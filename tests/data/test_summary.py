@@ -56,12 +56,12 @@ def recipe_or_refusal(make):
 
 def check_split(frame, n, **call):
     tables = [table for table in nodes(frame, n) if len(table)]
-    whole = recipe_or_refusal(lambda: Recipe.learn(frame, **call))
+    single = recipe_or_refusal(lambda: Recipe.learn(frame, **call))
     merged = recipe_or_refusal(lambda: Recipe.from_summary(merge([sent(table, **call) for table in tables])))
-    if isinstance(whole, str) or isinstance(merged, str):
-        assert merged == whole
+    if isinstance(single, str) or isinstance(merged, str):
+        assert merged == single
         return False
-    check_same(merged, whole)
+    check_same(merged, single)
     for table in tables:  # every node with targets can apply it
         if "target" in call and table["y"].null_count() == len(table):
             continue
@@ -160,18 +160,18 @@ WRITTEN = ("real", "integer", "code", "flag", "level", "coded level", "zeros", "
 def test_any_split_into_files(tmp_path, frame, n):
     """Each node reads its own CSV file, in which a column of codes may be integers here and texts there."""
     frame.write_csv(tmp_path / "whole.csv")
-    whole = read_table(tmp_path / "whole.csv")
+    single = read_table(tmp_path / "whole.csv")
     summaries, parts = [], [part for part in nodes(frame, n) if len(part)]
     for k, part in enumerate(parts):
         part.write_csv(tmp_path / f"{k}.csv")
         summaries.append(sent(read_table(tmp_path / f"{k}.csv"), user="who", target="y"))
-    one = recipe_or_refusal(lambda: Recipe.learn(whole, user="who", target="y"))
+    one = recipe_or_refusal(lambda: Recipe.learn(single, user="who", target="y"))
     merged = recipe_or_refusal(lambda: Recipe.from_summary(merge(summaries)))
     if isinstance(one, str) or isinstance(merged, str):
         assert merged == one
         return
     check_same(merged, one)
-    encoded = one.encode(whole)
+    encoded = one.encode(single)
     for k, part in enumerate(parts):
         if part["y"].null_count() == len(part):
             continue

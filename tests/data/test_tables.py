@@ -671,8 +671,8 @@ def read_both_ways(path, raw, must_work=False):
         if repr(name) in counting:
             assert len({*slow_numbers(cells, separator)}) == len(cells)
             continue
-        here = [c for c, keep in zip(cells, kept, strict=True) if keep]
-        expected.update(slow_columns(name, here, separator))
+        used = [c for c, keep in zip(cells, kept, strict=True) if keep]
+        expected.update(slow_columns(name, used, separator))
     assert list(recipe.feature_names) == list(expected)
     for j, values in enumerate(expected.values()):
         np.testing.assert_allclose(X[kept, j], np.array(values, dtype=float), rtol=1e-12, atol=1e-300)

@@ -116,9 +116,9 @@ def test_one_user_is_an_ordinary_linear_model(family):
     y = data.y - data.y.mean() if family == "squared" else data.y
     ours = data.model(standardize=False, tol=1e-12).fit(data.X, y)
     theirs = pooled(family, data.X, y, len(y), 1e-3)
-    whole = np.concatenate([ours.coef_[0], ours.intercept_[0][..., None]], axis=-1)
-    assert whole == pytest.approx(theirs, rel=1e-4, abs=1e-5)
-    assert whole != pytest.approx(pooled(family, data.X, y, len(y), 1e-1), rel=1e-4, abs=1e-5)
+    stacked = np.concatenate([ours.coef_[0], ours.intercept_[0][..., None]], axis=-1)
+    assert stacked == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+    assert stacked != pytest.approx(pooled(family, data.X, y, len(y), 1e-1), rel=1e-4, abs=1e-5)
     assert list(ours.users_) == [EVERYONE]
     assert (ours.n_clusters_, ours.lam_, list(ours.labels_)) == (1, 0.0, [0])
     assert ours.gap_ < 1e-6
@@ -140,9 +140,9 @@ def test_planted_groups_are_recovered_with_their_pooled_models(family):
         users = np.flatnonzero(data.clusters == group)
         assert refitted[users[0]].squeeze() == pytest.approx(theirs.T, rel=1e-4, abs=1e-5)
         for user in users:
-            whole = np.concatenate([ours.coef_[user], ours.intercept_[user][..., None]], axis=-1)
+            stacked = np.concatenate([ours.coef_[user], ours.intercept_[user][..., None]], axis=-1)
             # The groups pull on each other with a hundredth of what would bring them together.
-            assert 0 < np.abs(whole - theirs).max() < 0.1 * np.abs(ours.coef_).max()
+            assert 0 < np.abs(stacked - theirs).max() < 0.1 * np.abs(ours.coef_).max()
             other = data.clusters != group
             assert np.abs(ours.coef_[user] - ours.coef_[other]).max() > 0.1 * np.abs(ours.coef_).max()
 
@@ -170,22 +170,22 @@ def test_coefficients_tell_what_predict_tells(model, logistic, squared):
 @pytest.mark.parametrize("loss", ["logistic", "multinomial"])
 def test_several_classes_and_two_in_the_symmetric_form(loss, logistic):
     data = Data("multinomial", n_users=6) if loss == "logistic" else logistic
-    told = PersonalizedClassifier(loss=loss).fit(data.X, data.y, users=data.users)
-    t = told.decision_function(data.X, users=data.users)
-    at = np.searchsorted(told.users_.astype(int), data.users)
-    by_hand = np.einsum("n...p,np->n...", told.coef_[at], data.X) + told.intercept_[at]
+    learner = PersonalizedClassifier(loss=loss).fit(data.X, data.y, users=data.users)
+    t = learner.decision_function(data.X, users=data.users)
+    at = np.searchsorted(learner.users_.astype(int), data.users)
+    by_hand = np.einsum("n...p,np->n...", learner.coef_[at], data.X) + learner.intercept_[at]
     assert t == pytest.approx(by_hand, abs=1e-9)
     assert t.ndim == (2 if loss == "logistic" else 1)
-    p = told.predict_proba(data.X, users=data.users)
-    assert np.array_equal(told.classes_[p.argmax(axis=1)], told.predict(data.X, users=data.users))
+    p = learner.predict_proba(data.X, users=data.users)
+    assert np.array_equal(learner.classes_[p.argmax(axis=1)], learner.predict(data.X, users=data.users))
 
 
 def test_counts_are_predicted_as_means():
     data = Data("poisson", n_users=6, separation=1.0)
-    told = data.fitted()
-    mean = np.exp((told.coef_[data.users - 100] * data.X).sum(axis=1) + told.intercept_[data.users - 100])
-    assert told.predict(data.X, users=data.users) == pytest.approx(mean)
-    assert 0 < told.score(data.X, data.y, users=data.users) <= 1
+    learner = data.fitted()
+    mean = np.exp((learner.coef_[data.users - 100] * data.X).sum(axis=1) + learner.intercept_[data.users - 100])
+    assert learner.predict(data.X, users=data.users) == pytest.approx(mean)
+    assert 0 < learner.score(data.X, data.y, users=data.users) <= 1
     with pytest.raises(ValueError, match="count"):
         data.model().fit(data.X, data.y - 5, users=data.users)
 
@@ -197,33 +197,33 @@ def test_the_order_of_rows_does_not_matter(model, logistic):
     other = logistic.model().fit(logistic.X[order], logistic.y[order], users=logistic.users[order])
     assert np.array_equal(other.labels_, model.labels_)
     assert other.coef_ == pytest.approx(model.coef_, rel=1e-5, abs=1e-6)
-    told = model.decision_function(logistic.X, users=logistic.users)
-    assert np.array_equal(told[order], model.decision_function(logistic.X[order], users=logistic.users[order]))
-    assert not np.array_equal(told, model.decision_function(logistic.X, users=logistic.users[order]))
+    learner = model.decision_function(logistic.X, users=logistic.users)
+    assert np.array_equal(learner[order], model.decision_function(logistic.X[order], users=logistic.users[order]))
+    assert not np.array_equal(learner, model.decision_function(logistic.X, users=logistic.users[order]))
 
 
 def test_units_do_not_matter_unless_they_are_kept(model, logistic):
     X = logistic.X * [1000.0, 0.01] + [5.0, -3.0]
-    told = model.decision_function(logistic.X, users=logistic.users)
+    learner = model.decision_function(logistic.X, users=logistic.users)
     scaled = logistic.model().fit(X, logistic.y, users=logistic.users)
-    assert scaled.decision_function(X, users=logistic.users) == pytest.approx(told, rel=1e-5, abs=1e-6)
+    assert scaled.decision_function(X, users=logistic.users) == pytest.approx(learner, rel=1e-5, abs=1e-6)
     kept = logistic.model(standardize=False, lam=0.0).fit(X, logistic.y, users=logistic.users)
-    assert kept.decision_function(X, users=logistic.users) != pytest.approx(told, rel=1e-2, abs=1e-2)
+    assert kept.decision_function(X, users=logistic.users) != pytest.approx(learner, rel=1e-2, abs=1e-2)
 
 
 def test_the_unit_of_a_target_does_not_matter(squared):
-    told = squared.fitted().predict(squared.X, users=squared.users)
+    learner = squared.fitted().predict(squared.X, users=squared.users)
     other = squared.model().fit(squared.X, 1e6 * squared.y - 7, users=squared.users)
-    assert other.predict(squared.X, users=squared.users) == pytest.approx(1e6 * told - 7, rel=1e-6)
+    assert other.predict(squared.X, users=squared.users) == pytest.approx(1e6 * learner - 7, rel=1e-6)
 
 
 def test_the_same_again_bit_for_bit(model, logistic, tmp_path):
-    told = model.decision_function(logistic.X, users=logistic.users)
+    learner = model.decision_function(logistic.X, users=logistic.users)
     again = logistic.fitted()
-    assert np.array_equal(again.decision_function(logistic.X, users=logistic.users), told)
+    assert np.array_equal(again.decision_function(logistic.X, users=logistic.users), learner)
     joblib.dump(model, tmp_path / "model")
     for copy in (pickle.loads(pickle.dumps(model)), joblib.load(tmp_path / "model")):
-        assert np.array_equal(copy.decision_function(logistic.X, users=logistic.users), told)
+        assert np.array_equal(copy.decision_function(logistic.X, users=logistic.users), learner)
         assert np.array_equal(copy.labels_, model.labels_)
         assert copy.path_.lams == pytest.approx(model.path_.lams)
     fresh = clone(model)
@@ -247,9 +247,9 @@ def test_random_state_is_of_the_rows_held_out():
 
 def test_users_without_a_model_get_the_one_for_everyone(model, logistic):
     together = logistic.model().fit(logistic.X, logistic.y)
-    told = model.decision_function(logistic.X, users=["new"] * len(logistic.y))
-    assert told == pytest.approx(together.decision_function(logistic.X), abs=1e-2 * np.abs(told).max())
-    assert told != pytest.approx(model.decision_function(logistic.X, users=logistic.users), abs=1e-2)
+    learner = model.decision_function(logistic.X, users=["new"] * len(logistic.y))
+    assert learner == pytest.approx(together.decision_function(logistic.X), abs=1e-2 * np.abs(learner).max())
+    assert learner != pytest.approx(model.decision_function(logistic.X, users=logistic.users), abs=1e-2)
     strict = logistic.fitted(unknown="error")
     strict.predict(logistic.X, users=logistic.users)
     with pytest.raises(ct.InvalidInput, match=r"no model for 2 user.*'newer', 'new'.*personalize"):
@@ -262,8 +262,8 @@ def test_users_without_a_model_get_the_one_for_everyone(model, logistic):
 
 def test_users_left_out_or_of_another_type_are_noticed(model, logistic):
     with pytest.warns(ct.CoterieWarning, match="no users are given"):
-        told = model.predict(logistic.X)
-    assert np.array_equal(told, model.predict(logistic.X, users=["new"] * len(told)))
+        learner = model.predict(logistic.X)
+    assert np.array_equal(learner, model.predict(logistic.X, users=["new"] * len(learner)))
     with pytest.raises(ct.InvalidInput, match=r"no user '100', but there is 100.*type"):
         model.predict(logistic.X, users=logistic.users.astype(str))
     with pytest.raises(ct.InvalidInput, match="600 rows and users has 2 values"):
@@ -293,16 +293,16 @@ def test_names_of_all_kinds_give_the_same_groups(kind, model, logistic):
     other = logistic.model(n_lams=4).fit(logistic.X, logistic.y, users=users)
     assert other.users_.shape == (12,)
     assert sorted(np.bincount(other.labels_)) == sorted(np.bincount(model.labels_))
-    told = other.decision_function(logistic.X, users=users)
-    assert told == pytest.approx(model.decision_function(logistic.X, users=logistic.users), rel=1e-5, abs=1e-6)
+    learner = other.decision_function(logistic.X, users=users)
+    assert learner == pytest.approx(model.decision_function(logistic.X, users=logistic.users), rel=1e-5, abs=1e-6)
 
 
 def test_a_user_with_some_classes_only_leans_on_its_group(logistic):
     kept = (logistic.users != 100) | (logistic.y == logistic.y.max())
-    told = logistic.model().fit(logistic.X[kept], logistic.y[kept], users=logistic.users[kept])
-    assert np.isfinite(told.coef_).all()
+    learner = logistic.model().fit(logistic.X[kept], logistic.y[kept], users=logistic.users[kept])
+    assert np.isfinite(learner.coef_).all()
     rows = logistic.users == 100
-    right = (told.predict(logistic.X[rows], users=logistic.users[rows]) == logistic.y[rows]).mean()
+    right = (learner.predict(logistic.X[rows], users=logistic.users[rows]) == logistic.y[rows]).mean()
     assert right > 0.5
 
 
@@ -311,11 +311,11 @@ def test_a_user_with_some_classes_only_leans_on_its_group(logistic):
                          ids=str)
 def test_few_users(n_users, settings, squared):
     few = squared.users < 100 + n_users
-    told = PersonalizedRegressor(n_lams=4, **settings).fit(squared.X[few], squared.y[few], users=squared.users[few])
-    assert told.coef_.shape == (n_users, 2)
-    assert told.gap_ < 1e-6
-    assert told.score(squared.X[few], squared.y[few], users=squared.users[few]) > 0.3
-    assert (told.scores_ is None) == (settings in ({}, {"lam": 0.1}))
+    learner = PersonalizedRegressor(n_lams=4, **settings).fit(squared.X[few], squared.y[few], users=squared.users[few])
+    assert learner.coef_.shape == (n_users, 2)
+    assert learner.gap_ < 1e-6
+    assert learner.score(squared.X[few], squared.y[few], users=squared.users[few]) > 0.3
+    assert (learner.scores_ is None) == (settings in ({}, {"lam": 0.1}))
 
 
 # ---- newcomers
@@ -324,46 +324,46 @@ def test_few_users(n_users, settings, squared):
 def test_newcomers_join_their_own_kind(family):
     data = Data(family, n_users=24)
     old = data.users % 2 == 0
-    told = data.model().fit(data.X[old], data.y[old], users=data.users[old])
+    learner = data.model().fit(data.X[old], data.y[old], users=data.users[old])
     few = ~old & (np.arange(len(old)) % 4 == 0)
     rest = ~old & ~few
     X, y, users = data.X[rest], data.y[rest], data.users[rest]
-    before = told.score(X, y, users=users)
-    coef, theirs = told.coef_.copy(), told.predict(data.X[old], users=data.users[old])
-    joined = told.personalize(data.X[few], data.y[few], users=data.users[few])
+    before = learner.score(X, y, users=users)
+    coef, theirs = learner.coef_.copy(), learner.predict(data.X[old], users=data.users[old])
+    joined = learner.personalize(data.X[few], data.y[few], users=data.users[few])
     truth = data.clusters[np.array(joined.users.names) - 100]
-    group_of = {data.clusters[user - 100]: label for user, label in zip(told.users_, told.labels_, strict=True)}
+    group_of = {data.clusters[user - 100]: label for user, label in zip(learner.users_, learner.labels_, strict=True)}
     assert all(label in (-1, group_of[kind]) for kind, label in zip(truth, joined.clusters, strict=True))
     assert (joined.clusters >= 0).mean() >= 0.5
-    assert told.score(X, y, users=users) > before + 0.1
-    assert told.score(X, y, users=users) > data.model(lam=0.0).fit(
+    assert learner.score(X, y, users=users) > before + 0.1
+    assert learner.score(X, y, users=users) > data.model(lam=0.0).fit(
         data.X[few], data.y[few], users=data.users[few]).score(X, y, users=users) - 0.01
-    assert np.array_equal(told.coef_, coef)
-    assert np.array_equal(told.predict(data.X[old], users=data.users[old]), theirs)
-    copy = pickle.loads(pickle.dumps(told))
-    assert np.array_equal(copy.predict(X, users=users), told.predict(X, users=users))
-    again = told.predict(X, users=users)
-    told.personalize(data.X[few], data.y[few], users=data.users[few])  # the same rows, the same models
-    assert np.array_equal(told.predict(X, users=users), again)
-    told.fit(data.X[old], data.y[old], users=data.users[old])
-    assert told.newcomers_ == {}
+    assert np.array_equal(learner.coef_, coef)
+    assert np.array_equal(learner.predict(data.X[old], users=data.users[old]), theirs)
+    copy = pickle.loads(pickle.dumps(learner))
+    assert np.array_equal(copy.predict(X, users=users), learner.predict(X, users=users))
+    again = learner.predict(X, users=users)
+    learner.personalize(data.X[few], data.y[few], users=data.users[few])  # the same rows, the same models
+    assert np.array_equal(learner.predict(X, users=users), again)
+    learner.fit(data.X[old], data.y[old], users=data.users[old])
+    assert learner.newcomers_ == {}
 
 
 def test_newcomers_are_checked(logistic):
-    told = logistic.fitted(n_lams=4)
+    learner = logistic.fitted(n_lams=4)
     X, y = logistic.X[:4], logistic.y[:4]
     with pytest.raises(ct.InvalidInput, match=r"newcomers must not be among.*user 100"):
-        told.personalize(X, y, users=[100, 100, "a", "a"])
+        learner.personalize(X, y, users=[100, 100, "a", "a"])
     with pytest.raises(ct.InvalidInput, match=r"class 7.0, which fit has not seen \(row 2\)"):
-        told.personalize(X, [1.0, -1.0, 7.0, 1.0], users=list("aabb"))
+        learner.personalize(X, [1.0, -1.0, 7.0, 1.0], users=list("aabb"))
     with pytest.raises(ct.InvalidInput, match="newcomers need names"):
-        told.personalize(X, y, None)
+        learner.personalize(X, y, None)
     with pytest.raises(ValueError, match="expecting 2 features"):
-        told.personalize(X[:, :1], y, users=list("aabb"))
+        learner.personalize(X[:, :1], y, users=list("aabb"))
     with pytest.raises(NotFittedError):
         logistic.model().personalize(X, y, users=list("aabb"))
-    told.personalize(X[:1], y[:1], users=["a"])  # one row, one class
-    assert set(told.newcomers_) == {"a"}
+    learner.personalize(X[:1], y[:1], users=["a"])  # one row, one class
+    assert set(learner.newcomers_) == {"a"}
     unit = logistic.fitted(weights="unit", lam=0.01, n_lams=4)
     assert unit.personalize(X, y, users=list("abab")).models.shape == (2, 3)
 
@@ -372,29 +372,29 @@ def test_newcomers_are_checked(logistic):
 
 def test_frames_name_their_columns(logistic):
     frame = pd.DataFrame(logistic.X, columns=["age", "dose"])
-    told = logistic.model(n_lams=4).fit(frame, pd.Series(logistic.y), users=pd.Series(logistic.users))
-    assert list(told.feature_names_in_) == ["age", "dose"]
-    assert told.fit_.units.feature_names == ("age", "dose")
-    assert told.n_features_in_ == 2
-    expected = told.predict(frame, users=logistic.users)
+    learner = logistic.model(n_lams=4).fit(frame, pd.Series(logistic.y), users=pd.Series(logistic.users))
+    assert list(learner.feature_names_in_) == ["age", "dose"]
+    assert learner.fit_.units.feature_names == ("age", "dose")
+    assert learner.n_features_in_ == 2
+    expected = learner.predict(frame, users=logistic.users)
     assert isinstance(expected, np.ndarray)
-    assert np.array_equal(told.predict(pl.from_pandas(frame), users=pl.Series(logistic.users)), expected)
+    assert np.array_equal(learner.predict(pl.from_pandas(frame), users=pl.Series(logistic.users)), expected)
     with pytest.raises(ValueError, match="same order"):
-        told.predict(frame[["dose", "age"]], users=logistic.users)
+        learner.predict(frame[["dose", "age"]], users=logistic.users)
     with pytest.raises(ValueError, match="weight"):
-        told.predict(frame.rename(columns={"age": "weight"}), users=logistic.users)
+        learner.predict(frame.rename(columns={"age": "weight"}), users=logistic.users)
     lazy = logistic.model(n_lams=4).fit(pl.from_pandas(frame), pl.Series(logistic.y), users=pl.Series(logistic.users))
     assert np.array_equal(lazy.predict(frame, users=logistic.users), expected)
 
 
 def test_classes_of_text(logistic):
     names = np.where(logistic.y > 0, "yes", "no")
-    told = logistic.model(n_lams=4).fit(logistic.X, names, users=logistic.users)
-    assert list(told.classes_) == ["no", "yes"]
-    assert set(told.predict(logistic.X, users=logistic.users)) == {"no", "yes"}
-    assert told.score(logistic.X, names, users=logistic.users) > 0.8
-    right = told.predict(logistic.X, users=logistic.users) == names
-    assert told.score(logistic.X, names, users=logistic.users, sample_weight=right) == 1.0
+    learner = logistic.model(n_lams=4).fit(logistic.X, names, users=logistic.users)
+    assert list(learner.classes_) == ["no", "yes"]
+    assert set(learner.predict(logistic.X, users=logistic.users)) == {"no", "yes"}
+    assert learner.score(logistic.X, names, users=logistic.users) > 0.8
+    right = learner.predict(logistic.X, users=logistic.users) == names
+    assert learner.score(logistic.X, names, users=logistic.users, sample_weight=right) == 1.0
 
 
 def test_users_are_routed(logistic):
@@ -472,11 +472,12 @@ def test_points_by_a_lam_with_a_known_answer():
     """Two points a and b with unit weight meet at lam = ||a - b|| / 2."""
     X = np.array([[0.0, 0.0], [3.0, 4.0]])
     for lam, expected in ((2.49, 2), (2.51, 1)):
-        told = ConvexClustering(lam=lam).fit(X)
-        assert told.n_clusters_ == expected
-        assert told.lam_ == lam
-    assert told.cluster_centers_ == pytest.approx(np.array([[1.5, 2.0]]))
-    assert ConvexClustering(lam=2.51, standardize=True).fit(X).cluster_centers_ == pytest.approx(told.cluster_centers_)
+        learner = ConvexClustering(lam=lam).fit(X)
+        assert learner.n_clusters_ == expected
+        assert learner.lam_ == lam
+    assert learner.cluster_centers_ == pytest.approx(np.array([[1.5, 2.0]]))
+    again = ConvexClustering(lam=2.51, standardize=True).fit(X)
+    assert again.cluster_centers_ == pytest.approx(learner.cluster_centers_)
     assert ConvexClustering().fit(X).n_clusters_ == 1  # two points alone are no clear clusters
     assert ConvexClustering(2).fit(X).n_clusters_ == 2
 
@@ -484,11 +485,11 @@ def test_points_by_a_lam_with_a_known_answer():
 def test_a_number_that_the_path_steps_over_is_found_between():
     X = make_blobs(60, centers=5, cluster_std=0.5, random_state=3)[0]
     for number in (2, 4, 9, 60, 100):
-        told = ConvexClustering(number, n_lams=3).fit(X)
-        assert told.n_clusters_ <= number
-        assert told.n_clusters_ == min(number, 60)
-        assert told.solution_ is told.path_[told.fit_.chosen]
-        assert (np.diff(told.path_.lams) > 0).all()
+        learner = ConvexClustering(number, n_lams=3).fit(X)
+        assert learner.n_clusters_ <= number
+        assert learner.n_clusters_ == min(number, 60)
+        assert learner.solution_ is learner.path_[learner.fit_.chosen]
+        assert (np.diff(learner.path_.lams) > 0).all()
 
 
 def test_clustering_is_asked_for_one_way():

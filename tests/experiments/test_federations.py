@@ -145,9 +145,9 @@ def test_one_pull_for_all_directions_is_round(tiny):
 def test_the_groups_and_the_path_are_the_librarys(tiny):
     users = sets.standardised(tiny.users).transform(tiny.users)
     fitted = CoterieGroups().fit(users, tiny.loss)
-    found = ct.find_groups(users, tiny.loss)
-    np.testing.assert_array_equal(fitted.labels, found.labels)
-    np.testing.assert_allclose(fitted.models, found.models, atol=1e-6)
+    groups = ct.find_groups(users, tiny.loss)
+    np.testing.assert_array_equal(fitted.labels, groups.labels)
+    np.testing.assert_allclose(fitted.models, groups.models, atol=1e-6)
     assert CoteriePath(point=9).fit(users, tiny.loss).n_clusters == 1
     assert CoteriePath(point=0).fit(users, tiny.loss).n_clusters == 12
     assert Coterie(method=CoterieGroups()).fit(users, tiny.loss).rounds == fitted.rounds > 0

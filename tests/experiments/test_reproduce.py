@@ -49,9 +49,9 @@ def results():
 
 @pytest.fixture(scope="module")
 def folder(results, tmp_path_factory):
-    place = tmp_path_factory.mktemp("reproduction")
-    write(place, results, claims(results))
-    return place
+    target_folder = tmp_path_factory.mktemp("reproduction")
+    write(target_folder, results, claims(results))
+    return target_folder
 
 
 def read(path):
@@ -64,20 +64,20 @@ def verdicts(results):
 
 
 def test_every_reported_number_is_among_the_claims(results):
-    found = claims(results)
-    assert [claim.number for claim in found] == list(range(1, len(found) + 1))
-    said = " ".join(f"{claim.text} {claim.paper}" for claim in found)
+    all_claims = claims(results)
+    assert [claim.number for claim in all_claims] == list(range(1, len(all_claims) + 1))
+    said = " ".join(f"{claim.text} {claim.paper}" for claim in all_claims)
     for number in ("86.8 %", "86.6 %", "(0.0892, 0.0919)", "60 to 3", "1000 and 1", "0.12", "0.08", "0.05", "40 %"):
         assert number in said
-    assert {claim.experiment[0] for claim in found} == {"1", "2", "3"}
-    for claim in found:
+    assert {claim.experiment[0] for claim in all_claims} == {"1", "2", "3"}
+    for claim in all_claims:
         assert isinstance(claim.verdict, Verdict)
         assert claim.ours
         assert claim.paper
 
 
 def test_what_comes_out_with_the_published_ellipses(results):
-    found = verdicts(results)
+    all_claims = verdicts(results)
     for text in ("For large lambda all users share one model, the global one",
                  "The squared penalty reaches the global model only asymptotically",
                  "Two models at lambda = 0.12", "Three models at lambda = 0.08", "Three models at lambda = 0.05",
@@ -85,7 +85,7 @@ def test_what_comes_out_with_the_published_ellipses(results):
                  "0.05 is below the bound of Theorem 1, which is conservative",
                  "Inside the range of Theorems 1 and 2 the clusters are always the true ones",
                  "The squared penalty has no consensus even at lambda = 1000"):
-        assert found[text] is Verdict.YES, text
+        assert all_claims[text] is Verdict.YES, text
 
 
 @pytest.mark.slow
@@ -93,12 +93,12 @@ def test_other_ellipses_give_other_verdicts(results):
     """The same claims on clusters that are one and the same: nothing to find, so what needs clusters fails."""
     one = Ellipses(along=2.0, across=2.0, offset=2.0, centre=0.5, turns=(0.0, 0.0, 0.0))
     twin = verdicts(reproduce(replace(TINY, shape=one, second=one, seeds=1)))
-    here = verdicts(results)
+    by_text = verdicts(results)
     for text in ("Equal models inside clusters, and three clusters, for lambda in a window",
                  "Two models at lambda = 0.12", "Three models at lambda = 0.08",
                  "0.08 is inside the range of Theorems 1 and 2",
                  "This method personalises: above the global model for some lambda"):
-        assert here[text] is not Verdict.NO, text
+        assert by_text[text] is not Verdict.NO, text
         assert twin[text] is Verdict.NO, text
     assert twin["For large lambda all users share one model, the global one"] is Verdict.YES
 

@@ -42,8 +42,8 @@ def write(path, kind="bits", n_users=6, rows=25, gaps=False):
 
 def spread(path, parts=3, **more):
     """The table as that of several nodes."""
-    whole = Table(frame=read_table(path), user="who", target="answer", **more)
-    return [whole.take(whole.names[k::parts]) for k in range(parts)]
+    complete_run = Table(frame=read_table(path), user="who", target="answer", **more)
+    return [complete_run.take(complete_run.names[k::parts]) for k in range(parts)]
 
 
 def served(tables, out, **changes):
@@ -85,22 +85,22 @@ def test_missing_cells_are_filled_with_the_mean_of_all_nodes(tmp_path):
 @pytest.mark.parametrize("parts", [1, 3])
 def test_the_federation_of_a_table_solves_the_problem_of_coterie_fit(tmp_path, parts):
     path = write(tmp_path / "t.csv")
-    found = served(spread(path, parts), tmp_path / "out", lam=0.05)
+    result = served(spread(path, parts), tmp_path / "out", lam=0.05)
     one = prepare(path, user="who", target="answer")
-    here = ct.federate(one.users, one.units.loss, 0.05)
+    in_process = ct.federate(one.users, one.units.loss, 0.05)
     assert isinstance(one.units.loss, ct.Logistic)
-    assert found.best.models.tobytes() == here.models.tobytes()
+    assert result.best.models.tobytes() == in_process.models.tobytes()
     central = ct.solve(one.problem(0.05), tol=1e-10)
-    assert found.best.objective == pytest.approx(central.objective, rel=1e-6)
-    assert (found.best.labels == central.labels).all()
+    assert result.best.objective == pytest.approx(central.objective, rel=1e-6)
+    assert (result.best.labels == central.labels).all()
     raw = served(spread(path, parts), tmp_path / "raw", lam=0.05, standardize="false")
-    assert not np.allclose(raw.best.models, here.models, atol=0.1)  # the twin: scaling matters
+    assert not np.allclose(raw.best.models, in_process.models, atol=0.1)  # the twin: scaling matters
 
 
 def test_the_run_folder_of_a_table_has_models_in_its_units(tmp_path):
     path = write(tmp_path / "t.csv", "three")
-    found = served(spread(path), tmp_path / "out", lam=0.05)
-    service.write(found, tmp_path / "out", complete({}))
+    result = served(spread(path), tmp_path / "out", lam=0.05)
+    service.write(result, tmp_path / "out", complete({}))
     run = json.loads((tmp_path / "out" / "run.json").read_text())
     recipe = Recipe.from_json(run["recipe"])
     assert recipe.classes == ("high", "low", "middle")
@@ -257,9 +257,9 @@ def test_a_path_that_is_interrupted_keeps_what_is_finished(tmp_path):
     done = caught.value.best
     assert 1 <= len(done) < 3
     again = ct.federate_path(users, ct.Logistic(), **settings)
-    whole = ct.federate_path(users, ct.Logistic(), **{**settings, "checkpoint": None})
+    complete_run = ct.federate_path(users, ct.Logistic(), **{**settings, "checkpoint": None})
     assert again[0].models.tobytes() == done[0].models.tobytes()
-    assert [run.models.tobytes() for run in again] == [run.models.tobytes() for run in whole]
+    assert [run.models.tobytes() for run in again] == [run.models.tobytes() for run in complete_run]
 
 
 def test_an_interrupt_inside_the_servers_solver_loses_no_round(tmp_path, monkeypatch):
@@ -267,7 +267,7 @@ def test_an_interrupt_inside_the_servers_solver_loses_no_round(tmp_path, monkeyp
     from coterie.federated.algorithms import newton
 
     users = ct.datasets.clustered("logistic", n_users=6, samples=20, seed=1).users
-    whole = ct.federate(users, ct.Logistic(), 0.02)
+    complete_run = ct.federate(users, ct.Logistic(), 0.02)
     calls, honest = [], newton.solve_quietly
 
     def interrupted(*args, **kwargs):
@@ -281,8 +281,8 @@ def test_an_interrupt_inside_the_servers_solver_loses_no_round(tmp_path, monkeyp
         ct.federate(users, ct.Logistic(), 0.02, checkpoint=tmp_path)
     assert caught.value.best.n_rounds == 2
     again = ct.federate(users, ct.Logistic(), 0.02, checkpoint=tmp_path)
-    assert again.models.tobytes() == whole.models.tobytes()
-    assert again.ledger.entries == whole.ledger.entries
+    assert again.models.tobytes() == complete_run.models.tobytes()
+    assert again.ledger.entries == complete_run.ledger.entries
 
 
 def test_a_table_needs_its_columns(tmp_path):

@@ -40,7 +40,7 @@ def finished(folder, algorithm, out):
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_run_killed_at_any_moment_goes_on_to_the_same_bits(tmp_path, algorithm):
-    whole = finished("", algorithm, tmp_path / "whole")
+    uninterrupted = finished("", algorithm, tmp_path / "whole")
     folder, rng = tmp_path / "run", np.random.default_rng(0)
     kills = 0
     for _ in range(4):
@@ -58,7 +58,7 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_same_bits(tmp_path, algorithm
             process.kill()
             process.wait()
     assert kills >= 2
-    assert finished(folder, algorithm, tmp_path / "part") == whole
+    assert finished(folder, algorithm, tmp_path / "part") == uninterrupted
 
 
 def rounds(folder):
@@ -82,22 +82,22 @@ def users():
 def test_a_run_that_breaks_off_goes_on_to_the_same_bits(users, tmp_path, algorithm, graph):
     settings = {"algorithm": algorithm, "participation": 0.5, "graph": graph, "max_rounds": 40,
                 "start": ct.FedAvg(rounds=2), "faults": ct.Faults(drop=0.1, late=0.2, twice=0.2)}
-    whole = ct.federate(users, ct.Logistic(), 0.02, **settings)
+    uninterrupted = ct.federate(users, ct.Logistic(), 0.02, **settings)
     for stop in (1, 2, 4, 7):
         def breaks(line, stop=stop):
             if line.iteration == stop:
                 raise Stop
         folder = tmp_path / str(stop)
-        if stop < whole.n_rounds:
+        if stop < uninterrupted.n_rounds:
             with pytest.raises(Stop):
                 ct.federate(users, ct.Logistic(), 0.02, checkpoint=folder, progress=breaks, **settings)
         again = ct.federate(users, ct.Logistic(), 0.02, checkpoint=folder, **settings)
-        assert again.models.tobytes() == whole.models.tobytes()
-        assert again.certificate.objective == whole.certificate.objective
-        assert again.gap == whole.gap
-        assert again.ledger.entries == whole.ledger.entries
-        assert again.ledger.user(3) == whole.ledger.user(3)
-        assert list(map(nan_free, again.history)) == list(map(nan_free, whole.history))
+        assert again.models.tobytes() == uninterrupted.models.tobytes()
+        assert again.certificate.objective == uninterrupted.certificate.objective
+        assert again.gap == uninterrupted.gap
+        assert again.ledger.entries == uninterrupted.ledger.entries
+        assert again.ledger.user(3) == uninterrupted.ledger.user(3)
+        assert list(map(nan_free, again.history)) == list(map(nan_free, uninterrupted.history))
 
 
 def nan_free(line):
@@ -177,9 +177,9 @@ def test_an_interrupted_run_keeps_its_checkpoint(users, tmp_path):
     assert stopped.status is ct.Status.INTERRUPTED
     assert stopped.n_rounds == 3
     assert np.isfinite(stopped.models).all()
-    whole = ct.federate(users, ct.Logistic(), 0.02, algorithm=ct.PDMM())
+    uninterrupted = ct.federate(users, ct.Logistic(), 0.02, algorithm=ct.PDMM())
     again = ct.federate(users, ct.Logistic(), 0.02, algorithm=ct.PDMM(), checkpoint=tmp_path)
-    assert again.models.tobytes() == whole.models.tobytes()
+    assert again.models.tobytes() == uninterrupted.models.tobytes()
 
 
 def test_what_is_packed_comes_back():

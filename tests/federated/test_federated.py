@@ -61,13 +61,14 @@ class Spy(LocalRuntime):
         self.change, self.down, self.up = change, [], []
 
     def exchange(self, queries):
-        found = super().exchange(queries)
-        pairs = [(user, reply) for batch in found.batches for user, reply in batch.items()] + list(found.singles)
+        collected = super().exchange(queries)
+        pairs = [(user, reply) for batch in collected.batches for user, reply in batch.items()]
+        pairs += collected.singles
         if self.change is not None:
             pairs = self.change(queries, pairs)
         self.down.append(queries)
         self.up += pairs
-        return Replies(singles=tuple(pairs), waiting=found.waiting)
+        return Replies(singles=tuple(pairs), waiting=collected.waiting)
 
 
 def spied(problem, algorithm, change=None, *, participation=1.0, tol=1e-6, max_rounds=3000, faults=None, held_out=None,
@@ -171,8 +172,8 @@ def wire_size(spy):
     for queries in spy.down:
         alone = replace(queries, shared={})
         own = sum(len(query.encode()) for query in alone.values())
-        whole = sum(len(query.encode()) for query in queries.values())
-        down += own + (whole - own) // max(len(queries), 1)
+        sum_of_all = sum(len(query.encode()) for query in queries.values())
+        down += own + (sum_of_all - own) // max(len(queries), 1)
     return sum(len(reply.encode()) for _, reply in spy.up), down
 
 
@@ -408,8 +409,8 @@ CASES = [(name, why) for name in PROVEN for why in (*BAD, *FIELDS_OF[name])]
 
 
 def without(user, problem):
-    here = np.arange(problem.n_users) != user
-    return quiet_problem(problem.users.take(here), problem.loss, problem.lam, problem.graph.take(here))
+    remaining = np.arange(problem.n_users) != user
+    return quiet_problem(problem.users.take(remaining), problem.loss, problem.lam, problem.graph.take(remaining))
 
 
 def spoilt(user, edit, *, kind=None, turn=None):
@@ -552,9 +553,9 @@ def test_one_user_left_over_finds_its_own_optimum(algorithm):
 
 def rows_of(message, dim):
     """All vectors of a model's length in a message."""
-    found = [array.reshape(-1, dim) for array in message.arrays.values()
+    collected = [array.reshape(-1, dim) for array in message.arrays.values()
              if np.ndim(array) and np.shape(array)[-1] == dim and array.dtype.kind == "f"]
-    return np.concatenate(found) if found else np.zeros((0, dim))
+    return np.concatenate(collected) if collected else np.zeros((0, dim))
 
 
 def models_met(problem, algorithm, participation):

@@ -55,10 +55,10 @@ def dealt(users: ct.Users, folder: Path, places: list[Any], **more: Any) -> list
             for k, part in enumerate(places)]
 
 
-def the_same(found: Any, here: ct.Solution) -> bool:
+def the_same(result: Any, local: ct.Solution) -> bool:
     """Bitwise the models and duals of a run in this process; `found` is a solution, or a run folder."""
-    arrays = runs.read(found)[1] if isinstance(found, Path) else {"models": found.models, "duals": found.duals}
-    return np.array_equal(arrays["models"], here.models) and np.array_equal(arrays["duals"], here.duals)
+    arrays = runs.read(result)[1] if isinstance(result, Path) else {"models": result.models, "duals": result.duals}
+    return np.array_equal(arrays["models"], local.models) and np.array_equal(arrays["duals"], local.duals)
 
 
 # Without a network: server and client app in one process, on a Grid that hands the messages over
@@ -140,50 +140,50 @@ def nodes(tmp_path) -> Nodes:
 
 @pytest.mark.parametrize(("name", "options"), [
     ("newton", {}), ("newton", {"rank": 2}), ("splitting", {}), ("fedavg", {"rounds": 5}), ("squared_penalty", {}),
-    *(("pdmm", {"variant": variant, "edge_state": place}) for variant in ("symmetric", "paper")
-      for place in ("server", "users")),
+    *(("pdmm", {"variant": variant, "edge_state": edge_state}) for variant in ("symmetric", "paper")
+      for edge_state in ("server", "users")),
     ("pdmm", {"edge_state": "users", "pairs": "unordered"}), ("pdmm", {"edge_state": "users", "quiet": 2}),
     ("pdmm", {"edge_state": "users", "bregman": "linear"}), ("pdmm", {"bregman": "linear"}),
 ], ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value.values())) or "default")
 def test_every_algorithm_gives_what_it_gives_in_process(nodes, tmp_path, name, options):
     for share in (1.0, 0.4):
-        here = ct.federate(DATA, LOSS, LAM, algorithm=ct.ALGORITHMS[name](**options), participation=share,
+        local = ct.federate(DATA, LOSS, LAM, algorithm=ct.ALGORITHMS[name](**options), participation=share,
                            max_rounds=8, seed=3)
-        found = serve(nodes, tmp_path / f"out-{share}", algorithm=name, max_rounds=8, participation=share, seed=3,
+        result = serve(nodes, tmp_path / f"out-{share}", algorithm=name, max_rounds=8, participation=share, seed=3,
                       **{"algorithm-options": json.dumps(options)})
-        assert the_same(found, here)
-        assert found.status == here.status
-        assert found.gap == here.gap
+        assert the_same(result, local)
+        assert result.status == local.status
+        assert result.gap == local.gap
         for key in ("round", "kind", "field"):
             for what in ("bytes", "numbers"):
-                assert found.ledger.by(key, what) == here.ledger.by(key, what)
-        assert all(found.ledger.user(k) == here.ledger.user(k) for k in range(15))
+                assert result.ledger.by(key, what) == local.ledger.by(key, what)
+        assert all(result.ledger.user(k) == local.ledger.user(k) for k in range(15))
 
 
 def test_scaling_weights_and_scores_are_those_of_one_process(nodes, tmp_path):
     scaled = ct.Standardizer.from_moments(DATA.moments(), feature_names=DATA.feature_names).transform(DATA)
-    here = ct.federate(scaled, LOSS, LAM, graph="wald")
-    found = serve(nodes, tmp_path / "a", standardize=True, weights="wald")
-    assert the_same(found, here)
-    assert np.array_equal(found.problem.graph.weights, here.problem.graph.weights)
+    local = ct.federate(scaled, LOSS, LAM, graph="wald")
+    result = serve(nodes, tmp_path / "a", standardize=True, weights="wald")
+    assert the_same(result, local)
+    assert np.array_equal(result.problem.graph.weights, local.problem.graph.weights)
 
     parts = hold_out(DATA, 0.3, 5)
-    here = ct.federate(parts.train, LOSS, LAM, held_out=parts.test, seed=5)
-    found = serve(nodes, tmp_path / "b", seed=5, **{"held-out": 0.3})
-    assert the_same(found, here)
-    assert np.array_equal(found.scores, here.scores)
+    local = ct.federate(parts.train, LOSS, LAM, held_out=parts.test, seed=5)
+    result = serve(nodes, tmp_path / "b", seed=5, **{"held-out": 0.3})
+    assert the_same(result, local)
+    assert np.array_equal(result.scores, local.scores)
 
 
 def test_a_path_is_that_of_one_process(nodes, tmp_path):
     parts = hold_out(DATA, 0.3, 0)
     for name, options in (("newton", {}), ("pdmm", {"edge_state": "users"})):
-        here = ct.federate_path(parts.train, LOSS, lams=[0.3, 0.2], held_out=parts.test, max_rounds=5,
+        local = ct.federate_path(parts.train, LOSS, lams=[0.3, 0.2], held_out=parts.test, max_rounds=5,
                                 algorithm=ct.ALGORITHMS[name](**options))
-        found = serve(nodes, tmp_path / name, algorithm=name, lams="0.2 0.3", max_rounds=5,
+        result = serve(nodes, tmp_path / name, algorithm=name, lams="0.2 0.3", max_rounds=5,
                       **{"algorithm-options": json.dumps(options), "held-out": 0.3})
-        best = here.best()
-        assert found.lam == best.lam
-        assert the_same(found, best)
+        best = local.best()
+        assert result.lam == best.lam
+        assert the_same(result, best)
 
 
 def spread(tmp_path: Path, parts: int = 3) -> tuple[Path, list[dict[str, Any]]]:
@@ -202,9 +202,9 @@ def spread(tmp_path: Path, parts: int = 3) -> tuple[Path, list[dict[str, Any]]]:
 def test_nodes_with_tables_agree_on_one_recipe(tmp_path):
     path, configs = spread(tmp_path)
     one = prepare(path, user="who", target="state")
-    found = serve(Nodes(configs), tmp_path / "out", loss="auto", loss_options="", lam=0.03, weights="wald")
+    result = serve(Nodes(configs), tmp_path / "out", loss="auto", loss_options="", lam=0.03, weights="wald")
     assert isinstance(one.units.loss, ct.Logistic)
-    assert the_same(found, ct.federate(one.users, one.units.loss, 0.03, weights="wald"))
+    assert the_same(result, ct.federate(one.users, one.units.loss, 0.03, weights="wald"))
 
     other = Path(configs[1]["path"])
     other.write_text(re.sub(r"(?m)^(u\d),[\d.]+", r"\1,old", other.read_text()))
@@ -217,8 +217,8 @@ def test_the_number_of_classes_is_the_largest_that_any_node_knows(tmp_path):
     users = ct.Users.from_arrays(users.features, np.where(users.owner < 5, np.minimum(users.targets, 1), users.targets),
                                  users.owner)
     grid = Nodes(dealt(users, tmp_path / "data", [[0, 1, 2, 3, 4], [5]]))
-    found = serve(grid, tmp_path / "out", loss="multinomial", lam=0.05)
-    assert the_same(found, ct.federate(users, ct.Multinomial(ridge=1e-3, n_classes=3), 0.05))
+    result = serve(grid, tmp_path / "out", loss="multinomial", lam=0.05)
+    assert the_same(result, ct.federate(users, ct.Multinomial(ridge=1e-3, n_classes=3), 0.05))
 
 
 def test_only_plain_bytes_and_settings_cross(nodes, tmp_path):
@@ -239,8 +239,8 @@ def test_only_plain_bytes_and_settings_cross(nodes, tmp_path):
         assert {json.loads(name) for name in message.content["queries"]} == set(own)
         assert set(message.content.keys()) == {"config", "queries"}
         assert {type(value) for value in message.content["config"].values()} <= {str, int, float, bool}
-    told = [reply.content["answers"] for reply in answers if "answers" in reply.content]
-    assert all(type(data) is bytes and decode(data, Reply) for record in told for data in record.values())
+    info = [reply.content["answers"] for reply in answers if "answers" in reply.content]
+    assert all(type(data) is bytes and decode(data, Reply) for record in info for data in record.values())
 
 
 def test_nothing_is_pickled():
@@ -256,11 +256,11 @@ def test_a_node_with_a_new_number_is_the_same_users(nodes, tmp_path):
         nodes.rename(node, node + 1)
 
     for options in ({}, {"edge_state": "users"}):
-        here = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(**options), max_rounds=6)
-        found = serve(nodes, tmp_path / f"out{len(options)}", algorithm="pdmm", max_rounds=6, progress=restart,
+        local = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(**options), max_rounds=6)
+        result = serve(nodes, tmp_path / f"out{len(options)}", algorithm="pdmm", max_rounds=6, progress=restart,
                       **{"algorithm-options": json.dumps(options)})
-        assert the_same(found, here)
-        assert not found.aside
+        assert the_same(result, local)
+        assert not result.aside
 
 
 def test_of_a_round_whose_answer_was_lost_nothing_remains(nodes, tmp_path):
@@ -290,10 +290,10 @@ def test_of_a_round_whose_answer_was_lost_nothing_remains(nodes, tmp_path):
         turn[0] = 0
         lossy = Lossy([context.node_config for context in nodes.contexts.values()])
         lossy.spoil = spoil
-        here = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(**options), max_rounds=8, faults=ct.Faults(away=away))
-        found = serve(lossy, tmp_path / f"out{len(options)}", algorithm="pdmm", max_rounds=8, progress=count,
+        local = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(**options), max_rounds=8, faults=ct.Faults(away=away))
+        result = serve(lossy, tmp_path / f"out{len(options)}", algorithm="pdmm", max_rounds=8, progress=count,
                       **{"algorithm-options": json.dumps(options)})
-        assert the_same(found, here)
+        assert the_same(result, local)
 
 
 @pytest.mark.parametrize("options", [{}, {"edge_state": "users"}], ids=["server", "users"])
@@ -307,8 +307,8 @@ def test_a_server_that_was_killed_goes_on_from_its_checkpoint(nodes, tmp_path, o
         with pytest.raises(RuntimeError, match="lights"):
             serve(nodes, tmp_path / "out", progress=crash, **settings)
         nodes.rename(101, 101)  # a new run: what Flower kept for the node is gone
-    found = serve(nodes, tmp_path / "out", **settings)
-    assert the_same(found, ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(**options), max_rounds=6))
+    result = serve(nodes, tmp_path / "out", **settings)
+    assert the_same(result, ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(**options), max_rounds=6))
     with pytest.raises(InvalidInput, match="its lam is"):
         serve(nodes, tmp_path / "out", **{**settings, "lam": 0.3})
 
@@ -320,9 +320,9 @@ def test_a_user_at_two_nodes_is_at_the_first_and_moves_when_that_is_gone(tmp_pat
         if line.iteration == 0:
             del grid.contexts[100]
 
-    found = serve(grid, tmp_path / "out", progress=leave)
-    assert found.status == ct.Status.CONVERGED
-    assert the_same(found, ct.federate(DATA, LOSS, LAM))
+    result = serve(grid, tmp_path / "out", progress=leave)
+    assert result.status == ct.Status.CONVERGED
+    assert the_same(result, ct.federate(DATA, LOSS, LAM))
     refused = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
     assert [re.findall(r"user (\d+)", line)[0] for line in refused] == ["0", "1", "4", "7", "10"]
     asked = [(message.metadata.dst_node_id, set(map(json.loads, message.content["queries"])))
@@ -362,14 +362,14 @@ def test_whoever_answers_garbage_is_set_aside_and_the_others_go_on(nodes, tmp_pa
         return reply
 
     nodes.spoil = spoil
-    found = serve(nodes, tmp_path / "out", tol=1e-11)
-    assert set(found.aside) == {1, 4, 7, 10}
-    assert all(re.search(complaint, reason) for reason in found.aside.values()), found.aside
+    result = serve(nodes, tmp_path / "out", tol=1e-11)
+    assert set(result.aside) == {1, 4, 7, 10}
+    assert all(re.search(complaint, reason) for reason in result.aside.values()), result.aside
     others = np.array(PLACES[0] + PLACES[2])
     alone = ct.federate(DATA.take(others), LOSS, LAM, tol=1e-11)
-    assert found.status == alone.status == ct.Status.CONVERGED
-    assert found.problem.users.names == alone.problem.users.names
-    assert found.models == pytest.approx(alone.models, abs=1e-5)
+    assert result.status == alone.status == ct.Status.CONVERGED
+    assert result.problem.users.names == alone.problem.users.names
+    assert result.models == pytest.approx(alone.models, abs=1e-5)
 
 
 def test_a_node_that_fails_is_set_aside_after_so_many_questions(nodes, tmp_path):
@@ -379,9 +379,9 @@ def test_a_node_that_fails_is_set_aside_after_so_many_questions(nodes, tmp_path)
         return answer()
 
     nodes.spoil = spoil
-    found = serve(nodes, tmp_path / "out", patience=2)
-    assert found.aside == {0: "it left 2 queries in a row unanswered"}
-    assert found.status == ct.Status.CONVERGED
+    result = serve(nodes, tmp_path / "out", patience=2)
+    assert result.aside == {0: "it left 2 queries in a row unanswered"}
+    assert result.status == ct.Status.CONVERGED
 
 
 def test_a_slow_node_is_not_waited_for_longer_than_a_round(nodes, tmp_path):
@@ -402,19 +402,19 @@ def test_a_slow_node_is_not_waited_for_longer_than_a_round(nodes, tmp_path):
     grid = Slow([context.node_config for context in nodes.contexts.values()])
     grid.spoil = spoil
     lines: list[Any] = []
-    found = serve(grid, tmp_path / "out", deadline=0.1, progress=lines.append, tol=1e-11)
-    assert found.status == ct.Status.CONVERGED
-    assert not found.aside
+    result = serve(grid, tmp_path / "out", deadline=0.1, progress=lines.append, tol=1e-11)
+    assert result.status == ct.Status.CONVERGED
+    assert not result.aside
     assert min(line.answered for line in lines) < 15
-    assert found.models == pytest.approx(ct.federate(DATA, LOSS, LAM, tol=1e-11).models, abs=1e-5)
+    assert result.models == pytest.approx(ct.federate(DATA, LOSS, LAM, tol=1e-11).models, abs=1e-5)
     assert sum(line.asked == 0 for line in lines) <= 9  # with nobody else to ask, it is waited for
 
 
 def test_a_node_that_never_says_who_is_there_holds_nobody_up(nodes, tmp_path):
     nodes.spoil = lambda node, message, answer: None if node == 102 else answer()
-    found = serve(nodes, tmp_path / "out", deadline=0.3, n_users=5)
-    assert set(found.problem.users.names) == {0, 1, 4, 7, 10}
-    assert found.status == ct.Status.CONVERGED
+    result = serve(nodes, tmp_path / "out", deadline=0.3, n_users=5)
+    assert set(result.problem.users.names) == {0, 1, 4, 7, 10}
+    assert result.status == ct.Status.CONVERGED
 
 
 def test_columns_and_data_that_do_not_fit_are_said_at_once(tmp_path):
@@ -674,37 +674,37 @@ def deployed(cluster: Cluster, out: Path, timeout: float = 240.0, **settings: An
 
 def test_newton_over_tls_is_bitwise_the_run_in_process(wire, tmp_path):
     lines = deployed(wire, tmp_path / "out")
-    here = ct.federate(DATA, LOSS, LAM)
-    told, _ = runs.read(tmp_path / "out")
-    assert the_same(tmp_path / "out", here)
-    assert told["status"] == "CONVERGED"
-    assert told["gap"] == here.gap <= 1e-6
-    assert (told["n_rounds"], told["n_clusters"], told["bytes"]) == (here.n_rounds, 3, here.ledger.bytes)
+    local = ct.federate(DATA, LOSS, LAM)
+    info, _ = runs.read(tmp_path / "out")
+    assert the_same(tmp_path / "out", local)
+    assert info["status"] == "CONVERGED"
+    assert info["gap"] == local.gap <= 1e-6
+    assert (info["n_rounds"], info["n_clusters"], info["bytes"]) == (local.n_rounds, 3, local.ledger.bytes)
     assert [(line["stage"], line["asked"], line["answered"]) for line in lines] == [
         ("main", 15, 15), ("main", 15, 15), ("proof", 15, 15)]
-    assert lines[-1]["gap"] == here.gap
+    assert lines[-1]["gap"] == local.gap
     assert wire.command("log", wire.run, "local", "--show").count("round ") >= 3  # what `flwr log` shows
 
 
-@pytest.mark.parametrize(("place", "variant"), [("server", "symmetric"), ("users", "paper")])
-def test_pdmm_over_tls_is_bitwise_the_run_in_process(wire, tmp_path, place, variant):
+@pytest.mark.parametrize(("edge_state", "variant"), [("server", "symmetric"), ("users", "paper")])
+def test_pdmm_over_tls_is_bitwise_the_run_in_process(wire, tmp_path, edge_state, variant):
     """The second by Flower's own command, on the example app."""
     settings = {"algorithm": "pdmm", "max-rounds": 4,
-                "algorithm-options": json.dumps({"edge_state": place, "variant": variant})}
+                "algorithm-options": json.dumps({"edge_state": edge_state, "variant": variant})}
     out = tmp_path / "out"
-    if place == "server":
+    if edge_state == "server":
         deployed(wire, out, **settings)
     else:
         changes = {**RUN, **settings, "n-users": 15, "out": str(out)}
         (tmp_path / "changes.toml").write_text("".join(f"{key} = {toml(value)}\n" for key, value in changes.items()))
-        told = wire.command("run", str(ROOT / "examples" / "flower_app"), "local", "--run-config",
+        info = wire.command("run", str(ROOT / "examples" / "flower_app"), "local", "--run-config",
                             str(tmp_path / "changes.toml"), "--format", "json")
-        wire.run = str(json.loads(told[told.index("{"):])["run-id"])
+        wire.run = str(json.loads(info[info.index("{"):])["run-id"])
         list(wire.follow(out, 240.0))
         assert all(any(Path(config["state-dir"]).iterdir()) for config in wire.configs)
-    here = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(edge_state=place, variant=variant), max_rounds=4)
-    assert the_same(out, here)
-    assert runs.read(out)[0]["bytes"] == here.ledger.bytes
+    local = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(edge_state=edge_state, variant=variant), max_rounds=4)
+    assert the_same(out, local)
+    assert runs.read(out)[0]["bytes"] == local.ledger.bytes
 
 
 def test_a_rough_run_ends_where_the_others_alone_would(wire, tmp_path, switch):
@@ -714,15 +714,15 @@ def test_a_rough_run_ends_where_the_others_alone_would(wire, tmp_path, switch):
     switch(3, f"twin {wire.configs[0]['path']}")
     switch(4, "slow 30")
     lines = deployed(wire, tmp_path / "out", tol=1e-10, **{"round-timeout": 20.0})
-    told, found = runs.read(tmp_path / "out")
-    assert set(map(int, told["aside"])) == {k for k in range(15) if k % 5 in (1, 2)}
-    assert all(re.search("checksum|holds nan", reason) for reason in told["aside"].values())
-    assert told["status"] == "CONVERGED"
-    assert told["gap"] <= 1e-6
+    info, result = runs.read(tmp_path / "out")
+    assert set(map(int, info["aside"])) == {k for k in range(15) if k % 5 in (1, 2)}
+    assert all(re.search("checksum|holds nan", reason) for reason in info["aside"].values())
+    assert info["status"] == "CONVERGED"
+    assert info["gap"] <= 1e-6
     assert lines[0]["answered"] < lines[0]["asked"]  # the slow one is not waited for
     others = np.array([k for k in range(15) if k % 5 not in (1, 2)])
     alone = ct.federate(DATA.take(others), LOSS, LAM, tol=1e-10)
-    assert found["models"] == pytest.approx(alone.models, abs=1e-5)
+    assert result["models"] == pytest.approx(alone.models, abs=1e-5)
     assert "says it holds user 0" in wire.command("log", wire.run, "local", "--show")
 
 
@@ -765,8 +765,8 @@ def test_nodes_without_a_registered_key_are_refused(wire, tmp_path):
 
 def test_after_a_node_and_the_server_are_killed_the_optimum_is_the_same(wire, tmp_path):
     out, settings = tmp_path / "out", {"lam": 0.05, "round-timeout": 20.0}
-    here = ct.federate(DATA, LOSS, 0.05)
-    assert here.n_rounds > 4
+    local = ct.federate(DATA, LOSS, 0.05)
+    assert local.n_rounds > 4
     wire.submit(complete({**RUN, "n-users": 15, "out": str(out), **settings}))
     for line in wire.follow(out, 120.0):
         if line["iteration"] == 1:
@@ -779,13 +779,13 @@ def test_after_a_node_and_the_server_are_killed_the_optimum_is_the_same(wire, tm
     wire.submit(complete({**RUN, "n-users": 15, "out": str(out), **settings}))
     wire.restart_node(2)
     lines = list(wire.follow(out, 240.0))
-    told, found = runs.read(out)
+    info, result = runs.read(out)
     assert [line["iteration"] for line in lines] == list(range(len(lines)))  # no round twice, none left out
-    assert told["status"] == "CONVERGED"
-    assert told["gap"] <= 1e-6
-    assert not told["aside"]
-    assert told["objective"] == pytest.approx(here.objective, rel=2e-6)
-    assert found["models"] == pytest.approx(here.models, abs=1e-3)
+    assert info["status"] == "CONVERGED"
+    assert info["gap"] <= 1e-6
+    assert not info["aside"]
+    assert info["objective"] == pytest.approx(local.objective, rel=2e-6)
+    assert result["models"] == pytest.approx(local.models, abs=1e-3)
 
 
 # Simulated
@@ -803,12 +803,12 @@ def test_a_thousand_simulated_users(tmp_path):
         lines = list(cluster.follow(tmp_path / "out", 300.0))
         known = family([cluster.link.pid])
     assert alive(known) == []
-    told, _ = runs.read(tmp_path / "out")
-    here = ct.federate(clustered("logistic", **options).users, ct.Logistic(ridge=1e-3), 1.0, graph="wald")
-    assert told["gap"] <= 1e-6
-    assert told["n_users"] == 1000
+    info, _ = runs.read(tmp_path / "out")
+    local = ct.federate(clustered("logistic", **options).users, ct.Logistic(ridge=1e-3), 1.0, graph="wald")
+    assert info["gap"] <= 1e-6
+    assert info["n_users"] == 1000
     assert all(line["asked"] == line["answered"] == 1000 for line in lines)
-    assert the_same(tmp_path / "out", here)
+    assert the_same(tmp_path / "out", local)
 
 
 # The command

@@ -44,16 +44,16 @@ def test_tensorboard(users, tmp_path):
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=120)
     run = ct.federate(users, ct.Logistic(), 0.02)
     (file,) = tmp_path.glob("events.out.tfevents.*")
-    data, at, found = file.read_bytes(), 0, {}
+    data, at, scalars = file.read_bytes(), 0, {}
     while at < len(data):  # TFRecord: length, its checksum, an event, its checksum
         (length,) = struct.unpack_from("<Q", data, at)
         event = Event.FromString(data[at + 12:at + 12 + length])
-        found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+        scalars |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
         at += 16 + length
     last = run.n_rounds - 1
-    assert found["coterie/gap", last] == pytest.approx(run.gap, rel=1e-6)
-    assert found["coterie/bytes_up", 0] == run.history[0].bytes_up
-    assert ("coterie/gap", 0) not in found
+    assert scalars["coterie/gap", last] == pytest.approx(run.gap, rel=1e-6)
+    assert scalars["coterie/bytes_up", 0] == run.history[0].bytes_up
+    assert ("coterie/gap", 0) not in scalars
 
 
 @pytest.mark.flower

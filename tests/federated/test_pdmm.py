@@ -196,8 +196,8 @@ PLACES = [{}, {"variant": "paper"}, {"pairs": "unordered"}, {"bregman": "linear"
 @pytest.mark.parametrize("form", PLACES, ids=str)
 def test_both_places_of_the_edges_give_equal_iterates(form, kind):
     problem = problem_of(kind, n_users=6)
-    runs = [list(by_hand(problem, ct.PDMM(edge_state=place, **form), 20, participation=0.5, seed=2))
-            for place in ("server", "users")]
+    runs = [list(by_hand(problem, ct.PDMM(edge_state=edge_state, **form), 20, participation=0.5, seed=2))
+            for edge_state in ("server", "users")]
     for (_, server), (_, users) in zip(*runs, strict=True):
         for name in ("now", "difference", "dual", "hat", "rho"):
             gap = np.abs(np.asarray(getattr(server, name)) - getattr(users, name)).max()
@@ -208,8 +208,8 @@ def test_both_places_of_the_edges_give_equal_iterates(form, kind):
 def test_both_places_agree_when_users_come_and_go():
     """Who was not there hears later what it missed."""
     problem, trace = problem_of(n_users=6), np.random.default_rng(0).random((5, 6)) < 0.6
-    server, users = (list(by_hand(problem, ct.PDMM(edge_state=place, **SETTINGS), 20, participation=trace))
-                     for place in ("server", "users"))
+    server, users = (list(by_hand(problem, ct.PDMM(edge_state=edge_state, **SETTINGS), 20, participation=trace))
+                     for edge_state in ("server", "users"))
     assert trace.any(axis=1).all()
     assert not trace.all(axis=1).any()
     for (_, one), (_, other) in zip(server, users, strict=True):
@@ -217,11 +217,11 @@ def test_both_places_agree_when_users_come_and_go():
 
 
 @pytest.mark.parametrize("graph", [None, ct.Graph.from_edges(4, []), slowly(ct.Graph.from_edges(4, [(0, 1)]))], ids=str)
-@pytest.mark.parametrize("place", ["server", "users"])
-def test_users_without_pairs_find_their_own_optimum(place, graph):
+@pytest.mark.parametrize("edge_state", ["server", "users"])
+def test_users_without_pairs_find_their_own_optimum(edge_state, graph):
     points = np.array([[3.0, 1.0], [-1.0, 2.0], [0.5, -4.0], [2.0, 2.0]])
     users = ct.Users.from_arrays(points if graph is not None else points[:1])
-    run = ct.federate(users, ct.SquaredDistance(), 0.1, graph=graph, algorithm=ct.PDMM(edge_state=place),
+    run = ct.federate(users, ct.SquaredDistance(), 0.1, graph=graph, algorithm=ct.PDMM(edge_state=edge_state),
                       max_rounds=2000, participation=1)
     assert run.status is CONVERGED
     assert np.allclose(run.models[-1], users.features[-1], atol=1e-3)
@@ -267,9 +267,9 @@ def test_part_of_the_users_stalls_as_printed_and_arrives_when_mended():
     assert gap("symmetric") <= 1e-6
 
 
-@pytest.mark.parametrize("place", ["server", "users"])
+@pytest.mark.parametrize("edge_state", ["server", "users"])
 @pytest.mark.parametrize("case", ["two users", "chain", "pairs apart", "isolated", slowly("lam 0")])
-def test_the_default_settings_converge_on_every_graph(case, place):
+def test_the_default_settings_converge_on_every_graph(case, edge_state):
     points = np.random.default_rng(0).standard_normal((8, 2))
     users, graph, lam = ct.Users.from_arrays(points), ct.Graph.complete(8), 0.1
     if case == "two users":
@@ -282,7 +282,7 @@ def test_the_default_settings_converge_on_every_graph(case, place):
         graph = ct.Graph.from_edges(8, [(0, 1), (1, 2), (2, 3), (3, 4)])
     else:
         lam = 0.0
-    run = ct.federate(users, ct.SquaredDistance(), lam, graph=graph, algorithm=ct.PDMM(edge_state=place),
+    run = ct.federate(users, ct.SquaredDistance(), lam, graph=graph, algorithm=ct.PDMM(edge_state=edge_state),
                       max_rounds=1500)
     assert run.status is CONVERGED
     best = ct.solve(ct.Problem(users, ct.SquaredDistance(), lam=lam, graph=graph))
@@ -321,9 +321,9 @@ def test_quiet_pairs_wake_when_their_models_part():
 def test_draws_of_variables_respect_who_is_there_and_how_many():
     problem, trace = problem_of(n_users=8), np.zeros((4, 8), dtype=bool)
     trace[0, :4] = trace[1, 4:] = trace[2, ::2] = trace[3, 1::2] = True
-    for place in ("server", "users"):
-        algorithm = ct.PDMM(select="variables", edge_state=place)
+    for edge_state in ("server", "users"):
+        algorithm = ct.PDMM(select="variables", edge_state=edge_state)
         for turn, (queries, _) in enumerate(by_hand(problem, algorithm, 8, participation=trace)):
-            assert all(trace[turn % 4][user] for user in queries), place
+            assert all(trace[turn % 4][user] for user in queries), edge_state
     stepped = [len(queries) for queries, _ in by_hand(problem, ct.PDMM(select="variables"), 30, participation=2)]
     assert 1.0 < np.mean(stepped) < 3.0  # two of eight users: a quarter of the variables

@@ -32,21 +32,21 @@ def users():
 
 
 def test_one_lam_is_what_federate_finds(tmp_path, users):
-    found, path = served(tmp_path)
+    result, path = served(tmp_path)
     assert path is None
-    assert found.models.tobytes() == ct.federate(users, ct.Logistic(), 0.02).models.tobytes()
-    assert found.status is ct.Status.CONVERGED
+    assert result.models.tobytes() == ct.federate(users, ct.Logistic(), 0.02).models.tobytes()
+    assert result.status is ct.Status.CONVERGED
 
 
 def test_standardized_columns(tmp_path, users):
     scaled = Standardizer.from_moments(users.moments()).transform(users)
-    found, _ = served(tmp_path, standardize=True)
-    assert found.models.tobytes() == ct.federate(scaled, ct.Logistic(), 0.02).models.tobytes()
+    result, _ = served(tmp_path, standardize=True)
+    assert result.models.tobytes() == ct.federate(scaled, ct.Logistic(), 0.02).models.tobytes()
 
 
 def test_a_path_takes_the_best_by_rows_held_out(tmp_path, users):
     settings = {"lams": "0.001, 0.02 0.1", "held-out": 0.3, "weights": "wald"}
-    found, path = served(tmp_path, **settings)
+    result, path = served(tmp_path, **settings)
     assert path is not None
     np.testing.assert_array_equal(path.lams, [0.1, 0.02, 0.001])
     assert (path.gaps <= 1e-6).all()
@@ -55,10 +55,10 @@ def test_a_path_takes_the_best_by_rows_held_out(tmp_path, users):
     for run in path.runs:
         best = ct.solve(ct.Problem(parts.train, ct.Logistic(), run.lam, graph), tol=1e-10)
         np.testing.assert_allclose(run.models, best.models, atol=1e-3)
-    assert found is path.best()
+    assert result is path.best()
     again, _ = served(tmp_path, **settings)  # all of it is in the checkpoints
-    assert again.models.tobytes() == found.models.tobytes()
-    assert again.lam == found.lam
+    assert again.models.tobytes() == result.models.tobytes()
+    assert again.lam == result.lam
 
 
 @pytest.mark.parametrize(("changes", "complaint"), [

@@ -73,14 +73,14 @@ def fitted(kind: str) -> Fit:
     return fit(planted(kind).users, settings(kind))
 
 
-def arrays(found: Fit) -> list[np.ndarray]:
+def arrays(result: Fit) -> list[np.ndarray]:
     """Everything computed, for comparison bit by bit."""
-    told = [found.solution.models, found.solution.duals, found.path.lams, found.together, found.coefficients,
-            np.array([found.chosen, found.gap]), found.path.gaps, *(s.models for s in found.path.solutions)]
-    if found.scores is not None:
-        s = found.scores
-        told += [s.fitted, s.alone, s.together, s.points, s.losses, np.array([s.n_clusters, s.n_rows])]
-    return told
+    values = [result.solution.models, result.solution.duals, result.path.lams, result.together, result.coefficients,
+            np.array([result.chosen, result.gap]), result.path.gaps, *(s.models for s in result.path.solutions)]
+    if result.scores is not None:
+        s = result.scores
+        values += [s.fitted, s.alone, s.together, s.points, s.losses, np.array([s.n_clusters, s.n_rows])]
+    return values
 
 
 def same(one: Fit, other: Fit) -> bool:
@@ -93,34 +93,34 @@ def same(one: Fit, other: Fit) -> bool:
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_planted_groups_are_found_and_proven(kind):
-    data, found = planted(kind), fitted(kind)
-    np.testing.assert_array_equal(found.labels, data.labels)
-    solution = found.solution
+    data, result = planted(kind), fitted(kind)
+    np.testing.assert_array_equal(result.labels, data.labels)
+    solution = result.solution
     assert solution.status is Status.CONVERGED
-    assert ct.certify(solution.problem, solution.models).relative_gap <= found.settings.tol
+    assert ct.certify(solution.problem, solution.models).relative_gap <= result.settings.tol
     assert len(np.unique(solution.models, axis=0)) == 2
-    counts = found.path.n_clusters
+    counts = result.path.n_clusters
     assert counts[0] >= 10
     assert counts[-1] == 1
     assert len(counts) == 6
-    assert found.path[found.chosen].lam == solution.lam
-    assert found.coefficients.shape[:2] == (12, 2 + (kind not in ("points", "rows")))
+    assert result.path[result.chosen].lam == solution.lam
+    assert result.coefficients.shape[:2] == (12, 2 + (kind not in ("points", "rows")))
 
 
 def test_the_proof_can_fail():
-    found = fitted("regression")
-    moved = found.solution.models.copy()
+    result = fitted("regression")
+    moved = result.solution.models.copy()
     moved[0, 0] += 1e-2
-    assert ct.certify(found.solution.problem, moved).relative_gap > 1e-4
+    assert ct.certify(result.solution.problem, moved).relative_gap > 1e-4
 
 
 @pytest.mark.parametrize("kind", ["binary", "regression"])
 def test_users_without_groups_are_one(kind):
     data = planted(kind)
     one = data.users.take(np.flatnonzero(data.labels == 0))
-    found = fit(one, settings(kind))
-    assert found.n_clusters == 1
-    np.testing.assert_allclose(found.together, found.solution.models[0], rtol=1e-4, atol=1e-5)
+    result = fit(one, settings(kind))
+    assert result.n_clusters == 1
+    np.testing.assert_allclose(result.together, result.solution.models[0], rtol=1e-4, atol=1e-5)
 
 
 # ---- models, against a computation that shares nothing with the library
@@ -172,19 +172,19 @@ def pooled(kind: str, data: Planted, groups: list[np.ndarray], pull: float = 0.0
 @pytest.mark.parametrize("kind", SUPERVISED)
 def test_models_are_those_of_their_groups(kind):
     """Users weigh alike whatever their rows; between the groups there is only the pull of the edges that join them."""
-    data, found = planted(kind), fitted(kind)
-    problem, groups = found.solution.problem, [np.flatnonzero(data.labels == k) for k in range(2)]
-    leaving = np.diff(found.labels[problem.graph.edges], axis=1)[:, 0] != 0
+    data, result = planted(kind), fitted(kind)
+    problem, groups = result.solution.problem, [np.flatnonzero(data.labels == k) for k in range(2)]
+    leaving = np.diff(result.labels[problem.graph.edges], axis=1)[:, 0] != 0
     assert leaving.any()
     pull = problem.lam * problem.graph.weights[leaving].sum()
-    ours = found.coefficients[[members[0] for members in groups]]
+    ours = result.coefficients[[members[0] for members in groups]]
     exact, free = pooled(kind, data, groups, pull), pooled(kind, data, groups)
     size = np.abs(free).max()
     np.testing.assert_allclose(ours, exact, atol=1e-3 * size)
     np.testing.assert_allclose(ours, free, atol=0.1 * size)
     assert np.abs(ours - pooled(kind, data, groups, pull, by_rows=True)).max() > 4e-3 * size
     one = pooled(kind, data, [np.arange(12)])
-    np.testing.assert_allclose(found.units.coefficients(found.together[None]), one, atol=1e-3)
+    np.testing.assert_allclose(result.units.coefficients(result.together[None]), one, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", SUPERVISED)
@@ -194,27 +194,27 @@ def test_scikit_learn_agrees_on_one_group(kind):
     keep = np.concatenate([np.flatnonzero(data.owner == i)[:12] for i in range(0, 12, 2)])
     users = ct.Users.from_arrays(data.X[keep], data.y[keep], data.owner[keep])
     X, y, n = (data.X[keep] - data.X[keep].mean(axis=0)) / data.X[keep].std(axis=0), data.y[keep], len(keep)
-    found = fit(users, settings(kind, max_groups=1, lam="auto"))
-    assert found.n_clusters == 1
-    told = found.units.predict(users.features, np.repeat(found.solution.models, 12, axis=0))
+    result = fit(users, settings(kind, max_groups=1, lam="auto"))
+    assert result.n_clusters == 1
+    values = result.units.predict(users.features, np.repeat(result.solution.models, 12, axis=0))
     theirs = {"binary": LogisticRegression(C=1 / (RIDGE * n), tol=1e-10, max_iter=1000),
               "classes": LogisticRegression(C=1 / (RIDGE * n), tol=1e-10, max_iter=1000),
               "regression": Ridge(alpha=RIDGE * n), "counts": PoissonRegressor(alpha=RIDGE, tol=1e-10)}[kind]
     theirs.fit(X, y)
     if TASKS[kind] == "classification":
-        shares = found.units.probabilities(users.features, np.repeat(found.solution.models, 12, axis=0))
+        shares = result.units.probabilities(users.features, np.repeat(result.solution.models, 12, axis=0))
         np.testing.assert_allclose(shares, theirs.predict_proba(X), atol=1e-2)
-        assert (told == theirs.predict(X)).mean() > 0.98
+        assert (values == theirs.predict(X)).mean() > 0.98
     else:
-        np.testing.assert_allclose(told, theirs.predict(X), rtol=1e-2, atol=1e-2)
+        np.testing.assert_allclose(values, theirs.predict(X), rtol=1e-2, atol=1e-2)
 
 
 def test_points_are_clustered_as_by_k_means():
-    data, found = planted("points"), fitted("points")
+    data, result = planted("points"), fitted("points")
     means = np.stack([data.X[data.owner == i].mean(axis=0) for i in range(12)])
     theirs = KMeans(2, n_init=3, random_state=0).fit(means)
-    np.testing.assert_array_equal(check_labels(theirs.labels_, 12), found.labels)
-    np.testing.assert_allclose(found.coefficients[..., 0], theirs.cluster_centers_[theirs.labels_], atol=0.1)
+    np.testing.assert_array_equal(check_labels(theirs.labels_, 12), result.labels)
+    np.testing.assert_allclose(result.coefficients[..., 0], theirs.cluster_centers_[theirs.labels_], atol=0.1)
 
 
 # ---- what must not matter
@@ -231,8 +231,9 @@ def test_units_of_features_do_not_matter(kind):
     if kind in ("points", "rows"):
         np.testing.assert_allclose(second.coefficients[..., 0], first.coefficients[..., 0] * scale + shift, rtol=1e-5)
         return
-    told = [f.units.margins(u.features, f.solution.models[u.owner]) for f, u in ((first, data.users), (second, other))]
-    np.testing.assert_allclose(told[0], told[1], rtol=1e-5, atol=1e-5)
+    values = [f.units.margins(u.features, f.solution.models[u.owner])
+              for f, u in ((first, data.users), (second, other))]
+    np.testing.assert_allclose(values[0], values[1], rtol=1e-5, atol=1e-5)
     assert np.abs(second.coefficients[:, 0] - first.coefficients[:, 0]).max() > 1  # the twin: coefficients do change
 
 
@@ -241,8 +242,8 @@ def test_units_of_a_target_do_not_matter(scale, shift):
     data = planted("regression")
     other = ct.Users.from_arrays(data.X, data.y * scale + shift, data.owner)
     first, second = (fit(users, settings("regression", holdout=0.2, n_lams=3)) for users in (data.users, other))
-    told = [f.units.predict(data.X, f.solution.models[data.owner]) for f in (first, second)]
-    np.testing.assert_allclose(told[1], told[0] * scale + shift, rtol=1e-6, atol=1e-6 * abs(scale))
+    values = [f.units.predict(data.X, f.solution.models[data.owner]) for f in (first, second)]
+    np.testing.assert_allclose(values[1], values[0] * scale + shift, rtol=1e-6, atol=1e-6 * abs(scale))
     np.testing.assert_allclose(second.scores.fitted, first.scores.fitted * abs(scale), rtol=1e-4)
 
 
@@ -285,24 +286,24 @@ def test_rows_held_out_are_not_learned_from(kind, lam):
         y[mine] += 50.0
     others = np.arange(12) != 3
 
-    def told(X: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    def values(X: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
         s = fit(ct.Users.from_arrays(X, y, data.owner), chosen).scores
         return [s.fitted[others], s.alone[others], s.together[others], s.points[:, others], np.array([s.n_clusters])]
 
-    plain = told(data.X, data.y)
-    for before, after in zip(plain, told(X, y), strict=True):
+    plain = values(data.X, data.y)
+    for before, after in zip(plain, values(X, y), strict=True):
         if lam == "auto" or before.ndim == 2:  # what scores least is for all rows held out to say
             np.testing.assert_array_equal(before, after)
     learned = np.setdiff1d(np.flatnonzero(data.owner == 3), mine)
     X = data.X.copy()
     X[learned] *= -3.0
-    assert any((a != b).any() for a, b in zip(plain, told(X, data.y), strict=True))
+    assert any((a != b).any() for a, b in zip(plain, values(X, data.y), strict=True))
 
 
 def test_scores_are_what_they_say():
     data = planted("regression")
-    found = fit(data.users, settings("regression", holdout=0.25))
-    s = found.scores
+    result = fit(data.users, settings("regression", holdout=0.25))
+    s = result.scores
     assert (s.metric, s.larger, s.n_clusters) == ("RMSE", False, 2)
     split = data.users.split(test=0.25, seed=0)
     assert s.n_rows == split.test.n_samples
@@ -314,13 +315,13 @@ def test_scores_are_what_they_say():
     assert np.abs(s.fitted - theirs).max() < 0.3 * theirs.mean()  # but for the pull between groups
     assert np.nanmean(s.together) > 3 * np.nanmean(s.fitted)
     assert s.points.shape == (6, 12)
-    np.testing.assert_array_equal(s.points[found.chosen], s.fitted)
+    np.testing.assert_array_equal(s.points[result.chosen], s.fitted)
     assert "RMSE on" in str(s)
 
 
 def test_accuracy_is_of_rows_held_out():
-    found = fit(planted("binary").users, settings("binary", holdout=0.25, n_lams=3))
-    s = found.scores
+    result = fit(planted("binary").users, settings("binary", holdout=0.25, n_lams=3))
+    s = result.scores
     assert s.larger
     assert s.fitted.mean() > 0.8 > 0.65 > s.together.mean()
     assert ((s.fitted >= 0) & (s.fitted <= 1)).all()
@@ -341,35 +342,35 @@ def test_the_seed_is_of_the_rows_held_out_only():
 @pytest.mark.parametrize("lam", ["score", pytest.param(0.02, marks=pytest.mark.slow)])
 def test_every_kind_of_weights(weights, lam):
     data = planted("regression", n_users=6)
-    found = fit(data.users, settings("regression", weights=weights, lam=lam, holdout=0.25))
-    assert found.solution.status is Status.CONVERGED
-    assert ct.certify(found.solution.problem, found.solution.models).relative_gap <= 1e-5
-    assert found.path.n_clusters[0] >= 5
-    assert found.path.n_clusters[-1] == 1
+    result = fit(data.users, settings("regression", weights=weights, lam=lam, holdout=0.25))
+    assert result.solution.status is Status.CONVERGED
+    assert ct.certify(result.solution.problem, result.solution.models).relative_gap <= 1e-5
+    assert result.path.n_clusters[0] >= 5
+    assert result.path.n_clusters[-1] == 1
     if lam == "score":
-        index = int(np.argmin(found.scores.losses))
-        assert found.solution.lam == found.path.lams[index]
-        assert found.why.startswith("Least mean loss")
-        assert np.nanmean(found.scores.fitted) < 0.5 * np.nanmean(found.scores.together)
+        index = int(np.argmin(result.scores.losses))
+        assert result.solution.lam == result.path.lams[index]
+        assert result.why.startswith("Least mean loss")
+        assert np.nanmean(result.scores.fitted) < 0.5 * np.nanmean(result.scores.together)
     else:
-        assert found.solution.lam == lam
-        assert found.why == "As given."
+        assert result.solution.lam == lam
+        assert result.why == "As given."
 
 
 @pytest.mark.parametrize("weights", ["auto", "unit", pytest.param("gaussian", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["points", "rows"])
 def test_points_on_any_weights(kind, weights):
     data = planted(kind)
-    found = fit(data.users, settings(kind, weights=weights))
-    np.testing.assert_array_equal(found.labels, data.labels)
+    result = fit(data.users, settings(kind, weights=weights))
+    np.testing.assert_array_equal(result.labels, data.labels)
     assert fit(data.users, settings(kind, weights=weights, lam=0.0)).n_clusters == 12
 
 
 def test_points_without_clusters_are_put_together():
     points = np.random.default_rng(0).standard_normal((40, 2))
-    found = fit(ct.Users.from_arrays(points), settings("rows"))
-    assert found.n_clusters == 1
-    assert "No clusters are clear" in found.why
+    result = fit(ct.Users.from_arrays(points), settings("rows"))
+    assert result.n_clusters == 1
+    assert "No clusters are clear" in result.why
 
 
 def test_one_far_point_among_thousands():
@@ -416,13 +417,13 @@ def test_users_that_are_refused():
 # ---- few users, few rows
 
 
-def check(found: Fit, n_users: int) -> None:
+def check(result: Fit, n_users: int) -> None:
     """Whatever the data, the answer is proven and all numbers are finite."""
-    assert found.solution.status is Status.CONVERGED
-    assert found.gap <= found.settings.tol
-    assert found.solution.models.shape[0] == n_users
-    assert all(np.isfinite(part).all() for part in (found.solution.models, found.coefficients, found.together))
-    assert found.path.n_clusters[-1] == 1
+    assert result.solution.status is Status.CONVERGED
+    assert result.gap <= result.settings.tol
+    assert result.solution.models.shape[0] == n_users
+    assert all(np.isfinite(part).all() for part in (result.solution.models, result.coefficients, result.together))
+    assert result.path.n_clusters[-1] == 1
 
 
 def test_check_can_fail():
@@ -435,10 +436,10 @@ def test_check_can_fail():
 @pytest.mark.parametrize("kind", SUPERVISED)
 def test_one_user_is_a_plain_fit(kind, lam):
     data = planted(kind, n_users=1)
-    found = fit(data.users, settings(kind, lam=lam, holdout=0.2))
-    check(found, 1)
-    assert "only one user" in found.why
-    np.testing.assert_allclose(found.coefficients, pooled(kind, data, [np.array([0])]), rtol=1e-3, atol=1e-3)
+    result = fit(data.users, settings(kind, lam=lam, holdout=0.2))
+    check(result, 1)
+    assert "only one user" in result.why
+    np.testing.assert_allclose(result.coefficients, pooled(kind, data, [np.array([0])]), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("weights", ["auto", "unit", pytest.param("wald", marks=pytest.mark.slow)])
@@ -454,9 +455,9 @@ def test_users_with_one_row_each(kind):
     first = np.searchsorted(data.owner, np.arange(14))
     users = ct.Users.from_arrays(data.X[first], data.y[first], data.owner[first])
     with concerned(TASKS[kind] == "classification"):
-        found = fit(users, settings(kind, holdout=0.2))
-    check(found, 14)
-    assert found.scores is None  # a user's only row is never held out
+        result = fit(users, settings(kind, holdout=0.2))
+    check(result, 14)
+    assert result.scores is None  # a user's only row is never held out
     with concerned(TASKS[kind] == "classification"), pytest.raises(InvalidInput, match="no rows are held out"):
         fit(users, settings(kind, holdout=0.2, lam="score", n_lams=2))
 
@@ -474,8 +475,8 @@ def test_a_user_of_one_class():
     data = planted("binary")
     y = np.where(data.owner == 0, 1.0, data.y)
     with concerned():
-        found = fit(ct.Users.from_arrays(data.X, y, data.owner), settings("binary", holdout=0.2, n_lams=3))
-    check(found, 12)
+        result = fit(ct.Users.from_arrays(data.X, y, data.owner), settings("binary", holdout=0.2, n_lams=3))
+    check(result, 12)
 
 
 @pytest.mark.parametrize("weights", ["auto", "unit", pytest.param("wald", marks=pytest.mark.slow), "gaussian"])
@@ -485,34 +486,34 @@ def test_identical_users_are_one(kind, weights):
     mine = data.owner == 0
     X, y = np.tile(data.X[mine], (6, 1)), None if data.y is None else np.tile(data.y[mine], 6)
     users = ct.Users.from_arrays(X, y, np.repeat(np.arange(6), mine.sum()))
-    found = fit(users, settings(kind, weights=weights, holdout=0.2))
-    check(found, 6)
-    assert found.n_clusters == 1
+    result = fit(users, settings(kind, weights=weights, holdout=0.2))
+    check(result, 6)
+    assert result.n_clusters == 1
 
 
 @pytest.mark.parametrize("value", [0.0, 5.0, -1e9])
 def test_a_constant_target(value):
     data = planted("regression")
-    found = fit(ct.Users.from_arrays(data.X, np.full(len(data.X), value), data.owner),
+    result = fit(ct.Users.from_arrays(data.X, np.full(len(data.X), value), data.owner),
                 settings("regression", holdout=0.2))
-    check(found, 12)
-    told = found.units.predict(data.X, found.solution.models[data.owner])
-    np.testing.assert_allclose(told, value, rtol=1e-6, atol=1e-6)
+    check(result, 12)
+    values = result.units.predict(data.X, result.solution.models[data.owner])
+    np.testing.assert_allclose(values, value, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", QUICK)
 def test_three_users_of_one_feature(kind):
     data = planted(kind, n_users=3)
-    found = fit(ct.Users.from_arrays(data.X[:, :1], data.y, data.owner), settings(kind, holdout=0.2))
-    check(found, 3)
+    result = fit(ct.Users.from_arrays(data.X[:, :1], data.y, data.owner), settings(kind, holdout=0.2))
+    check(result, 3)
 
 
 def test_a_constant_feature_has_no_part():
     data = planted("regression")
-    found = fit(ct.Users.from_arrays(np.column_stack([data.X, np.full(len(data.X), 3.0)]), data.y, data.owner),
+    result = fit(ct.Users.from_arrays(np.column_stack([data.X, np.full(len(data.X), 3.0)]), data.y, data.owner),
                 settings("regression"))
-    check(found, 12)
-    np.testing.assert_array_equal(found.labels, data.labels)
+    check(result, 12)
+    np.testing.assert_array_equal(result.labels, data.labels)
 
 
 def test_huge_counts_held_out_are_no_warning():
@@ -550,14 +551,14 @@ class Stops(dict):
 def test_many_interrupts_lose_nothing(kind, changes):
     """One run that is broken off after every second write: a point of the path takes two."""
     data, chosen = planted(kind, n_users=4, rows=8), settings(kind, **changes)
-    counted, store, found = Stops(0), Stops(0, after=True), None
-    whole = fit(data.users, chosen, store=counted)
+    counted, store, result = Stops(0), Stops(0, after=True), None
+    complete = fit(data.users, chosen, store=counted)
     times = 0
-    while found is None:
+    while result is None:
         store.left, times = 2, times + 1
         with contextlib.suppress(KeyboardInterrupt):
-            found = fit(data.users, chosen, store=store)
-    assert same(found, whole)
+            result = fit(data.users, chosen, store=store)
+    assert same(result, complete)
     assert -counted.left / 2 <= times <= -counted.left
 
 
@@ -570,33 +571,33 @@ def test_many_interrupts_lose_nothing(kind, changes):
 def test_an_interrupt_at_any_write_loses_nothing(kind, changes, after):
     data, chosen = planted(kind, n_users=4, rows=8), settings(kind, **changes)
     counted = Stops(0)
-    whole = fit(data.users, chosen, store=counted)
+    complete = fit(data.users, chosen, store=counted)
     writes = -counted.left
-    assert writes >= 2 * len(whole.path) + 1
+    assert writes >= 2 * len(complete.path) + 1
     for k in range(1, writes + 1):
         store = Stops(k, after=after)
         with pytest.raises(KeyboardInterrupt):
             fit(data.users, chosen, store=store)
         assert len(store) <= k
-        assert same(fit(data.users, chosen, store=store), whole)
-    assert same(fit(data.users, chosen, store=counted), whole)  # nothing is left to solve
+        assert same(fit(data.users, chosen, store=store), complete)
+    assert same(fit(data.users, chosen, store=counted), complete)  # nothing is left to solve
 
 
 def test_what_is_kept_is_used():
     """The twin: a store that holds something else gives something else."""
     data, chosen = planted("regression", n_users=6, rows=8), settings("regression", n_lams=3)
     store: dict[str, Any] = {}
-    whole = fit(data.users, chosen, store=store)
+    complete = fit(data.users, chosen, store=store)
     store["point 0"] = {**store["point 0"], "models": store["point 0"]["models"] + 1.0}
-    assert not same(fit(data.users, chosen, store=store), whole)
+    assert not same(fit(data.users, chosen, store=store), complete)
 
 
 def test_an_interrupt_between_writes_is_passed_on():
     data, chosen = planted("regression", n_users=4, rows=8), settings("regression", n_lams=3, holdout=0.25)
-    told: list[str] = []
-    fit(data.users, chosen, progress=lambda what, *_: told.append(what))
-    assert {"searching for groups", "range of lam", "path", "held out: path"} <= set(told)
-    for k in [told.index(what) for what in dict.fromkeys(told) if "searching" not in what]:
+    values: list[str] = []
+    fit(data.users, chosen, progress=lambda what, *_: values.append(what))
+    assert {"searching for groups", "range of lam", "path", "held out: path"} <= set(values)
+    for k in [values.index(what) for what in dict.fromkeys(values) if "searching" not in what]:
         left = [k]
 
         def stop(*_: Any, left: list[int] = left) -> None:
@@ -630,10 +631,10 @@ def test_coefficients_there_and_back(kind, standardize):
     hand = np.einsum("rp,rpk->rk", rows, coefficients[owner, :-1]) + coefficients[owner, -1]
     margins = units.margins(rows, models[owner])
     np.testing.assert_allclose(hand if kind == "classes" else hand[:, 0], margins, rtol=1e-7, atol=1e-7)
-    told = units.predict(rows, models[owner])
+    values = units.predict(rows, models[owner])
     theirs = {"binary": lambda: (hand[:, 0] >= 0).astype(float), "classes": lambda: hand.argmax(axis=1).astype(float),
               "regression": lambda: hand[:, 0], "counts": lambda: np.exp(hand[:, 0])}[kind]()
-    np.testing.assert_allclose(told, theirs, rtol=1e-7)
+    np.testing.assert_allclose(values, theirs, rtol=1e-7)
     if TASKS[kind] == "classification":
         shares = units.probabilities(rows, models[owner])
         np.testing.assert_allclose(shares.sum(axis=1), 1.0)
@@ -645,10 +646,10 @@ def test_coefficients_there_and_back(kind, standardize):
 
 
 def test_models_of_users_and_strangers():
-    found = fitted("regression")
-    models, known = found.models_of([3, "stranger", 0])
+    result = fitted("regression")
+    models, known = result.models_of([3, "stranger", 0])
     assert known.tolist() == [True, False, True]
-    np.testing.assert_array_equal(models, [found.solution.models[3], found.together, found.solution.models[0]])
+    np.testing.assert_array_equal(models, [result.solution.models[3], result.together, result.solution.models[0]])
 
 
 def test_as_many_groups_as_there_are():
@@ -659,9 +660,9 @@ def test_as_many_groups_as_there_are():
     X = rng.normal(size=(len(owner), 2))
     y = (X * (10 * rng.normal(size=(12, 2)))[kind[owner]]).sum(axis=1) + rng.normal(size=len(owner))
     users = ct.Users.from_arrays(X, y, owner)
-    found = fit(users, Settings(task="regression", n_lams=4, holdout=0.0))
-    assert found.n_clusters == 12
-    assert len(set(zip(found.labels, kind, strict=True))) == 12
+    result = fit(users, Settings(task="regression", n_lams=4, holdout=0.0))
+    assert result.n_clusters == 12
+    assert len(set(zip(result.labels, kind, strict=True))) == 12
     few = fit(users, Settings(task="regression", n_lams=4, holdout=0.0, max_groups=3))
     assert few.n_clusters <= 3
     assert "The search stopped at this number" in few.why

@@ -41,14 +41,14 @@ class Block(NamedTuple):
 def blocks(page: str) -> list[Block]:
     fences = list(re.finditer(r"^```(\w+)\n(.*?)^```$", page, re.M | re.S))
     assert len(fences) * 2 == page.count("```"), "a fence without a language, indented, or not closed"
-    found = []
+    collected = []
     for k, fence in enumerate(fences):
         after = fences[k + 1] if k + 1 < len(fences) else None
         shown = after and after[1] == "text" and not page[fence.end(): after.start()].strip()
         note = re.search(r"<!-- warns: (.*) -->\n$", page[: fence.start()])
-        found.append(Block(page.count("\n", 0, fence.start()) + 2, fence[1], fence[2], note and note[1],
+        collected.append(Block(page.count("\n", 0, fence.start()) + 2, fence[1], fence[2], note and note[1],
                            after[2] if after and shown else None))
-    return found
+    return collected
 
 
 NUMBER = re.compile(r"[-+]?\d+\.?\d*(?:e[-+]?\d+)?")
@@ -362,14 +362,14 @@ SKIPPED = {"site", "demo", "dist", "reproduction", "__pycache__"}
 
 def forbidden(root: Path) -> list[str]:
     """Traces of how the project was made, in any text file that belongs to it."""
-    found = []
+    collected = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in SKIPPED and (name == ".ci" or name[0] != ".")]
         for path in (Path(folder, name) for name in files if name != ".git"):  # a file in a linked work tree
             with contextlib.suppress(UnicodeDecodeError):  # a picture
                 words = FORBIDDEN.findall(path.read_text(encoding="utf-8"))
-                found += [f"{path.relative_to(root).as_posix()}: {word}" for word in words]
-    return sorted(found)
+                collected += [f"{path.relative_to(root).as_posix()}: {word}" for word in words]
+    return sorted(collected)
 
 
 def test_no_file_speaks_of_how_it_was_made():

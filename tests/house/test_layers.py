@@ -63,25 +63,25 @@ def layer(module: str) -> str | None:
 
 def modules(source: Path) -> dict[str, Path]:
     """Every file by its dotted name without "coterie.", packages by theirs; not the top one."""
-    found = {}
+    collected = {}
     for path in sorted(source.rglob("*.py")):
         parts = path.relative_to(source).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         if name:
-            found[name] = path
-    return found
+            collected[name] = path
+    return collected
 
 
 def imports(path: Path) -> set[str]:
     """All modules and names a file imports, wherever in the file it does so."""
-    found = set()
+    collected = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            collected |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}: relative import"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            collected |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return collected
 
 
 def graph(source: Path) -> dict[str, set[str]]:
@@ -155,7 +155,7 @@ def test_a_wrong_import_is_found(tmp_path, files, complaint):
         path = tmp_path / f"{name}.py"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text + "\n")
-    assert any(complaint in found for found in violations(tmp_path))
+    assert any(complaint in collected for collected in violations(tmp_path))
 
 
 def test_import_is_light():

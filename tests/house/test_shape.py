@@ -30,28 +30,28 @@ def entries(docstring: str | None) -> set[str]:
 
 def class_entries(tree: ast.Module) -> dict[str, set[str]]:
     """What is explained of each class, in its own docstring or in that of a class of the module derived from it."""
-    found: dict[str, set[str]] = {}
+    collected: dict[str, set[str]] = {}
     for node in reversed([node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]):
-        found[node.name] = found.get(node.name, set()) | entries(ast.get_docstring(node))
+        collected[node.name] = collected.get(node.name, set()) | entries(ast.get_docstring(node))
         for base in (ast.unparse(base) for base in node.bases):
-            found[base] = found.get(base, set()) | found[node.name]
-    return found
+            collected[base] = collected.get(base, set()) | collected[node.name]
+    return collected
 
 
 def functions(node: ast.AST, path: str, of_class: set[str], classes: dict[str, set[str]],
               ) -> list[tuple[str, ast.FunctionDef, set[str]]]:
     """All functions below a node: dotted name, node, and the names its docstring (or its class's) explains."""
-    found = []
+    collected = []
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             own = of_class if child.name == "__init__" else entries(ast.get_docstring(child))
-            found.append((f"{path}.{child.name}", child, own))
-            found += functions(child, f"{path}.{child.name}", set(), classes)
+            collected.append((f"{path}.{child.name}", child, own))
+            collected += functions(child, f"{path}.{child.name}", set(), classes)
         elif isinstance(child, ast.ClassDef):
-            found += functions(child, f"{path}.{child.name}", classes[child.name], classes)
+            collected += functions(child, f"{path}.{child.name}", classes[child.name], classes)
         else:
-            found += functions(child, path, of_class, classes)
-    return found
+            collected += functions(child, path, of_class, classes)
+    return collected
 
 
 def parameters(function: ast.FunctionDef) -> list[str]:
@@ -61,10 +61,10 @@ def parameters(function: ast.FunctionDef) -> list[str]:
 
 def attributes(node: ast.ClassDef, lines: list[str], explained: set[str]) -> dict[str, bool]:
     """What a class stores under a name of its own, and whether a comment on its line or a docstring explains it."""
-    found: dict[str, bool] = {}
+    collected: dict[str, bool] = {}
 
     def store(name: str, line: int) -> None:
-        found[name] = found.get(name, False) or name in explained or "  # " in lines[line - 1]
+        collected[name] = collected.get(name, False) or name in explained or "  # " in lines[line - 1]
 
     for child in node.body:
         if isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name):
@@ -73,33 +73,33 @@ def attributes(node: ast.ClassDef, lines: list[str], explained: set[str]) -> dic
         if isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store) and \
                 isinstance(child.value, ast.Name) and child.value.id == "self":
             store(child.attr, child.lineno)
-    return found
+    return collected
 
 
 def oversized(source: Path) -> set[str]:
     """Everything above a limit, as "kind: dotted name"."""
-    found = set()
+    collected = set()
     for path in sorted(source.rglob("*.py")):
         text = path.read_text()
         name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
         tree, lines = ast.parse(text), text.splitlines()
         classes = class_entries(tree)
         if len(lines) > MODULE_LINES:
-            found.add(f"long module: {name}")
+            collected.add(f"long module: {name}")
         for function, node, explained in functions(tree, name, set(), classes):
             if node.end_lineno - node.lineno + 1 > FUNCTION_LINES:
-                found.add(f"long function: {function}")
+                collected.add(f"long function: {function}")
             reason = any(MANY_PARAMETERS.match(ast.unparse(decorator)) for decorator in node.decorator_list)
             public = node.name == "__init__" or node.name[0] != "_"
             reason = reason or (public and set(parameters(node)) <= explained)
             if len(parameters(node)) > PARAMETERS and not reason:
-                found.add(f"many parameters: {function}")
+                collected.add(f"many parameters: {function}")
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 stored = attributes(node, lines, classes[node.name])
                 if len(stored) > ATTRIBUTES and not all(stored.values()):
-                    found.add(f"unexplained attributes: {name}.{node.name}")
-    return found
+                    collected.add(f"unexplained attributes: {name}.{node.name}")
+    return collected
 
 
 def shared_names(source: Path) -> dict[str, list[str]]:

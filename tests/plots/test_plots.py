@@ -55,10 +55,10 @@ def test_planted_directions_are_found(dim):
     places = rng.standard_normal((3, 20, 2)) * [3.0, 1.0]
     places -= places.mean(axis=(0, 1))
     turn = np.linalg.svd(places.reshape(-1, 2), full_matrices=False)[2]  # the plane's own principal directions
-    found = plots.project(places @ turn.T @ axes + rng.standard_normal(dim))
-    np.testing.assert_allclose(found.points, places @ turn.T, atol=1e-8)
+    projection = plots.project(places @ turn.T @ axes + rng.standard_normal(dim))
+    np.testing.assert_allclose(projection.points, places @ turn.T, atol=1e-8)
     variance = ((places @ turn.T) ** 2).sum(axis=(0, 1))
-    np.testing.assert_allclose(found.shares, variance / variance.sum())
+    np.testing.assert_allclose(projection.shares, variance / variance.sum())
 
 
 def test_one_map_serves_all_lams():

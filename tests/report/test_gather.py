@@ -83,20 +83,20 @@ def check(document: dict) -> None:
 @pytest.mark.parametrize(("family", "task"), [("logistic", "classification"), ("squared", "regression"),
                                               ("poisson", "counts")])
 def test_a_fit_of_each_task(family, task):
-    found = fitted(family, task)
-    document = gather(found, title="T", command="coterie fit", notes=["one"])
+    fit_of_kind = fitted(family, task)
+    document = gather(fit_of_kind, title="T", command="coterie fit", notes=["one"])
     check(document)
     assert (document["title"], document["task"], document["notes"]) == ("T", task, ["one"])
-    assert document["chosen"] == found.chosen
-    assert document["labels"][found.chosen] == found.labels.tolist()
-    assert document["groups"] == {"sentence": found.why}
+    assert document["chosen"] == fit_of_kind.chosen
+    assert document["labels"][fit_of_kind.chosen] == fit_of_kind.labels.tolist()
+    assert document["groups"] == {"sentence": fit_of_kind.why}
     assert document["settings"]["n_lams"] == 8
-    assert document["scores"]["points"][found.chosen] == pytest.approx(found.scores.fitted.tolist())
-    first = np.unique(found.labels, return_index=True)[1]
-    for k, row in zip(document["coefficients"]["which"][found.chosen],
-                      document["coefficients"]["clusters"][found.chosen], strict=True):
-        assert row == pytest.approx(found.coefficients[first[k]].ravel().tolist())
-    bounds = ct.recovery_bounds(found.solution.problem, found.labels)
+    assert document["scores"]["points"][fit_of_kind.chosen] == pytest.approx(fit_of_kind.scores.fitted.tolist())
+    first = np.unique(fit_of_kind.labels, return_index=True)[1]
+    for k, row in zip(document["coefficients"]["which"][fit_of_kind.chosen],
+                      document["coefficients"]["clusters"][fit_of_kind.chosen], strict=True):
+        assert row == pytest.approx(fit_of_kind.coefficients[first[k]].ravel().tolist())
+    bounds = ct.recovery_bounds(fit_of_kind.solution.problem, fit_of_kind.labels)
     assert document["bounds"]["lower"] == pytest.approx(bounds.lower)
     assert document["bounds"]["sentence"] == bounds.sentence
 
@@ -115,13 +115,13 @@ def test_classes_name_the_outputs(several):
 
 
 def test_points_without_targets():
-    found = fit(gaussian_mixture(20, n_features=2, seed=0).users, Settings(task="clustering", n_lams=8))
-    document = gather(found)
+    fit_of_kind = fit(gaussian_mixture(20, n_features=2, seed=0).users, Settings(task="clustering", n_lams=8))
+    document = gather(fit_of_kind)
     check(document)
     assert document["scores"] is None
     assert document["map"]["kind"] == "projection"
     assert (document["map"]["xlabel"], document["map"]["ylabel"]) == ("x0", "x1")
-    np.testing.assert_allclose(document["map"]["points"][found.chosen], found.coefficients[:, :, 0])
+    np.testing.assert_allclose(document["map"]["points"][fit_of_kind.chosen], fit_of_kind.coefficients[:, :, 0])
 
 
 def test_a_path_and_a_solution():
@@ -168,9 +168,9 @@ def test_data_that_are_with_their_users(run):
 
 
 def test_a_server_does_not_count_rows_it_has_not_seen(run):
-    here = gather(run)
-    assert "2 features" in here["subtitle"]
-    assert " rows, " in here["subtitle"]
+    current = gather(run)
+    assert "2 features" in current["subtitle"]
+    assert " rows, " in current["subtitle"]
     away = ct.losses.remote.Remote(loss=run.problem.loss, length=3)
     names = Participants(run.problem.users.names, run.problem.users.feature_names)
     document = gather(replace(run, problem=ct.Problem(names, away, 0.4)))
@@ -190,8 +190,8 @@ def test_lines_part_the_classes_as_the_models_do(lines):
     samples, models = np.array(document["map"]["samples"]), np.array(document["map"]["points"])[lines.chosen]
     w = models[samples[:, 3].astype(int)]
     side = (samples[:, :2] * w[:, :2]).sum(axis=1) + w[:, 2] > 0
-    told = lines.units.predict(samples[:, :2], lines.solution.models[samples[:, 3].astype(int)])
-    np.testing.assert_array_equal(side, told == 1)
+    predictions = lines.units.predict(samples[:, :2], lines.solution.models[samples[:, 3].astype(int)])
+    np.testing.assert_array_equal(side, predictions == 1)
     assert (side == samples[:, 2]).mean() > 0.8
     assert samples[:, 0].mean() == pytest.approx(100, abs=2)
 
@@ -207,10 +207,10 @@ def test_samples_are_at_most_three_thousand():
 
 
 def test_scores_are_placed_by_the_chosen_points():
-    def scores(n_rows: int, here: int) -> Scores:
+    def scores(n_rows: int, current: int) -> Scores:
         points = np.arange(n_rows)[:, None] * np.ones(3)
-        return Scores(metric="RMSE", larger=False, fitted=points[here], alone=points[0], together=points[0],
-                      points=points, losses=points[:, 0], chosen=here, n_clusters=2, n_rows=9)
+        return Scores(metric="RMSE", larger=False, fitted=points[current], alone=points[0], together=points[0],
+                      points=points, losses=points[:, 0], chosen=current, n_clusters=2, n_rows=9)
 
     assert aligned(scores(5, 2), 5, 2).tolist() == [0, 1, 2, 3, 4]
     assert aligned(scores(5, 3), 5, 2).tolist() == [0, 2, 3, 4, 4]
@@ -221,8 +221,8 @@ def test_scores_are_placed_by_the_chosen_points():
 
 def test_unknown_scores_are_none(lines):
     scores = lines.scores
-    here = np.where(np.arange(len(scores.fitted)) == 1, np.nan, scores.fitted)
-    few = replace(scores, fitted=here, points=here[None], alone=here)
+    current = np.where(np.arange(len(scores.fitted)) == 1, np.nan, scores.fitted)
+    few = replace(scores, fitted=current, points=current[None], alone=current)
     document = gather(replace(lines, scores=few))
     json.dumps(document, allow_nan=False)
     assert document["scores"]["alone"][1] is None
@@ -233,8 +233,8 @@ def test_unknown_scores_are_none(lines):
 
 def test_settings_are_plain(several):
     settings = {"path": object, "n": np.int64(3), "x": np.nan, "list": (1, np.float64(0.5), {"a": np.inf}), "ok": True}
-    told = gather(several, settings=settings)["settings"]
-    assert told == {"path": "<class 'object'>", "n": 3, "x": None, "list": [1, 0.5, {"a": None}], "ok": True}
+    stored = gather(several, settings=settings)["settings"]
+    assert stored == {"path": "<class 'object'>", "n": 3, "x": None, "list": [1, 0.5, {"a": None}], "ok": True}
     assert json_ready(np.array([1.0, np.nan])) == [1.0, None]
 
 

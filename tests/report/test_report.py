@@ -52,8 +52,8 @@ def solved() -> dict[str, Any]:
                 "note": "The two directions hold 99% of the differences between models."},
         "coefficients": {"names": ["first feature", "second feature", "intercept"], "outputs": None, "shown": 8,
                          "which": which,
-                         "clusters": [[s.models[np.flatnonzero(s.labels == k)[0]].tolist() for k in here]
-                                      for here, s in zip(which, path.solutions, strict=True)]},
+                         "clusters": [[s.models[np.flatnonzero(s.labels == k)[0]].tolist() for k in group_numbers]
+                                      for group_numbers, s in zip(which, path.solutions, strict=True)]},
         "scores": {"metric": "accuracy", "larger": True, "alone": accuracy(models[0]),
                    "together": accuracy(last.models), "points": [accuracy(m) for m in models],
                    "note": "On 1,000 fresh samples of each user."},
@@ -117,8 +117,8 @@ def synthetic(n: int, n_lams: int, dim: int = 20, shown: int = 12) -> dict[str, 
         "map": {"kind": "projection", "xlabel": "x", "ylabel": "y", "points": models[:, :, :2].tolist(),
                 "samples": None, "note": ""},
         "coefficients": {"names": [f"feature {k}" for k in range(dim)], "outputs": None, "shown": shown, "which": which,
-                         "clusters": [[m[np.flatnonzero(row == k)[0]].tolist() for k in here]
-                                      for here, m, row in zip(which, models, labels, strict=True)]},
+                         "clusters": [[m[np.flatnonzero(row == k)[0]].tolist() for k in group_numbers]
+                                      for group_numbers, m, row in zip(which, models, labels, strict=True)]},
         "scores": {"metric": "error", "larger": False, "alone": score[0].tolist(), "together": score[1].tolist(),
                    "points": score[2:].tolist(), "note": ""},
         "bounds": None, "groups": None, "federated": None, "settings": {}, "notes": [], "reduced": None,
@@ -155,14 +155,15 @@ def unpacked(part: dict[str, Any]) -> np.ndarray:
 
 def test_the_numbers_in_the_page_are_the_documents():
     document = synthetic(40, 5)
-    found = embedded(render(document))
-    np.testing.assert_array_equal(unpacked(found["labels"]), document["labels"])
-    np.testing.assert_allclose(unpacked(found["map"]["points"]), document["map"]["points"], rtol=1e-6)
-    np.testing.assert_allclose(unpacked(found["scores"]["points"]), document["scores"]["points"], rtol=1e-6)
+    content = embedded(render(document))
+    np.testing.assert_array_equal(unpacked(content["labels"]), document["labels"])
+    np.testing.assert_allclose(unpacked(content["map"]["points"]), document["map"]["points"], rtol=1e-6)
+    np.testing.assert_allclose(unpacked(content["scores"]["points"]), document["scores"]["points"], rtol=1e-6)
     rows = [row for clusters in document["coefficients"]["clusters"] for row in clusters]
-    np.testing.assert_allclose(unpacked(found["coefficients"]["clusters"]), rows, rtol=1e-6)
+    np.testing.assert_allclose(unpacked(content["coefficients"]["clusters"]), rows, rtol=1e-6)
     packed = {"labels", "map", "scores", "coefficients"}
-    assert {k: v for k, v in found.items() if k not in packed} == {k: v for k, v in document.items() if k not in packed}
+    kept = {k: v for k, v in document.items() if k not in packed}
+    assert {k: v for k, v in content.items() if k not in packed} == kept
 
 
 def test_cluster_numbers_of_a_large_run_fit():
@@ -174,10 +175,10 @@ def test_unknown_numbers_are_null_in_the_page():
     document = synthetic(3, 2)
     document["points"][0] |= {"bound": -np.inf, "gap": np.inf}
     document["scores"]["points"][0][1] = None
-    found = embedded(render(document))
-    assert found["points"][0]["bound"] is None
-    assert found["points"][0]["gap"] is None
-    assert np.isnan(unpacked(found["scores"]["points"])[0, 1])
+    content = embedded(render(document))
+    assert content["points"][0]["bound"] is None
+    assert content["points"][0]["gap"] is None
+    assert np.isnan(unpacked(content["scores"]["points"])[0, 1])
 
 
 @pytest.mark.parametrize("text", [NASTY, "<!-- <script>", "]]>", "\u2028\u2029", "{{script}}", "a & \\u003c", "\ud800"])
@@ -397,8 +398,8 @@ def test_tables_are_downloaded_as_csv(show):
         assert int(row["Group"]) == document["labels"][1][user]
         assert int(row["Rows"]) == document["counts"][user]
         expected = document["scores"]["points"][1][user]
-        found = float(row["error here"]) if row["error here"] else None
-        assert found == (expected and pytest.approx(expected, rel=1e-6))
+        content = float(row["error here"]) if row["error here"] else None
+        assert content == (expected and pytest.approx(expected, rel=1e-6))
     _, data = tab.download("path-csv")
     rows = list(csv.DictReader(io.StringIO(data.decode("utf-8"), newline="")))
     assert [float(row["lam"]) for row in rows] == document["lams"]

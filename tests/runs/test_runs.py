@@ -155,7 +155,7 @@ def test_a_fit_can_be_saved_later(made, tmp_path):
     saved = fitted.save(tmp_path / "again")
     for name in FILES - {"run.json"}:
         assert (saved / name).read_bytes() == (folder / "run" / name).read_bytes()
-    first, second = (json.loads((place / "run.json").read_text()) for place in (folder / "run", saved))
+    first, second = (json.loads((location / "run.json").read_text()) for location in (folder / "run", saved))
     assert first == second
 
 
@@ -206,13 +206,13 @@ def test_a_solution_is_saved_and_loaded(tmp_path):
 def test_a_federated_run_is_saved_and_loaded(tmp_path):
     frame = frame_of("regression")
     users = ct.Users.from_arrays(frame.select("z"), frame["y"], frame["who"])
-    found = ct.federate(users, ct.Squared(ridge=1e-3), lam=0.1)
-    run = ct.load_run(ct.save_run(found, tmp_path / "run"))
-    np.testing.assert_array_equal(run.models, found.models)
-    assert run.info["n_rounds"] == found.n_rounds
+    federated = ct.federate(users, ct.Squared(ridge=1e-3), lam=0.1)
+    run = ct.load_run(ct.save_run(federated, tmp_path / "run"))
+    np.testing.assert_array_equal(run.models, federated.models)
+    assert run.info["n_rounds"] == federated.n_rounds
     assert (tmp_path / "run" / "ledger.csv").exists()
     again = run.solution(users, ct.Squared(ridge=1e-3))
-    assert (again.gap, again.objective) == (pytest.approx(found.gap, abs=1e-9), pytest.approx(found.objective))
+    assert (again.gap, again.objective) == (pytest.approx(federated.gap, abs=1e-9), pytest.approx(federated.objective))
     with pytest.raises(ct.InvalidInput):
         run.solution(users.take([0, 1]), ct.Squared(ridge=1e-3))
     assert json.loads((tmp_path / "run" / "report.json").read_text())["federated"]["rounds"]
@@ -221,14 +221,14 @@ def test_a_federated_run_is_saved_and_loaded(tmp_path):
 def test_a_run_is_saved_beside_its_checkpoint(tmp_path):
     frame = frame_of("regression")
     users = ct.Users.from_arrays(frame.select("z"), frame["y"], frame["who"])
-    found = ct.federate(users, ct.Squared(ridge=1e-3), lam=0.1, checkpoint=tmp_path / "run" / "checkpoint")
-    ct.save_run(found, tmp_path / "run")
+    federated = ct.federate(users, ct.Squared(ridge=1e-3), lam=0.1, checkpoint=tmp_path / "run" / "checkpoint")
+    ct.save_run(federated, tmp_path / "run")
     assert (tmp_path / "run" / "checkpoint" / "state.coterie").exists()
-    assert ct.load_run(tmp_path / "run").n_clusters == found.n_clusters
+    assert ct.load_run(tmp_path / "run").n_clusters == federated.n_clusters
     (tmp_path / "other" / "checkpoint").mkdir(parents=True)
     (tmp_path / "other" / "notes.txt").write_text("mine")
     with pytest.raises(ct.InvalidInput, match="holds other files"):
-        ct.save_run(found, tmp_path / "other")
+        ct.save_run(federated, tmp_path / "other")
 
 
 # ---- folders that are in use

@@ -107,8 +107,8 @@ def test_a_group_is_the_sum_of_its_members(name):
     samples = loss.prepare(groups)
     values, gradients, hessians = loss.evaluate(samples, models)
     parts = inner.evaluate(inner.prepare(users), models[labels])
-    for whole, part in zip((values, gradients, hessians), parts, strict=True):
+    for sum_of_all, part in zip((values, gradients, hessians), parts, strict=True):
         for k in range(3):
-            np.testing.assert_allclose(whole[k], part[labels == k].sum(axis=0), rtol=1e-10)
+            np.testing.assert_allclose(sum_of_all[k], part[labels == k].sum(axis=0), rtol=1e-10)
     best = loss.local(samples).points
     assert np.abs(loss.gradients(samples, best)).max() < 1e-6 * (1 + np.abs(gradients).max())

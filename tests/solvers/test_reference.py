@@ -86,12 +86,12 @@ def test_lam_and_weights_only_matter_as_a_product():
 
 def test_a_disconnected_graph_is_two_problems():
     graph, users = graph_for("disconnected", 8), users_for("squared", n_users=8, seed=4)
-    whole = ct.solve(ct.Problem(users, ct.Squared(), lam=0.05, graph=graph))
+    combined = ct.solve(ct.Problem(users, ct.Squared(), lam=0.05, graph=graph))
     for part in (np.arange(4), np.arange(4, 8)):
         inside = np.isin(graph.edges, part).all(axis=1)
         alone = ct.Graph.from_edges(4, graph.edges[inside] - part[0], graph.weights[inside])
         half = ct.solve(ct.Problem(users.take(part), ct.Squared(), lam=0.05, graph=alone))
-        np.testing.assert_allclose(whole.models[part], half.models, atol=1e-6)
+        np.testing.assert_allclose(combined.models[part], half.models, atol=1e-6)
 
 
 def test_a_duplicated_user_gets_the_same_model():
