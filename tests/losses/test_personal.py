@@ -288,6 +288,38 @@ def test_an_intercept_per_user_with_shared_slopes():
     np.testing.assert_allclose(rows, columns @ best, atol=1e-5)
 
 
+def one_class_panel() -> ct.Users:
+    """Binary targets, an intercept of each user's own, so that some users have one class only."""
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(12), 8)
+    rows = rng.standard_normal((len(owner), 2))
+    margins = rows @ [1.0, -1.0] + 3.0 * rng.standard_normal(12)[owner] + rng.logistic(size=len(owner))
+    return ct.Users.from_arrays(rows, np.where(margins > 0, 1.0, -1.0), owner)
+
+
+def test_a_personal_intercept_of_users_with_one_class_is_certified():
+    """Their intercepts run off, and their losses without the ridge to zero; the bound knows it."""
+    users = one_class_panel()
+    starts = users.offsets[:-1]
+    alone = np.flatnonzero(np.minimum.reduceat(users.targets, starts) == np.maximum.reduceat(users.targets, starts))
+    assert alone.size
+    loss = ct.Personal(ct.Logistic(), np.array([1.0, np.inf, 0.0]))
+    with pytest.warns(ct.CoterieWarning) as caught:
+        problem = ct.Problem(users, loss, lam=0.01)
+    assert any("entirely personal" in str(warning.message) for warning in caught)
+    solution = ct.solve(problem)
+    assert solution.gap <= 1e-6
+    assert claim(problem, solution.models, solution.certificate) is None
+    samples = problem.samples
+    slopes = np.tile([0.02, -0.01, 0.0], (users.n_users, 1))
+    expected = (slopes**2).sum(axis=1) / (2 * 1e-3)  # f*(u) of a user with one class, attained at infinity
+    conjugates = loss.conjugates(samples, slopes) - 0.5 * samples.metric.covariances(slopes)
+    np.testing.assert_allclose(conjugates[alone], expected[alone], rtol=1e-12)
+    assert (conjugates <= expected * (1 + 1e-12)).all()
+    outside = slopes + [0.0, 0.0, 1e-3] * users.targets[starts][:, None]  # slopes of the wrong sign
+    assert np.isinf(loss.loss.conjugates(samples.inner, outside)[alone]).all()
+
+
 # Everything else runs on it.
 
 def grouped_users(name: str = "logistic") -> ct.Users:

@@ -23,7 +23,7 @@ import numpy as np
 from coterie._typing import Array, Flags
 from coterie.data.users import Block, Participants, Users
 from coterie.errors import Incompatible, InvalidInput
-from coterie.losses.base import NOISE, SUMS, Evaluation, Magnitudes, Samples, need_targets
+from coterie.losses.base import NOISE, SUMS, DualBounds, Evaluation, Magnitudes, Samples, need_targets
 from coterie.losses.blocks import BlockLoss, in_blocks
 from coterie.losses.frame import Frame
 
@@ -98,6 +98,24 @@ class AffineLoss(BlockLoss):
         if samples.frame is None:
             return np.broadcast_to(every, (samples.n_users, samples.dim))
         return np.asarray(every / samples.frame.units(np.arange(samples.n_users)) ** 2)
+
+    def ridge_bounds(self, bounds: DualBounds, samples: Samples, slopes: Array, about: Array | None) -> DualBounds:
+        """The dual bounds, and where they are infinite those of the ridge alone.
+
+        With phi >= 0, f(x) >= 1/2 sum_k c_k x_k^2 gives f*(u) <= sum_k u_k^2 / (2 c_k). It is the conjugate where phi
+        vanishes in the limit only: samples of one class, and a slope 0 of the intercept.
+        """
+        rows = np.flatnonzero(np.isinf(bounds.values)) if self.least >= 0 else np.empty(0, dtype=np.intp)
+        c = self.ridge * self.shrunk(samples.dim, samples.dim // (samples.users.n_features + self.intercept))
+        rows = rows[(slopes[rows][:, c == 0] == 0).all(axis=1)]
+        u = slopes[rows]
+        ridges = np.divide(u**2, 2.0 * c, out=np.zeros_like(u), where=c > 0).sum(axis=1)
+        moved = np.zeros_like(u) if about is None else u * about[rows]
+        out = DualBounds(*(part.copy() for part in bounds))
+        out.values[rows] = ridges - moved.sum(axis=1)
+        out.rounding[rows] = SUMS * (ridges + np.abs(moved).sum(axis=1))
+        out.slack[rows] = ridges
+        return out
 
     def shrunk(self, dim: int, outputs: int = 1) -> Array:
         """1 for the coordinates under the ridge, 0 for intercepts that are not (one for each output)."""

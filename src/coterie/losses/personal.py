@@ -12,6 +12,7 @@ import numpy.typing as npt
 from coterie._typing import Array, Indices
 from coterie.data.users import Participants, Users
 from coterie.errors import InvalidInput
+from coterie.losses.affine import AffineLoss
 from coterie.losses.around import Objective, Space, lower
 from coterie.losses.base import SUMS, DualBounds, Evaluation, Loss, Samples
 from coterie.losses.frame import Frame
@@ -227,6 +228,8 @@ class Personal(Loss):
         u = metric.bounded(slopes)
         begin = None if start is None else self._leave(samples, self._near(samples, start, users).points, users)
         inner = self.loss.dual_bounds(samples.inner, u, begin, users, about)
+        if metric.free.any() and isinstance(self.loss, AffineLoss):  # free intercepts of users with one class run off
+            inner = self.loss.ridge_bounds(inner, samples.inner, u, about)
         with np.errstate(over="ignore", invalid="ignore"):
             price = 0.5 * metric.covariances(u)
             rounding = inner.rounding + SUMS * samples.dim * price
