@@ -28,8 +28,12 @@ from coterie.federated.client import hold_out
 from coterie.federated.config import CONFIG, RENAMED, RunConfig, algorithm_of, complete, for_nodes
 from coterie.federated.protocol.messages import Batch, Query, Ragged, Reply, decode
 from coterie.federated.runtimes import service
-from coterie.federated.runtimes.cluster import Cluster, alive, end, family, free_port, toml, wait, write_app
 from coterie.fitting.prepare import prepare
+
+flower = pytest.importorskip("coterie.federated.runtimes.cluster", reason="the extra flower is not installed",
+                             exc_type=ImportError)
+Cluster, alive, end, family = flower.Cluster, flower.alive, flower.end, flower.family
+free_port, toml, wait, write_app = flower.free_port, flower.toml, flower.wait, flower.write_app
 
 pytestmark = pytest.mark.flower
 
