@@ -197,8 +197,9 @@ def assembled(problem: Problem, x: Array, slopes: Array, about: Array, answers: 
     carried = float((np.linalg.norm(slopes, axis=1) * np.linalg.norm(x - about, axis=1)).sum())
     objective, floor = float(answers.values.sum()) + penalty, _FLOOR * float(answers.sizes.sum())
     bound = -np.inf if infinite.size else float(-answers.conjugates.sum())
-    if objective <= floor and bound < problem.n_users * problem.loss.least:  # data fitted perfectly need no duals
-        bound, infinite = problem.n_users * problem.loss.least, infinite[:0]
+    least = problem.n_users * problem.loss.least
+    if bound < least and objective - least <= 1e-8 * floor:  # data fitted perfectly need no duals
+        bound, infinite = least, infinite[:0]
     return Certificate(
         objective=objective,
         bound=bound,

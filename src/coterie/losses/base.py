@@ -341,7 +341,7 @@ class Loss(ABC):
     def _dual_bound(self, samples: Samples, z: Array, u: Array, centre: Array, curved: Array, who: Indices,
                     settled: Flags) -> DualBounds:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            f, g, h = self.evaluate_local(samples, z, 2 if (curved == 0).any() else 1, who)
+            f, g, h = self.evaluate_local(samples, z, 2 if (curved == 0).any() and not self.quadratic else 1, who)
             terms = self.magnitudes(samples, z, who)
             residual, away = np.abs(u - g), np.abs(z - centre)
             level = np.abs(u) + terms.gradients
@@ -352,10 +352,13 @@ class Loss(ABC):
             cost = np.where(flat, residual * away, cost).sum(axis=1)
             values = np.einsum("nd,nd->n", u, z - centre) - f + cost
             rounding = SUMS * (terms.values + (terms.slopes * np.abs(z)).sum(axis=1) + (np.abs(u) * away).sum(axis=1))
-            rows = np.flatnonzero(flat.any(axis=1))
-            if rows.size:  # what they may still gain is about r' H^-1 r, also where the maximum lies at infinity
+            # What they may still gain: residuals times steps, no longer than the scale of the coordinate. For a
+            # quadratic loss it is of second order, but not for one whose infimum lies at infinity.
+            rows = np.flatnonzero(flat.any(axis=1)) if not self.quadratic else np.empty(0, dtype=np.intp)
+            if rows.size:
                 rest = np.where(flat[rows], residual[rows], 0.0)
-                gain = np.einsum("nd,nd->n", rest, np.abs(_newton_steps(h[rows], rest)))
+                steps = np.minimum(np.abs(_newton_steps(h[rows], rest)), 10.0 * (1.0 + np.abs(z[rows])))
+                gain = (rest * steps).sum(axis=1)
                 limit = 1e-7 * np.abs(values[rows]) + 1e-9 * self.sizes(samples)[who[rows]]
                 rounding[rows] += np.where(gain <= limit, gain, np.inf)
         finite = np.isfinite(values) & np.isfinite(rounding)

@@ -76,7 +76,8 @@ class Fast:
         if problem.lam == 0 or not (problem.graph.weights > 0).any():
             models = problem.loss.local(problem.samples, start=None if start is None else start.models).points
             return Point(models, np.zeros((problem.graph.n_edges, problem.dim)))
-        return _Run(self, problem, tol, start, progress).go()
+        with np.errstate(over="ignore", invalid="ignore"):  # points with overflow are not kept
+            return _Run(self, problem, tol, start, progress).go()
 
 
 class _Best:
