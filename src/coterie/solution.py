@@ -16,6 +16,7 @@ from coterie.data.users import Participants, Users
 from coterie.errors import Incompatible, InvalidInput
 from coterie.labels import labels_of, rows_owner
 from coterie.losses import Loss
+from coterie.losses.grouped import Grouped
 from coterie.newcomers import Joined, join
 from coterie.problem import Problem
 
@@ -224,6 +225,27 @@ class Solution:
         """
         models = self.problem.loss.own_models(self.problem.samples, self.models)
         return predict_rows(self.problem.loss, self.problem.users, models, X, users)
+
+    def refit(self) -> Array:
+        """The models to use: each group fitted again without the penalty, which removes its shrinkage.
+
+        Returns
+        -------
+        Array
+            (n_users, dim) one model per user. With a `Personal` loss, each user's own model around the centre of its
+            group; otherwise users of one group have equal models.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> users = ct.Users.from_arrays([[0.0], [2.0], [9.0]])
+        >>> solution = ct.solve(ct.Problem(users, ct.SquaredDistance(), lam=2.0))
+        >>> solution.models.round(6).tolist(), solution.refit().tolist()
+        ([[3.0], [3.0], [5.0]], [[1.0], [1.0], [9.0]])
+        """
+        loss, samples = self.problem.loss, self.problem.samples
+        grouped = Grouped(loss=loss, samples=samples, labels=self.labels)
+        return loss.own_models(samples, grouped.local(grouped.prepare(grouped.groups)).points[self.labels])
 
     def personalize(self, new_users: Users, *, weight: float | None = None) -> Joined:
         """Give new users a model and a group, without changing the models of other users.

@@ -74,6 +74,10 @@ class Expansions:
         squares = self.curvatures.reshape(len(self.slopes), -1) @ outer.T
         return np.asarray(self.constants[:, None] + self.slopes @ centres.T - 0.5 * squares)
 
+    def at_own(self, models: Array) -> Array:
+        """(n,) the value of every user at its own model."""
+        return np.asarray(self.constants + (models * (self.slopes - 0.5 * _times(self.curvatures, models))).sum(axis=1))
+
     def centres(self, labels: Ints) -> Array:
         """(n_groups, dim) where the sum of the values of each group is largest."""
         n, dim = self.slopes.shape

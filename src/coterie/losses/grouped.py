@@ -23,6 +23,7 @@ class Grouped(Loss):
     loss : of a user.
     samples : what `loss.prepare(users)` returned.
     labels : (n_users,) the number of each user's group.
+    weights : (n_users,) factors of the users' losses; 1 by default.
 
     Example
     -------
@@ -39,6 +40,7 @@ class Grouped(Loss):
     loss: Loss
     samples: Samples
     labels: Ints
+    weights: Array | None = None
 
     @property
     def groups(self) -> Participants:
@@ -56,8 +58,15 @@ class Grouped(Loss):
         """As for any loss; `users` are numbers of groups, and only the members of these groups are evaluated."""
         members, owner = (None, self.labels) if users is None else self._members(users)
         parts = self.loss.evaluate(self.samples, models[owner], order, members)
-        return Evaluation(*(group_sums(part, owner, len(models)) if k <= order else part
+        return Evaluation(*(group_sums(self._weighted(part, members), owner, len(models)) if k <= order else part
                             for k, part in enumerate(parts)))
+
+    def _weighted(self, part: Array, members: Indices | None = None) -> Array:
+        """What each member adds to its group."""
+        if self.weights is None:
+            return part
+        weights = self.weights if members is None else self.weights[members]
+        return weights.reshape(-1, *(1,) * (part.ndim - 1)) * part
 
     def _members(self, groups: Indices) -> tuple[Indices, Indices]:
         """The members of these groups, one group after the other, and for each member the position of its group."""
@@ -68,7 +77,7 @@ class Grouped(Loss):
         return np.concatenate([order[:0], *members]), np.repeat(np.arange(len(groups)), ends - starts)
 
     def lipschitz(self, samples: Samples) -> Array:
-        return group_sums(self.loss.lipschitz(self.samples), self.labels, samples.n_users)
+        return group_sums(self._weighted(self.loss.lipschitz(self.samples)), self.labels, samples.n_users)
 
     def strong_convexity(self, samples: Samples) -> Array:
-        return group_sums(self.loss.strong_convexity(self.samples), self.labels, samples.n_users)
+        return group_sums(self._weighted(self.loss.strong_convexity(self.samples)), self.labels, samples.n_users)

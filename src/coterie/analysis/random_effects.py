@@ -1,0 +1,194 @@
+"""How personal users' models are: the covariance of models around the centres of their groups, and the noise.
+
+    model of user i ~ N(centre of its group, T),        log-likelihood of its rows  -m_i f_i / s
+
+T and, for the squared loss, the noise variance s maximise the evidence by EM (Dempster, Laird and Rubin 1977), with
+Laplace's approximation for other losses (`coterie.analysis.spread`). A direction in which users agree gets a small
+variance and is shared; one in which they differ a large one and is personal. The shapes that T may have:
+
+    round       a multiple of the identity
+    intercept   a variance of the intercept; slopes are shared entirely
+    diagonal    a variance of each coordinate
+    full        any
+
+The shape is chosen by the evidence less log(n_users) / 2 for each free number of T (Schwarz 1978).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from coterie._typing import Array, Flags, Ints
+from coterie.analysis.dispersion import dispersion, without_ridge
+from coterie.analysis.spread import Expansions, find_modes, total
+from coterie.data.users import Users
+from coterie.losses import AffineLoss, Loss, Samples, Squared
+from coterie.losses.grouped import Grouped
+
+SHAPES = ("round", "intercept", "diagonal", "full")
+_ROUNDS = 100  # largest number of EM rounds
+_SETTLED = 0.02  # EM ends after two rounds that increase the evidence by less
+_LONGEST = 8.0  # largest factor of an extrapolated EM step
+_MOST = 200  # largest number of users that T is estimated from
+_EXPANSIONS = 2  # expansions at the modes, for losses that are not quadratic
+_SMALLEST = 1e-8  # smallest eigenvalue of T beside the largest
+_START = 0.1  # ridge of the pooled model, and pull of the first models to it
+_SMALL, _WIDEST = 10, 60  # coordinates up to which a full T is always tried, and tried at all
+
+
+@dataclass(frozen=True, eq=False)
+class ModelSpread:
+    """The covariance of users' models around the centres of their groups.
+
+    Parameters
+    ----------
+    shape : of the covariance.
+    covariance : (dim, dim) T.
+    noise : s.
+    evidence : log-likelihood of all rows, less what the free numbers of T cost.
+    """
+
+    shape: str
+    covariance: Array
+    noise: float
+    evidence: float
+
+    @property
+    def relative(self) -> Array:
+        """T / s, the covariance for `Personal(loss, covariance=..., scale="rows")`."""
+        return self.covariance / self.noise
+
+
+def learn_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
+    """The covariance with the largest evidence; None where models without a personal part have more.
+
+    Parameters
+    ----------
+    users : their data, with features of about unit size.
+    loss : its ridge is not used.
+    labels : (n_users,) the groups, from 0.
+
+    Returns
+    -------
+    The covariance, or None.
+    """
+    some = np.unique(np.linspace(0, users.n_users - 1, min(users.n_users, _MOST)).astype(np.intp))
+    users, labels = users.take(some), np.unique(labels[some], return_inverse=True)[1]
+    plain = without_ridge(loss)
+    samples = plain.prepare(users)
+    learn = _Learner(plain, users, samples, labels, _first_models(loss, users, labels))
+    without, best = learn("none"), None
+    for shape in SHAPES:
+        if not _possible(shape, loss, users) or (shape == "full" and best is None and samples.dim > _SMALL):
+            continue  # a spread that no simpler shape shows would have to be a narrow one
+        spread = learn(shape)
+        if spread.evidence > (without if best is None else best).evidence:
+            best = spread
+    return best
+
+
+def _possible(shape: str, loss: Loss, users: Users) -> bool:
+    intercept = isinstance(loss, AffineLoss) and loss.intercept
+    dim = loss.dim(users)
+    return {"intercept": intercept and dim > 1, "full": 1 < dim <= _WIDEST, "diagonal": dim > 1}.get(shape, True)
+
+
+def _first_models(loss: Loss, users: Users, labels: Ints) -> Array:
+    """Models between the pooled one and the users' own, where the first expansion is."""
+    samples = loss.prepare(users)
+    pooled = Grouped(loss=loss, samples=samples, labels=labels)
+    centres = pooled.prox(pooled.prepare(pooled.groups), None, _START, None).points
+    return loss.prox(samples, None, _START, centres[labels]).points
+
+
+class _Learner:
+    """EM for one shape after the other, on the same users."""
+
+    def __init__(self, loss: Loss, users: Users, samples: Samples, labels: Ints, models: Array) -> None:
+        self.loss, self.users, self.samples, self.labels, self.models = loss, users, samples, labels, models
+        self.counts, self.gaussian = users.counts.astype(float), type(loss) is Squared
+        self.first = Expansions.at(loss, samples, self.counts, models)
+        self.noise = dispersion(loss, users, samples)
+
+    def __call__(self, shape: str) -> ModelSpread:
+        form, n_numbers = self._form(shape)
+        n, dim = self.models.shape
+        deviations = self.models - self.first_centres()
+        scatter = deviations.T @ deviations / n
+        covariance = form(scatter + 1e-3 * np.trace(scatter) / dim * np.eye(dim) + 1e-12 * np.eye(dim))
+        expansions, noise = self.first, self.noise
+        for step in range(1 if self.loss.quadratic else _EXPANSIONS):
+            if step:
+                scaled = expansions.scaled(1 / noise)
+                centres = scaled.marginal(covariance)[0].centres(self.labels)[self.labels]
+                floor = covariance + (1e-9 * np.trace(covariance) / dim + 1e-12) * np.eye(dim)
+                models = find_modes(self.loss, self.samples, self.counts / noise, centres, floor, centres)
+                expansions = Expansions.at(self.loss, self.samples, self.counts, models)
+            covariance, noise, evidence = self._maximise(expansions, covariance, noise, form)
+        return ModelSpread(shape, covariance, noise, evidence - 0.5 * np.log(n) * n_numbers)
+
+    def first_centres(self) -> Array:
+        """(n_users, dim) the centre of each user's group, as a mean of the first models."""
+        sums = np.zeros((int(self.labels.max()) + 1, self.models.shape[1]))
+        np.add.at(sums, self.labels, self.models)
+        return (sums / np.bincount(self.labels)[:, None])[self.labels]
+
+    def _form(self, shape: str) -> tuple[Callable[[Array], Array], int]:
+        """The projection of a covariance on a shape, and its number of free numbers."""
+        dim = self.models.shape[1]
+        if shape == "none":
+            return np.zeros_like, 0
+        if shape == "round":
+            return lambda T: np.eye(dim) * np.trace(T) / dim, 1
+        if shape == "diagonal":
+            return lambda T: np.diag(np.diag(T)), dim
+        if shape == "full":
+            return lambda T: 0.5 * (T + T.T), dim * (dim + 1) // 2
+        free = _intercepts(dim, self.users)
+        return lambda T: np.diag(np.where(free, np.diag(T), 0.0)), int(free.sum())
+
+    def _maximise(self, unscaled: Expansions, covariance: Array, noise: float,
+                  form: Callable[[Array], Array]) -> tuple[Array, float, float]:
+        """EM from a start; the evidence never falls."""
+        rows, largest, stretch, settled = float(self.counts.sum()), -np.inf, 1.0, 0
+        trial, plain, best = covariance, covariance, (covariance, noise)
+        for _ in range(_ROUNDS):
+            scaled = unscaled.scaled(1 / noise)
+            marginal, posterior = scaled.marginal(trial)
+            centres = marginal.centres(self.labels)
+            evidence = total(marginal, self.labels, centres)
+            if self.gaussian:
+                evidence -= 0.5 * rows * np.log(2 * np.pi * noise)
+            if not evidence >= largest and stretch > 1.0:  # the extrapolated step was too long
+                trial, noise, stretch = plain, best[1], 1.0
+                continue
+            gain, largest, best = evidence - largest, max(evidence, largest), (trial, noise)
+            settled = settled + 1 if gain < _SETTLED else 0
+            if settled > 1:
+                break
+            plain = form(scaled.second_moment(centres[self.labels], posterior))
+            if self.gaussian:
+                models = scaled.modes(centres[self.labels], posterior)
+                squares = -2.0 * float(unscaled.at_own(models).sum())
+                used = float((unscaled.curvatures * posterior).sum())
+                noise = max((squares + used) / rows, 1e-14 * max(self.noise, 1e-300))
+            stretch = min(1.5 * stretch, _LONGEST)
+            trial = form(_extrapolated(best[0], plain, stretch))
+        return best[0], best[1], largest
+
+
+def _intercepts(dim: int, users: Users) -> Flags:
+    """Which coordinates of a model are intercepts: the last ones, one of each output."""
+    return np.arange(dim) >= dim - dim // (users.n_features + 1)
+
+
+def _extrapolated(old: Array, new: Array, stretch: float) -> Array:
+    """The covariance `new`, with eigenvalues new * (new / old)^(stretch - 1)."""
+    before = np.maximum(np.linalg.eigvalsh(old), 1e-300)
+    scales, axes = np.linalg.eigh(new)
+    scales = np.maximum(scales, 0.0)
+    scales = scales * np.clip((scales / before) ** (stretch - 1.0), 0.05, 5.0)
+    return np.asarray((axes * np.maximum(scales, _SMALLEST * scales.max())) @ axes.T)
