@@ -24,7 +24,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from coterie._typing import Array
 from coterie.analysis.metrics import accuracy, explained_deviance, explained_variance
-from coterie.analysis.select import by_clusters, refit
+from coterie.analysis.select import by_clusters
 from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.data.validation import Rows, group, show
@@ -168,7 +168,7 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
         self._check_unknown()
         X = validate_data(self, X, reset=False, dtype=np.float64)
         rows, names = _rows(users, len(X)), [*self.users_, *self.newcomers_]
-        known = np.vstack([self.solution_.models, *self.newcomers_.values()])
+        known = np.vstack([self.fit_.models, *self.newcomers_.values()])
         models, index = models_by_name(rows.names, names, known, self.fit_.together)
         unknown = [rows.names[i] for i in np.flatnonzero(index < 0)]
         if unknown and users is None:
@@ -416,9 +416,7 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         if wanted is not None:
             fitted = _with_clusters(fitted, wanted)
         _keep(self, fitted)
-        first = np.unique(self.labels_, return_index=True)[1]
-        centres = refit(self.solution_.problem, self.labels_)[first]
-        self.cluster_centers_ = fitted.units.coefficients(centres)[..., 0]
+        self.cluster_centers_ = fitted.units.coefficients(fitted.centres)[..., 0]
         return self
 
 

@@ -6,6 +6,7 @@ import contextlib
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -120,7 +121,10 @@ def test_users_without_groups_are_one(kind):
     one = data.users.take(np.flatnonzero(data.labels == 0))
     result = fit(one, settings(kind))
     assert result.n_clusters == 1
-    np.testing.assert_allclose(result.together, result.solution.models[0], rtol=1e-4, atol=1e-5)
+    assert result.kind == "one model"
+    np.testing.assert_allclose(result.together, result.models[0], rtol=1e-12)
+    equal = fit(one, replace(settings(kind), count="users"))
+    np.testing.assert_allclose(equal.together, equal.solution.models[0], rtol=1e-4, atol=1e-5)
 
 
 # ---- models, against a computation that shares nothing with the library
@@ -171,20 +175,25 @@ def pooled(kind: str, data: Planted, groups: list[np.ndarray], pull: float = 0.0
 
 @pytest.mark.parametrize("kind", SUPERVISED)
 def test_models_are_those_of_their_groups(kind):
-    """Users weigh alike whatever their rows; between the groups there is only the pull of the edges that join them."""
-    data, result = planted(kind), fitted(kind)
-    problem, groups = result.solution.problem, [np.flatnonzero(data.labels == k) for k in range(2)]
-    leaving = np.diff(result.labels[problem.graph.edges], axis=1)[:, 0] != 0
+    """Models that predict are not shrunk, and rows count alike; those of the convex problem count users alike."""
+    data, found = planted(kind), fitted(kind)
+    problem, groups = found.solution.problem, [np.flatnonzero(data.labels == k) for k in range(2)]
+    leaving = np.diff(found.labels[problem.graph.edges], axis=1)[:, 0] != 0
     assert leaving.any()
     pull = problem.lam * problem.graph.weights[leaving].sum()
-    ours = result.coefficients[[members[0] for members in groups]]
+    first = [members[0] for members in groups]
+    penalised = found.units.coefficients(found.solution.models)[first]
     exact, free = pooled(kind, data, groups, pull), pooled(kind, data, groups)
     size = np.abs(free).max()
-    np.testing.assert_allclose(ours, exact, atol=1e-3 * size)
-    np.testing.assert_allclose(ours, free, atol=0.1 * size)
-    assert np.abs(ours - pooled(kind, data, groups, pull, by_rows=True)).max() > 4e-3 * size
-    one = pooled(kind, data, [np.arange(12)])
-    np.testing.assert_allclose(result.units.coefficients(result.together[None]), one, atol=1e-3)
+    np.testing.assert_allclose(penalised, exact, atol=1e-3 * size)
+    np.testing.assert_allclose(penalised, free, atol=0.1 * size)
+    assert np.abs(penalised - pooled(kind, data, groups, pull, by_rows=True)).max() > 4e-3 * size
+    by_rows = pooled(kind, data, groups, by_rows=True)
+    np.testing.assert_allclose(found.coefficients[first], by_rows, atol=1e-3 * size)
+    np.testing.assert_allclose(found.units.coefficients(found.centres), by_rows, atol=1e-3 * size)
+    assert np.abs(by_rows - free).max() > 4e-3 * size
+    by_users = fit(data.users, replace(settings(kind), count="users", holdout=0.0))
+    np.testing.assert_allclose(by_users.coefficients[first], free, atol=1e-3 * size)
 
 
 @pytest.mark.parametrize("kind", SUPERVISED)
@@ -649,7 +658,7 @@ def test_models_of_users_and_strangers():
     result = fitted("regression")
     models, known = result.models_of([3, "stranger", 0])
     assert known.tolist() == [True, False, True]
-    np.testing.assert_array_equal(models, [result.solution.models[3], result.together, result.solution.models[0]])
+    np.testing.assert_array_equal(models, [result.models[3], result.together, result.models[0]])
 
 
 def test_as_many_groups_as_there_are():

@@ -89,14 +89,23 @@ def test_a_fit_of_each_task(family, task):
     assert (document["title"], document["task"], document["notes"]) == ("T", task, ["one"])
     assert document["chosen"] == fit_of_kind.chosen
     assert document["labels"][fit_of_kind.chosen] == fit_of_kind.labels.tolist()
-    assert document["groups"] == {"sentence": fit_of_kind.why}
+    assert (document["groups"]["sentence"], document["groups"]["kind"]) == (fit_of_kind.why, fit_of_kind.kind)
+    assert document["groups"]["compared"] == fit_of_kind.compared
+    assert document["groups"]["stays"] == fit_of_kind.stability.stays.tolist()
     assert document["settings"]["n_lams"] == 8
     assert document["scores"]["points"][fit_of_kind.chosen] == pytest.approx(fit_of_kind.scores.fitted.tolist())
     first = np.unique(fit_of_kind.labels, return_index=True)[1]
     for k, row in zip(document["coefficients"]["which"][fit_of_kind.chosen],
                       document["coefficients"]["clusters"][fit_of_kind.chosen], strict=True):
         assert row == pytest.approx(fit_of_kind.coefficients[first[k]].ravel().tolist())
-    bounds = ct.recovery_bounds(fit_of_kind.solution.problem, fit_of_kind.labels)
+    assert document["bounds"] is None  # weights that were made from groups prove nothing about these groups
+
+
+def test_recovery_bounds_for_weights_that_do_not_come_from_groups():
+    settings = Settings(task="regression", weights="unit", lam=0.05, n_lams=4, holdout=0.0)
+    result = fit(clustered("squared").users, settings)
+    bounds = ct.recovery_bounds(result.solution.problem, result.labels)
+    document = gather(result)
     assert document["bounds"]["lower"] == pytest.approx(bounds.lower)
     assert document["bounds"]["sentence"] == bounds.sentence
 
@@ -121,7 +130,10 @@ def test_points_without_targets():
     assert document["scores"] is None
     assert document["map"]["kind"] == "projection"
     assert (document["map"]["xlabel"], document["map"]["ylabel"]) == ("x0", "x1")
-    np.testing.assert_allclose(document["map"]["points"][fit_of_kind.chosen], fit_of_kind.coefficients[:, :, 0])
+    shown = fit_of_kind.units.coefficients(fit_of_kind.solution.models)
+    np.testing.assert_allclose(document["map"]["points"][fit_of_kind.chosen], shown[:, :, 0])
+    np.testing.assert_allclose(np.array(document["coefficients"]["clusters"][fit_of_kind.chosen]).ravel(),
+                               fit_of_kind.units.coefficients(fit_of_kind.centres).ravel())
 
 
 def test_a_path_and_a_solution():

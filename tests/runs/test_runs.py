@@ -78,7 +78,9 @@ def test_a_loaded_run_is_the_fit(made, kind):
     assert run.status is fitted.solution.status
     assert run.names == fitted.names
     np.testing.assert_array_equal(run.labels, fitted.labels)
-    np.testing.assert_array_equal(run.models, fitted.solution.models)
+    np.testing.assert_array_equal(run.models, fitted.models)
+    np.testing.assert_array_equal(run.solved, fitted.solution.models)
+    assert run.kind == fitted.kind
     np.testing.assert_array_equal(run.coefficients, fitted.coefficients)
     assert run.settings == fitted.settings
     assert run.recipe == fitted.recipe

@@ -21,7 +21,7 @@ def run_certify(
                     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Certify the models of a run again, from the table and models.csv alone.
+    """Certify the models of a run again, from its table.
 
     RUN is the folder of a run of `coterie fit`, DATA its table (by default the file of the run).
     The problem is built again from the table, the run's settings and its weights; a lower bound on its optimum is
@@ -36,7 +36,7 @@ def run_certify(
         print(json.dumps(json_ready({
             "certified": proof.certified, "gap": proof.relative_gap, "n_clusters": proof.n_clusters,
             "objective": proof.objective, "bound": proof.bound, "same_data": proof.same_data,
-            "same_claims": proof.same_claims, "claimed_gap": claims["gap"]})))
+            "same_claims": proof.same_claims, "same_models": proof.same_models, "claimed_gap": claims["gap"]})))
     else:
         if not proof.same_data:
             console.print("This file differs from the file of the run.", style="yellow", soft_wrap=True)
@@ -44,6 +44,8 @@ def run_certify(
             console.print(f"The groups differ from those in run.json and models.csv: run.json claims "
                           f"{claims['n_clusters']} group(s) at lam = {claims['lam']:g}.", style="yellow",
                           soft_wrap=True)
+        if not proof.same_models:
+            console.print("The models in models.csv are not those of these groups.", style="yellow", soft_wrap=True)
         console.print(f"{proof.n_clusters} group(s) among {len(saved.names)} users at lam = {saved.lam:g}: {proof}.",
                       soft_wrap=True, highlight=False)
         console.print("Certified: no other models are better by more than the tolerance." if proof.certified else

@@ -84,10 +84,13 @@ def _line(record: Record) -> str:
 def _accuracies(solution: Solution, alone: Array, data: Dataset) -> tuple[Array, Array]:
     """Print mean test accuracies over users; returns (n_users,) those of local models and of one model for all."""
     problem = solution.problem
-    pooled, refitted = refit(problem, np.zeros(problem.n_users, dtype=np.int64)), refit(problem, solution.labels)
-    best, ours, own, one = (_accuracy(problem, models, data) for models in (refitted, solution.models, alone, pooled))
-    console.print(f"Test accuracy  {best.mean():.1%} refitted by group, {ours.mean():.1%} not refitted, "
+    pooled = refit(problem, np.zeros(problem.n_users, dtype=np.int64))
+    ours, shrunk, own, one = (_accuracy(problem, models, data)
+                              for models in (solution.refit(), solution.models, alone, pooled))
+    console.print(f"Test accuracy  {ours.mean():.1%} ({shrunk.mean():.1%} before each group is fitted again), "
                   f"{own.mean():.1%} local models, {one.mean():.1%} one model for all", soft_wrap=True)
+    console.print(f"               {(ours > own).sum()} of {len(own)} users are better off than with their own model, "
+                  f"{(ours < own).sum()} worse", soft_wrap=True)
     return own, one
 
 
@@ -101,10 +104,10 @@ def _path_page(solution: Solution, tol: float, data: Dataset, others: tuple[Arra
         f"lam = {point.lam:.4g}: {point.n_clusters} groups"))
     first, last = path.window(path.at(lam).labels)
     document = report.gather(path, chosen=int(np.searchsorted(path.lams, lam)), title="Sixty users of three kinds",
-                             command="coterie demo", notes=["The models are those of the path, not refitted by group."])
+                             command="coterie demo", notes=["Scores are those of models fitted again by group."])
     document["scores"] = {
         "metric": "accuracy", "larger": True, "alone": others[0].tolist(), "together": others[1].tolist(),
-        "points": [_accuracy(problem, point.models, data).tolist() for point in path.solutions],
+        "points": [_accuracy(problem, point.refit(), data).tolist() for point in path.solutions],
         "note": "On 1,000 test samples per user."}
     report.write(document, page)
     console.print(f"These groups   for lam from {first.upper:.4f} to {last.lower:.4f}; one group from {top:.4f}")
@@ -118,10 +121,11 @@ def _groups(solution: Solution, data: Dataset) -> Table:
                         f"at lam = {solution.lam:g}")
     for heading in ("group", "users", "true kind of its users", "model (w, b)"):
         table.add_column(heading, justify="left" if heading.startswith(("true", "model")) else "right")
+    models = solution.refit()
     for k in range(solution.n_clusters):
         members = solution.labels == k
         kinds, counts = np.unique(data.clusters[members], return_counts=True)
-        model = solution.models[members][0]
+        model = models[members][0]
         table.add_row(str(k), str(int(members.sum())),
                       ", ".join(f"{n} of kind {kind}" for kind, n in zip(kinds, counts, strict=True)),
                       "  ".join(f"{value:+.4f}" for value in model))

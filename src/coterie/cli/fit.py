@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import typer
@@ -27,7 +28,8 @@ _DEFAULTS = Settings()
 def run_fit(data: options.Table, user: options.User = "", target: options.Target = "", features: options.Features = "",
             drop: options.Drop = "", separator: options.Separator = "", task: options.TaskName = "auto",
             loss: options.LossName = _DEFAULTS.loss, lam: options.Lam = str(_DEFAULTS.lam),
-            weights: options.Weights = _DEFAULTS.weights, ridge: options.Ridge = _DEFAULTS.ridge,
+            weights: options.Weights = _DEFAULTS.weights, count: options.Count = _DEFAULTS.count,
+            ridge: options.Ridge = _DEFAULTS.ridge,
             n_lams: options.Lams = _DEFAULTS.n_lams, max_groups: options.MaxGroups = _DEFAULTS.max_groups or 0,
             tol: options.Tol = _DEFAULTS.tol, holdout: options.Holdout = _DEFAULTS.holdout,
             standardize: options.Standardize = _DEFAULTS.standardize, seed: options.Seed = _DEFAULTS.seed,
@@ -42,8 +44,9 @@ def run_fit(data: options.Table, user: options.User = "", target: options.Target
 
     Example: coterie fit points.csv --drop id --out clusters
     """
-    settings = Settings(loss=loss, lam=options.parse_lam(lam), weights=weights, ridge=ridge, n_lams=n_lams,
-                        max_groups=max_groups or None, tol=tol, holdout=holdout, standardize=standardize, seed=seed)
+    settings = Settings(loss=loss, lam=options.parse_lam(lam), weights=weights, count=cast(Any, count), ridge=ridge,
+                        n_lams=n_lams, max_groups=max_groups or None, tol=tol, holdout=holdout,
+                        standardize=standardize, seed=seed)
     with progress_bars(as_json) as progress:
         fitted = runs.fit_table(data, user=user, target=target, features=options.split_names(features),
                                 drop=options.split_names(drop), separator=separator, task=task, settings=settings,
@@ -76,7 +79,7 @@ def show(fitted: Fit, out: Path) -> None:
     if fitted.scores is not None:
         console.print(f"Held out       {fitted.scores}", soft_wrap=True, highlight=False, markup=False)
     if _alone_is_better(fitted):
-        console.print("               Separate models predict better; --lam score chooses what predicts best.",
+        console.print("               Models from each user's own rows predict better on these rows.",
                       soft_wrap=True, highlight=False, markup=False)
     gap = f"{fitted.gap:.1e} (relative)" if np.isfinite(fitted.gap) else "none"
     console.print(f"Certified gap  {gap}", highlight=False)

@@ -25,6 +25,7 @@ LossName = Annotated[str, typer.Option(help=f"auto, or one that fits the task: {
 Lam = Annotated[str, typer.Option(help="auto: the groups found; score: the least loss on held-out rows; or a number.")]
 Weights = Annotated[str, typer.Option(help=f"One of: {', '.join(KINDS)}. unit is the paper's case: all pairs have "
                                            "weight 1.")]
+Count = Annotated[str, typer.Option(help="What counts alike in the model of a group: rows, or users.")]
 Ridge = Annotated[float, typer.Option(help="L2 strength, intercept included.")]
 Lams = Annotated[int, typer.Option(help="Number of points of the path.", min=2)]
 MaxGroups = Annotated[int, typer.Option(help="Largest number of groups; 0: no limit.", min=0)]

@@ -26,15 +26,16 @@ import numpy as np
 
 from coterie.analysis.metrics import silhouette
 from coterie.analysis.path import Path
-from coterie.analysis.select import refit
 from coterie.data.users import Users
 from coterie.errors import CoterieWarning, InvalidInput
+from coterie.fitting.kinds import group_centres, sentence_of
 from coterie.fitting.plan import FinishedParts, FitProgress, Work, learn_units, make_plan, solve_plan
 from coterie.fitting.predictions import Predictor, PredictsRows
 from coterie.fitting.proof import RunCertificate
 from coterie.fitting.result import FitResult
 from coterie.fitting.scores import Scores, score_held_out
 from coterie.fitting.settings import Settings
+from coterie.fitting.stability import measure_stability
 from coterie.solvers import solve
 
 _CLEAR = 0.5  # below this silhouette the structure is weak and could be artificial (Kaufman and Rousseeuw 1990)
@@ -46,7 +47,8 @@ class Fit(FitResult, PredictsRows):
 
     Parameters
     ----------
-    settings, units, solution, path, chosen, together, why, scores, recipe, table : see `FitResult`.
+    settings, units, solution, path, chosen, together, why, scores, compared, stability, recipe, table :
+        see `FitResult`.
 
     Example
     -------
@@ -57,7 +59,7 @@ class Fit(FitResult, PredictsRows):
     """
 
     def _predictor(self) -> Predictor:
-        return Predictor(units=self.units, recipe=self.recipe, names=self.names, models=self.solution.models,
+        return Predictor(units=self.units, recipe=self.recipe, names=self.names, models=self.models,
                          labels=self.labels, together=self.together,
                          fingerprint="" if self.table is None else self.table.fingerprint)
 
@@ -131,17 +133,26 @@ def fit(users: Users, settings: Settings, *, progress: FitProgress | None = None
     inner = units.inner(users)
     for concern in units.loss.concerns(inner):
         warnings.warn(concern, CoterieWarning, stacklevel=2)
-    plan = make_plan(inner, units.loss, settings, work)
+    # The kind of models is chosen without the rows that judge it, and then fitted to all rows.
+    scores, judged = score_held_out(users, settings, work) if with_scores else (None, None)
+    plan = make_plan(inner, units.loss, settings, work, None if judged is None else judged.kind)
     path = solve_plan(plan, settings, work)
-    scores = score_held_out(users, settings, work) if with_scores else None
     index, why = plan.choose(path)
     if index < 0:
         index, why = _clearest(path, settings.seed) if points else _best(path, scores)
+    elif plan.kind is not None:
+        why = f"{sentence_of(plan.kind, (judged or plan).means)} {why}"
+    stability = None
+    if plan.sharing is not None and plan.groups is not None and plan.groups.any():
+        work.show("stability of the groups")
+        stability = measure_stability(inner, units.loss, plan.sharing, settings, judged)
+        why = f"{why} {stability}" if stability.stable else f"{stability} {why}"
     chosen = path[index]
     solution = solve(chosen.problem, tol=settings.tol, start=chosen)  # once more, for its duals
-    together = refit(plan.problem, np.zeros(inner.n_users, dtype=np.int64))[0]
+    everyone = np.zeros(inner.n_users, dtype=np.int64)
+    together = group_centres(plan.problem.loss, plan.problem.samples, everyone, settings.count)[0]
     return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together, why=why,
-               scores=scores)
+               scores=scores, compared=(judged or plan).means, stability=stability)
 
 
 def _no_held_out_rows() -> InvalidInput:

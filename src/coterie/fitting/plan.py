@@ -26,6 +26,7 @@ from coterie.analysis.groups import find_groups, first_merges
 from coterie.analysis.path import Path, alone_at, solve_path
 from coterie.data.users import Participants, Users
 from coterie.errors import CoterieWarning, InvalidInput
+from coterie.fitting.kinds import Kind, Sharing, choose, sharing_of
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.graph import Graph
@@ -89,6 +90,8 @@ class PathPlan:
     chosen : the index of the chosen lam; -1 where it is chosen after the path is solved.
     why : the reason for the choice, a sentence.
     groups : (n_users,) the groups from which the weights were made, if any.
+    sharing : what users share, where it was chosen.
+    means : the mean losses on rows left out by kind, where these were compared.
     """
 
     problem: Problem
@@ -96,6 +99,13 @@ class PathPlan:
     chosen: int
     why: str
     groups: Ints | None = None
+    sharing: Sharing | None = None
+    means: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind of models, where it was chosen."""
+        return None if self.sharing is None else self.sharing.kind
 
     def choose(self, path: Path) -> tuple[int, str]:
         """The chosen point, or the nearest one with the same groups, and the reason; -1 if it is not chosen yet."""
@@ -114,8 +124,11 @@ def learn_units(users: Users, settings: Settings, n_classes: int = 0) -> Units:
                        n_classes=max(n_classes, settings.n_classes), standardize=settings.standardize)
 
 
-def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work) -> PathPlan:
-    """The problem, its weights and its lams for these users, whose data are in the solver's units."""
+def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, kind: Kind | None = None) -> PathPlan:
+    """The problem, its weights and its lams for these users, whose data are in the solver's units.
+
+    The kind of models is chosen by rows left out unless it is given; see `coterie.fitting.kinds`.
+    """
     n, k = inner.n_users, min(settings.k, max(inner.n_users - 1, 1))
     single = settings.task == "clustering" and int(inner.counts.max()) == 1
     if n == 1:
@@ -127,10 +140,10 @@ def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work) -> PathP
                                remedy="Use the weights 'auto' or 'wald'")
         graph = Graph.complete(n)
     elif settings.weights != "auto" or single:
-        kind = "gaussian" if settings.weights == "auto" else settings.weights
-        graph = adaptive_graph(LocalModels.of(inner, loss, max(settings.ridge, 1e-6)), kind, k)
+        weights = "gaussian" if settings.weights == "auto" else settings.weights
+        graph = adaptive_graph(LocalModels.of(inner, loss, max(settings.ridge, 1e-6)), weights, k)
     else:
-        return _plan_with_groups(inner, loss, settings, work)
+        return _plan_with_groups(inner, loss, settings, work, kind)
     problem = _problem(inner, loss, graph)
 
     def grid() -> Array:
@@ -170,12 +183,31 @@ def _search_groups(inner: Users, loss: Loss, settings: Settings, work: Work) -> 
     return {"labels": groups.labels, "sentence": f"{groups}{' The search stopped at this number.' if at_limit else ''}"}
 
 
-def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work) -> PathPlan:
+def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints, kind: Kind | None) -> dict[str, Any]:
+    """What users share: `kind`, `labels`, `covariance`, and the mean losses by kind where they were compared."""
+    if settings.lam != "auto" or settings.task == "clustering":
+        return {"kind": "groups" if labels.any() else "one model", "labels": labels, "covariance": None, "means": {}}
+    if kind is not None:
+        sharing, means = sharing_of(kind, inner, loss, labels, settings.count), {}
+    else:
+        compared = choose(inner, loss, labels, settings)
+        sharing, means = compared.sharing, compared.means
+    return {"kind": sharing.kind, "labels": sharing.labels, "covariance": sharing.covariance, "means": means}
+
+
+def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, kind: Kind | None) -> PathPlan:
     """The weights of two stages, and lams below and above the groups; see the module's text."""
     groups = work.once("groups", lambda: _search_groups(inner, loss, settings, work))
     labels, sentence = np.array(groups["labels"], dtype=np.int64), str(groups["sentence"])
+    work.show("comparing kinds of models")
+    shared = work.once("kind", lambda: _choose_kind(inner, loss, settings, labels, kind))
+    covariance = None if shared["covariance"] is None else np.asarray(shared["covariance"])
+    sharing = Sharing(shared["kind"], np.asarray(shared["labels"], dtype=np.int64), covariance, settings.count)
+    alone = sharing.kind == "alone"
+    labels = np.zeros(inner.n_users, dtype=np.int64) if alone else sharing.labels
     work.show("range of lam")
     local = LocalModels.of(inner, loss, max(settings.ridge, 1e-3))
+    loss = sharing.loss(loss)
     inside = _inside(local, labels, settings.k)
     # Any flow that balances the users of a group bounds the lam at which they merge; the electrical flow is quick.
     fused = lam_max(_problem(inner, loss, inside), rtol=1.0).upper if inside.n_edges else 0.0
@@ -193,9 +225,12 @@ def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work) 
     if top > at_groups:
         lams = np.concatenate([lams, np.geomspace(at_groups, top, max(settings.n_lams - below, 1) + 1)[1:]])
     problem = _problem(inner, loss, graph)
-    if settings.lam == "auto":
-        return PathPlan(problem, lams, chosen, sentence, labels)
-    return _with_lam(problem, lams, settings)
+    if settings.lam != "auto":
+        return _with_lam(problem, lams, settings)
+    means = dict(shared["means"])
+    if alone:
+        return PathPlan(problem, np.array([0.0, *lams]), 0, sentence, None, sharing, means)
+    return PathPlan(problem, lams, chosen, sentence, labels, sharing, means)
 
 
 def _inside(local: LocalModels, labels: Ints, k: int) -> Graph:

@@ -22,7 +22,8 @@ class RunCertificate(Certificate):
     n_clusters : number of groups by the models themselves.
     tol : the certified relative gap that the run was to reach.
     same_data : whether the table is the run's file, byte for byte; None where there is no file to compare.
-    same_claims : whether the groups, their number and lam are those that the run claims.
+    same_claims : whether the groups, their number, their kind and lam are those that the run claims.
+    same_models : whether the models that predict are those of these groups.
 
     Example
     -------
@@ -36,11 +37,12 @@ class RunCertificate(Certificate):
     tol: float
     same_data: bool | None = None
     same_claims: bool = True
+    same_models: bool = True
 
     @property
     def certified(self) -> bool:
-        """Whether no other models are better by more than the tolerance."""
-        return self.relative_gap <= self.tol
+        """Whether no other models are better by more than the tolerance, and those that predict come from them."""
+        return self.relative_gap <= self.tol and self.same_models
 
     @property
     def holds(self) -> bool:
@@ -49,7 +51,7 @@ class RunCertificate(Certificate):
 
     @classmethod
     def of(cls, problem: Problem, models: Array, tol: float, *, same_data: bool | None = None,
-           same_claims: bool = True) -> Self:
+           same_claims: bool = True, same_models: bool = True) -> Self:
         """Certify models of a problem.
 
         First with duals built from the models; where these are not good enough, with those of a new solution.
@@ -59,4 +61,4 @@ class RunCertificate(Certificate):
             better = certify(problem, models, solve(problem, tol=tol / 10).duals)
             proof = min(proof, better, key=lambda c: c.relative_gap)
         return cls(**{f.name: getattr(proof, f.name) for f in fields(proof)}, tol=tol, same_data=same_data,
-                   same_claims=same_claims, n_clusters=int(labels_of(models).max()) + 1)
+                   same_claims=same_claims, same_models=same_models, n_clusters=int(labels_of(models).max()) + 1)

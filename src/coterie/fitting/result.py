@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array, Flags, Ints
+from coterie._typing import Array, Flags, Indices, Ints
 from coterie.analysis.path import InNotebook, Path
 from coterie.data.encoding import Recipe
 from coterie.data.users import Users
+from coterie.fitting.kinds import Kind, group_centres, kind_of
 from coterie.fitting.predictions import models_by_name
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
+from coterie.fitting.stability import Stability
 from coterie.fitting.units import Units
+from coterie.losses import Personal
 from coterie.newcomers import Joined, join
 from coterie.solution import Solution
 
@@ -56,6 +60,8 @@ class FitResult(InNotebook):
     together : (dim,) one model for all, for users who are not among those of the fit.
     why : the reason for the chosen lam, a sentence.
     scores : on held-out rows; None where none were held out.
+    compared : the mean loss of each kind of models on rows that were left out to choose the kind.
+    stability : how stable the groups are with other rows; None without groups.
     recipe : how the table became numbers; None for a fit of `Users`.
     table : the table; None for a fit of `Users`.
     """
@@ -68,6 +74,8 @@ class FitResult(InNotebook):
     together: Array = field(repr=False)
     why: str
     scores: Scores | None
+    compared: dict[str, float] = field(default_factory=dict)
+    stability: Stability | None = None
     recipe: Recipe | None = None
     table: TableSource | None = None
 
@@ -92,6 +100,23 @@ class FitResult(InNotebook):
         return self.solution.n_clusters
 
     @property
+    def kind(self) -> Kind:
+        """What users get: "one model", "groups", "personal", "personal in groups" or "alone"."""
+        return kind_of(self.solution.problem.loss, self.labels)
+
+    @cached_property
+    def centres(self) -> Array:
+        """(n_clusters, dim) the centre of each group, fitted to its rows without the penalty; in the solver's units."""
+        problem = self.solution.problem
+        return group_centres(problem.loss, problem.samples, self.labels, self.settings.count)
+
+    @cached_property
+    def models(self) -> Array:
+        """(n_users, dim) the models that predict, in the solver's units: centres, or personal models around them."""
+        problem = self.solution.problem
+        return problem.loss.own_models(problem.samples, self.centres[self.labels])
+
+    @property
     def gap(self) -> float:
         """The certified relative gap."""
         return self.solution.gap
@@ -99,7 +124,7 @@ class FitResult(InNotebook):
     @property
     def coefficients(self) -> Array:
         """(n_users, n_features + 1, outputs) the models in the units given; see `Units.coefficients`."""
-        return self.units.coefficients(self.solution.models)
+        return self.units.coefficients(self.models)
 
     def asked(self) -> dict[str, Any]:
         """What the user asked for, as run.json has it."""
@@ -109,7 +134,7 @@ class FitResult(InNotebook):
 
     def models_of(self, names: npt.ArrayLike) -> tuple[Array, Flags]:
         """(n, dim) the model of each user named, the pooled model for unknown users; and (n,) who is known."""
-        models, index = models_by_name(np.asarray(names, dtype=object).tolist(), self.names, self.solution.models,
+        models, index = models_by_name(np.asarray(names, dtype=object).tolist(), self.names, self.models,
                                        self.together)
         return models, index >= 0
 
@@ -127,21 +152,27 @@ class FitResult(InNotebook):
         -------
         Their models (in the solver's units) and groups; -1 for those who are unassigned.
         """
-        newcomers, solution = self.units.inner(newcomers), self.solution
-        if self.settings.weights != "auto":
-            return solution.personalize(newcomers)
-        problem, labels = solution.problem, solution.labels
-        loss, graph = problem.loss, problem.graph
-        samples, shape = loss.prepare(newcomers), (newcomers.n_users, problem.dim)
-        centres = solution.models[np.unique(labels, return_index=True)[1]]
-        likeliest = np.stack([loss.values(samples, np.broadcast_to(c, shape)) for c in centres]).argmin(axis=0)
+        newcomers, loss = self.units.inner(newcomers), self.solution.problem.loss
+        samples = loss.prepare(newcomers)
+        shape = (newcomers.n_users, samples.dim)
+        likeliest = np.stack([loss.values(samples, np.broadcast_to(c, shape)) for c in self.centres]).argmin(axis=0)
+        automatic = self.settings.weights == "auto"
+        joined = self._join(newcomers, likeliest) if automatic else self.solution.personalize(newcomers)
+        if isinstance(loss, Personal):  # the price of leaving the centre is the same as for the others
+            return joined._replace(models=loss.own_models(samples, self.centres[likeliest]))
+        return joined._replace(models=np.where((joined.clusters >= 0)[:, None], self.centres[joined.clusters],
+                                               joined.models))
+
+    def _join(self, newcomers: Users, likeliest: Indices) -> Joined:
+        """Newcomers pulled by the users of the likeliest group, as these are by each other."""
+        problem, labels, models = self.solution.problem, self.labels, self.solution.models
+        graph, shape = problem.graph, (newcomers.n_users, problem.dim)
         inside = labels[graph.edges[:, 0]] == labels[graph.edges[:, 1]]
         pull = 2.0 * float(graph.weights[inside].sum()) / problem.n_users
-        models, clusters, slack = np.empty(shape), np.empty(shape[0], dtype=np.int64), np.empty(shape[0])
+        joined, clusters, slack = np.empty(shape), np.empty(shape[0], dtype=np.int64), np.empty(shape[0])
         for k in np.unique(likeliest):
             who, members = np.flatnonzero(likeliest == k), np.flatnonzero(labels == k)
-            joined = join(problem, solution.models[members], np.zeros_like(members), newcomers.take(who),
-                          pull / len(members))
-            models[who], slack[who] = joined.models, joined.slack
-            clusters[who] = np.where(joined.clusters < 0, -1, k)
-        return Joined(newcomers, models, clusters, slack)
+            part = join(problem, models[members], np.zeros_like(members), newcomers.take(who), pull / len(members))
+            joined[who], slack[who] = part.models, part.slack
+            clusters[who] = np.where(part.clusters < 0, -1, k)
+        return Joined(newcomers, joined, clusters, slack)

@@ -6,15 +6,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from coterie._typing import Array
-from coterie.analysis.select import refit
+from coterie._typing import Array, Flags
 from coterie.data.encoding import Task
 from coterie.data.users import Users
-from coterie.fitting.plan import Work, learn_units, make_plan, solve_plan
+from coterie.fitting.kinds import handed_out
+from coterie.fitting.plan import PathPlan, Work, learn_units, make_plan, solve_plan
 from coterie.fitting.settings import Settings
-from coterie.solvers import solve
+from coterie.solvers import solve_quietly
 
 METRICS: dict[Task, str] = {"classification": "accuracy", "regression": "RMSE", "counts": "deviance"}
+_CHANCE = 0.01  # p value below which a difference is more than chance
 _COMPLETE = 2000  # users up to whom the complete path is scored
 
 
@@ -34,6 +35,8 @@ class Scores:
     chosen : the row of `points` that `fitted` is.
     n_clusters : number of groups found without the held-out rows.
     n_rows : number of held-out rows.
+    worse : (n_users,) who is worse off than alone by more than chance: p below 0.01 in a paired one-sided t test over
+        the user's held-out rows.
     """
 
     metric: str
@@ -46,42 +49,74 @@ class Scores:
     chosen: int
     n_clusters: int
     n_rows: int
+    worse: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
 
     def __str__(self) -> str:
         """Means over users."""
         percent = self.metric == "accuracy"
         fitted, alone, together = (f"{100 * m:.1f}%" if percent else f"{m:.4g}" for m in map(
             np.nanmean, (self.fitted, self.alone, self.together)))
+        n = int(np.isfinite(self.fitted).sum())
         return (f"{self.metric} on {self.n_rows} held-out rows, mean over users: {fitted}; local models {alone}, "
-                f"one model for all {together}.")
+                f"one model for all {together}. {int(self.worse.sum())} of {n} users are worse off than alone by more "
+                "than chance.")
 
 
-def score_held_out(users: Users, settings: Settings, work: Work) -> Scores | None:
-    """Fit without a share of every user's rows and score on these rows; None where there are none."""
+def score_held_out(users: Users, settings: Settings, work: Work) -> tuple[Scores | None, PathPlan | None]:
+    """Fit without a share of every user's rows and score on these rows; None where there are none.
+
+    Returns
+    -------
+    The scores, and the plan of the fit without these rows, which has chosen the kind of models.
+    """
     classes = settings.task == "classification"
     split = users.split(test=settings.holdout, stratify=classes, seed=settings.seed)
     train, test, present = split.train, split.test, split.test.counts > 0
     assert users.targets is not None
     assert train.targets is not None
     if not present.any() or (classes and len(np.unique(train.targets)) < 2):
-        return None
+        return None, None
     units = learn_units(train, settings, int(users.targets.max()) + 1 if classes else 0)
     work = replace(work, prefix="held out: ")
     plan = make_plan(units.inner(train), units.loss, settings, work)
+    problem = plan.problem
     if users.n_users <= _COMPLETE or plan.chosen < 0:
         path = solve_plan(plan, settings, work)
-        models, index = [s.models for s in path.solutions], plan.choose(path)[0]
+        labels, index = [s.labels for s in path.solutions], plan.choose(path)[0]
     else:
         work.show("path")
-        models, index = [solve(plan.problem.with_lam(float(plan.lams[plan.chosen])), tol=1e-4).models], 0
+        labels, index = [solve_quietly(problem.with_lam(float(plan.lams[plan.chosen])), tol=1e-4).labels], 0
+    known: dict[bytes, Array] = {}
+    for groups in labels:
+        if groups.tobytes() not in known:
+            known[groups.tobytes()] = handed_out(problem.loss, problem.samples, groups, settings.count)
+    models = [known[groups.tobytes()] for groups in labels]
     held_out = units.inner(test.take(np.flatnonzero(present)))
     samples, loss = units.loss.prepare(held_out), units.loss
     with np.errstate(over="ignore"):  # a predicted count may be too large for float64
         losses = np.array([loss.values(samples, m[present]).mean() for m in models])
     chosen = index if index >= 0 else int(losses.argmin())
     points = np.stack([units.scores(m, test) for m in models])
-    pooled = refit(plan.problem, np.zeros(users.n_users, dtype=np.int64))
-    return Scores(metric=METRICS[settings.task], larger=classes, fitted=points[chosen],
-                  alone=units.scores(plan.problem.loss.local(plan.problem.samples).points, test),
-                  together=units.scores(pooled, test), points=points, losses=losses, chosen=chosen,
-                  n_clusters=len(np.unique(models[chosen], axis=0)), n_rows=test.n_samples)
+    own = loss.prepare(problem.users.data)
+    pooled = handed_out(loss, own, np.zeros(users.n_users, dtype=np.int64), settings.count)
+    separate = loss.local(own).points
+    scores = Scores(metric=METRICS[settings.task], larger=classes, fitted=points[chosen],
+                    alone=units.scores(separate, test), together=units.scores(pooled, test),
+                    points=points, losses=losses, chosen=chosen, n_clusters=int(labels[chosen].max()) + 1,
+                    n_rows=test.n_samples,
+                    worse=_worse(units.errors(models[chosen], test), units.errors(separate, test), test))
+    return scores, plan
+
+
+def _worse(errors: Array, alone: Array, test: Users) -> Flags:
+    """(n_users,) whose mean error is larger than alone by more than chance; both are given for each row."""
+    from scipy import stats
+
+    n, owner = np.maximum(test.counts, 1), test.owner
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a predicted count may be infinite
+        excess = np.where(np.isfinite(errors - alone), errors - alone, 0.0)
+        means = np.bincount(owner, excess, test.n_users) / n
+        squares = np.bincount(owner, (excess - means[owner]) ** 2, test.n_users)
+        deviations = np.sqrt(squares / np.maximum(n - 1, 1) / n)
+        certain = (n > 2) & (means > 0) & (means >= stats.t.ppf(1 - _CHANCE, np.maximum(n - 1, 1)) * deviations)
+    return np.asarray(certain & (squares > 0))

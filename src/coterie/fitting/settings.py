@@ -25,6 +25,8 @@ class Settings:
         "score"); or "score", the least mean loss on held-out rows.
     weights : "auto" for weights from the groups found, see `coterie.fitting.plan`; "unit" for weight 1 on all pairs,
         the paper's case; or "wald", "gaussian", "inverse" for the k nearest users of each user.
+    count : what counts alike in the model of a group: "rows", so that a user with few rows has little influence, or
+        "users", as in the convex problem.
     ridge : L2 strength, intercept included.
     n_lams : number of points of the path.
     max_groups : largest number of groups; None for no limit.
@@ -49,6 +51,7 @@ class Settings:
     loss: str = "auto"
     lam: float | Literal["auto", "score"] = "auto"
     weights: str = "auto"
+    count: Literal["rows", "users"] = "rows"
     ridge: float = 1e-3
     n_lams: int = 24
     max_groups: int | None = None
@@ -67,6 +70,8 @@ class Settings:
             check_lam(self.lam)
         if self.weights not in KINDS:
             raise InvalidInput(f"unknown weights {self.weights!r}", remedy=f"Choose one of: {', '.join(KINDS)}")
+        if self.count not in ("rows", "users"):
+            raise InvalidInput(f"count must be 'rows' or 'users', got {self.count!r}", remedy="Use rows")
         if not 0 <= self.holdout < 1:
             raise InvalidInput(f"holdout must be a share in [0, 1), got {self.holdout!r}", remedy="Use for example 0.2")
         for name, least in (("n_lams", 2), ("max_groups", 1), ("k", 1), ("seed", 0)):

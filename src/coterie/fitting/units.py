@@ -180,18 +180,21 @@ class Units:
 
     def scores(self, models: Array, test: Users) -> Array:
         """(n_users,) accuracy, root mean squared error or mean Poisson deviance; nan for users without rows."""
-        y, owner = test.targets, test.owner
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            means = np.bincount(test.owner, self.errors(models, test), test.n_users) / test.counts
+            return np.sqrt(means) if self.task == "regression" else 1.0 - means if self.n_classes else means
+
+    def errors(self, models: Array, test: Users) -> Array:
+        """(n_rows,) 1 for a wrong class and 0 for the right one, squared error, or Poisson deviance."""
+        y = test.targets
         assert y is not None
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            mean = self.predict(test.features, models[owner])
+            mean = self.predict(test.features, models[test.owner])
             if self.task == "classification":
-                each = (mean == y).astype(float)
-            elif self.task == "counts":  # 2 (y log(y / mean) - y + mean)
-                each = 2 * (np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / mean), 0.0) - y + mean)
-            else:
-                each = (mean - y) ** 2
-            means = np.bincount(owner, each, test.n_users) / test.counts
-            return np.sqrt(means) if self.task == "regression" else means
+                return np.asarray(mean != y, dtype=float)
+            if self.task == "counts":  # 2 (y log(y / mean) - y + mean)
+                return np.asarray(2 * (np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / mean), 0.0) - y + mean))
+            return np.asarray((mean - y) ** 2)
 
     def probabilities(self, X: Array, models: Array) -> Array:
         """(n_rows, n_classes) for losses that are log-likelihoods."""

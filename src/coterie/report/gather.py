@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie._typing import Ints
+from coterie._typing import Array, Ints
 from coterie.analysis.path import Path
 from coterie.analysis.recovery import recovery_bounds
 from coterie.data.users import Users
@@ -97,12 +97,18 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
         "labels": [s.labels.tolist() for s in view.path.solutions],
         "tree": [[int(a), int(b), lam, int(size)] for a, b, lam, size in view.path.linkage.tolist()],
         "map": _map(view),
-        "coefficients": _coefficients(view, classes),
+        "coefficients": _coefficients(view, classes, source.centres if isinstance(source, FitResult) else None),
         "scores": _scores(source, full, keep),
-        "bounds": _bounds(full),
-        "groups": {"sentence": source.why} if isinstance(source, FitResult) else None,
+        # Weights that were made from groups prove nothing about these groups.
+        "bounds": None if isinstance(source, FitResult) and source.settings.weights == "auto" else _bounds(full),
+        "groups": _groups(source, keep) if isinstance(source, FitResult) else None,
         "federated": _federated(source) if isinstance(source, Federated) else None,
     }
+
+
+def _groups(fit: FitResult, keep: Ints) -> dict[str, Any]:
+    stays = None if fit.stability is None else json_ready(fit.stability.stays[keep])
+    return {"sentence": fit.why, "kind": fit.kind, "compared": json_ready(fit.compared), "stays": stays}
 
 
 def _point(solution: Solution) -> dict[str, Any]:
@@ -158,14 +164,16 @@ def _map(view: View) -> dict[str, Any]:
             "note": "Every model is a point: its coefficients are its coordinates." if dim == 2 else ""}
 
 
-def _coefficients(view: View, classes: Sequence[str] | None) -> dict[str, Any]:
+def _coefficients(view: View, classes: Sequence[str] | None, centres: Array | None) -> dict[str, Any]:
+    """The models of the largest groups at each lam; at the chosen one those of a fit, which have no shrinkage."""
     names, outputs = view.names(classes)
     which, rows = [], []
-    for s in view.path.solutions:
+    for k, s in enumerate(view.path.solutions):
         firsts = np.unique(s.labels, return_index=True)[1]
         largest = np.argsort(-np.bincount(s.labels), kind="stable")[:_CLUSTERS]
         which.append(largest.tolist())
-        rows.append(json_ready(view.coefficients(s.models[firsts[largest]])))
+        shown = s.models[firsts] if centres is None or k != view.index else centres
+        rows.append(json_ready(view.coefficients(shown[largest])))
     return {"names": names, "outputs": outputs, "clusters": rows, "which": which}
 
 

@@ -1,8 +1,8 @@
 """The files of a run folder.
 
     run.json         settings, versions, status, gap, number of groups, and of a federated run rounds and bytes
-    models.csv       one line per user: its group and its model
-    clusters.csv     one line per group: number of users, and their model
+    models.csv       one line per user: its group and the model that predicts for it
+    clusters.csv     one line per group: number of users, and their model or the centre of their models
     path.csv         one line per lam of the path: groups, objective, bound, gap, score on held-out rows
     ledger.csv       the messages of a federated run: by round, kind, direction and field
     solution.coterie models, duals and graph
@@ -22,7 +22,7 @@ import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from coterie._typing import Array
 from coterie.data.frames import write_parquet
 from coterie.errors import InvalidInput, MissingExtra
 from coterie.fitting.units import Units
-from coterie.losses import Multinomial
+from coterie.losses import Loss, Multinomial, Personal
 from coterie.solution import Solution
 from coterie.storage import json_ready, pack, unpack, write_atomically
 
@@ -40,8 +40,22 @@ UNFINISHED = {"checkpoint", "cluster", "state", "rounds.jsonl", "error.txt"}
 _OPTIONAL = ("ledger.csv", "path.csv", "path.parquet", "models.parquet", "report.json", "report.html")
 
 
+class Shown(NamedTuple):
+    """The models that predict."""
+
+    models: Array  # (n_users, columns) in the units given
+    centres: Array  # (n_groups, columns) of the groups
+    columns: list[str]
+    solver: Array | None = None  # (n_users, dim) the models in the solver's units; None: those of the solution
+
+
+def _covariance(loss: Loss) -> Array | None:
+    """Of personal models around their centres; None where models are not personal."""
+    return np.asarray(loss.covariance) if isinstance(loss, Personal) and loss.covariance is not None else None
+
+
 def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[str, Any], *,
-          shown: tuple[Array, list[str]] | None = None, path: Mapping[str, list[Any]] | None = None,
+          shown: Shown | None = None, path: Mapping[str, list[Any]] | None = None,
           more: Mapping[str, Any] | None = None) -> Path:
     """Write a solution as a run folder without a report; `coterie.save_run` writes the report too.
 
@@ -50,7 +64,7 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
     folder : created if needed.
     solution : with its problem.
     settings : what the user asked for.
-    shown : models in the units given, (n_users, columns), and the columns' names; if omitted, as they are.
+    shown : the models that predict, in the units given; if omitted, those of the solution as they are.
     path : columns of path.csv.
     more : further entries of run.json.
 
@@ -60,13 +74,14 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
     """
     folder = Path(folder)
     problem, labels = solution.problem, solution.labels
-    models, columns = (solution.models, problem.coefficient_names) if shown is None else shown
-    columns = distinct(columns, RESERVED)
-    coefficients = {name: models[:, k].tolist() for k, name in enumerate(columns)}
-    users = {"user": list(problem.users.names), "cluster": labels.tolist(), **coefficients}
     first = np.unique(labels, return_index=True)[1]
+    if shown is None:
+        shown = Shown(solution.models, solution.models[first], problem.coefficient_names)
+    columns = distinct(shown.columns, RESERVED)
+    users = {"user": list(problem.users.names), "cluster": labels.tolist(),
+             **{name: shown.models[:, k].tolist() for k, name in enumerate(columns)}}
     clusters = {"cluster": labels[first].tolist(), "users": np.bincount(labels).tolist(),
-                **{name: [values[i] for i in first] for name, values in coefficients.items()}}
+                **{name: shown.centres[:, k].tolist() for k, name in enumerate(columns)}}
     tables = {"models": users, "clusters": clusters} | ({} if path is None else {"path": dict(path)})
     for name, rows in tables.items():
         write_atomically(folder / f"{name}.csv", table(list(rows), zip(*rows.values(), strict=True)))
@@ -80,7 +95,7 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
     write_atomically(folder / "solution.coterie", pack({
         "models": solution.models, "duals": solution.duals, "names": names, "lam": solution.lam,
         "weights": problem.graph.weights, "pairs": problem.graph.pairs,
-        "features": list(problem.users.feature_names)}))
+        "features": list(problem.users.feature_names), "own": shown.solver, "covariance": _covariance(problem.loss)}))
     info = {**_facts(solution), "settings": dict(settings), **(more or {})}
     write_atomically(folder / "run.json", json.dumps(info, indent=1, ensure_ascii=False, default=str).encode())
     return folder

@@ -20,6 +20,7 @@ from coterie.data.encoding import Recipe
 from coterie.data.io import fingerprint, read_table
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
+from coterie.fitting.kinds import handed_out, kind_of
 from coterie.fitting.plan import learn_units
 from coterie.fitting.predictions import Data, Predictor, PredictsRows
 from coterie.fitting.proof import RunCertificate
@@ -27,12 +28,13 @@ from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.graph import Graph
 from coterie.labels import first_labels, labels_of
-from coterie.losses import Loss
+from coterie.losses import Loss, Personal
 from coterie.problem import Problem
 from coterie.runs.folder import model_columns, read
 from coterie.solution import Solution, Status
 
 AGAIN = "Run it again"
+_SAME = 1e-6  # difference of models that are the same, in the solver's units and relative to their size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,13 +49,15 @@ class Run(PredictsRows):
     info : the content of run.json.
     lam : the penalty strength.
     names : the users' names.
-    models : (n_users, dim) in the solver's units.
+    solved : (n_users, dim) the models of the convex problem, equal within groups; in the solver's units.
+    models : (n_users, dim) the models that predict, in the solver's units.
     duals : of the edges, or None.
     graph : who is compared with whom, and the weights.
     settings : of the fit; None where the run is no fit.
     units : how the numbers given became the numbers solved for; None where the run does not say.
     recipe : how the table became numbers; None where the run was not made from a table.
     together : (dim,) the pooled model, for unknown users; None where there is none.
+    covariance : (dim, dim) of personal models around their centres; None where models are not personal.
 
     Example
     -------
@@ -64,6 +68,7 @@ class Run(PredictsRows):
     info: dict[str, Any] = field(repr=False)
     lam: float
     names: tuple[Any, ...] = field(repr=False)
+    solved: Array = field(repr=False)
     models: Array = field(repr=False)
     duals: Array | None = field(repr=False)
     graph: Graph = field(repr=False)
@@ -71,11 +76,12 @@ class Run(PredictsRows):
     units: Units | None = field(repr=False, default=None)
     recipe: Recipe | None = field(repr=False, default=None)
     together: Array | None = field(repr=False, default=None)
+    covariance: Array | None = field(repr=False, default=None)
 
     @cached_property
     def labels(self) -> Ints:
-        """(n_users,) the group of each user, by its model."""
-        return labels_of(self.models)
+        """(n_users,) the group of each user, by the solved models."""
+        return labels_of(self.solved)
 
     @property
     def n_clusters(self) -> int:
@@ -94,8 +100,13 @@ class Run(PredictsRows):
         return Status[self.info["status"]]
 
     @property
+    def kind(self) -> str:
+        """What users get: "one model", "groups", "personal", "personal in groups" or "alone"; "" where unknown."""
+        return str(self.info.get("kind", ""))
+
+    @property
     def why(self) -> str:
-        """The reason for the chosen lam."""
+        """The reason for the models and the chosen lam."""
         return str(self.info.get("why", ""))
 
     @property
@@ -128,10 +139,10 @@ class Run(PredictsRows):
                          labels=self.labels, together=self.together, fingerprint=self.info.get("fingerprint", ""))
 
     def certify(self, data: Data = None) -> RunCertificate:
-        """Certify the run again from its table and models.csv.
+        """Certify the run again from its table.
 
-        The problem is built again from the table, the run's settings and its weights. What the run says about itself is
-        compared with the result, not used.
+        The problem is built again from the table, the run's settings and its weights, and the models that predict from
+        the groups. What the run says about itself, models.csv included, is compared with the result, not used.
 
         Parameters
         ----------
@@ -157,12 +168,18 @@ class Run(PredictsRows):
             raise InvalidInput(f"{data if isinstance(data, (str, PathLike)) else 'The table'} has other users than the "
                                "run", remedy="Give the table the run was made from")
         units = learn_units(users, self.settings)
-        models, same_labels = self._models_csv(units)
-        same_claims = same_labels and self.info["n_clusters"] == int(labels_of(models).max()) + 1 \
-            and self.info["lam"] == self.lam
+        loss = units.loss if self.covariance is None else Personal(units.loss, covariance=self.covariance, scale="rows")
+        problem = Problem(units.inner(users), loss, self.lam, self.graph)
+        models, groups = self._models_csv(units)
+        solved = self.solved if "kind" in self.info else models  # older versions wrote the models of the problem
+        expected = models if solved is models else handed_out(loss, problem.samples, self.labels, self.settings.count)
+        same_models = bool(np.allclose(models, expected, rtol=_SAME, atol=_SAME))
+        same_claims = np.array_equal(groups, self.labels) \
+            and self.info["n_clusters"] == self.n_clusters and self.info["lam"] == self.lam \
+            and self.info.get("kind", kind_of(loss, self.labels)) == kind_of(loss, self.labels)
         same_data = fingerprint(data) == self.info["fingerprint"] if isinstance(data, (str, PathLike)) else None
-        problem = Problem(units.inner(users), units.loss, self.lam, self.graph)
-        return RunCertificate.of(problem, models, self.settings.tol, same_claims=same_claims, same_data=same_data)
+        return RunCertificate.of(problem, solved, self.settings.tol, same_claims=same_claims, same_data=same_data,
+                                 same_models=same_models)
 
     def solution(self, users: Users, loss: Loss) -> Solution:
         """The run's solution, certified on its users' data.
@@ -181,8 +198,8 @@ class Run(PredictsRows):
         InvalidInput : a user of the run is not among them.
         """
         problem = Problem(users.take([users.index(name) for name in self.names]), loss, self.lam, self.graph)
-        return Solution(problem=problem, models=self.models, duals=None, status=self.status,
-                        certificate=certify(problem, self.models, self.duals), solver=str(self.info["solver"]),
+        return Solution(problem=problem, models=self.solved, duals=None, status=self.status,
+                        certificate=certify(problem, self.solved, self.duals), solver=str(self.info["solver"]),
                         seconds=float(self.info["seconds"]))
 
     def report(self, path: str | PathLike[str] | None = None, *, title: str = "") -> Path:
@@ -231,13 +248,15 @@ class Run(PredictsRows):
         separator = self.info["settings"].get("separator") or None
         return self.recipe.encode(read_table(data, separator) if isinstance(data, (str, PathLike)) else data)
 
-    def _models_csv(self, units: Units) -> tuple[Array, bool]:
-        """models.csv in the solver's units, in the order of `names`; and whether its groups are those of the models."""
+    def _models_csv(self, units: Units) -> tuple[Array, Ints]:
+        """models.csv in the solver's units, in the order of `names`, and its groups."""
         file, names = self.folder / "models.csv", [str(name) for name in self.names]
         try:
             with file.open(newline="", encoding="utf-8") as lines:
                 header, *rows = csv.reader(lines)
             numbers = np.array([[float(cell) for cell in row[2:]] for row in rows])
+            if not np.isfinite(numbers).all():
+                raise ValueError("its models are not finite")
         except (OSError, ValueError) as error:
             raise InvalidInput(f"{file} cannot be read: {error}", remedy=AGAIN) from error
         columns = model_columns(units, self.recipe.classes if self.recipe else ())
@@ -249,8 +268,7 @@ class Run(PredictsRows):
             raise InvalidInput(f"{file} is not about the users of this table, each once", remedy=AGAIN)
         order = [line_of[name] for name in names]
         models = units.restored(numbers[order].reshape(len(names), len(units.coefficient_names), -1))
-        groups = first_labels(np.unique([rows[k][1] for k in order], return_inverse=True)[1])
-        return models, bool(np.array_equal(groups, labels_of(models)))
+        return models, first_labels(np.unique([rows[k][1] for k in order], return_inverse=True)[1])
 
 
 def load_run(folder: str | PathLike[str]) -> Run:
@@ -282,14 +300,18 @@ def load_run(folder: str | PathLike[str]) -> Run:
     folder = Path(folder)
     info, arrays = read(folder)
     try:
-        names, models = tuple(arrays["names"]), np.asarray(arrays["models"])
+        names, solved = tuple(arrays["names"]), np.asarray(arrays["models"])
+        own, covariance = arrays.get("own"), arrays.get("covariance")
+        if own is not None and np.shape(own) != solved.shape:
+            raise ValueError("its models have two shapes")
         graph = Graph.complete(len(names)) if arrays["pairs"] is None else Graph.from_edges(
             len(names), arrays["pairs"], np.asarray(arrays["weights"]))
-        parts = _parts_of_a_fit(info, models.shape[1])
+        parts = _parts_of_a_fit(info, solved.shape[1])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidInput(f"{folder / 'run.json'} was changed: {error}", remedy=AGAIN) from error
-    return Run(folder=folder, info=info, lam=float(arrays["lam"]), names=names, models=models, duals=arrays["duals"],
-               graph=graph, **parts)
+    return Run(folder=folder, info=info, lam=float(arrays["lam"]), names=names, solved=solved,
+               models=solved if own is None else np.asarray(own), duals=arrays["duals"], graph=graph,
+               covariance=None if covariance is None else np.asarray(covariance), **parts)
 
 
 def _parts_of_a_fit(info: dict[str, Any], dim: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from coterie.errors import InvalidInput
 from coterie.fitting.result import FitResult, TableSource
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
-from coterie.runs.folder import check_free, clear, model_columns, write
+from coterie.runs.folder import Shown, check_free, clear, model_columns, write
 from coterie.solution import Solution
 from coterie.storage import json_ready, write_atomically
 
@@ -72,10 +72,10 @@ def write_run(result: FitResult | Solution, folder: Path, *, settings: Mapping[s
         write(folder, result, asked)
         return
     classes = () if result.recipe is None else result.recipe.classes
-    coefficients = result.coefficients
-    names = model_columns(result.units, classes)
-    write(folder, result.solution, asked, path=_path_columns(result), more=_facts(result),
-          shown=(coefficients.reshape(len(coefficients), -1), names))
+    coefficients, centres = result.coefficients, result.units.coefficients(result.centres)
+    shown = Shown(coefficients.reshape(len(coefficients), -1), centres.reshape(len(centres), -1),
+                  model_columns(result.units, classes), result.models)
+    write(folder, result.solution, asked, path=_path_columns(result), more=_facts(result), shown=shown)
 
 
 def document_of(result: FitResult | Solution, *, settings: Mapping[str, Any] | None = None,
@@ -102,16 +102,24 @@ def command_of(settings: Settings, table: TableSource) -> str:
 
 
 def count_groups(result: FitResult) -> str:
-    """For example "2 groups among 30 users"."""
+    """For example "2 groups among 30 users", or what users have instead of groups."""
     k, n = result.n_clusters, len(result.names)
-    return f"{k} group{'s' * (k != 1)} among {n} user{'s' * (n != 1)}"
+    users = f"{n} user{'s' * (n != 1)}"
+    if result.kind == "personal":
+        return f"personal models around one centre for {users}"
+    if result.kind == "alone" and n > 1:
+        return f"no groups among {users}"
+    return f"{k} group{'s' * (k != 1)} among {users}{', with personal models' * (result.kind == 'personal in groups')}"
 
 
 def _facts(fit: FitResult) -> dict[str, Any]:
     """What run.json says of a fit in addition to its solution."""
     recipe, table = fit.recipe, fit.table
     facts = {"seed": fit.settings.seed, "fingerprint": table.fingerprint if table else "", "task": fit.settings.task,
-             "why": fit.why, "scores": _summary(fit.scores)}
+             "kind": fit.kind, "why": fit.why, "compared": fit.compared, "scores": _summary(fit.scores)}
+    if fit.stability is not None:
+        facts["stability"] = json_ready({"index": fit.stability.index, "searched": fit.stability.searched,
+                                         "stays": fit.stability.stays})
     if recipe is not None:
         facts |= {"notes": list(recipe.notes), "recipe": recipe.to_json()}
     return {**facts, "units": json_ready(fit.units.state()), "together": fit.together.tolist(),
@@ -121,7 +129,7 @@ def _facts(fit: FitResult) -> dict[str, Any]:
 def _summary(scores: Scores | None) -> dict[str, Any] | None:
     return None if scores is None else {
         "metric": scores.metric, "rows": scores.n_rows, "here": _mean(scores.fitted), "alone": _mean(scores.alone),
-        "together": _mean(scores.together)}
+        "together": _mean(scores.together), "worse": int(scores.worse.sum())}
 
 
 def _path_columns(fit: FitResult) -> dict[str, list[Any]]:

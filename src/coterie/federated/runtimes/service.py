@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from coterie.federated.agreement import Agreement, Carrier, agree
 from coterie.federated.config import RunConfig
 from coterie.federated.driver import Round
@@ -78,7 +80,9 @@ def write(served: Served, out: Path, config: Mapping[str, Any]) -> None:
                    "bytes": [one.ledger.bytes for one in path.runs]}
     if recipe is not None and units is not None:
         coefficients = units.coefficients(run.models)
-        shown = coefficients.reshape(len(coefficients), -1), folder.model_columns(units, recipe.classes)
+        models = coefficients.reshape(len(coefficients), -1)
+        first = np.unique(run.labels, return_index=True)[1]
+        shown = folder.Shown(models, models[first], folder.model_columns(units, recipe.classes))
         more = {"task": recipe.task, "notes": list(recipe.notes), "recipe": recipe.to_json(),
                 "units": json_ready(units.state())}
     folder.write(out, run, config, shown=shown, path=columns, more=more)

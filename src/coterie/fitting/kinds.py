@@ -1,0 +1,223 @@
+"""Which models users get: one member of the family
+
+    minimise  sum_i [ f_i(x_i) + 1/2 (x_i - z_i)' P_i (x_i - z_i) ] + lam sum_{i<j} w_ij ||z_i - z_j||
+
+of personal models x_i around centres z_i. From simple to rich:
+
+    one model           one centre, no personal part
+    groups              a centre per group, no personal part
+    personal            one centre, personal parts with a covariance that is learned from the users
+    personal in groups  a centre per group, and personal parts
+    alone               everyone's own model
+
+Every kind is fitted without some rows of each user and judged by its mean loss on these rows, several times. The
+simplest kind is taken that is within one standard error of the best one, or misses little of what the best one gains
+over one model for all; the error is that of the mean over users of the difference. None of these rows is among those
+that judge the fit in the end (`coterie.fitting.scores`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from coterie._typing import Array, Ints
+from coterie.analysis.dispersion import without_ridge
+from coterie.analysis.random_effects import learn_spread
+from coterie.data.users import Users
+from coterie.fitting.settings import Settings
+from coterie.losses import Loss, Personal, Samples
+from coterie.losses.grouped import Grouped
+
+Count = Literal["rows", "users"]
+Kind = Literal["one model", "groups", "personal", "personal in groups", "alone"]
+KINDS: tuple[Kind, ...] = ("one model", "groups", "personal", "personal in groups", "alone")
+_SPLITS, _FEWER, _MANY = 4, 2, 20_000  # how often rows are left out to choose the kind; of many rows less often
+_SHARE = 0.25  # of each user's rows
+_LITTLE = 0.05  # share of what the best kind gains over one model that a simpler kind may miss
+_MOVES = 3  # how often users may change their group where some of their rows are left out
+
+
+@dataclass(frozen=True, eq=False)
+class Sharing:
+    """What users share.
+
+    Parameters
+    ----------
+    kind : a name in KINDS.
+    labels : (n_users,) the groups whose users share a centre.
+    covariance : (dim, dim) of personal models around their centre, in units of the noise; None without personal parts.
+    count : what counts alike in the centre of a group.
+    """
+
+    kind: Kind
+    labels: Ints
+    covariance: Array | None = field(default=None, repr=False)
+    count: Count = "rows"
+
+    def loss(self, loss: Loss) -> Loss:
+        """The loss of the centres."""
+        return loss if self.covariance is None else Personal(loss, covariance=self.covariance, scale="rows")
+
+    def models(self, users: Users, loss: Loss) -> Array:
+        """(n_users, dim) the model of each user."""
+        outer = self.loss(loss)
+        return handed_out(outer, outer.prepare(users), self.labels, self.count)
+
+    def without_some_rows(self, users: Users, loss: Loss) -> Sharing:
+        """The same with every user in the group that fits its rows in `users` best: the others must not decide it."""
+        if self.kind == "alone" or not self.labels.any():
+            return self
+        return replace(self, labels=np.unique(self.moved(users, loss), return_inverse=True)[1])
+
+    def moved(self, users: Users, loss: Loss) -> Ints:
+        """(n_users,) the number of the group whose centre fits each user's rows best, from these groups on."""
+        labels, outer = self.labels, self.loss(loss)
+        samples = outer.prepare(users)
+        for _ in range(_MOVES):
+            present = np.unique(labels, return_inverse=True)
+            shared = group_centres(outer, samples, present[1], self.count)
+            fits = np.stack([outer.values(samples, np.broadcast_to(c, (users.n_users, len(c)))) for c in shared])
+            before, labels = labels, present[0][fits.argmin(axis=0)]
+            if np.array_equal(before, labels):
+                break
+        return labels
+
+
+def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count) -> Array:
+    """(n_groups, dim) the centre of each group, fitted to the group's rows without the penalty.
+
+    Where rows count alike, a user with few rows has little influence.
+    """
+    rows = samples.users.data.counts
+    weights = rows / rows.mean() if count == "rows" else None
+    grouped = Grouped(loss=loss, samples=samples, labels=labels, weights=weights)
+    return grouped.local(grouped.prepare(grouped.groups)).points
+
+
+def handed_out(loss: Loss, samples: Samples, labels: Ints, count: Count) -> Array:
+    """(n_users, dim) the model of each user: the centre of its group or, with a `Personal` loss, its own around it."""
+    return loss.own_models(samples, group_centres(loss, samples, labels, count)[labels])
+
+
+def kind_of(loss: Loss, labels: Ints) -> Kind:
+    """The kind of models that this loss and these groups give."""
+    n_groups = int(labels.max()) + 1
+    if isinstance(loss, Personal):
+        return "personal" if n_groups == 1 else "personal in groups"
+    return "one model" if n_groups == 1 else "alone" if n_groups == len(labels) else "groups"
+
+
+def sharing_of(kind: Kind, users: Users, loss: Loss, labels: Ints, count: Count) -> Sharing:
+    """A kind for these users, with the groups that were found.
+
+    Where there is one group only the kind is the one without groups, and where users do not differ inside their groups
+    the one without personal parts.
+    """
+    everyone, groups = np.zeros(users.n_users, dtype=np.int64), np.unique(labels, return_inverse=True)[1]
+    if kind == "alone":
+        return Sharing(kind, np.arange(users.n_users), None, count)
+    groups = groups if kind in ("groups", "personal in groups") else everyone
+    spread = learn_spread(users, loss, groups) if kind.startswith("personal") else None
+    if spread is None:
+        return Sharing("groups" if groups.any() else "one model", groups, None, count)
+    return Sharing("personal in groups" if groups.any() else "personal", groups, spread.relative, count)
+
+
+def candidates(users: Users, loss: Loss, labels: Ints, count: Count) -> list[Sharing]:
+    """All kinds that differ for these users, with the groups that were found, from simple to rich."""
+    options = {option.kind: option for option in (sharing_of(kind, users, loss, labels, count) for kind in KINDS)}
+    return [options[kind] for kind in KINDS if kind in options]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Kinds and their losses on rows that were left out.
+
+    Parameters
+    ----------
+    options : the kinds.
+    losses : (n_options, n_users) mean loss of each user's rows left out; nan for users without.
+    chosen : the index of the kind taken.
+    """
+
+    options: list[Sharing]
+    losses: Array
+    chosen: int
+
+    @property
+    def sharing(self) -> Sharing:
+        """The kind taken."""
+        return self.options[self.chosen]
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean over users of the loss on rows left out, by kind."""
+        judged = np.isfinite(self.losses).all(axis=0)
+        if not judged.any():
+            return {}
+        return {option.kind: float(row[judged].mean()) for option, row in zip(self.options, self.losses, strict=True)}
+
+
+def choose(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Comparison:
+    """Choose the kind of models by rows left out; without such rows, the groups that were found.
+
+    Parameters
+    ----------
+    users : their data in the solver's units.
+    loss : of the users' models.
+    labels : (n_users,) the groups that were found.
+    settings : of the fit.
+
+    Returns
+    -------
+    Comparison
+    """
+    options = candidates(users, loss, labels, settings.count)
+    plain = without_ridge(loss)
+    sums, counts = np.zeros((len(options), users.n_users)), np.zeros(users.n_users)
+    for k in range(_SPLITS if users.n_samples <= _MANY else _FEWER):
+        split = users.split(test=_SHARE, stratify=settings.task == "classification", seed=settings.seed + 1 + k)
+        present = np.flatnonzero(split.test.counts > 0)
+        if not present.size:
+            continue
+        test = split.test.take(present)
+        samples = plain.prepare(test)
+        counts[present] += test.counts
+        for j, option in enumerate(options):
+            models = option.without_some_rows(split.train, loss).models(split.train, loss)[present]
+            with np.errstate(over="ignore"):
+                sums[j, present] += test.counts * plain.values(samples, models)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        losses = sums / counts
+    judged = np.isfinite(losses).all(axis=0).sum() > 1
+    found = [option.kind for option in options].index("groups" if labels.any() else "one model")
+    return Comparison(options, losses, _simplest(losses) if judged else found)
+
+
+def _simplest(losses: Array) -> int:
+    """The first option whose mean loss is within a standard error, and a little of the benefit, of the least."""
+    judged = losses[:, np.isfinite(losses).all(axis=0)]
+    best = int(judged.mean(axis=1).argmin())
+    excess = judged - judged[best]
+    errors = excess.std(axis=1, ddof=1) / np.sqrt(judged.shape[1])
+    means = excess.mean(axis=1)  # the first one is what sharing less than everything gains
+    return int(np.flatnonzero(means <= errors + _LITTLE * means[0])[0])
+
+
+_SENTENCES: dict[Kind, str] = {
+    "one model": "All users get the same model",
+    "groups": "Users of a group get the same model",
+    "personal": "Every user gets a model of its own, around a centre that all users share",
+    "personal in groups": "Every user gets a model of its own, around the centre of its group",
+    "alone": "Every user gets a model from its own rows only"}
+
+
+def sentence_of(kind: Kind, means: dict[str, float]) -> str:
+    """What users get, and how the kinds did on rows that were left out."""
+    others = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items() if name != kind)
+    if kind not in means or not others:
+        return f"{_SENTENCES[kind]}."
+    return f"{_SENTENCES[kind]}: the mean loss on rows left out is {means[kind]:.3g} ({others})."

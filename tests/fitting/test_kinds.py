@@ -1,0 +1,179 @@
+"""Which models users get: each kind is chosen where it is right, by rows that do not judge it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LinearRegression
+
+import coterie as ct
+from coterie.analysis.random_effects import learn_spread
+from coterie.datasets import clustered
+from coterie.fitting import Settings, fit
+from coterie.fitting.kinds import KINDS, Sharing, choose, group_centres, handed_out, kind_of, sharing_of
+from coterie.fitting.stability import measure_stability
+from coterie.fitting.units import Units
+
+QUICK = Settings(task="regression", n_lams=3)
+
+
+def panel(spread: list[float], *, n_users: int = 24, rows: int = 12, noise: float = 0.5, seed: int = 0,
+          groups: int = 1) -> ct.Users:
+    """Users with models N(centre of its group, diag(spread^2)) of two features and an intercept."""
+    rng = np.random.default_rng(seed)
+    centres = 3.0 * rng.normal(size=(groups, 3))
+    models = centres[np.arange(n_users) % groups] + rng.normal(size=(n_users, 3)) * spread
+    owner = np.repeat(np.arange(n_users), rows)
+    X = rng.normal(size=(len(owner), 2))
+    y = (np.column_stack([X, np.ones(len(X))]) * models[owner]).sum(axis=1) + noise * rng.normal(size=len(X))
+    return ct.Users.from_arrays(X, y, owner)
+
+
+@pytest.mark.parametrize(("spread", "groups", "kind"), [
+    ([0.0, 0.0, 0.0], 1, "one model"), ([0.0, 0.0, 0.0], 2, "groups"), ([1.0, 1.0, 1.0], 1, "personal"),
+    ([0.0, 0.0, 2.0], 1, "personal")])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_right_kind_is_chosen(spread, groups, kind, seed):
+    result = fit(panel(spread, groups=groups, seed=seed), QUICK)
+    assert result.kind == kind
+    assert result.n_clusters == (groups if kind == "groups" else 1)
+    assert result.why.startswith({"one model": "All users", "groups": "Users of a group"}.get(kind, "Every user"))
+    assert result.compared[kind] <= min(result.compared.values()) + 0.2 * abs(result.compared["one model"])
+    assert result.solution.status is ct.Status.CONVERGED
+    assert (result.stability is not None) == (kind == "groups")
+
+
+def test_users_without_noise_are_alone():
+    """Rows that determine each user's model exactly, and nothing in common."""
+    result = fit(panel([5.0, 5.0, 5.0], noise=1e-9, rows=30), QUICK)
+    assert result.kind in ("personal", "alone")
+    assert result.scores.fitted.mean() <= 1.01 * result.scores.alone.mean()
+
+
+def test_personal_models_are_those_of_the_mixed_model():
+    """The modes of a random-effects model with this covariance, computed row by row."""
+    users = panel([1.0, 0.5, 2.0], seed=3)
+    units = Units.learn(users, "regression", loss="auto", ridge=1e-6, n_classes=0, standardize=True)
+    inner = units.inner(users)
+    sharing = sharing_of("personal", inner, units.loss, np.zeros(24, dtype=int), "rows")
+    models = sharing.models(inner, units.loss)
+    precision = np.linalg.inv(sharing.covariance)
+    A = np.column_stack([inner.features, np.ones(inner.n_samples)])
+    left, right = np.zeros((3, 3)), np.zeros(3)
+    for i in range(24):
+        a, y = A[inner.owner == i], inner.targets[inner.owner == i]
+        outside = np.linalg.inv(np.eye(len(a)) + a @ sharing.covariance @ a.T)  # covariance of the rows, over the noise
+        left, right = left + a.T @ outside @ a, right + a.T @ outside @ y
+    centre = np.linalg.solve(left, right)
+    for i in range(24):
+        a, y = A[inner.owner == i], inner.targets[inner.owner == i]
+        expected = np.linalg.solve(a.T @ a + precision, a.T @ y + precision @ centre)
+        np.testing.assert_allclose(models[i], expected, atol=1e-4)
+
+
+def test_the_spread_is_learned():
+    users = panel([1.0, 0.0, 2.0], n_users=300, rows=10, noise=0.7, seed=1)
+    spread = learn_spread(users, ct.Squared(ridge=1e-3), np.zeros(300, dtype=int))
+    assert np.diag(spread.covariance) == pytest.approx([1.0, 0.0, 4.0], rel=0.25, abs=0.01)
+    assert spread.noise == pytest.approx(0.49, rel=0.1)
+    assert spread.shape in ("diagonal", "full")
+    level = panel([0.0, 0.0, 2.0], n_users=60, rows=10, seed=2)
+    assert learn_spread(level, ct.Squared(ridge=1e-3), np.zeros(60, dtype=int)).shape == "intercept"
+    equal = panel([0.0, 0.0, 0.0], n_users=60, rows=10, seed=2)
+    assert learn_spread(equal, ct.Squared(ridge=1e-3), np.zeros(60, dtype=int)) is None
+
+
+def test_a_spread_of_classifiers_is_learned():
+    rng = np.random.default_rng(0)
+    models = np.array([1.0, -1.0, 0.0]) + rng.normal(size=(150, 3)) * [0.0, 0.0, 1.5]
+    owner = np.repeat(np.arange(150), 30)
+    X = rng.normal(size=(len(owner), 2))
+    t = (np.column_stack([X, np.ones(len(X))]) * models[owner]).sum(axis=1)
+    users = ct.Users.from_arrays(X, np.where(t + rng.logistic(size=len(t)) > 0, 1.0, -1.0), owner)
+    spread = learn_spread(users, ct.Logistic(ridge=1e-3), np.zeros(150, dtype=int))
+    assert spread.covariance[2, 2] == pytest.approx(2.25, rel=0.35)
+    assert np.abs(np.diag(spread.covariance)[:2]).max() < 0.25
+
+
+def test_rows_or_users_count_alike():
+    rng = np.random.default_rng(0)
+    owner = np.repeat([0, 1], [100, 4])
+    X = rng.normal(size=(104, 1))
+    y = X[:, 0] * np.where(owner == 0, 1.0, 3.0)
+    users, loss = ct.Users.from_arrays(X, y, owner), ct.Squared(ridge=0.0)
+    samples, together = loss.prepare(users), np.zeros(2, dtype=int)
+    by_rows = group_centres(loss, samples, together, "rows")[0]
+    np.testing.assert_allclose(by_rows[0], LinearRegression().fit(X, y).coef_[0], rtol=1e-8)
+    np.testing.assert_allclose(group_centres(loss, samples, together, "users")[0],
+                               ct.refit(ct.Problem(users, loss, lam=1.0), together)[0], rtol=1e-8)
+    assert abs(by_rows[0] - group_centres(loss, samples, together, "users")[0, 0]) > 0.1
+    with pytest.raises(ct.InvalidInput, match="count must be"):
+        replace(QUICK, count="columns")
+
+
+def test_kinds_are_named_by_their_groups():
+    loss = ct.Squared()
+    assert kind_of(loss, np.array([0, 0])) == "one model"
+    assert kind_of(loss, np.array([0, 1])) == "alone"
+    assert kind_of(loss, np.array([0, 1, 1])) == "groups"
+    assert kind_of(ct.Personal(loss, 1.0), np.array([0, 0])) == "personal"
+    assert kind_of(ct.Personal(loss, 1.0), np.array([0, 1])) == "personal in groups"
+    assert [kind for kind in KINDS if "personal" in kind] == ["personal", "personal in groups"]
+
+
+def test_a_solution_is_fitted_again():
+    users = clustered("squared", seed=0).users
+    solution = ct.solve(ct.Problem(users, ct.Squared(ridge=1e-3), lam=0.05))
+    np.testing.assert_allclose(solution.refit(), ct.refit(solution.problem, solution.labels), rtol=1e-8, atol=1e-10)
+    loss = ct.Personal(ct.Squared(ridge=1e-3), 0.5)
+    solution = ct.solve(ct.Problem(users, loss, lam=0.05))
+    centres = ct.refit(solution.problem, solution.labels)
+    np.testing.assert_allclose(solution.refit(), loss.personal_models(users, centres), rtol=1e-7, atol=1e-9)
+    assert np.abs(solution.refit() - centres).max() > 1e-3
+
+
+def test_one_row_each_keeps_the_groups_that_were_found():
+    users = ct.Users.from_arrays(np.arange(6.0)[:, None], np.arange(6.0), np.arange(6))
+    units = Units.learn(users, "regression", loss="auto", ridge=1e-3, n_classes=0, standardize=True)
+    compared = choose(units.inner(users), units.loss, np.array([0, 0, 0, 1, 1, 1]), QUICK)
+    assert compared.sharing.kind == "groups"
+    assert compared.means == {}
+
+
+def test_groups_drawn_by_dice_are_unstable():
+    """Forty users of one kind in four groups, and the same users in groups that are real."""
+    for groups, stable in ((1, False), (4, True)):
+        users = panel([0.0, 0.0, 0.0], n_users=40, groups=groups, seed=5)
+        labels = np.arange(40) % 4
+        sharing = Sharing("groups", labels)
+        stability = measure_stability(users, ct.Squared(ridge=1e-3), sharing, QUICK)
+        assert stability.stable is stable
+        assert ("unstable" in str(stability)) is not stable
+        assert stability.stays.shape == (40,)
+        assert (stability.index > 0.95) is stable
+
+
+def test_models_handed_out_are_not_shrunk():
+    users = clustered("squared", seed=1).users
+    result = fit(users, QUICK)
+    assert result.kind == "groups"
+    problem = result.solution.problem
+    np.testing.assert_array_equal(result.models, handed_out(problem.loss, problem.samples, result.labels, "rows"))
+    assert np.abs(result.models - result.solution.models).max() > 1e-5
+    np.testing.assert_array_equal(result.models, result.centres[result.labels])
+
+
+def test_newcomers_get_personal_models():
+    users = panel([1.0, 1.0, 1.0], n_users=30, rows=15, seed=4)
+    result = fit(users.take(range(25)), QUICK)
+    assert result.kind == "personal"
+    new = users.take(range(25, 30)).split(test=0.5, seed=0)
+    joined = result.personalize(new.train)
+    inner = result.units.inner(new.train)
+    loss = result.solution.problem.loss
+    centres = np.tile(result.centres[0], (5, 1))
+    np.testing.assert_allclose(joined.models, loss.personal_models(inner, centres), rtol=1e-8, atol=1e-10)
+    ours = result.units.scores(joined.models, new.test).mean()
+    assert ours < 0.8 * result.units.scores(np.tile(result.together, (5, 1)), new.test).mean()
