@@ -71,7 +71,7 @@ def gather(source: FitResult | Path | Solution, *, path: Path | None = None, cho
     n, n_groups = full.path.problem.users.n_users, full.solution.n_clusters
     keep = sample(full.solution.labels, most_users) if n > most_users else np.arange(n)
     return {
-        "title": title or f"{_many(n_groups, 'group')} of {_many(n, 'user')}",
+        "title": title or _title(source, n_groups, n),
         "version": _version(), "command": command, "notes": [str(note) for note in notes],
         "settings": json_ready(_settings(source, full) if settings is None else settings),
         "reduced": {"users": n, "shown": len(keep)} if len(keep) < n else None,
@@ -88,7 +88,7 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
     rows = f"{_many(users.n_samples, 'row')}, " if isinstance(users, Users) else ""  # a server does not know how many
     return {
         "subtitle": f"{_many(users.n_users, 'user')}, {rows}{_many(len(features), 'feature')}; "
-                    f"{type(full.loss).__name__} loss",
+                    f"{type(full.loss.own_loss).__name__} loss",
         "task": view.task,
         "users": [str(users.names[k]) for k in keep],
         "counts": users.counts[keep].tolist() if isinstance(users, Users) else None,
@@ -104,6 +104,12 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
         "groups": _groups(source, keep) if isinstance(source, FitResult) else None,
         "federated": _federated(source) if isinstance(source, Federated) else None,
     }
+
+
+def _title(source: FitResult | Path | Solution, n_groups: int, n_users: int) -> str:
+    if isinstance(source, FitResult) and source.kind == "personal":
+        return f"Personal models of {_many(n_users, 'user')}"
+    return f"{_many(n_groups, 'group')} of {_many(n_users, 'user')}"
 
 
 def _groups(fit: FitResult, keep: Ints) -> dict[str, Any]:

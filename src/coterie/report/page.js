@@ -11,9 +11,11 @@ function setUpHeader() {
   const n = doc.reduced ? doc.reduced.users : users.length,
     point = points[chosen] || {};
   const sure = known(point.gap) ? `, certified to within ${number(point.gap, 2)} of the optimum` : "";
+  const personal = ((doc.groups && doc.groups.kind) || "").startsWith("personal");
+  const what = personal && point.n_clusters === 1 ? "Personal models around one centre" : plural(point.n_clusters, word);
   byId("answer").textContent =
     lams.length && known(point.n_clusters)
-      ? `${plural(point.n_clusters, word)} among ${plural(n, "user")} at lam = ${number(lams[chosen])}${sure}.`
+      ? `${what} among ${plural(n, "user")} at lam = ${number(lams[chosen])}${sure}.`
       : plural(n, "user") + ".";
   byId("subtitle").textContent = doc.subtitle || "";
   byId("groups").textContent = (doc.groups && doc.groups.sentence) || "";

@@ -196,7 +196,9 @@ export function setUpTable() {
     byId("users-lead").textContent = state.selected
       ? `The ${plural(state.selected.size, "selected user")} only; clear the selection to see all.`
       : labels
-        ? `Users with the same number share exactly the same model at this lam.`
+        ? ((doc.groups && doc.groups.kind) || "").startsWith("personal")
+          ? `Users with the same number share exactly the same centre at this lam; every user has a model of its own.`
+          : `Users with the same number share exactly the same model at this lam.`
         : "";
     draw();
   });
