@@ -107,6 +107,7 @@ def test_every_loss_keeps_the_rules_inside(loss_name, kind):
     ct.check_loss(personal(loss_for(loss_name), users, kind), users, seed=1)
 
 
+@pytest.mark.slow
 def test_a_personal_loss_keeps_the_rules_inside_another():
     users = users_for("logistic")
     ct.check_loss(ct.Personal(ct.Personal(ct.Logistic(), 0.7), np.array([2.0, np.inf, 0.3])), users)
@@ -297,6 +298,7 @@ def one_class_panel() -> ct.Users:
     return ct.Users.from_arrays(rows, np.where(margins > 0, 1.0, -1.0), owner)
 
 
+@pytest.mark.slow
 def test_a_personal_intercept_of_users_with_one_class_is_certified():
     """Their intercepts run off, and their losses without the ridge to zero; the bound knows it."""
     users = one_class_panel()
