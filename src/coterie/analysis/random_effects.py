@@ -75,17 +75,27 @@ def learn_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
     -------
     The covariance, or None.
     """
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # an overflow has no evidence
+        try:
+            return _best_spread(users, loss, labels)
+        except np.linalg.LinAlgError:  # rows without noise determine models to all digits
+            return None
+
+
+def _best_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
     some = np.unique(np.linspace(0, users.n_users - 1, min(users.n_users, _MOST)).astype(np.intp))
     users, labels = users.take(some), np.unique(labels[some], return_inverse=True)[1]
     plain = without_ridge(loss)
     samples = plain.prepare(users)
     learn = _Learner(plain, users, samples, labels, _first_models(loss, users, labels))
     without, best = learn("none"), None
+    if not np.isfinite(without.evidence):
+        return None
     for shape in SHAPES:
         if not _possible(shape, loss, users) or (shape == "full" and best is None and samples.dim > _SMALL):
             continue  # a spread that no simpler shape shows would have to be a narrow one
         spread = learn(shape)
-        if spread.evidence > (without if best is None else best).evidence:
+        if np.isfinite(spread.covariance).all() and spread.evidence > (without if best is None else best).evidence:
             best = spread
     return best
 
@@ -174,7 +184,7 @@ class _Learner:
                 models = scaled.modes(centres[self.labels], posterior)
                 squares = -2.0 * float(unscaled.at_own(models).sum())
                 used = float((unscaled.curvatures * posterior).sum())
-                noise = max((squares + used) / rows, 1e-14 * max(self.noise, 1e-300))
+                noise = max((squares + used) / rows, 1e-4 * self.noise, 1e-300)
             stretch = min(1.5 * stretch, _LONGEST)
             trial = form(_extrapolated(best[0], plain, stretch))
         return best[0], best[1], largest
