@@ -943,7 +943,7 @@ def test_any_table_ends_well(tmp_path, raw, more):
 
 
 @pytest.mark.slow
-@hypothesis_settings(some, max_examples=500)
+@hypothesis_settings(some, max_examples=200)
 @given(tables(), ASKED)
 def test_many_tables_end_well(tmp_path, raw, more):
     survives(raw, more, tmp_path / "any")

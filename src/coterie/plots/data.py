@@ -103,9 +103,9 @@ class View:
 
     @property
     def loss(self) -> Loss:
-        """The loss, also if only its name is known, as at the server of a federation."""
+        """The loss of the users' models, also if only its name is known, as at the server of a federation."""
         loss = self.path.problem.loss
-        return loss.loss if isinstance(loss, Remote) else loss
+        return (loss.loss if isinstance(loss, Remote) else loss).own_loss
 
     @property
     def task(self) -> Task:
