@@ -10,8 +10,9 @@ from sklearn.metrics import adjusted_rand_score
 
 import coterie as ct
 from coterie import datasets
+from coterie.analysis.dispersion import dispersion
 from coterie.analysis.groups import Groups, _scaled, find_groups
-from coterie.analysis.partitions import Judge
+from coterie.analysis.partitions import Judge, ModelTree
 from coterie.analysis.select import refit
 
 FAMILIES = ("squared_hinge", "logistic", "squared", "huber", "multinomial")
@@ -209,6 +210,138 @@ def test_giving_users_away():
 def test_max_groups_is_respected():
     assert find_groups(planted()[0], max_groups=2).n_clusters <= 2
     assert find_groups(planted()[0], max_groups=1).n_clusters == 1
+
+
+# Users who differ without groups
+
+
+def drawn(family, n_groups=0, seed=0, n_users=40, samples=50, dim=4, size=0.7, noise="normal"):
+    """Users whose models are normal around one centre, or equal (size=0), or those of groups with such models."""
+    rng = np.random.default_rng(seed)
+    clusters = np.arange(n_users) % n_groups if n_groups else np.arange(n_users)
+    models = 0.3 + size * rng.standard_normal((clusters.max() + 1, dim))
+    owner = np.repeat(np.arange(n_users), samples)
+    x = rng.standard_normal((owner.size, dim - 1))
+    margin = (np.c_[x, np.ones(owner.size)] * models[clusters[owner]]).sum(axis=1)
+    if family == "logistic":
+        y = np.where(rng.random(owner.size) < 1 / (1 + np.exp(-margin)), 1.0, -1.0)
+    elif family == "poisson":
+        factor = rng.gamma(1.0, 1.0, owner.size) if noise == "overdispersed" else 1.0
+        y = rng.poisson(factor * np.exp(np.minimum(margin, 4.0))).astype(float)
+    else:
+        y = margin + (rng.standard_t(1.5, owner.size) if noise == "heavy tails" else rng.standard_normal(owner.size))
+    return ct.Users.from_arrays(x, y, owner), ct.LOSSES[family](), clusters
+
+
+@pytest.mark.parametrize(("family", "size"), [("squared", 0.7), ("logistic", 0.7), ("poisson", 0.3)])
+def test_continuous_differences_are_no_groups(family, size):
+    users, loss, _ = drawn(family, size=size)
+    found = find_groups(users, loss)
+    assert found.kind == "one centre with spread"
+    assert found.n_clusters == 1
+    assert "Users differ, but continuously: no groups stand out" in str(found)
+    assert 0.5 < np.trace(found.spread) / (4 * size**2) < 2.0
+    assert found.criterion < found.candidates[0][1] - 10  # one model for all is much worse
+
+
+@pytest.mark.parametrize(("family", "size"), [("squared", 0.7), ("logistic", 1.2), ("poisson", 0.5)])
+def test_the_same_differences_with_groups_are_groups(family, size):
+    users, loss, truth = drawn(family, n_groups=4, size=size, samples=100, seed=2)
+    found = find_groups(users, loss)
+    assert found.kind == "groups"
+    assert adjusted_rand_score(truth, found.labels) == 1.0
+
+
+def test_groups_whose_models_also_vary():
+    rng = np.random.default_rng(0)
+    truth, owner = np.arange(40) % 2, np.repeat(np.arange(40), 60)
+    models = np.array([[3.0, 0.0], [-3.0, 0.0]])[truth] + 0.3 * rng.standard_normal((40, 2))
+    x = rng.standard_normal((owner.size, 2))
+    users = ct.Users.from_arrays(x, (x * models[owner]).sum(axis=1) + rng.standard_normal(owner.size), owner)
+    found = find_groups(users)
+    assert adjusted_rand_score(truth, found.labels) == 1.0
+    assert found.spread.any()
+    assert "Models also vary within groups." in str(found)
+
+
+@pytest.mark.parametrize(("family", "noise", "size"), [
+    ("squared", "heavy tails", 1.5), ("poisson", "overdispersed", 0.7)])
+def test_noise_is_not_taken_for_groups(family, noise, size):
+    users, loss, _ = drawn(family, size=0.0, noise=noise)
+    assert find_groups(users, loss).kind == "one model"
+    users, loss, truth = drawn(family, n_groups=3, size=size, noise=noise, samples=100)
+    assert adjusted_rand_score(truth, find_groups(users, loss).labels) > 0.9
+
+
+def test_dispersion():
+    for noise, low, high in (("normal", 1.0, 1.1), ("overdispersed", 1.5, 3.5)):  # gamma: 1 + mean
+        users, loss, _ = drawn("poisson", size=0.0, noise=noise)
+        assert low <= dispersion(loss, users, loss.prepare(users)) <= high
+    users, loss, _ = drawn("squared", samples=6)
+    doubled = replace(users, targets=2 * users.targets)
+    assert dispersion(loss, users, loss.prepare(users)) == pytest.approx(1.0, abs=0.3)
+    assert dispersion(loss, doubled, loss.prepare(doubled)) == pytest.approx(4.0, abs=1.2)
+
+
+@pytest.mark.parametrize(("n_groups", "n_users"), [(12, 48), (10, 20)])
+def test_many_groups_and_small_groups(n_groups, n_users):
+    users, loss, truth = drawn("squared", n_groups=n_groups, n_users=n_users, size=1.5)
+    found = find_groups(users, loss)
+    assert found.n_clusters == n_groups
+    assert adjusted_rand_score(truth, found.labels) == 1.0
+    few = find_groups(users, loss, max_groups=3)  # a limit does not turn groups into a continuous spread
+    assert few.kind == "groups"
+    assert few.n_clusters <= 3
+
+
+def test_two_users_per_group_of_two_classes():
+    users, loss, truth = drawn("logistic", n_groups=10, n_users=20, samples=100, dim=5, size=1.8)
+    assert adjusted_rand_score(truth, find_groups(users, loss).labels) > 0.9
+
+
+def test_evidence_is_the_density_of_the_targets():
+    """For squared loss with variance s, targets of a unit are normal: design @ centre, design T design' + s I."""
+    from scipy.stats import multivariate_normal
+
+    users, _, truth = drawn("squared", n_groups=6, n_users=24, samples=12)
+    judge = Judge(users, ct.Squared(ridge=0.0))
+    design, together = np.c_[users.features, np.ones(users.n_samples)], np.zeros(24, dtype=np.int64)
+    alone = judge.with_spread(together, 0, np.zeros((24, 4)), np.eye(4)).spread
+    shared = judge.effects.fit(together[:6], 0, np.zeros((6, 4)), np.eye(4), units=truth)
+    for spread, unit in ((alone, np.arange(24)), (shared, truth)):
+        total = 0.5 * users.n_samples * np.log(2 * np.pi * judge.scale)  # the likelihoods leave this constant out
+        for k in range(unit.max() + 1):
+            rows = unit[users.owner] == k
+            covariance = design[rows] @ spread.covariance @ design[rows].T + judge.scale * np.eye(rows.sum())
+            total += multivariate_normal.logpdf(users.targets[rows], design[rows] @ spread.centres[0], covariance)
+        assert spread.evidence == pytest.approx(total, rel=1e-6)
+    assert shared.evidence > alone.evidence + 10  # these users do share models
+
+
+def test_lengths_of_the_tree_are_those_of_its_cuts():
+    users = drawn("squared", n_groups=3, n_users=12)[0]
+    judge = Judge(users, ct.Squared(ridge=0.0))
+    centre = judge.one_centre(np.zeros((12, 4)))
+    tree = ModelTree(judge, centre.spread)
+    expected = [judge.criterion(tree.cut(count)) for count in range(1, 13)]
+    np.testing.assert_allclose(tree.lengths(), expected, rtol=1e-6)
+    assert np.argmin(tree.lengths()) == np.argmin(tree.lengths(with_prior=True)) == 2
+    assert tree.lengths(with_prior=True)[-1] > centre.length  # as many groups as users: the labels cost extra
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "size", "noise"), [
+    ("squared", 0.0, "normal"), ("squared", 0.5, "normal"), ("logistic", 0.6, "normal"), ("poisson", 0.3, "normal"),
+    ("squared", 0.0, "heavy tails"), ("squared", 0.5, "heavy tails"), ("poisson", 0.0, "overdispersed"),
+    ("poisson", 0.3, "overdispersed")])
+def test_one_group_in_95_percent_of_draws(family, size, noise):
+    counts = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        n_users, samples, dim = (int(rng.choice(choice)) for choice in ((15, 30, 60), (15, 40), (2, 4, 7)))
+        users, loss, _ = drawn(family, seed=seed, n_users=n_users, samples=samples, dim=dim, size=size, noise=noise)
+        counts.append(find_groups(users, loss).n_clusters)
+    assert np.mean(np.array(counts) == 1) >= 0.95
 
 
 def test_fields():

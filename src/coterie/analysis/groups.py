@@ -27,7 +27,7 @@ that it receives, so a federation can do the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -53,7 +53,7 @@ _STEP = 1.5  # ratio of two neighbouring lams of the search
 _PLATEAU = 4  # the search ends after this number of lams with the same groups
 _FIRST_LIMIT = 8  # number of groups of the first search; doubled while that many are found
 _CUTS = 3  # cuts of the tree of models that are improved
-_MARGIN = 50.0  # cuts of that tree that are worse than one group by more nats are ignored
+_MARGIN = 50.0  # cuts of that tree that are worse than other descriptions by more nats are ignored
 _PATIENCE = 3  # the search for groups with spread ends after this many numbers of groups without improvement
 _LARGEST_TREE = 3000  # users; Ward's tree needs the distances of all pairs
 
@@ -178,13 +178,17 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     problem = Problem(scaled, _Ridged(search_loss, weight_ridge), 0.0, graph)
     path = _search_path(problem, local, max_groups or _FIRST_LIMIT, n_lams, progress)
     examined = _examine(Judge(scaled, search_loss), local.models, path, max_groups)
-    best = min(examined, key=lambda partition: partition.length)
+    best = _shortest(examined)
     grouped = Grouped(loss=loss, samples=given, labels=best.labels)
     models = grouped.local(grouped.prepare(grouped.groups)).points[best.labels]
     spread = np.zeros((given.dim, given.dim)) if best.spread is None else unit**2 * best.spread.covariance
     return Groups(labels=best.labels, models=models, kind=_kind(best), spread=spread, criterion=best.length,
                   candidates=tuple(dict.fromkeys((p.n_groups, p.length) for p in examined)), lam=best.lam, graph=graph,
                   path=path)
+
+
+def _shortest(descriptions: Iterable[Partition]) -> Partition:
+    return min(descriptions, key=lambda partition: partition.length)
 
 
 def _kind(description: Partition) -> Kind:
@@ -277,9 +281,9 @@ def _examine(judge: Judge, models: Array, path: Path, max_groups: int | None) ->
     continuously: then this description is left out.
     """
     examined = list(_descriptions(judge, models, path, max_groups))
-    best = min(examined, key=lambda partition: partition.length)
+    best = _shortest(examined)
     if max_groups is not None and _kind(best) == "one centre with spread":
-        unlimited = min(_descriptions(judge, models, path, None), key=lambda partition: partition.length)
+        unlimited = _shortest(_descriptions(judge, models, path, None))
         if unlimited.n_groups > max_groups:
             return [partition for partition in examined if _kind(partition) != "one centre with spread"]
     return examined
@@ -297,14 +301,40 @@ def _descriptions(judge: Judge, models: Array, path: Path, max_groups: int | Non
     if judge.n <= _LARGEST_TREE:
         assert centre.spread is not None
         tree, limit = ModelTree(judge, centre.spread), min(judge.n, max_groups or judge.n)
-        lengths = tree.lengths()[:limit]
-        for count in (np.argsort(lengths[1:], kind="stable")[:_CUTS] + 2).tolist():
-            if lengths[count - 1] < min(together.length, centre.length) + judge.model_cost + _MARGIN:
-                proposed += _improved(judge, tree.cut(count), judge.move_cost(count), None)
+        known, best = {partition.labels.tobytes() for partition in proposed}, _shortest([together, centre, *proposed])
+        for count, length in _best_cuts(tree.lengths()[:limit]):
+            labels = tree.cut(count)
+            if length < best.length + judge.model_cost + _MARGIN and labels.tobytes() not in known:
+                proposed += _improved(judge, labels, judge.move_cost(count), None)
+        groups = _shortest([together, *proposed])
+        proposed += _with_prior(judge, tree, centre, groups, limit)
         if centre.length < together.length:
-            groups = min(proposed, key=lambda partition: partition.length, default=together)
             proposed += _with_spread(judge, tree, centre, groups, limit)
     yield from proposed
+
+
+def _best_cuts(lengths: Array) -> list[tuple[int, float]]:
+    """(number of groups, length) of the shortest of the lengths of 1, 2, ... groups, except that of one group."""
+    counts = np.argsort(lengths[1:], kind="stable")[:_CUTS] + 2
+    return [(count, float(lengths[count - 1])) for count in counts.tolist()]
+
+
+def _with_prior(judge: Judge, tree: ModelTree, centre: Partition, groups: Partition, limit: int) -> list[Partition]:
+    """The best groups with models that vary around one centre, if they are many.
+
+    The models of no more groups than coordinates do not show how they vary. Then nothing is proposed: the same code
+    must have been compared for few and for many groups.
+    """
+    assert centre.spread is not None
+    cuts = [count for count, length in _best_cuts(tree.lengths(with_prior=True)[:limit])
+            if length < min(groups.length, centre.length) + _MARGIN]
+    if max(cuts, default=0) <= judge.dim:
+        return []
+    proposed = [tree.prior_cut(count) for count in cuts]
+    if groups.labels.any():
+        proposed.append(judge.with_prior(groups.labels, centre.spread)[0])
+    best = _shortest(proposed)
+    return [best] if best.n_groups > judge.dim else []
 
 
 def _improved(judge: Judge, labels: Ints, cost: float, lam: float | None) -> Iterator[Partition]:
@@ -349,14 +379,11 @@ def _proposals(path: Path, max_groups: int) -> list[tuple[Ints, float | None]]:
 
 def _with_spread(judge: Judge, tree: ModelTree, centre: Partition, groups: Partition,
                  limit: int) -> Iterator[Partition]:
-    """Groups with a spread within: the best groups without spread, and, unless these have none, cuts of the tree."""
+    """Groups with a spread within: the best groups without spread, and a cut of the tree."""
     assert centre.spread is not None
     models, covariance = centre.spread.models, 0.1 * centre.spread.covariance
     if groups.labels.any():
-        within = judge.with_spread(groups.labels, 0, models, covariance)
-        yield within
-        if within.length > groups.length < centre.length:
-            return
+        yield judge.with_spread(groups.labels, 0, models, covariance)
     shortest, labels, waited = np.inf, groups.labels, 0
     for count in range(2, limit + 1):
         length, cut = tree.spread_cut(count)
@@ -365,9 +392,14 @@ def _with_spread(judge: Judge, tree: ModelTree, centre: Partition, groups: Parti
             shortest, labels, waited = length, cut, 0
         if waited == _PATIENCE:
             break
-    if shortest < centre.length + _MARGIN:
-        for rank in range(min(centre.spread.rank, 1) + 1):
-            yield judge.with_spread(labels, rank, models, covariance)
+    if shortest < min(groups.length, centre.length) + _MARGIN:
+        length = np.inf
+        for rank in range(centre.spread.rank + 1):
+            within = judge.with_spread(labels, rank, models, covariance)
+            yield within
+            if within.length > min(length, groups.length + _MARGIN):
+                break
+            length = within.length
 
 
 @dataclass(frozen=True, eq=False)

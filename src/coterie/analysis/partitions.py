@@ -1,6 +1,6 @@
 """The description length of a partition of the users, and its minimisation.
 
-    - sum_i L_i + K d/2 log(n_eff) + sum_k n_k log(N / n_k) + moves log(N max(K - 1, 1)) + numbers/2 log(n_eff)
+    - sum_i L_i + K d/2 log(n_eff) + sum_k n_k log(N / n_k) + moves log(N max(K - 1, 1)) + numbers/2 log(N)
 
 for N users, K groups of n_k users, and models of d coordinates. L_i of user i with m_i samples and dispersion s is
 
@@ -9,7 +9,11 @@ for N users, K groups of n_k users, and models of d coordinates. L_i of user i w
 
 The other terms are the lengths of a description of the models (the Bayesian information criterion), of the labels, of
 every user moved from its group on the path, and of the covariance T of the spread, which has one number for its scale
-and d numbers for each free direction. A partition that is not from the path costs one move.
+and d numbers for each free direction. Users, not samples, carry information on T (Delattre, Lavielle and Poursat 2014).
+A partition that is not from the path costs one move.
+
+If there are many groups, their models are described shorter as a sample of N(centre, T): then sum_i L_i is the evidence
+of the groups, each as if it were one user, and there is one centre instead of K models.
 
 n_eff is the number of samples; for two classes it is sum_j 4 p_j (1 - p_j) with one model for all, because samples
 carry little information on a rare class.
@@ -27,12 +31,13 @@ from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import dispersion, without_ridge
 from coterie.analysis.spread import Expansions, RandomEffects, Spread, project, sample_users, solve_damped
 from coterie.data.users import Users
-from coterie.labels import check_labels
+from coterie.labels import check_labels, group_sums
 from coterie.losses import AffineLoss, Logistic, Loss, SquaredHinge
 from coterie.losses.newton import minimise
 
 _ROUNDS = 20  # largest number of rounds of merging and moving
 _ALL_PAIRS = 8  # with more groups, only the most similar pairs are tried for merging
+_BLOCK = 500  # nodes of a tree that are evaluated together
 _MAX_RANK = 3  # largest number of free directions of T
 
 
@@ -73,7 +78,7 @@ class Judge:
         self.n, self.dim = users.n_users, self.samples.dim
         self.scale = dispersion(loss, users, self.samples)
         self.weights = users.counts / self.scale
-        self.ridge = loss.ridge * loss.shrunk(self.dim) if isinstance(loss, AffineLoss) else np.zeros(self.dim)
+        ridge = loss.ridge * loss.shrunk(self.dim) if isinstance(loss, AffineLoss) else np.zeros(self.dim)
         self.models: dict[bytes, Array] = {}  # of groups, by their users
         self.likelihoods: dict[bytes, Array] = {}  # of all users, for the same models
         self.parts: dict[bytes, float] = {}
@@ -87,7 +92,8 @@ class Judge:
             n_eff = float((4 * p * (1 - p)).sum())
         self.number_cost = 0.5 * float(np.log(max(n_eff, np.e)))
         self.model_cost = self.dim * self.number_cost
-        self.effects = RandomEffects(loss, self.samples, self.weights, self.ridge, self.number_cost)
+        self.spread_cost = 0.5 * float(np.log(max(self.n, np.e)))  # of one number of T
+        self.effects = RandomEffects(loss, self.samples, self.weights, ridge, self.spread_cost)
 
     def fit(self, members: Ints) -> Array:
         """The best model of a group, with all samples weighted equally."""
@@ -118,7 +124,7 @@ class Judge:
         weights = self.weights if users is None else self.weights[users]
         if self.exact is not None:
             values = (self.exact if users is None else self.exact.take(users)).values(model[None])[:, 0]
-            return values + 0.5 * weights * float(self.ridge @ model**2)  # without ridge
+            return values + 0.5 * weights * float(self.effects.ridge @ model**2)  # without ridge
         with np.errstate(over="ignore", invalid="ignore"):  # a model of very different users
             values = self.bare.evaluate(self.samples, np.tile(model, (len(weights), 1)), 0, users).values
         return -weights * np.where(np.isnan(values), np.inf, values)
@@ -203,8 +209,19 @@ class Judge:
         spread = self.effects.fit(labels, rank, models, covariance, rounds)
         sizes = np.bincount(labels)
         length = float(sizes @ np.log(self.n / sizes)) + len(sizes) * self.model_cost - spread.evidence
-        length += spread.n_numbers * self.number_cost + (self.move_cost(len(sizes)) if len(sizes) > 1 else 0.0)
+        length += spread.n_numbers * self.spread_cost + (self.move_cost(len(sizes)) if len(sizes) > 1 else 0.0)
         return Partition(labels, length, None, spread)
+
+    def with_prior(self, labels: Ints, prior: Spread) -> tuple[Partition, Array]:
+        """The partition with models of the groups that vary as `prior`, for one centre, does; also these models."""
+        sizes = np.bincount(labels)
+        start = group_sums(prior.models, labels, len(sizes)) / sizes[:, None]
+        together = np.zeros(len(sizes), dtype=np.int64)
+        rank = min(prior.rank, (len(sizes) - 2) // self.dim)  # T has fewer numbers than there are groups
+        fitted = self.effects.fit(together, rank, start, prior.covariance, units=labels)
+        length = float(sizes @ np.log(self.n / sizes)) + self.model_cost - fitted.evidence
+        length += fitted.n_numbers * self.spread_cost + self.move_cost(len(sizes))
+        return Partition(labels, length), fitted.models
 
     def one_centre(self, models: Array) -> Partition:
         """One group with the best spread, from an expansion at `models`."""
@@ -237,6 +254,18 @@ class ModelTree:
         self.expansions = Expansions.at(judge.loss, judge.samples, judge.weights, centre.models)
         scales, axes = np.linalg.eigh(self.expansions.marginal(centre.covariance)[1].mean(axis=0))
         self.links = linkage(centre.models @ (axes / np.sqrt(np.maximum(scales, 1e-12 * scales[-1]))), "ward")
+        self.sizes = np.append(np.ones(judge.n), self.links[:, 3])
+        self.nodes = self._sums()
+
+    def _sums(self) -> Expansions:
+        """The sums of the expansions of the users of each node."""
+        n, leaves = self.judge.n, self.expansions
+        constants, slopes, curvatures = (np.concatenate([part, np.empty((n - 1, *part.shape[1:]))])
+                                         for part in (leaves.constants, leaves.slopes, leaves.curvatures))
+        for node, (first, second) in enumerate(self.links[:, :2].astype(int).tolist(), start=n):
+            for part in (constants, slopes, curvatures):
+                part[node] = part[first] + part[second]
+        return Expansions(constants, slopes, curvatures)
 
     def cut(self, n_groups: int) -> Ints:
         """The labels of this number of groups."""
@@ -244,22 +273,39 @@ class ModelTree:
 
         return check_labels(fcluster(self.links, n_groups, "maxclust"), self.judge.n)
 
-    def lengths(self) -> Array:
-        """(n_users,) the description lengths without spread of 1, 2, ... groups, computed from the expansions."""
-        e, n = self.expansions, self.judge.n
-        sums = list(zip(e.constants, e.slopes, e.curvatures, np.ones(n), strict=True))
+    def lengths(self, *, with_prior: bool = False) -> Array:
+        """(n_users,) the approximate description lengths without spread of 1, 2, ... groups.
 
-        def parts(constants: Array, slopes: Array, curvatures: Array, sizes: Array) -> Array:
-            likelihoods = constants + 0.5 * (slopes * solve_damped(curvatures, slopes)).sum(axis=1)
-            return np.asarray(sizes * np.log(n / sizes) - likelihoods + self.judge.model_cost)
+        They are computed from the expansions; if `with_prior`, with models of the groups that vary around one centre.
+        """
+        n = self.judge.n
+        parts = np.concatenate([self._parts(slice(k, k + _BLOCK), with_prior) for k in range(0, 2 * n - 1, _BLOCK)])
+        merged = self.links[:, :2].astype(np.intp)
+        lengths = parts[:n].sum() + np.append(0.0, np.cumsum(parts[n:] - parts[merged].sum(axis=1)))[::-1]
+        if with_prior:
+            lengths += self.judge.model_cost + self.centre.n_numbers * self.judge.spread_cost
+        return np.asarray(lengths)
 
-        part = parts(e.constants, e.slopes, e.curvatures, np.ones(n)).tolist()
-        lengths = [sum(part)]
-        for first, second in self.links[:, :2].astype(int).tolist():
-            sums.append(tuple(a + b for a, b in zip(sums[first], sums[second], strict=True)))
-            part.append(float(parts(*(np.asarray(term)[None] for term in sums[-1]))[0]))
-            lengths.append(lengths[-1] + part[-1] - part[first] - part[second])
-        return np.array(lengths[::-1])
+    def _parts(self, nodes: slice, with_prior: bool) -> Array:
+        """The contribution of some nodes of the tree, if each is a group."""
+        sums = Expansions(self.nodes.constants[nodes], self.nodes.slopes[nodes], self.nodes.curvatures[nodes])
+        sizes, n = self.sizes[nodes], self.judge.n
+        if with_prior:
+            return np.asarray(sizes * np.log(n / sizes)
+                              - sums.marginal(self.centre.covariance)[0].values(self.centre.centres)[:, 0])
+        likelihoods = sums.constants + 0.5 * (sums.slopes * solve_damped(sums.curvatures, sums.slopes)).sum(axis=1)
+        return np.asarray(sizes * np.log(n / sizes) - likelihoods + self.judge.model_cost)
+
+    def prior_cut(self, n_groups: int) -> Partition:
+        """A cut, improved by moving users, with models of the groups that vary around one centre."""
+        best, models = self.judge.with_prior(self.cut(n_groups), self.centre)
+        for _ in range(_ROUNDS):
+            values = self.expansions.values(models) + np.log(np.bincount(best.labels))
+            moved, models = self.judge.with_prior(check_labels(values.argmax(axis=1), self.judge.n), self.centre)
+            if moved.length >= best.length:
+                break
+            best = moved
+        return best
 
     def spread_cut(self, n_groups: int) -> tuple[float, Ints]:
         """A cut, improved by moving users, with a spread within groups: its approximate description length and labels.
@@ -268,18 +314,18 @@ class ModelTree:
         """
         judge, some = self.judge, sample_users(self.judge.n)
         expansions, labels = self.expansions.take(some), check_labels(self.cut(n_groups)[some], len(some))
-        covariance, best = project(self.centre.covariance / n_groups, 0), (np.inf, self.cut(n_groups))
+        covariance, best = project(self.centre.covariance / n_groups, 0), np.inf
         for _ in range(_ROUNDS):
             marginal, posterior = expansions.marginal(covariance)
             centres, sizes = marginal.centres(labels), np.bincount(labels)
             values = marginal.values(centres) + np.log(sizes / len(some))
             likelihood = float(values[np.arange(len(some)), labels].sum()) * judge.n / len(some)
             length = len(sizes) * judge.model_cost - likelihood
-            if length > best[0] - 0.1:
+            if length > best - 0.1:
                 break
-            everyone = values if len(some) == judge.n else \
-                self.expansions.marginal(covariance)[0].values(centres) + np.log(sizes)
-            best = length, check_labels(everyone.argmax(axis=1), judge.n)
+            best, chosen = length, (covariance, centres, sizes)
             covariance = project(expansions.second_moment(centres[labels], posterior), 0)
             labels = check_labels(values.argmax(axis=1), len(some))
-        return best
+        covariance, centres, sizes = chosen
+        everyone = self.expansions.marginal(covariance)[0].values(centres) + np.log(sizes)
+        return best, check_labels(everyone.argmax(axis=1), judge.n)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coterie._typing import Array, Indices, Ints
+from coterie.labels import group_sums
 from coterie.losses import Loss, Samples
 from coterie.losses.newton import minimise
 
@@ -78,12 +79,18 @@ class Expansions:
         """(n,) the value of every user at its own model."""
         return np.asarray(self.constants + (models * (self.slopes - 0.5 * _times(self.curvatures, models))).sum(axis=1))
 
-    def centres(self, labels: Ints) -> Array:
-        """(n_groups, dim) where the sum of the values of each group is largest."""
+    def sums(self, labels: Ints) -> Expansions:
+        """The sum over the users of each group."""
         n, dim = self.slopes.shape
         member = np.zeros((int(labels.max()) + 1, n))
         member[labels, np.arange(n)] = 1.0
-        return solve_damped((member @ self.curvatures.reshape(n, -1)).reshape(-1, dim, dim), member @ self.slopes)
+        curvatures = (member @ self.curvatures.reshape(n, -1)).reshape(-1, dim, dim)
+        return Expansions(member @ self.constants, member @ self.slopes, curvatures)
+
+    def centres(self, labels: Ints) -> Array:
+        """(n_groups, dim) where the sum of the values of each group is largest."""
+        sums = self.sums(labels)
+        return solve_damped(sums.curvatures, sums.slopes)
 
     def marginal(self, covariance: Array) -> tuple[Expansions, Array]:
         """The evidence as a function of the centre, for models with this covariance, and V, (n, dim, dim)."""
@@ -193,17 +200,33 @@ def total(marginal: Expansions, labels: Ints, centres: Array) -> float:
     return float(marginal.values(centres)[np.arange(len(labels)), labels].sum())
 
 
-def find_modes(loss: Loss, samples: Samples, weights: Array, centres: Array, covariance: Array, start: Array) -> Array:
-    """minimise_x weights_i f_i(x) + (x - centres_i)' T^-1 (x - centres_i) / 2 for each user, to a few digits."""
+def find_modes(loss: Loss, samples: Samples, weights: Array, centres: Array, covariance: Array, start: Array,
+               units: Ints | None = None) -> Array:
+    """minimise_x weights_i f_i(x) + (x - centres_i)' T^-1 (x - centres_i) / 2 for each user, to a few digits.
+
+    With `units`, (n_users,), the users of a unit share one model, and there is a centre for each unit.
+    """
     precision = np.linalg.inv(covariance)
 
     def evaluate(rows: Indices, x: Array, order: int) -> tuple[Array, Array, Array]:
+        users, owner = rows, np.arange(len(rows))
+        if units is not None:
+            row = np.full(len(centres), -1)
+            row[rows] = owner
+            users = np.flatnonzero(row[units] >= 0)
+            owner = row[units[users]]
         with np.errstate(over="ignore", invalid="ignore"):  # trial points
-            f, g, h = loss.evaluate(samples, x, order, rows)
-            shift, weight = x - centres[rows], weights[rows]
+            f, g, h = loss.evaluate(samples, x[owner], order, users)
+            f = weights[users] * f
+            g = weights[users][:, None] * g if order > 0 else g
+            h = weights[users][:, None, None] * h if order > 1 else h
+            if units is not None:
+                f, g, h = (group_sums(part, owner, len(rows)) if r <= order else part
+                           for r, part in enumerate((f, g, h)))
+            shift = x - centres[rows]
             pull = shift @ precision
-            return (weight * f + 0.5 * (shift * pull).sum(axis=1), weight[:, None] * g + pull if order > 0 else g,
-                    weight[:, None, None] * h + precision if order > 1 else h)
+            return (f + 0.5 * (shift * pull).sum(axis=1), g + pull if order > 0 else g,
+                    h + precision if order > 1 else h)
 
     return minimise(evaluate, start, max_iter=4).points
 
@@ -227,7 +250,8 @@ class RandomEffects:
     ridge: Array
     number_cost: float
 
-    def fit(self, labels: Ints, rank: int, models: Array, covariance: Array, rounds: int = 2) -> Spread:
+    def fit(self, labels: Ints, rank: int, models: Array, covariance: Array, rounds: int = 2, *,
+            units: Ints | None = None) -> Spread:
         """T, the centres and the models of the users for a partition.
 
         Parameters
@@ -237,10 +261,12 @@ class RandomEffects:
         models : (n_users, dim) where the first expansion is.
         covariance : (dim, dim) where EM starts.
         rounds : how often the expansion moves to the modes; ignored for quadratic losses.
+        units : (n_users,) users of the same unit share one model; `labels` and `models` are then those of the units.
         """
-        loss, dim = self.loss, self.samples.dim
+        loss, dim, owner = self.loss, self.samples.dim, slice(None) if units is None else units
         for step in range(1 if loss.quadratic else rounds + 1):
-            expansions = Expansions.at(loss, self.samples, self.weights, models)
+            expansions = Expansions.at(loss, self.samples, self.weights, models[owner])
+            expansions = expansions if units is None else expansions.sums(units)
             if step < rounds:
                 covariance = estimate_covariance(expansions, labels, rank, covariance)
             marginal, posterior = expansions.marginal(covariance)
@@ -250,7 +276,7 @@ class RandomEffects:
             if loss.quadratic:
                 models = expansions.modes(centres[labels], posterior)
             else:
-                models = find_modes(loss, self.samples, self.weights, centres[labels], covariance, models)
+                models = find_modes(loss, self.samples, self.weights, centres[labels], covariance, models, units)
         spread = Spread(covariance, rank, rank * dim + 1, centres, models, total(marginal, labels, centres))
         if rank > 0:  # possibly the free directions are enough
             flat = project(covariance, rank, flat=True)
@@ -258,5 +284,5 @@ class RandomEffects:
             evidence = total(marginal, labels, centres)
             if evidence + self.number_cost > spread.evidence:
                 spread = Spread(flat, rank, rank * dim, centres, expansions.modes(centres[labels], posterior), evidence)
-        without_ridge = 0.5 * float(self.weights @ (spread.models**2 @ self.ridge))
+        without_ridge = 0.5 * float(self.weights @ (spread.models[owner]**2 @ self.ridge))
         return replace(spread, evidence=spread.evidence + without_ridge)
