@@ -13,7 +13,8 @@
 
        one model                 all users have the same model
        one centre with spread    the models of the users vary around one centre, with a normal distribution
-       groups                    K groups, with one model each, or with the same spread of models in every group
+       groups                    K groups, with one model each, or with the same spread of models in every group; if K
+                                 is larger than the number of coordinates, the K models can vary around one centre, too
 
    So groups are reported only if they describe the data better than models that vary continuously.
 
