@@ -14,6 +14,7 @@ from coterie.analysis.dispersion import dispersion
 from coterie.analysis.groups import Groups, _scaled, find_groups
 from coterie.analysis.partitions import Judge, ModelTree
 from coterie.analysis.select import refit
+from coterie.analysis.spread import description_length
 
 FAMILIES = ("squared_hinge", "logistic", "squared", "huber", "multinomial")
 
@@ -316,6 +317,17 @@ def test_evidence_is_the_density_of_the_targets():
             total += multivariate_normal.logpdf(users.targets[rows], design[rows] @ spread.centres[0], covariance)
         assert spread.evidence == pytest.approx(total, rel=1e-6)
     assert shared.evidence > alone.evidence + 10  # these users do share models
+
+
+def test_length_of_a_covariance():
+    noise, n = np.eye(3), 50
+    per_number = 0.5 * np.log(n)
+    assert description_length(2.0 * np.eye(3), 0, noise, n) == pytest.approx(per_number)
+    alike = np.diag([1.0, 1.0, 1.5])  # directions that are hardly known cost no more than other numbers
+    assert description_length(alike, 1, noise, n) == pytest.approx(4 * per_number)
+    narrow = np.diag([0.0, 0.0, 99.0])  # variances 1, 1 and 100: two angles
+    expected = 3 * per_number + np.log(99.0**2 / 100.0)
+    assert description_length(narrow, 1, noise, n, flat=True) == pytest.approx(expected)
 
 
 def test_lengths_of_the_tree_are_those_of_its_cuts():

@@ -1,6 +1,6 @@
 """The description length of a partition of the users, and its minimisation.
 
-    - sum_i L_i + K d/2 log(n_eff) + sum_k n_k log(N / n_k) + moves log(N max(K - 1, 1)) + numbers/2 log(N)
+    - sum_i L_i + K d/2 log(n_eff) + sum_k n_k log(N / n_k) + moves log(N max(K - 1, 1)) + length(T)
 
 for N users, K groups of n_k users, and models of d coordinates. L_i of user i with m_i samples and dispersion s is
 
@@ -8,9 +8,9 @@ for N users, K groups of n_k users, and models of d coordinates. L_i of user i w
     with spread       the evidence of `coterie.analysis.spread`: models vary around the centre of their group
 
 The other terms are the lengths of a description of the models (the Bayesian information criterion), of the labels, of
-every user moved from its group on the path, and of the covariance T of the spread, which has one number for its scale
-and d numbers for each free direction. Users, not samples, carry information on T (Delattre, Lavielle and Poursat 2014).
-A partition that is not from the path costs one move.
+every user moved from its group on the path, and of the covariance T of the spread (`description_length` there). Users,
+not samples, carry information on the scales of T (Delattre, Lavielle and Poursat 2014). A partition that is not from
+the path costs one move.
 
 If there are many groups, their models are described shorter as a sample of N(centre, T): then sum_i L_i is the evidence
 of the groups, each as if it were one user, and there is one centre instead of K models.
@@ -92,8 +92,7 @@ class Judge:
             n_eff = float((4 * p * (1 - p)).sum())
         self.number_cost = 0.5 * float(np.log(max(n_eff, np.e)))
         self.model_cost = self.dim * self.number_cost
-        self.spread_cost = 0.5 * float(np.log(max(self.n, np.e)))  # of one number of T
-        self.effects = RandomEffects(loss, self.samples, self.weights, ridge, self.spread_cost)
+        self.effects = RandomEffects(loss, self.samples, self.weights, ridge)
 
     def fit(self, members: Ints) -> Array:
         """The best model of a group, with all samples weighted equally."""
@@ -209,7 +208,7 @@ class Judge:
         spread = self.effects.fit(labels, rank, models, covariance, rounds)
         sizes = np.bincount(labels)
         length = float(sizes @ np.log(self.n / sizes)) + len(sizes) * self.model_cost - spread.evidence
-        length += spread.n_numbers * self.spread_cost + (self.move_cost(len(sizes)) if len(sizes) > 1 else 0.0)
+        length += spread.cost + (self.move_cost(len(sizes)) if len(sizes) > 1 else 0.0)
         return Partition(labels, length, None, spread)
 
     def with_prior(self, labels: Ints, prior: Spread) -> tuple[Partition, Array]:
@@ -220,7 +219,7 @@ class Judge:
         rank = min(prior.rank, (len(sizes) - 2) // self.dim)  # T has fewer numbers than there are groups
         fitted = self.effects.fit(together, rank, start, prior.covariance, units=labels)
         length = float(sizes @ np.log(self.n / sizes)) + self.model_cost - fitted.evidence
-        length += fitted.n_numbers * self.spread_cost + self.move_cost(len(sizes))
+        length += fitted.cost + self.move_cost(len(sizes))
         return Partition(labels, length), fitted.models
 
     def one_centre(self, models: Array) -> Partition:
@@ -283,7 +282,7 @@ class ModelTree:
         merged = self.links[:, :2].astype(np.intp)
         lengths = parts[:n].sum() + np.append(0.0, np.cumsum(parts[n:] - parts[merged].sum(axis=1)))[::-1]
         if with_prior:
-            lengths += self.judge.model_cost + self.centre.n_numbers * self.judge.spread_cost
+            lengths += self.judge.model_cost + self.centre.cost
         return np.asarray(lengths)
 
     def _parts(self, nodes: slice, with_prior: bool) -> Array:

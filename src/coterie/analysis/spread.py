@@ -122,7 +122,7 @@ class Spread:
     ----------
     covariance : (dim, dim) T.
     rank : number of free directions of T.
-    n_numbers : number of free parameters of T.
+    cost : the length of a description of T.
     centres : (n_groups, dim).
     models : (n_users, dim) the most likely model of each user.
     evidence : the sum of the evidence of all users.
@@ -130,7 +130,7 @@ class Spread:
 
     covariance: Array
     rank: int
-    n_numbers: int
+    cost: float
     centres: Array
     models: Array
     evidence: float
@@ -187,6 +187,22 @@ def project(covariance: Array, rank: int, *, flat: bool = False) -> Array:
     return np.asarray((axes * scales) @ axes.T)
 
 
+def description_length(covariance: Array, rank: int, noise: Array, n_users: int, *, flat: bool = False) -> float:
+    """The length of a description of T from n users whose models are known up to the covariance `noise`.
+
+    Every number costs log(N) / 2: one scale of the directions that are not free, and `dim` for each free direction. An
+    angle between directions i and j of T + noise is known better if their variances differ (Minka 2001): it costs
+    log(N (v_i - v_j)^2 / (v_i v_j)) / 2 if this is more.
+    """
+    scales, axes = np.linalg.eigh(covariance)
+    variances = np.maximum(scales + (axes * (noise @ axes)).sum(axis=0), 1e-300)[::-1]
+    length = 0.5 * np.log(max(n_users, np.e)) * (rank * len(variances) + (0 if flat else 1))
+    for i in range(rank):
+        rest = variances[i + 1:]
+        length += 0.5 * float(np.log(np.maximum((variances[i] - rest) ** 2 / (variances[i] * rest), 1.0)).sum())
+    return float(length)
+
+
 def _extrapolated(old: Array, new: Array, stretch: float) -> Array:
     """The covariance `new` with eigenvalues new * (new / old)^(stretch - 1)."""
     before = np.linalg.eigvalsh(old)
@@ -241,14 +257,12 @@ class RandomEffects:
     samples : what `loss.prepare(users)` returned.
     weights : (n_users,) m_i / s.
     ridge : (dim,) the ridge of the loss on each coordinate.
-    number_cost : what a free parameter of T costs, in units of the evidence.
     """
 
     loss: Loss
     samples: Samples
     weights: Array
     ridge: Array
-    number_cost: float
 
     def fit(self, labels: Ints, rank: int, models: Array, covariance: Array, rounds: int = 2, *,
             units: Ints | None = None) -> Spread:
@@ -277,12 +291,15 @@ class RandomEffects:
                 models = expansions.modes(centres[labels], posterior)
             else:
                 models = find_modes(loss, self.samples, self.weights, centres[labels], covariance, models, units)
-        spread = Spread(covariance, rank, rank * dim + 1, centres, models, total(marginal, labels, centres))
+        noise = np.linalg.inv(expansions.curvatures.mean(axis=0) + _FLAT * np.eye(dim))
+        cost = description_length(covariance, rank, noise, len(labels))
+        spread = Spread(covariance, rank, cost, centres, models, total(marginal, labels, centres))
         if rank > 0:  # possibly the free directions are enough
             flat = project(covariance, rank, flat=True)
             marginal, posterior = expansions.marginal(flat)
             evidence = total(marginal, labels, centres)
-            if evidence + self.number_cost > spread.evidence:
-                spread = Spread(flat, rank, rank * dim, centres, expansions.modes(centres[labels], posterior), evidence)
+            cost = description_length(flat, rank, noise, len(labels), flat=True)
+            if evidence - cost > spread.evidence - spread.cost:
+                spread = Spread(flat, rank, cost, centres, expansions.modes(centres[labels], posterior), evidence)
         without_ridge = 0.5 * float(self.weights @ (spread.models[owner]**2 @ self.ridge))
         return replace(spread, evidence=spread.evidence + without_ridge)
