@@ -16,6 +16,7 @@ from coterie.baselines import (
     BUDGET,
     CFL,
     IFCA,
+    ODCL,
     Comet,
     Ditto,
     FedAvgBaseline,
@@ -25,6 +26,7 @@ from coterie.baselines import (
     KMeans,
     Local,
     Mocha,
+    ODCLKMeans,
     Oracle,
     PerFedAvg,
     SquaredPenaltyBaseline,
@@ -108,7 +110,7 @@ def test_any_method_with_any_loss(name, loss_name):
 
 
 def test_the_table():
-    assert len(BASELINES) == 14
+    assert len(BASELINES) == 16
     users, loss = users_for("logistic"), ct.Logistic()
     for name, method in BASELINES.items():
         grid = method.grid(users, loss)
@@ -353,6 +355,27 @@ def test_k_means_counts_one_round_and_one_fit(planted):
     assert fitted.rounds == oracle.rounds + 1
     assert fitted.floats_up == oracle.floats_up + 18 * 3
     assert fitted.floats_down == oracle.floats_down
+
+
+@pytest.mark.parametrize("method", [ODCL(share=0.92), ODCLKMeans(n_clusters=3)], ids=lambda method: method.name)
+def test_odcl_averages_the_local_models_of_planted_clusters(planted, method):
+    """One message up, one down; without structure between the clusters' models there is nothing to find."""
+    loss = ct.Logistic(ridge=1e-2)
+    fitted = method.fit(planted.users, loss)
+    assert adjusted_rand_score(fitted.labels, planted.clusters) == 1.0
+    own = loss.prox(loss.prepare(planted.users), None, method.ridge, None).points
+    for k in range(3):
+        np.testing.assert_allclose(fitted.shared[k], own[fitted.labels == k].mean(axis=0), rtol=1e-10)
+    dim = fitted.models.shape[1]
+    assert (fitted.rounds, fitted.floats_up, fitted.floats_down) == (1, 18 * dim, 18 * dim)
+    joined = fitted.personalize(planted.test)
+    np.testing.assert_array_equal(joined.clusters, fitted.labels)
+
+
+def test_odcl_goes_from_separate_models_to_one(planted):
+    loss = ct.Logistic(ridge=1e-2)
+    counts = [ODCL(share=share).fit(planted.users, loss).n_clusters for share in (0.01, 0.6, 1.0)]
+    assert counts[0] == 18 > counts[1] > counts[2] == 1
 
 
 @pytest.mark.parametrize("rule", ["code", "paper"])

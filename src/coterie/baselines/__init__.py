@@ -2,9 +2,13 @@
 
     fitted = IFCA(n_clusters=3).fit(users, loss)              # models, labels, n_clusters, rounds, floats_up, ...
     fitted, settings = tune(IFCA, train, validation, loss)    # settings chosen on held-out samples
+
+`CENTRAL` has methods for one table with a column that names the user, such as mixed models; see `central`.
 """
 
 from coterie.baselines.base import BUDGET, Baseline, Fitted
+from coterie.baselines.boosting import BoostedTrees
+from coterie.baselines.central import Central, CentralFit
 from coterie.baselines.cfl import CFL
 from coterie.baselines.comet import Comet
 from coterie.baselines.ditto import Ditto
@@ -14,17 +18,25 @@ from coterie.baselines.hypcluster import HypCluster
 from coterie.baselines.ifca import IFCA
 from coterie.baselines.kmeans import KMeans
 from coterie.baselines.local import Local
+from coterie.baselines.mixed_models import MixedIntercept, MixedSlopes
 from coterie.baselines.mocha import Mocha
+from coterie.baselines.odcl import ODCL, ODCLKMeans
 from coterie.baselines.oracle import Oracle
 from coterie.baselines.per_fedavg import PerFedAvg
 from coterie.baselines.pooled import Global
+from coterie.baselines.ridge import OneHotRidge, RidgePerUser
 from coterie.baselines.squared_penalty import SquaredPenaltyBaseline
 from coterie.baselines.tuning import tune
 
-#: All methods by the name used in tables and saved files.
+#: All federated methods by the name used in tables and saved files.
 BASELINES: dict[str, type[Baseline]] = {method.name: method for method in (
     Global, Local, Oracle, SquaredPenaltyBaseline, FedAvgBaseline, FineTuning, PerFedAvg, Ditto, Mocha, IFCA,
-    HypCluster, CFL, KMeans, Comet)}
+    HypCluster, CFL, KMeans, ODCL, ODCLKMeans, Comet)}
+#: All methods for one table by the name used in tables.
+CENTRAL: dict[str, type[Central]] = {method.name: method for method in (
+    RidgePerUser, OneHotRidge, MixedIntercept, MixedSlopes, BoostedTrees)}
 
-__all__ = ["BASELINES", "BUDGET", "CFL", "IFCA", "Baseline", "Comet", "Ditto", "FedAvgBaseline", "FineTuning", "Fitted",
-           "Global", "HypCluster", "KMeans", "Local", "Mocha", "Oracle", "PerFedAvg", "SquaredPenaltyBaseline", "tune"]
+__all__ = ["BASELINES", "BUDGET", "CENTRAL", "CFL", "IFCA", "ODCL", "Baseline", "BoostedTrees", "Central", "CentralFit",
+           "Comet", "Ditto", "FedAvgBaseline", "FineTuning", "Fitted", "Global", "HypCluster", "KMeans", "Local",
+           "MixedIntercept", "MixedSlopes", "Mocha", "ODCLKMeans", "OneHotRidge", "Oracle", "PerFedAvg", "RidgePerUser",
+           "SquaredPenaltyBaseline", "tune"]

@@ -47,9 +47,13 @@ def data(
     todo = federations(data, split_names(sets), quick)
     only = split_names(methods)
     known = dict.fromkeys(method.name for federation in todo for method in lab.methods(federation))
+    skipped = {name: text for federation in todo for name, text in lab.left_out(federation).items()}
     for name in only:
-        if name not in known:
-            raise InvalidInput(f"unknown method {name!r}", remedy=f"Choose from: {', '.join(known)}")
+        if name not in known and name not in skipped:
+            raise InvalidInput(f"unknown method {name!r}", remedy=f"Choose from: {', '.join((*known, *skipped))}")
+    for name, text in skipped.items():
+        if not only or name in only:
+            console.print(f"Left out: {text}", soft_wrap=True, markup=False)
     seeds = range(first, first + (1 if quick else splits))
     note = lab.origin(seeds, "coterie " + shlex.join(sys.argv[1:]))
     results: list[lab.Result] = []
@@ -62,6 +66,8 @@ def data(
         if len(results) > finished:
             rows = lab.write(results, out, note)
             console.print(_table([row for row in rows if row.federation == federation.name]))
+            for concern in dict.fromkeys(f"{r.method}: {r.concern}" for r in results[finished:] if r.concern):
+                console.print(concern, soft_wrap=True, markup=False)
         if interrupted:
             break
     if results:
@@ -86,7 +92,8 @@ def _run(federation: Benchmark, seeds: range, only: tuple[str, ...], results: li
 def _table(rows: list[lab.Row]) -> Table:
     """The columns that fit a terminal; table.md and table.csv have all."""
     table = Table(title=f"{rows[0].federation}: {rows[0].metric} per user, best mean first")
-    shown = ("method", "mean", "worst decile", "better than alone", "against coterie", "p (Holm)", "models", "rounds")
+    shown = ("method", "mean", "worst decile", "better than alone", "worse than alone", "against coterie", "p (Holm)",
+             "models", "rounds")
     columns = [lab.HEADINGS.index(heading) for heading in shown]
     for heading in shown:
         table.add_column(heading, justify="left" if heading in ("method", "against coterie") else "right",

@@ -1,10 +1,13 @@
-"""All methods on real federations, with the same splits and number of settings, scored on unused test rows.
+"""All methods on real federations, with the same splits, scored on unused test rows.
 
-For every split and method:
+For every split and federated method:
 1. choose from at most BUDGET settings the one whose fit to the training rows has the least mean loss on the validation
    rows;
 2. fit again with it, to training and validation rows;
 3. score the model of every user on the user's test rows, which the first two steps do not use.
+
+`coterie fit` and the other methods for one table get training and validation rows together, and make their choices on
+these.
 
 Methods are compared per user (means over splits), by Wilcoxon's signed-rank test with Holm's correction.
 """
@@ -27,46 +30,81 @@ import numpy.typing as npt
 import coterie
 from coterie._typing import Array
 from coterie.analysis.metrics import roc_auc
-from coterie.baselines import BASELINES, BUDGET, CFL, IFCA, Baseline, Comet, HypCluster, Mocha, PerFedAvg, tune
+from coterie.baselines import (
+    BASELINES,
+    BUDGET,
+    CENTRAL,
+    CFL,
+    IFCA,
+    Baseline,
+    Central,
+    Comet,
+    HypCluster,
+    Mocha,
+    PerFedAvg,
+    tune,
+)
 from coterie.data.users import Users
 from coterie.errors import CoterieWarning, interruptible
 from coterie.experiments.federations_data import Benchmark, Parts
-from coterie.experiments.federations_ours import OURS, Coterie
+from coterie.experiments.federations_ours import CoterieFit
+from coterie.fitting.scores import worse_than_alone
 from coterie.labels import labels_of
 from coterie.losses import Loss
 from coterie.plots.style import new_figure
 
 LEVEL = 0.05  # of significance
 WIDE = 100  # for models with more coordinates, methods with many rounds or starts get fewer
-HEADINGS = ("set", "method", "metric", "mean", "spread", "worst decile", "better than alone", "against coterie",
-            "p (Holm)", "clusters", "models", "rounds", "numbers sent", "seconds")
+HEADINGS = ("set", "method", "metric", "mean", "spread", "worst decile", "better than alone", "worse than alone",
+            "against coterie", "p (Holm)", "models", "rounds", "numbers sent", "seconds")
 
 
 class Contender(NamedTuple):
-    """A row of the table: a class whose settings are tuned, or fixed settings."""
+    """A row of the table: a class whose settings are tuned, fixed settings, or a method for one table."""
 
     name: str
-    kind: type[Baseline]
+    kind: type[Baseline] | type[Central]
     settings: Baseline | None = None
     informed: bool = False  # whether it gets the true groups or their number
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Result:
-    """One method on one split."""
+    """One method on one split.
+
+    Parameters
+    ----------
+    federation, metric, method, seed : of which federation, by which metric, by which method, on which split.
+    scores : (n_users,) nan if a user's test rows do not define the metric.
+    settings : of the method.
+    n_models : number of distinct models.
+    rounds : nan for methods that get all rows at one place.
+    floats : numbers sent by all users and to them in the final fit; nan as for `rounds`.
+    seconds : of tuning and fit.
+    models : (n_users, dim) (n_users, 0) for methods without.
+    decisions : about the test rows; see `coterie.baselines.central`.
+    test : the test rows.
+    errors : of each test row: squared, or 1 for a wrong class.
+    note : what a method for one table chose.
+    concern : what went wrong, and what was done instead.
+    """
 
     federation: str
     metric: str
     method: str
     seed: int
-    scores: Array = field(repr=False)  # (n_users,) nan if a user's test rows do not define the metric
-    settings: Baseline
-    n_clusters: int
-    n_models: int  # number of distinct models
-    rounds: int
-    floats: int  # numbers sent by all users and to them, in the final fit
+    scores: Array = field(repr=False)
+    settings: Baseline | Central
+    n_models: int
+    rounds: float
+    floats: float
     seconds: float
     models: Array = field(repr=False)
+    decisions: Array = field(repr=False)
+    test: Users = field(repr=False)
+    errors: Array = field(repr=False)
+    note: str = ""
+    concern: str = ""
 
 
 class Row(NamedTuple):
@@ -79,9 +117,9 @@ class Row(NamedTuple):
     spread: float  # standard deviation over users
     worst: float  # limit of the worst decile of users
     better: float  # share of users with a better score than with their local model
+    harmed: float  # share of users with larger errors than with their local model, by more than chance
     verdict: str  # "better" or "worse" than coterie, or "tied"
     p: float
-    clusters: float
     models: float
     rounds: float
     floats: float
@@ -106,9 +144,9 @@ def prepare(federation: Benchmark, parts: Parts) -> PreparedSplit:
 
 
 def methods(federation: Benchmark, dim: int = 0) -> list[Contender]:
-    """The methods of this library and all baselines; those that need the groups only if these are known."""
+    """`coterie fit` and all methods to compare with; those that need the groups only if these are known."""
     wide = dim > WIDE
-    rows = [Contender(kind.name, kind) for kind in OURS]
+    rows = [Contender(name, kind) for name, kind in _central(federation).items() if kind.missing() is None]
     for name, kind in BASELINES.items():
         if kind.needs_clusters and federation.clusters is None:
             continue
@@ -121,6 +159,18 @@ def methods(federation: Benchmark, dim: int = 0) -> list[Contender]:
                 rows.append(Contender(f"ifca given {text}", IFCA, fixed, informed=True))
     rows.append(Contender("cfl published", CFL, CFL()))
     return rows
+
+
+def _central(federation: Benchmark) -> dict[str, type[Central]]:
+    """`coterie fit` and the other methods for one table that can do this task, whether or not they are installed."""
+    kinds: tuple[type[Central], ...] = (CoterieFit, *CENTRAL.values())
+    return {kind.name: kind for kind in kinds if federation.task in kind.tasks}
+
+
+def left_out(federation: Benchmark) -> dict[str, str]:
+    """Methods whose library is not installed, and what to do about it."""
+    missing = {name: kind.missing() for name, kind in _central(federation).items()}
+    return {name: str(error) for name, error in missing.items() if error is not None}
 
 
 def _shortened(kind: type[Baseline], wide: bool) -> type[Baseline]:
@@ -149,35 +199,51 @@ def run_method(federation: Benchmark, rows: PreparedSplit, method: Contender, se
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CoterieWarning)  # users with one class among their training rows
-        settings = method.settings
-        if settings is None:
-            settings = tune(method.kind, rows.train, rows.validation, federation.loss, seed,
-                            clusters=federation.clusters)[1]
-        fitted = settings.fit(rows.everything, federation.loss, seed=seed, clusters=federation.clusters)
-    scores = score(federation, fitted.models, rows.test, rows.unit)
-    return Result(federation=federation.name, metric=federation.metric, method=method.name, seed=seed, scores=scores,
-                  settings=settings, n_clusters=fitted.n_clusters, n_models=int(labels_of(fitted.models).max()) + 1,
-                  rounds=fitted.rounds, floats=fitted.floats_up + fitted.floats_down, models=fitted.models,
-                  seconds=time.perf_counter() - start)
+        if issubclass(method.kind, Central):
+            settings: Baseline | Central = (table_method := method.kind())
+            central = table_method.fit(federation.as_classes(rows.everything), federation.task,
+                                        n_classes=federation.n_classes, seed=seed)
+            decisions, models, words = central.decide(rows.test), central.models, (central.note, central.concern)
+            rounds = floats = float("nan")
+        else:
+            settings = method.settings or tune(method.kind, rows.train, rows.validation, federation.loss, seed,
+                                               clusters=federation.clusters)[1]
+            fitted = settings.fit(rows.everything, federation.loss, seed=seed, clusters=federation.clusters)
+            models, words = fitted.models, ("", "")
+            rounds, floats = fitted.rounds, fitted.floats_up + fitted.floats_down
+            decisions = federation.loss.decision(rows.test.features, models[rows.test.owner])
+    n_models = int(labels_of(models).max()) + 1 if models.shape[1] else len(models)
+    return Result(federation=federation.name, metric=federation.metric, method=method.name, seed=seed,
+                  scores=score(federation, decisions, rows.test, rows.unit), settings=settings, n_models=n_models,
+                  rounds=rounds, floats=floats, seconds=time.perf_counter() - start, models=models,
+                  decisions=decisions, test=rows.test, errors=row_errors(federation, decisions, rows.test),
+                  note=words[0], concern=words[1])
 
 
-def score(federation: Benchmark, models: Array, test: Users, unit: float = 1.0) -> Array:
-    """(n_users,) the metric of every user on its own rows; nan if it has none or, for the AUC, only one class."""
-    y, owner, loss = test.targets, test.owner, federation.loss
+def row_errors(federation: Benchmark, decisions: Array, test: Users) -> Array:
+    """(n_rows,) the squared error of a number, or 1 for a wrong class and 0 for the right one."""
+    y = test.targets
     assert y is not None
-    counts = np.where(test.counts > 0, test.counts, np.nan)
+    if federation.task == "regression":
+        return np.asarray((decisions - y) ** 2)
+    predicted = np.where(decisions >= 0, 1.0, -1.0) if decisions.ndim == 1 else decisions.argmax(axis=1)
+    return np.asarray(predicted != y, dtype=float)
+
+
+def score(federation: Benchmark, decisions: Array, test: Users, unit: float = 1.0) -> Array:
+    """(n_users,) the metric of every user on its own rows; nan if it has none or, for the AUC, only one class."""
+    y, owner = test.targets, test.owner
+    assert y is not None
     if federation.metric == "AUC":
-        margins = loss.decision(test.features, models[owner])
         scores = np.full(test.n_users, np.nan)
         for i in range(test.n_users):
             rows = owner == i
             if len(np.unique(y[rows])) > 1:
-                scores[i] = roc_auc(y[rows], margins[rows])
+                scores[i] = roc_auc(y[rows], decisions[rows])
         return scores
-    predictions = loss.predict(test.features, models[owner])
-    if federation.metric == "accuracy":
-        return np.asarray(np.bincount(owner, predictions == y, test.n_users) / counts)
-    return np.asarray(np.sqrt(np.bincount(owner, (predictions - y) ** 2, test.n_users) / counts) * unit)
+    counts = np.where(test.counts > 0, test.counts, np.nan)
+    means = np.bincount(owner, row_errors(federation, decisions, test), test.n_users) / counts
+    return np.asarray(1.0 - means if federation.metric == "accuracy" else np.sqrt(means) * unit)
 
 
 def run(federation: Benchmark, seeds: Iterable[int], *, only: tuple[str, ...] = (),
@@ -257,29 +323,41 @@ def summarise(results: Iterable[Result]) -> list[Row]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a user without a score in any split
             means = {m: np.nanmean([r.scores for r in runs], axis=0) for m, runs in by.items()}
-        ours = means.get(Coterie.name, next(iter(means.values())))
-        others = [m for m in by if m != Coterie.name]
+        ours = means.get(CoterieFit.name, next(iter(means.values())))
+        others = [m for m in by if m != CoterieFit.name]
         p = dict(zip(others, holm([signed_rank(means[m] - ours) for m in others]), strict=True))
         for m in sorted(by, key=lambda m: -sign * float(np.nanmean(means[m]))):
             finite = means[m][np.isfinite(means[m])]
             gain = sign * float(np.nanmean(means[m] - ours))
             verdict = "" if m not in p else "tied" if p[m] > LEVEL else "better" if gain > 0 else "worse"
-            alone = np.nan if "local" not in means else float(
+            better = np.nan if "local" not in means else float(
                 (sign * (means[m] - means["local"])[np.isfinite(means[m])] > 1e-12).mean())
             rows.append(Row(name, m, metric, float(finite.mean()), float(finite.std()),
-                            float(np.quantile(sign * finite, 0.1) * sign), alone, verdict, float(p.get(m, np.nan)),
-                            *(float(np.mean([getattr(r, count) for r in by[m]])) for count in (
-                                "n_clusters", "n_models", "rounds", "floats", "seconds"))))
+                            float(np.quantile(sign * finite, 0.1) * sign), better, _harmed(by[m], by.get("local", [])),
+                            verdict, float(p.get(m, np.nan)), *(float(np.mean([getattr(r, count) for r in by[m]]))
+                                                               for count in ("n_models", "rounds", "floats",
+                                                                             "seconds"))))
     return rows
+
+
+def _harmed(runs: list[Result], alone: list[Result]) -> float:
+    """The share of users who are worse off than alone by more than chance, as a mean over splits; nan without any."""
+    pairs = [(r, a) for r in runs for a in alone if a.seed == r.seed]
+    if not pairs:
+        return float("nan")
+    return float(np.mean([worse_than_alone(r.errors, a.errors, r.test)[r.test.counts > 0].mean() for r, a in pairs]))
 
 
 def cells(row: Row) -> tuple[str, ...]:
     """A row as texts, in the order of HEADINGS."""
     digits = 4 if row.metric != "RMSE" else 3
-    return (row.federation, row.method, row.metric, f"{row.mean:.{digits}f}", f"{row.spread:.{digits}f}",
-            f"{row.worst:.{digits}f}", "" if np.isnan(row.better) else f"{row.better:.0%}", row.verdict,
-            "" if np.isnan(row.p) else f"{row.p:.2g}", f"{row.clusters:.3g}", f"{row.models:.4g}", f"{row.rounds:.0f}",
-            f"{row.floats:.2g}", f"{row.seconds:.1f}")
+
+    def text(number: float, form: str) -> str:
+        return "" if np.isnan(number) else format(number, form)
+
+    return (row.federation, row.method, row.metric, *(f"{x:.{digits}f}" for x in (row.mean, row.spread, row.worst)),
+            text(row.better, ".0%"), text(row.harmed, ".1%"), row.verdict, text(row.p, ".2g"), f"{row.models:.4g}",
+            text(row.rounds, ".0f"), text(row.floats, ".2g"), f"{row.seconds:.1f}")
 
 
 def origin(seeds: Iterable[int], command: str) -> str:
@@ -305,10 +383,10 @@ def write(results: list[Result], out: Path, note: str) -> list[Row]:
     rows = summarise(results)
     exact = [(*r[:3], *(f"{x:.10g}" if isinstance(x, float) else x for x in r[3:])) for r in rows]
     _write_csv(out / "table.csv", HEADINGS, exact, note)
-    _write_csv(out / "runs.csv", ("set", "split", "method", "mean", "clusters", "models", "rounds", "numbers sent",
-                                  "seconds", "settings"),
-               ((r.federation, r.seed, r.method, f"{np.nanmean(r.scores):.10g}", r.n_clusters, r.n_models, r.rounds,
-                 r.floats, f"{r.seconds:.2f}", repr(r.settings)) for r in results), note)
+    _write_csv(out / "runs.csv", ("set", "split", "method", "mean", "models", "rounds", "numbers sent", "seconds",
+                                  "settings", "note", "concern"),
+               ((r.federation, r.seed, r.method, f"{np.nanmean(r.scores):.10g}", r.n_models, r.rounds, r.floats,
+                 f"{r.seconds:.2f}", repr(r.settings), r.note, r.concern) for r in results), note)
     _write_csv(out / "users.csv", ("set", "split", "method", "user", "score"),
                ((r.federation, r.seed, r.method, i, f"{score:.10g}") for r in results
                 for i, score in enumerate(r.scores)), note)

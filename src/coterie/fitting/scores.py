@@ -104,11 +104,11 @@ def score_held_out(users: Users, settings: Settings, work: Work) -> tuple[Scores
                     alone=units.scores(separate, test), together=units.scores(pooled, test),
                     points=points, losses=losses, chosen=chosen, n_clusters=int(labels[chosen].max()) + 1,
                     n_rows=test.n_samples,
-                    worse=_worse(units.errors(models[chosen], test), units.errors(separate, test), test))
+                    worse=worse_than_alone(units.errors(models[chosen], test), units.errors(separate, test), test))
     return scores, plan
 
 
-def _worse(errors: Array, alone: Array, test: Users) -> Flags:
+def worse_than_alone(errors: Array, alone: Array, test: Users) -> Flags:
     """(n_users,) whose mean error is larger than alone by more than chance; both are given for each row."""
     from scipy import stats
 
