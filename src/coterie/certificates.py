@@ -74,7 +74,10 @@ def certify(problem: Problem, models: npt.ArrayLike, duals: npt.ArrayLike | None
         if not certificate.infinite_users:
             break
         assert certificate.duals is not None
-        certificate = judge(problem, x, _into_domain(problem, x, certificate.duals, list(certificate.infinite_users)))
+        moved = _into_domain(problem, x, certificate.duals, list(certificate.infinite_users))
+        if not np.isfinite(moved).all():  # of users who determine nothing, up to rounding
+            break
+        certificate = judge(problem, x, moved)
     return certificate
 
 
@@ -172,7 +175,9 @@ def answers_of(loss: Loss, samples: Samples, models: Array, slopes: Array, about
         residuals = np.linalg.norm(gradients - slopes, axis=1)
         duals = loss.dual_bounds(samples, slopes, models, users, about)
         sizes = loss.sizes(samples) if users is None else loss.sizes(samples)[users]
-        sizes = sizes + np.abs(loss.evaluate(samples, about, 0, users).values)
+        # The loss at the mean model, too, does not depend on the origin; where models are far apart it can be infinite.
+        middle, zero = (np.abs(loss.evaluate(samples, at, 0, users).values) for at in (about, np.zeros_like(about)))
+        sizes = sizes + np.fmin(middle, zero)
         rounding = loss.value_rounding(samples, models, users) + duals.rounding
     return Answers(values, duals.values, residuals, sizes, rounding)
 

@@ -168,3 +168,16 @@ def test_bad_points_are_refused(models, duals, complaint):
     problem = ct.Problem(ct.Users.from_arrays(np.eye(4)[:, :2]), ct.SquaredDistance(), lam=0.1)
     with pytest.raises(ct.InvalidInput, match=complaint):
         ct.certify(problem, models, duals)
+
+
+def test_an_infinite_loss_at_the_mean_model_does_not_hide_the_gap():
+    """The mean of models that are far apart can have an infinite Poisson loss, which must not count as a size."""
+    users = ct.Users.from_arrays([[-1.0], [0.0], [0.0], [1.0]], [1.0, 2.0, 3.0, 1.0], [0, 0, 1, 1])
+    problem = ct.Problem(users, ct.Poisson(ridge=0.0), lam=1e-3)
+    models = np.array([[4000.0, 0.0], [0.0, 0.0]])
+    certificate = ct.certify(problem, models)
+    with np.errstate(over="ignore"):
+        assert problem.loss.values(problem.samples, np.tile(models.mean(axis=0), (2, 1))).max() == np.inf
+    assert np.isfinite(certificate.floor)
+    assert certificate.relative_gap > 0.1
+    assert ct.solve(problem).gap <= 1e-6

@@ -362,3 +362,16 @@ def test_every_loss_shows_an_example(name):
 def test_an_example_that_is_wrong_is_found():
     example = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, 0)
     assert doctest.DocTestRunner(verbose=False).run(example, out=lambda _: None).failed == 1
+
+
+def test_a_minimum_on_a_flat_bottom_is_kept():
+    """Between two rows farther apart than 2 delta the loss is constant, and no step from there is an improvement."""
+    loss = ct.HuberDistance(delta=0.39849116293328035)
+    for pair in ([0.9471462537077515, -0.6195582749047376], [1.6353808068784674, 0.09289331681165644]):
+        users = ct.Users.from_arrays(np.reshape(pair, (2, 1)), user=[0, 0])
+        samples = loss.prepare(users)
+        found = loss.local(samples)
+        least = loss.values(samples, np.full((1, 1), np.mean(pair)))
+        assert found.converged.all()
+        np.testing.assert_allclose(loss.values(samples, found.points), least, rtol=1e-12)
+        assert ct.solve(ct.Problem(users, loss, lam=0.0)).gap <= 1e-9

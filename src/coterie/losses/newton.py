@@ -115,8 +115,7 @@ class _Search:
         # Once the value has settled, one last full step halves the digits still missing from the gradient.
         last = settled & ~self.closing & (norms > 0)
         finished = settled & ~last
-        trial, size, stuck = self._try(step, cut * decrement, np.where(last, np.inf, 4e-16 * scale), finished,
-                                       decrement <= 1e-12 * scale)
+        trial, size, stuck = self._try(step, cut * decrement, scale, finished, decrement <= 1e-12 * scale)
         far = _DIVERGED * (1.0 + np.linalg.norm(self.start[self.active], axis=1))
         diverged = np.linalg.norm(trial, axis=1) > far
         # Stuck under damping, a user still has the plain Newton step to try; stuck without it, it is at its end.
@@ -163,22 +162,25 @@ class _Search:
         cut = np.divide(self.reach, lengths, out=np.ones_like(lengths), where=lengths > self.reach)
         return _Direction(cut[:, None] * step, cut, decrement, scale, shift <= _SINGULAR)
 
-    def _try(self, step: Array, gain: Array, slack: Array, finished: Flags, near: Flags) -> tuple[Array, Array, Flags]:
+    def _try(self, step: Array, gain: Array, scale: Array, finished: Flags, near: Flags) -> tuple[Array, Array, Flags]:
         """The points reached, the share of the step that was taken, and who found no better point."""
         size, trial, value = np.where(finished, 0.0, 1.0), self.x.copy(), self.value.copy()
-        sure = np.flatnonzero(near & ~finished)  # so near the end that a full Newton step needs no trial
-        trial[sure] = self.x[sure] + step[sure]
+        stuck = np.zeros(self.active.size, dtype=bool)
+        sure = np.flatnonzero(near & ~finished)  # so near the end that only a step on a flat bottom can be wrong
+        if sure.size:
+            trial[sure] = self.x[sure] + step[sure]
+            value[sure] = self.evaluate(self.active[sure], trial[sure], 0)[0]
+            stuck[sure[~(value[sure] <= self.value[sure] + 1e-10 * scale[sure])]] = True
         pending = np.flatnonzero(~near & ~finished)
         for _ in range(_TRIALS):
             if not pending.size:
                 break
             trial[pending] = self.x[pending] + size[pending, None] * step[pending]
             value[pending] = self.evaluate(self.active[pending], trial[pending], 0)[0]
-            allowed = self.value[pending] - 1e-4 * size[pending] * gain[pending] + slack[pending]
+            allowed = self.value[pending] - 1e-4 * size[pending] * gain[pending] + 4e-16 * scale[pending]
             with np.errstate(invalid="ignore"):
                 pending = pending[~(value[pending] <= allowed)]
             size[pending] *= 0.5
-        stuck = np.zeros(self.active.size, dtype=bool)
         stuck[pending] = True
         trial[stuck] = self.x[stuck]
         return trial, size, stuck
