@@ -257,8 +257,7 @@ def margins(kind: str, base: Path, rows: list[dict[str, Any]]) -> np.ndarray:
         model = models[str(row["subject"])]
         x = {"a": float(row["a"]), "b": float(row["b"]) if row["b"] != "" else float(np.mean(gaps)), "intercept": 1.0}
         if kind == "regression":
-            x |= {"b missing": float(row["b"] == ""), "colour=red": float(row["colour"] == "red"),
-                  "colour=blue": float(row["colour"] == "blue")}
+            x |= {"b missing": float(row["b"] == ""), "colour=red": float(row["colour"] == "red")}
         suffixes = [""] if kind != "classes" else [f" [{c}]" for c in ("high", "low", "mid")]
         assert {f"{name}{end}" for name in x for end in suffixes} == set(model) - {"user", "cluster"}
         predicted.append([sum(value * float(model[name + end]) for name, value in x.items()) for end in suffixes])
@@ -320,10 +319,10 @@ def test_other_tables_are_predicted(folders):
     assert info["known"].to_list() == [0, 1, 1, 1, 1, 1]
     assert info["cluster"].to_list() == [None, 0, 0, 0, 0, 0]
     assert info["prediction"].to_list()[3:] == [float(text) for text in expected[3:]]
-    # A stranger has the model of everyone, an unseen level no level, a gap the mean of the table learned from.
+    # A stranger has the model of everyone, an unseen level and a gap the mean of the table learned from.
     model = next(row for row in lines(base / "run" / "models.csv") if row["user"] == "10")
-    red = float(model[f"colour={rows[1]['colour']}"])
-    assert info["prediction"][1] == pytest.approx(float(expected[1]) - red)
+    red = np.mean([row["colour"] == "red" for row in rows_of("regression")]) - (rows[1]["colour"] == "red")
+    assert info["prediction"][1] == pytest.approx(float(expected[1]) + red * float(model["colour=red"]))
     mean = np.mean([row["a"] for row in rows_of("regression")])
     assert info["prediction"][2] == pytest.approx(float(expected[2]) + (mean - rows[2]["a"]) * float(model["a"]))
     assert np.isfinite(info["prediction"].to_numpy()).all()

@@ -36,6 +36,7 @@ class Column:
     kind : what it holds; texts are a category.
     fill : replaces a missing value, in the units of the encoded column.
     levels : the texts of a category that have a column of 0 and 1 each.
+    reference : of a category with two texts, the one that is 0 in the column of the other.
     pooled : whether all other levels of a category are one more column.
     missing : whether one more column marks the rows without a value.
     origin : the earliest date, in microseconds since 1970.
@@ -45,6 +46,7 @@ class Column:
     kind: Literal["number", "category", "flag", "date", "duration"]
     fill: float = 0.0
     levels: tuple[str, ...] = ()
+    reference: str | None = None
     pooled: bool = False
     missing: bool = False
     origin: int = 0
@@ -63,8 +65,9 @@ class Column:
             encoded[:, -1] = cells.missing
         if self.kind == "category":
             index = self._level_index(cells)
-            known = index >= 0
+            known = (index >= 0) & (index < len(self.labels) - self.missing)
             encoded[np.flatnonzero(known), index[known]] = 1.0
+            encoded[index < 0, 0] = self.fill
             return encoded
         fits = cells.kind in (self.kind, "empty") or (self.kind == "number" and cells.kind == "flag") \
             or (self.kind == "flag" and cells.kind == "number" and bool(np.isin(cells.values, (0, 1)).all()))
@@ -78,18 +81,19 @@ class Column:
         return encoded
 
     def _level_index(self, cells: Cells) -> Ints:
-        """The encoded column of each row's level, -1 for none."""
+        """The encoded column of each row's level: -1 for none, after the last for the reference."""
         if cells.kind not in ("text", "number", "flag", "empty"):
             raise InvalidInput(f"The column must hold texts, as in the table learned from, it holds "
                                f"{HOLDS[cells.kind]}", where=f"column {self.name!r}", remedy=AS_LEARNED)
         texts, codes = as_texts(cells)
-        known = positions(self.levels, cells)
+        known = positions((*self.levels, *([] if self.reference is None else [self.reference])), cells)
         unknown = len(self.levels) if self.pooled else -1
         index = np.where(cells.missing, -1, np.array([known.get(text, unknown) for text in texts])[codes])
         new = [texts[code] for code in np.unique(codes[(index < 0) & ~cells.missing])]
         if new:
             warnings.warn(f"Column {self.name!r} has levels that the table learned from does not have, {show(*new)}: "
-                          "all its columns are 0 there.", CoterieWarning, stacklevel=5)
+                          f"{'all its columns are 0' if self.reference is None else 'it is filled with its mean'} there.",
+                          CoterieWarning, stacklevel=5)
         return index
 
 

@@ -8,9 +8,10 @@ by their content. Cells "", NA, N/A, NaN, null, ?, -, #N/A and <NA> are missing.
 - all missing, or one value wherever it is given: dropped, with a note;
 - numbers (also as texts) and truth values (true, false): as they are. A missing one becomes the column's mean;
 - dates and times (also as ISO texts): days since the earliest one; durations and times of day: days;
-- texts: a column of 0 and 1 for each level, if there are at most 20 levels and twice as many rows as levels. Of more
-  levels the 20 most frequent ones are kept and the others pooled as "(other)", if the 20 cover half of the rows and
-  there are 10 rows a level. Other texts are names or free text and are refused. A missing text is 0 in all columns;
+- texts: a column of 0 and 1 for each level, if there are at most 20 levels and twice as many rows as levels; of two
+  levels one column, for the second in alphabetical order. Of more than 20 levels the 20 most frequent ones are kept and
+  the others pooled as "(other)", if the 20 cover half of the rows and there are 10 rows a level. Other texts are names
+  or free text and are refused. A missing text is 0 in all columns, and the column's mean where there are two levels;
 - lists, structs and bytes are refused, as are infinite numbers and numbers beyond 1e150.
 
 Where more than 1 % of a column is missing, one more column marks the rows. Dropped with a note, unless named as
@@ -68,9 +69,9 @@ class Recipe:
     >>> frame = polars.DataFrame({"who": ["a", "b"] * 3, "kind": ["red", "blue", "red"] * 2, "y": [0.5, 1.5, 3.0] * 2})
     >>> recipe = Recipe.learn(frame, user="who", target="y")
     >>> recipe.task, recipe.feature_names
-    ('regression', ('kind=blue', 'kind=red'))
+    ('regression', ('kind=red',))
     >>> recipe.encode(frame)
-    Users(2 users, 6 samples, 2 features, targets)
+    Users(2 users, 6 samples, 1 feature, targets)
     """
 
     user: str | None

@@ -141,10 +141,15 @@ def _column(facts: ColumnSummary, summary: TableSummary, said: dict[str, list[st
         return None
     indicator = 100 * facts.missing > facts.rows
     if facts.missing:
-        note(f"missing in some rows and {'0 in all its columns' if numbers is None else 'filled with the mean'} there"
+        several = numbers is None and levels.distinct > 2
+        note(f"missing in some rows and {'0 in all its columns' if several else 'filled with the mean'} there"
              + "; one more column marks them" * indicator)
     if numbers is None:
         kept, pooled = _levels(name, levels, facts.present)
+        if len(kept) == 2 and not pooled:  # the second column would be 1 minus the first
+            note(f"text and became one column, 0 for {kept[0]!r} and 1 for {kept[1]!r}")
+            return Column(name=name, kind="category", levels=kept[1:], reference=kept[0], missing=indicator,
+                          fill=levels.counts[kept[1]] / facts.present)
         note("text and became a column of 0 and 1 for each level"
              + f" of the {len(kept)} most frequent, the others pooled" * pooled)
         return Column(name=name, kind="category", levels=kept, pooled=pooled, missing=indicator)
