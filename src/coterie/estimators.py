@@ -88,9 +88,10 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
                  ridge: float = Settings.ridge, n_lams: int = Settings.n_lams, most: int | None = Settings.max_groups,
                  k: int = Settings.k, tol: float = Settings.tol, holdout: float | None = None,
                  standardize: bool = Settings.standardize, unknown: str = "together",
-                 random_state: Any = Settings.seed) -> None:
+                 random_state: Any = Settings.seed, count: str = Settings.count) -> None:
         self.lam = lam
         self.weights = weights
+        self.count = count
         self.loss = loss
         self.ridge = ridge
         self.n_lams = n_lams
@@ -224,6 +225,7 @@ class PersonalizedClassifier(ClassifierMixin, _Personalized):  # type: ignore[mi
     standardize : whether features are standardised, with mean and standard deviation of all rows of `fit`.
     unknown : what unknown users get: "together" the pooled model, "error" an exception.
     random_state : seed of the held-out rows.
+    count : what counts alike in the model of a group, "rows" or "users".
 
     Attributes
     ----------

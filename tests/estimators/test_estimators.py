@@ -318,6 +318,23 @@ def test_few_users(n_users, settings, squared):
     assert (learner.scores_ is None) == (settings in ({}, {"lam": 0.1}))
 
 
+def test_rows_or_users_count_alike():
+    """Users of one group with 30 and 3 rows: the model is that of all rows, or of all users."""
+    rng = np.random.default_rng(0)
+    users = np.repeat(np.arange(8), [30, 3] * 4)
+    X, few = rng.normal(size=(len(users), 1)), users % 2 == 1
+    y = X[:, 0] + 0.3 * few + 0.5 * rng.normal(size=len(users))
+    A, slopes = np.column_stack([X, np.ones(len(X))]), {}
+    for count, weights in (("rows", np.ones(len(X))), ("users", np.where(few, 1 / 3, 1 / 30))):
+        learner = PersonalizedRegressor(count=count, ridge=1e-9, n_lams=4, most=1, lam=10.0).fit(X, y, users=users)
+        expected = np.linalg.solve(A.T @ (weights[:, None] * A), A.T @ (weights * y))
+        assert learner.n_clusters_ == 1
+        np.testing.assert_allclose([learner.coef_[0, 0], learner.intercept_[0]], expected, atol=1e-6)
+        slopes[count] = learner.coef_[0, 0]
+    assert abs(slopes["rows"] - slopes["users"]) > 1e-3
+    assert PersonalizedRegressor().count == "rows"
+
+
 # ---- newcomers
 
 @pytest.mark.parametrize("family", ["logistic", "squared"])
@@ -444,7 +461,7 @@ def test_it_is_shown_in_notebooks_and_takes_parameters(model):
     ({"lam": "best"}, "lam must be a number"), ({"lam": -1.0}, "lam must be a finite number"),
     ({"weights": "heavy"}, "unknown weights 'heavy'"), ({"loss": "poisson"}, "'poisson' does not fit classification"),
     ({"ridge": -1.0}, "ridge must be"), ({"n_lams": 1}, "n_lams must be"), ({"k": 0}, "k must be"),
-    ({"tol": 0.0}, "tol must be"), ({"holdout": 1.5}, "holdout must be")])
+    ({"tol": 0.0}, "tol must be"), ({"holdout": 1.5}, "holdout must be"), ({"count": "all"}, "count must be")])
 def test_wrong_parameters_are_named(settings, complaint, logistic):
     PersonalizedClassifier(**settings)  # nothing is checked before fit
     with pytest.raises(ct.InvalidInput, match=complaint):

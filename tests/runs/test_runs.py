@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import shutil
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,8 @@ def frame_of(kind: str) -> pl.DataFrame:
          "binary": np.where(t + 0.3 * rng.logistic(size=n) > 0, "yes", "no"),
          "classes": np.select([t > 1, t < -1], ["high", "low"], "mid"), "counts": rng.poisson(np.exp(0.5 * t))}
     columns = {"who": [f"u{i}" for i in who], "x": 100 + 5 * x, "z": z}
+    if kind == "personal":  # the same slopes, and a level of every user
+        return pl.DataFrame({**columns, "y": 2 * x - z + 3.0 * rng.normal(size=6)[who] + 0.3 * rng.normal(size=n)})
     if kind == "points":
         return pl.DataFrame({"x": 4.0 * np.where(who % 2, 1, -1) + 0.1 * x, "z": 0.1 * z})
     return pl.DataFrame({**columns, "y": y[kind]})
@@ -42,7 +44,7 @@ def columns_of(kind: str) -> dict[str, str]:
     return {} if kind == "points" else {"user": "who", "target": "y"}
 
 
-KINDS = ("regression", "binary", "classes", "counts", "points")
+KINDS = ("regression", "binary", "classes", "counts", "points", "personal")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +99,8 @@ def test_a_fit_and_its_run_predict_and_certify_the_same(made, kind):
     predictions = run.predict(folder / "data.csv")
     assert predictions.columns[:3] == ["user", "known", "cluster"]
     assert predictions["known"].to_list() == [1] * len(frame_of(kind))
-    target = {"regression": pl.Float64, "counts": pl.Float64, "binary": pl.String, "classes": pl.String}
+    target = {"regression": pl.Float64, "counts": pl.Float64, "binary": pl.String, "classes": pl.String,
+              "personal": pl.Float64}
     assert kind == "points" or predictions["prediction"].dtype == target[kind]
     for proof in (fitted.certify(), run.certify(), run.certify(frame_of(kind))):
         assert isinstance(proof, ct.Certificate)
@@ -106,6 +109,19 @@ def test_a_fit_and_its_run_predict_and_certify_the_same(made, kind):
         assert proof.n_clusters == fitted.n_clusters
         assert proof.objective == pytest.approx(fitted.solution.objective, rel=1e-9)
     assert (run.certify().same_data, run.certify(frame_of(kind)).same_data) == (True, None)
+
+
+def test_a_personal_run_keeps_its_covariance(made, tmp_path):
+    """Each user has its own model around the centre that all share; without the covariance nothing is certified."""
+    fitted, folder = made("personal")
+    run = ct.load_run(folder / "run")
+    assert (run.kind, fitted.kind) == ("personal", "personal")
+    assert len(np.unique(run.models, axis=0)) == 6
+    assert len(np.unique(run.solved, axis=0)) == 1
+    np.testing.assert_array_equal(run.covariance, fitted.solution.problem.loss.covariance)
+    assert run.certify().same_models
+    other = replace(run, covariance=4.0 * run.covariance).certify()
+    assert not (other.holds and other.same_models)
 
 
 def test_predictions_by_hand(made):

@@ -21,6 +21,8 @@ probabilistic principal components (Tipping and Bishop 1999).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,7 +36,15 @@ _SETTLED = 0.1  # EM ends after a round that increases the evidence by less
 _SAMPLE = 150  # largest number of users that T is estimated from
 _LONGEST = 16.0  # largest factor of an extrapolated EM step
 _SMALLEST = 1e-10  # smallest eigenvalue of T, relative to the largest
+_LOW, _WIDE = 3, 30  # curvatures of rank dim / _LOW at most are used as factors, in this dimension and above
 _FLAT = 1e-9  # relative curvature added, so that directions without curvature do not matter
+
+
+class Factors(NamedTuple):
+    """curvature_i = floor_i I + factor_i factor_i', for users with fewer rows than coordinates."""
+
+    floors: Array  # (n,)
+    factors: Array  # (n, dim, rank)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +73,18 @@ class Expansions:
 
     def take(self, users: Indices | Ints) -> Expansions:
         """The expansions of some users."""
-        return Expansions(self.constants[users], self.slopes[users], self.curvatures[users])
+        return Expansions(self.constants[users], self.slopes[users], self.curvatures[users])._with_factors(
+            self.factors and Factors(self.factors.floors[users], self.factors.factors[users]))
 
     def scaled(self, factor: float) -> Expansions:
         """All log-likelihoods times a factor."""
-        return Expansions(factor * self.constants, factor * self.slopes, factor * self.curvatures)
+        return Expansions(factor * self.constants, factor * self.slopes, factor * self.curvatures)._with_factors(
+            self.factors and Factors(factor * self.factors.floors, factor**0.5 * self.factors.factors))
+
+    def _with_factors(self, factors: Factors | None) -> Expansions:
+        """The same, with factors that are known already."""
+        vars(self)["factors"] = factors
+        return self
 
     def values(self, centres: Array) -> Array:
         """(n, n_centres) the value of every user at every centre."""
@@ -92,9 +109,25 @@ class Expansions:
         sums = self.sums(labels)
         return solve_damped(sums.curvatures, sums.slopes)
 
+    @cached_property
+    def factors(self) -> Factors | None:
+        """The curvatures as factors of low rank; None if the rank is not low."""
+        dim = self.slopes.shape[1]
+        if dim < _WIDE:
+            return None
+        scales, axes = np.linalg.eigh(self.curvatures)
+        floors = scales[:, 0].clip(min=0.0)
+        above = scales - floors[:, None]
+        rank = max(int((above > 1e-12 * scales[:, -1:]).sum(axis=1).max()), 1)
+        if _LOW * rank > dim:
+            return None
+        return Factors(floors, axes[:, :, -rank:] * np.sqrt(above[:, None, -rank:].clip(min=0.0)))
+
     def marginal(self, covariance: Array) -> tuple[Expansions, Array]:
         """The evidence as a function of the centre, for models with this covariance, and V, (n, dim, dim)."""
         scales, axes = np.linalg.eigh(covariance)
+        if self.factors is not None:
+            return self._marginal_of_factors(self.factors, np.maximum(scales, 0.0), axes)
         root = axes * np.sqrt(np.maximum(scales, 0.0))  # covariance = root root'
         inner = root.T @ self.curvatures @ root + np.eye(len(root))
         posterior = root @ np.linalg.inv(inner) @ root.T
@@ -103,6 +136,33 @@ class Expansions:
         product = self.curvatures @ posterior
         return Expansions(constants, self.slopes - _times(product, self.slopes),
                           self.curvatures - product @ self.curvatures), posterior
+
+    def _marginal_of_factors(self, low: Factors, scales: Array, axes: Array) -> tuple[Expansions, Array]:
+        """The same by the formulas for a matrix of low rank, for T = axes diag(scales) axes'.
+
+        With c = floor, F = factor, S = (T^-1 + c I)^-1, W = S F and M = I + F' S F:
+
+            V = S - W M^-1 W',      A V = c V + F M^-1 W',      A V A = c A V + (F (I - M^-1) + c W M^-1) F'
+            log det(I + A T) = log det(I + c T) + log det M
+        """
+        F = low.factors
+        floors = low.floors[:1] if (low.floors == low.floors[0]).all() else low.floors  # then S is the same for all
+        c, turned = floors[:, None, None], 1.0 + floors[:, None] * scales
+        S = (axes * (scales / turned)[:, None, :]) @ axes.T
+        W = S @ F
+        M = np.eye(F.shape[2]) + np.swapaxes(F, 1, 2) @ W
+        inverse = np.linalg.inv(M)
+        right = inverse @ np.swapaxes(W, 1, 2)  # M^-1 W'
+        posterior = S - W @ right
+        own = _times(posterior, self.slopes)
+        constants = self.constants + 0.5 * (self.slopes * own).sum(axis=1) \
+            - 0.5 * (np.log(turned).sum(axis=1) + np.linalg.slogdet(M)[1])
+        slopes = self.slopes - c[:, 0] * own - _times(F, _times(right, self.slopes))
+        left = F - F @ inverse + c * np.swapaxes(right, 1, 2)
+        curvatures = self.curvatures - left @ np.swapaxes(F, 1, 2)
+        if c.any():
+            curvatures -= c * (c * posterior + F @ right)
+        return Expansions(constants, slopes, curvatures), posterior
 
     def modes(self, centres: Array, posterior: Array) -> Array:
         """(n, dim) the most likely model of every user, given its centre: centre + V (slope - curvature centre)."""

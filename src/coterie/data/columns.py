@@ -91,9 +91,9 @@ class Column:
         index = np.where(cells.missing, -1, np.array([known.get(text, unknown) for text in texts])[codes])
         new = [texts[code] for code in np.unique(codes[(index < 0) & ~cells.missing])]
         if new:
+            becomes = "all its columns are 0" if self.reference is None else "it is filled with its mean"
             warnings.warn(f"Column {self.name!r} has levels that the table learned from does not have, {show(*new)}: "
-                          f"{'all its columns are 0' if self.reference is None else 'it is filled with its mean'} there.",
-                          CoterieWarning, stacklevel=5)
+                          f"{becomes} there.", CoterieWarning, stacklevel=5)
         return index
 
 

@@ -71,7 +71,7 @@ class Recipe:
     >>> recipe.task, recipe.feature_names
     ('regression', ('kind=red',))
     >>> recipe.encode(frame)
-    Users(2 users, 6 samples, 1 feature, targets)
+    Users(2 users, 6 samples, 1 features, targets)
     """
 
     user: str | None

@@ -4,7 +4,8 @@
     fitted.predict(new_users)
     fitted.save("run")                                        # coterie.load_run("run") reads it
 
-1. Features are standardised, and an intercept is added (`coterie.fitting.units`).
+1. Targets that are absurdly far from all others are left out, with a warning (`coterie.fitting.outliers`). Features are
+   standardised, and an intercept is added (`coterie.fitting.units`).
 2. Groups are found, and weights made from them (`coterie.fitting.plan`).
 3. The path over lam is solved, from separate models through these groups to one model for all.
 4. At a lam where the clusters are the groups, the solution is certified: no other models are better for this convex
@@ -29,6 +30,7 @@ from coterie.analysis.path import Path
 from coterie.data.users import Users
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.fitting.kinds import group_centres, sentence_of
+from coterie.fitting.outliers import without_far_targets
 from coterie.fitting.plan import FinishedParts, FitProgress, Work, learn_units, make_plan, solve_plan
 from coterie.fitting.predictions import Predictor, PredictsRows
 from coterie.fitting.proof import RunCertificate
@@ -129,9 +131,10 @@ def fit(users: Users, settings: Settings, *, progress: FitProgress | None = None
             points or with_scores or users.n_users == 1):
         raise _no_held_out_rows()
     work = Work(progress or (lambda *_: None), {} if store is None else store)
+    users, concerns = without_far_targets(users, settings)
     units = learn_units(users, settings)
     inner = units.inner(users)
-    for concern in units.loss.concerns(inner):
+    for concern in concerns + units.loss.concerns(inner):
         warnings.warn(concern, CoterieWarning, stacklevel=2)
     # The kind of models is chosen without the rows that judge it, and then fitted to all rows.
     scores, judged = score_held_out(users, settings, work) if with_scores else (None, None)
@@ -147,6 +150,7 @@ def fit(users: Users, settings: Settings, *, progress: FitProgress | None = None
         work.show("stability of the groups")
         stability = measure_stability(inner, units.loss, plan.sharing, settings, judged)
         why = f"{why} {stability}" if stability.stable else f"{stability} {why}"
+    why = " ".join([*concerns, why])
     chosen = path[index]
     solution = solve(chosen.problem, tol=settings.tol, start=chosen)  # once more, for its duals
     everyone = np.zeros(inner.n_users, dtype=np.int64)

@@ -21,6 +21,7 @@ from coterie.data.io import fingerprint, read_table
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.fitting.kinds import handed_out, kind_of
+from coterie.fitting.outliers import without_far_targets
 from coterie.fitting.plan import learn_units
 from coterie.fitting.predictions import Data, Predictor, PredictsRows
 from coterie.fitting.proof import RunCertificate
@@ -167,6 +168,8 @@ class Run(PredictsRows):
         if list(map(str, users.names)) != list(map(str, self.names)):
             raise InvalidInput(f"{data if isinstance(data, (str, PathLike)) else 'The table'} has other users than the "
                                "run", remedy="Give the table the run was made from")
+        if "kind" in self.info:  # older versions used all rows
+            users, _ = without_far_targets(users, self.settings)
         units = learn_units(users, self.settings)
         loss = units.loss if self.covariance is None else Personal(units.loss, covariance=self.covariance, scale="rows")
         problem = Problem(units.inner(users), loss, self.lam, self.graph)
