@@ -9,9 +9,10 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 import coterie as ct
+from coterie.analysis import random_effects
 from coterie.analysis.random_effects import learn_spread
 from coterie.datasets import clustered
-from coterie.fitting import Settings, fit
+from coterie.fitting import Settings, fit, kinds
 from coterie.fitting.kinds import KINDS, Sharing, choose, group_centres, handed_out, kind_of, sharing_of
 from coterie.fitting.stability import measure_stability
 from coterie.fitting.units import Units
@@ -95,6 +96,57 @@ def test_a_spread_of_classifiers_is_learned():
     spread = learn_spread(users, ct.Logistic(ridge=1e-3), np.zeros(150, dtype=int))
     assert spread.covariance[2, 2] == pytest.approx(2.25, rel=0.35)
     assert np.abs(np.diag(spread.covariance)[:2]).max() < 0.25
+
+
+def labelled(spread: float, *, n_users: int, rows: int, dim: int = 8, seed: int = 0) -> ct.Users:
+    """Classes with few positive rows; models differ along one direction of all coordinates."""
+    rng = np.random.default_rng(seed)
+    direction = np.ones(dim) / np.sqrt(dim)
+    models = rng.normal(size=dim) * 0.5 + spread * rng.normal(size=(n_users, 1)) * direction
+    owner = np.repeat(np.arange(n_users), rows)
+    X = rng.normal(size=(len(owner), dim))
+    t = (X * models[owner]).sum(axis=1) - 2.0
+    return ct.Users.from_arrays(X, np.where(t + rng.logistic(size=len(t)) > 0, 1.0, -1.0), owner)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_evidence_of_classes_is_that_of_probabilities(seed):
+    """Few rows, one class for many users: the expansions are extreme, and the evidence still a log-probability."""
+    users, loss = labelled(0.0, n_users=20, rows=12, seed=seed), ct.Logistic(ridge=1e-3)
+    plain, labels = ct.Logistic(ridge=0.0), np.zeros(20, dtype=int)
+    samples = plain.prepare(users)
+    learn = random_effects._Learner(plain, users, samples, labels, *random_effects._first_models(loss, users, labels))
+    pooled = group_centres(loss, loss.prepare(users), labels, "rows")
+    likelihood = -12 * plain.values(samples, np.repeat(pooled, 20, axis=0)).sum()
+    assert learn("none").evidence == pytest.approx(likelihood, rel=1e-6)
+    for shape in random_effects.SHAPES:
+        assert likelihood - 10 < learn(shape).evidence < min(0.0, likelihood + 10)
+
+
+def test_one_direction_is_learned_where_users_are_few():
+    users, loss = labelled(2.0, n_users=30, rows=60), ct.Logistic(ridge=1e-3)
+    spread = learn_spread(users, loss, np.zeros(30, dtype=int))
+    assert spread.shape == "one direction"
+    assert spread.gain > 3.0
+    values, vectors = np.linalg.eigh(spread.covariance)
+    assert values[-1] > 10 * values[-2]
+    assert abs(vectors[:8, -1].sum()) / np.sqrt(8) > 0.9
+    assert not random_effects._possible("one direction", loss, labelled(2.0, n_users=60, rows=10))
+
+
+def test_evidence_decides_where_rows_left_out_cannot():
+    """The simpler of two equally good kinds is taken, unless the evidence speaks against it or it is worse."""
+    losses = np.stack([np.ones(20), 0.99 + 0.2 * (-1.0) ** np.arange(20)])  # a small gain, far from certain
+    simpler_first, richer_first = np.array([False, False]), np.array([True, False])
+    assert kinds._simplest(losses, simpler_first) == 0
+    assert kinds._simplest(losses, richer_first) == 1
+    assert kinds._simplest(losses[::-1], richer_first) == 0  # the doubtful one is the best
+    labels = np.zeros(4, dtype=int)
+    clear = Sharing("personal", labels, np.eye(2), gain=10.0)
+    options = [Sharing("one model", labels), clear]
+    assert kinds._doubtful(options).tolist() == [True, False]
+    assert kinds._doubtful([options[0], replace(clear, gain=1.0)]).tolist() == [False, False]
+    assert kinds._doubtful([options[0], Sharing("groups", np.array([0, 0, 1, 1]))]).tolist() == [True, False]
 
 
 def test_rows_or_users_count_alike():

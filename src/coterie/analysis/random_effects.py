@@ -6,34 +6,38 @@ T and, for the squared loss, the noise variance s maximise the evidence by EM (D
 Laplace's approximation for other losses (`coterie.analysis.spread`). A direction in which users agree gets a small
 variance and is shared; one in which they differ a large one and is personal. The shapes that T may have:
 
-    round       a multiple of the identity
-    intercept   a variance of the intercept; slopes are shared entirely
-    diagonal    a variance of each coordinate
-    full        any
+    round           a multiple of the identity
+    intercept       a variance of the intercept; slopes are shared entirely
+    diagonal        a variance of each coordinate
+    one direction   a free variance in one direction, any, and a multiple of the identity in the others; only where
+                    there are fewer users than numbers of a full T
+    full            any
 
-The shape is chosen by the evidence less log(n_users) / 2 for each free number of T (Schwarz 1978).
+T is used to predict, so its shape is chosen by the evidence less 1 for each free number of T (Akaike 1973; Vaida and
+Blanchard 2005). Whether users differ at all is a question about them, not about predictions: `ModelSpread.gain` answers
+it with log(n_users) / 2 for each number (Schwarz 1978).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from coterie._typing import Array, Flags, Ints
 from coterie.analysis.dispersion import dispersion, without_ridge
-from coterie.analysis.spread import Expansions, find_modes, total
+from coterie.analysis.spread import Expansions, find_modes, project, total
 from coterie.data.users import Users
 from coterie.losses import AffineLoss, Loss, Samples, Squared
 from coterie.losses.grouped import Grouped
 
-SHAPES = ("round", "intercept", "diagonal", "full")
+SHAPES = ("round", "intercept", "diagonal", "one direction", "full")
 _ROUNDS = 100  # largest number of EM rounds
 _SETTLED = 0.02  # EM ends after two rounds that increase the evidence by less
 _LONGEST = 8.0  # largest factor of an extrapolated EM step
 _MOST = 200  # largest number of users that T is estimated from
-_EXPANSIONS = 2  # expansions at the modes, for losses that are not quadratic
+_EXPANSIONS = 2  # how often T is estimated from expansions at the modes, for losses that are not quadratic
 _SMALLEST = 1e-8  # smallest eigenvalue of T beside the largest
 _START = 0.1  # ridge of the pooled model, and pull of the first models to it
 _SMALL, _WIDEST = 10, 60  # coordinates up to which a full T is always tried, and tried at all
@@ -48,13 +52,22 @@ class ModelSpread:
     shape : of the covariance.
     covariance : (dim, dim) T.
     noise : s.
-    evidence : log-likelihood of all rows, less what the free numbers of T cost.
+    evidence : log-likelihood of all rows.
+    n_numbers : free numbers of T.
+    gain : what the evidence gains over models without a personal part, less log(n_users) / 2 for each number.
     """
 
     shape: str
     covariance: Array
     noise: float
     evidence: float
+    n_numbers: int
+    gain: float = 0.0
+
+    @property
+    def predictive(self) -> float:
+        """The evidence less 1 for each free number of T."""
+        return self.evidence - self.n_numbers
 
     @property
     def relative(self) -> Array:
@@ -87,7 +100,7 @@ def _best_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
     users, labels = users.take(some), np.unique(labels[some], return_inverse=True)[1]
     plain = without_ridge(loss)
     samples = plain.prepare(users)
-    learn = _Learner(plain, users, samples, labels, _first_models(loss, users, labels))
+    learn = _Learner(plain, users, samples, labels, *_first_models(loss, users, labels))
     without, best = learn("none"), None
     if not np.isfinite(without.evidence):
         return None
@@ -95,33 +108,39 @@ def _best_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
         if not _possible(shape, loss, users) or (shape == "full" and best is None and samples.dim > _SMALL):
             continue  # a spread that no simpler shape shows would have to be a narrow one
         spread = learn(shape)
-        if np.isfinite(spread.covariance).all() and spread.evidence > (without if best is None else best).evidence:
-            best = spread
+        if np.isfinite(spread.covariance).all() and spread.predictive > (best or without).predictive:
+            gain = spread.evidence - without.evidence - 0.5 * np.log(users.n_users) * spread.n_numbers
+            best = replace(spread, gain=float(gain))
     return best
 
 
 def _possible(shape: str, loss: Loss, users: Users) -> bool:
     intercept = isinstance(loss, AffineLoss) and loss.intercept
     dim = loss.dim(users)
-    return {"intercept": intercept and dim > 1, "full": 1 < dim <= _WIDEST, "diagonal": dim > 1}.get(shape, True)
+    few = dim * (dim + 1) // 2 > users.n_users
+    return {"intercept": intercept and dim > 1, "diagonal": dim > 1, "one direction": few and dim <= _WIDEST,
+            "full": 1 < dim <= _WIDEST}.get(shape, True)
 
 
-def _first_models(loss: Loss, users: Users, labels: Ints) -> Array:
-    """Models between the pooled one and the users' own, where the first expansion is."""
+def _first_models(loss: Loss, users: Users, labels: Ints) -> tuple[Array, Array]:
+    """Models between the pooled ones and the users' own, where the first expansion is; and the pooled ones."""
     samples = loss.prepare(users)
-    pooled = Grouped(loss=loss, samples=samples, labels=labels)
-    centres = pooled.prox(pooled.prepare(pooled.groups), None, _START, None).points
-    return loss.prox(samples, None, _START, centres[labels]).points
+    grouped = Grouped(loss=loss, samples=samples, labels=labels, weights=users.counts / users.counts.mean())
+    groups = grouped.prepare(grouped.groups)
+    centres = grouped.prox(groups, None, _START, None).points
+    return loss.prox(samples, None, _START, centres[labels]).points, grouped.local(groups).points
 
 
 class _Learner:
     """EM for one shape after the other, on the same users."""
 
-    def __init__(self, loss: Loss, users: Users, samples: Samples, labels: Ints, models: Array) -> None:
+    def __init__(self, loss: Loss, users: Users, samples: Samples, labels: Ints, models: Array,
+                 pooled: Array) -> None:
         self.loss, self.users, self.samples, self.labels, self.models = loss, users, samples, labels, models
         self.counts, self.gaussian = users.counts.astype(float), type(loss) is Squared
         self.first = Expansions.at(loss, samples, self.counts, models)
         self.noise = dispersion(loss, users, samples)
+        self.pooled = pooled
 
     def __call__(self, shape: str) -> ModelSpread:
         form, n_numbers = self._form(shape)
@@ -129,16 +148,26 @@ class _Learner:
         deviations = self.models - self.first_centres()
         scatter = deviations.T @ deviations / n
         covariance = form(scatter + 1e-3 * np.trace(scatter) / dim * np.eye(dim) + 1e-12 * np.eye(dim))
-        expansions, noise = self.first, self.noise
-        for step in range(1 if self.loss.quadratic else _EXPANSIONS):
-            if step:
-                scaled = expansions.scaled(1 / noise)
-                centres = scaled.marginal(covariance)[0].centres(self.labels)[self.labels]
-                floor = covariance + (1e-9 * np.trace(covariance) / dim + 1e-12) * np.eye(dim)
-                models = find_modes(self.loss, self.samples, self.counts / noise, centres, floor, centres)
-                expansions = Expansions.at(self.loss, self.samples, self.counts, models)
-            covariance, noise, evidence = self._maximise(expansions, covariance, noise, form)
-        return ModelSpread(shape, covariance, noise, evidence - 0.5 * np.log(n) * n_numbers)
+        if self.loss.quadratic:
+            covariance, noise, evidence = self._maximise(self.first, covariance, self.noise, form)
+        else:
+            covariance, noise, evidence = self._laplace(covariance, form)
+        return ModelSpread(shape, covariance, noise, evidence, n_numbers)
+
+    def _laplace(self, covariance: Array, form: Callable[[Array], Array]) -> tuple[Array, float, float]:
+        """EM on expansions at the modes, which move with T and the centres; evidence at the last modes."""
+        noise, centres, dim = self.noise, self.pooled[self.labels], len(covariance)
+        if not covariance.any():
+            return covariance, noise, -float(self.counts @ self.loss.values(self.samples, centres)) / noise
+        for step in range(_EXPANSIONS + 1):
+            floor = covariance + (1e-9 * np.trace(covariance) / dim + 1e-12) * np.eye(dim)
+            models = find_modes(self.loss, self.samples, self.counts / noise, centres, floor, centres)
+            expansions = Expansions.at(self.loss, self.samples, self.counts, models)
+            if step < _EXPANSIONS:
+                covariance, noise, _ = self._maximise(expansions, covariance, noise, form)
+                centres = expansions.scaled(1 / noise).marginal(covariance)[0].centres(self.labels)[self.labels]
+        marginal = expansions.scaled(1 / noise).marginal(covariance)[0]
+        return covariance, noise, float(marginal.at_own(centres).sum())
 
     def first_centres(self) -> Array:
         """(n_users, dim) the centre of each user's group, as a mean of the first models."""
@@ -155,6 +184,8 @@ class _Learner:
             return lambda T: np.eye(dim) * np.trace(T) / dim, 1
         if shape == "diagonal":
             return lambda T: np.diag(np.diag(T)), dim
+        if shape == "one direction":
+            return lambda T: project(T, 1), dim + 1
         if shape == "full":
             return lambda T: 0.5 * (T + T.T), dim * (dim + 1) // 2
         free = _intercepts(dim, self.users)

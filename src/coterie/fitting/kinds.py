@@ -12,8 +12,9 @@ of personal models x_i around centres z_i. From simple to rich:
 
 Every kind is fitted without some rows of each user and judged by its mean loss on these rows, several times. The
 simplest kind is taken that is within one standard error of the best one, or misses little of what the best one gains
-over one model for all; the error is that of the mean over users of the difference. None of these rows is among those
-that judge the fit in the end (`coterie.fitting.scores`).
+over one model for all; the error is that of the mean over users of the difference. One model for all is not taken for
+its simplicity where the evidence of all rows speaks against it: groups were found, or users differ clearly from each
+other (`ModelSpread.gain`). None of these rows is among those that judge the fit in the end (`coterie.fitting.scores`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-from coterie._typing import Array, Ints
+from coterie._typing import Array, Flags, Ints
 from coterie.analysis.dispersion import without_ridge
 from coterie.analysis.random_effects import learn_spread
 from coterie.data.users import Users
@@ -37,6 +38,7 @@ KINDS: tuple[Kind, ...] = ("one model", "groups", "personal", "personal in group
 _SPLITS, _FEWER, _MANY = 4, 2, 20_000  # how often rows are left out to choose the kind; of many rows less often
 _SHARE = 0.25  # of each user's rows
 _LITTLE = 0.05  # share of what the best kind gains over one model that a simpler kind may miss
+_CLEAR = 3.0  # gain in evidence, in nats, from which users differ clearly: a Bayes factor of 20 (Kass and Raftery 1995)
 _MOVES = 3  # how often users may change their group where some of their rows are left out
 
 
@@ -50,12 +52,14 @@ class Sharing:
     labels : (n_users,) the groups whose users share a centre.
     covariance : (dim, dim) of personal models around their centre, in units of the noise; None without personal parts.
     count : what counts alike in the centre of a group.
+    gain : what the evidence gains by the personal parts, in nats.
     """
 
     kind: Kind
     labels: Ints
     covariance: Array | None = field(default=None, repr=False)
     count: Count = "rows"
+    gain: float = 0.0
 
     def loss(self, loss: Loss) -> Loss:
         """The loss of the centres."""
@@ -123,7 +127,7 @@ def sharing_of(kind: Kind, users: Users, loss: Loss, labels: Ints, count: Count)
     spread = learn_spread(users, loss, groups) if kind.startswith("personal") else None
     if spread is None:
         return Sharing("groups" if groups.any() else "one model", groups, None, count)
-    return Sharing("personal in groups" if groups.any() else "personal", groups, spread.relative, count)
+    return Sharing("personal in groups" if groups.any() else "personal", groups, spread.relative, count, spread.gain)
 
 
 def candidates(users: Users, loss: Loss, labels: Ints, count: Count) -> list[Sharing]:
@@ -194,17 +198,28 @@ def choose(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Compar
         losses = sums / counts
     judged = np.isfinite(losses).all(axis=0).sum() > 1
     found = [option.kind for option in options].index("groups" if labels.any() else "one model")
-    return Comparison(options, losses, _simplest(losses) if judged else found)
+    return Comparison(options, losses, _simplest(losses, _doubtful(options)) if judged else found)
 
 
-def _simplest(losses: Array) -> int:
-    """The first option whose mean loss is within a standard error, and a little of the benefit, of the least."""
+def _doubtful(options: list[Sharing]) -> Flags:
+    """(n_options,) True for one model where the evidence of all rows speaks against it."""
+    differ = any(option.kind == "groups" or (option.kind == "personal" and option.gain > _CLEAR) for option in options)
+    return np.array([differ and option.kind == "one model" for option in options])
+
+
+def _simplest(losses: Array, doubtful: Flags) -> int:
+    """The first option whose mean loss is within a standard error, and a little of the benefit, of the least.
+
+    A doubtful option has to have the least.
+    """
     judged = losses[:, np.isfinite(losses).all(axis=0)]
     best = int(judged.mean(axis=1).argmin())
     excess = judged - judged[best]
     errors = excess.std(axis=1, ddof=1) / np.sqrt(judged.shape[1])
     means = excess.mean(axis=1)  # the first one is what sharing less than everything gains
-    return int(np.flatnonzero(means <= errors + _LITTLE * means[0])[0])
+    near = (means <= errors + _LITTLE * means[0]) & ~doubtful
+    near[best] = True
+    return int(np.flatnonzero(near)[0])
 
 
 _SENTENCES: dict[Kind, str] = {
