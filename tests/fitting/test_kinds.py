@@ -12,7 +12,7 @@ import coterie as ct
 from coterie.analysis import random_effects
 from coterie.analysis.random_effects import learn_spread
 from coterie.datasets import clustered
-from coterie.fitting import Settings, fit, kinds
+from coterie.fitting import Settings, fit, kinds, plan
 from coterie.fitting.kinds import KINDS, Sharing, choose, group_centres, handed_out, kind_of, sharing_of
 from coterie.fitting.stability import measure_stability
 from coterie.fitting.units import Units
@@ -229,3 +229,42 @@ def test_newcomers_get_personal_models():
     np.testing.assert_allclose(joined.models, loss.personal_models(inner, centres), rtol=1e-8, atol=1e-10)
     ours = result.units.scores(joined.models, new.test).mean()
     assert ours < 0.8 * result.units.scores(np.tile(result.together, (5, 1)), new.test).mean()
+
+
+def test_a_kind_that_vanishes_with_all_rows_is_chosen_again(monkeypatch):
+    """Groups are found without the held-out rows only: the kind is chosen anew, and scores are those of this kind."""
+    users = panel([1.0, 1.0, 1.0], n_users=20, rows=10, seed=6)
+    real, searches = plan.find_groups, []
+
+    def search(users, loss, **options):
+        searches.append(users.n_samples)
+        found = real(users, loss, **options)
+        return replace(found, labels=np.arange(20) % 2) if len(searches) == 1 else found
+
+    monkeypatch.setattr(plan, "find_groups", search)
+    monkeypatch.setattr(kinds, "_doubtful", lambda options: np.array([o.kind != "groups" for o in options]))
+    monkeypatch.setattr(kinds, "_MOST", np.inf)
+    monkeypatch.setattr(kinds, "_LITTLE", np.inf)
+    stored: dict = {}
+    result = fit(users, QUICK, store=stored)
+    assert stored["held out: kind"]["kind"] == "groups"
+    assert result.kind == stored["held out again: kind"]["kind"] == "personal"
+    assert result.compared["personal"] < result.compared["one model"]
+    assert result.why.startswith("Every user gets a model of its own")
+
+
+def test_no_user_with_large_numbers_decides_alone():
+    """Nine users gain, and one in ten times larger units loses a little of its own: roots of squares show it."""
+    losses = np.stack([np.r_[400.0, np.full(9, 4.0)], np.r_[460.0, np.full(9, 1.0)]])
+    everything = np.zeros(2, dtype=bool)
+    assert kinds._simplest(losses, everything) == 0
+    assert kinds._simplest(np.sqrt(losses), everything) == 1
+
+
+def test_within_an_error_is_not_enough_where_most_is_missed():
+    noisy = np.stack([np.full(10, 4.0), np.r_[20.0, np.full(9, 2.0)], np.ones(10)])
+    assert kinds._simplest(noisy, np.array([True, False, False])) == 2
+    noisy[1, 0] = 2.0
+    assert kinds._simplest(noisy, np.array([True, False, False])) == 2
+    noisy[1] = 1.0 + np.r_[0.3, np.zeros(9)]
+    assert kinds._simplest(noisy, np.array([True, False, False])) == 1

@@ -92,8 +92,7 @@ def _run(federation: Benchmark, seeds: range, only: tuple[str, ...], results: li
 def _table(rows: list[lab.Row]) -> Table:
     """The columns that fit a terminal; table.md and table.csv have all."""
     table = Table(title=f"{rows[0].federation}: {rows[0].metric} per user, best mean first")
-    shown = ("method", "mean", "worst decile", "better than alone", "worse than alone", "against coterie", "p (Holm)",
-             "models", "rounds")
+    shown = ("method", "mean", "better than alone", "worse than alone", "against coterie", "p (Holm)", "models")
     columns = [lab.HEADINGS.index(heading) for heading in shown]
     for heading in shown:
         table.add_column(heading, justify="left" if heading in ("method", "against coterie") else "right",

@@ -138,13 +138,16 @@ def fit(users: Users, settings: Settings, *, progress: FitProgress | None = None
         warnings.warn(concern, CoterieWarning, stacklevel=2)
     # The kind of models is chosen without the rows that judge it, and then fitted to all rows.
     scores, judged = score_held_out(users, settings, work) if with_scores else (None, None)
-    plan = make_plan(inner, units.loss, settings, work, None if judged is None else judged.kind)
+    plan = make_plan(inner, units.loss, settings, work, None if judged is None else judged.sharing)
+    if judged is not None and plan.kind != judged.kind:  # it does not exist with all rows: score the kind that does
+        scores, judged = score_held_out(users, settings, work, plan.sharing)
+    compared = plan.means or ({} if judged is None else judged.means)
     path = solve_plan(plan, settings, work)
     index, why = plan.choose(path)
     if index < 0:
         index, why = _clearest(path, settings.seed) if points else _best(path, scores)
     elif plan.kind is not None:
-        why = f"{sentence_of(plan.kind, (judged or plan).means)} {why}"
+        why = f"{sentence_of(plan.kind, compared)} {why}"
     stability = None
     if plan.sharing is not None and plan.groups is not None and plan.groups.any():
         work.show("stability of the groups")
@@ -156,7 +159,7 @@ def fit(users: Users, settings: Settings, *, progress: FitProgress | None = None
     everyone = np.zeros(inner.n_users, dtype=np.int64)
     together = group_centres(plan.problem.loss, plan.problem.samples, everyone, settings.count)[0]
     return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together, why=why,
-               scores=scores, compared=(judged or plan).means, stability=stability)
+               scores=scores, compared=compared, stability=stability)
 
 
 def _no_held_out_rows() -> InvalidInput:

@@ -12,9 +12,11 @@ of personal models x_i around centres z_i. From simple to rich:
 
 Every kind is fitted without some rows of each user and judged by its mean loss on these rows, several times. The
 simplest kind is taken that is within one standard error of the best one, or misses little of what the best one gains
-over one model for all; the error is that of the mean over users of the difference. One model for all is not taken for
-its simplicity where the evidence of all rows speaks against it: groups were found, or users differ clearly from each
-other (`ModelSpread.gain`). None of these rows is among those that judge the fit in the end (`coterie.fitting.scores`).
+over one model for all; the error is that of the mean over users of the difference. Where targets are numbers, the loss
+of a user is its root mean squared error, so that no user with large numbers decides alone. Two limits to simplicity:
+one model for all is not taken where the evidence of all rows speaks against it, because groups were found or users
+differ clearly from each other (`ModelSpread.gain`), unless it is the best; and other kinds are not taken if they miss
+most of the gain. None of these rows is among those that judge the fit in the end (`coterie.fitting.scores`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from coterie.analysis.dispersion import without_ridge
 from coterie.analysis.random_effects import learn_spread
 from coterie.data.users import Users
 from coterie.fitting.settings import Settings
-from coterie.losses import Loss, Personal, Samples
+from coterie.losses import Loss, Personal, Samples, Squared
 from coterie.losses.grouped import Grouped
 
 Count = Literal["rows", "users"]
@@ -37,7 +39,8 @@ Kind = Literal["one model", "groups", "personal", "personal in groups", "alone"]
 KINDS: tuple[Kind, ...] = ("one model", "groups", "personal", "personal in groups", "alone")
 _SPLITS, _FEWER, _MANY = 4, 2, 20_000  # how often rows are left out to choose the kind; of many rows less often
 _SHARE = 0.25  # of each user's rows
-_LITTLE = 0.05  # share of what the best kind gains over one model that a simpler kind may miss
+_LITTLE = 0.05  # share of what the best kind gains over one model that a simpler kind may miss in any case
+_MOST = 0.5  # share of it that kinds other than one model may miss at most
 _CLEAR = 3.0  # gain in evidence, in nats, from which users differ clearly: a Bayes factor of 20 (Kass and Raftery 1995)
 _MOVES = 3  # how often users may change their group where some of their rows are left out
 
@@ -60,6 +63,11 @@ class Sharing:
     covariance: Array | None = field(default=None, repr=False)
     count: Count = "rows"
     gain: float = 0.0
+
+    @property
+    def n_groups(self) -> int:
+        """The number of groups."""
+        return int(self.labels.max()) + 1
 
     def loss(self, loss: Loss) -> Loss:
         """The loss of the centres."""
@@ -198,7 +206,8 @@ def choose(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Compar
         losses = sums / counts
     judged = np.isfinite(losses).all(axis=0).sum() > 1
     found = [option.kind for option in options].index("groups" if labels.any() else "one model")
-    return Comparison(options, losses, _simplest(losses, _doubtful(options)) if judged else found)
+    compared = np.sqrt(losses) if isinstance(loss, Squared) else losses
+    return Comparison(options, losses, _simplest(compared, _doubtful(options)) if judged else found)
 
 
 def _doubtful(options: list[Sharing]) -> Flags:
@@ -218,6 +227,7 @@ def _simplest(losses: Array, doubtful: Flags) -> int:
     errors = excess.std(axis=1, ddof=1) / np.sqrt(judged.shape[1])
     means = excess.mean(axis=1)  # the first one is what sharing less than everything gains
     near = (means <= errors + _LITTLE * means[0]) & ~doubtful
+    near[1:] &= means[1:] <= _MOST * means[0]
     near[best] = True
     return int(np.flatnonzero(near)[0])
 

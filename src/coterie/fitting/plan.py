@@ -124,10 +124,11 @@ def learn_units(users: Users, settings: Settings, n_classes: int = 0) -> Units:
                        n_classes=max(n_classes, settings.n_classes), standardize=settings.standardize)
 
 
-def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, kind: Kind | None = None) -> PathPlan:
+def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sharing | None = None) -> PathPlan:
     """The problem, its weights and its lams for these users, whose data are in the solver's units.
 
-    The kind of models is chosen by rows left out unless it is given; see `coterie.fitting.kinds`.
+    The kind of models is chosen by rows left out; see `coterie.fitting.kinds`. If `like` is given, its kind is taken
+    where these users have it too, with as many groups.
     """
     n, k = inner.n_users, min(settings.k, max(inner.n_users - 1, 1))
     single = settings.task == "clustering" and int(inner.counts.max()) == 1
@@ -143,7 +144,7 @@ def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, kind: Ki
         weights = "gaussian" if settings.weights == "auto" else settings.weights
         graph = adaptive_graph(LocalModels.of(inner, loss, max(settings.ridge, 1e-6)), weights, k)
     else:
-        return _plan_with_groups(inner, loss, settings, work, kind)
+        return _plan_with_groups(inner, loss, settings, work, like)
     problem = _problem(inner, loss, graph)
 
     def grid() -> Array:
@@ -183,24 +184,24 @@ def _search_groups(inner: Users, loss: Loss, settings: Settings, work: Work) -> 
     return {"labels": groups.labels, "sentence": f"{groups}{' The search stopped at this number.' if at_limit else ''}"}
 
 
-def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints, kind: Kind | None) -> dict[str, Any]:
+def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints,
+                 like: Sharing | None) -> dict[str, Any]:
     """What users share: `kind`, `labels`, `covariance`, and the mean losses by kind where they were compared."""
     if settings.lam != "auto" or settings.task == "clustering":
         return {"kind": "groups" if labels.any() else "one model", "labels": labels, "covariance": None, "means": {}}
-    if kind is not None:
-        sharing, means = sharing_of(kind, inner, loss, labels, settings.count), {}
-    else:
+    sharing, means = None if like is None else sharing_of(like.kind, inner, loss, labels, settings.count), {}
+    if like is None or sharing is None or (sharing.kind, sharing.n_groups) != (like.kind, like.n_groups):
         compared = choose(inner, loss, labels, settings)
         sharing, means = compared.sharing, compared.means
     return {"kind": sharing.kind, "labels": sharing.labels, "covariance": sharing.covariance, "means": means}
 
 
-def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, kind: Kind | None) -> PathPlan:
+def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sharing | None) -> PathPlan:
     """The weights of two stages, and lams below and above the groups; see the module's text."""
     groups = work.once("groups", lambda: _search_groups(inner, loss, settings, work))
     labels, sentence = np.array(groups["labels"], dtype=np.int64), str(groups["sentence"])
     work.show("comparing kinds of models")
-    shared = work.once("kind", lambda: _choose_kind(inner, loss, settings, labels, kind))
+    shared = work.once("kind", lambda: _choose_kind(inner, loss, settings, labels, like))
     covariance = None if shared["covariance"] is None else np.asarray(shared["covariance"])
     sharing = Sharing(shared["kind"], np.asarray(shared["labels"], dtype=np.int64), covariance, settings.count)
     alone = sharing.kind == "alone"

@@ -9,7 +9,7 @@ import numpy as np
 from coterie._typing import Array, Flags
 from coterie.data.encoding import Task
 from coterie.data.users import Users
-from coterie.fitting.kinds import handed_out
+from coterie.fitting.kinds import Sharing, handed_out
 from coterie.fitting.plan import PathPlan, Work, learn_units, make_plan, solve_plan
 from coterie.fitting.settings import Settings
 from coterie.solvers import solve_quietly
@@ -62,8 +62,11 @@ class Scores:
                 "than chance.")
 
 
-def score_held_out(users: Users, settings: Settings, work: Work) -> tuple[Scores | None, PathPlan | None]:
+def score_held_out(users: Users, settings: Settings, work: Work,
+                   like: Sharing | None = None) -> tuple[Scores | None, PathPlan | None]:
     """Fit without a share of every user's rows and score on these rows; None where there are none.
+
+    The kind of models is chosen, or that of `like`.
 
     Returns
     -------
@@ -77,8 +80,8 @@ def score_held_out(users: Users, settings: Settings, work: Work) -> tuple[Scores
     if not present.any() or (classes and len(np.unique(train.targets)) < 2):
         return None, None
     units = learn_units(train, settings, int(users.targets.max()) + 1 if classes else 0)
-    work = replace(work, prefix="held out: ")
-    plan = make_plan(units.inner(train), units.loss, settings, work)
+    work = replace(work, prefix="held out: " if like is None else "held out again: ")
+    plan = make_plan(units.inner(train), units.loss, settings, work, like)
     problem = plan.problem
     if users.n_users <= _COMPLETE or plan.chosen < 0:
         path = solve_plan(plan, settings, work)
