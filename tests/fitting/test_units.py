@@ -148,11 +148,11 @@ def test_a_file_means_one_problem_wherever_its_rows_are(tmp_path):
     frame.write_csv(tmp_path / "all.csv")
     prepared = prepare(tmp_path / "all.csv", user="who", target="y")
     assert (prepared.recipe.task, prepared.units.n_classes) == ("classification", 2)
-    assert prepared.users.feature_names == ("x", "kind=a", "kind=b")
+    assert prepared.users.feature_names == ("x", "kind=b")
     assert set(prepared.users.targets) == {-1.0, 1.0}
     assert prepared.given.features[:, 0].std() > 15
     assert isinstance(prepared.units.loss, ct.Logistic)
-    assert prepared.problem(0.1).dim == 4
+    assert prepared.problem(0.1).dim == 3
 
     frames = [frame.filter(pl.col("who").is_in([f"u{i:02}" for i in range(k, 12, 3)])) for k in range(3)]
     recipe = Recipe.from_summary(merge([summarise(part, user="who", target="y") for part in frames]))

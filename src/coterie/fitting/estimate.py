@@ -31,13 +31,14 @@ from coterie.data.users import Users
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.fitting.kinds import group_centres, sentence_of
 from coterie.fitting.outliers import without_far_targets
-from coterie.fitting.plan import FinishedParts, FitProgress, Work, learn_units, make_plan, solve_plan
+from coterie.fitting.plan import FinishedParts, FitProgress, PathPlan, Work, learn_units, make_plan, solve_plan
 from coterie.fitting.predictions import Predictor, PredictsRows
 from coterie.fitting.proof import RunCertificate
 from coterie.fitting.result import FitResult
 from coterie.fitting.scores import Scores, score_held_out
 from coterie.fitting.settings import Settings
 from coterie.fitting.stability import measure_stability
+from coterie.fitting.units import Units
 from coterie.solvers import solve
 
 _CLEAR = 0.5  # below this silhouette the structure is weak and could be artificial (Kaufman and Rousseeuw 1990)
@@ -136,11 +137,7 @@ def fit(users: Users, settings: Settings, *, progress: FitProgress | None = None
     inner = units.inner(users)
     for concern in concerns + units.loss.concerns(inner):
         warnings.warn(concern, CoterieWarning, stacklevel=2)
-    # The kind of models is chosen without the rows that judge it, and then fitted to all rows.
-    scores, judged = score_held_out(users, settings, work) if with_scores else (None, None)
-    plan = make_plan(inner, units.loss, settings, work, None if judged is None else judged.sharing)
-    if judged is not None and plan.kind != judged.kind:  # it does not exist with all rows: score the kind that does
-        scores, judged = score_held_out(users, settings, work, plan.sharing)
+    scores, judged, plan = _planned(users, inner, units, settings, work, with_scores)
     compared = plan.means or ({} if judged is None else judged.means)
     path = solve_plan(plan, settings, work)
     index, why = plan.choose(path)
@@ -160,6 +157,19 @@ def fit(users: Users, settings: Settings, *, progress: FitProgress | None = None
     together = group_centres(plan.problem.loss, plan.problem.samples, everyone, settings.count)[0]
     return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together, why=why,
                scores=scores, compared=compared, stability=stability)
+
+
+def _planned(users: Users, inner: Users, units: Units, settings: Settings, work: Work,
+             with_scores: bool) -> tuple[Scores | None, PathPlan | None, PathPlan]:
+    """Scores on held-out rows, the plan without these rows, and the plan with all rows.
+
+    The kind of models is chosen without the rows that judge it, and then fitted to all rows.
+    """
+    scores, judged = score_held_out(users, settings, work) if with_scores else (None, None)
+    plan = make_plan(inner, units.loss, settings, work, None if judged is None else judged.sharing)
+    if judged is not None and plan.kind != judged.kind:  # it does not exist with all rows: score the kind that does
+        scores, judged = score_held_out(users, settings, work, plan.sharing)
+    return scores, judged, plan
 
 
 def _no_held_out_rows() -> InvalidInput:
