@@ -15,7 +15,8 @@ variance and is shared; one in which they differ a large one and is personal. Th
 
 T is used to predict, so its shape is chosen by the evidence less 1 for each free number of T (Akaike 1973; Vaida and
 Blanchard 2005). Whether users differ at all is a question about them, not about predictions: `ModelSpread.gain` answers
-it with log(n_users) / 2 for each number (Schwarz 1978).
+it with log(n_users) / 2 for each number (Schwarz 1978). Where the noise differs between users, each has a variance of
+its own (`coterie.analysis.noise`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 
 from coterie._typing import Array, Flags, Ints
 from coterie.analysis.dispersion import dispersion, without_ridge
+from coterie.analysis.noise import noise_of_users
 from coterie.analysis.spread import Expansions, find_modes, project, total
 from coterie.data.users import Users
 from coterie.losses import AffineLoss, Loss, Samples, Squared
@@ -38,6 +40,7 @@ _SETTLED = 0.02  # EM ends after two rounds that increase the evidence by less
 _LONGEST = 8.0  # largest factor of an extrapolated EM step
 _MOST = 200  # largest number of users that T is estimated from
 _EXPANSIONS = 2  # how often T is estimated from expansions at the modes, for losses that are not quadratic
+_EXACT = 1e10  # variance of models over that of the noise beyond which rows determine models exactly
 _SMALLEST = 1e-8  # smallest eigenvalue of T beside the largest
 _START = 0.1  # ridge of the pooled model, and pull of the first models to it
 _SMALL, _WIDEST = 10, 60  # coordinates up to which a full T is always tried, and tried at all
@@ -55,6 +58,7 @@ class ModelSpread:
     evidence : log-likelihood of all rows.
     n_numbers : free numbers of T.
     gain : what the evidence gains over models without a personal part, less log(n_users) / 2 for each number.
+    noises : (n_users,) the noise variance of each user over s; None if it is equal for all.
     """
 
     shape: str
@@ -63,6 +67,7 @@ class ModelSpread:
     evidence: float
     n_numbers: int
     gain: float = 0.0
+    noises: Array | None = None
 
     @property
     def predictive(self) -> float:
@@ -71,7 +76,7 @@ class ModelSpread:
 
     @property
     def relative(self) -> Array:
-        """T / s, the covariance for `Personal(loss, covariance=..., scale="rows")`."""
+        """T / s, the covariance for `Personal(loss, covariance=..., scale=noises / rows)`."""
         return self.covariance / self.noise
 
 
@@ -96,6 +101,7 @@ def learn_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
 
 
 def _best_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
+    everyone, groups = users, labels
     some = np.unique(np.linspace(0, users.n_users - 1, min(users.n_users, _MOST)).astype(np.intp))
     users, labels = users.take(some), np.unique(labels[some], return_inverse=True)[1]
     plain = without_ridge(loss)
@@ -111,7 +117,10 @@ def _best_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
         if np.isfinite(spread.covariance).all() and spread.predictive > (best or without).predictive:
             gain = spread.evidence - without.evidence - 0.5 * np.log(users.n_users) * spread.n_numbers
             best = replace(spread, gain=float(gain))
-    return best
+    if best is None or float(best.relative.max()) > _EXACT:
+        return None
+    differing = noise_of_users(everyone, loss, groups, best.covariance, best.noise, learn.form(best.shape)[0])
+    return best if differing is None else replace(best, covariance=differing[0], noises=differing[1])
 
 
 def _possible(shape: str, loss: Loss, users: Users) -> bool:
@@ -143,7 +152,7 @@ class _Learner:
         self.pooled = pooled
 
     def __call__(self, shape: str) -> ModelSpread:
-        form, n_numbers = self._form(shape)
+        form, n_numbers = self.form(shape)
         n, dim = self.models.shape
         deviations = self.models - self.first_centres()
         scatter = deviations.T @ deviations / n
@@ -175,7 +184,7 @@ class _Learner:
         np.add.at(sums, self.labels, self.models)
         return (sums / np.bincount(self.labels)[:, None])[self.labels]
 
-    def _form(self, shape: str) -> tuple[Callable[[Array], Array], int]:
+    def form(self, shape: str) -> tuple[Callable[[Array], Array], int]:
         """The projection of a covariance on a shape, and its number of free numbers."""
         dim = self.models.shape[1]
         if shape == "none":

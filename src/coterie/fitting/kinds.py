@@ -12,8 +12,8 @@ of personal models x_i around centres z_i. From simple to rich:
 
 Every kind is fitted without some rows of each user and judged by its mean loss on these rows, several times. The
 simplest kind is taken that is within one standard error of the best one, or misses little of what the best one gains
-over one model for all; the error is that of the mean over users of the difference. Where targets are numbers, the loss
-of a user is its root mean squared error, so that no user with large numbers decides alone. Two limits to simplicity:
+over one model for all; the error is that of the mean over users of the difference. Where targets are numbers, the losses
+of a user are divided by their mean over the kinds, so that no noisy user decides alone. Two limits to simplicity:
 one model for all is not taken where the evidence of all rows speaks against it, because groups were found or users
 differ clearly from each other (`ModelSpread.gain`), unless it is the best; and other kinds are not taken if they miss
 most of the gain. None of these rows is among those that judge the fit in the end (`coterie.fitting.scores`).
@@ -39,9 +39,10 @@ Kind = Literal["one model", "groups", "personal", "personal in groups", "alone"]
 KINDS: tuple[Kind, ...] = ("one model", "groups", "personal", "personal in groups", "alone")
 _SPLITS, _FEWER, _MANY = 4, 2, 20_000  # how often rows are left out to choose the kind; of many rows less often
 _SHARE = 0.25  # of each user's rows
-_LITTLE = 0.05  # share of what the best kind gains over one model that a simpler kind may miss in any case
-_MOST = 0.5  # share of it that kinds other than one model may miss at most
+_LITTLE = 0.05  # share of what the best kind gains over one model, and of its loss, that a simpler kind may miss
+_MOST = 0.5  # share of this gain that kinds other than one model may miss at most
 _CLEAR = 3.0  # gain in evidence, in nats, from which users differ clearly: a Bayes factor of 20 (Kass and Raftery 1995)
+_DETERMINED = 3  # rows per coordinate and user, on average, from which users can be left alone
 _MOVES = 3  # how often users may change their group where some of their rows are left out
 
 
@@ -56,6 +57,7 @@ class Sharing:
     covariance : (dim, dim) of personal models around their centre, in units of the noise; None without personal parts.
     count : what counts alike in the centre of a group.
     gain : what the evidence gains by the personal parts, in nats.
+    noise : (n_users,) the noise of each user over the common one; None if it is equal for all.
     """
 
     kind: Kind
@@ -63,19 +65,23 @@ class Sharing:
     covariance: Array | None = field(default=None, repr=False)
     count: Count = "rows"
     gain: float = 0.0
+    noise: Array | None = field(default=None, repr=False)
 
     @property
     def n_groups(self) -> int:
         """The number of groups."""
         return int(self.labels.max()) + 1
 
-    def loss(self, loss: Loss) -> Loss:
-        """The loss of the centres."""
-        return loss if self.covariance is None else Personal(loss, covariance=self.covariance, scale="rows")
+    def loss(self, loss: Loss, users: Users) -> Loss:
+        """The loss of the centres of these users."""
+        if self.covariance is None:
+            return loss
+        scale = "rows" if self.noise is None else self.noise / np.maximum(users.counts, 1)
+        return Personal(loss, covariance=self.covariance, scale=scale)
 
     def models(self, users: Users, loss: Loss) -> Array:
         """(n_users, dim) the model of each user."""
-        outer = self.loss(loss)
+        outer = self.loss(loss, users)
         return handed_out(outer, outer.prepare(users), self.labels, self.count)
 
     def without_some_rows(self, users: Users, loss: Loss) -> Sharing:
@@ -86,7 +92,7 @@ class Sharing:
 
     def moved(self, users: Users, loss: Loss) -> Ints:
         """(n_users,) the number of the group whose centre fits each user's rows best, from these groups on."""
-        labels, outer = self.labels, self.loss(loss)
+        labels, outer = self.labels, self.loss(loss, users)
         samples = outer.prepare(users)
         for _ in range(_MOVES):
             present = np.unique(labels, return_inverse=True)
@@ -101,9 +107,11 @@ class Sharing:
 def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count) -> Array:
     """(n_groups, dim) the centre of each group, fitted to the group's rows without the penalty.
 
-    Where rows count alike, a user with few rows has little influence.
+    Where rows count alike, a user with few rows, or noisy ones, has little influence.
     """
     rows = samples.users.data.counts
+    if isinstance(loss, Personal) and isinstance(loss.scale, np.ndarray):  # noise / rows
+        rows = 1.0 / loss.scale
     weights = rows / rows.mean() if count == "rows" else None
     grouped = Grouped(loss=loss, samples=samples, labels=labels, weights=weights)
     return grouped.local(grouped.prepare(grouped.groups)).points
@@ -135,12 +143,18 @@ def sharing_of(kind: Kind, users: Users, loss: Loss, labels: Ints, count: Count)
     spread = learn_spread(users, loss, groups) if kind.startswith("personal") else None
     if spread is None:
         return Sharing("groups" if groups.any() else "one model", groups, None, count)
-    return Sharing("personal in groups" if groups.any() else "personal", groups, spread.relative, count, spread.gain)
+    return Sharing("personal in groups" if groups.any() else "personal", groups, spread.relative, count, spread.gain,
+                   spread.noises)
 
 
 def candidates(users: Users, loss: Loss, labels: Ints, count: Count) -> list[Sharing]:
-    """All kinds that differ for these users, with the groups that were found, from simple to rich."""
-    options = {option.kind: option for option in (sharing_of(kind, users, loss, labels, count) for kind in KINDS)}
+    """All kinds that differ for these users, with the groups that were found, from simple to rich.
+
+    Nobody is left alone with too few rows to say how good such a model is.
+    """
+    determined = users.n_samples >= _DETERMINED * users.n_users * loss.dim(users)
+    kinds = KINDS if determined else KINDS[:-1]
+    options = {option.kind: option for option in (sharing_of(kind, users, loss, labels, count) for kind in kinds)}
     return [options[kind] for kind in KINDS if kind in options]
 
 
@@ -206,7 +220,7 @@ def choose(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Compar
         losses = sums / counts
     judged = np.isfinite(losses).all(axis=0).sum() > 1
     found = [option.kind for option in options].index("groups" if labels.any() else "one model")
-    compared = np.sqrt(losses) if isinstance(loss, Squared) else losses
+    compared = losses / np.maximum(losses.mean(axis=0), 1e-300) if isinstance(loss, Squared) else losses
     return Comparison(options, losses, _simplest(compared, _doubtful(options)) if judged else found)
 
 
@@ -226,7 +240,8 @@ def _simplest(losses: Array, doubtful: Flags) -> int:
     excess = judged - judged[best]
     errors = excess.std(axis=1, ddof=1) / np.sqrt(judged.shape[1])
     means = excess.mean(axis=1)  # the first one is what sharing less than everything gains
-    near = (means <= errors + _LITTLE * means[0]) & ~doubtful
+    little = _LITTLE * min(float(means[0]), float(judged[best].mean()))
+    near = (means <= errors + little) & ~doubtful
     near[1:] &= means[1:] <= _MOST * means[0]
     near[best] = True
     return int(np.flatnonzero(near)[0])

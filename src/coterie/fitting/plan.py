@@ -186,14 +186,16 @@ def _search_groups(inner: Users, loss: Loss, settings: Settings, work: Work) -> 
 
 def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints,
                  like: Sharing | None) -> dict[str, Any]:
-    """What users share: `kind`, `labels`, `covariance`, and the mean losses by kind where they were compared."""
+    """What users share: `kind`, `labels`, `covariance`, `noise`; the mean losses by kind where they were compared."""
     if settings.lam != "auto" or settings.task == "clustering":
-        return {"kind": "groups" if labels.any() else "one model", "labels": labels, "covariance": None, "means": {}}
+        return {"kind": "groups" if labels.any() else "one model", "labels": labels, "covariance": None, "noise": None,
+                "means": {}}
     sharing, means = None if like is None else sharing_of(like.kind, inner, loss, labels, settings.count), {}
     if like is None or sharing is None or (sharing.kind, sharing.n_groups) != (like.kind, like.n_groups):
         compared = choose(inner, loss, labels, settings)
         sharing, means = compared.sharing, compared.means
-    return {"kind": sharing.kind, "labels": sharing.labels, "covariance": sharing.covariance, "means": means}
+    return {"kind": sharing.kind, "labels": sharing.labels, "covariance": sharing.covariance, "noise": sharing.noise,
+            "means": means}
 
 
 def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sharing | None) -> PathPlan:
@@ -202,13 +204,14 @@ def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, 
     labels, sentence = np.array(groups["labels"], dtype=np.int64), str(groups["sentence"])
     work.show("comparing kinds of models")
     shared = work.once("kind", lambda: _choose_kind(inner, loss, settings, labels, like))
-    covariance = None if shared["covariance"] is None else np.asarray(shared["covariance"])
-    sharing = Sharing(shared["kind"], np.asarray(shared["labels"], dtype=np.int64), covariance, settings.count)
+    covariance, noise = (None if shared[name] is None else np.asarray(shared[name]) for name in ("covariance", "noise"))
+    sharing = Sharing(shared["kind"], np.asarray(shared["labels"], dtype=np.int64), covariance, settings.count,
+                      noise=noise)
     alone = sharing.kind == "alone"
     labels = np.zeros(inner.n_users, dtype=np.int64) if alone else sharing.labels
     work.show("range of lam")
     local = LocalModels.of(inner, loss, max(settings.ridge, 1e-3))
-    loss = sharing.loss(loss)
+    loss = sharing.loss(loss, inner)
     inside = _inside(local, labels, settings.k)
     # Any flow that balances the users of a group bounds the lam at which they merge; the electrical flow is quick.
     fused = lam_max(_problem(inner, loss, inside), rtol=1.0).upper if inside.n_edges else 0.0

@@ -54,6 +54,11 @@ def _covariance(loss: Loss) -> Array | None:
     return np.asarray(loss.covariance) if isinstance(loss, Personal) and loss.covariance is not None else None
 
 
+def _scale(loss: Loss) -> Array | None:
+    """Of the prices of personal models, one per user; None where it is one over the number of rows."""
+    return loss.scale if isinstance(loss, Personal) and isinstance(loss.scale, np.ndarray) else None
+
+
 def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[str, Any], *,
           shown: Shown | None = None, path: Mapping[str, list[Any]] | None = None,
           more: Mapping[str, Any] | None = None) -> Path:
@@ -95,7 +100,8 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
     write_atomically(folder / "solution.coterie", pack({
         "models": solution.models, "duals": solution.duals, "names": names, "lam": solution.lam,
         "weights": problem.graph.weights, "pairs": problem.graph.pairs,
-        "features": list(problem.users.feature_names), "own": shown.solver, "covariance": _covariance(problem.loss)}))
+        "features": list(problem.users.feature_names), "own": shown.solver, "covariance": _covariance(problem.loss),
+        "scale": _scale(problem.loss)}))
     info = {**_facts(solution), "settings": dict(settings), **(more or {})}
     write_atomically(folder / "run.json", json.dumps(info, indent=1, ensure_ascii=False, default=str).encode())
     return folder

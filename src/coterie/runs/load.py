@@ -59,6 +59,7 @@ class Run(PredictsRows):
     recipe : how the table became numbers; None where the run was not made from a table.
     together : (dim,) the pooled model, for unknown users; None where there is none.
     covariance : (dim, dim) of personal models around their centres; None where models are not personal.
+    scale : (n_users,) of the inverse of the covariance, as for `Personal`; None for one over the number of rows.
 
     Example
     -------
@@ -78,6 +79,7 @@ class Run(PredictsRows):
     recipe: Recipe | None = field(repr=False, default=None)
     together: Array | None = field(repr=False, default=None)
     covariance: Array | None = field(repr=False, default=None)
+    scale: Array | None = field(repr=False, default=None)
 
     @cached_property
     def labels(self) -> Ints:
@@ -171,7 +173,9 @@ class Run(PredictsRows):
         if "kind" in self.info:  # older versions used all rows
             users, _ = without_far_targets(users, self.settings)
         units = learn_units(users, self.settings)
-        loss = units.loss if self.covariance is None else Personal(units.loss, covariance=self.covariance, scale="rows")
+        loss = units.loss
+        if self.covariance is not None:
+            loss = Personal(loss, covariance=self.covariance, scale="rows" if self.scale is None else self.scale)
         problem = Problem(units.inner(users), loss, self.lam, self.graph)
         models, groups = self._models_csv(units)
         solved = self.solved if "kind" in self.info else models  # older versions wrote the models of the problem
@@ -304,7 +308,7 @@ def load_run(folder: str | PathLike[str]) -> Run:
     info, arrays = read(folder)
     try:
         names, solved = tuple(arrays["names"]), np.asarray(arrays["models"])
-        own, covariance = arrays.get("own"), arrays.get("covariance")
+        own, covariance, scale = (arrays.get(name) for name in ("own", "covariance", "scale"))
         if own is not None and np.shape(own) != solved.shape:
             raise ValueError("its models have two shapes")
         graph = Graph.complete(len(names)) if arrays["pairs"] is None else Graph.from_edges(
@@ -314,7 +318,8 @@ def load_run(folder: str | PathLike[str]) -> Run:
         raise InvalidInput(f"{folder / 'run.json'} was changed: {error}", remedy=AGAIN) from error
     return Run(folder=folder, info=info, lam=float(arrays["lam"]), names=names, solved=solved,
                models=solved if own is None else np.asarray(own), duals=arrays["duals"], graph=graph,
-               covariance=None if covariance is None else np.asarray(covariance), **parts)
+               covariance=None if covariance is None else np.asarray(covariance),
+               scale=None if scale is None else np.asarray(scale), **parts)
 
 
 def _parts_of_a_fit(info: dict[str, Any], dim: int) -> dict[str, Any]:

@@ -1,0 +1,162 @@
+"""Noise that differs between users: a variance for each user, shrunk to a common one.
+
+    rows of user i ~ N(design_i model_i, s_i),     model_i ~ N(centre of its group, T_i),     s_i ~ scaled inverse chi2
+
+with nu degrees of freedom and scale s_0. nu and s_0 maximise the likelihood of the residual variances, which are
+s_0 F(rows - parameters in use, nu) if s_i is drawn like this; the variance of a user is then the mean
+
+    s_i = (nu s_0 + squares_i) / (nu + m_i),        squares_i: expected sum of squared residuals of its m_i rows
+
+Two assumptions on the models are compared by their evidence:
+
+    T_i = T         models differ alike, whatever the noise; noisy users are shrunk more
+    T_i = s_i T     models of noisy users differ more, as if users had units of their own; all are shrunk alike
+
+Only the first needs the variances to find the models of the users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from coterie._typing import Array, Ints
+from coterie.analysis.dispersion import without_ridge
+from coterie.analysis.spread import sample_users
+from coterie.data.users import Users
+from coterie.losses import Loss, Squared
+
+_DEGREES = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0)  # values of nu that are compared
+_ROUNDS = 15  # of EM
+_FEWEST = 0.5  # rows less parameters in use from which a residual variance says something
+_SMALLEST = 1e-6  # s_i, over s_0
+
+
+class _Rows(NamedTuple):
+    """What squared loss needs of the rows of each user."""
+
+    counts: Array  # (n_users,)
+    squares: Array  # (n_users,) sum of squared targets
+    products: Array  # (n_users, dim) design' targets
+    gram: Array  # (n_users, dim, dim) design' design
+
+    @classmethod
+    def of(cls, users: Users, loss: Loss) -> _Rows:
+        plain = without_ridge(loss)
+        samples, counts = plain.prepare(users), users.counts.astype(float)
+        f, g, h = plain.evaluate(samples, np.zeros((users.n_users, samples.dim)), 2)
+        return cls(counts, 2 * counts * f, -counts[:, None] * g, counts[:, None, None] * h)
+
+    def take(self, some: Ints) -> _Rows:
+        return _Rows(*(part[some] for part in self))
+
+
+class _Step(NamedTuple):
+    """The E step for given variances."""
+
+    evidence: float
+    used: Array  # (n_users,) parameters in use
+    residual: Array  # (n_users,) sum of squared residuals
+    expected: Array  # (n_users,) its expectation over the model given the rows
+    moment: Array  # (dim, dim) the mean of (model - centre) (model - centre)' / scale
+
+
+def noise_of_users(users: Users, loss: Loss, labels: Ints, covariance: Array, noise: float,
+                   form: Callable[[Array], Array]) -> tuple[Array, Array] | None:
+    """T, and (n_users,) the noise variance of each user over the common one; None if equal noise should be assumed.
+
+    Parameters
+    ----------
+    users : their data.
+    loss : the squared loss; for others the noise has no variance of its own.
+    labels : (n_users,) the groups, from 0.
+    covariance, noise : T and s for equal noise, where EM starts.
+    form : the projection of a covariance on the shape of T.
+    """
+    if type(loss) is not Squared or users.n_users < 3:
+        return None
+    rows, some = _Rows.of(users, loss), sample_users(users.n_users)
+    few, few_labels = rows.take(some), np.unique(labels[some], return_inverse=True)[1]
+    fits = [_fit(few, few_labels, covariance, noise, form, follows) for follows in (False, True)]
+    if fits[0] is None or fits[1] is None or fits[1][0] > fits[0][0]:
+        return None
+    _, spread, degrees, scale = fits[0]
+    variances = np.full(users.n_users, scale)
+    for _ in range(3):
+        step = _expect(rows, labels, variances, spread, np.ones(users.n_users))
+        variances = _variances(step, rows.counts, degrees, scale)
+    return spread, variances / noise
+
+
+def _fit(rows: _Rows, labels: Ints, covariance: Array, noise: float, form: Callable[[Array], Array],
+         follows: bool) -> tuple[float, Array, float, float] | None:
+    """Evidence, T, nu and s_0 by EM; T_i = s_i T if `follows`. None if the noise of all users may be equal."""
+    n = len(rows.counts)
+    variances, spread = np.full(n, noise), covariance / noise if follows else covariance
+    for _ in range(_ROUNDS):
+        step = _expect(rows, labels, variances, spread, variances if follows else np.ones(n))
+        degrees, scale, gain = _prior(step.residual, rows.counts - step.used)
+        if gain < 0.5 * np.log(n):
+            return None
+        variances = _variances(step, rows.counts, degrees, scale)
+        spread = form(step.moment)
+    step = _expect(rows, labels, variances, spread, variances if follows else np.ones(n))
+    return (step.evidence, spread, degrees, scale) if np.isfinite(step.evidence) else None
+
+
+def _variances(step: _Step, counts: Array, degrees: float, scale: float) -> Array:
+    return np.maximum((degrees * scale + step.expected) / (degrees + counts), _SMALLEST * scale)
+
+
+def _expect(rows: _Rows, labels: Ints, variances: Array, covariance: Array, scales: Array) -> _Step:
+    """The E step of EM for T_i = scales_i * covariance; the formulas are those of `coterie.analysis.spread`."""
+    dim, n_groups = len(covariance), int(labels.max()) + 1
+    values, axes = np.linalg.eigh(covariance)
+    root = axes * np.sqrt(np.maximum(values, 0.0))
+    curvatures, slopes = rows.gram / variances[:, None, None], rows.products / variances[:, None]
+    inner = scales[:, None, None] * (root.T @ curvatures @ root) + np.eye(dim)
+    posterior = scales[:, None, None] * (root @ np.linalg.inv(inner) @ root.T)
+    product = curvatures @ posterior
+    marginal = curvatures - product @ curvatures
+    slope = slopes - np.einsum("nde,ne->nd", product, slopes)
+    sums, pulls = np.zeros((n_groups, dim, dim)), np.zeros((n_groups, dim))
+    np.add.at(sums, labels, marginal)
+    np.add.at(pulls, labels, slope)
+    centres = np.einsum("gde,ge->gd", np.linalg.pinv(sums, hermitian=True), pulls)[labels]
+    constants = 0.5 * np.einsum("nd,nde,ne->n", slopes, posterior, slopes) - 0.5 * np.linalg.slogdet(inner)[1] \
+        - 0.5 * rows.squares / variances - 0.5 * rows.counts * np.log(2 * np.pi * variances)
+    evidence = constants + (slope * centres).sum(axis=1) - 0.5 * np.einsum("nd,nde,ne->n", centres, marginal, centres)
+    models = centres + np.einsum("nde,ne->nd", posterior, slopes - np.einsum("nde,ne->nd", curvatures, centres))
+    residual = rows.squares - 2 * (models * rows.products).sum(axis=1) \
+        + np.einsum("nd,nde,ne->n", models, rows.gram, models)
+    deviations = models - centres
+    moment = ((deviations / scales[:, None]).T @ deviations + (posterior / scales[:, None, None]).sum(axis=0)) / len(
+        scales)
+    return _Step(float(evidence.sum()), np.einsum("nde,ned->n", curvatures, posterior), np.maximum(residual, 1e-300),
+                 np.maximum(residual, 0.0) + np.einsum("nde,ned->n", rows.gram, posterior), moment)
+
+
+def _prior(residual: Array, freedom: Array) -> tuple[float, float, float]:
+    """nu and s_0 with the largest likelihood of residual / freedom ~ s_0 F(freedom, nu); the gain over equal noise."""
+    from scipy import stats
+    from scipy.optimize import minimize_scalar
+
+    known = freedom > _FEWEST
+    if not known.any():
+        return np.inf, 1.0, -np.inf
+    ratio, k = residual[known] / freedom[known], freedom[known]
+    middle = float(np.log(np.median(ratio)))
+
+    def best(density: Callable[[Array], Array]) -> tuple[float, float]:
+        found = minimize_scalar(lambda log: float(len(k) * log - density(ratio / np.exp(log)).sum()),
+                                bounds=(middle - 3, middle + 3), method="bounded")
+        return float(-found.fun), float(np.exp(found.x))
+
+    def ratios(degrees: float) -> tuple[float, float, float]:
+        return *best(lambda x: np.asarray(stats.f.logpdf(x, k, degrees))), degrees
+
+    equal, _ = best(lambda x: np.asarray(stats.chi2.logpdf(x * k, k) + np.log(k)))
+    likelihood, scale, degrees = max(map(ratios, _DEGREES))
+    return degrees, scale, likelihood - equal
