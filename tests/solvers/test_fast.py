@@ -7,6 +7,7 @@ import pytest
 from scipy.optimize import isotonic_regression
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
+from support.nasty import nasty
 from support.planted import planted
 from support.problems import (
     LOSS_NAMES,
@@ -709,3 +710,11 @@ def test_more_edges_than_memory_are_refused_with_the_remedy(monkeypatch):
         ct.solve(problem)
     assert ct.solve(problem, tol=1e-6, solver="lean").status is CONVERGED
     assert memory.free_memory() > 0
+
+
+@pytest.mark.filterwarnings("ignore::coterie.errors.ConvergenceWarning")
+def test_singular_hessians_end_in_no_exception():
+    """Far from all rows Huber's loss has no curvature but its ridge, which rounding can lose."""
+    solution = ct.solve(nasty(610251))
+    assert np.isfinite(solution.models).all()
+    assert solution.certificate.bound <= solution.objective

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from coterie._typing import Array
+from coterie.losses.newton import solve_scaled
 from coterie.problem import Problem
 
 
@@ -50,8 +51,16 @@ class Expansion:
 
     def newton_point(self) -> Array:
         """(n_users, dim) the minima of the models: the local models, where the losses are quadratic."""
-        definite = self.hessians + 1e-6 * self.curvature * np.eye(self.problem.dim)
-        return np.asarray(self.centre - np.linalg.solve(definite, self.gradients[..., None])[..., 0])
+        return np.asarray(self.centre - self._solve(1e-6, self.gradients))
+
+    def _solve(self, shift: float, vectors: Array) -> Array:
+        """(H_i + shift * curvature * I)^-1 vectors_i; finite also for a matrix that is singular in rounded numbers."""
+        definite = self.hessians + shift * self.curvature * np.eye(self.problem.dim)
+        try:
+            return np.asarray(np.linalg.solve(definite, vectors[..., None])[..., 0])
+        except np.linalg.LinAlgError:
+            units = np.sqrt(np.maximum(np.einsum("nii->ni", definite), 1e-300))
+            return solve_scaled(definite, units, np.full(len(units), 1e-13), vectors)
 
     def flat_somewhere(self) -> bool:
         """Whether the loss of some user has far less curvature than the mean (Huber far from all samples)."""
@@ -103,6 +112,5 @@ class Expansion:
     def error(self, slopes: Array) -> float:
         """An estimate of the error of the dual bound: 1/2 (grad f - slopes)' H^-1 (grad f - slopes)."""
         residual = self.gradients - slopes
-        shift = (1e-6 if self.quadratic else 1e-3) * self.curvature * np.eye(self.problem.dim)
-        step = np.linalg.solve(self.hessians + shift, residual[..., None])[..., 0]
+        step = self._solve(1e-6 if self.quadratic else 1e-3, residual)
         return 0.5 * float(np.einsum("nd,nd->", residual, step))
