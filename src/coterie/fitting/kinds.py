@@ -12,11 +12,11 @@ of personal models x_i around centres z_i. From simple to rich:
 
 Every kind is fitted without some rows of each user and judged by its mean loss on these rows, several times. The
 simplest kind is taken that is within one standard error of the best one, or misses little of what the best one gains
-over one model for all; the error is that of the mean over users of the difference. Where targets are numbers, the losses
-of a user are divided by their mean over the kinds, so that no noisy user decides alone. Two limits to simplicity:
-one model for all is not taken where the evidence of all rows speaks against it, because groups were found or users
-differ clearly from each other (`ModelSpread.gain`), unless it is the best; and other kinds are not taken if they miss
-most of the gain. None of these rows is among those that judge the fit in the end (`coterie.fitting.scores`).
+over one model for all; the error is that of the mean over users of the difference. Where targets are numbers, the
+losses of a user are divided by their mean over the kinds, so that no noisy user decides alone. Two limits to
+simplicity: one model for all is not taken where the evidence of all rows speaks against it, because groups were found
+or users differ clearly from each other (`ModelSpread.gain`), unless it is the best; and other kinds are not taken if
+they miss most of the gain. None of these rows is among those that judge the fit in the end (`coterie.fitting.scores`).
 """
 
 from __future__ import annotations
