@@ -93,10 +93,11 @@ class Sharing:
     def moved(self, users: Users, loss: Loss) -> Ints:
         """(n_users,) the number of the group whose centre fits each user's rows best, from these groups on."""
         labels, outer = self.labels, self.loss(loss, users)
-        samples = outer.prepare(users)
+        samples, known = outer.prepare(users), np.zeros((self.n_groups, outer.dim(users)))
         for _ in range(_MOVES):
             present = np.unique(labels, return_inverse=True)
-            shared = group_centres(outer, samples, present[1], self.count)
+            shared = group_centres(outer, samples, present[1], self.count, known[present[0]])
+            known[present[0]] = shared
             fits = np.stack([outer.values(samples, np.broadcast_to(c, (users.n_users, len(c)))) for c in shared])
             before, labels = labels, present[0][fits.argmin(axis=0)]
             if np.array_equal(before, labels):
@@ -104,7 +105,7 @@ class Sharing:
         return labels
 
 
-def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count) -> Array:
+def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count, start: Array | None = None) -> Array:
     """(n_groups, dim) the centre of each group, fitted to the group's rows without the penalty.
 
     Where rows count alike, a user with few rows, or noisy ones, has little influence.
@@ -114,7 +115,7 @@ def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count) -> A
         rows = 1.0 / loss.scale
     weights = rows / rows.mean() if count == "rows" else None
     grouped = Grouped(loss=loss, samples=samples, labels=labels, weights=weights)
-    return grouped.local(grouped.prepare(grouped.groups)).points
+    return grouped.local(grouped.prepare(grouped.groups), start=start).points
 
 
 def handed_out(loss: Loss, samples: Samples, labels: Ints, count: Count) -> Array:

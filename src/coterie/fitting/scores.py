@@ -16,6 +16,7 @@ from coterie.solvers import solve_quietly
 
 METRICS: dict[Task, str] = {"classification": "accuracy", "regression": "RMSE", "counts": "deviance"}
 _CHANCE = 0.01  # p value below which a difference is more than chance
+_TOL = 1e-4  # relative gap of solutions of which only the groups are used
 _COMPLETE = 2000  # users up to whom the complete path is scored
 
 
@@ -84,11 +85,11 @@ def score_held_out(users: Users, settings: Settings, work: Work,
     plan = make_plan(units.inner(train), units.loss, settings, work, like)
     problem = plan.problem
     if users.n_users <= _COMPLETE or plan.chosen < 0:
-        path = solve_plan(plan, settings, work)
+        path = solve_plan(plan, replace(settings, tol=max(settings.tol, _TOL)), work)
         labels, index = [s.labels for s in path.solutions], plan.choose(path)[0]
     else:
         work.show("path")
-        labels, index = [solve_quietly(problem.with_lam(float(plan.lams[plan.chosen])), tol=1e-4).labels], 0
+        labels, index = [solve_quietly(problem.with_lam(float(plan.lams[plan.chosen])), tol=_TOL).labels], 0
     known: dict[bytes, Array] = {}
     for groups in labels:
         if groups.tobytes() not in known:
