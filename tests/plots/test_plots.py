@@ -122,8 +122,30 @@ def test_zero_lies_left_of_the_rest():
 # Figures
 
 
+def test_what_the_weights_make_is_not_drawn(fitted):
+    """Weights that come from the groups keep them apart above the chosen lam, for any groups: the path ends there."""
+    assert fitted.weights_from_groups
+    assert fitted.path[-1].n_clusters == 1
+    assert len(fitted.shown_path) == fitted.chosen + 1 < len(fitted.path)
+    for figure in (plots.tree(fitted), plots.clusters(fitted), plots.gaps(fitted)):
+        assert figure.axes[0].get_xlim()[1] < 1.5 * fitted.lam
+    lines = next(c for c in plots.tree(fitted).axes[0].collections if isinstance(c, LineCollection))
+    assert sum(s[0, 1] != s[1, 1] for s in lines.get_segments()) == 12 - fitted.n_clusters  # no merge of two groups
+    given = fit(fitted.solution.problem.users.data, replace(
+        fitted.settings, task="regression", weights="unit", lam=0.05, n_lams=3, holdout=0.0))
+    assert not given.weights_from_groups
+    assert plots.View.of(given).path.lams.tolist() == given.path.lams.tolist()
+
+
+def test_models_that_predict_are_drawn(fitted):
+    view = plots.View.of(fitted)
+    np.testing.assert_allclose(view.models[view.index], fitted.models)
+    np.testing.assert_allclose(view.centres(view.index), fitted.centres)
+    assert not np.allclose(fitted.models, fitted.solution.models, rtol=1e-3)
+
+
 def test_the_tree_has_every_user_and_merge(fitted):
-    figure = plots.tree(fitted)
+    figure = plots.tree(fitted.path, index=fitted.chosen)
     axes, n = figure.axes[0], 12
     lines = next(c for c in axes.collections if isinstance(c, LineCollection))
     assert len(lines.get_segments()) == 2 * n - 1 + n - 1

@@ -91,7 +91,19 @@ def test_a_fit_of_each_task(family, task):
     assert document["labels"][fit_of_kind.chosen] == fit_of_kind.labels.tolist()
     assert (document["groups"]["sentence"], document["groups"]["kind"]) == (fit_of_kind.why, fit_of_kind.kind)
     assert document["groups"]["compared"] == fit_of_kind.compared
+    assert document["groups"]["errors"] == fit_of_kind.compared_errors
+    assert document["groups"]["errors"][fit_of_kind.kind] == 0.0
+    assert set(document["groups"]["errors"]) == set(fit_of_kind.compared)
     assert document["groups"]["stays"] == fit_of_kind.stability.stays.tolist()
+    stability, held_out = document["groups"]["stability"], document["groups"]["held_out"]
+    assert (stability["index"], stability["stable"]) == (fit_of_kind.stability.index, fit_of_kind.stability.stable)
+    assert stability["groups"] == [fit_of_kind.stability.stays[fit_of_kind.labels == k].mean() for k in range(2)]
+    gains = (fit_of_kind.scores.fitted - fit_of_kind.scores.alone) * (1 if fit_of_kind.scores.larger else -1)
+    assert (held_out["gain"], held_out["error"]) == pytest.approx((gains.mean(), gains.std(ddof=1) / 3))
+    assert (held_out["worse"], held_out["users"]) == (fit_of_kind.scores.worse.sum(), 9)
+    assert f"standard error {held_out['error']:.2g}" in str(fit_of_kind.scores) or task == "classification"
+    assert document["lams"] == fit_of_kind.path.lams[:fit_of_kind.chosen + 1].tolist()  # no plateau of the weights
+    assert document["groups"]["from_groups"]
     assert document["settings"]["n_lams"] == 8
     assert document["scores"]["points"][fit_of_kind.chosen] == pytest.approx(fit_of_kind.scores.fitted.tolist())
     first = np.unique(fit_of_kind.labels, return_index=True)[1]
@@ -130,7 +142,7 @@ def test_points_without_targets():
     assert document["scores"] is None
     assert document["map"]["kind"] == "projection"
     assert (document["map"]["xlabel"], document["map"]["ylabel"]) == ("x0", "x1")
-    shown = fit_of_kind.units.coefficients(fit_of_kind.solution.models)
+    shown = fit_of_kind.units.coefficients(fit_of_kind.models)
     np.testing.assert_allclose(document["map"]["points"][fit_of_kind.chosen], shown[:, :, 0])
     np.testing.assert_allclose(np.array(document["coefficients"]["clusters"][fit_of_kind.chosen]).ravel(),
                                fit_of_kind.units.coefficients(fit_of_kind.centres).ravel())

@@ -104,7 +104,8 @@ def _path_page(solution: Solution, tol: float, data: Dataset, others: tuple[Arra
         f"lam = {point.lam:.4g}: {point.n_clusters} groups"))
     first, last = path.window(path.at(lam).labels)
     document = report.gather(path, chosen=int(np.searchsorted(path.lams, lam)), title="Sixty users of three kinds",
-                             command="coterie demo", notes=["Scores are those of models fitted again by group."])
+                             command="coterie demo", refit=True,
+                             notes=["Models and scores are those of each group fitted again, without the penalty."])
     document["scores"] = {
         "metric": "accuracy", "larger": True, "alone": others[0].tolist(), "together": others[1].tolist(),
         "points": [_accuracy(problem, point.refit(), data).tolist() for point in path.solutions],

@@ -92,9 +92,8 @@ def _alone_is_better(fitted: Fit) -> bool:
     scores = fitted.scores
     if scores is None or fitted.settings.lam != "auto":
         return False
-    gain = (scores.alone - scores.fitted) * (1.0 if scores.larger else -1.0)
-    gain = gain[np.isfinite(gain)]
-    return bool(gain.size > 1 and gain.mean() > 2 * gain.std() / np.sqrt(gain.size))
+    gain, error = scores.gain
+    return bool(-gain > 2 * error)
 
 
 @contextlib.contextmanager

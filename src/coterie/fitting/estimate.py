@@ -50,8 +50,8 @@ class Fit(FitResult, PredictsRows):
 
     Parameters
     ----------
-    settings, units, solution, path, chosen, together, why, scores, compared, stability, recipe, table :
-        see `FitResult`.
+    settings, units, solution, path, chosen, together, why, scores : see `FitResult`.
+    compared, compared_errors, stability, recipe, table : see `FitResult`.
 
     Example
     -------
@@ -138,25 +138,25 @@ def fit(users: Users, settings: Settings, *, progress: FitProgress | None = None
     for concern in concerns + units.loss.concerns(inner):
         warnings.warn(concern, CoterieWarning, stacklevel=2)
     scores, judged, plan = _planned(users, inner, units, settings, work, with_scores)
-    compared = plan.means or ({} if judged is None else judged.means)
+    compared = plan if judged is None or plan.means else judged
     path = solve_plan(plan, settings, work)
     index, why = plan.choose(path)
     if index < 0:
         index, why = _clearest(path, settings.seed) if points else _best(path, scores)
     elif plan.kind is not None:
-        why = f"{sentence_of(plan.kind, compared)} {why}"
+        why = f"{sentence_of(plan.kind, compared.means)} {why}"
     stability = None
     if plan.sharing is not None and plan.groups is not None and plan.groups.any():
         work.show("stability of the groups")
         stability = measure_stability(inner, units.loss, plan.sharing, settings, judged)
         why = f"{why} {stability}" if stability.stable else f"{stability} {why}"
-    why = " ".join([*concerns, why])
     chosen = path[index]
     solution = solve(chosen.problem, tol=settings.tol, start=chosen)  # once more, for its duals
     everyone = np.zeros(inner.n_users, dtype=np.int64)
     together = group_centres(plan.problem.loss, plan.problem.samples, everyone, settings.count)[0]
-    return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together, why=why,
-               scores=scores, compared=compared, stability=stability)
+    return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together,
+               why=" ".join([*concerns, why]), scores=scores, compared=compared.means,
+               compared_errors=compared.errors, stability=stability)
 
 
 def _planned(users: Users, inner: Users, units: Units, settings: Settings, work: Work,

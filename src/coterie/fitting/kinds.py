@@ -187,6 +187,15 @@ class Comparison:
             return {}
         return {option.kind: float(row[judged].mean()) for option, row in zip(self.options, self.losses, strict=True)}
 
+    @property
+    def errors(self) -> dict[str, float]:
+        """The standard error, over users, of the mean difference between the loss of each kind and the kind taken."""
+        judged = self.losses[:, np.isfinite(self.losses).all(axis=0)]
+        if judged.shape[1] < 2:
+            return {}
+        errors = (judged - judged[self.chosen]).std(axis=1, ddof=1) / np.sqrt(judged.shape[1])
+        return {option.kind: float(error) for option, error in zip(self.options, errors, strict=True)}
+
 
 def choose(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Comparison:
     """Choose the kind of models by rows left out; without such rows, the groups that were found.

@@ -51,14 +51,14 @@ def without_far_targets(users: Users, settings: Settings) -> tuple[Users, list[s
             rows, counts = np.flatnonzero(~far), np.where(left > 0, left, users.counts)
             kept = replace(users, features=users.features[rows], targets=y[rows], offsets=offsets_of(counts))
             return kept, [_left_out(users, np.flatnonzero(far), "poisson" if settings.task == "counts" else "squared")]
-    if ranks[-1] == 0 or len(y) < _FEW or settings.loss == "huber":
+    if ranks[-1] == 0 or len(y) < _FEW or settings.loss == "huber" or settings.task == "counts":
         return users, []
     share = 1.0 / float(((distances / ranks[-1]) ** 2).sum())
     if share > _MOST:
         row = int(distances.argmax())
         return users, [f"One target has {share:.0%} of the variance of all: {_row(users, row)}. It decides "
-                       "the models of its group; if it is not right, correct it or leave the cell empty."
-                       + " If it is, --loss huber limits its influence." * (settings.task == "regression")]
+                       "the models of its group; if it is not right, correct it or leave the cell empty. If it is, "
+                       "--loss huber limits its influence."]
     return users, []
 
 

@@ -91,7 +91,8 @@ class PathPlan:
     why : the reason for the choice, a sentence.
     groups : (n_users,) the groups from which the weights were made, if any.
     sharing : what users share, where it was chosen.
-    means : the mean losses on rows left out by kind, where these were compared.
+    means, errors : the mean losses on rows left out by kind, where these were compared, and the standard errors of
+        their differences from the kind taken.
     """
 
     problem: Problem
@@ -101,6 +102,7 @@ class PathPlan:
     groups: Ints | None = None
     sharing: Sharing | None = None
     means: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
 
     @property
     def kind(self) -> Kind | None:
@@ -189,13 +191,13 @@ def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints,
     """What users share: `kind`, `labels`, `covariance`, `noise`; the mean losses by kind where they were compared."""
     if settings.lam != "auto" or settings.task == "clustering":
         return {"kind": "groups" if labels.any() else "one model", "labels": labels, "covariance": None, "noise": None,
-                "means": {}}
-    sharing, means = None if like is None else sharing_of(like.kind, inner, loss, labels, settings.count), {}
+                "means": {}, "errors": {}}
+    sharing, compared = None if like is None else sharing_of(like.kind, inner, loss, labels, settings.count), None
     if like is None or sharing is None or (sharing.kind, sharing.n_groups) != (like.kind, like.n_groups):
         compared = choose(inner, loss, labels, settings)
-        sharing, means = compared.sharing, compared.means
+        sharing = compared.sharing
     return {"kind": sharing.kind, "labels": sharing.labels, "covariance": sharing.covariance, "noise": sharing.noise,
-            "means": means}
+            "means": compared.means if compared else {}, "errors": compared.errors if compared else {}}
 
 
 def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sharing | None) -> PathPlan:
@@ -231,10 +233,10 @@ def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, 
     problem = _problem(inner, loss, graph)
     if settings.lam != "auto":
         return _with_lam(problem, lams, settings)
-    means = dict(shared["means"])
+    compared = dict(shared["means"]), dict(shared.get("errors", {}))
     if alone:
-        return PathPlan(problem, np.array([0.0, *lams]), 0, sentence, None, sharing, means)
-    return PathPlan(problem, lams, chosen, sentence, labels, sharing, means)
+        return PathPlan(problem, np.array([0.0, *lams]), 0, sentence, None, sharing, *compared)
+    return PathPlan(problem, lams, chosen, sentence, labels, sharing, *compared)
 
 
 def _inside(local: LocalModels, labels: Ints, k: int) -> Graph:

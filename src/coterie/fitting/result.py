@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -61,6 +61,7 @@ class FitResult(InNotebook):
     why : the reason for the chosen lam, a sentence.
     scores : on held-out rows; None where none were held out.
     compared : the mean loss of each kind of models on rows that were left out to choose the kind.
+    compared_errors : for each kind, the standard error over users of its difference from the chosen kind.
     stability : how stable the groups are with other rows; None without groups.
     recipe : how the table became numbers; None for a fit of `Users`.
     table : the table; None for a fit of `Users`.
@@ -75,6 +76,7 @@ class FitResult(InNotebook):
     why: str
     scores: Scores | None
     compared: dict[str, float] = field(default_factory=dict)
+    compared_errors: dict[str, float] = field(default_factory=dict)
     stability: Stability | None = None
     recipe: Recipe | None = None
     table: TableSource | None = None
@@ -98,6 +100,23 @@ class FitResult(InNotebook):
     def n_clusters(self) -> int:
         """The number of groups."""
         return self.solution.n_clusters
+
+    @property
+    def weights_from_groups(self) -> bool:
+        """Whether the weights were made from the groups: then the path proves nothing about these groups."""
+        settings, users = self.settings, self.solution.problem.users
+        points = settings.task == "clustering" and int(users.data.counts.max()) == 1
+        return settings.weights == "auto" and not points and 1 < self.n_clusters < users.n_users
+
+    @property
+    def shown_path(self) -> Path:
+        """The path as it is drawn: up to the chosen lam where `lam` and the weights come from the groups.
+
+        Above it such weights keep the groups apart over a long range of lam, for any groups.
+        """
+        if self.settings.lam != "auto" or not self.weights_from_groups:
+            return self.path
+        return replace(self.path, solutions=self.path.solutions[:self.chosen + 1])
 
     @property
     def kind(self) -> Kind:

@@ -52,15 +52,31 @@ class Scores:
     n_rows: int
     worse: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
 
+    @property
+    def gains(self) -> Array:
+        """(n_judged,) how much better each user's score is than with its own model, for users who have both."""
+        with np.errstate(invalid="ignore"):
+            gains = (self.fitted - self.alone) * (1.0 if self.larger else -1.0)
+        return np.asarray(gains[np.isfinite(gains)])
+
+    @property
+    def gain(self) -> tuple[float, float]:
+        """The mean of `gains` and its standard error; nan where there are too few users."""
+        gains = self.gains
+        return (float(gains.mean()) if gains.size else np.nan,
+                float(gains.std(ddof=1) / np.sqrt(gains.size)) if gains.size > 1 else np.nan)
+
     def __str__(self) -> str:
         """Means over users."""
-        percent = self.metric == "accuracy"
-        fitted, alone, together = (f"{100 * m:.1f}%" if percent else f"{m:.4g}" for m in map(
-            np.nanmean, (self.fitted, self.alone, self.together)))
+        def text(value: float, digits: int) -> str:
+            return f"{100 * value:.1f}%" if self.metric == "accuracy" else f"{value:.{digits}g}"
+
+        fitted, alone, together = (text(float(np.nanmean(m)), 4) for m in (self.fitted, self.alone, self.together))
+        gain, error = (text(value, 2) for value in self.gain)
         n = int(np.isfinite(self.fitted).sum())
         return (f"{self.metric} on {self.n_rows} held-out rows, mean over users: {fitted}; local models {alone}, "
-                f"one model for all {together}. {int(self.worse.sum())} of {n} users are worse off than alone by more "
-                "than chance.")
+                f"one model for all {together}. Gain over local models: {gain}, standard error {error}. "
+                f"{int(self.worse.sum())} of {n} users are worse off than alone by more than chance.")
 
 
 def score_held_out(users: Users, settings: Settings, work: Work,

@@ -14,9 +14,10 @@ from coterie.analysis.path import Path
 from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
+from coterie.fitting.kinds import Count, group_centres
 from coterie.fitting.result import FitResult
 from coterie.fitting.units import FITTING, Units
-from coterie.losses import LOSSES, AffineLoss, Loss, Multinomial
+from coterie.losses import LOSSES, AffineLoss, Loss, Multinomial, Personal
 from coterie.losses.remote import Remote
 from coterie.solution import Solution
 
@@ -37,6 +38,11 @@ class View:
         Whether this point was chosen, by a fit or by the caller; otherwise it is a default.
     units
         The conversion to the user's units; None: models are shown as they are.
+    count
+        Models are fitted again by group, without the penalty, where rows or users count alike; None: models are those
+        of the convex problem.
+    known
+        (n_lams, n_users, dim) the models to show, if they are computed already.
 
     Example
     -------
@@ -51,6 +57,8 @@ class View:
     index: int
     chosen: bool
     units: Units | None = None
+    count: Count | None = None
+    known: Array | None = None
 
     @classmethod
     def of(cls, source: FitResult | Path | Solution, index: int | None = None, path: Path | None = None) -> View:
@@ -76,9 +84,10 @@ class View:
             If the source is not a result, or the index is not a point of the path.
         """
         if isinstance(source, FitResult):
-            points = [*source.path.solutions]
+            points = [*source.shown_path.solutions]
             points[source.chosen] = source.solution
-            view = cls(replace(source.path, solutions=tuple(points)), source.chosen, True, source.units)
+            view = cls(replace(source.path, solutions=tuple(points)), source.chosen, True, source.units,
+                       source.settings.count)
         elif isinstance(source, Solution):
             others = () if path is None else path.solutions
             points = sorted([*(s for s in others if s.lam != source.lam), source], key=lambda s: s.lam)
@@ -118,7 +127,30 @@ class View:
     @cached_property
     def models(self) -> Array:
         """(n_lams, n_users, dim) in the solver's units."""
-        return np.stack([s.models for s in self.path.solutions])
+        if self.known is not None:
+            return self.known
+        loss, samples = self.path.problem.loss, self.path.problem.samples if self.count else None
+        return np.stack([s.models if samples is None else loss.own_models(samples, self.centres(k)[s.labels])
+                         for k, s in enumerate(self.path.solutions)])
+
+    def centres(self, index: int) -> Array:
+        """(n_groups, dim) what the users of each group share at a point of the path, in the solver's units.
+
+        Centres of personal models are fitted again at the point shown only, because this takes long.
+        """
+        solution = self.path[index]
+        if self.count is None or (index != self.index and isinstance(self.path.problem.loss, Personal)):
+            return solution.models[np.unique(solution.labels, return_index=True)[1]]
+        key = solution.labels.tobytes()
+        if key not in self._centres:
+            self._centres[key] = group_centres(self.path.problem.loss, self.path.problem.samples, solution.labels,
+                                               self.count)
+        return self._centres[key]
+
+    @cached_property
+    def _centres(self) -> dict[bytes, Array]:
+        """Centres by labels: many points of a path have the same groups."""
+        return {}
 
     def names(self, classes: Sequence[str] | None = None) -> tuple[list[str], list[str] | None]:
         """The names of the coefficients, and of the outputs (None if there is one output).

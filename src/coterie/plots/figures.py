@@ -262,7 +262,7 @@ def coefficients(source: FitResult | Path | Solution, index: int | None = None, 
     which = np.argsort(-np.bincount(labels), kind="stable")[:most]
     names, outputs = view.names(classes)
     rows = [f"{name} ({output})" for name in names for output in outputs] if outputs else names
-    table = view.coefficients(view.solution.models[np.unique(labels, return_index=True)[1][which]]).T
+    table = view.coefficients(view.centres(view.index)[which]).T
     size = np.abs(table).max(axis=1, keepdims=True)
     shade = np.divide(table, size, out=np.zeros_like(table), where=size > 0)
     kept = np.sort(np.argsort(-np.ptp(shade, axis=1), kind="stable")[:_ROWS])
@@ -329,6 +329,8 @@ def rounds(run: Federated) -> Figure:
 def separators(solution: Solution, *, alone: Array | None = None, title: str | None = None) -> Figure:
     """Draw two-dimensional samples, coloured by the group of their user, and the separating line of each group.
 
+    The lines are those of the models that predict: each group fitted again without the penalty (`Solution.refit`).
+
     Parameters
     ----------
     solution
@@ -359,7 +361,7 @@ def separators(solution: Solution, *, alone: Array | None = None, title: str | N
     if alone is not None:
         for end in separator_ends(alone, sign, reach):
             axes.plot(*end.T, color="0.8", linewidth=0.6, zorder=1)
-    groups = solution.labels[users.owner]
+    groups, models = solution.labels[users.owner], solution.refit()
     for k, colour in enumerate(colours):
         for label, marker in ((1.0, "o"), (-1.0, "x")):
             rows = (groups == k) & (users.targets == label)
@@ -367,7 +369,7 @@ def separators(solution: Solution, *, alone: Array | None = None, title: str | N
                          zorder=2)
         first = int(np.flatnonzero(solution.labels == k)[0])
         size = int((solution.labels == k).sum())
-        axes.plot(*separator_ends(solution.models[first: first + 1], sign, reach)[0].T, color=colour, linewidth=2.4,
+        axes.plot(*separator_ends(models[first: first + 1], sign, reach)[0].T, color=colour, linewidth=2.4,
                   zorder=3, label=f"group {k}: {size} user{'s' * (size > 1)}")
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", xlabel=users.feature_names[0],
              ylabel=users.feature_names[1])

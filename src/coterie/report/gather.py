@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie._typing import Array, Ints
+from coterie._typing import Ints
 from coterie.analysis.path import Path
 from coterie.analysis.recovery import recovery_bounds
 from coterie.data.users import Users
@@ -31,7 +31,7 @@ _BOUNDED = (2000, 100)  # most users and groups for which recovery bounds are co
 def gather(source: FitResult | Path | Solution, *, path: Path | None = None, chosen: int | None = None,
            classes: Sequence[str] | None = None, title: str | None = None, command: str | None = None,
            settings: Mapping[str, Any] | None = None, notes: Sequence[str] = (),
-           most_users: int = 2000) -> dict[str, Any]:
+           refit: bool = False, most_users: int = 2000) -> dict[str, Any]:
     """Collect everything that the report of a result shows, as plain JSON types.
 
     Parameters
@@ -44,6 +44,8 @@ def gather(source: FitResult | Path | Solution, *, path: Path | None = None, cho
     title, command : texts of the page; the title says by default how many groups there are.
     settings : shown as they are; by default those of the fit.
     notes : sentences to show.
+    refit : whether the models of a path or a solution are shown fitted again by group, without the penalty
+        (`Solution.refit`); those of a fit always are.
     most_users : above this number a sample of users is shown: one of every group at the chosen point, and others in
         proportion.
 
@@ -68,6 +70,8 @@ def gather(source: FitResult | Path | Solution, *, path: Path | None = None, cho
     if most_users < 1:
         raise InvalidInput(f"most_users must be at least 1, got {most_users!r}", remedy="Leave it out")
     full = View.of(source, chosen, path)
+    if refit and full.count is None:
+        full = replace(full, count="users")
     n, n_groups = full.path.problem.users.n_users, full.solution.n_clusters
     keep = sample(full.solution.labels, most_users) if n > most_users else np.arange(n)
     return {
@@ -83,7 +87,8 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
              classes: Sequence[str] | None) -> dict[str, Any]:
     """The parts of the document that come from the result; of each user, only for those in `keep`."""
     users = full.path.problem.users
-    view = replace(full, path=_path_of_users(full, keep)) if len(keep) < users.n_users else full
+    view = replace(full, path=_path_of_users(full, keep), known=full.models[:, keep]) if len(keep) < users.n_users \
+        else full
     features = users.feature_names if full.units is None else full.units.feature_names
     rows = f"{_many(users.n_samples, 'row')}, " if isinstance(users, Users) else ""  # a server does not know how many
     return {
@@ -97,7 +102,7 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
         "labels": [s.labels.tolist() for s in view.path.solutions],
         "tree": [[int(a), int(b), lam, int(size)] for a, b, lam, size in view.path.linkage.tolist()],
         "map": _map(view),
-        "coefficients": _coefficients(view, classes, source.centres if isinstance(source, FitResult) else None),
+        "coefficients": _coefficients(full, view, keep, classes),
         "scores": _scores(source, full, keep),
         # Weights that were made from groups prove nothing about these groups.
         "bounds": None if isinstance(source, FitResult) and source.settings.weights == "auto" else _bounds(full),
@@ -113,8 +118,19 @@ def _title(source: FitResult | Path | Solution, n_groups: int, n_users: int) -> 
 
 
 def _groups(fit: FitResult, keep: Ints) -> dict[str, Any]:
-    stays = None if fit.stability is None else json_ready(fit.stability.stays[keep])
-    return {"sentence": fit.why, "kind": fit.kind, "compared": json_ready(fit.compared), "stays": stays}
+    """What users share, and the evidence for it."""
+    stability, scores, evidence = fit.stability, fit.scores, dict[str, Any]()
+    if stability is not None:
+        evidence["stability"] = json_ready({
+            "stable": stability.stable, "index": stability.index, "searched": stability.searched,
+            "groups": [stability.stays[fit.labels == k].mean() for k in range(fit.n_clusters)]})
+    if scores is not None:
+        evidence["held_out"] = json_ready({
+            "gain": scores.gain[0], "error": scores.gain[1], "worse": int(scores.worse.sum()),
+            "users": int(np.isfinite(scores.fitted).sum()), "rows": scores.n_rows})
+    return {"sentence": fit.why, "kind": fit.kind, "compared": json_ready(fit.compared),
+            "errors": json_ready(fit.compared_errors), "from_groups": fit.weights_from_groups,
+            "stays": None if stability is None else json_ready(stability.stays[keep]), **evidence}
 
 
 def _point(solution: Solution) -> dict[str, Any]:
@@ -170,16 +186,18 @@ def _map(view: View) -> dict[str, Any]:
             "note": "Every model is a point: its coefficients are its coordinates." if dim == 2 else ""}
 
 
-def _coefficients(view: View, classes: Sequence[str] | None, centres: Array | None) -> dict[str, Any]:
-    """The models of the largest groups at each lam; at the chosen one those of a fit, which have no shrinkage."""
+def _coefficients(full: View, view: View, keep: Ints, classes: Sequence[str] | None) -> dict[str, Any]:
+    """The models of the largest groups at each lam, or their centres where users have their own models.
+
+    Groups have the numbers that they have among the users shown.
+    """
     names, outputs = view.names(classes)
     which, rows = [], []
     for k, s in enumerate(view.path.solutions):
-        firsts = np.unique(s.labels, return_index=True)[1]
         largest = np.argsort(-np.bincount(s.labels), kind="stable")[:_CLUSTERS]
+        members = keep[np.unique(s.labels, return_index=True)[1][largest]]
         which.append(largest.tolist())
-        shown = s.models[firsts] if centres is None or k != view.index else centres
-        rows.append(json_ready(view.coefficients(shown[largest])))
+        rows.append(json_ready(full.coefficients(full.centres(k)[full.path[k].labels[members]])))
     return {"names": names, "outputs": outputs, "clusters": rows, "which": which}
 
 
@@ -187,6 +205,7 @@ def _scores(source: FitResult | Path | Solution, view: View, keep: Ints) -> dict
     if isinstance(source, FitResult) and source.scores is not None:
         scores = source.scores
         rows = aligned(scores, len(source.path), source.chosen)
+        rows = rows[:len(view.path)]
         points = np.where(rows[:, None] >= 0, scores.points[rows][:, keep], np.nan)
         note = (f"On {_many(scores.n_rows, 'row')} held out, with models fitted without these rows "
                 f"({_many(scores.n_clusters, 'group')}).")

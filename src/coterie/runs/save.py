@@ -116,7 +116,8 @@ def _facts(fit: FitResult) -> dict[str, Any]:
     """What run.json says of a fit in addition to its solution."""
     recipe, table = fit.recipe, fit.table
     facts = {"seed": fit.settings.seed, "fingerprint": table.fingerprint if table else "", "task": fit.settings.task,
-             "kind": fit.kind, "why": fit.why, "compared": fit.compared, "scores": _summary(fit.scores)}
+             "kind": fit.kind, "why": fit.why, "compared": fit.compared,
+             "compared_errors": fit.compared_errors, "scores": _summary(fit.scores)}
     if fit.stability is not None:
         facts["stability"] = json_ready({"index": fit.stability.index, "searched": fit.stability.searched,
                                          "stays": fit.stability.stays})
@@ -129,7 +130,8 @@ def _facts(fit: FitResult) -> dict[str, Any]:
 def _summary(scores: Scores | None) -> dict[str, Any] | None:
     return None if scores is None else {
         "metric": scores.metric, "rows": scores.n_rows, "here": _mean(scores.fitted), "alone": _mean(scores.alone),
-        "together": _mean(scores.together), "worse": int(scores.worse.sum())}
+        "together": _mean(scores.together), "gain": json_ready(scores.gain[0]),
+        "gain_error": json_ready(scores.gain[1]), "worse": int(scores.worse.sum())}
 
 
 def _path_columns(fit: FitResult) -> dict[str, list[Any]]:
