@@ -30,7 +30,7 @@ def of_classes(users: ct.Users) -> ct.Users:
 
 
 def fitted(family: str, task: str, **settings: object):
-    data = clustered(family, n_users=9, n_clusters=2, samples=40, n_features=4, separation=3.0, seed=0)
+    data = clustered(family, n_users=9, n_clusters=2, samples=80, n_features=4, separation=3.0, seed=0)
     users = of_classes(data.users) if family == "logistic" else data.users
     return fit(users, Settings(task=task, n_lams=8, **settings))
 

@@ -496,7 +496,7 @@ def test_it_prints(show):
     assert 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 12
 
 
-SECTIONS = {"path", "map", "scores", "users", "coefficients", "certificate", "federated", "about"}
+SECTIONS = {"evidence", "path", "map", "scores", "users", "coefficients", "certificate", "federated", "about"}
 
 
 def on_a_line() -> dict[str, Any]:
@@ -526,6 +526,7 @@ def multiclass() -> dict[str, Any]:
     (synthetic(900, 8) | {"reduced": {"users": 100_000, "shown": 900}}, {"federated"}),
 ], ids=["bare", "none", "no parts", "one user, one lam", "one user", "one lam", "lam 0", "classes", "line", "reduced"])
 def test_what_is_not_there_is_not_shown(show, document, hidden):
+    hidden = hidden | {"evidence"}  # of a fit only
     tab = show(document)
     assert set(tab.value("[...document.querySelectorAll('section[hidden]')].map((s) => s.id)")) == hidden
     assert "undefined" not in tab.value("document.body.innerText")
@@ -534,6 +535,44 @@ def test_what_is_not_there_is_not_shown(show, document, hidden):
     if document.get("reduced"):
         assert "900 of 100,000 users" in tab.text("#reduced")
         assert "among 100,000 users" in tab.text("#answer")
+
+
+def with_evidence(**changes: Any) -> dict[str, Any]:
+    """Four groups of five users, with weights that were made from them, as a fit has them."""
+    document = synthetic(20, 3)
+    labels = np.arange(20) // 5
+    document |= {"labels": [list(range(20)), list(range(20)), labels.tolist()], "chosen": 2, "bounds": None}
+    groups = {"sentence": "The groups are unstable.", "kind": "groups", "from_groups": True,
+              "compared": {"one model": 0.5, "groups": 0.2, "alone": 0.25}, "stays": [0.9] * 5 + [0.5] * 15,
+              "errors": {"one model": 0.03, "groups": 0.0, "alone": 0.01},
+              "stability": {"stable": False, "index": 0.61, "searched": 0.4, "groups": [0.9, 0.5, 0.5, 0.5]},
+              "held_out": {"gain": 0.031, "error": 0.012, "worse": 1, "users": 20, "rows": 80}}
+    return document | {"groups": groups | changes}
+
+
+@pytest.mark.browser
+def test_the_evidence_for_groups_is_shown(show):
+    tab = show(with_evidence())
+    rows = [[cell.strip() for cell in row.split("|")] for row in tab.value(
+        "[...document.querySelectorAll('#kinds tr')].map((r) => [...r.children].map((c) => c.innerText).join('|'))")]
+    assert rows == [["Kind of models", "Mean loss", "Difference"], ["One model for all", "0.5", "+0.3 ± 0.03"],
+                    ["One model per group (chosen)", "0.2", "\u2013"], ["Everyone alone", "0.25", "+0.05 ± 0.01"]]
+    assert tab.texts("#stability tbody td:last-child") == ["90%", "50%", "50%", "50%"]
+    lead = tab.text("#evidence-lead")
+    assert lead.startswith("The groups are unstable: the adjusted Rand index")
+    assert "0.61, 0.40 for a new search" in lead
+    assert "better than that of each user's own model by 0.031 (standard error 0.012)" in lead
+    assert "1 of 20 users is worse off than alone by more than chance" in lead
+    assert tab.text("#answer").startswith("Unstable groups: ")
+    assert "no evidence" in tab.text("#path-lead")
+    assert "The weights were made from the groups" in tab.text("#certificate")
+    assert "recovered" not in tab.value("document.body.innerText")
+    assert tab.texts("#roster [data-column='stays']") != []
+    stable = show(with_evidence(stability={"stable": True, "index": 1, "searched": None, "groups": [1, 1, 1, 1]},
+                                held_out=None, from_groups=False), "stable.html")
+    assert stable.text("#evidence-lead").startswith("The groups are stable: ")
+    assert not stable.text("#answer").startswith("Unstable")
+    assert "no evidence" not in stable.text("#path-lead")
 
 
 @pytest.mark.browser

@@ -374,7 +374,8 @@ def separators(solution: Solution, *, alone: Array | None = None, title: str | N
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", xlabel=users.feature_names[0],
              ylabel=users.feature_names[1])
     axes.set_title(title or f"{solution.n_clusters} models for {users.n_users} users at lam = {solution.lam:g}\n"
-                            f"certified relative gap {solution.gap:.0e};  o: +1,  x: -1,  grey: local",
+                            f"groups of a solution with relative gap {solution.gap:.0e}, each fitted again;  "
+                            "o: +1,  x: -1,  grey: local",
                    fontsize=10)
     if solution.n_clusters <= 12:
         axes.legend(loc="upper right", fontsize=8, framealpha=0.9)

@@ -5,6 +5,7 @@ import { chosen, doc, lams, move, points, select, show, state, users, views, wor
 import { setUpPath } from "./path.js";
 import { setUpMap } from "./map.js";
 import { setUpCoefficients, setUpScores, setUpTable } from "./people.js";
+import { setUpEvidence } from "./evidence.js";
 import { setUpAbout, setUpCertificate, setUpFederated } from "./proof.js";
 
 function setUpHeader() {
@@ -13,9 +14,10 @@ function setUpHeader() {
   const sure = known(point.gap) ? `, certified to within ${number(point.gap, 2)} of the optimum` : "";
   const personal = ((doc.groups && doc.groups.kind) || "").startsWith("personal");
   const what = personal && point.n_clusters === 1 ? "Personal models around one centre" : plural(point.n_clusters, word);
+  const unstable = doc.groups && doc.groups.stability && !doc.groups.stability.stable ? "Unstable groups: " : "";
   byId("answer").textContent =
     lams.length && known(point.n_clusters)
-      ? `${what} among ${plural(n, "user")} at lam = ${number(lams[chosen])}${sure}.`
+      ? `${unstable}${what} among ${plural(n, "user")} at lam = ${number(lams[chosen])}${sure}.`
       : plural(n, "user") + ".";
   byId("subtitle").textContent = doc.subtitle || "";
   byId("groups").textContent = (doc.groups && doc.groups.sentence) || "";
@@ -25,6 +27,7 @@ function setUpHeader() {
     : "";
   for (const id of ["subtitle", "groups", "reduced"]) byId(id).hidden = !byId(id).textContent;
   const names = {
+    evidence: "Evidence",
     path: "Path",
     map: "Map",
     scores: "Scores",
@@ -111,6 +114,7 @@ function setUpControl() {
 for (const setUp of [
   setUpTheme,
   setUpControl,
+  setUpEvidence,
   setUpPath,
   setUpMap,
   setUpTable,

@@ -356,7 +356,11 @@ export function setUpPath() {
   views.push(() => {
     const count = (points[state.at] || {}).n_clusters;
     byId("path-lead").textContent =
-      "A larger penalty strength lam merges users, until all share one model. " +
+      (doc.groups && doc.groups.from_groups
+        ? `A larger penalty strength lam merges users. The weights were made from the chosen ${word}s, so users ` +
+          "merge into exactly these: this is no evidence for them. " +
+          `Larger lams, at which the weights keep the ${word}s apart, are not shown. `
+        : "A larger penalty strength lam merges users, until all share one model. ") +
       `At lam = ${number(lams[state.at])} there ${count === 1 ? "is" : "are"} ${plural(count, word)}.`;
   });
 }

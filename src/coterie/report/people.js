@@ -19,6 +19,12 @@ function columns() {
     { key: "user", name: "User", value: (user) => users[user] },
     { key: "cluster", name: word === "group" ? "Group" : "Cluster", value: (user) => labelOf(user), skip: !labels },
     { key: "size", name: doc.reduced ? "Size (shown)" : "Size", value: (user) => sizeOf(user), skip: !labels },
+    {
+      key: "stays",
+      name: "Stays in group",
+      value: (user) => doc.groups.stays[user],
+      skip: !doc.groups || !doc.groups.stays,
+    },
     { key: "rows", name: "Rows", value: (user) => (doc.counts || [])[user], skip: !doc.counts },
     { key: "here", name: `${metric} here`, value: (user) => scoreOf("points", user), skip: !scores || !scores.points },
     { key: "alone", name: `${metric} alone`, value: (user) => scoreOf("alone", user), skip: !scores || !scores.alone },
@@ -81,7 +87,7 @@ function tableRow(user, shown) {
       }
       const cellNode = element("td", {
         class: "figure",
-        text: key === "size" || key === "rows" ? integer(entry) : number(entry, 3),
+        text: key === "size" || key === "rows" ? integer(entry) : key === "stays" ? percent(entry) : number(entry, 3),
       });
       if (key === "here" && known(shared) && known(alone) && shared !== alone) {
         const better = scores.larger === false ? shared < alone : shared > alone;

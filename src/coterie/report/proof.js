@@ -76,6 +76,17 @@ function precise(x) {
   return x === 0 || (Math.abs(x) >= 1e-3 && Math.abs(x) < 1e9) ? String(Number(x.toPrecision(10))) : x.toExponential(6);
 }
 
+/** What is proved about the groups, as far as anything is. */
+function aboutGroups() {
+  if (doc.bounds)
+    return (
+      "Recovery bounds are a separate statement: for lam between them theorems prove that the solution has these " +
+      `${word}s; for other values they prove nothing.`
+    );
+  const weights = doc.groups && doc.groups.from_groups ? `The weights were made from the ${word}s. ` : "";
+  return `${weights}The certificate is about this convex problem; it does not prove that the ${word}s are right.`;
+}
+
 export function setUpCertificate() {
   const section = byId("certificate");
   if (!points.length) {
@@ -118,8 +129,7 @@ export function setUpCertificate() {
       text:
         "The certificate does not depend on the solver: it is computed from the models and their duals alone. " +
         "No choice of models has an objective below the lower bound. The optimum lies between this bound and the " +
-        "objective, so no other models can be better by more than the gap. Recovery bounds are a separate statement: " +
-        "for lam between them theorems prove that the groups are recovered; for other values they prove nothing.",
+        `objective, so no other models can be better by more than the gap. ${aboutGroups()}`,
     }),
   );
   views.push(() => {
@@ -242,6 +252,9 @@ export function setUpAbout() {
       ...[
         "lam is the strength of the penalty on differences between models. " +
           "At 0 every user has a separate model; from some lam on, all users share one model.",
+        ...(doc.groups && doc.groups.kind
+          ? ["Models are shown as they predict: each group is fitted again to its rows, without the penalty."]
+          : []),
         "Move the slider, press its arrows, or press a point of a chart: the complete page then shows that lam. " +
           "The ring marks the chosen lam.",
         `Users of one ${word} have exactly the same model, not a similar one. ` +
