@@ -932,7 +932,7 @@ ASKED = st.sampled_from([["--user", "u", "--target", "y"], ["--user", "u", "--ta
                          ["--user", "u", "--target", "y", "--task", "classification", "--loss", "squared_hinge"],
                          ["--user", "u", "--target", "y", "--task", "regression", "--loss", "huber"],
                          ["--user", "u", "--weights", "gaussian"], ["--user", "u", "--loss", "huber_distance"]])
-some = hypothesis_settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+some = hypothesis_settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @some

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from coterie.data.encoding import Column, Recipe, fingerprint, read_table
 from coterie.errors import CoterieWarning, InvalidInput, MissingExtra
 
-few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 many = settings(few, max_examples=2000)
 
 
@@ -706,7 +706,7 @@ def tables(draw):
     """Rows of a table with a user, numbers, flags, levels and a target, some cells missing."""
     n = draw(st.integers(4, 12))
     kinds = draw(st.lists(st.sampled_from(["number", "flag", "level", "constant", "empty", "date"]), max_size=3))
-    level = draw(st.lists(words, min_size=2, max_size=3 if n > 5 else 2, unique=True))
+    level = draw(st.lists(words, min_size=2, max_size=3 if n > 6 else 2, unique=True))
     makers = {"number": numbers, "flag": st.booleans(), "level": st.sampled_from(level), "constant": st.just("k"),
               "empty": st.just(""), "date": st.dates(date(1900, 1, 1), date(2100, 1, 1)).map(str)}
     columns = [draw(st.lists(st.sampled_from(["u1", *level, "007"]), min_size=n, max_size=n)),
