@@ -46,6 +46,7 @@ from coterie.graph.weights import LocalModels, adaptive_graph
 from coterie.labels import check_labels
 from coterie.losses import AffineLoss, Evaluation, Huber, Logistic, Loss, Samples, Squared, SquaredDistance
 from coterie.losses.grouped import Grouped
+from coterie.losses.quadratic import Quadratic
 from coterie.problem import Problem
 from coterie.solution import Solution
 
@@ -53,6 +54,7 @@ _SMALLEST = 1e-3  # weight; with smaller ones, a distant group would extend the 
 _STEP = 1.5  # ratio of two neighbouring lams of the search
 _PLATEAU = 4  # the search ends after this number of lams with the same groups
 _FIRST_LIMIT = 8  # number of groups of the first search; doubled while that many are found
+_EXAMINED = 4  # partitions of the path that are improved with losses that are not quadratic
 _CUTS = 3  # cuts of the tree of models that are improved
 _MARGIN = 50.0  # cuts of that tree that are worse than other descriptions by more nats are ignored
 _PATIENCE = 3  # the search for groups with spread ends after this many numbers of groups without improvement
@@ -176,9 +178,11 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     scaled, search_loss, unit = _with_unit_targets(_scaled(users, loss), loss)
     scaled, search_loss = without_outliers(scaled, search_loss)
     local, graph = _nearest_users(scaled, search_loss, k, weight_ridge)
-    problem = Problem(scaled, _Ridged(search_loss, weight_ridge), 0.0, graph)
+    expansion = _expansion(scaled, search_loss, weight_ridge)
+    problem = Problem(scaled, _Ridged(expansion, weight_ridge), 0.0, graph)
     path = _search_path(problem, local, max_groups or _FIRST_LIMIT, n_lams, progress)
-    examined = _examine(Judge(scaled, search_loss), local.models, path, max_groups)
+    judge = Judge(scaled, search_loss)
+    examined = _examine(judge, judge.approximated(expansion), local.models, path, max_groups)
     best = _shortest(examined)
     grouped = Grouped(loss=loss, samples=given, labels=best.labels)
     models = grouped.local(grouped.prepare(grouped.groups)).points[best.labels]
@@ -247,6 +251,21 @@ def _nearest_users(users: Users, loss: Loss, k: int, ridge: float) -> tuple[Loca
     return local, Graph.from_edges(users.n_users, graph.edges, np.maximum(graph.weights, _SMALLEST))
 
 
+def _expansion(users: Users, loss: Loss, pull: float) -> Loss:
+    """The loss itself if it is quadratic, else its second-order model at models between the pooled and the local ones.
+
+    Models are pulled to the pooled one: the better an expansion is there, the worse it is for the local models.
+    """
+    if loss.quadratic:
+        return loss
+    samples = loss.prepare(users)
+    pooled = Grouped(loss=loss, samples=samples, labels=np.zeros(users.n_users, dtype=np.int64))
+    centre = pooled.local(pooled.prepare(pooled.groups)).points
+    points = loss.prox(samples, None, pull, np.repeat(centre, users.n_users, axis=0)).points
+    values, gradients, hessians = loss.evaluate(samples, points, 2)
+    return Quadratic(point=points, value=values, gradient=gradients, hessian=hessians)
+
+
 def _search_path(problem: Problem, local: LocalModels, max_groups: int, n_lams: int,
                  progress: Callable[[Solution, int], None] | None) -> Path:
     """The path for increasing lam, from the first merges until a small number of groups does not change."""
@@ -275,30 +294,35 @@ def first_merges(local: LocalModels, graph: Graph) -> float:
     return 0.3 * float(np.quantile(merge, 0.05)) if merge.size else 0.0
 
 
-def _examine(judge: Judge, models: Array, path: Path, max_groups: int | None) -> list[Partition]:
+def _examine(judge: Judge, quick: Judge, models: Array, path: Path, max_groups: int | None) -> list[Partition]:
     """All descriptions with at most `max_groups` groups.
 
     If one centre with spread is best of them, but more groups than allowed are better still, users do not vary
     continuously: then this description is left out.
     """
-    examined = list(_descriptions(judge, models, path, max_groups))
+    examined = list(_descriptions(judge, quick, models, path, max_groups))
     best = _shortest(examined)
     if max_groups is not None and _kind(best) == "one centre with spread":
-        unlimited = _shortest(_descriptions(judge, models, path, None))
+        unlimited = _shortest(_descriptions(judge, quick, models, path, None))
         if unlimited.n_groups > max_groups:
             return [partition for partition in examined if _kind(partition) != "one centre with spread"]
     return examined
 
 
-def _descriptions(judge: Judge, models: Array, path: Path, max_groups: int | None) -> Iterator[Partition]:
-    """All descriptions to compare: one model, one centre with spread, and partitions as proposed and improved."""
+def _descriptions(judge: Judge, quick: Judge, models: Array, path: Path,
+                  max_groups: int | None) -> Iterator[Partition]:
+    """All descriptions to compare: one model, one centre with spread, and partitions as proposed and improved.
+
+    Of the proposals of the path, those are improved that are shortest by `quick`, which knows second-order models only.
+    """
     together = Partition(np.zeros(judge.n, dtype=np.int64), judge.criterion(np.zeros(judge.n, dtype=np.int64)))
     yield together
     if judge.n == 1 or max_groups == 1:
         return
     centre = judge.one_centre(models)
     yield centre
-    proposed = list(_from_path(judge, path, max_groups))
+    proposed = [partition for start in _from_path(judge, quick, path, max_groups)
+                for partition in _improved(judge, start.labels, start.length, start.lam)]
     if judge.n <= _LARGEST_TREE:
         assert centre.spread is not None
         tree, limit = ModelTree(judge, centre.spread), min(judge.n, max_groups or judge.n)
@@ -345,19 +369,29 @@ def _improved(judge: Judge, labels: Ints, cost: float, lam: float | None) -> Ite
     yield Partition(polished, value + cost, lam)
 
 
-def _from_path(judge: Judge, path: Path, max_groups: int | None) -> Iterator[Partition]:
-    """The proposals of the path with a limited number of groups; without `max_groups` the limit doubles if needed."""
-    limit = max_groups or _FIRST_LIMIT
+def _from_path(judge: Judge, quick: Judge, path: Path, max_groups: int | None) -> list[Partition]:
+    """Proposals of the path to improve; their lengths are what must be added for users that were assigned.
+
+    The number of groups is limited; without `max_groups` the limit doubles if needed.
+    """
+    limit, ranked = max_groups or _FIRST_LIMIT, list[tuple[float, Partition]]()
     while True:
         shortest, n_groups = np.inf, 0
         for labels, lam in _proposals(path, limit):
-            labels, cost = judge.absorb(labels, limit)
-            for partition in _improved(judge, labels, cost, lam):
-                shortest, n_groups = min((shortest, n_groups), (partition.length, partition.n_groups))
-                yield partition
+            labels, cost = quick.absorb(labels, limit)
+            improved = _shortest(_improved(quick, labels, cost, lam))
+            ranked.append((improved.length, Partition(labels, cost, lam)))
+            shortest, n_groups = min((shortest, n_groups), (improved.length, improved.n_groups))
         if max_groups is not None or n_groups < limit or 2 * limit > judge.n:
-            return
+            break
         limit *= 2
+    if quick is judge:
+        return [start for _, start in ranked]
+    best = dict[bytes, Partition]()
+    for _, start in sorted(ranked, key=lambda pair: pair[0]):
+        if start.labels.any() and len(best) < _EXAMINED:
+            best.setdefault(start.labels.tobytes(), start)
+    return list(best.values())
 
 
 def _proposals(path: Path, max_groups: int) -> list[tuple[Ints, float | None]]:

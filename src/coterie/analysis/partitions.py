@@ -21,6 +21,7 @@ carry little information on a rare class.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from itertools import combinations
 from math import lgamma
@@ -93,6 +94,17 @@ class Judge:
         self.number_cost = 0.5 * float(np.log(max(n_eff, np.e)))
         self.model_cost = self.dim * self.number_cost
         self.effects = RandomEffects(loss, self.samples, self.weights, ridge)
+
+    def approximated(self, loss: Loss) -> Judge:
+        """The same judge with another, quadratic loss of the same users; itself if it is its own."""
+        if loss is self.loss:
+            return self
+        other = copy(self)
+        other.loss, other.samples, other.bare = loss, loss.prepare(self.samples.users), loss
+        other.models, other.likelihoods, other.parts = {}, {}, {}
+        other.exact = Expansions.at(loss, other.samples, self.weights, np.zeros((self.n, self.dim)))
+        other.effects = RandomEffects(loss, other.samples, self.weights, self.effects.ridge)
+        return other
 
     def fit(self, members: Ints) -> Array:
         """The best model of a group, with all samples weighted equally."""
