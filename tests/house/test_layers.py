@@ -23,7 +23,7 @@ LAYERS = [
     "solvers",
     "analysis.metrics", "analysis.margins", "analysis.consensus", "analysis.path", "analysis.recovery",
     "analysis.ladder", "analysis.select", "analysis.spread", "analysis.dispersion", "analysis.noise",
-    "analysis.partitions", "analysis.groups", "analysis.random_effects", "analysis",
+    "analysis.proposals", "analysis.partitions", "analysis.groups", "analysis.random_effects", "analysis",
     "fitting.settings", "fitting.outliers", "fitting.units", "fitting.prepare", "fitting.kinds", "fitting.plan",
     "fitting.stability", "fitting.scores", "fitting.predictions",
     "fitting.proof", "fitting.result", "runs.folder",

@@ -8,6 +8,8 @@
    merge tree. If a partition has too many groups, the largest are kept, and the a users of the others are assigned to
    the most likely of them, which adds log(N choose a) to its description: if many users have few samples, complete
    groups appear only this way. The cuts of a tree of the local models, shrunk to one centre, are proposals, too.
+   Losses that are not quadratic are replaced by second-order models for this (`coterie.analysis.proposals`), and so
+   only the best proposals, by these models, go on to the next step.
 3. Each partition is improved by merging groups and moving users while its description length decreases, as defined in
    `coterie.analysis.partitions`. Three kinds of description are compared, and the shortest is the result:
 
@@ -34,25 +36,20 @@ from typing import Literal
 
 import numpy as np
 
-from coterie._typing import Array, Indices, Ints
+from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import without_outliers
 from coterie.analysis.partitions import Judge, ModelTree, Partition
-from coterie.analysis.path import Path, solve_path
+from coterie.analysis.path import Path
+from coterie.analysis.proposals import WithRidge, expand, nearest_users, proposals_of, search_path
 from coterie.data.scaling import Standardizer
-from coterie.data.users import Participants, Users
+from coterie.data.users import Users
 from coterie.errors import InvalidInput, interruptible
 from coterie.graph import Graph
-from coterie.graph.weights import LocalModels, adaptive_graph
-from coterie.labels import check_labels
-from coterie.losses import AffineLoss, Evaluation, Huber, Logistic, Loss, Samples, Squared, SquaredDistance
+from coterie.losses import AffineLoss, Huber, Logistic, Loss, Squared, SquaredDistance
 from coterie.losses.grouped import Grouped
-from coterie.losses.quadratic import Quadratic
 from coterie.problem import Problem
 from coterie.solution import Solution
 
-_SMALLEST = 1e-3  # weight; with smaller ones, a distant group would extend the path over hundreds of decades
-_STEP = 1.5  # ratio of two neighbouring lams of the search
-_PLATEAU = 4  # the search ends after this number of lams with the same groups
 _FIRST_LIMIT = 8  # number of groups of the first search; doubled while that many are found
 _EXAMINED = 4  # partitions of the path that are improved with losses that are not quadratic
 _CUTS = 3  # cuts of the tree of models that are improved
@@ -88,7 +85,7 @@ class Groups:
     graph
         The graph of the search.
     path
-        The path of the search, with standardised features and targets and a stronger ridge.
+        The path of the search, with quadratic losses, standardised features and targets, and a stronger ridge.
 
     Example
     -------
@@ -170,17 +167,14 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     >>> ct.find_groups(ct.Users.from_arrays([[0.0], [0.1], [9.0], [9.2]]), ct.SquaredDistance()).labels.tolist()
     [0, 0, 1, 1]
     """
-    loss = _checked_loss(users, loss, max_groups=(max_groups, 1), n_lams=(n_lams, 2), k=(k, 1))
-    if not (isinstance(weight_ridge, (int, float)) and 0 < weight_ridge < np.inf):
-        raise InvalidInput(f"weight_ridge must be a finite number > 0, got {weight_ridge!r}",
-                           remedy="Omit it to use the default")
+    loss = _checked_loss(users, loss, weight_ridge, max_groups=(max_groups, 1), n_lams=(n_lams, 2), k=(k, 1))
     given = loss.prepare(users)
     scaled, search_loss, unit = _with_unit_targets(_scaled(users, loss), loss)
     scaled, search_loss = without_outliers(scaled, search_loss)
-    local, graph = _nearest_users(scaled, search_loss, k, weight_ridge)
-    expansion = _expansion(scaled, search_loss, weight_ridge)
-    problem = Problem(scaled, _Ridged(expansion, weight_ridge), 0.0, graph)
-    path = _search_path(problem, local, max_groups or _FIRST_LIMIT, n_lams, progress)
+    local, graph = nearest_users(scaled, search_loss, k, weight_ridge)
+    expansion = expand(scaled, search_loss, weight_ridge)
+    problem = Problem(scaled, WithRidge(expansion, weight_ridge), 0.0, graph)
+    path = search_path(problem, local, max_groups or _FIRST_LIMIT, n_lams, progress)
     judge = Judge(scaled, search_loss)
     examined = _examine(judge, judge.approximated(expansion), local.models, path, max_groups)
     best = _shortest(examined)
@@ -202,8 +196,11 @@ def _kind(description: Partition) -> Kind:
     return "one model" if description.spread is None else "one centre with spread"
 
 
-def _checked_loss(users: Users, loss: Loss | None, **numbers: tuple[int | None, int]) -> Loss:
+def _checked_loss(users: Users, loss: Loss | None, ridge: float, **numbers: tuple[int | None, int]) -> Loss:
     """Check the users and the numbers, each given with its minimum, if not None; returns the loss to use."""
+    if not (isinstance(ridge, (int, float)) and 0 < ridge < np.inf):
+        raise InvalidInput(f"weight_ridge must be a finite number > 0, got {ridge!r}",
+                           remedy="Omit it to use the default")
     if not isinstance(users, Users):
         raise InvalidInput(f"expected Users, got {type(users).__name__}",
                            remedy="Build them with Users.from_arrays(X, y, user)")
@@ -241,57 +238,6 @@ def _with_unit_targets(users: Users, loss: Loss) -> tuple[Users, Loss, float]:
     if isinstance(loss, Huber):
         loss = replace(loss, delta=loss.delta / unit)
     return replace(users, targets=shifted / unit), loss, unit
-
-
-def _nearest_users(users: Users, loss: Loss, k: int, ridge: float) -> tuple[LocalModels, Graph]:
-    """The local models, and the graph of the nearest users with its weights."""
-    with np.errstate(over="ignore"):  # a distance much larger than the median has weight 0
-        local = LocalModels.of(users, loss, ridge)
-        graph = adaptive_graph(local, "wald", min(k, max(users.n_users - 1, 1)))
-    return local, Graph.from_edges(users.n_users, graph.edges, np.maximum(graph.weights, _SMALLEST))
-
-
-def _expansion(users: Users, loss: Loss, pull: float) -> Loss:
-    """The loss itself if it is quadratic, else its second-order model at models between the pooled and the local ones.
-
-    Models are pulled to the pooled one: the better an expansion is there, the worse it is for the local models.
-    """
-    if loss.quadratic:
-        return loss
-    samples = loss.prepare(users)
-    pooled = Grouped(loss=loss, samples=samples, labels=np.zeros(users.n_users, dtype=np.int64))
-    centre = pooled.local(pooled.prepare(pooled.groups)).points
-    points = loss.prox(samples, None, pull, np.repeat(centre, users.n_users, axis=0)).points
-    values, gradients, hessians = loss.evaluate(samples, points, 2)
-    return Quadratic(point=points, value=values, gradient=gradients, hessian=hessians)
-
-
-def _search_path(problem: Problem, local: LocalModels, max_groups: int, n_lams: int,
-                 progress: Callable[[Solution, int], None] | None) -> Path:
-    """The path for increasing lam, from the first merges until a small number of groups does not change."""
-    def settled(solutions: list[Solution]) -> bool:
-        last = solutions[-_PLATEAU:]
-        few = last[-1].n_clusters <= max_groups and len(last) == _PLATEAU
-        return last[-1].n_clusters == parts or (few and all(np.array_equal(s.labels, last[0].labels) for s in last))
-
-    parts = int(problem.graph.components.max()) + 1
-    lowest = first_merges(local, problem.graph)
-    lams = lowest * _STEP ** np.arange(n_lams) if lowest > 0 else [0.0]
-    return solve_path(problem, lams, tol=1e-5, enough=settled, progress=progress)
-
-
-def first_merges(local: LocalModels, graph: Graph) -> float:
-    """A lam at which very few users have merged; 0 if all local models are equal.
-
-    Two users with an edge and no other users merge at lam w_ij = ||(H_i^-1 + H_j^-1)^-1 (x_i - x_j)||.
-    """
-    edges = slice(None, None, max(1, graph.n_edges // 10_000))  # a sample of the edges is enough
-    i, j = graph.edges[edges].T
-    inverse = np.linalg.inv(local.hessians)
-    force = np.linalg.solve(inverse[i] + inverse[j], (local.models[i] - local.models[j])[..., None])
-    merge = np.linalg.norm(force, axis=(1, 2)) / np.maximum(graph.weights[edges], 1e-300)
-    merge = merge[np.isfinite(merge) & (merge > 0)]
-    return 0.3 * float(np.quantile(merge, 0.05)) if merge.size else 0.0
 
 
 def _examine(judge: Judge, quick: Judge, models: Array, path: Path, max_groups: int | None) -> list[Partition]:
@@ -377,7 +323,7 @@ def _from_path(judge: Judge, quick: Judge, path: Path, max_groups: int | None) -
     limit, ranked = max_groups or _FIRST_LIMIT, list[tuple[float, Partition]]()
     while True:
         shortest, n_groups = np.inf, 0
-        for labels, lam in _proposals(path, limit):
+        for labels, lam in proposals_of(path, limit):
             labels, cost = quick.absorb(labels, limit)
             improved = _shortest(_improved(quick, labels, cost, lam))
             ranked.append((improved.length, Partition(labels, cost, lam)))
@@ -392,24 +338,6 @@ def _from_path(judge: Judge, quick: Judge, path: Path, max_groups: int | None) -
         if start.labels.any() and len(best) < _EXAMINED:
             best.setdefault(start.labels.tobytes(), start)
     return list(best.values())
-
-
-def _proposals(path: Path, max_groups: int) -> list[tuple[Ints, float | None]]:
-    """The groups of the path, and the cuts of its merge tree, without duplicates."""
-    from scipy.cluster.hierarchy import fcluster
-
-    n = path.problem.n_users
-    proposals: dict[bytes, tuple[Ints, float | None]] = {}
-
-    def add(labels: Ints, lam: float | None) -> None:
-        labels = check_labels(labels, n)
-        proposals.setdefault(labels.tobytes(), (labels, lam))
-
-    for solution in path.solutions:
-        add(solution.labels, solution.lam)
-    for count in range(2, min(max_groups, n) + 1):
-        add(fcluster(path.linkage, count, "maxclust"), None)
-    return list(proposals.values())
 
 
 def _with_spread(judge: Judge, tree: ModelTree, centre: Partition, groups: Partition,
@@ -435,30 +363,3 @@ def _with_spread(judge: Judge, tree: ModelTree, centre: Partition, groups: Parti
             if within.length > min(length, groups.length + _MARGIN):
                 break
             length = within.length
-
-
-@dataclass(frozen=True, eq=False)
-class _Ridged(Loss):
-    """A loss plus ridge/2 ||x||^2, intercept included."""
-
-    loss: Loss
-    ridge: float
-
-    @property
-    def quadratic(self) -> bool:  # type: ignore[override]
-        return self.loss.quadratic
-
-    def dim(self, users: Participants) -> int:
-        return self.loss.dim(users)
-
-    def prepare(self, users: Participants) -> Samples:
-        return self.loss.prepare(users)
-
-    def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
-        values, gradients, hessians = self.loss.evaluate(samples, models, order, users)
-        return Evaluation(values + 0.5 * self.ridge * (models**2).sum(axis=1),
-                          gradients + self.ridge * models if order > 0 else gradients,
-                          hessians + self.ridge * np.eye(samples.dim) if order > 1 else hessians)
-
-    def strong_convexity(self, samples: Samples) -> Array:
-        return self.loss.strong_convexity(samples) + self.ridge

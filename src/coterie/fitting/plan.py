@@ -22,8 +22,9 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.analysis.consensus import lam_max
-from coterie.analysis.groups import find_groups, first_merges
+from coterie.analysis.groups import find_groups
 from coterie.analysis.path import Path, alone_at, solve_path
+from coterie.analysis.proposals import first_merges
 from coterie.data.users import Participants, Users
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.fitting.kinds import Kind, Sharing, choose, sharing_of

@@ -1,0 +1,124 @@
+"""Proposals of groups: the path over lam on a graph of nearest users, with quadratic losses.
+
+Losses that are not quadratic are replaced by their second-order models, so one answer of every user is enough: its
+local model, and value, gradient and Hessian of its loss at one point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from coterie._typing import Array, Indices, Ints
+from coterie.analysis.path import Path, solve_path
+from coterie.data.users import Participants, Users
+from coterie.graph import Graph
+from coterie.graph.weights import LocalModels, adaptive_graph
+from coterie.labels import check_labels
+from coterie.losses import Evaluation, Loss, Samples
+from coterie.losses.grouped import Grouped
+from coterie.losses.quadratic import Quadratic
+from coterie.problem import Problem
+from coterie.solution import Solution
+
+_SMALLEST = 1e-3  # weight; with smaller ones, a distant group would extend the path over hundreds of decades
+_STEP = 1.5  # ratio of two neighbouring lams of the search
+_PLATEAU = 4  # the search ends after this number of lams with the same groups
+
+
+def nearest_users(users: Users, loss: Loss, k: int, ridge: float) -> tuple[LocalModels, Graph]:
+    """The local models, and the graph of the nearest users with its weights."""
+    with np.errstate(over="ignore"):  # a distance much larger than the median has weight 0
+        local = LocalModels.of(users, loss, ridge)
+        graph = adaptive_graph(local, "wald", min(k, max(users.n_users - 1, 1)))
+    return local, Graph.from_edges(users.n_users, graph.edges, np.maximum(graph.weights, _SMALLEST))
+
+
+def expand(users: Users, loss: Loss, pull: float) -> Loss:
+    """The loss itself if it is quadratic, else its second-order model at models between the pooled and the local ones.
+
+    Models are pulled to the pooled one: the better an expansion is there, the worse it is for the local models.
+    """
+    if loss.quadratic:
+        return loss
+    samples = loss.prepare(users)
+    pooled = Grouped(loss=loss, samples=samples, labels=np.zeros(users.n_users, dtype=np.int64))
+    centre = pooled.local(pooled.prepare(pooled.groups)).points
+    points = loss.prox(samples, None, pull, np.repeat(centre, users.n_users, axis=0)).points
+    values, gradients, hessians = loss.evaluate(samples, points, 2)
+    return Quadratic(point=points, value=values, gradient=gradients, hessian=hessians)
+
+
+def search_path(problem: Problem, local: LocalModels, max_groups: int, n_lams: int,
+                 progress: Callable[[Solution, int], None] | None) -> Path:
+    """The path for increasing lam, from the first merges until a small number of groups does not change."""
+    def settled(solutions: list[Solution]) -> bool:
+        last = solutions[-_PLATEAU:]
+        few = last[-1].n_clusters <= max_groups and len(last) == _PLATEAU
+        return last[-1].n_clusters == parts or (few and all(np.array_equal(s.labels, last[0].labels) for s in last))
+
+    parts = int(problem.graph.components.max()) + 1
+    lowest = first_merges(local, problem.graph)
+    lams = lowest * _STEP ** np.arange(n_lams) if lowest > 0 else [0.0]
+    return solve_path(problem, lams, tol=1e-5, enough=settled, progress=progress)
+
+
+def first_merges(local: LocalModels, graph: Graph) -> float:
+    """A lam at which very few users have merged; 0 if all local models are equal.
+
+    Two users with an edge and no other users merge at lam w_ij = ||(H_i^-1 + H_j^-1)^-1 (x_i - x_j)||.
+    """
+    edges = slice(None, None, max(1, graph.n_edges // 10_000))  # a sample of the edges is enough
+    i, j = graph.edges[edges].T
+    inverse = np.linalg.inv(local.hessians)
+    force = np.linalg.solve(inverse[i] + inverse[j], (local.models[i] - local.models[j])[..., None])
+    merge = np.linalg.norm(force, axis=(1, 2)) / np.maximum(graph.weights[edges], 1e-300)
+    merge = merge[np.isfinite(merge) & (merge > 0)]
+    return 0.3 * float(np.quantile(merge, 0.05)) if merge.size else 0.0
+
+
+def proposals_of(path: Path, max_groups: int) -> list[tuple[Ints, float | None]]:
+    """The groups of the path, and the cuts of its merge tree, without duplicates."""
+    from scipy.cluster.hierarchy import fcluster
+
+    n = path.problem.n_users
+    proposals: dict[bytes, tuple[Ints, float | None]] = {}
+
+    def add(labels: Ints, lam: float | None) -> None:
+        labels = check_labels(labels, n)
+        proposals.setdefault(labels.tobytes(), (labels, lam))
+
+    for solution in path.solutions:
+        add(solution.labels, solution.lam)
+    for count in range(2, min(max_groups, n) + 1):
+        add(fcluster(path.linkage, count, "maxclust"), None)
+    return list(proposals.values())
+
+
+@dataclass(frozen=True, eq=False)
+class WithRidge(Loss):
+    """A loss plus ridge/2 ||x||^2, intercept included."""
+
+    loss: Loss
+    ridge: float
+
+    @property
+    def quadratic(self) -> bool:  # type: ignore[override]
+        return self.loss.quadratic
+
+    def dim(self, users: Participants) -> int:
+        return self.loss.dim(users)
+
+    def prepare(self, users: Participants) -> Samples:
+        return self.loss.prepare(users)
+
+    def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
+        values, gradients, hessians = self.loss.evaluate(samples, models, order, users)
+        return Evaluation(values + 0.5 * self.ridge * (models**2).sum(axis=1),
+                          gradients + self.ridge * models if order > 0 else gradients,
+                          hessians + self.ridge * np.eye(samples.dim) if order > 1 else hessians)
+
+    def strong_convexity(self, samples: Samples) -> Array:
+        return self.loss.strong_convexity(samples) + self.ridge
