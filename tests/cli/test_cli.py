@@ -15,6 +15,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COTERIE, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_demo_prints_clusters_and_gap_and_saves_a_picture(tmp_path):
     done = run("demo", "--out", "here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

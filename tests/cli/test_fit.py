@@ -765,6 +765,7 @@ def test_a_power_cut_while_an_old_run_is_replaced(monkeypatch):
     assert "progress" not in {file.name for file in Path("cut").iterdir()}
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_a_destructor_is_not_lost():
     """Python drops an exception in a destructor; the command sends the interrupt again."""
     few()

@@ -13,7 +13,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize(("name", "printed", "file"), [
-    ("shops", ["3 groups among 38 shops, certified: True", "groups are the true kinds: True"], "shops.csv"),
+    pytest.param("shops", ["3 groups among 38 shops, certified: True", "groups are the true kinds: True"], "shops.csv",
+                 marks=pytest.mark.slow),
     pytest.param("points", ["2 clusters of [50, 100] flowers", "certified: True", "setosa against the others: 1.00"],
                  "tree.png", marks=pytest.mark.slow),
     ("hospitals", ["two groups, the true kinds: True", "certified: True", "same groups as with pooled data: True"],
