@@ -24,7 +24,7 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import without_ridge
-from coterie.analysis.spread import sample_users
+from coterie.analysis.spread import Expansions, sample_users
 from coterie.data.users import Users
 from coterie.losses import Loss, Squared
 
@@ -111,31 +111,25 @@ def _variances(step: _Step, counts: Array, degrees: float, scale: float) -> Arra
 
 
 def _expect(rows: _Rows, labels: Ints, variances: Array, covariance: Array, scales: Array) -> _Step:
-    """The E step of EM for T_i = scales_i * covariance; the formulas are those of `coterie.analysis.spread`."""
-    dim, n_groups = len(covariance), int(labels.max()) + 1
-    values, axes = np.linalg.eigh(covariance)
-    root = axes * np.sqrt(np.maximum(values, 0.0))
-    curvatures, slopes = rows.gram / variances[:, None, None], rows.products / variances[:, None]
-    inner = scales[:, None, None] * (root.T @ curvatures @ root) + np.eye(dim)
-    posterior = scales[:, None, None] * (root @ np.linalg.inv(inner) @ root.T)
-    product = curvatures @ posterior
-    marginal = curvatures - product @ curvatures
-    slope = slopes - np.einsum("nde,ne->nd", product, slopes)
-    sums, pulls = np.zeros((n_groups, dim, dim)), np.zeros((n_groups, dim))
-    np.add.at(sums, labels, marginal)
-    np.add.at(pulls, labels, slope)
-    centres = np.einsum("gde,ge->gd", np.linalg.pinv(sums, hermitian=True), pulls)[labels]
-    constants = 0.5 * np.einsum("nd,nde,ne->n", slopes, posterior, slopes) - 0.5 * np.linalg.slogdet(inner)[1] \
-        - 0.5 * rows.squares / variances - 0.5 * rows.counts * np.log(2 * np.pi * variances)
-    evidence = constants + (slope * centres).sum(axis=1) - 0.5 * np.einsum("nd,nde,ne->n", centres, marginal, centres)
-    models = centres + np.einsum("nde,ne->nd", posterior, slopes - np.einsum("nde,ne->nd", curvatures, centres))
-    residual = rows.squares - 2 * (models * rows.products).sum(axis=1) \
-        + np.einsum("nd,nde,ne->n", models, rows.gram, models)
+    """The E step of EM for T_i = scales_i * covariance.
+
+    Models with covariance f T and curvature A are, in units of sqrt(f), models with covariance T and curvature f A.
+    """
+    v, f = variances[:, None], scales[:, None]
+    constants = -0.5 * (rows.squares / variances + rows.counts * np.log(2 * np.pi * variances))
+    own = Expansions(constants, rows.products / v, rows.gram / v[..., None])
+    scaled = Expansions(constants, np.sqrt(f) * own.slopes, f[..., None] * own.curvatures)
+    inner, posterior = scaled.marginal(covariance)
+    marginal = Expansions(inner.constants, inner.slopes / np.sqrt(f), inner.curvatures / f[..., None])
+    posterior = f[..., None] * posterior
+    centres = marginal.centres(labels)[labels]
+    models = own.modes(centres, posterior)
+    residual = rows.squares + (models * (np.einsum("nde,ne->nd", rows.gram, models) - 2 * rows.products)).sum(axis=1)
     deviations = models - centres
-    moment = ((deviations / scales[:, None]).T @ deviations + (posterior / scales[:, None, None]).sum(axis=0)) / len(
-        scales)
-    return _Step(float(evidence.sum()), np.einsum("nde,ned->n", curvatures, posterior), np.maximum(residual, 1e-300),
-                 np.maximum(residual, 0.0) + np.einsum("nde,ned->n", rows.gram, posterior), moment)
+    moment = (deviations / f).T @ deviations + (posterior / f[..., None]).sum(axis=0)
+    return _Step(float(marginal.at_own(centres).sum()), np.einsum("nde,ned->n", own.curvatures, posterior),
+                 np.maximum(residual, 1e-300),
+                 np.maximum(residual, 0.0) + np.einsum("nde,ned->n", rows.gram, posterior), moment / len(scales))
 
 
 def _prior(residual: Array, freedom: Array) -> tuple[float, float, float]:
