@@ -28,6 +28,7 @@ _SINGULAR = 1e-13  # added to the diagonal of a Hessian of unit diagonal
 _FLAT = 1e-20  # no coordinate counts as less curved than this times the most curved one
 _TRIALS = 40  # halvings of one step
 _STILL = 8  # full Newton steps in a row that do not lower the decrement: the user runs along a flat direction
+_IDLE = 4  # steps in a row near a minimum that do not lower the value: only rounding is left
 _CREEP = 40  # steps after which a user that is still far from its minimum must have moved its value by 1 %
 
 
@@ -87,6 +88,7 @@ class _Search:
     damping, reach : shift of the Hessian relative to the norm of the gradient, and the largest length of a step.
     closing : whether the last step of the user was its final one.
     decrement, still : the last Newton decrement, and how many steps in a row it has not decreased.
+    before, idle : the value before the last step, and how many steps in a row near the minimum have not lowered it.
     steps, earlier : number of steps, and the values when slow progress was last checked.
     """
 
@@ -101,6 +103,7 @@ class _Search:
         self.damping, self.closing = np.zeros(n_users), np.zeros(n_users, dtype=bool)
         self.reach = 10.0 * (1.0 + np.linalg.norm(self.x, axis=1))
         self.decrement, self.still = np.full(n_users, np.inf), np.zeros(n_users, dtype=int)
+        self.before, self.idle = np.full(n_users, np.inf), np.zeros(n_users, dtype=int)
         self.steps, self.earlier = 0, np.full(n_users, np.inf)
 
     def ended(self) -> Minimum:
@@ -130,6 +133,7 @@ class _Search:
         self.active, self.x, self.damping, self.reach = self.active[keep], trial[keep], damping[keep], reach[keep]
         self.closing = (self.closing | last)[keep]
         self.decrement, self.still, self.earlier = decrement[keep], self.still[keep], self.earlier[keep]
+        self.before, self.idle = self.before[keep], self.idle[keep]
         if keep.size:
             self.value, self.gradient, self.hessian = self.evaluate(self.active, self.x, 2)
         else:
@@ -137,9 +141,11 @@ class _Search:
         return bool(keep.size)
 
     def _endless(self, decrement: Array, scale: Array, plain: Flags) -> Flags:
-        """Who makes step after step without coming nearer to a minimum: along a flat direction, or creeping."""
+        """Who makes step after step without coming nearer to a minimum: on a flat bottom, idle, or creeping."""
         self.still = np.where(plain & (decrement > 0.999 * self.decrement), self.still + 1, 0)
-        endless = self.still >= _STILL
+        near = (decrement <= _ACCEPT * scale) & (self.before - self.value <= _ROUNDING * scale)
+        self.idle, self.before = np.where(near, self.idle + 1, 0), self.value.copy()
+        endless = (self.still >= _STILL) | (self.idle >= _IDLE)
         self.steps += 1
         if self.steps % _CREEP == 0:
             endless |= (self.earlier - self.value <= 0.01 * scale) & (decrement > 1e-6 * scale)
