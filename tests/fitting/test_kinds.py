@@ -254,11 +254,25 @@ def test_a_kind_that_vanishes_with_all_rows_is_chosen_again(monkeypatch):
 
 
 def test_no_user_with_large_numbers_decides_alone():
-    """Nine users gain, and one in ten times larger units loses a little of its own: roots of squares show it."""
+    """Nine users gain, and one in ten times larger units loses a little of its own: logarithms show it."""
     losses = np.stack([np.r_[400.0, np.full(9, 4.0)], np.r_[460.0, np.full(9, 1.0)]])
     everything = np.zeros(2, dtype=bool)
     assert kinds._simplest(losses, everything) == 0
-    assert kinds._simplest(np.sqrt(losses), everything) == 1
+    assert kinds._simplest(kinds._compared(losses, relative=True), everything, 1.0) == 1
+
+
+def test_users_with_small_units_are_not_hurt():
+    """Targets of some users are a thousand times as large as those of others: groups would serve only these."""
+    rng = np.random.default_rng(1)
+    owner, scale = np.repeat(np.arange(24), 20), np.geomspace(0.1, 100.0, 24)
+    x = rng.normal(size=(owner.size, 2))
+    level = 4 + 0.5 * rng.normal(size=24)
+    y = scale[owner] * (x @ [1.0, -2.0] + level[owner] + 0.5 * rng.normal(size=owner.size))
+    result = fit(ct.Users.from_arrays(x, y, owner), Settings(n_lams=4))
+    assert result.kind in ("alone", "personal")
+    assert np.median(result.scores.fitted / result.scores.alone) < 1.1
+    assert (result.scores.fitted / result.scores.alone).max() < 3
+    assert result.compared[result.kind] == min(result.compared.values())
 
 
 def test_within_an_error_is_not_enough_where_most_is_missed():

@@ -13,7 +13,7 @@ of personal models x_i around centres z_i. From simple to rich:
 Every kind is fitted without some rows of each user and judged by its mean loss on these rows, several times. The
 simplest kind is taken that is within one standard error of the best one, or misses little of what the best one gains
 over one model for all; the error is that of the mean over users of the difference. Where targets are numbers, the
-losses of a user are divided by their mean over the kinds, so that no noisy user decides alone. Two limits to
+logarithms of the losses are compared, so that no user with much noise or large units decides alone. Two limits to
 simplicity: one model for all is not taken where the evidence of all rows speaks against it, because groups were found
 or users differ clearly from each other (`ModelSpread.gain`), unless it is the best; and other kinds are not taken if
 they miss most of the gain. None of these rows is among those that judge the fit in the end (`coterie.fitting.scores`).
@@ -42,6 +42,7 @@ _SHARE = 0.25  # of each user's rows
 _LITTLE = 0.05  # share of what the best kind gains over one model, and of its loss, that a simpler kind may miss
 _MOST = 0.5  # share of this gain that kinds other than one model may miss at most
 _CLEAR = 3.0  # gain in evidence, in nats, from which users differ clearly: a Bayes factor of 20 (Kass and Raftery 1995)
+_NO_LOSS = 1e-12  # loss over the largest one below which differences do not count
 _DETERMINED = 3  # rows per coordinate and user, on average, from which users can be left alone
 _MOVES = 3  # how often users may change their group where some of their rows are left out
 
@@ -168,11 +169,13 @@ class Comparison:
     options : the kinds.
     losses : (n_options, n_users) mean loss of each user's rows left out; nan for users without.
     chosen : the index of the kind taken.
+    relative : whether logarithms of the losses were compared, because users differ in noise and units.
     """
 
     options: list[Sharing]
     losses: Array
     chosen: int
+    relative: bool = False
 
     @property
     def sharing(self) -> Sharing:
@@ -181,19 +184,21 @@ class Comparison:
 
     @property
     def means(self) -> dict[str, float]:
-        """The mean over users of the loss on rows left out, by kind."""
-        judged = np.isfinite(self.losses).all(axis=0)
-        if not judged.any():
+        """The mean over users of the loss on rows left out, by kind; the geometric mean if they are `relative`."""
+        judged = _compared(self.losses, self.relative)
+        if not judged.size:
             return {}
-        return {option.kind: float(row[judged].mean()) for option, row in zip(self.options, self.losses, strict=True)}
+        means = np.exp(judged.mean(axis=1)) if self.relative else judged.mean(axis=1)
+        return {option.kind: float(mean) for option, mean in zip(self.options, means, strict=True)}
 
     @property
     def errors(self) -> dict[str, float]:
         """The standard error, over users, of the mean difference between the loss of each kind and the kind taken."""
-        judged = self.losses[:, np.isfinite(self.losses).all(axis=0)]
+        judged = _compared(self.losses, self.relative)
         if judged.shape[1] < 2:
             return {}
         errors = (judged - judged[self.chosen]).std(axis=1, ddof=1) / np.sqrt(judged.shape[1])
+        errors *= np.exp(judged[self.chosen].mean()) if self.relative else 1.0
         return {option.kind: float(error) for option, error in zip(self.options, errors, strict=True)}
 
 
@@ -228,10 +233,18 @@ def choose(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Compar
                 sums[j, present] += test.counts * plain.values(samples, models)
     with np.errstate(invalid="ignore", divide="ignore"):
         losses = sums / counts
-    judged = np.isfinite(losses).all(axis=0).sum() > 1
-    found = [option.kind for option in options].index("groups" if labels.any() else "one model")
-    compared = losses / np.maximum(losses.mean(axis=0), 1e-300) if isinstance(loss, Squared) else losses
-    return Comparison(options, losses, _simplest(compared, _doubtful(options)) if judged else found)
+    relative = isinstance(loss, Squared)
+    judged = _compared(losses, relative)
+    chosen = [option.kind for option in options].index("groups" if labels.any() else "one model")
+    if judged.shape[1] > 1:
+        chosen = _simplest(judged, _doubtful(options), 1.0 if relative else None)
+    return Comparison(options, losses, chosen, relative)
+
+
+def _compared(losses: Array, relative: bool) -> Array:
+    """(n_options, n_judged) the losses of users who have some, or their logarithms."""
+    judged = losses[:, np.isfinite(losses).all(axis=0)]
+    return np.log(np.maximum(judged, _NO_LOSS * judged.max(initial=0.0) + 1e-300)) if relative else judged
 
 
 def _doubtful(options: list[Sharing]) -> Flags:
@@ -240,17 +253,16 @@ def _doubtful(options: list[Sharing]) -> Flags:
     return np.array([differ and option.kind == "one model" for option in options])
 
 
-def _simplest(losses: Array, doubtful: Flags) -> int:
+def _simplest(judged: Array, doubtful: Flags, size: float | None = None) -> int:
     """The first option whose mean loss is within a standard error, and a little of the benefit, of the least.
 
-    A doubtful option has to have the least.
+    A doubtful option has to have the least. `size` is what a difference can be large against, the least by default.
     """
-    judged = losses[:, np.isfinite(losses).all(axis=0)]
     best = int(judged.mean(axis=1).argmin())
     excess = judged - judged[best]
     errors = excess.std(axis=1, ddof=1) / np.sqrt(judged.shape[1])
     means = excess.mean(axis=1)  # the first one is what sharing less than everything gains
-    little = _LITTLE * min(float(means[0]), float(judged[best].mean()))
+    little = _LITTLE * min(float(means[0]), float(judged[best].mean()) if size is None else size)
     near = (means <= errors + little) & ~doubtful
     near[1:] &= means[1:] <= _MOST * means[0]
     near[best] = True

@@ -43,6 +43,7 @@ FitProgress = Callable[[str, int, int, str], None]
 FinishedParts = MutableMapping[str, Any]
 _APART = 1000.0
 _ABOVE = 1.25  # the chosen lam, over one at which the groups are complete
+_AT_LIMIT = " The search stopped at this number."
 _PAIRS = 3000  # users up to whom all pairs are used
 
 
@@ -184,7 +185,7 @@ def _search_groups(inner: Users, loss: Loss, settings: Settings, work: Work) -> 
 
     groups = find_groups(inner, loss, max_groups=settings.max_groups, k=settings.k, progress=searching)
     at_limit = 1 < groups.n_clusters < inner.n_users and groups.n_clusters == settings.max_groups
-    return {"labels": groups.labels, "sentence": f"{groups}{' The search stopped at this number.' if at_limit else ''}"}
+    return {"labels": groups.labels, "sentence": f"{groups}{_AT_LIMIT if at_limit else ''}"}
 
 
 def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints,
@@ -211,6 +212,9 @@ def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, 
     sharing = Sharing(shared["kind"], np.asarray(shared["labels"], dtype=np.int64), covariance, settings.count,
                       noise=noise)
     alone = sharing.kind == "alone"
+    if labels.any() and (alone or not sharing.labels.any()):
+        limit = _AT_LIMIT if sentence.endswith(_AT_LIMIT) else ""
+        sentence = f"The search found {int(labels.max()) + 1} groups, but they are not needed to predict.{limit}"
     labels = np.zeros(inner.n_users, dtype=np.int64) if alone else sharing.labels
     work.show("range of lam")
     local = LocalModels.of(inner, loss, max(settings.ridge, 1e-3))

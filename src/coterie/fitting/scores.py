@@ -72,11 +72,12 @@ class Scores:
             return f"{100 * value:.1f}%" if self.metric == "accuracy" else f"{value:.{digits}g}"
 
         fitted, alone, together = (text(float(np.nanmean(m)), 4) for m in (self.fitted, self.alone, self.together))
-        gain, error = (text(value, 2) for value in self.gain)
-        n = int(np.isfinite(self.fitted).sum())
+        gain, error = self.gain
+        sure = f", standard error {text(error, 2)}" if np.isfinite(error) else ""
+        n, lower = int(np.isfinite(self.fitted).sum()), int((self.gains < 0).sum())
         return (f"{self.metric} on {self.n_rows} held-out rows, mean over users: {fitted}; local models {alone}, "
-                f"one model for all {together}. Gain over local models: {gain}, standard error {error}. "
-                f"{int(self.worse.sum())} of {n} users are worse off than alone by more than chance.")
+                f"one model for all {together}. Gain over local models: {text(gain, 2)}{sure}. "
+                f"{lower} of {n} users score worse than alone, {int(self.worse.sum())} by more than chance.")
 
 
 def score_held_out(users: Users, settings: Settings, work: Work,

@@ -447,4 +447,4 @@ def one_class_concern(users: Users) -> list[str]:
         return []
     names = ", ".join(repr(users.names[i]) for i in alone[:3]) + (", ..." if alone.size > 3 else "")
     return [f"{alone.size} of {users.n_users} users have samples of one class only ({names}), which do not "
-            "determine a classifier; with lam > 0 their models are determined by other users."]
+            "determine a classifier; with lam > 0 their models depend on other users, too."]
