@@ -214,7 +214,7 @@ class LinearLoss(AffineLoss):
         terms = np.abs(t) + terms
         inside = self.curvature(t, y) * terms  # t itself is rounded
         most = self.max_curvature if np.isfinite(self.max_curvature) else self.curvature(t, y)
-        values += SUMS * (weights * most * terms**2).sum(axis=1)  # which counts even where the loss is zero
+        values += 16 * SUMS * (weights * most * terms**2).sum(axis=1)  # which counts even where the loss is zero
         return Magnitudes(values, slopes, slopes + ((weights * inside)[:, None, :] @ np.abs(a))[:, 0])
 
     def upper_hessians(self, samples: Samples) -> Array | None:

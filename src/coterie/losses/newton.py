@@ -88,6 +88,7 @@ class _Search:
     damping, reach : shift of the Hessian relative to the norm of the gradient, and the largest length of a step.
     closing : whether the last step of the user was its final one.
     decrement, still : the last Newton decrement, and how many steps in a row it has not decreased.
+    lowest, least : the point with the lowest value so far, and this value.
     before, idle : the value before the last step, and how many steps in a row near the minimum have not lowered it.
     steps, earlier : number of steps, and the values when slow progress was last checked.
     """
@@ -104,6 +105,7 @@ class _Search:
         self.reach = 10.0 * (1.0 + np.linalg.norm(self.x, axis=1))
         self.decrement, self.still = np.full(n_users, np.inf), np.zeros(n_users, dtype=int)
         self.before, self.idle = np.full(n_users, np.inf), np.zeros(n_users, dtype=int)
+        self.lowest, self.least = self.x.copy(), np.full(n_users, np.inf)
         self.steps, self.earlier = 0, np.full(n_users, np.inf)
 
     def ended(self) -> Minimum:
@@ -112,6 +114,8 @@ class _Search:
 
     def advance(self) -> bool:
         """One step of every active user; whether any is left."""
+        lower = self.value < self.least
+        self.lowest[lower], self.least[lower] = self.x[lower], self.value[lower]
         norms = np.linalg.norm(self.gradient, axis=1)
         step, cut, decrement, scale, plain = self._direction(norms)
         settled = (decrement <= _ROUNDING * scale) | (norms == 0)
@@ -128,12 +132,15 @@ class _Search:
         reach = np.where(size < 1.0, 0.5, np.where(cut < 1.0, 4.0, 1.0)) * self.reach
         done, keep = np.flatnonzero(finished), np.flatnonzero(~finished)
         users = self.active[done]
-        self.points[users], self.values[users], self.excess[users] = self.x[done], self.value[done], decrement[done]
+        left = self.value[done] > self.least[done] + 1e-10 * scale[done]  # the last step left a flat bottom
+        self.points[users] = np.where(left[:, None], self.lowest[done], self.x[done])
+        self.values[users], self.excess[users] = np.where(left, self.least[done], self.value[done]), decrement[done]
         self.converged[users] = (decrement[done] <= _ACCEPT * scale[done]) & ~diverged[done]
         self.active, self.x, self.damping, self.reach = self.active[keep], trial[keep], damping[keep], reach[keep]
         self.closing = (self.closing | last)[keep]
         self.decrement, self.still, self.earlier = decrement[keep], self.still[keep], self.earlier[keep]
         self.before, self.idle = self.before[keep], self.idle[keep]
+        self.lowest, self.least = self.lowest[keep], self.least[keep]
         if keep.size:
             self.value, self.gradient, self.hessian = self.evaluate(self.active, self.x, 2)
         else:
@@ -172,11 +179,8 @@ class _Search:
         """The points reached, the share of the step that was taken, and who found no better point."""
         size, trial, value = np.where(finished, 0.0, 1.0), self.x.copy(), self.value.copy()
         stuck = np.zeros(self.active.size, dtype=bool)
-        sure = np.flatnonzero(near & ~finished)  # so near the end that only a step on a flat bottom can be wrong
-        if sure.size:
-            trial[sure] = self.x[sure] + step[sure]
-            value[sure] = self.evaluate(self.active[sure], trial[sure], 0)[0]
-            stuck[sure[~(value[sure] <= self.value[sure] + 1e-10 * scale[sure])]] = True
+        sure = np.flatnonzero(near & ~finished)  # so near the end that a full Newton step needs no trial
+        trial[sure] = self.x[sure] + step[sure]
         pending = np.flatnonzero(~near & ~finished)
         for _ in range(_TRIALS):
             if not pending.size:
