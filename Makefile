@@ -38,7 +38,7 @@ $(ALL): $(READY) requirements-all.lock
 demo: $(READY)  ## the paper's data, solved and certified, with a picture
 	@$(BIN)/coterie demo --out $(OUT)
 
-test: lint  ## lint and the quick tests: less than four minutes with the install
+test: lint  ## lint and the quick tests: less than five minutes with the install
 	@$(BIN)/python -m pytest -m "not slow and not flower and not browser" -n 2 --dist worksteal
 	@echo "Took $$(($$(date +%s) - $(START))) s. Left to 'make test-all': $$(cat .pytest_cache/v/coterie/left-out) slow tests, tests on Flower and in a browser, and the docs build."
 

@@ -42,6 +42,7 @@ def test_the_folder_is_a_run_that_predicts(table):
     assert "A federation of 6 users" in run.report("page.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_replaced_only_when_asked(table):
     words = [table, "--user", "who", "--target", "y", "--out", "run", "--lam"]
     assert federate(*words, "0.05").returncode == 0
@@ -57,6 +58,7 @@ def test_a_finished_run_is_replaced_only_when_asked(table):
     assert ct.load_run("run").lam == 0.1
 
 
+@pytest.mark.slow
 def test_folders_of_others_are_left_alone(table):
     Path("run").mkdir()
     for name in ("run.json", "notes.txt"):

@@ -796,6 +796,7 @@ base._unraisable = lambda failure: None
     assert dropped.returncode == 0, dropped  # without the command's hook, it is lost
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done():
     few()
     good(*FEW, "--out", "whole")

@@ -31,18 +31,18 @@ FAMILIES = {"logistic": PersonalizedClassifier, "multinomial": PersonalizedClass
             "poisson": PersonalizedRegressor}
 
 
-@parametrize_with_checks([PersonalizedClassifier(), PersonalizedRegressor(), ConvexClustering(n_lams=8)],
-                         expected_failed_checks=lambda estimator: EXPECTED)
+@parametrize_with_checks([PersonalizedRegressor()], expected_failed_checks=lambda estimator: EXPECTED)
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
 
 @pytest.mark.slow
 @parametrize_with_checks(
-    [PersonalizedClassifier(loss="squared_hinge"), PersonalizedClassifier(loss="multinomial", weights="unit"),
+    [PersonalizedClassifier(), ConvexClustering(n_lams=8), PersonalizedClassifier(loss="squared_hinge"),
+     PersonalizedClassifier(loss="multinomial", weights="unit"),
      PersonalizedRegressor(loss="huber", lam=0.1), PersonalizedRegressor(loss="poisson")],
     expected_failed_checks=lambda estimator: EXPECTED)
-def test_scikit_learns_own_checks_with_other_settings(estimator, check):
+def test_scikit_learns_own_checks_of_the_others(estimator, check):
     check(estimator)
 
 
@@ -432,6 +432,7 @@ def test_users_are_routed(logistic):
 
 
 @pytest.mark.skipif(sklearn.__version__ < "1.8", reason="scikit-learn routes nothing to the score of a pipeline")
+@pytest.mark.slow
 def test_users_are_routed_through_searches_over_pipelines(logistic):
     X, y, users = logistic.X, logistic.y, logistic.users
     pipe = make_pipeline(StandardScaler(), logistic.model(n_lams=4))

@@ -41,6 +41,8 @@ from coterie.problem import Problem
 #: Coarse, but with all of the paper's lams.
 TINY = ReproductionSettings(seeds=2, step=1.0, gammas=7, rounds=30)
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def results():

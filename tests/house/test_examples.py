@@ -17,8 +17,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
                  marks=pytest.mark.slow),
     pytest.param("points", ["2 clusters of [50, 100] flowers", "certified: True", "setosa against the others: 1.00"],
                  "tree.png", marks=pytest.mark.slow),
-    ("hospitals", ["two groups, the true kinds: True", "certified: True", "same groups as with pooled data: True"],
-     "hospitals/report.html"),
+    pytest.param("hospitals", ["two groups, the true kinds: True", "certified: True",
+                               "same groups as with pooled data: True"], "hospitals/report.html",
+                 marks=pytest.mark.slow),
 ])
 def test_an_example_runs(tmp_path, name, printed, file):
     done = subprocess.run([sys.executable, "-W", "error::UserWarning", EXAMPLES / f"{name}.py", tmp_path],
