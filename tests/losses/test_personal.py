@@ -205,10 +205,7 @@ def test_conjugates_and_the_conic_form_agree(name, kind):
 def test_the_reference_solver_agrees(loss_name, kind):
     users = users_for(loss_name, n_users=6)
     problem = quiet_problem(users, personal(loss_for(loss_name), users, kind), 0.05)
-    try:
-        expected = ct.solve(problem, solver=ct.Reference(accuracy=1e-8)).objective
-    except ct.NotConverged:
-        pytest.skip("the conic engine fails on this problem")
+    expected = ct.solve(problem, solver=ct.Reference(accuracy=1e-8)).objective
     assert ct.solve(problem, tol=1e-9).objective == pytest.approx(expected, rel=1e-6)
 
 

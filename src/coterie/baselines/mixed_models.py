@@ -22,25 +22,28 @@ from coterie.data.users import Users
 _WIDEST = 12  # columns up to which random slopes are tried; each pair of columns has a covariance
 
 
+class _MixedModel(Central):
+    """What both have in common."""
+
+    library: ClassVar[str] = "statsmodels"
+    tasks: ClassVar[tuple[Task, ...]] = ("regression",)
+
+
 @dataclass(frozen=True, kw_only=True)
-class MixedIntercept(Central):
+class MixedIntercept(_MixedModel):
     """MixedLM with a random intercept per user and shared slopes, by REML."""
 
     name: ClassVar[str] = "mixedlm intercept"
-    library: ClassVar[str] = "statsmodels"
-    tasks: ClassVar[tuple[Task, ...]] = ("regression",)
 
     def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
         return _mixed(users, slopes=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixedSlopes(Central):
+class MixedSlopes(_MixedModel):
     """MixedLM with a random intercept and random slopes per user, of any covariance, by REML."""
 
     name: ClassVar[str] = "mixedlm slopes"
-    library: ClassVar[str] = "statsmodels"
-    tasks: ClassVar[tuple[Task, ...]] = ("regression",)
 
     def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
         if users.n_features > _WIDEST:

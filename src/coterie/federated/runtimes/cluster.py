@@ -62,9 +62,10 @@ class Cluster:
 
     Example
     -------
+    >>> out = Path("run").resolve()
     >>> with Cluster("cluster", virtual=5) as cluster:
-    ...     cluster.submit(complete({"data": "dataset", "dataset": "ellipses", "split": True, "out": "/tmp/run"}))
-    ...     rounds = list(cluster.follow(Path("/tmp/run"), timeout=600))
+    ...     cluster.submit(complete({"data": "dataset", "dataset": "ellipses", "split": True, "out": str(out)}))
+    ...     rounds = list(cluster.follow(out, timeout=600))
     """
 
     def __init__(self, folder: str | os.PathLike[str], nodes: Sequence[Mapping[str, Any]] = (), *, virtual: int = 0,
