@@ -27,7 +27,7 @@ from coterie.analysis.path import Path, alone_at, solve_path
 from coterie.analysis.proposals import first_merges
 from coterie.data.users import Participants, Users
 from coterie.errors import CoterieWarning, InvalidInput
-from coterie.fitting.kinds import Kind, Sharing, choose, sharing_of
+from coterie.fitting.kinds import Comparison, Kind, Sharing, choose, sharing_of
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.graph import Graph
@@ -43,7 +43,6 @@ FitProgress = Callable[[str, int, int, str], None]
 FinishedParts = MutableMapping[str, Any]
 _APART = 1000.0
 _ABOVE = 1.25  # the chosen lam, over one at which the groups are complete
-_AT_LIMIT = " The search stopped at this number."
 _PAIRS = 3000  # users up to whom all pairs are used
 
 
@@ -179,27 +178,31 @@ def _with_lam(problem: Problem, lams: Array, settings: Settings) -> PathPlan:
 
 
 def _search_groups(inner: Users, loss: Loss, settings: Settings, work: Work) -> dict[str, Any]:
-    """The groups: `labels`, and a `sentence` about them."""
+    """The groups: `labels`, a `sentence` about them, and one about the `limit` of their number if it was reached."""
     def searching(solution: Solution, _: int) -> None:
         work.show("searching for groups", text=f"{solution.n_clusters} groups")
 
     groups = find_groups(inner, loss, max_groups=settings.max_groups, k=settings.k, progress=searching)
     at_limit = 1 < groups.n_clusters < inner.n_users and groups.n_clusters == settings.max_groups
-    return {"labels": groups.labels, "sentence": f"{groups}{_AT_LIMIT if at_limit else ''}"}
+    return {"labels": groups.labels, "sentence": str(groups),
+            "limit": " The search stopped at this number." if at_limit else ""}
 
 
-def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints,
-                 like: Sharing | None) -> dict[str, Any]:
+def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints, like: Sharing | None) -> dict[str, Any]:
     """What users share: `kind`, `labels`, `covariance`, `noise`; the mean losses by kind where they were compared."""
+    def parts(sharing: Sharing, compared: Comparison | None = None) -> dict[str, Any]:
+        return {"kind": sharing.kind, "labels": sharing.labels, "covariance": sharing.covariance,
+                "noise": sharing.noise, "means": {} if compared is None else compared.means,
+                "errors": {} if compared is None else compared.errors}
+
     if settings.lam != "auto" or settings.task == "clustering":
-        return {"kind": "groups" if labels.any() else "one model", "labels": labels, "covariance": None, "noise": None,
-                "means": {}, "errors": {}}
-    sharing, compared = None if like is None else sharing_of(like.kind, inner, loss, labels, settings.count), None
-    if like is None or sharing is None or (sharing.kind, sharing.n_groups) != (like.kind, like.n_groups):
-        compared = choose(inner, loss, labels, settings)
-        sharing = compared.sharing
-    return {"kind": sharing.kind, "labels": sharing.labels, "covariance": sharing.covariance, "noise": sharing.noise,
-            "means": compared.means if compared else {}, "errors": compared.errors if compared else {}}
+        return parts(Sharing("groups" if labels.any() else "one model", labels))
+    if like is not None:
+        sharing = sharing_of(like.kind, inner, loss, labels, settings.count)
+        if (sharing.kind, sharing.n_groups) == (like.kind, like.n_groups):
+            return parts(sharing)
+    compared = choose(inner, loss, labels, settings)
+    return parts(compared.sharing, compared)
 
 
 def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sharing | None) -> PathPlan:
@@ -213,8 +216,8 @@ def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, 
                       noise=noise)
     alone = sharing.kind == "alone"
     if labels.any() and (alone or not sharing.labels.any()):
-        limit = _AT_LIMIT if sentence.endswith(_AT_LIMIT) else ""
-        sentence = f"The search found {int(labels.max()) + 1} groups, but they are not needed to predict.{limit}"
+        sentence = f"The search found {int(labels.max()) + 1} groups, but they are not needed to predict."
+    sentence += str(groups.get("limit", ""))
     labels = np.zeros(inner.n_users, dtype=np.int64) if alone else sharing.labels
     work.show("range of lam")
     local = LocalModels.of(inner, loss, max(settings.ridge, 1e-3))
