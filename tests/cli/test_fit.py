@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, event, given
+from hypothesis import HealthCheck, event, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from support.browser import NASTY, Tab
@@ -937,8 +937,13 @@ ASKED = st.sampled_from([["--user", "u", "--target", "y"], ["--user", "u", "--ta
 some = hypothesis_settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
 
+#: Hessians with entries of 1 and 1e144: as rounded they are indefinite, and once gave negative squared distances.
+STEEP = b"u,x0,x1,y\na,1,1846618061393769.0,0\nc,0,0.0,0\na,0,8.636168555094444e+71,0\nc,0,0.0,1.000\n"
+
+
 @some
 @given(tables(), ASKED)
+@example(STEEP, ["--user", "u", "--target", "y", "--no-standardize"])
 def test_any_table_ends_well(tmp_path, raw, more):
     survives(raw, more, tmp_path / "any")
 

@@ -7,6 +7,7 @@ import pytest
 from support.problems import users_for
 
 import coterie as ct
+from coterie.analysis.proposals import first_merges
 from coterie.datasets import clustered
 from coterie.graph.weights import KINDS
 
@@ -78,6 +79,39 @@ def test_users_who_know_little_count_as_near():
     few, many = (ct.LocalModels(models, np.tile(np.eye(2), (3, 1, 1)), np.full(3, m)) for m in (2, 200))
     weights = [ct.adaptive_graph(local, "wald", k=None, scale=100.0).weights for local in (few, many)]
     assert (weights[0] > weights[1]).all()
+
+
+@pytest.mark.parametrize("k", [None, 4])
+def test_wald_weights_do_not_depend_on_the_units_of_the_features(local, k):
+    units = np.array([1e-70, 1.0, 1e70])
+    scaled = ct.LocalModels(local.models / units, local.hessians * units * units[:, None], local.counts)
+    graph, same = (ct.adaptive_graph(one, "wald", k=k) for one in (local, scaled))
+    assert np.array_equal(graph.edges, same.edges)
+    np.testing.assert_allclose(same.weights, graph.weights, rtol=1e-9)
+
+
+def test_hessians_that_rounding_made_indefinite_give_no_negative_distance():
+    """Such a distance was once below 0, the scale with it, and the weight infinite."""
+    almost = 1.0 + 2.0**-52
+    local = ct.LocalModels(np.array([[1.0, -1.0], [0.0, 0.0]]), np.array([[[1.0, almost], [almost, 1.0]], np.eye(2)]),
+                           np.ones(2))
+    assert wald(local, 0, 1) < 0
+    assert np.linalg.eigvalsh(local.covariances).min() >= 0
+    for kind in KINDS:
+        weights = ct.adaptive_graph(local, kind, k=None).weights
+        assert (weights >= 1e-3).all()
+        assert (weights <= 1.0).all()
+    assert 0 < first_merges(local, ct.Graph.complete(2)) < np.inf
+
+
+def test_distances_that_overflow_have_the_smallest_weight():
+    models = np.array([[0.0], [1.0], [1e200], [-1e200]])
+    local = ct.LocalModels(models, np.ones((4, 1, 1)), np.full(4, 10))
+    for kind in ("gaussian", "wald", "inverse"):
+        for scale in (None, 1.0):
+            weights = ct.adaptive_graph(local, kind, k=None, scale=scale).weights
+            assert weights[0] == weights.max()
+            assert ((weights >= 1e-3) & (weights <= 1.0)).all()
 
 
 def test_bad_requests_and_small_federations(local):

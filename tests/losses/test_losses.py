@@ -226,6 +226,20 @@ def test_local_optimum_of_least_squares_is_the_normal_equations():
         np.testing.assert_allclose(found.points[i], np.linalg.lstsq(design, users.targets[rows])[0], atol=1e-9)
 
 
+@pytest.mark.parametrize("size", [1e-295, 1e-165, 1e-150])
+@pytest.mark.parametrize("name", [*LINEAR, "multinomial"])
+def test_a_column_whose_squares_underflow_counts_as_zero(name, size):
+    """In units of such a column, the ridge was once infinite."""
+    users, loss = users_for(name, samples=15), loss_for(name, ridge=1e-3)
+    for spread in (size * users.features[:, :1], size * (1.0 + 1e-12 * users.features[:, :1])):
+        small, none = (loss.prepare(ct.Users.from_arrays(np.hstack([users.features, column]), users.targets,
+                                                         users.owner)) for column in (spread, 0.0 * spread))
+        ours, theirs = (loss.prox(samples, None, 1e-2, None).points for samples in (small, none))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+        for one, other in zip(loss.evaluate(small, ours), loss.evaluate(none, ours), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-15)
+
+
 def test_a_local_problem_without_minimum_is_reported():
     users = ct.Users.from_arrays([[0.0], [1.0], [2.0], [3.0]], [1, 1, -1, 1], [0, 0, 1, 1])
     loss = ct.Logistic()

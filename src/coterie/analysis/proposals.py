@@ -19,6 +19,7 @@ from coterie.graph.weights import LocalModels, adaptive_graph
 from coterie.labels import check_labels
 from coterie.losses import Evaluation, Loss, Samples
 from coterie.losses.grouped import Grouped
+from coterie.losses.newton import whiten
 from coterie.losses.quadratic import Quadratic
 from coterie.problem import Problem
 from coterie.solution import Solution
@@ -30,9 +31,8 @@ _PLATEAU = 4  # the search ends after this number of lams with the same groups
 
 def nearest_users(users: Users, loss: Loss, k: int, ridge: float) -> tuple[LocalModels, Graph]:
     """The local models, and the graph of the nearest users with its weights."""
-    with np.errstate(over="ignore"):  # a distance much larger than the median has weight 0
-        local = LocalModels.of(users, loss, ridge)
-        graph = adaptive_graph(local, "wald", min(k, max(users.n_users - 1, 1)))
+    local = LocalModels.of(users, loss, ridge)
+    graph = adaptive_graph(local, "wald", min(k, max(users.n_users - 1, 1)))
     return local, Graph.from_edges(users.n_users, graph.edges, np.maximum(graph.weights, _SMALLEST))
 
 
@@ -72,8 +72,9 @@ def first_merges(local: LocalModels, graph: Graph) -> float:
     """
     edges = slice(None, None, max(1, graph.n_edges // 10_000))  # a sample of the edges is enough
     i, j = graph.edges[edges].T
-    inverse = np.linalg.inv(local.hessians)
-    force = np.linalg.solve(inverse[i] + inverse[j], (local.models[i] - local.models[j])[..., None])
+    inverses = local.inverses
+    roots = whiten(inverses[i] + inverses[j], np.eye(inverses.shape[1]))
+    force = roots.swapaxes(1, 2) @ (roots @ (local.models[i] - local.models[j])[..., None])
     merge = np.linalg.norm(force, axis=(1, 2)) / np.maximum(graph.weights[edges], 1e-300)
     merge = merge[np.isfinite(merge) & (merge > 0)]
     return 0.3 * float(np.quantile(merge, 0.05)) if merge.size else 0.0

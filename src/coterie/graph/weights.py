@@ -20,8 +20,10 @@ from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.graph import Graph
 from coterie.losses import Loss
+from coterie.losses.newton import whiten
 
 _SMALLEST = 1e-3  # weight in a graph that is kept connected
+_FARTHEST = 1e300  # squared distance; larger ones overflow
 KINDS = ("auto", "unit", "gaussian", "inverse", "wald")
 
 
@@ -80,7 +82,13 @@ class LocalModels:
     @property
     def covariances(self) -> Array:
         """(n_users, dim, dim) S_i = H_i^-1 / m_i."""
-        return np.linalg.inv(self.hessians) / self.counts[:, None, None]
+        return self.inverses / self.counts[:, None, None]
+
+    @property
+    def inverses(self) -> Array:
+        """(n_users, dim, dim) H_i^-1, positive semidefinite also for Hessians that rounding made indefinite."""
+        roots = whiten(self.hessians, np.eye(self.hessians.shape[1]))
+        return roots.swapaxes(1, 2) @ roots
 
 
 def adaptive_graph(local: LocalModels, kind: str = "auto", k: int | None = 5, *, scale: float | None = None,
@@ -135,7 +143,8 @@ def adaptive_graph(local: LocalModels, kind: str = "auto", k: int | None = 5, *,
     if scale is None:
         scale = float(np.median(distances)) if len(distances) else 1.0
     scale = max(scale, 1e-300)
-    weights = scale / (scale + distances) if kind == "inverse" else np.exp(-distances / scale)
+    with np.errstate(over="ignore"):  # a distance much larger than the scale has weight 0
+        weights = scale / (scale + distances) if kind == "inverse" else np.exp(-distances / scale)
     if connected:
         weights = np.maximum(weights, _SMALLEST)
     return Graph.from_edges(n, pairs, weights)
@@ -158,11 +167,13 @@ def _squares(models: Array, pairs: Ints, covariances: Array | None) -> Array:
     for start in range(0, len(pairs), chunk):
         i, j = pairs[start:start + chunk].T
         gap = models[i] - models[j]
-        if covariances is None:
-            out[start:start + chunk] = (gap**2).sum(axis=1)
-        else:
-            solved = np.linalg.solve(covariances[i] + covariances[j], gap[..., None])[..., 0]
-            out[start:start + chunk] = (gap * solved).sum(axis=1) / models.shape[1]
+        with np.errstate(over="ignore"):
+            if covariances is None:
+                squares = (gap**2).sum(axis=1)
+            else:
+                white = whiten(covariances[i] + covariances[j], gap[..., None])
+                squares = (white**2).sum(axis=(1, 2)) / models.shape[1]
+        out[start:start + chunk] = np.minimum(squares, _FARTHEST)
     return out
 
 
@@ -174,7 +185,7 @@ def _nearest(models: Array, covariances: Array | None, k: int) -> tuple[Ints, Ar
     points, candidates = models, k
     if covariances is not None:
         # In the metric of the mean covariance, Wald distances are Euclidean up to the deviations of single users.
-        points = models @ np.linalg.cholesky(np.linalg.inv(covariances.mean(axis=0)))
+        points = whiten(covariances.mean(axis=0)[None], models.T)[0].T
         candidates = min(n - 1, 6 * k + 10)
     neighbours = cKDTree(points).query(points, k=candidates + 1)[1]
     own = neighbours == np.arange(n)[:, None]

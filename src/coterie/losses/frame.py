@@ -19,6 +19,7 @@ from coterie._typing import Array, Flags, Indices
 from coterie.data.users import Users
 
 _LARGEST, _SMALLEST = 1e3, 1e-3  # numbers of ordinary size
+_NEGLIGIBLE = 1e-140  # size of a column that counts as 0: a ridge in its units, over its square, would overflow
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ class Frame:
         largest = np.maximum.reduceat(rows, starts)
         odd = largest > _LARGEST
         if outputs:
-            odd |= (largest < _SMALLEST) & (largest > 0)
+            odd |= (largest < _SMALLEST) & (largest > _NEGLIGIBLE)
         level = np.zeros(users.n_users) if level is None else level
         strange = np.asarray(odd.any(axis=1)) | (np.abs(level) > _LARGEST)
         if not strange.any():
@@ -57,8 +58,8 @@ class Frame:
         scale = np.ones_like(centre)
         if outputs:
             scale = np.sqrt(np.add.reduceat((users.features - centre[users.owner]) ** 2, starts) / counts)
-            constant = scale <= 1e-14 * largest
-            scale = np.where(constant, np.where(largest > 0, largest, 1.0), scale)
+            constant = scale <= np.maximum(1e-14 * largest, _NEGLIGIBLE)
+            scale = np.where(constant, np.where(largest > _NEGLIGIBLE, largest, 1.0), scale)
         return cls(np.where(strange[:, None], centre, 0.0), np.where(strange[:, None], scale, 1.0), sign, outputs,
                    np.where(strange, level, 0.0))
 

@@ -219,3 +219,21 @@ def solve_scaled(matrices: Array, units: Array, shift: Array, vectors: Array) ->
         turned = np.einsum("nde,nd->ne", vectors, np.where(np.isfinite(right[wrong]), right[wrong], 0.0))
         solved[wrong] = np.einsum("nde,ne->nd", vectors, turned / values)
     return np.asarray(solved / units)
+
+
+def whiten(matrices: Array, columns: Array) -> Array:
+    """W columns, for a W with W' W = H^-1. Then v' H^-1 v = |W v|^2: rounding cannot make it negative.
+
+        H = U C U,  U = diag(H)^1/2;     W = L^-1 U^-1 where C = L L'
+
+    If rounding left one of the C indefinite, L is V l^1/2 with its eigenvectors V, and its eigenvalues l raised to at
+    least 1e-15 of the largest.
+    """
+    units = np.sqrt(np.maximum(np.einsum("nii->ni", matrices), 1e-300))
+    scaled = matrices / (units[:, :, None] * units[:, None, :])
+    try:
+        factors = np.linalg.cholesky(scaled)
+    except np.linalg.LinAlgError:
+        values, vectors = np.linalg.eigh(0.5 * (scaled + scaled.swapaxes(1, 2)))
+        factors = vectors * np.sqrt(np.maximum(values, 1e-15 * np.maximum(values[:, -1:], 1.0)))[:, None, :]
+    return np.asarray(np.linalg.solve(factors, columns / units[:, :, None]))
