@@ -7,7 +7,18 @@ import os
 import shutil
 
 import pytest
+from hypothesis import Phase, settings
+from hypothesis.internal.conjecture import providers
 from support.problems import LOSS_NAMES
+
+# In CI, a change can fail only by what it changes: examples depend on the source of their test alone, and a failure is
+# reported as drawn, without minutes of shrinking. Elsewhere each run draws new examples.
+settings.register_profile("ci", settings.get_profile("ci"), derandomize=True, database=None, deadline=None,
+                          print_blob=True, phases=(Phase.explicit, Phase.generate, Phase.target))
+if os.environ.get("CI"):
+    settings.load_profile("ci")
+    # Hypothesis mixes numbers and texts of the modules imported so far into its examples: those of other tests, too.
+    providers._get_local_constants = providers.Constants
 
 
 @pytest.fixture(params=LOSS_NAMES)

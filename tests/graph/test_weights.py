@@ -112,6 +112,7 @@ def test_distances_that_overflow_have_the_smallest_weight():
             weights = ct.adaptive_graph(local, kind, k=None, scale=scale).weights
             assert weights[0] == weights.max()
             assert ((weights >= 1e-3) & (weights <= 1.0)).all()
+    assert 0 < first_merges(local, ct.Graph.complete(4)) < np.inf
 
 
 def test_bad_requests_and_small_federations(local):

@@ -74,8 +74,9 @@ def first_merges(local: LocalModels, graph: Graph) -> float:
     i, j = graph.edges[edges].T
     inverses = local.inverses
     roots = whiten(inverses[i] + inverses[j], np.eye(inverses.shape[1]))
-    force = roots.swapaxes(1, 2) @ (roots @ (local.models[i] - local.models[j])[..., None])
-    merge = np.linalg.norm(force, axis=(1, 2)) / np.maximum(graph.weights[edges], 1e-300)
+    with np.errstate(over="ignore"):  # forces that overflow are left out
+        force = roots.swapaxes(1, 2) @ (roots @ (local.models[i] - local.models[j])[..., None])
+        merge = np.linalg.norm(force, axis=(1, 2)) / np.maximum(graph.weights[edges], 1e-300)
     merge = merge[np.isfinite(merge) & (merge > 0)]
     return 0.3 * float(np.quantile(merge, 0.05)) if merge.size else 0.0
 
