@@ -14,7 +14,6 @@ import coterie as ct
 from coterie.data.encoding import Recipe, read_table
 from coterie.federated import FederationSettings, sources
 from coterie.federated.agreement import Agreement, Introduction, agree
-from coterie.federated.client import hold_out
 from coterie.federated.config import CONFIG, RENAMED, DataSettings, RunConfig, complete, key_of
 from coterie.federated.runtimes import service
 from coterie.federated.runtimes.nodes import LocalNodes
@@ -235,7 +234,7 @@ def test_configurations_that_can():
 
 def test_a_share_of_the_rows_can_be_held_out_in_python_too(tmp_path):
     users = ct.datasets.clustered("logistic", n_users=6, samples=20, seed=1).users
-    parts = hold_out(users, 0.3, 4)
+    parts = users.hold_out(0.3, seed=4)
     one = ct.federate(users, ct.Logistic(), 0.02, held_out=0.3, seed=4)
     two = ct.federate(parts.train, ct.Logistic(), 0.02, held_out=parts.test, seed=4)
     assert one.models.tobytes() == two.models.tobytes()

@@ -24,7 +24,6 @@ from coterie.data.encoding import Recipe
 from coterie.datasets import clustered, ellipses
 from coterie.errors import Incompatible, InvalidInput
 from coterie.federated import sources
-from coterie.federated.client import hold_out
 from coterie.federated.config import CONFIG, RENAMED, RunConfig, algorithm_of, complete, for_nodes
 from coterie.federated.protocol.messages import Batch, Query, Ragged, Reply, decode
 from coterie.federated.runtimes import service
@@ -171,7 +170,7 @@ def test_scaling_weights_and_scores_are_those_of_one_process(nodes, tmp_path):
     assert the_same(result, local)
     assert np.array_equal(result.problem.graph.weights, local.problem.graph.weights)
 
-    parts = hold_out(DATA, 0.3, 5)
+    parts = DATA.hold_out(0.3, seed=5)
     local = ct.federate(parts.train, LOSS, LAM, held_out=parts.test, seed=5)
     result = serve(nodes, tmp_path / "b", seed=5, **{"held-out": 0.3})
     assert the_same(result, local)
@@ -179,7 +178,7 @@ def test_scaling_weights_and_scores_are_those_of_one_process(nodes, tmp_path):
 
 
 def test_a_path_is_that_of_one_process(nodes, tmp_path):
-    parts = hold_out(DATA, 0.3, 0)
+    parts = DATA.hold_out(0.3, seed=0)
     for name, options in (("newton", {}), ("pdmm", {"edge_state": "users"})):
         local = ct.federate_path(parts.train, LOSS, lams=[0.3, 0.2], held_out=parts.test, max_rounds=5,
                                 algorithm=ct.ALGORITHMS[name](**options))
@@ -582,15 +581,15 @@ def test_a_function_of_your_own(tmp_path, monkeypatch):
 
 
 def test_rows_held_out_do_not_depend_on_who_shares_the_node():
-    together = hold_out(DATA, 0.25, seed=7)
+    together = DATA.hold_out(0.25, seed=7)
     for part in PLACES:
-        alone = hold_out(DATA.take(np.array(part)), 0.25, seed=7)
+        alone = DATA.take(np.array(part)).hold_out(0.25, seed=7)
         for mine, all_users in zip(alone, together, strict=True):
             same = all_users.take(np.array(part))
             assert np.array_equal(mine.features, same.features)
             assert np.array_equal(mine.targets, same.targets)
     assert (together.test.counts > 0).all()
-    assert not np.array_equal(hold_out(DATA, 0.25, seed=8).test.features, together.test.features)
+    assert not np.array_equal(DATA.hold_out(0.25, seed=8).test.features, together.test.features)
 
 
 def test_what_the_owner_of_a_node_says_of_its_data_counts():

@@ -9,7 +9,6 @@ import coterie as ct
 from coterie.data.scaling import Standardizer
 from coterie.datasets import clustered
 from coterie.federated import sources
-from coterie.federated.client import hold_out
 from coterie.federated.config import RunConfig
 from coterie.federated.config import complete as config_of
 from coterie.federated.runtimes import service
@@ -45,12 +44,12 @@ def test_standardized_columns(tmp_path, users):
 
 
 def test_a_path_takes_the_best_by_rows_held_out(tmp_path, users):
-    settings = {"lams": "0.001, 0.02 0.1", "held-out": 0.3, "weights": "wald"}
+    settings = {"lams": "0.001, 0.02 0.1", "held-out": 0.25, "weights": "wald"}
     result, path = served(tmp_path, **settings)
     assert path is not None
     np.testing.assert_array_equal(path.lams, [0.1, 0.02, 0.001])
     assert (path.gaps <= 1e-6).all()
-    parts = hold_out(users, 0.3, 0)
+    parts = users.hold_out(0.25, seed=0)
     graph = ct.adaptive_graph(ct.LocalModels.of(parts.train, ct.Logistic()), "wald")
     for run in path.runs:
         best = ct.solve(ct.Problem(parts.train, ct.Logistic(), run.lam, graph), tol=1e-10)

@@ -288,7 +288,7 @@ def test_rows_held_out_are_not_learned_from(kind, lam):
     X, y = data.X.copy(), data.y.copy()
     # A column that no model uses tells which rows were held out.
     rows = ct.Users.from_arrays(np.arange(len(X))[:, None], y, data.owner)
-    test = rows.split(test=0.2, stratify=TASKS[kind] == "classification", seed=0).test
+    test = rows.hold_out(0.2, stratify=TASKS[kind] == "classification", seed=0).test
     mine = test.features[test.owner == 3, 0].astype(int)
     X[mine] = 7.0
     if kind in ("regression", "counts"):
@@ -314,7 +314,7 @@ def test_scores_are_what_they_say():
     result = fit(data.users, settings("regression", holdout=0.25))
     s = result.scores
     assert (s.metric, s.larger, s.n_clusters) == ("RMSE", False, 2)
-    split = data.users.split(test=0.25, seed=0)
+    split = data.users.hold_out(0.25, seed=0)
     assert s.n_rows == split.test.n_samples
     train, test = split.train, split.test
     learned = Planted(train, data.labels, train.features, train.targets, train.owner)
@@ -529,7 +529,7 @@ def test_huge_counts_held_out_are_no_warning():
     data = planted("counts")
     X = data.X.copy()
     rows = ct.Users.from_arrays(np.arange(len(X))[:, None], data.y, data.owner)
-    test = rows.split(test=0.2, seed=0).test.features[:, 0].astype(int)
+    test = rows.hold_out(0.2, seed=0).test.features[:, 0].astype(int)
     X[test] *= 1e6
     scores = fit(ct.Users.from_arrays(X, data.y, data.owner), settings("counts", holdout=0.2, n_lams=2)).scores
     assert np.isinf(scores.fitted).any()

@@ -27,6 +27,7 @@ import numpy as np
 
 from coterie._typing import Array
 from coterie.analysis.spread import Expansions, estimate_covariance, find_modes, sample_users
+from coterie.data.condensed import Condensed
 from coterie.data.users import Users
 from coterie.losses import AffineLoss, Huber, HuberDistance, Loss, Poisson, Samples, Squared, SquaredDistance
 from coterie.losses.grouped import Grouped
@@ -44,9 +45,12 @@ def without_ridge(loss: Loss) -> Loss:
 
 
 def without_outliers(users: Users, loss: Loss) -> tuple[Users, Loss]:
-    """Pseudo-targets and the squared loss if the noise has heavy tails or the loss is Huber's; else as given."""
+    """Pseudo-targets and the squared loss if the noise has heavy tails or the loss is Huber's; else as given.
+
+    Second moments do not show tails: users of whom only these are known are taken as they are.
+    """
     y = users.targets
-    if type(loss) not in (Squared, Huber) or y is None:
+    if type(loss) not in (Squared, Huber) or y is None or isinstance(users, Condensed):
         return users, loss
     common = {f.name: getattr(loss, f.name) for f in fields(Squared)}
     squared, huber = Squared(**common), Huber(**common)
@@ -104,7 +108,7 @@ def dispersion(loss: Loss, users: Users, samples: Samples) -> float:
 
 def _variance(loss: Loss, users: Users, samples: Samples) -> float:
     points = not isinstance(loss, Squared)
-    counts, dim = users.counts.astype(float), samples.dim
+    counts, dim = users.sizes.astype(float), samples.dim
     numbers = counts * (dim if points else 1)
     freedom = np.maximum(numbers - dim, 0.0)
     zero = np.zeros((len(counts), dim))

@@ -228,13 +228,16 @@ def _scaled(users: Users, loss: Loss) -> Users:
 
 
 def _with_unit_targets(users: Users, loss: Loss) -> tuple[Users, Loss, float]:
-    """Real targets shifted (if there is an intercept) and divided by a unit, the loss in this unit, and the unit."""
+    """Real targets shifted (if there is an intercept) and divided by their deviation; the loss so, and this unit."""
     y = users.targets
     if type(loss) not in (Squared, Huber) or y is None:
         return users, loss, 1.0
     assert isinstance(loss, (Squared, Huber))
-    shifted = y - np.median(y) if loss.intercept else y
-    unit = float(np.median(np.abs(shifted))) or float(np.abs(shifted).max()) or 1.0
+    column = replace(users, features=y[:, None], targets=None, feature_names=("target",))
+    counts, means, m2 = column.moments()
+    centre = float(counts @ means[:, 0] / counts.sum()) if loss.intercept else 0.0
+    unit = float(np.sqrt((m2.sum() + counts @ (means[:, 0] - centre) ** 2) / counts.sum())) or 1.0
+    shifted = y - centre
     if isinstance(loss, Huber):
         loss = replace(loss, delta=loss.delta / unit)
     return replace(users, targets=shifted / unit), loss, unit

@@ -45,7 +45,7 @@ class _Rows(NamedTuple):
     @classmethod
     def of(cls, users: Users, loss: Loss) -> _Rows:
         plain = without_ridge(loss)
-        samples, counts = plain.prepare(users), users.counts.astype(float)
+        samples, counts = plain.prepare(users), users.sizes.astype(float)
         f, g, h = plain.evaluate(samples, np.zeros((users.n_users, samples.dim)), 2)
         return cls(counts, 2 * counts * f, -counts[:, None] * g, counts[:, None, None] * h)
 

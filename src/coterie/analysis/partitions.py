@@ -78,7 +78,7 @@ class Judge:
         self.loss, self.samples, self.bare = loss, loss.prepare(users), without_ridge(loss)
         self.n, self.dim = users.n_users, self.samples.dim
         self.scale = dispersion(loss, users, self.samples)
-        self.weights = users.counts / self.scale
+        self.weights = users.sizes / self.scale
         ridge = loss.ridge * loss.shrunk(self.dim) if isinstance(loss, AffineLoss) else np.zeros(self.dim)
         self.models: dict[bytes, Array] = {}  # of groups, by their users
         self.likelihoods: dict[bytes, Array] = {}  # of all users, for the same models
@@ -86,7 +86,7 @@ class Judge:
         self.exact: Expansions | None = None  # of quadratic losses, whose samples are not needed again
         if loss.quadratic:
             self.exact = Expansions.at(loss, self.samples, self.weights, np.zeros((self.n, self.dim)))
-        pooled, n_eff = self.fit(np.arange(self.n)), float(users.n_samples)
+        pooled, n_eff = self.fit(np.arange(self.n)), float(users.sizes.sum())
         if isinstance(loss, (Logistic, SquaredHinge)):
             t = loss.decision(users.features, np.broadcast_to(pooled, (users.n_samples, self.dim)))
             p = 0.5 + 0.5 * np.tanh(t / 2) if isinstance(loss, Logistic) else np.clip((1 + t) / 2, 0, 1)

@@ -134,7 +134,7 @@ def _possible(shape: str, loss: Loss, users: Users) -> bool:
 def _first_models(loss: Loss, users: Users, labels: Ints) -> tuple[Array, Array]:
     """Models between the pooled ones and the users' own, where the first expansion is; and the pooled ones."""
     samples = loss.prepare(users)
-    grouped = Grouped(loss=loss, samples=samples, labels=labels, weights=users.counts / users.counts.mean())
+    grouped = Grouped(loss=loss, samples=samples, labels=labels, weights=users.sizes / users.sizes.mean())
     groups = grouped.prepare(grouped.groups)
     centres = grouped.prox(groups, None, _START, None).points
     return loss.prox(samples, None, _START, centres[labels]).points, grouped.local(groups).points
@@ -146,7 +146,7 @@ class _Learner:
     def __init__(self, loss: Loss, users: Users, samples: Samples, labels: Ints, models: Array,
                  pooled: Array) -> None:
         self.loss, self.users, self.samples, self.labels, self.models = loss, users, samples, labels, models
-        self.counts, self.gaussian = users.counts.astype(float), type(loss) is Squared
+        self.counts, self.gaussian = users.sizes.astype(float), type(loss) is Squared
         self.first = Expansions.at(loss, samples, self.counts, models)
         self.noise = dispersion(loss, users, samples)
         self.pooled = pooled

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from coterie._typing import Array, Ints
 from coterie.errors import InvalidInput
@@ -42,20 +45,48 @@ def choose_rows(owner: Ints, counts: Ints, sizes: PartSizes, strata: Array | Non
     """The rows of train, validation and test, each in ascending order; rows of each stratum in proportion."""
     rng = np.random.default_rng(seed)
     key = rng.random(len(owner))
+    return _choose(owner, counts, sizes, strata, key, lambda _, size: rng.integers(0, np.maximum(size, 1)))
+
+
+def choose_own_rows(owner: Ints, counts: Ints, sizes: PartSizes, strata: Array | None, seed: int,
+                    names: Sequence[Any]) -> tuple[Ints, Ints, Ints]:
+    """The same, by numbers that follow from the seed, the user's name and the row alone: not from other users."""
+    own = np.array([zlib.crc32(str(name).encode()) for name in names], dtype=np.uint64)
+    own = _mix(own + _mix(np.array([seed], dtype=np.uint64)))
+    row = (np.arange(len(owner)) - offsets_of(counts)[owner]).astype(np.uint64)
+    key = _mix(own[owner] + row) / 2.0**64
+
+    def phase(part: int, size: Ints) -> Ints:
+        return (_mix(own ^ np.uint64(part + 1)) % np.maximum(size, 1).astype(np.uint64)).astype(np.int64)
+
+    return _choose(owner, counts, sizes, strata, key, phase)
+
+
+def _choose(owner: Ints, counts: Ints, sizes: PartSizes, strata: Array | None, key: Array,
+            phase: Callable[[int, Ints], Ints]) -> tuple[Ints, Ints, Ints]:
+    """`key`: (n_rows,) numbers that order the rows; `phase`: of each part, a number from 0 to size - 1 per user."""
     left = np.lexsort((key, key if strata is None else strata, owner))
     parts = []
-    for wanted in (sizes.test, sizes.validation, sizes.train):
+    for part, wanted in enumerate((sizes.test, sizes.validation, sizes.train)):
         of = owner[left]
         size = np.bincount(of, minlength=len(counts))
         # Systematic sampling of k of a user's n positions j with a phase u of 0..n-1: j is chosen if
         # floor(((j+1) k + u) / n) > floor((j k + u) / n). So k are chosen, and of any run of L positions L k / n to
         # less than one; integers, so no rounding.
-        k, n, u = wanted[of], size[of], rng.integers(0, np.maximum(size, 1))[of]
+        k, n, u = wanted[of], size[of], phase(part, size)[of]
         j = np.arange(len(left)) - offsets_of(size)[of]
         chosen = ((j + 1) * k + u) // n > (j * k + u) // n
         parts.append(np.sort(left[chosen]))
         left = left[~chosen]
     return parts[2], parts[1], parts[0]
+
+
+def _mix(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Well mixed bits: the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
+    z = numbers + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 def _amount(amount: Any, counts: Ints, name: str) -> Ints:

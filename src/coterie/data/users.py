@@ -20,7 +20,7 @@ from coterie._typing import Array, Ints
 from coterie.data.frames import read_numbers, read_parquet
 from coterie.data.io import read_table
 from coterie.data.participants import Participants as Participants
-from coterie.data.splitting import choose_rows, offsets_of, part_sizes
+from coterie.data.splitting import choose_own_rows, choose_rows, offsets_of, part_sizes
 from coterie.data.validation import (
     ENCODE,
     ENCODE_TARGET,
@@ -148,6 +148,11 @@ class Users(Participants):
     def counts(self) -> Ints:
         """Number of rows of each user, (n_users,)."""
         return freeze(np.diff(self.offsets))
+
+    @property
+    def sizes(self) -> Ints:
+        """How many rows of each user there are, (n_users,); more than `counts` where rows stand for several."""
+        return self.counts
 
     @cached_property
     def owner(self) -> Ints:
@@ -362,6 +367,31 @@ class Users(Participants):
             raise InvalidInput("stratify=True needs targets", remedy="Give the users targets or pass stratify=False")
         sizes = part_sizes(self.counts, test, validation, train)
         parts = choose_rows(self.owner, self.counts, sizes, self.targets if stratify else None, seed)
+        return Split(*(self._rows(rows, size, self.names) for rows, size in zip(parts, sizes, strict=True)))
+
+    def hold_out(self, share: float, *, stratify: bool = False, seed: int = 0) -> Split:
+        """Hold out a share of every user's rows, the same rows whoever the other users are.
+
+        So the users of a table and the same users on several nodes hold out the same rows.
+
+        Parameters
+        ----------
+        share : of each user's rows.
+        stratify, seed : as for `split`.
+
+        Returns
+        -------
+        Split, with the held-out rows in `test`.
+
+        Example
+        -------
+        >>> users = Users.from_arrays([[float(i)] for i in range(20)], user=["ann", "bob"] * 10)
+        >>> alone = users.take([1]).hold_out(0.3).test.features
+        >>> bool((users.hold_out(0.3).test.take([1]).features == alone).all())
+        True
+        """
+        sizes = part_sizes(self.counts, float(share), 0.0, None)
+        parts = choose_own_rows(self.owner, self.counts, sizes, self.targets if stratify else None, seed, self.names)
         return Split(*(self._rows(rows, size, self.names) for rows, size in zip(parts, sizes, strict=True)))
 
     def moments(self) -> Moments:

@@ -27,7 +27,7 @@ from coterie.data.summary import TableSummary
 from coterie.data.users import Moments, Users
 from coterie.data.validation import show
 from coterie.errors import Incompatible, InvalidInput
-from coterie.federated.client import Data, hold_out
+from coterie.federated.client import Data
 from coterie.federated.config import DataSettings
 from coterie.federated.protocol.messages import Batch, Message
 from coterie.federated.runtimes.in_process import Runtime
@@ -137,7 +137,7 @@ class Agreement:
         users = source if isinstance(source, Users) else _recipe(self).encode(source.frame)
         held = None
         if held_out > 0:
-            users, _, held = hold_out(users, held_out, seed)
+            users, _, held = users.hold_out(held_out, seed=seed)
         inner = self._inner()
         users, held = inner(users), None if held is None else inner(held)
         if self.recipe is not None and self.units is None:  # users only describe their rows, which needs no loss

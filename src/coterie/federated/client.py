@@ -6,7 +6,6 @@ numbers.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array, Ints
-from coterie.data.users import Split, Users
+from coterie.data.users import Users
 from coterie.federated.algorithms.edges import answer_edges, mean_curvature, stiffness
 from coterie.federated.algorithms.trust import between, trusted
 from coterie.federated.protocol.messages import (
@@ -282,24 +281,6 @@ _ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {
     "certify": _certify, "score": _score, "pdmm": lambda data, queries: ({}, {}),
 }
 assert set(_ANSWERS) == set(SCHEMAS)
-
-
-def hold_out(users: Users, share: float, seed: int) -> Split:
-    """Split the rows of every user separately, so that the result does not depend on the other users of a node.
-
-    Parameters
-    ----------
-    users : the users with all their rows.
-    share : share of every user's rows to hold out.
-    seed : seed of the random rows.
-
-    Returns
-    -------
-    Split, whose `train` and `test` have the same users in the same order.
-    """
-    parts = [users.take([k]).split(test=share, seed=np.random.default_rng([seed, zlib.crc32(repr(name).encode())]))
-             for k, name in enumerate(users.names)]
-    return Split(*(join([part[k] for part in parts]) for k in range(3)))
 
 
 def join(parts: list[Users]) -> Users:

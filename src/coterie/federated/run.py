@@ -15,7 +15,7 @@ from coterie.data.users import Users
 from coterie.errors import InvalidInput, interruptible
 from coterie.federated.algorithms.base import Algorithm, Federation, State
 from coterie.federated.algorithms.newton import Newton
-from coterie.federated.client import Data, hold_out
+from coterie.federated.client import Data
 from coterie.federated.driver import Driver, DriverResult, Round
 from coterie.federated.protocol.ledger import Ledger
 from coterie.federated.runtimes.in_process import Faults, LocalRuntime, Runtime
@@ -146,7 +146,7 @@ def in_process(users: Users, loss: Loss, settings: FederationSettings, graph: Gr
                held_out: Users | float | None = None, faults: Faults | None = None) -> tuple[Problem, LocalRuntime]:
     """The problem of users whose data are in this process, and the runtime that asks them."""
     if isinstance(held_out, (int, float)):
-        users, _, held_out = hold_out(users, held_out, settings.seed)
+        users, _, held_out = users.hold_out(held_out, seed=settings.seed)
     if held_out is not None and held_out.names != users.names:
         raise InvalidInput("the held-out rows are of other users, or in another order",
                            remedy="Use users.split(...), which keeps all users in order")

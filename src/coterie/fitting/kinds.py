@@ -10,13 +10,19 @@ of personal models x_i around centres z_i. From simple to rich:
     personal in groups  a centre per group, and personal parts
     alone               everyone's own model
 
-Every kind is fitted without some rows of each user and judged by its mean loss on these rows, several times. The
-simplest kind is taken that is within one standard error of the best one, or misses little of what the best one gains
-over one model for all; the error is that of the mean over users of the difference. Where targets are numbers, the
-logarithms of the losses are compared, so that no user with much noise or large units decides alone. Two limits to
-simplicity: one model for all is not taken where the evidence of all rows speaks against it, because groups were found
-or users differ clearly from each other (`ModelSpread.gain`), unless it is the best; and other kinds are not taken if
-they miss most of the gain. None of these rows is among those that judge the fit in the end (`coterie.fitting.scores`).
+Every kind is judged by its loss on rows that it was not fitted to. With the squared loss this is estimated by
+generalised cross-validation (Craven and Wahba 1979) for each user,
+
+    f_i(model of i) / (1 - df_i / m_i)^2,       df_i: how many of its m_i rows' targets the model follows
+
+which needs no more than second moments. With other losses, every kind is fitted without some rows of each user and
+judged on these rows, several times. The simplest kind is taken that is within one standard error of the best one, or
+misses little of what the best one gains over one model for all; the error is that of the mean over users of the
+difference. Where targets are numbers, the logarithms of the losses are compared, so that no user with much noise or
+large units decides alone. Two limits to simplicity: one model for all is not taken where the evidence of all rows
+speaks against it, because groups were found or users differ clearly from each other (`ModelSpread.gain`), unless it is
+the best; and other kinds are not taken if they miss most of the gain. None of these rows is among those that judge the
+fit in the end (`coterie.fitting.scores`).
 """
 
 from __future__ import annotations
@@ -31,7 +37,8 @@ from coterie.analysis.dispersion import without_ridge
 from coterie.analysis.random_effects import learn_spread
 from coterie.data.users import Users
 from coterie.fitting.settings import Settings
-from coterie.losses import Loss, Personal, Samples, Squared
+from coterie.labels import group_sums
+from coterie.losses import AffineLoss, Loss, Personal, Samples, Squared
 from coterie.losses.grouped import Grouped
 
 Count = Literal["rows", "users"]
@@ -42,6 +49,7 @@ _SHARE = 0.25  # of each user's rows
 _LITTLE = 0.05  # share of what the best kind gains over one model, and of its loss, that a simpler kind may miss
 _MOST = 0.5  # share of this gain that kinds other than one model may miss at most
 _CLEAR = 3.0  # gain in evidence, in nats, from which users differ clearly: a Bayes factor of 20 (Kass and Raftery 1995)
+_MOST_USED = 0.95  # share of its rows' targets that a user's model follows at most
 _NO_LOSS = 1e-12  # loss over the largest one below which differences do not count
 _DETERMINED = 3  # rows per coordinate and user, on average, from which users can be left alone
 _MOVES = 3  # how often users may change their group where some of their rows are left out
@@ -77,7 +85,7 @@ class Sharing:
         """The loss of the centres of these users."""
         if self.covariance is None:
             return loss
-        scale = "rows" if self.noise is None else self.noise / np.maximum(users.counts, 1)
+        scale = "rows" if self.noise is None else self.noise / np.maximum(users.sizes, 1)
         return Personal(loss, covariance=self.covariance, scale=scale)
 
     def models(self, users: Users, loss: Loss) -> Array:
@@ -111,7 +119,7 @@ def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count, star
 
     Where rows count alike, a user with few rows, or noisy ones, has little influence.
     """
-    rows = samples.users.data.counts
+    rows = samples.users.data.sizes
     if isinstance(loss, Personal) and isinstance(loss.scale, np.ndarray):  # noise / rows
         rows = 1.0 / loss.scale
     weights = rows / rows.mean() if count == "rows" else None
@@ -154,7 +162,7 @@ def candidates(users: Users, loss: Loss, labels: Ints, count: Count) -> list[Sha
 
     Nobody is left alone with too few rows to say how good such a model is.
     """
-    determined = users.n_samples >= _DETERMINED * users.n_users * loss.dim(users)
+    determined = users.sizes.sum() >= _DETERMINED * users.n_users * loss.dim(users)
     kinds = KINDS if determined else KINDS[:-1]
     options = {option.kind: option for option in (sharing_of(kind, users, loss, labels, count) for kind in kinds)}
     return [options[kind] for kind in KINDS if kind in options]
@@ -203,7 +211,7 @@ class Comparison:
 
 
 def choose(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Comparison:
-    """Choose the kind of models by rows left out; without such rows, the groups that were found.
+    """Choose the kind of models by rows it was not fitted to; without such rows, the groups that were found.
 
     Parameters
     ----------
@@ -217,6 +225,51 @@ def choose(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Compar
     Comparison
     """
     options = candidates(users, loss, labels, settings.count)
+    relative = isinstance(loss, Squared)
+    losses = np.stack([new_row_losses(option, users, loss) for option in options]) if relative else \
+        _left_out_losses(options, users, loss, settings)
+    judged = _compared(losses, relative)
+    chosen = [option.kind for option in options].index("groups" if labels.any() else "one model")
+    if judged.shape[1] > 1:
+        chosen = _simplest(judged, _doubtful(options), 1.0 if relative else None)
+    return Comparison(options, losses, chosen, relative)
+
+
+def new_row_losses(option: Sharing, users: Users, loss: Loss) -> Array:
+    """(n_users,) the squared loss of each user's model on new rows, by generalised cross-validation.
+
+    It is nan for users with one row.
+
+    df_i = tr(A_i M_i) with A_i the curvature of user i's rows, and M_i the derivative of its model by their slope:
+
+        C / w_i                                  one model, groups or alone; C^-1 the sum over i's group
+        V_i + (I - V_i A_i) C (I - A_i V_i)      personal; V_i = (A_i + T^-1)^-1, C^-1 = sum of A_j - A_j V_j A_j
+    """
+    plain, n = without_ridge(loss), users.n_users
+    samples = plain.prepare(users)
+    zero, rows = np.zeros((n, samples.dim)), users.sizes.astype(float)
+    bare, eye = plain.hessians(samples, zero), np.eye(samples.dim)
+    weights = rows if option.noise is None else rows / option.noise
+    assert isinstance(loss, AffineLoss)
+    A = weights[:, None, None] * (bare + np.diag(loss.ridge * loss.shrunk(samples.dim)))
+    influence, B, follows = np.zeros_like(A), A, eye
+    if option.covariance is not None:
+        V = option.covariance @ np.linalg.inv(eye + A @ option.covariance)
+        influence, follows = V, eye - V @ A
+        B = A @ follows
+    share = np.ones(n) if option.count == "rows" else 1.0 / weights
+    sums = group_sums(share[:, None, None] * B, option.labels, option.n_groups)
+    sums += 1e-12 * np.trace(sums, axis1=1, axis2=2)[:, None, None] * eye
+    C = share[:, None, None] * np.linalg.inv(sums)[option.labels]
+    M = influence + follows @ C @ np.swapaxes(follows, -1, -2)
+    used = np.einsum("nij,nji->n", weights[:, None, None] * bare, M)
+    errors = plain.values(samples, option.models(users, loss))
+    estimated = errors / (1.0 - np.clip(used / rows, 0.0, _MOST_USED)) ** 2
+    return np.where(rows > 1, estimated, np.nan)
+
+
+def _left_out_losses(options: list[Sharing], users: Users, loss: Loss, settings: Settings) -> Array:
+    """(n_options, n_users) mean losses on rows left out; nan for users without."""
     plain = without_ridge(loss)
     sums, counts = np.zeros((len(options), users.n_users)), np.zeros(users.n_users)
     for k in range(_SPLITS if users.n_samples <= _MANY else _FEWER):
@@ -232,13 +285,7 @@ def choose(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Compar
             with np.errstate(over="ignore"):
                 sums[j, present] += test.counts * plain.values(samples, models)
     with np.errstate(invalid="ignore", divide="ignore"):
-        losses = sums / counts
-    relative = isinstance(loss, Squared)
-    judged = _compared(losses, relative)
-    chosen = [option.kind for option in options].index("groups" if labels.any() else "one model")
-    if judged.shape[1] > 1:
-        chosen = _simplest(judged, _doubtful(options), 1.0 if relative else None)
-    return Comparison(options, losses, chosen, relative)
+        return np.asarray(sums / counts)
 
 
 def _compared(losses: Array, relative: bool) -> Array:
@@ -278,8 +325,8 @@ _SENTENCES: dict[Kind, str] = {
 
 
 def sentence_of(kind: Kind, means: dict[str, float]) -> str:
-    """What users get, and how the kinds did on rows that were left out."""
+    """What users get, and the losses of the kinds on rows they were not fitted to."""
     others = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items() if name != kind)
     if kind not in means or not others:
         return f"{_SENTENCES[kind]}."
-    return f"{_SENTENCES[kind]}: the mean loss on rows left out is {means[kind]:.3g} ({others})."
+    return f"{_SENTENCES[kind]}: the estimated loss on new rows is {means[kind]:.3g} ({others})."

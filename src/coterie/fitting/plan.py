@@ -134,7 +134,7 @@ def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sh
     where these users have it too, with as many groups.
     """
     n, k = inner.n_users, min(settings.k, max(inner.n_users - 1, 1))
-    single = settings.task == "clustering" and int(inner.counts.max()) == 1
+    single = settings.task == "clustering" and int(inner.sizes.max()) == 1
     if n == 1:
         lams = np.unique([0.0, 0.0 if isinstance(settings.lam, str) else float(settings.lam)])
         return PathPlan(_problem(inner, loss, Graph.complete(1)), lams, len(lams) - 1, "There is only one user.")

@@ -105,7 +105,7 @@ class FitResult(InNotebook):
     def weights_from_groups(self) -> bool:
         """Whether the weights were made from the groups: then the path proves nothing about these groups."""
         settings, users = self.settings, self.solution.problem.users
-        points = settings.task == "clustering" and int(users.data.counts.max()) == 1
+        points = settings.task == "clustering" and int(users.data.sizes.max()) == 1
         return settings.weights == "auto" and not points and 1 < self.n_clusters < users.n_users
 
     @property

@@ -91,7 +91,7 @@ def score_held_out(users: Users, settings: Settings, work: Work,
     The scores, and the plan of the fit without these rows, which has chosen the kind of models.
     """
     classes = settings.task == "classification"
-    split = users.split(test=settings.holdout, stratify=classes, seed=settings.seed)
+    split = users.hold_out(settings.holdout, stratify=classes, seed=settings.seed)
     train, test, present = split.train, split.test, split.test.counts > 0
     assert users.targets is not None
     assert train.targets is not None
@@ -124,7 +124,7 @@ def score_held_out(users: Users, settings: Settings, work: Work,
     scores = Scores(metric=METRICS[settings.task], larger=classes, fitted=points[chosen],
                     alone=units.scores(separate, test), together=units.scores(pooled, test),
                     points=points, losses=losses, chosen=chosen, n_clusters=int(labels[chosen].max()) + 1,
-                    n_rows=test.n_samples,
+                    n_rows=int(test.sizes.sum()),
                     worse=worse_than_alone(units.errors(models[chosen], test), units.errors(separate, test), test))
     return scores, plan
 

@@ -77,7 +77,7 @@ class LocalModels:
         samples = loss.prepare(users)
         models = loss.prox(samples, None, ridge, None).points
         hessians = loss.hessians(samples, models) + ridge * np.eye(samples.dim)
-        return cls(models, hessians, users.counts)
+        return cls(models, hessians, users.sizes)
 
     @property
     def covariances(self) -> Array:

@@ -166,7 +166,7 @@ def _scales(scale: Scale, users: Participants) -> Array:
     if isinstance(scale, str):
         if scale != "rows":
             raise InvalidInput(f"unknown scale {scale!r}", remedy='Give numbers, or "rows" for 1 / number of rows')
-        return 1.0 / np.maximum(users.data.counts, 1)
+        return 1.0 / np.maximum(users.data.sizes, 1)
     if isinstance(scale, Mapping):
         missing = [name for name in users.names if name not in scale]
         if missing:

@@ -86,7 +86,7 @@ export function setUpEvidence() {
       : "";
     lead.push(
       `The ${word}s are ${stability.stable ? "stable" : "unstable"}: the adjusted Rand index between them and the ` +
-        `${word}s with half of the rows is ${stability.index.toFixed(2)}${searched} (1: the same, 0: chance).`,
+        `${word}s with other rows is ${stability.index.toFixed(2)}${searched} (1: the same, 0: chance).`,
     );
   }
   if (heldOut && known(heldOut.gain)) {

@@ -90,13 +90,14 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
     view = replace(full, path=_path_of_users(full, keep), known=full.models[:, keep]) if len(keep) < users.n_users \
         else full
     features = users.feature_names if full.units is None else full.units.feature_names
-    rows = f"{_many(users.n_samples, 'row')}, " if isinstance(users, Users) else ""  # a server does not know how many
+    # A server does not always know how many rows there are.
+    rows = f"{_many(int(users.sizes.sum()), 'row')}, " if isinstance(users, Users) else ""
     return {
         "subtitle": f"{_many(users.n_users, 'user')}, {rows}{_many(len(features), 'feature')}; "
                     f"{type(full.loss.own_loss).__name__} loss",
         "task": view.task,
         "users": [str(users.names[k]) for k in keep],
-        "counts": users.counts[keep].tolist() if isinstance(users, Users) else None,
+        "counts": users.sizes[keep].tolist() if isinstance(users, Users) else None,
         "lams": full.path.lams.tolist(), "chosen": full.index,
         "points": [_point(s) for s in full.path.solutions],
         "labels": [s.labels.tolist() for s in view.path.solutions],
