@@ -107,6 +107,8 @@ class Agreement:
     recipe, units : how a table becomes what the solver sees; None for prepared numbers.
     loss, loss_options : of prepared numbers, by name and as JSON.
     mean, scale : of prepared numbers that are standardised.
+    task, n_classes : where a fit is made: then users answer from all their rows, and held-out rows judge.
+    signs : whether classes of prepared numbers are -1 and 1 and count as 0 and 1; only where a fit is made.
     """
 
     names: tuple[Any, ...]
@@ -118,6 +120,9 @@ class Agreement:
     loss_options: str = ""
     mean: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
+    task: Any = ""
+    n_classes: int = 0
+    signs: bool = False
 
     @property
     def participants(self) -> Participants:
@@ -130,20 +135,44 @@ class Agreement:
 
     def data(self, source: Users | Table, held_out: float, seed: int) -> Data:
         """A node's data as its users answer from them; without units yet, in the table's own units."""
+        return self.data_of(self.given(source), held_out, seed)
+
+    def given(self, source: Users | Table) -> Users:
+        """A node's rows as numbers, in the table's own units."""
         if isinstance(source, Table) != (self.recipe is not None):
             raise InvalidInput("this node has " + ("a table, and the federation agreed on prepared numbers" if
                                self.recipe is None else "prepared numbers, and the federation agreed on a table"),
                                remedy="Give all nodes the same kind of data")
         users = source if isinstance(source, Users) else _recipe(self).encode(source.frame)
-        held = None
+        return replace(users, targets=0.5 * (users.targets + 1.0)) if self.signs and users.targets is not None \
+            else users
+
+    def data_of(self, users: Users, held_out: float, seed: int) -> Data:
+        """The data of users whose rows are numbers, as they answer from them."""
+        held, inner = None, self._inner()
+        if self.task:
+            return self._data_for_fit(users, held_out, seed)
         if held_out > 0:
             users, _, held = users.hold_out(held_out, seed=seed)
-        inner = self._inner()
         users, held = inner(users), None if held is None else inner(held)
         if self.recipe is not None and self.units is None:  # users only describe their rows, which needs no loss
             return Data(SquaredDistance(), Samples(users, users.n_features), held)
         loss = self.make_loss()
         return Data(loss, loss.prepare(users), held)
+
+    def _data_for_fit(self, users: Users, held_out: float, seed: int) -> Data:
+        """All rows, and those that are held out; without units, in the table's own units."""
+        inner, judged, split = self._inner(), None, None
+        if held_out > 0 and self.task != "clustering":
+            split = users.hold_out(held_out, stratify=self.task == "classification", seed=seed)
+        if split is not None and self.units is not None:
+            judged = self.units, split.test
+        train, held = (None, None) if split is None else (inner(split.train), inner(split.test))
+        users = inner(users)
+        if self.units is None:  # users only describe their rows, which needs no loss
+            return Data(SquaredDistance(), Samples(users, users.n_features), held, train)
+        loss = self.make_loss()
+        return Data(loss, loss.prepare(users), held, train, judged)
 
     def _inner(self) -> Callable[[Users], Users]:
         if self.units is not None:
@@ -155,7 +184,7 @@ class Agreement:
     def to_json(self) -> str:
         """As text, for the wire and for the checkpoint."""
         said = {name: getattr(self, name) for name in ("names", "features", "run", "loss", "loss_options", "mean",
-                                                       "scale")}
+                                                       "scale", "task", "n_classes", "signs")}
         return json.dumps({**said, "recipe": None if self.recipe is None else self.recipe.to_json(),
                            "units": None if self.units is None else json_ready(self.units.state())}, ensure_ascii=False)
 
@@ -198,17 +227,10 @@ def agree(runtime: Carrier, data: DataSettings, n_users: int = 0, wait: float = 
     Incompatible : fewer users came, some do not answer, or the nodes' data do not fit together.
     InvalidInput : a column is not the same kind of thing at all nodes; both are named.
     """
-    nodes = runtime.gather(n_users, wait)
-    names = in_order(name for _, node in nodes for name in node.names)
+    nodes, agreement = introduced(runtime, n_users, wait)
     tables = [node.summary for _, node in nodes if node.summary is not None]
-    if tables and len(tables) < len(nodes):
-        with_table, without = (next(label for label, node in nodes if (node.summary is None) is none)
-                               for none in (False, True))
-        raise Incompatible(f"{with_table} has a table, and {without} prepared numbers. Give all nodes the same kind of "
-                           "data.")
-    agreement = Agreement(names=names, features=(), run=uuid.uuid4().hex)
     if not tables:
-        return _agree_on_numbers(runtime, data, replace(agreement, features=_columns(nodes)), [n for _, n in nodes])
+        return _agree_on_numbers(runtime, data, agreement, [n for _, n in nodes])
     if data.loss_options:
         raise InvalidInput("loss-options are for prepared numbers, and the nodes have tables",
                            remedy="Use loss and ridge, as in coterie fit")
@@ -217,6 +239,19 @@ def agree(runtime: Carrier, data: DataSettings, n_users: int = 0, wait: float = 
     units = Units.from_moments(_describe(runtime, agreement), recipe.task, loss=data.loss, ridge=data.ridge,
                                n_classes=len(recipe.classes), standardize=data.scaled(table=True))
     return replace(agreement, units=units)
+
+
+def introduced(runtime: Carrier, n_users: int, wait: float) -> tuple[list[tuple[str, Introduction]], Agreement]:
+    """What the nodes say of themselves, and an agreement on who takes part; of prepared numbers also on columns."""
+    nodes = runtime.gather(n_users, wait)
+    names = in_order(name for _, node in nodes for name in node.names)
+    tables = sum(node.summary is not None for _, node in nodes)
+    if 0 < tables < len(nodes):
+        with_table, without = (next(label for label, node in nodes if (node.summary is None) is none)
+                               for none in (False, True))
+        raise Incompatible(f"{with_table} has a table, and {without} prepared numbers. Give all nodes the same kind of "
+                           "data.")
+    return nodes, Agreement(names=names, features=() if tables else _columns(nodes), run=uuid.uuid4().hex)
 
 
 def _agree_on_numbers(runtime: Carrier, data: DataSettings, agreement: Agreement,

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array, Ints
+from coterie.data.condensed import SecondMoments
 from coterie.data.users import Users
 from coterie.federated.algorithms.edges import answer_edges, mean_curvature, stiffness
 from coterie.federated.algorithms.trust import between, trusted
@@ -26,10 +27,12 @@ from coterie.federated.protocol.messages import (
     Reply,
     gather,
     misfit,
+    square,
     triangle,
 )
-from coterie.fitting.units import UserStatistics
-from coterie.losses import Loss, Samples
+from coterie.fitting.scores import worse_than_alone
+from coterie.fitting.units import Units, UserStatistics
+from coterie.losses import Loss, Personal, Samples
 
 Answer = tuple[dict[str, npt.NDArray[Any]], dict[str, Ragged]]
 _LOW_RANK = 16  # smallest number of coordinates for which a low-rank form of a Hessian is tried
@@ -44,6 +47,8 @@ class Data:
     loss : of all users.
     samples : what `loss.prepare` gives for the users.
     held_out : rows of the same users in the same order, to score models on.
+    train : the other rows, where `samples` are all of them: in a federation that fits.
+    judged : the held-out rows in the units given, and how these became the units of the models.
     memory : what users keep between rounds, one part per user; only PDMM(edge_state="users") uses it.
 
     Example
@@ -58,6 +63,8 @@ class Data:
     loss: Loss
     samples: Samples
     held_out: Users | None = None
+    train: Users | None = None
+    judged: tuple[Units, Users] | None = None
     memory: Mapping[str, Ragged] = field(default_factory=dict)
 
     @classmethod
@@ -244,11 +251,12 @@ def _certify(data: Data, queries: Batch) -> Answer:
     from coterie.certificates import answers_of, lacking
 
     users, models, slopes = queries.users, queries.arrays["model"], queries.arrays["slope"]
-    answers = answers_of(data.loss, data.samples, models, slopes, queries.arrays["anchor"], users)
+    loss = _with_personal_part(data, queries)
+    answers = answers_of(loss, data.samples, models, slopes, queries.arrays["anchor"], users)
     outside = np.flatnonzero(~np.isfinite(answers.conjugates))
     ragged = {}
     if outside.size:
-        lack = lacking(data.loss, data.samples, models[outside], slopes[outside], users[outside])
+        lack = lacking(loss, data.samples, models[outside], slopes[outside], users[outside])
         good = np.isfinite(lack).all(axis=1)
         given = np.zeros(len(users), dtype=np.int64)
         given[outside[good]] = 1
@@ -256,6 +264,38 @@ def _certify(data: Data, queries: Batch) -> Answer:
     names = ("value", "conjugate", "residual", "size", "rounding")
     return {name: np.nan_to_num(part, nan=np.inf, posinf=np.inf)
             for name, part in zip(names, answers, strict=True)}, ragged
+
+
+def _with_personal_part(data: Data, queries: Batch) -> Loss:
+    """The loss of the users' centres, if a query says how models vary around them."""
+    if "covariance" not in queries.shared:
+        return data.loss
+    counts, noise = data.samples.users.data.counts, np.ones(data.n_users)
+    if "noise" in queries.ragged:
+        noise[queries.users] = queries.ragged["noise"].values
+    covariance = square(queries.shared["covariance"], data.samples.dim)[0]
+    return Personal(data.loss, covariance=covariance, scale=noise / np.maximum(counts, 1))
+
+
+def _moments(data: Data, queries: Batch) -> Answer:
+    """Number, mean and scatter of a user's rows: of the held-out ones and of the others, where some are held out."""
+    parts = [data.samples.users.data] if data.train is None or data.held_out is None else [data.train, data.held_out]
+    moments = [SecondMoments.of(part.take(queries.users)) for part in parts]
+    return {"count": np.stack([part.counts for part in moments], axis=1),
+            "means": np.stack([part.means for part in moments], axis=1),
+            "scatter": np.stack([triangle(part.scatters) for part in moments], axis=1)}, {}
+
+
+def _judge(data: Data, queries: Batch) -> Answer:
+    """Scores of three models on held-out rows, and whether the first is worse than the second by more than chance."""
+    names, n = ("fitted", "alone", "together"), len(queries)
+    if data.judged is None:
+        return {"scores": np.full((n, 3), np.nan), "worse": np.zeros(n)}, {}
+    units, test = data.judged[0], data.judged[1].take(queries.users)
+    models = [np.asarray(queries.arrays[name]) for name in names]
+    errors = [units.errors(part, test) for part in models[:2]]
+    return {"scores": np.stack([units.scores(part, test) for part in models], axis=1),
+            "worse": worse_than_alone(errors[0], errors[1], test).astype(float)}, {}
 
 
 def _score(data: Data, queries: Batch) -> Answer:
@@ -278,7 +318,7 @@ def _score(data: Data, queries: Batch) -> Answer:
 
 _ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {
     "describe": _describe, "local": _local, "expand": _expand, "gradient": _gradient, "prox": _prox, "train": _train,
-    "certify": _certify, "score": _score, "pdmm": lambda data, queries: ({}, {}),
+    "certify": _certify, "score": _score, "moments": _moments, "judge": _judge, "pdmm": lambda data, queries: ({}, {}),
 }
 assert set(_ANSWERS) == set(SCHEMAS)
 

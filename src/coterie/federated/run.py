@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from coterie._typing import Array
 from coterie.data.users import Users
 from coterie.errors import InvalidInput, interruptible
 from coterie.federated.algorithms.base import Algorithm, Federation, State
-from coterie.federated.algorithms.newton import Newton
 from coterie.federated.client import Data
 from coterie.federated.driver import Driver, DriverResult, Round
 from coterie.federated.protocol.ledger import Ledger
@@ -61,65 +58,6 @@ class Federated(Solution):
     def __str__(self) -> str:
         left = f" {len(self.aside)} user(s) were excluded." if self.aside else ""
         return f"{super().__str__()} {self.n_rounds} rounds, {self.ledger}.{left}"
-
-
-def federate(users: Users, loss: Loss, lam: float, *, graph: Graph | str | None = None, weights: str = "unit",
-             algorithm: Algorithm | None = None, participation: Any = 1.0, seed: int = 0, tol: float = 1e-6,
-             max_rounds: int | None = None, start: npt.ArrayLike | Algorithm | Federated | None = None,
-             held_out: Users | float | None = None, faults: Faults | None = None, patience: int | None = None,
-             checkpoint: str | os.PathLike[str] | None = None, every: int = 1,
-             progress: Callable[[Round], None] | None = None) -> Federated:
-    """Solve (C) in a federation: the server receives replies to its queries, never the data.
-
-    Parameters
-    ----------
-    users, loss, lam : the problem, as for `Problem`.
-    graph : pairs and their weights; None for all pairs with weight 1.
-    weights : "wald", "gaussian" or "inverse" makes the graph from one round of local models; a name given as `graph`
-        means the same.
-    algorithm : Newton() unless given; Splitting(), PDMM(), FedAvg(), SquaredPenalty().
-    participation : who is asked in a round: a share (0.4), a number (12), an array of who is available when
-        (n_rounds, n_users), or a `Participation`.
-    seed : of everything random; the same seed gives the same result.
-    tol : the certified relative gap at which the run ends.
-    max_rounds : rounds after which it ends in any case; the algorithm's own limit unless given.
-    start : models to start from, (dim,) or (n_users, dim); an algorithm that finds them, such as FedAvg(); or a run of
-        the same users and algorithm at another lam. Zero unless given.
-    held_out : rows of the same users, in the same order, on which each user's model is scored at the end; or the share
-        of its rows that every user holds out.
-    faults : what goes wrong on the way; nothing unless given.
-    patience : how many queries in a row a user may leave unanswered before it is excluded; None for no limit.
-    checkpoint : a folder in which the run is saved every `every` rounds. Called again with the same folder and
-        settings, the run continues where it was.
-    every : rounds between two saves.
-    progress : called after every round with a `Round`.
-
-    Returns
-    -------
-    Federated : a `Solution` with the rounds, the ledger and the scores.
-
-    Raises
-    ------
-    InvalidInput : a setting that cannot be used, or a checkpoint of another run.
-    Interrupted : on Ctrl-C; its `best` is the `Federated` run as far as it got. The checkpoint is kept.
-
-    Example
-    -------
-    >>> import coterie as ct
-    >>> from coterie.datasets import clustered
-    >>> users = clustered("logistic", n_users=6, samples=20, seed=0).users
-    >>> run = ct.federate(users, ct.Logistic(), lam=10.0, participation=0.5)
-    >>> run.status.name, run.n_clusters
-    ('CONVERGED', 1)
-    """
-    graph, weights = (None, graph) if isinstance(graph, str) else (graph, weights)
-    algorithm = Newton() if algorithm is None else algorithm
-    settings = FederationSettings(
-        lam=lam, weights=weights, algorithm=algorithm, participation=participation, seed=seed, tol=tol,
-        max_rounds=max_rounds, start=state_of(start, algorithm, users.n_users), patience=patience,
-        checkpoint=checkpoint, every=every, score=held_out is not None)
-    problem, runtime = in_process(users, loss, settings, graph, held_out, faults)
-    return run_federation(settings.federation(problem.users, loss, problem.graph), settings, runtime, progress, problem)
 
 
 def run_federation(federation: Federation, settings: FederationSettings, runtime: Runtime,

@@ -27,7 +27,7 @@ import numpy as np
 
 from coterie.analysis.metrics import silhouette
 from coterie.analysis.path import Path
-from coterie.data.users import Users
+from coterie.data.users import Split, Users
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.fitting.kinds import group_centres, sentence_of
 from coterie.fitting.outliers import without_far_targets
@@ -99,7 +99,7 @@ class Fit(FitResult, PredictsRows):
         return save_run(self, folder, overwrite=overwrite)
 
 
-def fit(users: Users, settings: Settings, *, progress: FitProgress | None = None,
+def fit(users: Users, settings: Settings, *, split: Split | None = None, progress: FitProgress | None = None,
         store: FinishedParts | None = None) -> Fit:
     """Find groups and models.
 
@@ -107,6 +107,7 @@ def fit(users: Users, settings: Settings, *, progress: FitProgress | None = None
     ----------
     users : their data, with classes as numbers 0, 1, ...
     settings : all that can be chosen.
+    split : the held-out rows in `test`, the others in `train`; drawn by the settings' seed if omitted.
     progress : called with what is being done, how many steps are done, of how many, and a text.
     store : finished parts are kept here and taken from here, so that an interrupted fit can be continued: arrays,
         numbers and texts only.
@@ -132,12 +133,14 @@ def fit(users: Users, settings: Settings, *, progress: FitProgress | None = None
             points or with_scores or users.n_users == 1):
         raise _no_held_out_rows()
     work = Work(progress or (lambda *_: None), {} if store is None else store)
-    users, concerns = without_far_targets(users, settings)
+    users, concerns = without_far_targets(users, settings) if split is None else (users, [])
     units = learn_units(users, settings)
     inner = units.inner(users)
     for concern in concerns + units.loss.concerns(inner):
         warnings.warn(concern, CoterieWarning, stacklevel=2)
-    scores, judged, plan = _planned(users, inner, units, settings, work, with_scores)
+    if with_scores and split is None:
+        split = users.hold_out(settings.holdout, stratify=settings.task == "classification", seed=settings.seed)
+    scores, judged, plan = _planned(split if with_scores else None, inner, units, settings, work)
     compared = plan if judged is None or plan.means else judged
     path = solve_plan(plan, settings, work)
     index, why = plan.choose(path)
@@ -159,16 +162,17 @@ def fit(users: Users, settings: Settings, *, progress: FitProgress | None = None
                compared_errors=compared.errors, stability=stability)
 
 
-def _planned(users: Users, inner: Users, units: Units, settings: Settings, work: Work,
-             with_scores: bool) -> tuple[Scores | None, PathPlan | None, PathPlan]:
+def _planned(split: Split | None, inner: Users, units: Units, settings: Settings,
+             work: Work) -> tuple[Scores | None, PathPlan | None, PathPlan]:
     """Scores on held-out rows, the plan without these rows, and the plan with all rows.
 
     The kind of models is chosen without the rows that judge it, and then fitted to all rows.
     """
-    scores, judged = score_held_out(users, settings, work) if with_scores else (None, None)
+    scores, judged = (None, None) if split is None else score_held_out(split, settings, work)
     plan = make_plan(inner, units.loss, settings, work, None if judged is None else judged.sharing)
-    if judged is not None and plan.kind != judged.kind:  # it does not exist with all rows: score the kind that does
-        scores, judged = score_held_out(users, settings, work, plan.sharing)
+    if split is not None and judged is not None and plan.kind != judged.kind:
+        # It does not exist with all rows: score the kind that does.
+        scores, judged = score_held_out(split, settings, work, plan.sharing)
     return scores, judged, plan
 
 

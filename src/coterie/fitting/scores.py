@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from coterie._typing import Array, Flags
+from coterie.data.condensed import Condensed
 from coterie.data.encoding import Task
-from coterie.data.users import Users
+from coterie.data.users import Split, Users
 from coterie.fitting.kinds import Sharing, handed_out
 from coterie.fitting.plan import PathPlan, Work, learn_units, make_plan, solve_plan
 from coterie.fitting.settings import Settings
+from coterie.fitting.units import Units
 from coterie.solvers import solve_quietly
 
 METRICS: dict[Task, str] = {"classification": "accuracy", "regression": "RMSE", "counts": "deviance"}
 _CHANCE = 0.01  # p value below which a difference is more than chance
 _TOL = 1e-4  # relative gap of solutions of which only the groups are used
 _COMPLETE = 2000  # users up to whom the complete path is scored
+
+
+class JudgedModels(NamedTuple):
+    """The models that were scored, in units of their own."""
+
+    units: Units
+    fitted: Array  # (n_users, dim)
+    alone: Array  # (n_users, dim)
+    together: Array  # (n_users, dim)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,6 +50,7 @@ class Scores:
     n_rows : number of held-out rows.
     worse : (n_users,) who is worse off than alone by more than chance: p below 0.01 in a paired one-sided t test over
         the user's held-out rows.
+    judged : the models that were scored; None where they are not kept.
     """
 
     metric: str
@@ -51,6 +64,7 @@ class Scores:
     n_clusters: int
     n_rows: int
     worse: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
+    judged: JudgedModels | None = field(default=None, repr=False)
 
     @property
     def gains(self) -> Array:
@@ -80,7 +94,7 @@ class Scores:
                 f"{lower} of {n} users score worse than alone, {int(self.worse.sum())} by more than chance.")
 
 
-def score_held_out(users: Users, settings: Settings, work: Work,
+def score_held_out(split: Split, settings: Settings, work: Work,
                    like: Sharing | None = None) -> tuple[Scores | None, PathPlan | None]:
     """Fit without a share of every user's rows and score on these rows; None where there are none.
 
@@ -91,17 +105,16 @@ def score_held_out(users: Users, settings: Settings, work: Work,
     The scores, and the plan of the fit without these rows, which has chosen the kind of models.
     """
     classes = settings.task == "classification"
-    split = users.hold_out(settings.holdout, stratify=classes, seed=settings.seed)
     train, test, present = split.train, split.test, split.test.counts > 0
-    assert users.targets is not None
     assert train.targets is not None
+    assert test.targets is not None
     if not present.any() or (classes and len(np.unique(train.targets)) < 2):
         return None, None
-    units = learn_units(train, settings, int(users.targets.max()) + 1 if classes else 0)
+    units = learn_units(train, settings, int(max(train.targets.max(), test.targets.max())) + 1 if classes else 0)
     work = replace(work, prefix="held out: " if like is None else "held out again: ")
     plan = make_plan(units.inner(train), units.loss, settings, work, like)
     problem = plan.problem
-    if users.n_users <= _COMPLETE or plan.chosen < 0:
+    if train.n_users <= _COMPLETE or plan.chosen < 0:
         path = solve_plan(plan, replace(settings, tol=max(settings.tol, _TOL)), work)
         labels, index = [s.labels for s in path.solutions], plan.choose(path)[0]
     else:
@@ -119,12 +132,12 @@ def score_held_out(users: Users, settings: Settings, work: Work,
     chosen = index if index >= 0 else int(losses.argmin())
     points = np.stack([units.scores(m, test) for m in models])
     own = loss.prepare(problem.users.data)
-    pooled = handed_out(loss, own, np.zeros(users.n_users, dtype=np.int64), settings.count)
+    pooled = handed_out(loss, own, np.zeros(train.n_users, dtype=np.int64), settings.count)
     separate = loss.local(own).points
     scores = Scores(metric=METRICS[settings.task], larger=classes, fitted=points[chosen],
                     alone=units.scores(separate, test), together=units.scores(pooled, test),
                     points=points, losses=losses, chosen=chosen, n_clusters=int(labels[chosen].max()) + 1,
-                    n_rows=int(test.sizes.sum()),
+                    n_rows=int(test.sizes.sum()), judged=JudgedModels(units, models[chosen], separate, pooled),
                     worse=worse_than_alone(units.errors(models[chosen], test), units.errors(separate, test), test))
     return scores, plan
 
@@ -133,6 +146,8 @@ def worse_than_alone(errors: Array, alone: Array, test: Users) -> Flags:
     """(n_users,) whose mean error is larger than alone by more than chance; both are given for each row."""
     from scipy import stats
 
+    if isinstance(test, Condensed):  # second moments do not tell
+        return np.zeros(test.n_users, dtype=bool)
     n, owner = np.maximum(test.counts, 1), test.owner
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a predicted count may be infinite
         excess = np.where(np.isfinite(errors - alone), errors - alone, 0.0)

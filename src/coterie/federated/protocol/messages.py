@@ -27,13 +27,15 @@ Fields = Mapping[str, Array]
 
 VERSION = 1
 #: What can be asked; the position in the list is the code in the binary form, so new kinds go to the end.
-KINDS = ("describe", "local", "expand", "gradient", "prox", "train", "certify", "score", "pdmm")
+KINDS = ("describe", "local", "expand", "gradient", "prox", "train", "certify", "score", "pdmm", "moments",
+         "judge")
 #: Names of fields; likewise.
 FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", "diagonal", "rank", "centre", "t",
           "point", "steps", "rate", "slope", "conjugate", "residual", "zero", "lack", "score", "count", "ridge",
           "means", "m2", "models", "who", "difference", "dual", "dual_at", "update", "step", "beyond", "settings",
           "neighbours", "radii", "others", "quiet", "wake", "wake_model", "tails", "hat", "hit", "curvature",
-          "stiffness", "sign", "size", "rounding", "target")
+          "stiffness", "sign", "size", "rounding", "target",
+          "scatter", "covariance", "noise", "fitted", "alone", "together", "scores", "worse")
 TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f8"), np.dtype("<i4"))
 _HEAD = struct.Struct("<2sBBIB")
 _MAGIC = b"CT"
@@ -221,8 +223,8 @@ class Schema(NamedTuple):
     """The fields of a kind of query and of its reply.
 
     The form of a field: "1" a number, "d" a model's worth, "h" a Hessian's triangle, "p" one for each feature, "s" the
-    settings of PDMM; with "*" before it, any number of rows of that form; with "=" first, it is shared by all users of
-    a round.
+    settings of PDMM, "m" several numbers; with "*" before it, any number of rows of that form; with "=" first, it is
+    shared by all users of a round.
     """
 
     query: Mapping[str, str]
@@ -238,8 +240,10 @@ SCHEMAS: dict[str, Schema] = {
     "gradient": Schema(_MODEL, {"gradient": "d", "value": "1", "curvature": "1", "stiffness": "1"}),
     "prox": Schema({"centre": "d", "t": "1"}, {"point": "d", "value": "1", "curvature": "1"}),
     "train": Schema({**_MODEL, "steps": "1", "rate": "=1"}, {"point": "d"}),
-    "certify": Schema({**_MODEL, "slope": "d", "anchor": "d"}, {
+    "certify": Schema({**_MODEL, "slope": "d", "anchor": "d", "covariance": "=*h", "noise": "*1"}, {
         "value": "1", "conjugate": "1", "residual": "1", "size": "1", "rounding": "1", "lack": "*d"}),
+    "moments": Schema({}, {"count": "m", "means": "m", "scatter": "m"}),
+    "judge": Schema({**_MODEL, "fitted": "d", "alone": "d", "together": "d"}, {"scores": "m", "worse": "1"}),
     "score": Schema(_MODEL, {"score": "1", "hit": "1", "count": "1"}),
     "pdmm": Schema({
         "step": "1", "settings": "=s", "models": "=*d", "who": "=*1", "update": "*1", "dual_at": "*1", "dual": "*d",
@@ -272,7 +276,7 @@ def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | 
         if form[-1] in rows and ((several and not shape) or shape[several:] != rows[form[-1]]):
             expected = f"rows of shape {rows[form[-1]]} were" if several else f"{rows[form[-1]]} was"
             return f"its field {name!r} has shape {shape}, and {expected} expected"
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+        if array.dtype.kind == "f" and not np.isfinite(array).all() and (kind, name) != ("judge", "scores"):
             worst = array[~np.isfinite(array)]
             if (kind, name) not in MAY_BE_INFINITE or not (worst == np.inf).all():
                 return f"its field {name!r} holds {worst.flat[0]}"

@@ -22,6 +22,7 @@ class LocalNodes(LocalRuntime):
     sources : the data of every node.
     held_out : the share of its rows that every user holds out.
     seed : of these rows.
+    faults : what goes wrong on the way; nothing unless given.
 
     Example
     -------
@@ -33,9 +34,10 @@ class LocalNodes(LocalRuntime):
     [2, 2]
     """
 
-    def __init__(self, sources: Sequence[Users | Table], held_out: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, sources: Sequence[Users | Table], held_out: float = 0.0, seed: int = 0,
+                 faults: Faults | None = None) -> None:
         self.sources, self.held_out, self.seed = list(sources), held_out, seed
-        self.faults, self.late = Faults(), []
+        self.faults, self.late = faults or Faults(), []
         self.data: Data
 
     def gather(self, n_users: int, wait: float) -> list[tuple[str, Introduction]]:
@@ -46,8 +48,6 @@ class LocalNodes(LocalRuntime):
         return said
 
     def use(self, agreement: Agreement) -> None:
-        parts = [agreement.data(source, self.held_out, self.seed) for source in self.sources]
-        together = join([part.samples.users.data for part in parts])
+        together = join([agreement.given(source) for source in self.sources])
         order = np.array([together.index(name) for name in agreement.names])
-        held = [part.held_out for part in parts if part.held_out is not None]
-        self.data = Data.of(together.take(order), parts[0].loss, join(held).take(order) if held else None)
+        self.data = agreement.data_of(together.take(order), self.held_out, self.seed)

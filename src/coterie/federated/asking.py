@@ -1,0 +1,186 @@
+"""Questions to all users, one after the other: each is repeated until everybody has answered.
+
+So what the server computes from the answers does not depend on who was there in which round, or what was lost on the
+way. Every complete answer is kept in the checkpoint; started again, the server asks only what it does not know yet, and
+ends in the same numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie._typing import Array, Flags
+from coterie.data.validation import show
+from coterie.errors import Incompatible, InvalidInput
+from coterie.federated.algorithms.base import Replies, merge
+from coterie.federated.algorithms.participation import Participation
+from coterie.federated.driver import Round, uninterrupted
+from coterie.federated.protocol.ledger import Entry, Ledger
+from coterie.federated.protocol.messages import Batch, Fields, Message, Ragged, Reply, gather, misfit
+from coterie.federated.runtimes.in_process import Runtime
+from coterie.storage import pack, unpack, write_atomically
+
+_SILENT = 40  # rounds in a row in which none of the users asked answers
+
+
+class Asker:
+    """Asks all users over a runtime.
+
+    Parameters
+    ----------
+    runtime : carries queries and replies.
+    names : of the users.
+    participation, seed : who is asked in a round.
+    fingerprint : what must agree for a run in the checkpoint to be continued.
+    checkpoint : the folder in which answers are kept; None to keep none.
+    progress : called after every round.
+    """
+
+    def __init__(self, runtime: Runtime, names: tuple[Any, ...], *, participation: Participation | None = None,
+                 seed: int = 0, fingerprint: Mapping[str, Any] | None = None,
+                 checkpoint: str | os.PathLike[str] | None = None,
+                 progress: Callable[[Round], None] | None = None) -> None:
+        self.runtime, self.names, self.seed, self.progress = runtime, names, seed, progress
+        self.participation = participation or Participation()
+        self.folder = None if checkpoint is None else Path(checkpoint) / "answers"
+        self.ledger, self.history = Ledger(len(names)), list[Round]()
+        self.refusals: list[tuple[int, Any, str]] = []
+        self.turn, self.number, self.began = 0, 0, time.perf_counter()
+        self._check(dict(fingerprint or {}))
+
+    def ask(self, kind: str, dim: int, *, arrays: Fields | None = None, shared: Fields | None = None,
+            ragged: Mapping[str, Ragged] | None = None) -> Batch:
+        """The replies of all users to one question, in their order.
+
+        Parameters
+        ----------
+        kind : of the query.
+        dim : the length of a model.
+        arrays : fields with one row per user.
+        shared : fields that are the same for all users.
+        ragged : fields that some users have.
+
+        Raises
+        ------
+        Incompatible : users who do not answer, or not as agreed.
+        """
+        known = self._known()
+        if known is not None:
+            return known
+        n, first = len(self.names), self.turn
+        parts: list[Batch] = []
+        answered, silent, entries = np.zeros(n, dtype=bool), 0, len(self.ledger.entries)
+        began = len(self.history)
+        while not answered.all():
+            users = self.participation.choose(self.turn, ~answered, self.seed)
+            query = Batch(kind, self.turn, users, {name: rows[users] for name, rows in (arrays or {}).items()},
+                          {name: part.take(users) for name, part in (ragged or {}).items()}, dict(shared or {}))
+            replies = self.runtime.exchange(query)
+            good = self._good(replies, kind, dim, first, answered)
+            answered[[user for part in good for user in part.users.tolist()]] = True
+            parts += good
+            self._enter(query, replies)
+            silent = 0 if good or not len(users) else silent + 1
+            if silent > _SILENT:
+                raise self._missing(answered)
+        complete = merge(parts) if len(parts) > 1 else parts[0]
+        assert complete is not None
+        with uninterrupted():
+            self._keep(complete, self.ledger.entries[entries:], self.history[began:])
+        return complete
+
+    def _good(self, replies: Replies, kind: str, dim: int, first: int, answered: Flags) -> list[Batch]:
+        """The replies that can be used, of users who have not answered yet; others are noted."""
+        refused = list(replies.refused)
+        singles: dict[int, Message] = {}
+        for user, message in replies.singles:
+            if not 0 <= user < len(self.names) or answered[user] or message.round < first or message.kind != kind:
+                continue  # to an earlier question, or a second time
+            reason = misfit(message, kind, dim)
+            if reason is None:
+                singles.setdefault(int(user), message)
+            else:
+                refused.append((int(user), reason))
+        parts = [batch.take(np.flatnonzero(~answered[batch.users])) for batch in replies.batches if len(batch)]
+        if singles:
+            parts.append(gather(list(singles.items())))
+        for user, reason in refused:
+            name = self.names[user]
+            self.refusals.append((self.turn, name, reason))
+            if sum(other == name for _, other, _ in self.refusals) > _SILENT:
+                raise Incompatible(f"The replies of user {show(name)} cannot be used: {reason}. Leave the user out, or "
+                                   "install the same version of coterie everywhere.")
+        return [part for part in parts if len(part)]
+
+    def _missing(self, answered: Flags) -> Incompatible:
+        silent = [self.names[user] for user in np.flatnonzero(~answered)[:3]]
+        return Incompatible(f"{int((~answered).sum())} of {len(answered)} users do not answer ({show(*silent)}). Start "
+                            "their nodes and run the same again, or leave them out.")
+
+    def _enter(self, queries: Batch, replies: Replies) -> None:
+        """Enter a round into the ledger and the history."""
+        first = len(self.ledger.entries)
+        self.ledger.record(queries, "down", self.turn)
+        for batch in replies.batches:
+            self.ledger.record(batch, "up", self.turn)
+        for user, message in replies.singles:
+            self.ledger.record_one(user, message, self.turn)
+        entries = self.ledger.entries[first:]
+        up, down = (sum(e.bytes for e in entries if e.direction == way) for way in ("up", "down"))
+        line = Round(self.turn, np.nan, np.nan, 0, time.perf_counter() - self.began, queries.kind, len(queries),
+                     sum(map(len, replies.batches)) + len(replies.singles), np.nan, up, down)
+        self.history.append(line)
+        self.turn += 1
+        if self.progress is not None:
+            self.progress(line)
+
+    # -- on disk
+
+    def _check(self, fingerprint: dict[str, Any]) -> None:
+        """Refuse answers of another run."""
+        if self.folder is None:
+            return
+        file = self.folder / "run.coterie"
+        if not file.exists():
+            write_atomically(file, pack(fingerprint), durable=True)
+            return
+        saved = unpack(file.read_bytes(), str(file))
+        for key, value in fingerprint.items():
+            if saved.get(key) != value:
+                raise InvalidInput(f"the checkpoint in {self.folder.parent} is of another run: its {key} is "
+                                   f"{saved.get(key)!r}, this run's is {value!r}",
+                                   remedy="Give another folder, or the same settings")
+
+    def _file(self) -> Path | None:
+        return None if self.folder is None else self.folder / f"{self.number:04d}.coterie"
+
+    def _keep(self, batch: Batch, entries: list[Entry], lines: list[Round]) -> None:
+        file = self._file()
+        self.number += 1
+        if file is None:
+            return
+        users = {"/".join(key): account for key, account in self.ledger.per_user.items()}
+        write_atomically(file, pack({"kind": batch.kind, "round": batch.round, "arrays": dict(batch.arrays),
+                                     "entries": [list(e) for e in entries], "lines": [list(line) for line in lines],
+                                     "accounts": users, "turn": self.turn}), durable=True)
+
+    def _known(self) -> Batch | None:
+        """The answer that an earlier start has kept."""
+        file = self._file()
+        if file is None or not file.exists():
+            return None
+        saved = unpack(file.read_bytes(), str(file))
+        self.number += 1
+        self.turn = int(saved["turn"])
+        self.ledger.entries += [Entry(*entry) for entry in saved["entries"]]
+        self.ledger.per_user = {(way, name): account for key, account in saved["accounts"].items()
+                                for way, name in [key.split("/")]}
+        self.history += [Round(*line) for line in saved["lines"]]
+        arrays: dict[str, Array] = saved["arrays"]
+        return Batch(saved["kind"], int(saved["round"]), np.arange(len(self.names)), arrays, form=Reply)

@@ -1,0 +1,223 @@
+"""The fit of a federation: what `coterie fit` does for a table, where the data stay with their users.
+
+1. Nodes introduce themselves and agree on a recipe (`coterie.federated.agreement`).
+2. With squared losses, every user sends the second moments of its rows, once for the held-out ones and once for the
+   others. They decide everything: the server makes users with the same moments (`coterie.data.condensed`) and calls
+   the `fit` of a table with them.
+3. Every user answers for the certificate, from its own rows.
+4. Every user gets its model, and says how models that were found without its held-out rows score on these.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie._typing import Array
+from coterie.certificates import Answers, assembled, project, reference
+from coterie.data.condensed import SecondMoments
+from coterie.data.encoding import Recipe
+from coterie.data.merging import merge
+from coterie.data.users import Split, Users
+from coterie.errors import InvalidInput
+from coterie.federated.agreement import Agreement, Carrier, Introduction, introduced
+from coterie.federated.algorithms.participation import Participation
+from coterie.federated.asking import Asker
+from coterie.federated.config import DataSettings
+from coterie.federated.driver import Round
+from coterie.federated.protocol.ledger import Ledger
+from coterie.federated.protocol.messages import Ragged, square, triangle
+from coterie.fitting.estimate import Fit, fit
+from coterie.fitting.plan import FitProgress
+from coterie.fitting.scores import Scores
+from coterie.fitting.settings import Settings
+from coterie.losses import Personal
+from coterie.solution import Solution, Status
+from coterie.storage import write_atomically
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FederatedFit(Fit):
+    """A `Fit` found by a federation, with the account of what it took.
+
+    Parameters
+    ----------
+    ledger : everything that was sent.
+    history : one line for every round.
+    refusals : round, user and reason of every reply that was rejected.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> from coterie.datasets import clustered
+    >>> found = ct.federate(clustered("squared", n_users=12, n_clusters=3).users)
+    >>> found.kind, found.n_clusters, found.n_rounds
+    ('groups', 3, 3)
+    """
+
+    ledger: Ledger = field(repr=False)
+    history: tuple[Round, ...] = field(repr=False)
+    refusals: tuple[tuple[int, Any, str], ...] = field(repr=False, default=())
+
+    @property
+    def n_rounds(self) -> int:
+        """The number of rounds, without the introduction of the nodes."""
+        return len(self.history)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Carriage:
+    """How the questions of a fit are carried.
+
+    Parameters
+    ----------
+    participation, seed : who is asked in a round.
+    checkpoint : a folder in which answers are kept; a fit started again with it continues.
+    n_users, wait : how many users to wait for, and how many seconds.
+    progress : called after every round.
+    fit_progress : called with what the server is doing.
+    """
+
+    participation: Participation = field(default_factory=Participation)
+    seed: int = 0
+    checkpoint: str | os.PathLike[str] | None = None
+    n_users: int = 0
+    wait: float = 120.0
+    progress: Callable[[Round], None] | None = None
+    fit_progress: FitProgress | None = None
+
+
+def fit_federation(runtime: Carrier, data: DataSettings, settings: Settings,
+                   carriage: Carriage | None = None) -> FederatedFit:
+    """Agree, ask, fit and certify, over any runtime.
+
+    Parameters
+    ----------
+    runtime : finds the users and carries the queries.
+    data : what is asked of the data.
+    settings : of the fit; of a table, its task follows from the columns.
+    carriage : how the questions are carried.
+
+    Raises
+    ------
+    Incompatible : users who do not come or do not answer, or nodes whose data do not fit together.
+    InvalidInput : data or settings that cannot be used.
+    """
+    carriage = carriage or Carriage()
+    agreement, settings = _agreement(runtime, data, settings, carriage)
+    runtime.use(agreement)
+    asker = Asker(runtime, agreement.names, participation=carriage.participation, seed=carriage.seed,
+                  fingerprint={**{f.name: getattr(settings, f.name) for f in fields(settings)}, **runtime.identity()},
+                  checkpoint=carriage.checkpoint, progress=carriage.progress)
+    users, split = _second_moments(asker, agreement, settings)
+    fitted = fit(users, settings, split=split, progress=carriage.fit_progress)
+    runtime.use(replace(agreement, units=fitted.units))
+    solution = _certified(asker, fitted.solution, settings.tol)
+    scores = _judged(asker, fitted)
+    parts = {f.name: getattr(fitted, f.name) for f in fields(Fit)}
+    return FederatedFit(**{**parts, "solution": solution, "scores": scores, "recipe": agreement.recipe},
+                        ledger=asker.ledger, history=tuple(asker.history), refusals=tuple(asker.refusals))
+
+
+def _agreement(runtime: Carrier, data: DataSettings, settings: Settings,
+               carriage: Carriage) -> tuple[Agreement, Settings]:
+    """Who takes part and what the columns are, settled at the first start and kept for later ones; and the task."""
+    file = None if carriage.checkpoint is None else Path(carriage.checkpoint) / "federation.json"
+    if file is not None and file.exists():
+        agreement = Agreement.from_json(file.read_text(encoding="utf-8"))
+    else:
+        nodes, agreement = introduced(runtime, carriage.n_users, carriage.wait)
+        tables = [node.summary for _, node in nodes if node.summary is not None]
+        if tables:
+            recipe = Recipe.from_summary(merge(tables, tables=[label for label, _ in nodes]))
+            agreement = replace(agreement, recipe=recipe, features=recipe.feature_names, task=recipe.task,
+                                n_classes=len(recipe.classes))
+        else:
+            agreement = _prepared(agreement, [node for _, node in nodes], settings)
+        if file is not None:
+            write_atomically(file, agreement.to_json().encode(), durable=True)
+    return agreement, replace(settings, task=agreement.task, n_classes=max(agreement.n_classes, settings.n_classes),
+                              standardize=data.scaled(table=True))
+
+
+def _prepared(agreement: Agreement, nodes: list[Introduction], settings: Settings) -> Agreement:
+    """The task of prepared numbers: by the loss named, or by the targets."""
+    kinds = {node.targets for node in nodes}
+    signs = kinds == {"signs"}
+    task = {"logistic": "classification", "squared_hinge": "classification", "multinomial": "classification",
+            "poisson": "counts", "squared": "regression", "huber": "regression"}.get(settings.loss, "")
+    if "none" in kinds:
+        if len(kinds) > 1:
+            raise InvalidInput("some nodes have targets and others have none", remedy="Give all of them targets")
+        return replace(agreement, task="clustering")
+    task = task or ("classification" if signs else "regression")
+    n_classes = max(node.n_classes for node in nodes) if task == "classification" else 0
+    return replace(agreement, task=task, signs=signs and task == "classification", n_classes=2 if signs else n_classes)
+
+
+def _second_moments(asker: Asker, agreement: Agreement, settings: Settings) -> tuple[Users, Split | None]:
+    """Users with the second moments of those who take part: of all rows, and of their parts."""
+    squared = ("auto", "squared", "squared_distance")
+    if settings.task not in ("regression", "clustering") or settings.loss not in squared:
+        raise InvalidInput(f"a fit of {settings.task} in a federation is not possible yet",
+                           remedy="Give lam a number, for example --lam 0.05")
+    replies, q = asker.ask("moments", 0), len(agreement.features) + (settings.task != "clustering")
+    counts, means, scatters = (replies.arrays[name] for name in ("count", "means", "scatter"))
+    n, k = len(agreement.names), counts.shape[1]
+    if means.shape != (n, k, q) or scatters.shape != (n, k, q * (q + 1) // 2):
+        raise InvalidInput("the users' moments are of other columns than agreed", remedy="Start the run again")
+    parts = [SecondMoments(counts[:, j].astype(np.int64), means[:, j], square(scatters[:, j], q)) for j in range(k)]
+    everything = parts[0] if k == 1 else parts[0].add(parts[1])
+    users = everything.users(agreement.names, agreement.features)
+    if k == 1:
+        return users, None
+    train, test = (part.users(agreement.names, agreement.features) for part in parts)
+    return users, Split(train, test.take([]), test)
+
+
+def _certified(asker: Asker, solution: Solution, tol: float) -> Solution:
+    """The solution with a certificate from the users' own rows."""
+    began, problem = time.perf_counter(), solution.problem
+    graph, loss, n = problem.graph, problem.loss, problem.n_users
+    duals = np.zeros((graph.n_edges, problem.dim)) if solution.duals is None else \
+        project(solution.duals, problem.radii)
+    slopes, about = -graph.divergence(duals), reference(graph, solution.models)
+    shared, ragged = dict[str, Array](), dict[str, Ragged]()
+    if isinstance(loss, Personal):
+        shared["covariance"] = triangle(np.asarray(loss.covariance)[None])
+        if isinstance(loss.scale, np.ndarray):
+            ragged["noise"] = Ragged.of(loss.scale * problem.users.data.sizes, np.ones(n, dtype=np.int64))
+    replies = asker.ask("certify", problem.dim, arrays={"model": solution.models, "slope": slopes, "anchor": about},
+                        shared=shared, ragged=ragged)
+    answers = Answers(*(replies.arrays[name] for name in ("value", "conjugate", "residual", "size", "rounding")))
+    certificate = assembled(problem, solution.models, slopes, about, answers).with_duals(duals)
+    gap = certificate.relative_gap
+    status = Status.CONVERGED if gap <= tol else \
+        Status.INACCURATE if np.isfinite(certificate.bound) else Status.NO_BOUND
+    return replace(solution, certificate=certificate, status=status, duals=duals,
+                   seconds=solution.seconds + time.perf_counter() - began)
+
+
+def _judged(asker: Asker, fitted: Fit) -> Scores | None:
+    """The scores as the users compute them; every user gets its model with the same question."""
+    scores, dim, models = fitted.scores, fitted.solution.problem.dim, fitted.models
+    others = [models] * 3
+    if scores is not None and scores.judged is not None:
+        theirs = scores.judged
+        others = [fitted.units.restored(theirs.units.coefficients(part)) for part in theirs[1:]]
+    replies = asker.ask("judge", dim, arrays={"model": models, "fitted": others[0], "alone": others[1],
+                                              "together": others[2]})
+    if scores is None:
+        return None
+    fitted_score, alone, together = replies.arrays["scores"].T
+    worse = np.asarray(replies.arrays["worse"]) > 0
+    points = scores.points.copy()
+    points[scores.chosen] = fitted_score
+    return replace(scores, fitted=fitted_score, alone=alone, together=together, worse=worse, points=points)
+
