@@ -170,9 +170,9 @@ class Agreement:
         train, held = (None, None) if split is None else (inner(split.train), inner(split.test))
         users = inner(users)
         if self.units is None:  # users only describe their rows, which needs no loss
-            return Data(SquaredDistance(), Samples(users, users.n_features), held, train)
+            return Data(SquaredDistance(), Samples(users, users.n_features), held, train=train)
         loss = self.make_loss()
-        return Data(loss, loss.prepare(users), held, train, judged)
+        return Data(loss, loss.prepare(users), held, train=train, judged=judged)
 
     def _inner(self) -> Callable[[Users], Users]:
         if self.units is not None:

@@ -47,9 +47,9 @@ class Data:
     loss : of all users.
     samples : what `loss.prepare` gives for the users.
     held_out : rows of the same users in the same order, to score models on.
+    memory : what users keep between rounds, one part per user; only PDMM(edge_state="users") uses it.
     train : the other rows, where `samples` are all of them: in a federation that fits.
     judged : the held-out rows in the units given, and how these became the units of the models.
-    memory : what users keep between rounds, one part per user; only PDMM(edge_state="users") uses it.
 
     Example
     -------
@@ -63,9 +63,9 @@ class Data:
     loss: Loss
     samples: Samples
     held_out: Users | None = None
+    memory: Mapping[str, Ragged] = field(default_factory=dict)
     train: Users | None = None
     judged: tuple[Units, Users] | None = None
-    memory: Mapping[str, Ragged] = field(default_factory=dict)
 
     @classmethod
     def of(cls, users: Users, loss: Loss, held_out: Users | None = None) -> Data:

@@ -35,40 +35,31 @@ def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal[
              progress: Callable[[Round], None] | None = None) -> Any:
     """Learn in a federation: the server receives replies to its queries, never the data.
 
-    Without lam, everything is chosen as in `coterie fit`: groups, what users share, and lam. Answers are the same
-    whoever takes part in which round, and so is the result. With a lam, problem (C) is solved by the algorithm.
-
     Parameters
     ----------
     users : their data; each user's rows are used only to reply for this user.
-    loss : of all users. Without lam it may be a name, or omitted: then it is logistic for targets -1 and 1, squared
-        for other targets, and squared distance without targets; of a loss, its kind and its ridge are used.
-    lam : penalty strength, as for `Problem`, or "auto".
-    graph : pairs and their weights; None for all pairs with weight 1.
-    weights : "wald", "gaussian" or "inverse" makes the graph from one round of local models; a name given as `graph`
-        means the same.
+    loss : of all users. With lam="auto" it may be a name, or omitted: logistic for targets -1 and 1, squared for other
+        targets, squared distance without targets; of a loss, its kind and its ridge are used.
+    lam : "auto" chooses everything as `coterie fit` does; or a penalty strength, with which problem (C) is solved.
+    graph, weights : pairs and their weights; all pairs with weight 1 unless given. "wald", "gaussian" or "inverse"
+        makes the graph from one round of local models.
     algorithm : Newton() unless given; Splitting(), PDMM(), FedAvg(), SquaredPenalty().
     participation : who is asked in a round: a share (0.4), a number (12), an array of who is available when
-        (n_rounds, n_users), or a `Participation`.
+        (n_rounds, n_users), or a `Participation`. With lam="auto" the result does not depend on it.
     seed : of everything random; the same seed gives the same result.
-    tol : the certified relative gap at which the run ends.
-    max_rounds : rounds after which it ends in any case; the algorithm's own limit unless given.
-    start : models to start from, (dim,) or (n_users, dim); an algorithm that finds them, such as FedAvg(); or a run of
-        the same users and algorithm at another lam. Zero unless given.
-    held_out : rows of the same users, in the same order, on which each user's model is scored at the end; or the share
-        of its rows that every user holds out, 0.2 by default where lam is "auto".
+    tol, max_rounds : the certified relative gap, and the number of rounds, at which the run ends.
+    start : models to start from, an algorithm that finds them, or a run at another lam. Zero unless given.
+    held_out : rows of the same users on which models are scored, or the share of its rows that every user holds out;
+        0.2 by default with lam="auto".
     faults : what goes wrong on the way; nothing unless given.
     patience : how many queries in a row a user may leave unanswered before it is excluded; None for no limit.
-    checkpoint : a folder in which the run is saved every `every` rounds. Called again with the same folder and
-        settings, the run continues where it was.
-    every : rounds between two saves.
-    settings : of the fit, where lam is "auto"; `seed`, `tol`, `held_out` and `loss` come first.
+    checkpoint, every : a folder in which the run is saved every so many rounds; called again, the run continues.
+    settings : of the fit with lam="auto"; the arguments `seed`, `tol`, `held_out` and `loss` come first.
     progress : called after every round with a `Round`.
 
     Returns
     -------
-    FederatedFit : where lam is "auto", a `Fit` with the rounds and the ledger.
-    Federated : with a lam, a `Solution` with the rounds, the ledger and the scores.
+    FederatedFit, a `Fit`, with lam="auto"; Federated, a `Solution`, with a number. Both have rounds and a ledger.
 
     Raises
     ------
@@ -79,31 +70,38 @@ def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal[
     -------
     >>> import coterie as ct
     >>> from coterie.datasets import clustered
-    >>> users = clustered("logistic", n_users=6, samples=20, seed=0).users
-    >>> run = ct.federate(users, ct.Logistic(), lam=10.0, participation=0.5)
-    >>> run.status.name, run.n_clusters
-    ('CONVERGED', 1)
+    >>> ct.federate(clustered("logistic", n_users=6, samples=20).users, ct.Logistic(), lam=10.0).n_clusters
+    1
     """
     if isinstance(lam, str):
-        if lam != "auto":
-            raise InvalidInput(f"lam must be a number >= 0, or 'auto', got {lam!r}", remedy="Use auto")
         given = {"graph": graph, "algorithm": algorithm, "start": start, "max_rounds": max_rounds, "patience": patience}
-        for name, value in given.items():
-            if value is not None:
-                raise InvalidInput(f"{name} is for a given lam, and lam is 'auto'", remedy="Give lam a number")
         carriage = Carriage(participation=Participation.of(participation), seed=seed, checkpoint=checkpoint,
                             progress=progress)
+        _check_auto(lam, given)
         return _fit(users, loss, settings or Settings(), held_out, seed, tol, faults, carriage)
+    graph, weights = (None, graph) if isinstance(graph, str) else (graph, weights)
+    run = FederationSettings(
+        lam=lam, weights=weights, algorithm=algorithm or Newton(), participation=participation, seed=seed, tol=tol,
+        max_rounds=max_rounds, start=start, patience=patience, checkpoint=checkpoint, every=every,
+        score=held_out is not None)
+    return _solve(users, loss, run, graph, held_out, faults, progress)
+
+
+def _check_auto(lam: str, given: dict[str, Any]) -> None:
+    if lam != "auto":
+        raise InvalidInput(f"lam must be a number >= 0, or 'auto', got {lam!r}", remedy="Use auto")
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidInput(f"{name} is for a given lam, and lam is 'auto'", remedy="Give lam a number")
+
+
+def _solve(users: Users, loss: Any, settings: FederationSettings, graph: Graph | None, held_out: Users | float | None,
+           faults: Faults | None, progress: Callable[[Round], None] | None) -> Federated:
     if not isinstance(loss, Loss):
         raise InvalidInput(f"with a given lam a loss such as Logistic() is needed, got {loss!r}", remedy="Give one")
-    graph, weights = (None, graph) if isinstance(graph, str) else (graph, weights)
-    algorithm = Newton() if algorithm is None else algorithm
-    run = FederationSettings(
-        lam=lam, weights=weights, algorithm=algorithm, participation=participation, seed=seed, tol=tol,
-        max_rounds=max_rounds, start=state_of(start, algorithm, users.n_users), patience=patience,
-        checkpoint=checkpoint, every=every, score=held_out is not None)
-    problem, runtime = in_process(users, loss, run, graph, held_out, faults)
-    return run_federation(run.federation(problem.users, loss, problem.graph), run, runtime, progress, problem)
+    settings = settings.replace(start=state_of(settings.start, settings.algorithm, users.n_users))
+    problem, runtime = in_process(users, loss, settings, graph, held_out, faults)
+    return run_federation(settings.federation(problem.users, loss, problem.graph), settings, runtime, progress, problem)
 
 
 @interruptible()

@@ -129,9 +129,7 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
     """
     users.require_samples()
     points, with_scores = settings.task == "clustering", settings.holdout > 0 and settings.task != "clustering"
-    if (settings.lam == "score" or (settings.lam == "auto" and settings.weights != "auto")) and not (
-            points or with_scores or users.n_users == 1):
-        raise _no_held_out_rows()
+    _check_lam_can_be_chosen(settings, points or with_scores or users.n_users == 1)
     work = Work(progress or (lambda *_: None), {} if store is None else store)
     users, concerns = without_far_targets(users, settings) if split is None else (users, [])
     units = learn_units(users, settings)
@@ -160,6 +158,11 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
     return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together,
                why=" ".join([*concerns, why]), scores=scores, compared=compared.means,
                compared_errors=compared.errors, stability=stability)
+
+
+def _check_lam_can_be_chosen(settings: Settings, possible: bool) -> None:
+    if (settings.lam == "score" or (settings.lam == "auto" and settings.weights != "auto")) and not possible:
+        raise _no_held_out_rows()
 
 
 def _planned(split: Split | None, inner: Users, units: Units, settings: Settings,

@@ -269,7 +269,7 @@ def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | 
     for name, form in schema.items():
         array = message.arrays.get(name)
         if array is None:
-            if form.startswith("*"):
+            if form.startswith("*") or form == "=*h":
                 continue
             return f"its field {name!r} is missing"
         shape, several = array.shape, "*" in form
