@@ -48,7 +48,7 @@ def test_no_claim_is_false_on_more_problems():
 
 
 @pytest.mark.filterwarnings("ignore::coterie.ConvergenceWarning")
-@pytest.mark.xfail(reason="no ridge, columns parallel to 1e-7: a slope outside the conjugate's domain passes for inside")
+@pytest.mark.xfail(reason="no ridge, nearly parallel columns: a slope outside the conjugate's domain passes for inside")
 def test_no_claim_is_false_on_a_hessian_that_is_singular_to_rounding():
     """The bound is 9.7e-7, and 8.8e-7 is reached."""
     problem = nasty(232)

@@ -30,9 +30,9 @@ def drawn(folder: Path, other: str, **environment: str) -> str:
     (folder / "other.py").write_text(other)
     (folder / "draw.py").write_text(DRAW)
     clean = {name: value for name, value in os.environ.items() if name != "CI"}
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     done = subprocess.run([sys.executable, "draw.py"], cwd=folder, capture_output=True, text=True, timeout=120,
-                          env=clean | {"PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), clean.get("PYTHONPATH")])),
-                                       **environment})
+                          env=clean | {"PYTHONPATH": path} | environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
