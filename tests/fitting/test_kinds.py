@@ -282,3 +282,43 @@ def test_within_an_error_is_not_enough_where_most_is_missed():
     assert kinds._simplest(noisy, np.array([True, False, False])) == 2
     noisy[1] = 1.0 + np.r_[0.3, np.zeros(9)]
     assert kinds._simplest(noisy, np.array([True, False, False])) == 1
+
+
+def separated(distance: float, *, n_users: int = 8, rows: int = 40, n_features: int = 9) -> ct.Users:
+    """Three classes of each user around means of its own: 20 coefficients, and 40 rows."""
+    rng = np.random.default_rng(4)
+    owner, y = np.repeat(np.arange(n_users), rows), np.tile(np.arange(3.0), n_users * rows)[:n_users * rows]
+    means = distance * rng.normal(size=(n_users, 3, n_features))
+    return ct.Users.from_arrays(means[owner, y.astype(int)] + rng.normal(size=(len(y), n_features)), y, owner)
+
+
+@pytest.mark.parametrize(("distance", "alone"), [(3.0, True), (0.1, False)])
+def test_users_are_alone_only_where_rows_determine_their_models(distance, alone):
+    """Classes far apart need few of the coefficients; classes that overlap need all, for which there are few rows."""
+    users, loss = separated(distance), ct.Multinomial(ridge=1e-3, n_classes=3)
+    assert users.n_samples < 3 * users.n_users * loss.dim(users)
+    options = kinds.candidates(users, loss, np.zeros(users.n_users, dtype=np.int64), "rows")
+    assert ("alone" in [option.kind for option in options]) == alone
+    if alone:
+        settings = Settings(task="classification", holdout=0.0)
+        assert choose(users, loss, np.zeros(users.n_users, dtype=np.int64), settings).sharing.kind == "alone"
+
+
+@pytest.mark.parametrize("ridge", [1e-9, 0.3])
+def test_numbers_in_use_are_those_of_a_ridge_regression(ridge):
+    users = panel([1.0, 1.0, 1.0], n_users=5, rows=6)
+    hats = 0.0  # traces of the matrices from targets to predictions
+    for i in range(5):
+        X = np.column_stack([users.features[users.owner == i], np.ones(6)])
+        hats += np.trace(X @ np.linalg.solve(X.T @ X + 6 * ridge * np.eye(3), X.T))
+    in_use = kinds._numbers_in_use(users, ct.Squared(ridge=ridge, penalize_intercept=True))
+    assert in_use == pytest.approx(hats, rel=1e-6)
+    assert (hats > 14.9) == (ridge < 0.1)
+
+
+@pytest.mark.parametrize(("labels", "times"), [(np.zeros(24, dtype=np.int64), 1), (np.arange(24) % 2, 2)])
+def test_a_spread_is_learned_once_for_each_kind(monkeypatch, labels, times):
+    learned = []
+    monkeypatch.setattr(kinds, "learn_spread", lambda *given: learned.append(given) or learn_spread(*given))
+    kinds.candidates(panel([1.0, 1.0, 1.0]), ct.Squared(ridge=1e-3), labels, "rows")
+    assert len(learned) == times

@@ -51,7 +51,7 @@ _MOST = 0.5  # share of this gain that kinds other than one model may miss at mo
 _CLEAR = 3.0  # gain in evidence, in nats, from which users differ clearly: a Bayes factor of 20 (Kass and Raftery 1995)
 _MOST_USED = 0.95  # share of its rows' targets that a user's model follows at most
 _NO_LOSS = 1e-12  # loss over the largest one below which differences do not count
-_DETERMINED = 3  # rows per coordinate and user, on average, from which users can be left alone
+_DETERMINED = 3  # rows per number that they determine, on average, from which users can be left alone
 _MOVES = 3  # how often users may change their group where some of their rows are left out
 
 
@@ -162,10 +162,26 @@ def candidates(users: Users, loss: Loss, labels: Ints, count: Count) -> list[Sha
 
     Nobody is left alone with too few rows to say how good such a model is.
     """
-    determined = users.sizes.sum() >= _DETERMINED * users.n_users * loss.dim(users)
-    kinds = KINDS if determined else KINDS[:-1]
+    kinds = [kind for kind in KINDS if labels.any() or "groups" not in kind]
+    rows, numbers = float(users.sizes.sum()), float(users.n_users * loss.dim(users))
+    if rows < _DETERMINED * numbers and (loss.quadratic or rows < _DETERMINED * _numbers_in_use(users, loss)):
+        kinds.remove("alone")
     options = {option.kind: option for option in (sharing_of(kind, users, loss, labels, count) for kind in kinds)}
     return [options[kind] for kind in KINDS if kind in options]
+
+
+def _numbers_in_use(users: Users, loss: Loss) -> float:
+    """How many coefficients the rows, and not the ridge R, determine if everyone has its own model (Moody 1992).
+
+        sum_i tr H_i (H_i + R)^-1,      H_i = the curvature of the loss of user i without ridge, at its own model
+
+    Where classes are far apart these are fewer than there are coefficients: few rows are near the border.
+    """
+    samples, plain = loss.prepare(users), without_ridge(loss)
+    models = loss.local(samples).points
+    with_ridge = loss.hessians(samples, models)
+    ratios = np.linalg.pinv(with_ridge, hermitian=True) @ plain.hessians(plain.prepare(users), models)
+    return float(np.trace(ratios, axis1=1, axis2=2).sum())
 
 
 @dataclass(frozen=True, eq=False)
