@@ -15,8 +15,9 @@ from support.problems import LOSS_NAMES
 # reported as drawn, without minutes of shrinking. Elsewhere each run draws new examples.
 settings.register_profile("ci", settings.get_profile("ci"), derandomize=True, database=None, deadline=None,
                           print_blob=True, phases=(Phase.explicit, Phase.generate, Phase.target))
+settings.register_profile("new examples", deadline=None)  # time says more about the machine than about the test
+settings.load_profile("ci" if os.environ.get("CI") else "new examples")
 if os.environ.get("CI"):
-    settings.load_profile("ci")
     # Hypothesis mixes numbers and texts of the modules imported so far into its examples: those of other tests, too.
     providers._get_local_constants = providers.Constants
 

@@ -17,7 +17,7 @@ from coterie.certificates import build_duals, feasible_flow, project
 KINDS = ["complete", "weighted", "knn", "disconnected"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), name=st.sampled_from(LOSS_NAMES), kind=st.sampled_from(KINDS),
        lam=st.sampled_from([0.0, 1e-3, 0.05, 1.0]), scale=st.sampled_from([0.0, 0.3, 3.0]), given_duals=st.booleans())
 def test_the_bound_is_below_every_objective(seed, name, kind, lam, scale, given_duals):

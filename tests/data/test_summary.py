@@ -20,7 +20,7 @@ from coterie.errors import InvalidInput
 
 # A level that only rows without target have is not learned, and said where it is met.
 pytestmark = pytest.mark.filterwarnings("ignore:Column .* has levels that the table learned from does not have")
-few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def raises(*parts):
@@ -237,6 +237,19 @@ def test_counting_rows_is_each_node_or_all_together():
     assert column([0, 5, 1, 2, 3, 4], range(6, 12))
     assert not column([40, 17, 3], [12, 99, 2], name="id")
     assert column([1, 2, 3], [1, 2, 3], name="id")  # the same three everywhere
+
+
+def test_rows_are_counted_at_a_node_without_targets():
+    """There, no facts are known of a column but its order; without it, 1, 2, 3, ... was once a feature."""
+    rows = range(16)
+    frame = pl.DataFrame({"who": list("abbc" * 4), "step": [k + 1 for k in rows], "x": [float(k * k % 7) for k in rows],
+                          "y": [None if k % 4 == 0 else float(k % 5) for k in rows]})
+    assert check_split(frame, 3, user="who", target="y") is not False
+    assert "step" not in Recipe.from_summary(merge([summarise(table, user="who", target="y")
+                                                    for table in nodes(frame, 3)])).feature_names
+    backwards = frame.with_columns(step=pl.Series([17 - k if k % 4 == 1 else k for k in range(1, 17)]))
+    assert "step" in Recipe.from_summary(merge([summarise(table, user="who", target="y")  # its twin
+                                                for table in nodes(backwards, 3)])).feature_names
 
 
 def test_counts_or_regression_by_the_median_of_all():

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from coterie.data.encoding import Column, Recipe, fingerprint, read_table
 from coterie.errors import CoterieWarning, InvalidInput, MissingExtra
 
-few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 many = settings(few, max_examples=2000)
 
 

@@ -26,7 +26,7 @@ from coterie.data.users import Block, Moments, Participants, Users
 from coterie.errors import CoterieWarning, Incompatible, InvalidInput, MissingExtra
 from coterie.fitting import prepare
 
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=25)
 
 
 def ragged(counts, n_features=2, seed=0, names=None):

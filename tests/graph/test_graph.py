@@ -21,7 +21,7 @@ def dense_b(graph: ct.Graph) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(n_users=st.integers(4, 12), dim=st.integers(1, 4), seed=st.integers(0, 99))
 def test_differences_divergence_penalty_against_the_dense_operator(kind, n_users, dim, seed):
     graph, rng = graph_for(kind, n_users, seed), np.random.default_rng(seed)

@@ -170,7 +170,7 @@ def test_conic_form_equals_the_value(loss_name):
     assert float(expression.value) == pytest.approx(loss.values(samples, models).sum(), rel=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10_000), name=st.sampled_from(LOSS_NAMES), scale=st.sampled_from([0.1, 1.0, 3.0]))
 def test_fenchel_young(seed, name, scale):
     """f(x) + f*(u) >= <u, x> for slopes u taken from gradients elsewhere; never below by more than rounding."""

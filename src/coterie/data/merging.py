@@ -58,7 +58,10 @@ def merge(summaries: Sequence[TableSummary], min_count: int = 1, tables: Sequenc
     by_name = [{column.name: column for column in summary.columns} for summary in summaries]
     given = [summary.answers for summary in summaries if summary.answers is not None]
     answers = None if first.answers is None else _merged(given, tables)
-    columns = tuple(_merged([columns[name] for columns in by_name], tables) for name in names[0])
+    # The order of rows counts without targets, too: all rows of the tables, not only those that the facts are about.
+    ordered = [columns for columns, summary in zip(by_name, summaries, strict=True) if summary.rows] or by_name[:1]
+    columns = tuple(replace(_merged([columns[name] for columns in by_name], tables),
+                            order=_merged_order([columns[name].order for columns in ordered])) for name in names[0])
     merged = replace(first, rows=sum(s.rows for s in summaries), users=sum(s.users for s in summaries),
                      answers=answers, columns=columns)
     return merged if min_count <= 1 else _without_rare(merged, min_count)
@@ -75,7 +78,6 @@ def _without_rare(summary: TableSummary, min_count: int) -> TableSummary:
 def _merged(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> ColumnSummary:
     """One column's facts at all nodes as one."""
     kind = _merged_kind(parts, tables)
-    some = [part for part in parts if part.rows] or list(parts[:1])
     given = [part for part in parts if part.kind != "empty"] or list(parts[:1])
     levels = _merged_levels(given)
     numbers = None if kind in ("text", "empty") else _merged_numbers(
@@ -83,7 +85,7 @@ def _merged(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> ColumnSumm
     return ColumnSummary(
         name=parts[0].name, kind=kind, written=all(p.written for p in given), integer=all(p.integer for p in given),
         rows=sum(p.rows for p in parts), missing=sum(p.missing for p in parts), levels=levels, numbers=numbers,
-        order=_merged_order([part.order for part in some]))
+        order=parts[0].order)
 
 
 def _merged_kind(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> str:
