@@ -67,3 +67,22 @@ def test_folders_of_others_are_left_alone(table):
         assert done.returncode == 2
         assert "holds other files" in done.stderr
     assert {file.name for file in Path("run").iterdir()} == {"run.json", "notes.txt"}
+
+
+def test_without_lam_it_writes_what_fit_writes(table):
+    done = federate(table, "--user", "who", "--target", "y")
+    assert done.returncode == 0, done.stderr
+    run, one = ct.load_run("run"), ct.fit_table(table, user="who", target="y")
+    np.testing.assert_array_equal(run.labels, one.labels)
+    np.testing.assert_allclose(run.coefficients, one.coefficients, atol=1e-6)
+    assert run.kind == one.kind
+    assert run.certify().holds  # from the file of the run
+    assert run.info["settings"]["data"].endswith(table)
+    assert f"Why            {run.why}" in done.stdout
+    page = run.report("page.html").read_text()
+    assert "6 users took part in 3 rounds" in page
+    assert "coterie federate" in page
+    refused = federate(table, "--user", "who", "--target", "y", "--out", "other", "--algorithm", "newton")
+    assert refused.returncode == 2
+    assert "algorithm is for a given lam, and lam is auto" in refused.stderr
+    assert not Path("other").exists()

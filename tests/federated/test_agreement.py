@@ -216,7 +216,8 @@ def test_python_command_and_run_configuration_say_the_same():
     ({"rounds": 3}, "'rounds' is called 'max-rounds'"), ({"users": 3}, "'users' is called 'n-users'"),
     ({"max_rounds": 3}, "unknown setting 'max_rounds'"), ({"task": "guessing"}, "unknown task"),
     ({"standardize": "perhaps"}, "auto, true or false"), ({"held-out": 1.0}, "held_out must be a share"),
-    ({"lams": "auto"}, "rows held out"), ({"n-lams": 0}, "n_lams must be at least 1"), ({"every": 0}, "at least 1"),
+    ({"lams": "auto"}, "rows held out"), ({"n-lams": 0, "lam": 0.02}, "n_lams must be at least 1"),
+    ({"every": 0}, "at least 1"),
 ])
 def test_configurations_that_cannot_be_used(config, complaint):
     with pytest.raises(ct.InvalidInput, match=complaint):

@@ -842,7 +842,8 @@ def test_the_command_simulates_what_it_computes(tmp_path, table):
 def test_nothing_is_left_of_a_broken_off_run(tmp_path, number, code):
     process = subprocess.Popen(
         [*COTERIE, "federate", "--runtime", "flower", "--local-cluster", "1", "--dataset", "ellipses", "--max-rounds",
-         "50", "--algorithm", "pdmm", "--out", "out"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+         "50", "--algorithm", "pdmm", "--lam", "0.02", "--out", "out"], cwd=tmp_path,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True)
     known: set[Any] = set()
     try:

@@ -9,10 +9,11 @@ import coterie as ct
 from coterie.data.scaling import Standardizer
 from coterie.datasets import clustered
 from coterie.federated import sources
-from coterie.federated.config import RunConfig
+from coterie.federated.config import RunConfig, for_nodes
 from coterie.federated.config import complete as config_of
 from coterie.federated.runtimes import service
 from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.fitting import Settings
 
 OPTIONS = '{"family": "logistic", "n_users": 9, "samples": 20, "n_features": 2, "seed": 2}'
 
@@ -72,6 +73,27 @@ def test_a_path_takes_the_best_by_rows_held_out(tmp_path, users):
 def test_settings_that_cannot_be_used_are_refused(tmp_path, changes, complaint):
     with pytest.raises(ct.InvalidInput, match=complaint):
         served(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("key", [
+    {"algorithm": "newton"}, {"weights": "unit"}, {"patience": 3}, {"max-rounds": 5}, {"loss-options": "{}"},
+    {"algorithm-options": "{}"}])
+def test_what_needs_a_lam_says_so(key):
+    (name,) = key
+    with pytest.raises(ct.InvalidInput, match=rf"{name} is for a given lam, and lam is auto.*Give lam a number"):
+        RunConfig.of(key)
+    assert RunConfig.of({**key, "lam": 0.05}).fit is None  # the twin
+
+
+def test_what_a_fit_is_asked_for():
+    settings = RunConfig.of({"max-groups": 3, "count": "users", "seed": 2, "ridge": 0.1, "loss": "squared"}).fit
+    assert settings == Settings(max_groups=3, count="users", seed=2, ridge=0.1, loss="squared")
+    assert RunConfig.of({"n-lams": 5, "held-out": 0.0}).fit == Settings(n_lams=5, holdout=0.0)
+    assert RunConfig.of({"lams": "auto", "held-out": 0.2}).settings.n_lams == 10  # a path needs no lam
+    assert for_nodes({})["held-out"] == 0.2
+    assert for_nodes({"lam": 0.05})["held-out"] == 0.0
+    with pytest.raises(ct.InvalidInput, match="a number, or auto, got 'much'"):
+        RunConfig.of({"lam": "much"})
 
 
 def test_unknown_settings_are_refused():

@@ -8,19 +8,30 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
 from coterie import report
 from coterie.cli.base import app, console
-from coterie.cli.options import Drop, Features, LossName, Overwrite, Ridge, Separator, Target, TaskName, Tol
+from coterie.cli.options import (
+    Count,
+    Drop,
+    Features,
+    LossName,
+    MaxGroups,
+    Overwrite,
+    Ridge,
+    Separator,
+    Target,
+    TaskName,
+    Tol,
+)
 from coterie.data.users import Users
 from coterie.errors import Interrupted, InvalidInput
 from coterie.federated import ALGORITHMS, sources
 from coterie.federated.agreement import Agreement
-from coterie.federated.config import CONFIG, RunConfig, complete
+from coterie.federated.config import CONFIG, RunConfig, chooses, complete, resolved
 from coterie.federated.driver import Round
 from coterie.federated.runtimes import service
 from coterie.federated.runtimes.nodes import LocalNodes
@@ -50,15 +61,19 @@ _User = Annotated[str, typer.Option(help="Column with the owner of each row.")]
 _Standardize = Annotated[bool | None, typer.Option(
     help="Whether features are standardised; by default those of a table are.")]
 _Dataset = Annotated[str, typer.Option(help="Instead of a table: ellipses, the paper's data.")]
-_Lam = Annotated[float, typer.Option(help="Penalty strength.")]
+_Lam = Annotated[str, typer.Option(help="auto: everything is chosen, as by `coterie fit`; or a number.")]
 _Lams = Annotated[str, typer.Option(
     help="Several penalty strengths instead, or auto; the best on held-out rows is the result.")]
-_NLams = Annotated[int, typer.Option(help="How many, if --lams is auto.", min=1)]
+_NLams = Annotated[int | None, typer.Option(
+    help="Number of points of the path; by default 24, or 10 if --lams is auto.", min=1)]
 _Ratio = Annotated[float, typer.Option(help="Smallest divided by largest, if --lams is auto.")]
-_HeldOut = Annotated[float, typer.Option(help="Share of every user's rows held out to score its model.")]
-_Weights = Annotated[str, typer.Option(help=f"One of: {', '.join(KINDS)}. unit: all pairs have weight 1; the others "
-                                            "are computed from one round of local models.")]
-_Algorithm = Annotated[str, typer.Option(help=f"One of: {', '.join(ALGORITHMS)}.")]
+_HeldOut = Annotated[float | None, typer.Option(
+    help="Share of every user's rows held out to score its model; by default 0.2 with --lam auto, otherwise 0.")]
+_Weights = Annotated[str, typer.Option(
+    help=f"With a given lam, one of: {', '.join(KINDS)}. unit, the default: all pairs have weight 1; the others are "
+         "computed from one round of local models.")]
+_Algorithm = Annotated[str, typer.Option(
+    help=f"With a given lam, one of: {', '.join(ALGORITHMS)}; newton by default.")]
 _Options = Annotated[str, typer.Option(help="Its settings as JSON.")]
 _Participation = Annotated[float, typer.Option(help="Share of the users asked per round.")]
 _MaxRounds = Annotated[int, typer.Option(help="Largest number of rounds; 0: the algorithm's own limit.", min=0)]
@@ -77,9 +92,10 @@ def run(
     context: typer.Context, table: _Source = None, user: _User = "", target: Target = "", features: Features = "",
     drop: Drop = "", separator: Separator = "", task: TaskName = "auto", loss: LossName = "auto",
     ridge: Ridge = CONFIG["ridge"], standardize: _Standardize = None, dataset: _Dataset = "",
-    lam: _Lam = CONFIG["lam"], lams: _Lams = "", n_lams: _NLams = CONFIG["n-lams"], ratio: _Ratio = CONFIG["ratio"],
-    held_out: _HeldOut = 0.0, weights: _Weights = "unit", algorithm: _Algorithm = "newton",
-    algorithm_options: _Options = "", participation: _Participation = 1.0, tol: Tol = CONFIG["tol"],
+    lam: _Lam = CONFIG["lam"], lams: _Lams = "", n_lams: _NLams = None, ratio: _Ratio = CONFIG["ratio"],
+    held_out: _HeldOut = None, max_groups: MaxGroups = CONFIG["max-groups"], count: Count = CONFIG["count"],
+    weights: _Weights = "", algorithm: _Algorithm = "", algorithm_options: _Options = "",
+    participation: _Participation = 1.0, tol: Tol = CONFIG["tol"],
     max_rounds: _MaxRounds = 0, patience: _Patience = 0, seed: _Seed = 0, runtime: _Runtime = "local",
     local_cluster: _Cluster = 5, round_timeout: _RoundTimeout = CONFIG["round-timeout"], timeout: _Timeout = 3600.0,
     out: _Out = Path("run"), overwrite: Overwrite = False,
@@ -87,9 +103,12 @@ def run(
     """A federation: every user answers from its own data, and the result is certified.
 
     TABLE is a CSV or Parquet file with one row per sample; it means the same task, encoding, scaling and intercept as
-    for `coterie fit`.
+    for `coterie fit`. Unless --lam is a number, groups, lam and models are chosen as by `coterie fit`, and the folder
+    has the same files. With a number, the convex problem of the paper is solved at this lam, by the algorithm named.
 
-    Example: coterie federate table.csv --user who --target y --lam 0.05 --out run
+    Example: coterie federate table.csv --user who --target y
+
+    Example: coterie federate table.csv --user who --target y --lam 0.05 --algorithm newton --out run
 
     Example: coterie federate --runtime flower --local-cluster 5 --dataset ellipses --lam 0.02 --out run
     """
@@ -102,14 +121,17 @@ def run(
         **{key: value for key, value in options.items() if key in CONFIG}, **_source(table, user, dataset, seed),
         "out": str(out.resolve()), "wait": min(timeout, 600.0),
         "standardize": "auto" if standardize is None else str(standardize),
+        "held-out": "auto" if held_out is None else held_out, "n-lams": "auto" if n_lams is None else n_lams,
         "loss": "squared_hinge" if dataset and loss == "auto" else loss})  # the paper's data with the paper's loss
     began = time.monotonic()
+    RunConfig.of(config)  # refuses settings that cannot be used before anything is read
     source = sources.load(config)
     _check_folder(out, overwrite)
     lines = (_in_process(source, config, out) if runtime == "local" else
              _on_flower(len(source.names), config, out, nodes=local_cluster, virtual=runtime == "flower-sim",
                         timeout=timeout))
-    _page(source, config, out, lines)
+    if not chooses(config):  # a fit has written its page
+        _page(source, config, out, lines)
     _show(out, time.monotonic() - began)
 
 
@@ -174,14 +196,14 @@ def _in_process(source: Users | sources.Table, config: dict[str, Any], out: Path
     with console.status("Round 0 ...") as status:
         def progress(line: Round) -> None:
             lines.append(line._asdict())
-            status.update(_sentence(lines[-1]))
+            status.update(str(line))
 
         try:
             nodes = LocalNodes([source], settings.data.held_out, settings.settings.seed)
             served = service.serve(nodes, settings, progress)
         except Interrupted:
             _interrupted()
-    service.write(served, out, config)
+    service.write(served, out, {**config, "split": True})  # the file is the table of all
     return [line._asdict() for line in served.best.history]
 
 
@@ -205,7 +227,7 @@ def _on_flower(n_users: int, config: dict[str, Any], out: Path, *, nodes: int, v
             cluster.submit(config)
             for line in cluster.follow(out, timeout):
                 lines.append(line)
-                status.update(_sentence(line))
+                status.update(str(Round(**line)))
     except KeyboardInterrupt:
         _interrupted()
     return lines
@@ -220,43 +242,40 @@ def _page(source: Users | sources.Table, config: dict[str, Any], out: Path, roun
     """report.html: the models, on the data that are in this process, and the rounds it took."""
     run = load_run(out)
     agreement = Agreement.from_json((out / "checkpoint" / "federation.json").read_text(encoding="utf-8"))
-    data = agreement.data(source, float(config["held-out"]), int(config["seed"]))
+    data = agreement.data(source, float(resolved(config)["held-out"]), int(config["seed"]))
     users = data.samples.users.data
     solution = run.solution(users, data.loss)  # without those who were excluded
-    names = ("gap", "n_clusters", "bytes_up", "bytes_down", "answered")
+    names = ("gap", "n_clusters", "stage", "asked", "answered", "bytes_up", "bytes_down")
     document = report.gather(solution, settings=config, command="coterie federate",
                              title=f"A federation of {len(run.names)} users")
     document["federated"] = json_ready({
         "rounds": [{"round": line["iteration"], **{name: line[name] for name in names}} for line in rounds],
+        "kinds": run.info["bytes_by_kind"],
         "sentence": f"{run.info['n_rounds']} rounds, {run.info['bytes_up']:,} bytes up and "
                     f"{run.info['bytes_down']:,} down."})
     write_atomically(out / "report.json", json.dumps(document, allow_nan=False).encode())
     report.write(document, out / "report.html")
 
 
-def _sentence(line: dict[str, Any]) -> str:
-    """What a round has brought."""
-    gap = line["gap"]
-    known = gap is not None and gap == gap
-    near = f"certified gap {gap:.1e}" if known else f"gap about {line['estimate'] or np.nan:.0e}"
-    return (f"round {line['iteration']} ({line['stage']}): {line['answered']} of {line['asked']} answered, "
-            f"{line['n_clusters']} group(s), {near}")
-
-
 def _show(out: Path, seconds: float) -> None:
     result = load_run(out).info
     for note in result.get("notes", ()):
         console.print(note, style="dim", soft_wrap=True, highlight=False, markup=False)
-    table = Table(show_header=False, title=f"{result['n_clusters']} group(s) among {result['n_users']} users at "
-                                           f"lam = {result['lam']:g}")
+    title = f"{result['n_clusters']} group(s) among {result['n_users']} users at lam = {result['lam']:g}"
+    table = Table(show_header=False, title=f"{result['kind']}, {title}" if "kind" in result else title)
     gap = "none" if result["gap"] is None else f"{result['gap']:.1e}"
     for name, value in (("rounds", str(result["n_rounds"])), ("bytes up", f"{result['bytes_up']:,}"),
                         ("bytes down", f"{result['bytes_down']:,}"), ("certified gap", gap),
                         ("seconds", f"{seconds:.1f}"), ("results", str(out))):
         table.add_row(name, value)
     console.print(table)
+    if "why" in result:
+        console.print(f"Why            {result['why']}", soft_wrap=True, highlight=False, markup=False)
+    if result.get("scores"):
+        console.print(f"Held out       {result['scores']['sentence']}", soft_wrap=True, highlight=False, markup=False)
     console.print(result["sentence"], soft_wrap=True)
     for name, reason in result["aside"].items():
         console.print(f"Set aside: {name}: {reason}.", soft_wrap=True, markup=False)
+    console.print(f"Open {out / 'report.html'} to look at the results.", soft_wrap=True, markup=False)
     if result["status"] != Status.CONVERGED.name:
         raise typer.Exit(1)

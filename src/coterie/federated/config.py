@@ -1,7 +1,7 @@
 """A run configuration: the settings of a federation as texts, numbers and truth values.
 
 A key is the Python keyword with hyphens: `max_rounds` is `max-rounds`. TOML has no None, so an empty text, and 0 where
-0 makes no sense, stand for the default. `CONFIG` lists every key with its default.
+0 makes no sense, stand for the default, which may depend on `lam`. `CONFIG` lists every key with its default.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from coterie.errors import InvalidInput
 from coterie.federated.algorithms import ALGORITHMS
 from coterie.federated.algorithms.base import Algorithm
 from coterie.federated.settings import FederationSettings
+from coterie.fitting.settings import Settings
 
 #: Keys of earlier versions, and what they are called now.
 RENAMED = {"rounds": "max-rounds", "users": "n-users"}
@@ -110,14 +111,16 @@ class RunConfig:
 
     Parameters
     ----------
-    settings : of the federated run.
+    settings : of the federated run; of a fit only who is asked, the tolerance, the seed and the checkpoint count.
     data : of the users' data.
     server : of the server.
+    fit : of a fit, where lam is "auto"; None for a run at a given lam, or at several.
     """
 
     settings: FederationSettings = field(default_factory=FederationSettings)
     data: DataSettings = field(default_factory=DataSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
+    fit: Settings | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -127,20 +130,25 @@ class RunConfig:
         ------
         InvalidInput : a key that does not exist, or a value that cannot be used.
         """
-        config = complete(config)
+        config = resolved(config)
         data = DataSettings(**{f.name: config[key_of(f.name)] for f in fields(DataSettings)})
         server = ServerSettings(**{f.name: config[key_of(f.name)] for f in fields(ServerSettings)})
-        lams, share = _lams(str(config["lams"])), config["participation"]
+        share = config["participation"]
+        common: dict[str, Any] = {
+            "seed": int(config["seed"]), "tol": float(config["tol"]), "every": int(config["every"]),
+            "participation": share if isinstance(share, int) and share > 1 else float(share),
+            "checkpoint": config["checkpoint"] or Path(server.out) / "checkpoint"}
+        if chooses(config):
+            return cls(settings=FederationSettings(**common), data=data, server=server, fit=_fit(config, data))
+        lams = _lams(str(config["lams"]))
         if lams is not None and not data.held_out > 0:
             raise InvalidInput("a path is chosen from by rows held out, and there are none",
                                remedy="Set held-out = 0.2")
         settings = FederationSettings(
-            algorithm=algorithm_of(config), lam=float(config["lam"]), lams=lams, n_lams=int(config["n-lams"]),
-            ratio=float(config["ratio"]), weights=str(config["weights"]), seed=int(config["seed"]),
-            participation=share if isinstance(share, int) and share > 1 else float(share), tol=float(config["tol"]),
+            algorithm=algorithm_of(config), lam=0.0 if config["lam"] == "auto" else _number(config["lam"]), lams=lams,
+            n_lams=int(config["n-lams"]), ratio=float(config["ratio"]), weights=str(config["weights"]),
             max_rounds=int(config["max-rounds"]) or None, patience=int(config["patience"]) or None,
-            score=data.held_out > 0, every=int(config["every"]),
-            checkpoint=config["checkpoint"] or Path(server.out) / "checkpoint")
+            score=data.held_out > 0, **common)
         return cls(settings=settings, data=data, server=server)
 
 
@@ -151,9 +159,12 @@ def key_of(name: str) -> str:
 
 #: Every key of a run configuration and its default.
 CONFIG: dict[str, Any] = {
-    "algorithm": "newton", "algorithm-options": "", "lam": 0.02, "lams": "", "n-lams": 10, "ratio": 0.01,
-    "weights": "unit", "participation": 1.0, "tol": 1e-6, "max-rounds": 0, "patience": 0, "seed": 0, "checkpoint": "",
-    "every": 1, **{key_of(f.name): f.default for kind in (ServerSettings, DataSettings) for f in fields(kind)}}
+    "algorithm": "", "algorithm-options": "", "lam": "auto", "lams": "", "n-lams": "auto", "ratio": 0.01,
+    "weights": "", "max-groups": 0, "count": Settings.count, "participation": 1.0, "tol": 1e-6, "max-rounds": 0,
+    "patience": 0, "seed": 0, "checkpoint": "", "every": 1,
+    **{key_of(f.name): f.default for kind in (ServerSettings, DataSettings) for f in fields(kind)}, "held-out": "auto"}
+#: What a given lam is needed for.
+_FOR_A_LAM = ("algorithm", "algorithm-options", "weights", "max-rounds", "patience", "loss-options")
 #: What is sent to the nodes.
 FOR_NODES = ("seed", *(key_of(f.name) for f in fields(DataSettings)))
 
@@ -168,14 +179,33 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**CONFIG, **{key: value for key, value in config.items() if value != ""}}
 
 
+def chooses(config: Mapping[str, Any]) -> bool:
+    """Whether the run chooses its lam, groups and models by itself, as `coterie fit` does."""
+    return config["lam"] == "auto" and not config["lams"]
+
+
+def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The complete configuration, with defaults that depend on `lam` as values."""
+    config = complete(config)
+    fit = chooses(config)
+    if config["held-out"] == "auto":
+        config["held-out"] = Settings.holdout if fit else 0.0
+    if config["n-lams"] == "auto":
+        config["n-lams"] = Settings.n_lams if fit else FederationSettings.n_lams
+    if not fit:
+        config["algorithm"], config["weights"] = config["algorithm"] or "newton", config["weights"] or "unit"
+    return config
+
+
 def for_nodes(config: Mapping[str, Any]) -> dict[str, Any]:
     """What is sent to the nodes."""
+    config = resolved(config)
     return {key: config[key] for key in FOR_NODES}
 
 
 def algorithm_of(config: Mapping[str, Any]) -> Algorithm:
     """The algorithm of a run configuration."""
-    name = str(config["algorithm"])
+    name = str(config["algorithm"]) or "newton"
     if name not in ALGORITHMS:
         raise InvalidInput(f"unknown algorithm {name!r}", remedy=f"Choose one of: {', '.join(ALGORITHMS)}")
     try:
@@ -183,6 +213,24 @@ def algorithm_of(config: Mapping[str, Any]) -> Algorithm:
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"the algorithm {name!r} cannot be made with {config['algorithm-options']!r}: {error}",
                            remedy='Give its settings as JSON, such as {"rank": 5}') from error
+
+
+def _fit(config: Mapping[str, Any], data: DataSettings) -> Settings:
+    """The settings of a fit; its task follows from the data."""
+    for key in _FOR_A_LAM:
+        if config[key] and not (key == "weights" and config[key] == "auto"):
+            raise InvalidInput(f"{key} is for a given lam, and lam is auto", remedy="Give lam a number, for example "
+                               f"--lam 0.05, or leave {key} out")
+    return Settings(loss=data.loss, ridge=data.ridge, n_lams=int(config["n-lams"]), count=config["count"],
+                    max_groups=int(config["max-groups"]) or None, tol=float(config["tol"]), holdout=data.held_out,
+                    seed=int(config["seed"]), standardize=data.scaled(table=True))
+
+
+def _number(lam: Any) -> float:
+    try:
+        return float(lam)
+    except ValueError:
+        raise InvalidInput(f"lam must be a number, or auto, got {lam!r}", remedy="Use auto") from None
 
 
 def _lams(text: str) -> Any:

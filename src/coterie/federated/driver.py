@@ -43,6 +43,14 @@ class Round(NamedTuple):
     bytes_up: int
     bytes_down: int
 
+    def __str__(self) -> str:
+        start = f"round {self.iteration} ({self.stage}): {self.answered} of {self.asked} answered"
+        if not self.n_clusters:  # a question of a fit, which finds groups when it has the answers
+            return f"{start}, {self.bytes_up:,} bytes up and {self.bytes_down:,} down"
+        near = f"certified gap {self.gap:.1e}" if self.gap is not None and np.isfinite(self.gap) else \
+            f"gap about {self.estimate or np.nan:.0e}"
+        return f"{start}, {self.n_clusters} group(s), {near}"
+
 
 class DriverResult(NamedTuple):
     """Where a run is, or how it ended."""

@@ -352,9 +352,7 @@ def _main(grid: Grid, context: Context) -> None:
         def progress(line: Round) -> None:
             for write in writers:
                 write(line)
-            logger.info("round %d (%s): %d of %d answered, %d group(s), gap %s", line.iteration, line.stage,
-                        line.answered, line.asked, line.n_clusters,
-                        f"{line.gap:.2e}" if np.isfinite(line.gap) else f"about {line.estimate:.1e}")
+            logger.info("%s", line)
 
         served = service.serve(runtime, config, progress)
     except CoterieError as error:

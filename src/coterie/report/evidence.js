@@ -11,7 +11,7 @@ const KIND_NAMES = {
   alone: "Everyone alone",
 };
 
-function evidenceTable(id, heads, rows) {
+export function evidenceTable(id, heads, rows) {
   const cell = (entry, k) => {
     const node = k ? element("td", { class: "figure" }) : element("th", { scope: "row" });
     node.append(entry);

@@ -102,13 +102,14 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
         "points": [_point(s) for s in full.path.solutions],
         "labels": [s.labels.tolist() for s in view.path.solutions],
         "tree": [[int(a), int(b), lam, int(size)] for a, b, lam, size in view.path.linkage.tolist()],
-        "map": _map(view),
+        # What a federated fit has as rows are not the users' own.
+        "map": _map(view, samples=not (isinstance(source, FitResult) and hasattr(source, "ledger"))),
         "coefficients": _coefficients(full, view, keep, classes),
         "scores": _scores(source, full, keep),
         # Weights that were made from groups prove nothing about these groups.
         "bounds": None if isinstance(source, FitResult) and source.settings.weights == "auto" else _bounds(full),
         "groups": _groups(source, keep) if isinstance(source, FitResult) else None,
-        "federated": _federated(source) if isinstance(source, Federated) else None,
+        "federated": _federated(source, keep) if hasattr(source, "ledger") else None,
     }
 
 
@@ -161,7 +162,7 @@ def _path_of_users(view: View, keep: Ints) -> Path:
                  status=s.status, solver=s.solver, seconds=s.seconds) for s in path.solutions))
 
 
-def _map(view: View) -> dict[str, Any]:
+def _map(view: View, samples: bool = True) -> dict[str, Any]:
     lines, dim, users = view.lines(), view.models.shape[2], view.path.problem.users
     if lines is not None and isinstance(users, Users) and users.targets is not None:
         X, y = users.features[:, :2], users.targets
@@ -169,10 +170,11 @@ def _map(view: View) -> dict[str, Any]:
         if view.units is not None:
             X = X * view.units.scale + view.units.mean
         rows = np.unique(np.linspace(0, len(X) - 1, min(len(X), _SAMPLES)).round().astype(np.int64))
-        samples = [[*point, int(side), int(owner)] for point, side, owner in
+        drawn = [[*point, int(side), int(owner)] for point, side, owner in
                    zip(X[rows].tolist(), y[rows] > 0, users.owner[rows], strict=True)]
         return {"kind": "separators", "xlabel": names[0], "ylabel": names[1], "points": json_ready(lines),
-                "samples": samples, "note": "Lines at which each model is undecided between the two classes."}
+                "samples": drawn if samples else None,
+                "note": "Lines at which each model is undecided between the two classes."}
     if dim > 2:
         points, shares = project(view.models)
         return {"kind": "projection", "xlabel": "first direction", "ylabel": "second direction",
@@ -255,12 +257,22 @@ def _bounds(view: View) -> dict[str, Any] | None:
     return {"lower": json_ready(bounds.lower), "upper": json_ready(bounds.upper), "sentence": bounds.sentence}
 
 
-def _federated(run: Federated) -> dict[str, Any]:
+def _federated(run: Any, keep: Ints) -> dict[str, Any]:
+    """Rounds, bytes by kind of question, and the users who took part, with the bytes that each sent and received."""
     rounds = [{"round": int(line.iteration), "gap": json_ready(line.gap), "n_clusters": int(line.n_clusters),
-               "bytes_up": int(line.bytes_up), "bytes_down": int(line.bytes_down), "answered": int(line.answered)}
-              for line in run.history]
-    aside = f" {_many(len(run.aside), 'user')} excluded." if run.aside else ""
-    return {"rounds": rounds, "sentence": f"{_many(run.n_rounds, 'round')} of {run.solver}: {run.ledger}.{aside}"}
+               "stage": line.stage, "asked": int(line.asked), "answered": int(line.answered),
+               "bytes_up": int(line.bytes_up), "bytes_down": int(line.bytes_down)} for line in run.history]
+    aside = getattr(run, "aside", {})
+    excluded = f" {_many(len(aside), 'user')} excluded." if aside else ""
+    solver = f" of {run.solver}" if isinstance(run, Federated) else ""
+    part = run.ledger.participants()
+    up, down = (run.ledger.bytes_of_users(way) for way in ("up", "down"))
+    # A run's ledger is of all users, its problem of those who were not excluded.
+    shown = keep if len(up) == (run if isinstance(run, Solution) else run.solution).problem.n_users else ()
+    return {"rounds": rounds, "kinds": json_ready(run.ledger.by_kind()),
+            "users": [[int(up[k]), int(down[k])] for k in shown],
+            "sentence": f"{_many(part, 'user')} took part in {_many(run.n_rounds, 'round')}{solver}: "
+                        f"{run.ledger}.{excluded}"}
 
 
 def _settings(source: FitResult | Path | Solution, view: View) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import {
   bottomAxis, byId, bytes, drawing, element, explain, figure, known, leftAxis, linear, logarithmic, logTicks, number,
-  roving, shape, ticks, integer,
+  roving, saveCsv, shape, ticks, integer,
 } from "./basics.js";
+import { evidenceTable } from "./evidence.js";
 import { doc, lamAxis, lams, move, points, state, views, word } from "./model.js";
 import { nowLines, sides, spacedDown } from "./path.js";
 
@@ -222,7 +223,57 @@ export function setUpFederated() {
     });
   }
   figure(body, { name: "bytes", title: "Bytes sent", rows, draw: drawBytes });
+  const kinds = Object.entries(doc.federated.kinds || {});
+  const tables = element("div", { class: "columns" });
+  if (kinds.length)
+    tables.append(
+      evidenceTable(
+        "kinds",
+        ["bytes by kind of question", "up", "down"],
+        kinds.map(([kind, sizes]) => ({ cells: [ASKED[kind] || kind, bytes(sizes.up), bytes(sizes.down)] })),
+      ),
+    );
+  if (rounds.length <= MANY && rounds.every((r) => known(r.asked)))
+    tables.append(
+      evidenceTable(
+        "who-answered",
+        ["round", "question", "users asked", "answered"],
+        rounds.map((r) => ({
+          cells: [integer(r.round), ASKED[r.stage] || r.stage, integer(r.asked), integer(r.answered)],
+        })),
+      ),
+    );
+  if (tables.children.length) section.querySelector(".body").append(tables);
+  const users = doc.federated.users || [];
+  if (users.length)
+    tables.append(
+      element(
+        "p",
+        {},
+        "Bytes of every user: ",
+        element("button", {
+          type: "button",
+          text: "CSV",
+          onclick: () =>
+            saveCsv(
+              [["user", "bytes up", "bytes down"], ...users.map((row, k) => [doc.users[k], ...row])],
+              "participants",
+            ),
+        }),
+      ),
+    );
 }
+
+const MANY = 40; // most rounds shown as a table
+/** What a kind of question asks for. */
+const ASKED = {
+  moments: "second moments of the rows",
+  local: "local models",
+  expand: "loss, gradient and Hessian",
+  certify: "certificate",
+  judge: "scores of the models",
+  score: "scores of the models",
+};
 
 // About -------------------------------------------------------------------------------------------------------------
 

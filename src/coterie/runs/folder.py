@@ -61,7 +61,7 @@ def _scale(loss: Loss) -> Array | None:
 
 def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[str, Any], *,
           shown: Shown | None = None, path: Mapping[str, list[Any]] | None = None,
-          more: Mapping[str, Any] | None = None) -> Path:
+          more: Mapping[str, Any] | None = None, account: Any = None) -> Path:
     """Write a solution as a run folder without a report; `coterie.save_run` writes the report too.
 
     Parameters
@@ -72,12 +72,13 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
     shown : the models that predict, in the units given; if omitted, those of the solution as they are.
     path : columns of path.csv.
     more : further entries of run.json.
+    account : what has the ledger and the history of a federation; if omitted, the solution, where it has them.
 
     Returns
     -------
     The folder.
     """
-    folder = Path(folder)
+    folder, account = Path(folder), solution if account is None else account
     problem, labels = solution.problem, solution.labels
     first = np.unique(labels, return_index=True)[1]
     if shown is None:
@@ -93,16 +94,16 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
     with contextlib.suppress(MissingExtra):
         for name in tables.keys() - {"clusters"}:
             write_parquet(tables[name], folder / f"{name}.parquet")
-    if hasattr(solution, "ledger"):
+    if hasattr(account, "ledger"):
         header = ["round", "kind", "direction", "field", "messages", "numbers", "bytes"]
-        write_atomically(folder / "ledger.csv", table(header, solution.ledger.entries))
+        write_atomically(folder / "ledger.csv", table(header, account.ledger.entries))
     names = [name if isinstance(name, (str, int, float)) else str(name) for name in problem.users.names]
     write_atomically(folder / "solution.coterie", pack({
         "models": solution.models, "duals": solution.duals, "names": names, "lam": solution.lam,
         "weights": problem.graph.weights, "pairs": problem.graph.pairs,
         "features": list(problem.users.feature_names), "own": shown.solver, "covariance": _covariance(problem.loss),
         "scale": _scale(problem.loss)}))
-    info = {**_facts(solution), "settings": dict(settings), **(more or {})}
+    info = {**_facts(solution), **_federated_facts(account), "settings": dict(settings), **(more or {})}
     write_atomically(folder / "run.json", json.dumps(info, indent=1, ensure_ascii=False, default=str).encode())
     return folder
 
@@ -118,14 +119,19 @@ def _facts(solution: Solution) -> dict[str, Any]:
         "n_users": problem.n_users, "dim": problem.dim, "n_clusters": solution.n_clusters,
         **json_ready({"gap": solution.gap, "objective": certificate.objective, "bound": certificate.bound}),
         "solver": solution.solver, "seconds": round(solution.seconds, 3)}
-    run: Any = solution
-    if hasattr(run, "ledger"):
-        ledger = run.ledger
-        facts |= {"n_rounds": run.n_rounds, "bytes": ledger.bytes, "bytes_up": ledger.bytes_up,
-                  "bytes_down": ledger.bytes_down, "numbers_up": ledger.numbers_up, "numbers_down": ledger.numbers_down,
-                  "aside": {str(name): reason for name, reason in run.aside.items()},
-                  "refusals": [[turn, str(name), reason] for turn, name, reason in run.refusals]}
     return facts
+
+
+def _federated_facts(run: Any) -> dict[str, Any]:
+    """What run.json says of a federation: rounds, bytes in all and by kind of question, and how many took part."""
+    if not hasattr(run, "ledger"):
+        return {}
+    ledger = run.ledger
+    return {"n_rounds": run.n_rounds, "bytes": ledger.bytes, "bytes_up": ledger.bytes_up,
+            "bytes_down": ledger.bytes_down, "numbers_up": ledger.numbers_up, "numbers_down": ledger.numbers_down,
+            "bytes_by_kind": ledger.by_kind(), "participants": ledger.participants(),
+            "aside": {str(name): reason for name, reason in getattr(run, "aside", {}).items()},
+            "refusals": [[turn, str(name), reason] for turn, name, reason in run.refusals]}
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -164,6 +164,9 @@ class Run(PredictsRows):
         if self.settings is None:
             raise self._no_fit()
         data = self.info["settings"].get("data") or None if data is None else data
+        if data is None and "n_rounds" in self.info:
+            raise InvalidInput("The rows of this federation stayed with its users, who answered for the certificate in "
+                               "run.json", remedy="Where all rows are in one table, give this table")
         if data is None:
             raise InvalidInput("The run was not made from a file", remedy="Give the data it was made from")
         users = self._users(data)

@@ -75,7 +75,8 @@ def write_run(result: FitResult | Solution, folder: Path, *, settings: Mapping[s
     coefficients, centres = result.coefficients, result.units.coefficients(result.centres)
     shown = Shown(coefficients.reshape(len(coefficients), -1), centres.reshape(len(centres), -1),
                   model_columns(result.units, classes), result.models)
-    write(folder, result.solution, asked, path=_path_columns(result), more=_facts(result), shown=shown)
+    write(folder, result.solution, asked, path=_path_columns(result), more=_facts(result), shown=shown,
+          account=result if hasattr(result, "ledger") else None)
 
 
 def document_of(result: FitResult | Solution, *, settings: Mapping[str, Any] | None = None,
@@ -87,18 +88,20 @@ def document_of(result: FitResult | Solution, *, settings: Mapping[str, Any] | N
     if not title and table is not None and table.data:
         title = f"{Path(table.data).name}: {count_groups(result)}"
     return report.gather(result, title=title or None, classes=(recipe.classes or None) if recipe else None,
-                         command=None if table is None or not table.data else command_of(result.settings, table),
+                         command=None if table is None or not table.data else
+                         command_of(result.settings, table, "federate" if hasattr(result, "ledger") else "fit"),
                          settings=settings if settings is not None else result.asked(),
                          notes=recipe.notes if recipe else ())
 
 
-def command_of(settings: Settings, table: TableSource) -> str:
+def command_of(settings: Settings, table: TableSource, command: str = "fit") -> str:
     """The command for the same run; the task is always given, since it may have been inferred from this table."""
     usual = {**asdict(Settings()), "task": None, "n_classes": settings.n_classes, "standardize": settings.standardize,
              **asdict(TableSource(data=table.data, fingerprint=table.fingerprint))}
+    names = {"holdout": "held-out"} if command == "federate" else {}
     words = [word for name, value in {**asdict(table), **asdict(settings)}.items() if value != usual[name]
-             for word in (f"--{name.replace('_', '-')}", str(value))]
-    return shlex.join(["coterie", "fit", table.data, *words, *["--no-standardize"] * (not settings.standardize)])
+             for word in (f"--{names.get(name, name.replace('_', '-'))}", str(value))]
+    return shlex.join(["coterie", command, table.data, *words, *["--no-standardize"] * (not settings.standardize)])
 
 
 def count_groups(result: FitResult) -> str:
@@ -131,7 +134,7 @@ def _summary(scores: Scores | None) -> dict[str, Any] | None:
     return None if scores is None else {
         "metric": scores.metric, "rows": scores.n_rows, "here": _mean(scores.fitted), "alone": _mean(scores.alone),
         "together": _mean(scores.together), "gain": json_ready(scores.gain[0]),
-        "gain_error": json_ready(scores.gain[1]), "worse": int(scores.worse.sum())}
+        "gain_error": json_ready(scores.gain[1]), "worse": int(scores.worse.sum()), "sentence": str(scores)}
 
 
 def _path_columns(fit: FitResult) -> dict[str, list[Any]]:

@@ -87,6 +87,22 @@ class Ledger:
         """Numbers and bytes of one user, by direction and field."""
         return {key: (int(account[number, 0]), int(account[number, 1])) for key, account in self.per_user.items()}
 
+    def by_kind(self) -> dict[str, dict[str, int]]:
+        """Bytes "up" and "down" for each kind of question."""
+        kinds: dict[str, dict[str, int]] = {}
+        for (kind, way), size in self.by("kind").items():
+            kinds.setdefault(kind, {"up": 0, "down": 0})[way] = size
+        return kinds
+
+    def bytes_of_users(self, direction: str) -> Ints:
+        """(n_users,) bytes of each user's own part in one direction."""
+        return sum((account[:, 1] for (way, _), account in self.per_user.items() if way == direction),
+                   np.zeros(self.n_users, dtype=np.int64))
+
+    def participants(self) -> int:
+        """The number of users who sent something."""
+        return int((self.bytes_of_users("up") > 0).sum())
+
     @property
     def bytes_up(self) -> int:
         """Bytes from the users to the server."""

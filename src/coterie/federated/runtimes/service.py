@@ -1,18 +1,24 @@
-"""The server's side of a deployed federation: agree, run, or run a path. It holds no part of the algorithm."""
+"""The server's side of a deployed federation: fit, run, or run a path. It holds no part of the algorithm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from coterie.data.io import fingerprint
+from coterie.errors import interruptible
 from coterie.federated.agreement import Agreement, Carrier, agree
-from coterie.federated.config import RunConfig
+from coterie.federated.config import RunConfig, resolved
 from coterie.federated.driver import Round
+from coterie.federated.fit import Carriage, FederatedFit, fit_federation
 from coterie.federated.path import FederatedPath, run_path
 from coterie.federated.run import Federated, run_federation
+from coterie.fitting.result import TableSource
+from coterie.fitting.settings import Settings
 from coterie.storage import json_ready, write_atomically
 
 
@@ -21,12 +27,12 @@ class Served(NamedTuple):
 
     Parameters
     ----------
-    best : the run, or the best of a path.
+    best : the fit, where lam is "auto"; or the run, or the best of a path.
     path : all runs of a path; None without one.
     agreement : what the nodes agreed on.
     """
 
-    best: Federated
+    best: Federated | FederatedFit
     path: FederatedPath | None
     agreement: Agreement
 
@@ -47,6 +53,8 @@ def serve(runtime: Carrier, config: RunConfig, progress: Callable[[Round], None]
     Interrupted : on Ctrl-C, or when Flower stops the run; started again, it continues.
     """
     settings = config.settings
+    if config.fit is not None:
+        return _serve_fit(runtime, config, config.fit, progress)
     agreement = _agreement(runtime, config)
     runtime.use(agreement)
     federation = settings.federation(agreement.participants, agreement.make_loss())
@@ -56,10 +64,26 @@ def serve(runtime: Carrier, config: RunConfig, progress: Callable[[Round], None]
     return Served(path.best(), path, agreement)
 
 
+@interruptible()
+def _serve_fit(runtime: Carrier, config: RunConfig, settings: Settings,
+               progress: Callable[[Round], None] | None) -> Served:
+    """Choose everything, as `coterie fit` does."""
+    run = config.settings
+    fitted = fit_federation(runtime, config.data, settings, Carriage(
+        participation=run.participation, seed=run.seed, checkpoint=run.checkpoint, n_users=config.server.n_users,
+        wait=config.server.wait, progress=progress))
+    return Served(fitted, None, Agreement.from_json(_agreed(config).read_text(encoding="utf-8")))
+
+
+def _agreed(config: RunConfig) -> Path:
+    """Where the agreement is kept."""
+    assert config.settings.checkpoint is not None
+    return Path(config.settings.checkpoint) / "federation.json"
+
+
 def _agreement(runtime: Carrier, config: RunConfig) -> Agreement:
     """Settled at the first start, and kept for later ones."""
-    assert config.settings.checkpoint is not None
-    file = Path(config.settings.checkpoint) / "federation.json"
+    file = _agreed(config)
     if file.exists():
         return Agreement.from_json(file.read_text(encoding="utf-8"))
     agreement = agree(runtime, config.data, config.server.n_users, config.server.wait)
@@ -68,10 +92,16 @@ def _agreement(runtime: Carrier, config: RunConfig) -> Agreement:
 
 
 def write(served: Served, out: Path, config: Mapping[str, Any]) -> None:
-    """The results as a run folder; of a table with its recipe, and models in the table's own units."""
+    """The results as a run folder.
+
+    Of a table with its recipe, and models in the table's own units; of a fit as `coterie fit` writes it, with the page.
+    """
     from coterie.runs import folder  # brings in the report, which a node's process has no use for
 
     run, path, agreement = served
+    if isinstance(run, FederatedFit):
+        _write_fit(run, out, resolved(config))
+        return
     recipe, units, columns, shown = agreement.recipe, agreement.units, None, None
     more: dict[str, Any] = {}
     if path is not None:
@@ -86,3 +116,14 @@ def write(served: Served, out: Path, config: Mapping[str, Any]) -> None:
         more = {"task": recipe.task, "notes": list(recipe.notes), "recipe": recipe.to_json(),
                 "units": json_ready(units.state())}
     folder.write(out, run, config, shown=shown, path=columns, more=more)
+
+
+def _write_fit(fitted: FederatedFit, out: Path, config: Mapping[str, Any]) -> None:
+    from coterie.runs.save import write_run
+
+    if fitted.recipe is not None:
+        # A file is the table of all only where nodes take their parts of it.
+        file = str(config["path"]) if config["split"] and Path(str(config["path"])).is_file() else ""
+        names = {name: str(config[name]) for name in ("user", "target", "features", "drop", "separator")}
+        fitted = replace(fitted, table=TableSource(data=file, fingerprint=fingerprint(file) if file else "", **names))
+    write_run(fitted, out)
