@@ -13,6 +13,8 @@ from coterie.cli import options
 from coterie.cli.base import app, console
 from coterie.data.frames import write_parquet
 from coterie.errors import InvalidInput
+from coterie.federated.keeping import holds_models, load_models
+from coterie.fitting.predictions import PredictsRows
 from coterie.storage import write_atomically
 
 
@@ -26,13 +28,15 @@ def run_predict(
 ) -> None:
     """Predict every row of a table by the model of the row's user.
 
-    RUN is the folder of a run of `coterie fit`, TABLE a table with the columns that were learned from.
+    RUN is the folder of a run of `coterie fit` or `coterie federate`, TABLE a table with the columns that were learned
+    from. At a node of a federation RUN may be the folder in which the node keeps its users' models.
     Unknown users get the pooled model, and a 0 in the column `known`. Where every row was a separate user, rows of
     another table get the nearest cluster.
 
     Example: coterie predict run new.csv --out predictions.csv
     """
-    fitted = runs.load_run(run)
+    complete = (run / "run.json").exists() or not holds_models(run)
+    fitted: PredictsRows = runs.load_run(run) if complete else load_models(run)
     if out.suffix not in ("", ".csv", ".txt", ".parquet", ".pq"):
         raise InvalidInput(f"predictions cannot be written as {out.suffix}", remedy="Name a .csv or .parquet file")
     if out.resolve() == table.resolve():
@@ -50,6 +54,7 @@ def run_predict(
         return
     console.print(f"{len(users)} predictions for {summary['users']} users in {out}.", soft_wrap=True, markup=False)
     if unknown:
-        by_row = fitted.recipe is not None and fitted.recipe.user is None
+        recipe = getattr(fitted, "recipe", None)
+        by_row = recipe is not None and recipe.user is None
         console.print(f"{unknown} of these users are not in the run: they get the "
                       f"{'model of the nearest group' if by_row else 'pooled model'}.", soft_wrap=True)

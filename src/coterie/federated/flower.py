@@ -38,6 +38,7 @@ from coterie.federated.checkpoint import digest
 from coterie.federated.client import answer_all
 from coterie.federated.config import RunConfig, complete, for_nodes
 from coterie.federated.driver import Round
+from coterie.federated.keeping import keep_models
 from coterie.federated.metrics import writer
 from coterie.federated.protocol.messages import (
     VERSION,
@@ -101,6 +102,9 @@ def _answer(message: Envelope, context: Context) -> Envelope:
         encoded = {json.dumps(users.names[k]): reply.encode() for k, reply in replies.items()}
         if replies.memory:
             memory.keep(users, replies)
+        folder = str(context.node_config.get("models-dir", ""))  # only the node's owner names it
+        if folder and replies.kind == "judge":  # with this question every user gets its model
+            keep_models(folder, agreement, [(users.names[k], query.arrays["model"]) for k, query in asked])
     return Envelope(RecordDict({"answers": ConfigRecord(encoded)}), reply_to=message)
 
 

@@ -1,0 +1,180 @@
+"""A fit on Flower: six hospitals with tables of their own end where one table of all of them ends."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from support.grid import Nodes, someone  # noqa: F401  # a fixture of all tests
+
+import coterie as ct
+from coterie.federated.config import RunConfig, complete, for_nodes
+from coterie.federated.keeping import load_models
+from coterie.federated.runtimes import service
+
+flower = pytest.importorskip("coterie.federated.runtimes.cluster", reason="the extra flower is not installed",
+                             exc_type=ImportError)
+Cluster = flower.Cluster
+pytestmark = pytest.mark.flower
+STORY = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "six_hospitals" / "make_tables.py"))
+RUN = {"user": "ward", "target": "days"}
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory) -> list[Path]:
+    return STORY["write_tables"](tmp_path_factory.mktemp("tables"))
+
+
+@pytest.fixture(scope="module")
+def together(hospitals) -> pl.DataFrame:
+    """The table that nobody has."""
+    return pl.concat([pl.read_csv(file) for file in hospitals])
+
+
+@pytest.fixture(scope="module")
+def one(together) -> ct.Fit:
+    return ct.fit_table(together, user="ward", target="days")
+
+
+def configs(hospitals: list[Path], folder: Path) -> list[dict[str, Any]]:
+    """What the owner of each node says."""
+    return [{"data": "csv", "path": str(file), "models-dir": str(folder / "models" / file.stem), **RUN}
+            for file in hospitals]
+
+
+def serve(nodes: Nodes, out: Path, **changes: Any) -> service.Served:
+    from coterie.federated.flower import FlowerRuntime
+
+    config = complete({**RUN, "out": str(out), "wait": 2.0, **changes})
+    runtime = FlowerRuntime(nodes, for_nodes(config), deadline=5.0, poll=0.001)
+    served = service.serve(runtime, RunConfig.of(config))
+    service.write(served, out, config)
+    return served
+
+
+def check(out: Path, one: ct.Fit) -> ct.runs.Run:
+    """The folder has the groups and models of the fit of one table."""
+    run = ct.load_run(out)
+    assert run.names == one.names
+    np.testing.assert_array_equal(run.labels, one.labels)
+    np.testing.assert_allclose(run.coefficients, one.coefficients, atol=1e-6)
+    assert run.kind == one.kind
+    assert run.gap <= 1e-6
+    assert run.info["n_rounds"] == 3
+    assert run.info["participants"] == 30
+    assert "30 users took part in 3 rounds" in (out / "report.html").read_text()
+    return run
+
+
+def test_six_tables_are_one_table(hospitals, one, together, tmp_path):
+    serve(Nodes(configs(hospitals, tmp_path)), tmp_path / "out")
+    run = check(tmp_path / "out", one)
+    assert run.n_clusters == 2
+    kinds = [STORY["kind_of"](STORY["HOSPITALS"].index(hospital), int(ward) - 1)
+             for hospital, ward in (name.split() for name in run.names)]
+    assert len(set(zip(run.labels.tolist(), kinds, strict=True))) == 2
+    assert {"insurance=foreign", "insurance=student"} <= set(run.recipe.feature_names)
+    assert run.certify(together).holds
+    assert run.info["settings"]["data"] == ""
+    with pytest.raises(ct.InvalidInput, match="stayed with its users"):
+        run.certify()
+
+
+def test_a_node_predicts_without_the_server(hospitals, tmp_path, one):
+    nodes = configs(hospitals, tmp_path)
+    del nodes[5]["models-dir"]
+    grid = Nodes(nodes)
+    serve(grid, tmp_path / "out")
+    assert {folder.name for folder in (tmp_path / "models").iterdir()} == {file.stem for file in hospitals[:5]}
+    kept = load_models(tmp_path / "models" / "altona")
+    assert sorted(kept.names) == [f"altona {ward}" for ward in range(1, 6)]
+    rows = pl.read_csv(hospitals[0])
+    np.testing.assert_allclose(kept.predict(rows)["prediction"], one.predict(rows)["prediction"], atol=1e-6)
+    with pytest.raises(ct.InvalidInput, match=r"no model for an unknown user.*barmbek 1"):
+        kept.predict(hospitals[1])
+    with pytest.raises(ct.InvalidInput, match="holds no models that a node keeps"):
+        load_models(tmp_path)
+    for file in (tmp_path / "models" / "altona").iterdir():
+        file.write_text(file.read_text()[:-5])
+    with pytest.raises(ct.InvalidInput, match="is damaged"):
+        load_models(tmp_path / "models" / "altona")
+
+
+def test_the_server_cannot_name_the_folder(hospitals, tmp_path):
+    from coterie.federated.flower import FlowerRuntime
+
+    config = complete({**RUN, "out": str(tmp_path / "out"), "wait": 2.0})
+    said = {**for_nodes(config), "models-dir": str(tmp_path / "stolen")}
+    nodes = [{key: value for key, value in node.items() if key != "models-dir"}
+             for node in configs(hospitals, tmp_path)]
+    service.serve(FlowerRuntime(Nodes(nodes), said, deadline=5.0, poll=0.001), RunConfig.of(config))
+    assert not (tmp_path / "stolen").exists()
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
+def test_a_server_that_is_killed_ends_in_the_same_bits(hospitals, tmp_path, after):
+    """The server dies while it writes the answers of a round, or later; nodes get new numbers meanwhile."""
+    serve(Nodes(configs(hospitals, tmp_path)), tmp_path / "straight")
+    grid = Nodes(configs(hospitals, tmp_path))
+    replies = [0]
+
+    def die(node: int, message: Any, answer: Any) -> Any:
+        replies[0] += message.metadata.message_type == "train.answer"
+        if replies[0] > 6 * after:
+            raise KeyboardInterrupt
+        return answer()
+
+    grid.spoil = die
+    if after < 3:
+        with pytest.raises((KeyboardInterrupt, ct.Interrupted)):
+            serve(grid, tmp_path / "out")
+        assert not (tmp_path / "out" / "run.json").exists()
+    again = Nodes(configs(hospitals, tmp_path))
+    for node in list(again.contexts):
+        again.rename(node, node + 1000)
+    serve(again, tmp_path / "out")
+    asked = {message.metadata.group_id for message in again.sent if message.metadata.message_type == "train.answer"}
+    assert len(asked) == 3 - (after if after < 3 else 0)
+    for name in ("models.csv", "clusters.csv", "path.csv", "ledger.csv", "solution.coterie"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
+
+
+# On the wire
+
+
+def test_the_story_over_tls(hospitals, one, together, tmp_path):
+    """From an empty folder to the page, with TLS and registered keys; the SuperLink and a node are killed meanwhile."""
+    out, nodes = tmp_path / "out", configs(hospitals, tmp_path)
+    config = complete({**RUN, "n-users": 30, "out": str(out), "wait": 240.0, "round-timeout": 90.0})
+    began = time.monotonic()
+    with Cluster(tmp_path / "cluster", nodes) as cluster:
+        cluster.submit(config)
+        lines = list(cluster.follow(out, 500.0))
+        seconds = time.monotonic() - began
+        print(f"{seconds:.0f} s from an empty folder to the page")
+        run = check(out, one)
+        assert [line["stage"] for line in lines] == ["moments", "certify", "judge"]
+        assert [line["answered"] for line in lines] == [30] * 3
+        assert run.certify(together).holds
+        kept = load_models(tmp_path / "models" / "farmsen")
+        np.testing.assert_allclose(kept.predict(hospitals[5])["prediction"], one.predict(pl.read_csv(hospitals[5]))[
+            "prediction"], atol=1e-6)
+
+        killed = tmp_path / "killed"
+        cluster.submit({**config, "out": str(killed)})
+        for _ in cluster.follow(killed, 300.0):
+            break  # after the first round
+        cluster.kill_link()
+        assert not (killed / "run.json").exists()
+        cluster.start_link()
+        cluster.submit({**config, "out": str(killed)})
+        list(cluster.follow(killed, 500.0))
+    for name in ("models.csv", "path.csv", "solution.coterie"):
+        assert (killed / name).read_bytes() == (out / name).read_bytes(), name
+    assert json.loads((killed / "run.json").read_text())["n_rounds"] == 3
