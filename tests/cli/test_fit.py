@@ -832,7 +832,7 @@ def test_signals_at_random_moments(number):
     took = time.monotonic() - start
     rng, stopped = np.random.default_rng(0), 0
     for turn in range(20):
-        if turn >= 6 and stopped > 6:  # on a machine with changing load, many runs end before their signal
+        if turn >= 3 and stopped > 6:
             break
         shutil.rmtree("cut", ignore_errors=True)
         for last in (False, False, False, True):
@@ -847,6 +847,7 @@ def test_signals_at_random_moments(number):
             if Path("cut").exists():
                 check_complete(Path("cut"))
             if process.returncode == 0:
+                took *= 1.0 if last else 0.7  # it ended before its signal: the machine is less busy than at first
                 break
             stopped += 1
             if number == signal.SIGINT and process.returncode != -signal.SIGINT:  # else Python was still starting
@@ -934,7 +935,7 @@ ASKED = st.sampled_from([["--user", "u", "--target", "y"], ["--user", "u", "--ta
                          ["--user", "u", "--target", "y", "--task", "classification", "--loss", "squared_hinge"],
                          ["--user", "u", "--target", "y", "--task", "regression", "--loss", "huber"],
                          ["--user", "u", "--weights", "gaussian"], ["--user", "u", "--loss", "huber_distance"]])
-some = hypothesis_settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+some = hypothesis_settings(max_examples=15, suppress_health_check=list(HealthCheck))
 
 
 #: Hessians with entries of 1 and 1e144: as rounded they are indefinite, and once gave negative squared distances.
@@ -949,7 +950,7 @@ def test_any_table_ends_well(tmp_path, raw, more):
 
 
 @pytest.mark.slow
-@hypothesis_settings(some, max_examples=200)
+@hypothesis_settings(some, max_examples=100)
 @given(tables(), ASKED)
 def test_many_tables_end_well(tmp_path, raw, more):
     survives(raw, more, tmp_path / "any")

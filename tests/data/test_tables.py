@@ -24,7 +24,7 @@ from coterie.data.encoding import Column, Recipe, fingerprint, read_table
 from coterie.errors import CoterieWarning, InvalidInput, MissingExtra
 
 few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-many = settings(few, max_examples=2000)
+many = settings(few, max_examples=500)
 
 
 def raises(*parts):

@@ -574,8 +574,8 @@ def test_many_interrupts_lose_nothing(kind, changes):
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "changes"), [
     ("regression", {"holdout": 0.25, "n_lams": 3}), ("regression", {"holdout": 0.25, "n_lams": 3, "weights": "unit"}),
-    ("binary", {"holdout": 0.25}), ("classes", {"holdout": 0.25, "lam": "score"}),
-    ("counts", {"holdout": 0.25, "lam": 0.01}), ("points", {}), ("rows", {})])
+    ("binary", {"holdout": 0.25, "n_lams": 3}), ("classes", {"holdout": 0.25, "n_lams": 2, "lam": "score"}),
+    ("counts", {"holdout": 0.25, "n_lams": 2, "lam": 0.01}), ("points", {"n_lams": 3}), ("rows", {"n_lams": 3})])
 @pytest.mark.parametrize("after", [False, True])
 def test_an_interrupt_at_any_write_loses_nothing(kind, changes, after):
     data, chosen = planted(kind, n_users=4, rows=8), settings(kind, **changes)
