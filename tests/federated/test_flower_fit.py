@@ -145,6 +145,47 @@ def test_a_server_that_is_killed_ends_in_the_same_bits(hospitals, tmp_path, afte
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
 
 
+def joined(nodes: Nodes, run: Path, out: Path) -> pl.DataFrame:
+    from coterie.federated.flower import FlowerRuntime
+
+    config = complete({**RUN, "out": str(out), "wait": 2.0, "join": str(run)})
+    runtime = FlowerRuntime(nodes, for_nodes(config), deadline=5.0, poll=0.001)
+    service.join(runtime, RunConfig.of(config), out / "joined.csv")
+    return pl.read_csv(out / "joined.csv")
+
+
+def test_a_seventh_hospital_joins(hospitals, one, tmp_path):
+    """Its wards are asked one question; their models stay with them unless their owner says otherwise."""
+    serve(Nodes(configs(hospitals, tmp_path)), tmp_path / "out")
+    run = ct.load_run(tmp_path / "out")
+    new = STORY["write_tables"](tmp_path / "more", patients=12, seed=5)[0]
+    new.write_text(new.read_text().replace("altona", "gross borstel"))
+    node = {"data": "csv", "path": str(new), "models-dir": str(tmp_path / "models" / "new"), **RUN}
+    grid, said = Nodes([*configs(hospitals, tmp_path), node]), list[str]()
+
+    def listen(number: int, message: Any, answer: Any) -> Any:
+        reply = answer()
+        said.extend(str(dict(reply.content["users"])["introduction"]) for _ in range("users" in reply.content))
+        return reply
+
+    grid.spoil = listen
+    frame = joined(grid, tmp_path / "out", tmp_path / "joined")
+    assert frame["user"].to_list() == [f"gross borstel {ward}" for ward in range(1, 6)]
+    alike = {name: int(label) for name, label in zip(run.names, run.labels, strict=True)}
+    assert frame["cluster"].to_list() == [alike[f"altona {ward}"] for ward in range(1, 6)]
+    assert frame.columns == ["user", "cluster"]  # no model left the hospital
+    kept = load_models(tmp_path / "models" / "new")
+    rows = pl.read_csv(new)
+    same = rows.with_columns(pl.col("ward").str.replace("gross borstel", "altona"))
+    np.testing.assert_allclose(kept.predict(rows)["prediction"], run.predict(same)["prediction"], atol=1e-8)
+    asked = [message for message in grid.sent if message.metadata.message_type == "train.answer"]
+    assert len(asked) == 1  # the six others were only asked who is there
+    assert len(said) == 7
+    assert all(json.loads(text)["summary"] is None for text in said)
+    frame = joined(Nodes([{**node, "return-models": True}]), tmp_path / "out", tmp_path / "again")
+    assert {"age", "intercept"} <= set(frame.columns)
+
+
 # On the wire
 
 

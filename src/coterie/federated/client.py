@@ -18,6 +18,7 @@ from coterie.data.condensed import SecondMoments
 from coterie.data.users import Users
 from coterie.federated.algorithms.edges import answer_edges, mean_curvature, stiffness
 from coterie.federated.algorithms.trust import between, trusted
+from coterie.federated.joining import answer_join
 from coterie.federated.protocol.messages import (
     SCHEMAS,
     BadMessage,
@@ -318,7 +319,8 @@ def _score(data: Data, queries: Batch) -> Answer:
 
 _ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {
     "describe": _describe, "local": _local, "expand": _expand, "gradient": _gradient, "prox": _prox, "train": _train,
-    "certify": _certify, "score": _score, "moments": _moments, "judge": _judge, "pdmm": lambda data, queries: ({}, {}),
+    "certify": _certify, "score": _score, "moments": _moments, "judge": _judge,
+    "join": lambda data, queries: answer_join(data.loss, data.samples, queries), "pdmm": lambda data, queries: ({}, {}),
 }
 assert set(_ANSWERS) == set(SCHEMAS)
 

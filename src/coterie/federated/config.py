@@ -95,6 +95,7 @@ class ServerSettings:
     poll : seconds between two looks for replies.
     out : folder for the results.
     metrics : where else rounds are written: tensorboard:FOLDER, mlflow:URI, jsonl:FILE.
+    join : the folder of a finished run that newcomers join, instead of a run; `out` then gets joined.csv.
     """
 
     n_users: int = 0
@@ -103,6 +104,7 @@ class ServerSettings:
     poll: float = 0.1
     out: str = "run"
     metrics: str = ""
+    join: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

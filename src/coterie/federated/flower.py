@@ -99,13 +99,23 @@ def _answer(message: Envelope, context: Context) -> Envelope:
     encoded = {}
     if asked:
         replies = answer_all(replace(data, memory=memory.stacked(users, dim)), gather(asked, "query"))
+        _keep(replies, dict(asked), agreement, users, context)
+        if replies.kind == "join" and not context.node_config.get("return-models"):
+            replies = replace(replies, ragged={})  # a newcomer's model stays with it
         encoded = {json.dumps(users.names[k]): reply.encode() for k, reply in replies.items()}
         if replies.memory:
             memory.keep(users, replies)
-        folder = str(context.node_config.get("models-dir", ""))  # only the node's owner names it
-        if folder and replies.kind == "judge":  # with this question every user gets its model
-            keep_models(folder, agreement, [(users.names[k], query.arrays["model"]) for k, query in asked])
     return Envelope(RecordDict({"answers": ConfigRecord(encoded)}), reply_to=message)
+
+
+def _keep(replies: Batch, asked: Mapping[int, Message], agreement: Agreement, names: Participants,
+          context: Context) -> None:
+    """Keep the users' models where the owner of the node wishes it; the server cannot name the folder."""
+    folder = str(context.node_config.get("models-dir", ""))
+    if folder and replies.kind == "judge":  # with this question every user gets its model
+        keep_models(folder, agreement, [(names.names[k], query.arrays["model"]) for k, query in asked.items()])
+    elif folder and replies.kind == "join":
+        keep_models(folder, agreement, [(names.names[k], reply.arrays["model"][0]) for k, reply in replies.items()])
 
 
 def _config(message: Envelope, context: Context) -> dict[str, Any]:
@@ -345,10 +355,8 @@ def _main(grid: Grid, context: Context) -> None:
     given = dict(context.run_config)
     config = RunConfig.of(given)
     out = Path(config.server.out)
-    runtime = FlowerRuntime(grid, for_nodes(complete(given)), deadline=config.server.round_timeout,
-                            poll=config.server.poll)
     out.mkdir(parents=True, exist_ok=True)
-    for name in ("run.json", "error.txt"):  # of an earlier start
+    for name in ("joined.csv" if config.server.join else "run.json", "error.txt"):  # of an earlier start
         (out / name).unlink(missing_ok=True)
     try:
         writers = [writer(f"jsonl:{out / 'rounds.jsonl'}"), *map(writer, config.server.metrics.split())]
@@ -358,6 +366,11 @@ def _main(grid: Grid, context: Context) -> None:
                 write(line)
             logger.info("%s", line)
 
+        runtime = FlowerRuntime(grid, for_nodes(complete(given)), deadline=config.server.round_timeout,
+                                poll=config.server.poll)
+        if config.server.join:
+            service.join(runtime, config, out / "joined.csv", progress)
+            return
         served = service.serve(runtime, config, progress)
     except CoterieError as error:
         write_atomically(out / "error.txt", str(error).encode())

@@ -31,6 +31,7 @@ from coterie.data.frames import write_parquet
 from coterie.errors import InvalidInput, MissingExtra
 from coterie.fitting.units import Units
 from coterie.losses import Loss, Multinomial, Personal
+from coterie.problem import Problem
 from coterie.solution import Solution
 from coterie.storage import json_ready, pack, unpack, write_atomically
 
@@ -47,6 +48,7 @@ class Shown(NamedTuple):
     centres: Array  # (n_groups, columns) of the groups
     columns: list[str]
     solver: Array | None = None  # (n_users, dim) the models in the solver's units; None: those of the solution
+    solver_centres: Array | None = None  # (n_groups, dim) the centres in the solver's units
 
 
 def _covariance(loss: Loss) -> Array | None:
@@ -57,6 +59,12 @@ def _covariance(loss: Loss) -> Array | None:
 def _scale(loss: Loss) -> Array | None:
     """Of the prices of personal models, one per user; None where it is one over the number of rows."""
     return loss.scale if isinstance(loss, Personal) and isinstance(loss.scale, np.ndarray) else None
+
+
+def _noise(problem: Problem) -> float | None:
+    """The median over users of the variance of their noise, of personal models; None where it is 1 for all."""
+    scale = _scale(problem.loss)
+    return None if scale is None else float(np.median(scale * problem.users.data.sizes))
 
 
 def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[str, Any], *,
@@ -102,7 +110,7 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
         "models": solution.models, "duals": solution.duals, "names": names, "lam": solution.lam,
         "weights": problem.graph.weights, "pairs": problem.graph.pairs,
         "features": list(problem.users.feature_names), "own": shown.solver, "covariance": _covariance(problem.loss),
-        "scale": _scale(problem.loss)}))
+        "scale": _scale(problem.loss), "centres": shown.solver_centres, "noise": _noise(problem)}))
     info = {**_facts(solution), **_federated_facts(account), "settings": dict(settings), **(more or {})}
     write_atomically(folder / "run.json", json.dumps(info, indent=1, ensure_ascii=False, default=str).encode())
     return folder

@@ -60,6 +60,8 @@ class Run(PredictsRows):
     together : (dim,) the pooled model, for unknown users; None where there is none.
     covariance : (dim, dim) of personal models around their centres; None where models are not personal.
     scale : (n_users,) of the inverse of the covariance, as for `Personal`; None for one over the number of rows.
+    centres : (n_clusters, dim) what the users of each group share, in the solver's units; None where unknown.
+    noise : the variance of a typical user's noise, for personal models of newcomers.
 
     Example
     -------
@@ -80,6 +82,8 @@ class Run(PredictsRows):
     together: Array | None = field(repr=False, default=None)
     covariance: Array | None = field(repr=False, default=None)
     scale: Array | None = field(repr=False, default=None)
+    centres: Array | None = field(repr=False, default=None)
+    noise: float = field(repr=False, default=1.0)
 
     @cached_property
     def labels(self) -> Ints:
@@ -311,7 +315,8 @@ def load_run(folder: str | PathLike[str]) -> Run:
     info, arrays = read(folder)
     try:
         names, solved = tuple(arrays["names"]), np.asarray(arrays["models"])
-        own, covariance, scale = (arrays.get(name) for name in ("own", "covariance", "scale"))
+        own, covariance, scale, centres = (arrays.get(name) for name in ("own", "covariance", "scale", "centres"))
+        noise = arrays.get("noise")
         if own is not None and np.shape(own) != solved.shape:
             raise ValueError("its models have two shapes")
         graph = Graph.complete(len(names)) if arrays["pairs"] is None else Graph.from_edges(
@@ -322,7 +327,8 @@ def load_run(folder: str | PathLike[str]) -> Run:
     return Run(folder=folder, info=info, lam=float(arrays["lam"]), names=names, solved=solved,
                models=solved if own is None else np.asarray(own), duals=arrays["duals"], graph=graph,
                covariance=None if covariance is None else np.asarray(covariance),
-               scale=None if scale is None else np.asarray(scale), **parts)
+               scale=None if scale is None else np.asarray(scale), noise=1.0 if noise is None else float(noise),
+               centres=None if centres is None else np.asarray(centres), **parts)
 
 
 def _parts_of_a_fit(info: dict[str, Any], dim: int) -> dict[str, Any]:

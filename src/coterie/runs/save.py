@@ -74,7 +74,7 @@ def write_run(result: FitResult | Solution, folder: Path, *, settings: Mapping[s
     classes = () if result.recipe is None else result.recipe.classes
     coefficients, centres = result.coefficients, result.units.coefficients(result.centres)
     shown = Shown(coefficients.reshape(len(coefficients), -1), centres.reshape(len(centres), -1),
-                  model_columns(result.units, classes), result.models)
+                  model_columns(result.units, classes), result.models, result.centres)
     write(folder, result.solution, asked, path=_path_columns(result), more=_facts(result), shown=shown,
           account=result if hasattr(result, "ledger") else None)
 

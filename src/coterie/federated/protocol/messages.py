@@ -28,7 +28,7 @@ Fields = Mapping[str, Array]
 VERSION = 1
 #: What can be asked; the position in the list is the code in the binary form, so new kinds go to the end.
 KINDS = ("describe", "local", "expand", "gradient", "prox", "train", "certify", "score", "pdmm", "moments",
-         "judge")
+         "judge", "join")
 #: Names of fields; likewise.
 FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", "diagonal", "rank", "centre", "t",
           "point", "steps", "rate", "slope", "conjugate", "residual", "zero", "lack", "score", "count", "ridge",
@@ -244,6 +244,7 @@ SCHEMAS: dict[str, Schema] = {
         "value": "1", "conjugate": "1", "residual": "1", "size": "1", "rounding": "1", "lack": "*d"}),
     "moments": Schema({}, {"count": "m", "means": "m", "scatter": "m"}),
     "judge": Schema({**_MODEL, "fitted": "d", "alone": "d", "together": "d"}, {"scores": "m", "worse": "1"}),
+    "join": Schema({"models": "=*d", "covariance": "=*h", "noise": "=1"}, {"who": "1", "model": "*d"}),
     "score": Schema(_MODEL, {"score": "1", "hit": "1", "count": "1"}),
     "pdmm": Schema({
         "step": "1", "settings": "=s", "models": "=*d", "who": "=*1", "update": "*1", "dual_at": "*1", "dual": "*d",

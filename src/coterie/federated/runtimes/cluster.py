@@ -31,7 +31,8 @@ except ImportError as error:  # pragma: no cover - depends on what is installed
 
 #: What keeps Flower to itself: no telemetry, no look for updates, nothing installed at run time.
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
-         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
+         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+         "RAY_worker_niceness": "0"}  # beside other work, nodes that give way to everything hardly get on
 _QUIET_FOR = 30.0  # seconds without news after which Flower is asked how the run is: that costs a process
 #: Waits until the process that started the cluster has ended, even if it was killed, and ends what carries its mark.
 _WATCH = '''
@@ -223,8 +224,8 @@ class Cluster:
             return None
         return status.partition(":")[2] if status.startswith("finished") else None
 
-    def follow(self, out: Path, timeout: float) -> Iterator[dict[str, Any]]:
-        """The rounds of a run as they happen, until it has written its result.
+    def follow(self, out: Path, timeout: float, result: str = "run.json") -> Iterator[dict[str, Any]]:
+        """The rounds of a run as they happen, until it has written its result, the file of this name.
 
         Raises
         ------
@@ -232,7 +233,7 @@ class Cluster:
         """
         seen, limit, look = 0, time.monotonic() + timeout, time.monotonic() + _QUIET_FOR
         while True:
-            done = (out / "run.json").exists()
+            done = (out / result).exists()
             lines = (out / "rounds.jsonl").read_text().splitlines() if (out / "rounds.jsonl").exists() else []
             for line in lines[seen:]:
                 with contextlib.suppress(ValueError):  # a line still being written is read next time
@@ -247,7 +248,7 @@ class Cluster:
                 self._alive(process, name)
             if time.monotonic() > look:  # nothing new for long: has it died?
                 how = self.ended()
-                if how is not None and not (out / "run.json").exists() and not (out / "error.txt").exists():
+                if how is not None and not (out / result).exists() and not (out / "error.txt").exists():
                     text = self.command("log", self.run, "local", "--show", check=False)[-1500:]
                     raise Incompatible(f"The run ended ({how}) without a result. Its last log lines: {text}")
                 look = time.monotonic() + _QUIET_FOR

@@ -48,6 +48,8 @@ class LocalNodes(LocalRuntime):
         return said
 
     def use(self, agreement: Agreement) -> None:
+        if not agreement.names:  # not known yet
+            return
         together = join([agreement.given(source) for source in self.sources])
         order = np.array([together.index(name) for name in agreement.names])
         self.data = agreement.data_of(together.take(order), self.held_out, self.seed)

@@ -91,6 +91,15 @@ def _agreement(runtime: Carrier, config: RunConfig) -> Agreement:
     return agreement
 
 
+def join(runtime: Carrier, config: RunConfig, file: Path, progress: Callable[[Round], None] | None = None) -> None:
+    """Let newcomers join a finished run, and write who joined which group."""
+    from coterie.federated.membership import join_run, write_newcomers
+    from coterie.runs.load import load_run
+
+    run = load_run(config.server.join)
+    write_newcomers(join_run(runtime, run, wait=config.server.wait, progress=progress), run, file)
+
+
 def write(served: Served, out: Path, config: Mapping[str, Any]) -> None:
     """The results as a run folder.
 
