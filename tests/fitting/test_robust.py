@@ -118,8 +118,8 @@ def test_more_features_than_rows_of_a_user():
 
 @pytest.mark.slow
 def test_two_hundred_features():
-    """30 users with 20 rows each; about a minute on two cores."""
-    fitted = fit(wide(30, 20, 200), Settings(task="regression"))
+    """30 users with 20 rows each; about a minute."""
+    fitted = fit(wide(30, 20, 200), QUICK)
     assert fitted.solution.status is ct.Status.CONVERGED
     assert fitted.scores.fitted.mean() < 0.75 * min(fitted.scores.alone.mean(), fitted.scores.together.mean())
 
