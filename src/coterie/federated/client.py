@@ -253,11 +253,12 @@ def _certify(data: Data, queries: Batch) -> Answer:
 
     users, models, slopes = queries.users, queries.arrays["model"], queries.arrays["slope"]
     loss = _with_personal_part(data, queries)
-    answers = answers_of(loss, data.samples, models, slopes, queries.arrays["anchor"], users)
+    samples = data.samples if loss is data.loss else loss.prepare(data.samples.users)
+    answers = answers_of(loss, samples, models, slopes, queries.arrays["anchor"], users)
     outside = np.flatnonzero(~np.isfinite(answers.conjugates))
     ragged = {}
     if outside.size:
-        lack = lacking(loss, data.samples, models[outside], slopes[outside], users[outside])
+        lack = lacking(loss, samples, models[outside], slopes[outside], users[outside])
         good = np.isfinite(lack).all(axis=1)
         given = np.zeros(len(users), dtype=np.int64)
         given[outside[good]] = 1
