@@ -21,20 +21,18 @@ carry little information on a rare class.
 
 from __future__ import annotations
 
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import lgamma
 
 import numpy as np
 
 from coterie._typing import Array, Ints
-from coterie.analysis.dispersion import dispersion, without_ridge
-from coterie.analysis.spread import Expansions, RandomEffects, Spread, project, sample_users, solve_damped
+from coterie.analysis.dispersion import dispersion
+from coterie.analysis.spread import Expansions, Spread, fit_spread, project, sample_users, solve_damped
 from coterie.data.users import Users
 from coterie.labels import check_labels, group_sums
-from coterie.losses import AffineLoss, Logistic, Loss, SquaredHinge
-from coterie.losses.newton import minimise
+from coterie.losses import AffineLoss, Loss, Samples
 
 _ROUNDS = 20  # largest number of rounds of merging and moving
 _ALL_PAIRS = 8  # with more groups, only the most similar pairs are tried for merging
@@ -70,57 +68,41 @@ class Judge:
 
     Parameters
     ----------
-    users : with standardised features.
-    loss : its ridge is used in fits, not in likelihoods.
+    loss : a quadratic function for each user.
+    samples : what `loss.prepare(users)` returned.
+    weights : (n_users,) m_i / s.
+    ridge : (dim,) the ridge that is part of `loss`; it shrinks models and does not count in likelihoods.
+    n_eff : number of samples that carry information.
     """
 
-    def __init__(self, users: Users, loss: Loss) -> None:
-        self.loss, self.samples, self.bare = loss, loss.prepare(users), without_ridge(loss)
-        self.n, self.dim = users.n_users, self.samples.dim
-        self.scale = dispersion(loss, users, self.samples)
-        self.weights = users.sizes / self.scale
-        ridge = loss.ridge * loss.shrunk(self.dim) if isinstance(loss, AffineLoss) else np.zeros(self.dim)
+    def __init__(self, loss: Loss, samples: Samples, weights: Array, ridge: Array, n_eff: float) -> None:
+        self.n, self.dim, self.weights, self.ridge = samples.n_users, samples.dim, weights, ridge
         self.models: dict[bytes, Array] = {}  # of groups, by their users
         self.likelihoods: dict[bytes, Array] = {}  # of all users, for the same models
         self.parts: dict[bytes, float] = {}
-        self.exact: Expansions | None = None  # of quadratic losses, whose samples are not needed again
-        if loss.quadratic:
-            self.exact = Expansions.at(loss, self.samples, self.weights, np.zeros((self.n, self.dim)))
-        pooled, n_eff = self.fit(np.arange(self.n)), float(users.sizes.sum())
-        if isinstance(loss, (Logistic, SquaredHinge)):
-            t = loss.decision(users.features, np.broadcast_to(pooled, (users.n_samples, self.dim)))
-            p = 0.5 + 0.5 * np.tanh(t / 2) if isinstance(loss, Logistic) else np.clip((1 + t) / 2, 0, 1)
-            n_eff = float((4 * p * (1 - p)).sum())
+        self.expansions = Expansions.at(loss, samples, weights, np.zeros((self.n, self.dim)))
         self.number_cost = 0.5 * float(np.log(max(n_eff, np.e)))
         self.model_cost = self.dim * self.number_cost
-        self.effects = RandomEffects(loss, self.samples, self.weights, ridge)
 
-    def approximated(self, loss: Loss) -> Judge:
-        """The same judge with another, quadratic loss of the same users; itself if it is its own."""
-        if loss is self.loss:
-            return self
-        other = copy(self)
-        other.loss, other.samples, other.bare = loss, loss.prepare(self.samples.users), loss
-        other.models, other.likelihoods, other.parts = {}, {}, {}
-        other.exact = Expansions.at(loss, other.samples, self.weights, np.zeros((self.n, self.dim)))
-        other.effects = RandomEffects(loss, other.samples, self.weights, self.effects.ridge)
-        return other
+    @classmethod
+    def of(cls, users: Users, loss: Loss) -> Judge:
+        """The judge of users with standardised features and a quadratic loss."""
+        samples = loss.prepare(users)
+        ridge = loss.ridge * loss.shrunk(samples.dim) if isinstance(loss, AffineLoss) else np.zeros(samples.dim)
+        weights = users.sizes / dispersion(loss, users, samples)
+        return cls(loss, samples, weights, ridge, float(users.sizes.sum()))
+
+    def know(self, members: Ints, model: Array, likelihood: Array) -> None:
+        """Take the model of a group, and the log-likelihood of every user for it, as known."""
+        key, size = members.tobytes(), len(members)
+        self.models[key], self.likelihoods[key] = model, likelihood
+        self.parts[key] = float(size * np.log(self.n / size)) - float(likelihood[members].sum()) + self.model_cost
 
     def fit(self, members: Ints) -> Array:
         """The best model of a group, with all samples weighted equally."""
-        key, weights = members.tobytes(), self.weights[members]
-
-        def evaluate(_: Ints, x: Array, order: int) -> tuple[Array, Array, Array]:
-            parts = self.loss.evaluate(self.samples, np.repeat(x, len(members), axis=0), order, members)
-            f, g, h = (np.tensordot(weights, part, 1)[None] if r <= order else part for r, part in enumerate(parts))
-            return f, g, h
-
-        if key not in self.models and self.exact is not None:
-            self.models[key] = self.exact.take(members).centres(np.zeros(len(members), dtype=np.int64))[0]
-        elif key not in self.models:
-            start = next(iter(self.models.values()), np.zeros(self.dim))  # the first is the pooled model
-            with np.errstate(over="ignore", invalid="ignore"):  # trial points
-                self.models[key] = minimise(evaluate, start[None]).points[0]
+        key = members.tobytes()
+        if key not in self.models:
+            self.models[key] = self.expansions.take(members).centres(np.zeros(len(members), dtype=np.int64))[0]
         return self.models[key]
 
     def likelihood(self, members: Ints) -> Array:
@@ -133,12 +115,8 @@ class Judge:
     def _values(self, model: Array, users: Ints | None) -> Array:
         """The log-likelihoods of some users, or of all, for one model."""
         weights = self.weights if users is None else self.weights[users]
-        if self.exact is not None:
-            values = (self.exact if users is None else self.exact.take(users)).values(model[None])[:, 0]
-            return values + 0.5 * weights * float(self.effects.ridge @ model**2)  # without ridge
-        with np.errstate(over="ignore", invalid="ignore"):  # a model of very different users
-            values = self.bare.evaluate(self.samples, np.tile(model, (len(weights), 1)), 0, users).values
-        return -weights * np.where(np.isnan(values), np.inf, values)
+        values = (self.expansions if users is None else self.expansions.take(users)).values(model[None])[:, 0]
+        return np.asarray(values + 0.5 * weights * float(self.ridge @ model**2))  # without ridge
 
     def groups(self, labels: Ints) -> list[Ints]:
         """The users of each group."""
@@ -174,10 +152,10 @@ class Judge:
         cost = lgamma(self.n + 1) - lgamma(assigned + 1) - lgamma(self.n - assigned + 1)  # log(n choose assigned)
         return check_labels(likelihoods.argmax(axis=1), self.n), cost
 
-    def polish(self, labels: Ints) -> tuple[float, Ints]:
+    def polish(self, labels: Ints, rounds: int = _ROUNDS) -> tuple[float, Ints]:
         """Merge groups and move users while the description length decreases."""
         moved: set[int] = set()
-        for _ in range(_ROUNDS):
+        for _ in range(rounds):
             before, labels = labels, self._merge(labels)
             parts = self.groups(labels)
             likelihoods = np.stack([self.likelihood(members) for members in parts], axis=1)
@@ -215,32 +193,39 @@ class Judge:
         lost = np.diag(sums)[:, None] - sums
         return sorted(pairs, key=lambda pair: min(lost[pair], lost[pair[::-1]]))[:2 * len(parts)]
 
-    def with_spread(self, labels: Ints, rank: int, models: Array, covariance: Array, rounds: int = 2) -> Partition:
-        """The partition with a spread within groups; the arguments are those of `RandomEffects.fit`."""
-        spread = self.effects.fit(labels, rank, models, covariance, rounds)
+    def with_spread(self, labels: Ints, rank: int, covariance: Array) -> Partition:
+        """The partition with a spread within groups; the arguments are those of `fit_spread`."""
+        spread = self._without_ridge(fit_spread(self.expansions, labels, rank, covariance), self.weights)
+        return self.described(labels, spread)
+
+    def described(self, labels: Ints, spread: Spread) -> Partition:
+        """The partition with this spread within groups."""
         sizes = np.bincount(labels)
         length = float(sizes @ np.log(self.n / sizes)) + len(sizes) * self.model_cost - spread.evidence
         length += spread.cost + (self.move_cost(len(sizes)) if len(sizes) > 1 else 0.0)
         return Partition(labels, length, None, spread)
 
+    def _without_ridge(self, spread: Spread, weights: Array) -> Spread:
+        return replace(spread, evidence=spread.evidence + 0.5 * float(weights @ (spread.models**2 @ self.ridge)))
+
     def with_prior(self, labels: Ints, prior: Spread) -> tuple[Partition, Array]:
         """The partition with models of the groups that vary as `prior`, for one centre, does; also these models."""
         sizes = np.bincount(labels)
-        start = group_sums(prior.models, labels, len(sizes)) / sizes[:, None]
         together = np.zeros(len(sizes), dtype=np.int64)
         rank = min(prior.rank, (len(sizes) - 2) // self.dim)  # T has fewer numbers than there are groups
-        fitted = self.effects.fit(together, rank, start, prior.covariance, units=labels)
+        fitted = fit_spread(self.expansions.sums(labels), together, rank, prior.covariance)
+        fitted = self._without_ridge(fitted, group_sums(self.weights, labels, len(sizes)))
         length = float(sizes @ np.log(self.n / sizes)) + self.model_cost - fitted.evidence
         length += fitted.cost + self.move_cost(len(sizes))
         return Partition(labels, length), fitted.models
 
-    def one_centre(self, models: Array) -> Partition:
-        """One group with the best spread, from an expansion at `models`."""
+    def one_centre(self) -> Partition:
+        """One group with the best spread."""
         together = np.zeros(self.n, dtype=np.int64)
-        best = self.with_spread(together, 0, models, 0.1 * np.eye(self.dim))
+        best = self.with_spread(together, 0, 0.1 * np.eye(self.dim))
         for rank in range(1, min(_MAX_RANK, self.dim - 1) + 1):
             assert best.spread is not None
-            more = self.with_spread(together, rank, best.spread.models, best.spread.covariance, rounds=1)
+            more = self.with_spread(together, rank, best.spread.covariance)
             if more.length >= best.length:
                 break
             best = more
@@ -262,7 +247,7 @@ class ModelTree:
         from scipy.cluster.hierarchy import linkage
 
         self.judge, self.centre = judge, centre
-        self.expansions = Expansions.at(judge.loss, judge.samples, judge.weights, centre.models)
+        self.expansions = judge.expansions
         scales, axes = np.linalg.eigh(self.expansions.marginal(centre.covariance)[1].mean(axis=0))
         self.links = linkage(centre.models @ (axes / np.sqrt(np.maximum(scales, 1e-12 * scales[-1]))), "ward")
         self.sizes = np.append(np.ones(judge.n), self.links[:, 3])

@@ -1,8 +1,4 @@
-"""Proposals of groups: the path over lam on a graph of nearest users, with quadratic losses.
-
-Losses that are not quadratic are replaced by their second-order models, so one answer of every user is enough: its
-local model, and value, gradient and Hessian of its loss at one point.
-"""
+"""Proposals of groups: the path over lam on a graph of nearest users, with quadratic losses."""
 
 from __future__ import annotations
 
@@ -13,14 +9,12 @@ import numpy as np
 
 from coterie._typing import Array, Indices, Ints
 from coterie.analysis.path import Path, solve_path
-from coterie.data.users import Participants, Users
+from coterie.data.users import Participants
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels, adaptive_graph
 from coterie.labels import check_labels
 from coterie.losses import Evaluation, Loss, Samples
-from coterie.losses.grouped import Grouped
 from coterie.losses.newton import whiten
-from coterie.losses.quadratic import Quadratic
 from coterie.problem import Problem
 from coterie.solution import Solution
 
@@ -29,26 +23,15 @@ _STEP = 1.5  # ratio of two neighbouring lams of the search
 _PLATEAU = 4  # the search ends after this number of lams with the same groups
 
 
-def nearest_users(users: Users, loss: Loss, k: int, ridge: float) -> tuple[LocalModels, Graph]:
-    """The local models, and the graph of the nearest users with its weights."""
-    local = LocalModels.of(users, loss, ridge)
-    graph = adaptive_graph(local, "wald", min(k, max(users.n_users - 1, 1)))
-    return local, Graph.from_edges(users.n_users, graph.edges, np.maximum(graph.weights, _SMALLEST))
-
-
-def expand(users: Users, loss: Loss, pull: float) -> Loss:
-    """The loss itself if it is quadratic, else its second-order model at models between the pooled and the local ones.
-
-    Models are pulled to the pooled one: the better an expansion is there, the worse it is for the local models.
-    """
-    if loss.quadratic:
-        return loss
+def nearest_users(users: Participants, loss: Loss, sizes: Ints, k: int, ridge: float) -> tuple[LocalModels, Graph]:
+    """The local models with a quadratic loss, and the graph of the nearest users with its weights."""
     samples = loss.prepare(users)
-    pooled = Grouped(loss=loss, samples=samples, labels=np.zeros(users.n_users, dtype=np.int64))
-    centre = pooled.local(pooled.prepare(pooled.groups)).points
-    points = loss.prox(samples, None, pull, np.repeat(centre, users.n_users, axis=0)).points
-    values, gradients, hessians = loss.evaluate(samples, points, 2)
-    return Quadratic(point=points, value=values, gradient=gradients, hessian=hessians)
+    with np.errstate(over="ignore"):  # a distance much larger than the median has weight 0
+        models = loss.prox(samples, None, ridge, None).points
+        hessians = loss.hessians(samples, models) + ridge * np.eye(samples.dim)
+        local = LocalModels(models, hessians, sizes)
+        graph = adaptive_graph(local, "wald", min(k, max(users.n_users - 1, 1)))
+    return local, Graph.from_edges(users.n_users, graph.edges, np.maximum(graph.weights, _SMALLEST))
 
 
 def search_path(problem: Problem, local: LocalModels, max_groups: int, n_lams: int,

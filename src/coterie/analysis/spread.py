@@ -20,14 +20,13 @@ probabilistic principal components (Tipping and Bishop 1999).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from coterie._typing import Array, Indices, Ints
-from coterie.labels import group_sums
 from coterie.losses import Loss, Samples
 from coterie.losses.newton import minimise
 
@@ -63,9 +62,10 @@ class Expansions:
     curvatures: Array
 
     @classmethod
-    def at(cls, loss: Loss, samples: Samples, weights: Array, points: Array) -> Expansions:
-        """The expansions of -weights_i f_i at points_i."""
-        values, gradients, hessians = loss.evaluate(samples, points, 2)
+    def at(cls, loss: Loss, samples: Samples, weights: Array, points: Array,
+           users: Indices | Ints | None = None) -> Expansions:
+        """The expansions of -weights_i f_i at points_i, of all users or of some."""
+        values, gradients, hessians = loss.evaluate(samples, points, 2, users)
         curvatures = weights[:, None, None] * hessians
         products = _times(curvatures, points)
         slopes = products - weights[:, None] * gradients
@@ -277,28 +277,19 @@ def total(marginal: Expansions, labels: Ints, centres: Array) -> float:
 
 
 def find_modes(loss: Loss, samples: Samples, weights: Array, centres: Array, covariance: Array, start: Array,
-               units: Ints | None = None) -> Array:
+               users: Indices | Ints | None = None) -> Array:
     """minimise_x weights_i f_i(x) + (x - centres_i)' T^-1 (x - centres_i) / 2 for each user, to a few digits.
 
-    With `units`, (n_users,), the users of a unit share one model, and there is a centre for each unit.
+    The rows of all arrays are those of `users`; of all users by default.
     """
     precision = np.linalg.inv(covariance)
 
     def evaluate(rows: Indices, x: Array, order: int) -> tuple[Array, Array, Array]:
-        users, owner = rows, np.arange(len(rows))
-        if units is not None:
-            row = np.full(len(centres), -1)
-            row[rows] = owner
-            users = np.flatnonzero(row[units] >= 0)
-            owner = row[units[users]]
         with np.errstate(over="ignore", invalid="ignore"):  # trial points
-            f, g, h = loss.evaluate(samples, x[owner], order, users)
-            f = weights[users] * f
-            g = weights[users][:, None] * g if order > 0 else g
-            h = weights[users][:, None, None] * h if order > 1 else h
-            if units is not None:
-                f, g, h = (group_sums(part, owner, len(rows)) if r <= order else part
-                           for r, part in enumerate((f, g, h)))
+            f, g, h = loss.evaluate(samples, x, order, rows if users is None else users[rows])
+            f = weights[rows] * f
+            g = weights[rows][:, None] * g if order > 0 else g
+            h = weights[rows][:, None, None] * h if order > 1 else h
             shift = x - centres[rows]
             pull = shift @ precision
             return (f + 0.5 * (shift * pull).sum(axis=1), g + pull if order > 0 else g,
@@ -307,59 +298,29 @@ def find_modes(loss: Loss, samples: Samples, weights: Array, centres: Array, cov
     return minimise(evaluate, start, max_iter=4).points
 
 
-@dataclass(frozen=True, eq=False)
-class RandomEffects:
-    """Fits of T for several partitions of the same users.
+def fit_spread(expansions: Expansions, labels: Ints, rank: int, covariance: Array) -> Spread:
+    """T, the centres and the models of the users for a partition.
 
     Parameters
     ----------
-    loss : its ridge shrinks the models, but does not count in the evidence.
-    samples : what `loss.prepare(users)` returned.
-    weights : (n_users,) m_i / s.
-    ridge : (dim,) the ridge of the loss on each coordinate.
+    expansions : of the log-likelihoods of the users.
+    labels : (n_users,) the groups, from 0.
+    rank : number of free directions of T.
+    covariance : (dim, dim) where EM starts.
     """
-
-    loss: Loss
-    samples: Samples
-    weights: Array
-    ridge: Array
-
-    def fit(self, labels: Ints, rank: int, models: Array, covariance: Array, rounds: int = 2, *,
-            units: Ints | None = None) -> Spread:
-        """T, the centres and the models of the users for a partition.
-
-        Parameters
-        ----------
-        labels : (n_users,) the groups, from 0.
-        rank : number of free directions of T.
-        models : (n_users, dim) where the first expansion is.
-        covariance : (dim, dim) where EM starts.
-        rounds : how often the expansion moves to the modes; ignored for quadratic losses.
-        units : (n_users,) users of the same unit share one model; `labels` and `models` are then those of the units.
-        """
-        loss, dim, owner = self.loss, self.samples.dim, slice(None) if units is None else units
-        for step in range(1 if loss.quadratic else rounds + 1):
-            expansions = Expansions.at(loss, self.samples, self.weights, models[owner])
-            expansions = expansions if units is None else expansions.sums(units)
-            if step < rounds:
-                covariance = estimate_covariance(expansions, labels, rank, covariance)
-            marginal, posterior = expansions.marginal(covariance)
-            if step == rounds:  # Laplace's approximation needs the modes for these centres and this T
-                break
-            centres = marginal.centres(labels)
-            if loss.quadratic:
-                models = expansions.modes(centres[labels], posterior)
-            else:
-                models = find_modes(loss, self.samples, self.weights, centres[labels], covariance, models, units)
-        noise = np.linalg.inv(expansions.curvatures.mean(axis=0) + _FLAT * np.eye(dim))
-        cost = description_length(covariance, rank, noise, len(labels))
-        spread = Spread(covariance, rank, cost, centres, models, total(marginal, labels, centres))
-        if rank > 0:  # possibly the free directions are enough
-            flat = project(covariance, rank, flat=True)
-            marginal, posterior = expansions.marginal(flat)
-            evidence = total(marginal, labels, centres)
-            cost = description_length(flat, rank, noise, len(labels), flat=True)
-            if evidence - cost > spread.evidence - spread.cost:
-                spread = Spread(flat, rank, cost, centres, expansions.modes(centres[labels], posterior), evidence)
-        without_ridge = 0.5 * float(self.weights @ (spread.models[owner]**2 @ self.ridge))
-        return replace(spread, evidence=spread.evidence + without_ridge)
+    dim = expansions.slopes.shape[1]
+    covariance = estimate_covariance(expansions, labels, rank, covariance)
+    marginal, posterior = expansions.marginal(covariance)
+    centres = marginal.centres(labels)
+    noise = np.linalg.inv(expansions.curvatures.mean(axis=0) + _FLAT * np.eye(dim))
+    cost = description_length(covariance, rank, noise, len(labels))
+    spread = Spread(covariance, rank, cost, centres, expansions.modes(centres[labels], posterior),
+                    total(marginal, labels, centres))
+    if rank > 0:  # possibly the free directions are enough
+        flat = project(covariance, rank, flat=True)
+        marginal, posterior = expansions.marginal(flat)
+        evidence = total(marginal, labels, centres)
+        cost = description_length(flat, rank, noise, len(labels), flat=True)
+        if evidence - cost > spread.evidence - spread.cost:
+            spread = Spread(flat, rank, cost, centres, expansions.modes(centres[labels], posterior), evidence)
+    return spread

@@ -1,0 +1,157 @@
+"""What a search asks of users: a few numbers from each, at models that it names.
+
+Where the data are in this process the answers are computed; in a federation users are asked, and every call is one
+round. The search is the same.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from coterie._typing import Array, Ints
+from coterie.analysis.dispersion import dispersion, without_ridge
+from coterie.analysis.spread import Expansions, find_modes
+from coterie.data.users import Users
+from coterie.losses import AffineLoss, Logistic, Loss, Multinomial, Poisson, Samples, SquaredHinge
+from coterie.losses.quadratic import Quadratic
+
+
+class Settled(NamedTuple):
+    """Second-order models of the users' losses at models that are pulled to one centre."""
+
+    model: Quadratic
+    information: Array  # (n_users,) rows that carry information at the centre, as a share of the user's rows
+
+
+class Oracle(Protocol):
+    """All users of a search, by their answers."""
+
+    loss: Loss
+    dim: int
+    sizes: Ints  # (n_users,) rows of each user
+    target_mean: Array  # (outputs,) the mean target of all rows, or the shares of classes
+    scale: float  # dispersion of the noise
+
+    def settle(self, centre: Array, pull: float) -> Settled:
+        """Each user's minimise_x f_i(x) + pull/2 ||x - centre||^2, and value, gradient and Hessian of f_i there."""
+
+    def slopes(self, models: Array, own: Ints) -> tuple[Array, Array]:
+        """The values of all users, without ridge, at some models, and their gradients at a few of these.
+
+        Parameters
+        ----------
+        models : (n_models, dim).
+        own : (n_users, k) positions of the models at which each user sends its gradient.
+
+        Returns
+        -------
+        (n_users, n_models) and (n_users, k, dim).
+        """
+
+    def evidence(self, centres: Array, covariances: Array) -> Array:
+        """(n_users, k) log evidence by Laplace's approximation, for centres (n_users, k, dim) and covariances."""
+
+
+class RowsOracle:
+    """Users whose rows are in this process.
+
+    Parameters
+    ----------
+    users : with standardised features.
+    loss : of their models.
+    """
+
+    def __init__(self, users: Users, loss: Loss) -> None:
+        self.users, self.loss, self.bare = users, loss, without_ridge(loss)
+        self.samples: Samples = loss.prepare(users)
+        self.dim, self.sizes = self.samples.dim, users.sizes
+        self.scale = dispersion(loss, users, self.samples)
+        self.target_mean = target_mean(users, loss)
+
+    def settle(self, centre: Array, pull: float) -> Settled:
+        return settled(self.loss, self.samples, centre, pull, np.arange(self.users.n_users))
+
+    def slopes(self, models: Array, own: Ints) -> tuple[Array, Array]:
+        return slopes_at(self.loss, self.bare, self.samples, models, own, np.arange(self.users.n_users))
+
+    def evidence(self, centres: Array, covariances: Array) -> Array:
+        weights = self.sizes / self.scale
+        return np.stack([laplace(self.loss, self.samples, weights, centres[:, k], covariance)
+                         for k, covariance in enumerate(covariances)], axis=1)
+
+
+def settled(loss: Loss, samples: Samples, centre: Array, pull: float, users: Ints) -> Settled:
+    """`Oracle.settle` for some users."""
+    centres = np.tile(centre, (len(users), 1))
+    points = loss.prox(samples, None, pull, centres, users=users).points
+    values, gradients, hessians = loss.evaluate(samples, points, 2, users)
+    model = Quadratic(point=points, value=values, gradient=gradients, hessian=hessians)
+    return Settled(model, _information(loss, samples, centre)[users])
+
+
+def slopes_at(loss: Loss, bare: Loss, samples: Samples, models: Array, own: Ints,
+              users: Ints) -> tuple[Array, Array]:
+    """`Oracle.slopes` for some users; `bare` is the loss without ridge."""
+    n = len(users)
+    with np.errstate(over="ignore", invalid="ignore"):  # trial points, and models of very different users
+        values = [bare.evaluate(samples, np.tile(model, (n, 1)), 0, users).values for model in models]
+        gradients = [loss.evaluate(samples, models[own[:, k]], 1, users).gradients for k in range(own.shape[1])]
+    return np.stack(values, axis=1), np.stack(gradients, axis=1)
+
+
+def _information(loss: Loss, samples: Samples, centre: Array) -> Array:
+    """(n_users,) the mean of 4 p (1 - p) over the rows of each user, for two classes; 1 for other targets."""
+    if not isinstance(loss, (Logistic, SquaredHinge)):
+        return np.ones(samples.n_users)
+    users = samples.users.data
+    t = loss.decision(users.features, np.broadcast_to(centre, (users.n_samples, samples.dim)))
+    p = 0.5 + 0.5 * np.tanh(t / 2) if isinstance(loss, Logistic) else np.clip((1 + t) / 2, 0, 1)
+    return np.asarray(np.bincount(users.owner, 4 * p * (1 - p), users.n_users) / np.maximum(users.counts, 1))
+
+
+def laplace(loss: Loss, samples: Samples, weights: Array, centres: Array, covariance: Array,
+            users: Ints | None = None) -> Array:
+    """(n_users,) the log evidence of each user's rows for models ~ N(centre, covariance), without ridge."""
+    dim = samples.dim
+    floor = covariance + (1e-9 * np.trace(covariance) / dim + 1e-12) * np.eye(dim)
+    some = np.arange(samples.n_users) if users is None else users
+    modes = find_modes(loss, samples, weights, centres, floor, centres, some)
+    marginal = Expansions.at(loss, samples, weights, modes, some).marginal(covariance)[0]
+    return marginal.at_own(centres) + 0.5 * weights * (modes**2 @ ridge_of(loss, samples))
+
+
+def ridge_of(loss: Loss, samples: Samples) -> Array:
+    """(dim,) the ridge of a loss on each coordinate."""
+    if not isinstance(loss, AffineLoss):
+        return np.zeros(samples.dim)
+    return loss.ridge * loss.shrunk(samples.dim, samples.dim // (samples.users.n_features + 1))
+
+
+def target_mean(users: Users, loss: Loss) -> Array:
+    """The mean target; of several classes their shares."""
+    y = users.targets
+    if y is None:
+        return np.zeros(1)
+    if isinstance(loss, Multinomial):
+        return np.asarray(np.bincount(y.astype(int), minlength=loss.dim(users) // (users.n_features + 1) + 1) / len(y))
+    return np.array([y.mean()])
+
+
+def start_of(loss: Loss, mean: Array, dim: int) -> Array:
+    """(dim,) the model with intercepts only that fits the mean target; zero for losses without an intercept."""
+    start = np.zeros(dim)
+    if not (isinstance(loss, AffineLoss) and loss.intercept):
+        return start
+    if isinstance(loss, Logistic):
+        p = np.clip(0.5 + 0.5 * mean[0], 1e-6, 1 - 1e-6)
+        start[-1] = np.log(p / (1 - p))
+    elif isinstance(loss, Poisson):
+        start[-1] = np.log(max(mean[0], 1e-6))
+    elif isinstance(loss, Multinomial):
+        from coterie.losses.multinomial import sum_zero_basis
+
+        logs = np.log(np.maximum(mean, 1e-6))
+        start[dim - len(mean) + 1:] = sum_zero_basis(len(mean)) @ (logs - logs.mean())
+    return start

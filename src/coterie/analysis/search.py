@@ -1,0 +1,384 @@
+"""The search for groups: proposals from the path, their description lengths, and their improvement.
+
+With a quadratic loss all is computed from second moments. Other losses are known by what users answer
+(`coterie.analysis.oracle`), in about ten rounds:
+
+1. Users minimise their losses, pulled to the model that fits the mean target, and send a second-order model there. The
+   sum of these gives a pooled model, to which users are pulled next: their second-order models there propose.
+2. Proposals are partitions of the path and of a tree, before and after improvement by the second-order models. The
+   models of their groups are refined by the users' slopes, with BFGS updates of the summed curvatures (Nocedal and
+   Wright 2006), and users send the values of their losses at the models of all groups: these are the true lengths.
+3. Users move and groups merge by these values, all proposals at the same time, while lengths decrease.
+4. For descriptions with a spread, T comes from the second-order models, and users send their evidence for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from coterie._typing import Array, Ints
+from coterie.analysis.oracle import Oracle, RowsOracle, ridge_of, start_of
+from coterie.analysis.partitions import Judge, ModelTree, Partition
+from coterie.analysis.path import Path
+from coterie.analysis.proposals import WithRidge, nearest_users, proposals_of, search_path
+from coterie.data.users import Participants, Users
+from coterie.labels import group_sums
+from coterie.losses import Loss
+from coterie.losses.quadratic import Quadratic
+from coterie.problem import Problem
+from coterie.solution import Solution
+
+_FIRST_LIMIT = 8  # number of groups of the first search; doubled while that many are found
+_EXAMINED = 4  # partitions of the path that are improved with losses that are not quadratic
+_CUTS = 3  # cuts of the tree of models that are improved
+_MARGIN = 50.0  # cuts of that tree that are worse than other descriptions by more nats are ignored
+_PATIENCE = 3  # the search for groups with spread ends after this many numbers of groups without improvement
+_LARGEST_TREE = 3000  # users; Ward's tree needs the distances of all pairs
+_REFINED, _REFINED_AGAIN = 3, 1  # steps from models of groups by second-order models to those that are judged
+_IMPROVED = 4  # rounds of moving and merging by true values
+
+Kind = Literal["one model", "one centre with spread", "groups"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """What can be chosen in a search; see `find_groups`."""
+
+    max_groups: int | None = None
+    n_lams: int = 60
+    k: int = 5
+    ridge: float = 0.1
+    progress: Callable[[Solution, int], None] | None = None
+
+
+class SearchResult(NamedTuple):
+    """All descriptions compared, and the path they come from."""
+
+    examined: list[Partition]
+    path: Path
+
+    @property
+    def best(self) -> Partition:
+        """The shortest description."""
+        return shortest(self.examined)
+
+
+def shortest(descriptions: Iterable[Partition]) -> Partition:
+    """The description of least length."""
+    return min(descriptions, key=lambda partition: partition.length)
+
+
+def kind_of(description: Partition) -> Kind:
+    """What a description says of the users."""
+    if description.labels.any():
+        return "groups"
+    return "one model" if description.spread is None else "one centre with spread"
+
+
+def search(users: Users, loss: Loss, options: SearchOptions) -> SearchResult:
+    """The search among users whose rows are in this process, with standardised features."""
+    if not loss.quadratic:
+        return search_by_asking(users, RowsOracle(users, loss), options)
+    samples = loss.prepare(users)
+    judge, path = Judge.of(users, loss), _path(users, loss, samples.dim, users.sizes, options)
+    return SearchResult(_within_limit(lambda limit: _descriptions(judge, path, limit), options.max_groups), path)
+
+
+def search_by_asking(users: Participants, oracle: Oracle, options: SearchOptions) -> SearchResult:
+    """The search among users who answer, wherever their rows are."""
+    asking = _Asking(users, oracle, options)
+    return SearchResult(_within_limit(asking.descriptions, options.max_groups), asking.path)
+
+
+def _path(users: Participants, loss: Loss, dim: int, sizes: Ints, options: SearchOptions) -> Path:
+    """The path with quadratic losses."""
+    local, graph = nearest_users(users, loss, sizes, options.k, options.ridge)
+    problem = Problem(users, WithRidge(loss, options.ridge), 0.0, graph)
+    return search_path(problem, local, options.max_groups or _FIRST_LIMIT, options.n_lams, options.progress)
+
+
+def _within_limit(descriptions: Callable[[int | None], list[Partition]], max_groups: int | None) -> list[Partition]:
+    """All descriptions with at most `max_groups` groups.
+
+    If one centre with spread is best of them, but more groups than allowed are better still, users do not vary
+    continuously: then this description is left out.
+    """
+    examined = descriptions(max_groups)
+    if max_groups is None or kind_of(shortest(examined)) != "one centre with spread" \
+            or shortest(descriptions(None)).n_groups <= max_groups:
+        return examined
+    return [partition for partition in examined if kind_of(partition) != "one centre with spread"]
+
+
+def _descriptions(judge: Judge, path: Path, max_groups: int | None) -> list[Partition]:
+    """All descriptions to compare: one model, one centre with spread, and partitions as proposed and improved."""
+    everyone = np.zeros(judge.n, dtype=np.int64)
+    together = Partition(everyone, judge.criterion(everyone))
+    if judge.n == 1 or max_groups == 1:
+        return [together]
+    centre = judge.one_centre()
+    proposed = [partition for start, _ in _from_path(judge, path, max_groups)
+                for partition in _improved(judge, start.labels, start.length, start.lam)]
+    if judge.n <= _LARGEST_TREE:
+        assert centre.spread is not None
+        tree, limit = ModelTree(judge, centre.spread), min(judge.n, max_groups or judge.n)
+        known, best = {partition.labels.tobytes() for partition in proposed}, shortest([together, centre, *proposed])
+        for labels, cost in _cuts(judge, tree, limit, best.length):
+            if labels.tobytes() not in known:
+                proposed += _improved(judge, labels, cost, None)
+        groups = shortest([together, *proposed])
+        proposed += _with_prior(judge, tree, centre, groups, limit)
+        if centre.length < together.length:
+            proposed += _with_spread(judge, tree, centre, groups, limit)
+    return [together, centre, *proposed]
+
+
+def _cuts(judge: Judge, tree: ModelTree, limit: int, best: float) -> Iterator[tuple[Ints, float]]:
+    """The shortest cuts of the tree that are not much worse than the best description, and what they cost more."""
+    for count, length in _best_cuts(tree.lengths()[:limit]):
+        if length < best + judge.model_cost + _MARGIN:
+            yield tree.cut(count), judge.move_cost(count)
+
+
+def _best_cuts(lengths: Array) -> list[tuple[int, float]]:
+    """(number of groups, length) of the shortest of the lengths of 1, 2, ... groups, except that of one group."""
+    counts = np.argsort(lengths[1:], kind="stable")[:_CUTS] + 2
+    return [(count, float(lengths[count - 1])) for count in counts.tolist()]
+
+
+def _with_prior(judge: Judge, tree: ModelTree, centre: Partition, groups: Partition, limit: int) -> list[Partition]:
+    """The best groups with models that vary around one centre, if they are many.
+
+    The models of no more groups than coordinates do not show how they vary. Then nothing is proposed: the same code
+    must have been compared for few and for many groups.
+    """
+    assert centre.spread is not None
+    cuts = [count for count, length in _best_cuts(tree.lengths(with_prior=True)[:limit])
+            if length < min(groups.length, centre.length) + _MARGIN]
+    if max(cuts, default=0) <= judge.dim:
+        return []
+    proposed = [tree.prior_cut(count) for count in cuts]
+    if groups.labels.any():
+        proposed.append(judge.with_prior(groups.labels, centre.spread)[0])
+    best = shortest(proposed)
+    return [best] if best.n_groups > judge.dim else []
+
+
+def _improved(judge: Judge, labels: Ints, cost: float, lam: float | None) -> Iterator[Partition]:
+    """A partition as proposed, and after merges and moves."""
+    yield Partition(labels, judge.criterion(labels) + cost, lam)
+    value, polished = judge.polish(labels)
+    yield Partition(polished, value + cost, lam)
+
+
+def _from_path(judge: Judge, path: Path, max_groups: int | None) -> list[tuple[Partition, Partition]]:
+    """Proposals of the path: as they are, with what must be added for users that were assigned, and improved.
+
+    The number of groups is limited; without `max_groups` the limit doubles if needed.
+    """
+    limit, proposed = max_groups or _FIRST_LIMIT, list[tuple[Partition, Partition]]()
+    while True:
+        least, n_groups = np.inf, 0
+        for labels, lam in proposals_of(path, limit):
+            labels, cost = judge.absorb(labels, limit)
+            improved = shortest(_improved(judge, labels, cost, lam))
+            proposed.append((Partition(labels, cost, lam), improved))
+            least, n_groups = min((least, n_groups), (improved.length, improved.n_groups))
+        if max_groups is not None or n_groups < limit or 2 * limit > judge.n:
+            return proposed
+        limit *= 2
+
+
+def _with_spread(judge: Judge, tree: ModelTree, centre: Partition, groups: Partition,
+                 limit: int) -> Iterator[Partition]:
+    """Groups with a spread within: the best groups without spread, and a cut of the tree."""
+    assert centre.spread is not None
+    covariance = 0.1 * centre.spread.covariance
+    if groups.labels.any():
+        yield judge.with_spread(groups.labels, 0, covariance)
+    shortest, labels, waited = np.inf, groups.labels, 0
+    for count in range(2, limit + 1):
+        length, cut = tree.spread_cut(count)
+        waited += 1
+        if length < shortest:
+            shortest, labels, waited = length, cut, 0
+        if waited == _PATIENCE:
+            break
+    if shortest < min(groups.length, centre.length) + _MARGIN:
+        length = np.inf
+        for rank in range(centre.spread.rank + 1):
+            within = judge.with_spread(labels, rank, covariance)
+            yield within
+            if within.length > min(length, groups.length + _MARGIN):
+                break
+            length = within.length
+
+
+class _Judged(NamedTuple):
+    """A partition with the true models of its groups and what users say of them."""
+
+    partition: Partition
+    cost: float  # that is part of the length for moves and assignments
+    models: Array  # (n_groups, dim)
+    likelihoods: Array  # (n_users, n_groups)
+    gradients: Array  # (n_users, dim) of every user at the model of its group
+
+
+class _Asking:
+    """A search that knows the losses by the answers of an oracle only."""
+
+    def __init__(self, users: Participants, oracle: Oracle, options: SearchOptions) -> None:
+        self.users, self.oracle, self.options, self.n = users, oracle, options, users.n_users
+        self.everyone, self.weights = np.zeros(self.n, dtype=np.int64), oracle.sizes / oracle.scale
+        self.local = oracle.settle(start_of(oracle.loss, oracle.target_mean, oracle.dim), options.ridge).model
+        self.ridge = ridge_of(oracle.loss, self.local.prepare(users))
+        pooled = self._judge(self.local, 1.0).fit(np.arange(self.n))
+        self.near, information = oracle.settle(pooled, options.ridge)
+        self.n_eff = float(oracle.sizes @ information)
+        self.quick = self._judge(self.near, self.n_eff)
+        self.path = _path(users, self.near, oracle.dim, oracle.sizes, options)
+
+    def _judge(self, loss: Quadratic, n_eff: float) -> Judge:
+        return Judge(loss, loss.prepare(self.users), self.weights, self.ridge, n_eff)
+
+    def descriptions(self, max_groups: int | None) -> list[Partition]:
+        """All descriptions to compare, with true lengths."""
+        quick, everyone = self.quick, self.everyone
+        if self.n == 1 or max_groups == 1:
+            return [self._true([(quick, everyone, 0.0, None)])[0].partition]
+        proposed, limit = self._proposals(max_groups), min(self.n, max_groups or self.n)
+        spread_judge = self._judge(self.local, self.n_eff)
+        centre, near = spread_judge.one_centre(), quick.one_centre()
+        assert near.spread is not None
+        tree = ModelTree(quick, near.spread) if self.n <= _LARGEST_TREE else None
+        if tree is not None:
+            lengths = [quick.criterion(labels) + cost for _, labels, cost, _ in proposed]
+            best = min([quick.criterion(everyone), near.length, *lengths])
+            for labels, cost in _cuts(quick, tree, limit, best):
+                proposed += [(quick, p.labels, p.length - quick.criterion(p.labels), None)
+                             for p in _improved(quick, labels, cost, None)]
+        different = {labels.tobytes(): (judge, labels, cost, lam) for judge, labels, cost, lam in proposed[::-1]
+                     if labels.any()}
+        judged = self._true([(quick, everyone, 0.0, None), *list(different.values())[::-1]])
+        together, asked = judged[0].partition, self._improve(judged[1:])
+        groups, spreads = shortest([together, *asked]), [centre]
+        if tree is not None:
+            for p in _with_prior(quick, tree, near, groups, limit):
+                true = self._true([(quick, p.labels, 0.0, None)])[0].partition.length
+                asked.append(replace(p, length=p.length - quick.criterion(p.labels) + true))
+            spreads += _with_spread(spread_judge, tree, centre, groups, limit)
+        with_evidence = self._with_evidence(spreads)
+        if with_evidence[0].length >= together.length:  # no spread within groups where there is none around one centre
+            with_evidence = with_evidence[:1]
+        return [together, *with_evidence, *asked]
+
+    def _proposals(self, max_groups: int | None) -> list[tuple[Judge, Ints, float, float | None]]:
+        """The best proposals of the path by second-order models, as they are and improved."""
+        quick, chosen, seen = self.quick, list[tuple[Judge, Ints, float, float | None]](), set[bytes]()
+        for start, improved in sorted(_from_path(quick, self.path, max_groups), key=lambda pair: pair[1].length):
+            if start.labels.any() and start.labels.tobytes() not in seen and len(seen) < _EXAMINED:
+                seen.add(start.labels.tobytes())
+                chosen.append((quick, start.labels, start.length, start.lam))
+                chosen.append((quick, improved.labels, improved.length - quick.criterion(improved.labels),
+                               improved.lam))
+        return chosen
+
+    def _true(self, proposed: list[tuple[Judge, Ints, float, float | None]], steps: int = _REFINED) -> list[_Judged]:
+        """True models and lengths of partitions, all in the same rounds."""
+        rows, refined = np.arange(self.n), [_Refining(judge, labels, self.weights) for judge, labels, _, _ in proposed]
+        starts = np.cumsum([0, *(len(part.models) for part in refined)])
+        for _ in range(steps + 1):
+            own = np.stack([start + part.labels for start, part in zip(starts, refined, strict=False)], axis=1)
+            values, gradients = self.oracle.slopes(np.concatenate([part.trial for part in refined]), own)
+            for k, part in enumerate(refined):
+                part.take(values[:, starts[k]:starts[k + 1]], gradients[:, k], self.ridge)
+        judged = list[_Judged]()
+        for part, (judge, labels, cost, lam) in zip(refined, proposed, strict=True):
+            likelihoods, sizes = -self.weights[:, None] * part.values, np.bincount(labels)
+            length = float(sizes @ np.log(self.n / sizes) - likelihoods[rows, labels].sum()) \
+                + len(sizes) * judge.model_cost
+            judged.append(_Judged(Partition(labels, length + cost, lam), cost, part.models, likelihoods,
+                                  part.gradients))
+        return judged
+
+    def _improve(self, judged: list[_Judged]) -> list[Partition]:
+        """Merge groups and move users by true values while lengths decrease, in all partitions at the same time."""
+        examined, rows = [part.partition for part in judged], np.arange(self.n)
+        for _ in range(_IMPROVED):
+            again, before = list[tuple[Judge, Ints, float, float | None]](), list[Partition]()
+            for part in judged:
+                labels, models = part.partition.labels, part.models[part.partition.labels]
+                value = -part.likelihoods[rows, labels] / self.weights + 0.5 * (models**2 @ self.ridge)
+                judge = self._judge(replace(self.near, point=models, value=value, gradient=part.gradients), self.n_eff)
+                for k, members in enumerate(judge.groups(labels)):
+                    judge.know(members, part.models[k], part.likelihoods[:, k])
+                length, moved = judge.polish(labels)
+                if moved.any() and not np.array_equal(moved, labels):
+                    again.append((judge, moved, part.cost + length - judge.criterion(moved), None))
+                    before.append(part.partition)
+            if not again:
+                break
+            judged = [part for part, old in zip(self._true(again, _REFINED_AGAIN), before, strict=True)
+                      if part.partition.length < old.length]
+            examined += [part.partition for part in judged]
+        return examined
+
+    def _with_evidence(self, described: list[Partition]) -> list[Partition]:
+        """Descriptions with a spread, with the evidence that users give for it."""
+        spreads = [(part.labels, part.spread) for part in described if part.spread is not None]
+        centres = [self.quick.expansions.marginal(spread.covariance)[0].centres(labels)[labels]
+                   for labels, spread in spreads]
+        covariances = np.stack([spread.covariance for _, spread in spreads])
+        evidence = self.oracle.evidence(np.stack(centres, axis=1), covariances).sum(axis=0)
+        return [self.quick.described(labels, replace(spread, evidence=float(value)))
+                for (labels, spread), value in zip(spreads, evidence, strict=True)]
+
+
+class _Refining:
+    """The models of the groups of a partition, refined by users' slopes: BFGS from summed second-order models."""
+
+    def __init__(self, judge: Judge, labels: Ints, weights: Array) -> None:
+        self.labels, self.weights = labels, weights
+        self.trial = np.stack([judge.fit(members) for members in judge.groups(labels)])
+        self.curvatures = judge.expansions.sums(labels).curvatures
+        self.models, self.least = self.trial.copy(), np.full(len(self.trial), np.inf)
+        self.slopes, self.gradients = np.zeros_like(self.trial), np.zeros((len(labels), self.trial.shape[1]))
+        self.values = np.full((len(labels), len(self.trial)), np.inf)  # of all users at the models of all groups
+
+    def take(self, values: Array, gradients: Array, ridge: Array) -> None:
+        """Take the answers at `trial`, keep the best models, and find the next trial.
+
+        `values` are those of all users at all trials, without the ridge; `gradients` those at the trial of the own
+        group, with it.
+        """
+        n, values = len(self.trial), np.where(np.isnan(values), np.inf, values)
+        with np.errstate(invalid="ignore"):
+            own = values[np.arange(len(values)), self.labels] + 0.5 * (self.trial**2 @ ridge)[self.labels]
+            losses = group_sums(self.weights * own, self.labels, n)
+            slopes = group_sums(self.weights[:, None] * gradients, self.labels, n)
+        good = np.isfinite(losses) & np.isfinite(slopes).all(axis=1)
+        if np.isfinite(self.least).any():
+            self._update(np.where(good[:, None], slopes, self.slopes))
+        better = good & (losses < self.least)
+        self.models[better], self.least[better] = self.trial[better], losses[better]
+        self.slopes[better] = slopes[better]
+        self.values[:, better] = values[:, better]
+        members = better[self.labels]
+        self.gradients[members] = gradients[members]
+        damping = 1e-9 * np.trace(self.curvatures, axis1=1, axis2=2)[:, None, None] * np.eye(self.trial.shape[1])
+        step = np.linalg.solve(self.curvatures + damping, self.slopes[..., None])[..., 0]
+        # Where the last trial was no better, go half way.
+        self.trial = np.where(better[:, None] | ~good[:, None], self.models - step, 0.5 * (self.models + self.trial))
+
+    def _update(self, slopes: Array) -> None:
+        """H + y y' / y's - H s s' H / s'H s, for steps s and changes y of the slopes."""
+        s, y = self.trial - self.models, slopes - self.slopes
+        Hs = (self.curvatures @ s[..., None])[..., 0]
+        ys, sHs = (y * s).sum(axis=1), (s * Hs).sum(axis=1)
+        some = (ys > 1e-9 * sHs) & (sHs > 0)
+        self.curvatures[some] += y[some, :, None] * y[some, None, :] / ys[some, None, None] \
+            - Hs[some, :, None] * Hs[some, None, :] / sHs[some, None, None]
