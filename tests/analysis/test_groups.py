@@ -161,7 +161,8 @@ def test_nothing_examined_is_better(seed):
     users, loss, n = _scaled(data.users, ct.Logistic()), ct.Logistic(), 30
     found, samples = find_groups(data.users), loss.prepare(users)
     pooled = Grouped(loss=loss, samples=samples, labels=np.zeros(n, dtype=np.int64), weights=users.counts / 25)
-    t = loss.decision(users.features, pooled.local(pooled.prepare(pooled.groups)).points.repeat(users.n_samples, axis=0))
+    centre = pooled.local(pooled.prepare(pooled.groups)).points
+    t = loss.decision(users.features, centre.repeat(users.n_samples, axis=0))
     n_eff = float((1 - np.tanh(t / 2) ** 2).sum())  # 4 p (1 - p)
 
     def length(labels):
@@ -173,7 +174,8 @@ def test_nothing_examined_is_better(seed):
 
     together = min(value for count, value in found.candidates if count == 1 and value > found.criterion - 1e-9)
     assert found.criterion <= together
-    assert any(abs(value - length(np.zeros(n, dtype=np.int64))) < 1.0 for count, value in found.candidates if count == 1)
+    one = length(np.zeros(n, dtype=np.int64))
+    assert any(abs(value - one) < 1.0 for count, value in found.candidates if count == 1)
     assert found.criterion == min(value for _, value in found.candidates)
     for solution in found.path.solutions:
         if solution.n_clusters <= 8:

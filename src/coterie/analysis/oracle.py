@@ -14,7 +14,7 @@ from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import dispersion, without_ridge
 from coterie.analysis.spread import Expansions, find_modes
 from coterie.data.users import Users
-from coterie.losses import AffineLoss, Logistic, Loss, Multinomial, Poisson, Samples, SquaredHinge
+from coterie.losses import AffineLoss, Logistic, Loss, Poisson, Samples, SquaredHinge
 from coterie.losses.quadratic import Quadratic
 
 
@@ -22,7 +22,7 @@ class Settled(NamedTuple):
     """Second-order models of the users' losses at models that are pulled to one centre."""
 
     model: Quadratic
-    information: Array  # (n_users,) rows that carry information at the centre, as a share of the user's rows
+    information: Array  # (n_users,) share of the user's rows that carry information at its centre
 
 
 class Oracle(Protocol):
@@ -31,11 +31,11 @@ class Oracle(Protocol):
     loss: Loss
     dim: int
     sizes: Ints  # (n_users,) rows of each user
-    target_mean: Array  # (outputs,) the mean target of all rows, or the shares of classes
+    target_mean: float  # of all rows
     scale: float  # dispersion of the noise
 
-    def settle(self, centre: Array, pull: float) -> Settled:
-        """Each user's minimise_x f_i(x) + pull/2 ||x - centre||^2, and value, gradient and Hessian of f_i there."""
+    def settle(self, centres: Array, pull: float) -> Settled:
+        """Each user's minimise_x f_i(x) + pull/2 ||x - centre_i||^2, and value, gradient and Hessian of f_i there."""
 
     def slopes(self, models: Array, own: Ints) -> tuple[Array, Array]:
         """The values of all users, without ridge, at some models, and their gradients at a few of these.
@@ -68,10 +68,10 @@ class RowsOracle:
         self.samples: Samples = loss.prepare(users)
         self.dim, self.sizes = self.samples.dim, users.sizes
         self.scale = dispersion(loss, users, self.samples)
-        self.target_mean = target_mean(users, loss)
+        self.target_mean = 0.0 if users.targets is None else float(users.targets.mean())
 
-    def settle(self, centre: Array, pull: float) -> Settled:
-        return settled(self.loss, self.samples, centre, pull, np.arange(self.users.n_users))
+    def settle(self, centres: Array, pull: float) -> Settled:
+        return settled(self.loss, self.samples, centres, pull, np.arange(self.users.n_users))
 
     def slopes(self, models: Array, own: Ints) -> tuple[Array, Array]:
         return slopes_at(self.loss, self.bare, self.samples, models, own, np.arange(self.users.n_users))
@@ -82,13 +82,12 @@ class RowsOracle:
                          for k, covariance in enumerate(covariances)], axis=1)
 
 
-def settled(loss: Loss, samples: Samples, centre: Array, pull: float, users: Ints) -> Settled:
+def settled(loss: Loss, samples: Samples, centres: Array, pull: float, users: Ints) -> Settled:
     """`Oracle.settle` for some users."""
-    centres = np.tile(centre, (len(users), 1))
     points = loss.prox(samples, None, pull, centres, users=users).points
     values, gradients, hessians = loss.evaluate(samples, points, 2, users)
     model = Quadratic(point=points, value=values, gradient=gradients, hessian=hessians)
-    return Settled(model, _information(loss, samples, centre)[users])
+    return Settled(model, _information(loss, samples, centres, users))
 
 
 def slopes_at(loss: Loss, bare: Loss, samples: Samples, models: Array, own: Ints,
@@ -101,12 +100,12 @@ def slopes_at(loss: Loss, bare: Loss, samples: Samples, models: Array, own: Ints
     return np.stack(values, axis=1), np.stack(gradients, axis=1)
 
 
-def _information(loss: Loss, samples: Samples, centre: Array) -> Array:
+def _information(loss: Loss, samples: Samples, centres: Array, some: Ints) -> Array:
     """(n_users,) the mean of 4 p (1 - p) over the rows of each user, for two classes; 1 for other targets."""
     if not isinstance(loss, (Logistic, SquaredHinge)):
-        return np.ones(samples.n_users)
-    users = samples.users.data
-    t = loss.decision(users.features, np.broadcast_to(centre, (users.n_samples, samples.dim)))
+        return np.ones(len(some))
+    users = samples.users.data.take(some)
+    t = loss.decision(users.features, centres[users.owner])
     p = 0.5 + 0.5 * np.tanh(t / 2) if isinstance(loss, Logistic) else np.clip((1 + t) / 2, 0, 1)
     return np.asarray(np.bincount(users.owner, 4 * p * (1 - p), users.n_users) / np.maximum(users.counts, 1))
 
@@ -129,29 +128,14 @@ def ridge_of(loss: Loss, samples: Samples) -> Array:
     return loss.ridge * loss.shrunk(samples.dim, samples.dim // (samples.users.n_features + 1))
 
 
-def target_mean(users: Users, loss: Loss) -> Array:
-    """The mean target; of several classes their shares."""
-    y = users.targets
-    if y is None:
-        return np.zeros(1)
-    if isinstance(loss, Multinomial):
-        return np.asarray(np.bincount(y.astype(int), minlength=loss.dim(users) // (users.n_features + 1) + 1) / len(y))
-    return np.array([y.mean()])
-
-
-def start_of(loss: Loss, mean: Array, dim: int) -> Array:
-    """(dim,) the model with intercepts only that fits the mean target; zero for losses without an intercept."""
+def start_of(loss: Loss, mean: float, dim: int) -> Array:
+    """(dim,) the model with an intercept only that fits the mean target; zero for losses without an intercept."""
     start = np.zeros(dim)
     if not (isinstance(loss, AffineLoss) and loss.intercept):
         return start
     if isinstance(loss, Logistic):
-        p = np.clip(0.5 + 0.5 * mean[0], 1e-6, 1 - 1e-6)
+        p = np.clip(0.5 + 0.5 * mean, 1e-6, 1 - 1e-6)
         start[-1] = np.log(p / (1 - p))
     elif isinstance(loss, Poisson):
-        start[-1] = np.log(max(mean[0], 1e-6))
-    elif isinstance(loss, Multinomial):
-        from coterie.losses.multinomial import sum_zero_basis
-
-        logs = np.log(np.maximum(mean, 1e-6))
-        start[dim - len(mean) + 1:] = sum_zero_basis(len(mean)) @ (logs - logs.mean())
+        start[-1] = np.log(max(mean, 1e-6))
     return start

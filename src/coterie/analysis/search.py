@@ -234,10 +234,11 @@ class _Asking:
     def __init__(self, users: Participants, oracle: Oracle, options: SearchOptions) -> None:
         self.users, self.oracle, self.options, self.n = users, oracle, options, users.n_users
         self.everyone, self.weights = np.zeros(self.n, dtype=np.int64), oracle.sizes / oracle.scale
-        self.local = oracle.settle(start_of(oracle.loss, oracle.target_mean, oracle.dim), options.ridge).model
+        start = start_of(oracle.loss, oracle.target_mean, oracle.dim)
+        self.local = oracle.settle(np.tile(start, (self.n, 1)), options.ridge).model
         self.ridge = ridge_of(oracle.loss, self.local.prepare(users))
         pooled = self._judge(self.local, 1.0).fit(np.arange(self.n))
-        self.near, information = oracle.settle(pooled, options.ridge)
+        self.near, information = oracle.settle(np.tile(pooled, (self.n, 1)), options.ridge)
         self.n_eff = float(oracle.sizes @ information)
         self.quick = self._judge(self.near, self.n_eff)
         self.path = _path(users, self.near, oracle.dim, oracle.sizes, options)
