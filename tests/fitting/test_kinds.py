@@ -9,11 +9,12 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 import coterie as ct
-from coterie.analysis import random_effects
+from coterie.analysis.oracle import RowsOracle
 from coterie.analysis.random_effects import learn_spread
 from coterie.datasets import clustered
 from coterie.fitting import Settings, fit, kinds, plan
 from coterie.fitting.kinds import KINDS, Sharing, choose, group_centres, handed_out, kind_of, sharing_of
+from coterie.fitting.oracle import RowsFitOracle
 from coterie.fitting.stability import measure_stability
 from coterie.fitting.units import Units
 
@@ -114,13 +115,14 @@ def test_evidence_of_classes_is_that_of_probabilities(seed):
     """Few rows, one class for many users: the expansions are extreme, and the evidence still a log-probability."""
     users, loss = labelled(0.0, n_users=20, rows=12, seed=seed), ct.Logistic(ridge=1e-3)
     plain, labels = ct.Logistic(ridge=0.0), np.zeros(20, dtype=int)
-    samples = plain.prepare(users)
-    learn = random_effects._Learner(plain, users, samples, labels, *random_effects._first_models(loss, users, labels))
-    pooled = group_centres(loss, loss.prepare(users), labels, "rows")
-    likelihood = -12 * plain.values(samples, np.repeat(pooled, 20, axis=0)).sum()
-    assert learn("none").evidence == pytest.approx(likelihood, rel=1e-6)
-    for shape in random_effects.SHAPES:
-        assert likelihood - 10 < learn(shape).evidence < min(0.0, likelihood + 10)
+    pooled = np.repeat(group_centres(loss, loss.prepare(users), labels, "rows"), 20, axis=0)
+    likelihood = -12 * plain.values(plain.prepare(users), pooled).sum()
+    dim, oracle = loss.dim(users), RowsOracle(users, loss)
+    shapes = [1e-12 * np.eye(dim), 0.01 * np.eye(dim), np.diag(np.linspace(0.0, 0.3, dim))]
+    evidence = oracle.evidence(np.stack([pooled] * 3, axis=1), np.stack(shapes)).sum(axis=0)
+    assert evidence[0] == pytest.approx(likelihood, rel=1e-6)
+    assert (evidence > likelihood - 15).all()
+    assert (evidence < min(0.0, likelihood + 10)).all()
 
 
 def test_one_direction_is_learned_where_users_are_few():
@@ -131,7 +133,8 @@ def test_one_direction_is_learned_where_users_are_few():
     values, vectors = np.linalg.eigh(spread.covariance)
     assert values[-1] > 10 * values[-2]
     assert abs(vectors[:8, -1].sum()) / np.sqrt(8) > 0.9
-    assert not random_effects._possible("one direction", loss, labelled(2.0, n_users=60, rows=10))
+    many = learn_spread(labelled(2.0, n_users=60, rows=10), loss, np.zeros(60, dtype=int))
+    assert many is None or many.shape != "one direction"
 
 
 def test_evidence_decides_where_rows_left_out_cannot():
@@ -297,7 +300,8 @@ def test_users_are_alone_only_where_rows_determine_their_models(distance, alone)
     """Classes far apart need few of the coefficients; classes that overlap need all, for which there are few rows."""
     users, loss = separated(distance), ct.Multinomial(ridge=1e-3, n_classes=3)
     assert users.n_samples < 3 * users.n_users * loss.dim(users)
-    options = kinds.candidates(users, loss, np.zeros(users.n_users, dtype=np.int64), "rows")
+    everyone = np.zeros(users.n_users, dtype=np.int64)
+    options = kinds.candidates(users, loss, everyone, "rows", RowsFitOracle(users, loss))
     assert ("alone" in [option.kind for option in options]) == alone
     if alone:
         settings = Settings(task="classification", holdout=0.0)
@@ -311,7 +315,7 @@ def test_numbers_in_use_are_those_of_a_ridge_regression(ridge):
     for i in range(5):
         X = np.column_stack([users.features[users.owner == i], np.ones(6)])
         hats += np.trace(X @ np.linalg.solve(X.T @ X + 6 * ridge * np.eye(3), X.T))
-    in_use = kinds._numbers_in_use(users, ct.Squared(ridge=ridge, penalize_intercept=True))
+    in_use = kinds._numbers_in_use(users, RowsFitOracle(users, ct.Squared(ridge=ridge, penalize_intercept=True)))
     assert in_use == pytest.approx(hats, rel=1e-6)
     assert (hats > 14.9) == (ridge < 0.1)
 

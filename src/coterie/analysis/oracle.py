@@ -6,7 +6,7 @@ round. The search is the same.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class Oracle(Protocol):
     sizes: Ints  # (n_users,) rows of each user
     target_mean: float  # of all rows
     scale: float  # dispersion of the noise
+    known: dict[Any, Any]  # answers that are used more than once
 
     def settle(self, centres: Array, pull: float) -> Settled:
         """Each user's minimise_x f_i(x) + pull/2 ||x - centre_i||^2, and value, gradient and Hessian of f_i there."""
@@ -67,7 +68,7 @@ class RowsOracle:
         self.users, self.loss, self.bare = users, loss, without_ridge(loss)
         self.samples: Samples = loss.prepare(users)
         self.dim, self.sizes = self.samples.dim, users.sizes
-        self.scale = dispersion(loss, users, self.samples)
+        self.scale, self.known = dispersion(loss, users, self.samples), dict[Any, Any]()
         self.target_mean = 0.0 if users.targets is None else float(users.targets.mean())
 
     def settle(self, centres: Array, pull: float) -> Settled:

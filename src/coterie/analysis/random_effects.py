@@ -2,9 +2,10 @@
 
     model of user i ~ N(centre of its group, T),        log-likelihood of its rows  -m_i f_i / s
 
-T and, for the squared loss, the noise variance s maximise the evidence by EM (Dempster, Laird and Rubin 1977), with
-Laplace's approximation for other losses (`coterie.analysis.spread`). A direction in which users agree gets a small
-variance and is shared; one in which they differ a large one and is personal. The shapes that T may have:
+T and, for the squared loss, the noise variance s maximise the evidence by EM (Dempster, Laird and Rubin 1977). Other
+losses are replaced by second-order models for this, and users give their evidence for the result by Laplace's
+approximation (`coterie.analysis.spread`). A direction in which users agree gets a small variance and is shared; one in
+which they differ a large one and is personal. The shapes that T may have:
 
     round           a multiple of the identity
     intercept       a variance of the intercept; slopes are shared entirely
@@ -29,8 +30,10 @@ import numpy as np
 from coterie._typing import Array, Flags, Ints
 from coterie.analysis.dispersion import dispersion, without_ridge
 from coterie.analysis.noise import noise_of_users
-from coterie.analysis.spread import Expansions, find_modes, project, total
-from coterie.data.users import Users
+from coterie.analysis.oracle import Oracle, RowsOracle, ridge_of
+from coterie.analysis.search import near_groups
+from coterie.analysis.spread import Expansions, project, total
+from coterie.data.users import Participants, Users
 from coterie.losses import AffineLoss, Loss, Samples, Squared
 from coterie.losses.grouped import Grouped
 
@@ -39,7 +42,6 @@ _ROUNDS = 100  # largest number of EM rounds
 _SETTLED = 0.02  # EM ends after two rounds that increase the evidence by less
 _LONGEST = 8.0  # largest factor of an extrapolated EM step
 _MOST = 200  # largest number of users that T is estimated from
-_EXPANSIONS = 2  # how often T is estimated from expansions at the modes, for losses that are not quadratic
 _EXACT = 1e10  # variance of models over that of the noise beyond which rows determine models exactly
 _SMALLEST = 1e-8  # smallest eigenvalue of T beside the largest
 _START = 0.1  # ridge of the pooled model, and pull of the first models to it
@@ -80,7 +82,7 @@ class ModelSpread:
         return self.covariance / self.noise
 
 
-def learn_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
+def learn_spread(users: Users, loss: Loss, labels: Ints, oracle: Oracle | None = None) -> ModelSpread | None:
     """The covariance with the largest evidence; None where models without a personal part have more.
 
     Parameters
@@ -88,6 +90,7 @@ def learn_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
     users : their data, with features of about unit size.
     loss : its ridge is not used.
     labels : (n_users,) the groups, from 0.
+    oracle : answers for these users, if the loss is not quadratic.
 
     Returns
     -------
@@ -95,6 +98,8 @@ def learn_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # an overflow has no evidence
         try:
+            if not loss.quadratic:
+                return spread_by_asking(users, RowsOracle(users, loss) if oracle is None else oracle, labels)
             return _best_spread(users, loss, labels)
         except np.linalg.LinAlgError:  # rows without noise determine models to all digits
             return None
@@ -102,54 +107,65 @@ def learn_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
 
 def _best_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
     everyone, groups = users, labels
-    some = np.unique(np.linspace(0, users.n_users - 1, min(users.n_users, _MOST)).astype(np.intp))
+    some = _some(users.n_users)
     users, labels = users.take(some), np.unique(labels[some], return_inverse=True)[1]
     plain = without_ridge(loss)
-    samples = plain.prepare(users)
-    learn = _Learner(plain, users, samples, labels, *_first_models(loss, users, labels))
+    samples, rows = plain.prepare(users), users.sizes.astype(float)
+    models = _first_models(loss, users, labels)
+    learn = _Learner(Expansions.at(plain, samples, rows, models), models, labels, rows,
+                     dispersion(plain, users, samples), _intercepts(loss, samples), gaussian=type(loss) is Squared)
     without, best = learn("none"), None
-    if not np.isfinite(without.evidence):
-        return None
-    for shape in SHAPES:
-        if not _possible(shape, loss, users) or (shape == "full" and best is None and samples.dim > _SMALL):
-            continue  # a spread that no simpler shape shows would have to be a narrow one
-        spread = learn(shape)
-        if np.isfinite(spread.covariance).all() and spread.predictive > (best or without).predictive:
-            gain = spread.evidence - without.evidence - 0.5 * np.log(users.n_users) * spread.n_numbers
-            best = replace(spread, gain=float(gain))
+    if np.isfinite(without.evidence):
+        best = learn.best(without)
     if best is None or float(best.relative.max()) > _EXACT:
         return None
     differing = noise_of_users(everyone, loss, groups, best.covariance, best.noise, learn.form(best.shape)[0])
     return best if differing is None else replace(best, covariance=differing[0], noises=differing[1])
 
 
-def _possible(shape: str, loss: Loss, users: Users) -> bool:
-    intercept = isinstance(loss, AffineLoss) and loss.intercept
-    dim = loss.dim(users)
-    few = dim * (dim + 1) // 2 > users.n_users
-    return {"intercept": intercept and dim > 1, "diagonal": dim > 1, "one direction": few and dim <= _WIDEST,
-            "full": 1 < dim <= _WIDEST}.get(shape, True)
+def spread_by_asking(users: Participants, oracle: Oracle, labels: Ints) -> ModelSpread | None:
+    """The covariance by second-order models of the users' losses; the evidence for it by their answers."""
+    near, ridge = near_groups(users, oracle, labels), ridge_of(oracle.loss, Samples(users, oracle.dim))
+    plain = replace(near, value=near.value - 0.5 * near.point**2 @ ridge, gradient=near.gradient - ridge * near.point,
+                    hessian=near.hessian - np.diag(ridge))
+    rows, samples = oracle.sizes.astype(float), near.prepare(users)
+    first = Expansions.at(plain, samples, rows, near.point)
+    some = _some(users.n_users)
+    learn = _Learner(first.take(some), near.point[some], np.unique(labels[some], return_inverse=True)[1], rows[some],
+                     oracle.scale, _intercepts(oracle.loss, samples))
+    best = learn.best(learn("none"))
+    if best is None or float(best.relative.max()) > _EXACT:
+        return None
+    scaled, dim = first.scaled(1 / oracle.scale), oracle.dim
+    centres = [part.centres(labels)[labels] for part in (scaled.marginal(best.covariance)[0], scaled)]
+    tiny = 1e-12 * max(float(np.trace(best.covariance)), 1e-300) * np.eye(dim)
+    evidence = oracle.evidence(np.stack(centres, axis=1), np.stack([best.covariance, tiny])).sum(axis=0)
+    gained = float(evidence[0] - evidence[1])
+    if not gained > best.n_numbers:
+        return None
+    return replace(best, gain=gained - 0.5 * float(np.log(users.n_users)) * best.n_numbers)
 
 
-def _first_models(loss: Loss, users: Users, labels: Ints) -> tuple[Array, Array]:
-    """Models between the pooled ones and the users' own, where the first expansion is; and the pooled ones."""
+def _some(n_users: int) -> Ints:
+    """Positions of the users that T is estimated from."""
+    return np.unique(np.linspace(0, n_users - 1, min(n_users, _MOST)).astype(np.int64))
+
+
+def _first_models(loss: Loss, users: Users, labels: Ints) -> Array:
+    """Models between the pooled ones and the users' own, where the expansion is."""
     samples = loss.prepare(users)
     grouped = Grouped(loss=loss, samples=samples, labels=labels, weights=users.sizes / users.sizes.mean())
-    groups = grouped.prepare(grouped.groups)
-    centres = grouped.prox(groups, None, _START, None).points
-    return loss.prox(samples, None, _START, centres[labels]).points, grouped.local(groups).points
+    centres = grouped.prox(grouped.prepare(grouped.groups), None, _START, None).points
+    return loss.prox(samples, None, _START, centres[labels]).points
 
 
 class _Learner:
-    """EM for one shape after the other, on the same users."""
+    """EM for one shape after the other, on the same users: first expansions, first models, groups, rows, noise."""
 
-    def __init__(self, loss: Loss, users: Users, samples: Samples, labels: Ints, models: Array,
-                 pooled: Array) -> None:
-        self.loss, self.users, self.samples, self.labels, self.models = loss, users, samples, labels, models
-        self.counts, self.gaussian = users.sizes.astype(float), type(loss) is Squared
-        self.first = Expansions.at(loss, samples, self.counts, models)
-        self.noise = dispersion(loss, users, samples)
-        self.pooled = pooled
+    def __init__(self, first: Expansions, models: Array, labels: Ints, rows: Array, noise: float, intercepts: Flags, *,
+                 gaussian: bool = False) -> None:
+        self.first, self.models, self.labels, self.counts = first, models, labels, rows
+        self.noise, self.intercepts, self.gaussian = noise, intercepts, gaussian
 
     def __call__(self, shape: str) -> ModelSpread:
         form, n_numbers = self.form(shape)
@@ -157,26 +173,23 @@ class _Learner:
         deviations = self.models - self.first_centres()
         scatter = deviations.T @ deviations / n
         covariance = form(scatter + 1e-3 * np.trace(scatter) / dim * np.eye(dim) + 1e-12 * np.eye(dim))
-        if self.loss.quadratic:
-            covariance, noise, evidence = self._maximise(self.first, covariance, self.noise, form)
-        else:
-            covariance, noise, evidence = self._laplace(covariance, form)
+        covariance, noise, evidence = self._maximise(self.first, covariance, self.noise, form)
         return ModelSpread(shape, covariance, noise, evidence, n_numbers)
 
-    def _laplace(self, covariance: Array, form: Callable[[Array], Array]) -> tuple[Array, float, float]:
-        """EM on expansions at the modes, which move with T and the centres; evidence at the last modes."""
-        noise, centres, dim = self.noise, self.pooled[self.labels], len(covariance)
-        if not covariance.any():
-            return covariance, noise, -float(self.counts @ self.loss.values(self.samples, centres)) / noise
-        for step in range(_EXPANSIONS + 1):
-            floor = covariance + (1e-9 * np.trace(covariance) / dim + 1e-12) * np.eye(dim)
-            models = find_modes(self.loss, self.samples, self.counts / noise, centres, floor, centres)
-            expansions = Expansions.at(self.loss, self.samples, self.counts, models)
-            if step < _EXPANSIONS:
-                covariance, noise, _ = self._maximise(expansions, covariance, noise, form)
-                centres = expansions.scaled(1 / noise).marginal(covariance)[0].centres(self.labels)[self.labels]
-        marginal = expansions.scaled(1 / noise).marginal(covariance)[0]
-        return covariance, noise, float(marginal.at_own(centres).sum())
+    def best(self, without: ModelSpread) -> ModelSpread | None:
+        """The shape with the largest evidence less 1 for each number; None where none is better than `without`."""
+        n, dim = self.models.shape
+        few, best = dim * (dim + 1) // 2 > n, None
+        possible = {"intercept": self.intercepts.any() and dim > 1, "diagonal": dim > 1,
+                    "one direction": few and dim <= _WIDEST, "full": 1 < dim <= _WIDEST}
+        for shape in SHAPES:
+            if not possible.get(shape, True) or (shape == "full" and best is None and dim > _SMALL):
+                continue  # a spread that no simpler shape shows would have to be a narrow one
+            spread = self(shape)
+            if np.isfinite(spread.covariance).all() and spread.predictive > (best or without).predictive:
+                gain = spread.evidence - without.evidence - 0.5 * np.log(n) * spread.n_numbers
+                best = replace(spread, gain=float(gain))
+        return best
 
     def first_centres(self) -> Array:
         """(n_users, dim) the centre of each user's group, as a mean of the first models."""
@@ -197,7 +210,7 @@ class _Learner:
             return lambda T: project(T, 1), dim + 1
         if shape == "full":
             return lambda T: 0.5 * (T + T.T), dim * (dim + 1) // 2
-        free = _intercepts(dim, self.users)
+        free = self.intercepts
         return lambda T: np.diag(np.where(free, np.diag(T), 0.0)), int(free.sum())
 
     def _maximise(self, unscaled: Expansions, covariance: Array, noise: float,
@@ -230,9 +243,12 @@ class _Learner:
         return best[0], best[1], largest
 
 
-def _intercepts(dim: int, users: Users) -> Flags:
+def _intercepts(loss: Loss, samples: Samples) -> Flags:
     """Which coordinates of a model are intercepts: the last ones, one of each output."""
-    return np.arange(dim) >= dim - dim // (users.n_features + 1)
+    dim = samples.dim
+    if not (isinstance(loss, AffineLoss) and loss.intercept):
+        return np.zeros(dim, dtype=bool)
+    return np.arange(dim) >= dim - dim // (samples.users.n_features + 1)
 
 
 def _extrapolated(old: Array, new: Array, stretch: float) -> Array:

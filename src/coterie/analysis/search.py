@@ -21,13 +21,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from coterie._typing import Array, Ints
-from coterie.analysis.oracle import Oracle, RowsOracle, ridge_of, start_of
+from coterie.analysis.oracle import Oracle, RowsOracle, Settled, ridge_of, start_of
 from coterie.analysis.partitions import Judge, ModelTree, Partition
 from coterie.analysis.path import Path
 from coterie.analysis.proposals import WithRidge, nearest_users, proposals_of, search_path
+from coterie.analysis.refining import Refining
+from coterie.analysis.spread import Expansions
 from coterie.data.users import Participants, Users
-from coterie.labels import group_sums
-from coterie.losses import Loss
+from coterie.losses import Loss, Samples
 from coterie.losses.quadratic import Quadratic
 from coterie.problem import Problem
 from coterie.solution import Solution
@@ -92,6 +93,37 @@ def search_by_asking(users: Participants, oracle: Oracle, options: SearchOptions
     """The search among users who answer, wherever their rows are."""
     asking = _Asking(users, oracle, options)
     return SearchResult(_within_limit(asking.descriptions, options.max_groups), asking.path)
+
+
+def near_everyone(users: Participants, oracle: Oracle, pull: float = 0.1) -> tuple[Quadratic, Settled]:
+    """Second-order models around the model of the mean target, and around the pooled model that these give.
+
+    An oracle is asked once.
+    """
+    key = ("near everyone", pull)
+    if key not in oracle.known:
+        n, start = users.n_users, start_of(oracle.loss, oracle.target_mean, oracle.dim)
+        local = oracle.settle(np.tile(start, (n, 1)), pull).model
+        pooled = _expansions(users, oracle, local).centres(np.zeros(n, dtype=np.int64))
+        oracle.known[key] = local, oracle.settle(np.tile(pooled, (n, 1)), pull)
+    known: tuple[Quadratic, Settled] = oracle.known[key]
+    return known
+
+
+def near_groups(users: Participants, oracle: Oracle, labels: Ints, pull: float = 0.1) -> Quadratic:
+    """Second-order models around the models of these groups."""
+    near = near_everyone(users, oracle, pull)[1].model
+    key = ("near groups", labels.tobytes())
+    if labels.any() and key not in oracle.known:
+        centres = _expansions(users, oracle, near).centres(labels)
+        oracle.known[key] = oracle.settle(centres[labels], pull).model
+    known: Quadratic = oracle.known[key] if labels.any() else near
+    return known
+
+
+def _expansions(users: Participants, oracle: Oracle, near: Quadratic) -> Expansions:
+    samples = near.prepare(users)
+    return Expansions.at(near, samples, oracle.sizes / oracle.scale, np.zeros((users.n_users, oracle.dim)))
 
 
 def _path(users: Participants, loss: Loss, dim: int, sizes: Ints, options: SearchOptions) -> Path:
@@ -218,6 +250,12 @@ def _with_spread(judge: Judge, tree: ModelTree, centre: Partition, groups: Parti
             length = within.length
 
 
+def refining(judge: Judge, labels: Ints) -> Refining:
+    """The models of the groups by second-order models, to be refined."""
+    models = np.stack([judge.fit(members) for members in judge.groups(labels)])
+    return Refining(labels, judge.weights, models, judge.expansions.sums(labels).curvatures)
+
+
 class _Judged(NamedTuple):
     """A partition with the true models of its groups and what users say of them."""
 
@@ -234,11 +272,8 @@ class _Asking:
     def __init__(self, users: Participants, oracle: Oracle, options: SearchOptions) -> None:
         self.users, self.oracle, self.options, self.n = users, oracle, options, users.n_users
         self.everyone, self.weights = np.zeros(self.n, dtype=np.int64), oracle.sizes / oracle.scale
-        start = start_of(oracle.loss, oracle.target_mean, oracle.dim)
-        self.local = oracle.settle(np.tile(start, (self.n, 1)), options.ridge).model
-        self.ridge = ridge_of(oracle.loss, self.local.prepare(users))
-        pooled = self._judge(self.local, 1.0).fit(np.arange(self.n))
-        self.near, information = oracle.settle(np.tile(pooled, (self.n, 1)), options.ridge)
+        self.ridge = ridge_of(oracle.loss, Samples(users, oracle.dim))
+        self.local, (self.near, information) = near_everyone(users, oracle, options.ridge)
         self.n_eff = float(oracle.sizes @ information)
         self.quick = self._judge(self.near, self.n_eff)
         self.path = _path(users, self.near, oracle.dim, oracle.sizes, options)
@@ -290,13 +325,15 @@ class _Asking:
 
     def _true(self, proposed: list[tuple[Judge, Ints, float, float | None]], steps: int = _REFINED) -> list[_Judged]:
         """True models and lengths of partitions, all in the same rounds."""
-        rows, refined = np.arange(self.n), [_Refining(judge, labels, self.weights) for judge, labels, _, _ in proposed]
+        rows, refined = np.arange(self.n), [refining(judge, labels) for judge, labels, _, _ in proposed]
         starts = np.cumsum([0, *(len(part.models) for part in refined)])
         for _ in range(steps + 1):
             own = np.stack([start + part.labels for start, part in zip(starts, refined, strict=False)], axis=1)
             values, gradients = self.oracle.slopes(np.concatenate([part.trial for part in refined]), own)
             for k, part in enumerate(refined):
-                part.take(values[:, starts[k]:starts[k + 1]], gradients[:, k], self.ridge)
+                theirs = values[:, starts[k]:starts[k + 1]]
+                part.take(theirs[rows, part.labels] + 0.5 * (part.trial**2 @ self.ridge)[part.labels], gradients[:, k],
+                          theirs)
         judged = list[_Judged]()
         for part, (judge, labels, cost, lam) in zip(refined, proposed, strict=True):
             likelihoods, sizes = -self.weights[:, None] * part.values, np.bincount(labels)
@@ -337,49 +374,3 @@ class _Asking:
         evidence = self.oracle.evidence(np.stack(centres, axis=1), covariances).sum(axis=0)
         return [self.quick.described(labels, replace(spread, evidence=float(value)))
                 for (labels, spread), value in zip(spreads, evidence, strict=True)]
-
-
-class _Refining:
-    """The models of the groups of a partition, refined by users' slopes: BFGS from summed second-order models."""
-
-    def __init__(self, judge: Judge, labels: Ints, weights: Array) -> None:
-        self.labels, self.weights = labels, weights
-        self.trial = np.stack([judge.fit(members) for members in judge.groups(labels)])
-        self.curvatures = judge.expansions.sums(labels).curvatures
-        self.models, self.least = self.trial.copy(), np.full(len(self.trial), np.inf)
-        self.slopes, self.gradients = np.zeros_like(self.trial), np.zeros((len(labels), self.trial.shape[1]))
-        self.values = np.full((len(labels), len(self.trial)), np.inf)  # of all users at the models of all groups
-
-    def take(self, values: Array, gradients: Array, ridge: Array) -> None:
-        """Take the answers at `trial`, keep the best models, and find the next trial.
-
-        `values` are those of all users at all trials, without the ridge; `gradients` those at the trial of the own
-        group, with it.
-        """
-        n, values = len(self.trial), np.where(np.isnan(values), np.inf, values)
-        with np.errstate(invalid="ignore"):
-            own = values[np.arange(len(values)), self.labels] + 0.5 * (self.trial**2 @ ridge)[self.labels]
-            losses = group_sums(self.weights * own, self.labels, n)
-            slopes = group_sums(self.weights[:, None] * gradients, self.labels, n)
-        good = np.isfinite(losses) & np.isfinite(slopes).all(axis=1)
-        if np.isfinite(self.least).any():
-            self._update(np.where(good[:, None], slopes, self.slopes))
-        better = good & (losses < self.least)
-        self.models[better], self.least[better] = self.trial[better], losses[better]
-        self.slopes[better] = slopes[better]
-        self.values[:, better] = values[:, better]
-        members = better[self.labels]
-        self.gradients[members] = gradients[members]
-        damping = 1e-9 * np.trace(self.curvatures, axis1=1, axis2=2)[:, None, None] * np.eye(self.trial.shape[1])
-        step = np.linalg.solve(self.curvatures + damping, self.slopes[..., None])[..., 0]
-        # Where the last trial was no better, go half way.
-        self.trial = np.where(better[:, None] | ~good[:, None], self.models - step, 0.5 * (self.models + self.trial))
-
-    def _update(self, slopes: Array) -> None:
-        """H + y y' / y's - H s s' H / s'H s, for steps s and changes y of the slopes."""
-        s, y = self.trial - self.models, slopes - self.slopes
-        Hs = (self.curvatures @ s[..., None])[..., 0]
-        ys, sHs = (y * s).sum(axis=1), (s * Hs).sum(axis=1)
-        some = (ys > 1e-9 * sHs) & (sHs > 0)
-        self.curvatures[some] += y[some, :, None] * y[some, None, :] / ys[some, None, None] \
-            - Hs[some, :, None] * Hs[some, None, :] / sHs[some, None, None]

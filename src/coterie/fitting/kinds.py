@@ -28,14 +28,19 @@ fit in the end (`coterie.fitting.scores`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from coterie._typing import Array, Flags, Ints
 from coterie.analysis.dispersion import without_ridge
+from coterie.analysis.oracle import Oracle, ridge_of
 from coterie.analysis.random_effects import learn_spread
-from coterie.data.users import Users
+from coterie.analysis.refining import Refining
+from coterie.analysis.search import near_groups
+from coterie.analysis.spread import Expansions
+from coterie.data.users import Participants, Users
+from coterie.fitting.oracle import FitOracle, LeavingOut, RowsFitOracle
 from coterie.fitting.settings import Settings
 from coterie.labels import group_sums
 from coterie.losses import AffineLoss, Loss, Personal, Samples, Squared
@@ -45,14 +50,14 @@ Count = Literal["rows", "users"]
 Kind = Literal["one model", "groups", "personal", "personal in groups", "alone"]
 KINDS: tuple[Kind, ...] = ("one model", "groups", "personal", "personal in groups", "alone")
 _SPLITS, _FEWER, _MANY = 4, 2, 20_000  # how often rows are left out to choose the kind; of many rows less often
-_SHARE = 0.25  # of each user's rows
+_REFINED = 3  # steps from centres by second-order models to those that are judged
 _LITTLE = 0.05  # share of what the best kind gains over one model, and of its loss, that a simpler kind may miss
 _MOST = 0.5  # share of this gain that kinds other than one model may miss at most
 _CLEAR = 3.0  # gain in evidence, in nats, from which users differ clearly: a Bayes factor of 20 (Kass and Raftery 1995)
 _MOST_USED = 0.95  # share of its rows' targets that a user's model follows at most
 _NO_LOSS = 1e-12  # loss over the largest one below which differences do not count
 _DETERMINED = 3  # rows per number that they determine, on average, from which users can be left alone
-_MOVES = 3  # how often users may change their group where some of their rows are left out
+_ALONE = 1e-9  # pull of models that are users' own
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,26 +98,6 @@ class Sharing:
         outer = self.loss(loss, users)
         return handed_out(outer, outer.prepare(users), self.labels, self.count)
 
-    def without_some_rows(self, users: Users, loss: Loss) -> Sharing:
-        """The same with every user in the group that fits its rows in `users` best: the others must not decide it."""
-        if self.kind == "alone" or not self.labels.any():
-            return self
-        return replace(self, labels=np.unique(self.moved(users, loss), return_inverse=True)[1])
-
-    def moved(self, users: Users, loss: Loss) -> Ints:
-        """(n_users,) the number of the group whose centre fits each user's rows best, from these groups on."""
-        labels, outer = self.labels, self.loss(loss, users)
-        samples, known = outer.prepare(users), np.zeros((self.n_groups, outer.dim(users)))
-        for _ in range(_MOVES):
-            present = np.unique(labels, return_inverse=True)
-            shared = group_centres(outer, samples, present[1], self.count, known[present[0]])
-            known[present[0]] = shared
-            fits = np.stack([outer.values(samples, np.broadcast_to(c, (users.n_users, len(c)))) for c in shared])
-            before, labels = labels, present[0][fits.argmin(axis=0)]
-            if np.array_equal(before, labels):
-                break
-        return labels
-
 
 def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count, start: Array | None = None) -> Array:
     """(n_groups, dim) the centre of each group, fitted to the group's rows without the penalty.
@@ -140,7 +125,8 @@ def kind_of(loss: Loss, labels: Ints) -> Kind:
     return "one model" if n_groups == 1 else "alone" if n_groups == len(labels) else "groups"
 
 
-def sharing_of(kind: Kind, users: Users, loss: Loss, labels: Ints, count: Count) -> Sharing:
+def sharing_of(kind: Kind, users: Any, loss: Loss, labels: Ints, count: Count,
+               oracle: Oracle | None = None) -> Sharing:
     """A kind for these users, with the groups that were found.
 
     Where there is one group only the kind is the one without groups, and where users do not differ inside their groups
@@ -150,38 +136,38 @@ def sharing_of(kind: Kind, users: Users, loss: Loss, labels: Ints, count: Count)
     if kind == "alone":
         return Sharing(kind, np.arange(users.n_users), None, count)
     groups = groups if kind in ("groups", "personal in groups") else everyone
-    spread = learn_spread(users, loss, groups) if kind.startswith("personal") else None
+    spread = learn_spread(users, loss, groups, oracle) if kind.startswith("personal") else None
     if spread is None:
         return Sharing("groups" if groups.any() else "one model", groups, None, count)
     return Sharing("personal in groups" if groups.any() else "personal", groups, spread.relative, count, spread.gain,
                    spread.noises)
 
 
-def candidates(users: Users, loss: Loss, labels: Ints, count: Count) -> list[Sharing]:
+def candidates(users: Any, loss: Loss, labels: Ints, count: Count, oracle: FitOracle | None = None) -> list[Sharing]:
     """All kinds that differ for these users, with the groups that were found, from simple to rich.
 
     Nobody is left alone with too few rows to say how good such a model is.
     """
     kinds = [kind for kind in KINDS if labels.any() or "groups" not in kind]
-    rows, numbers = float(users.sizes.sum()), float(users.n_users * loss.dim(users))
-    if rows < _DETERMINED * numbers and (loss.quadratic or rows < _DETERMINED * _numbers_in_use(users, loss)):
+    sizes = users.sizes if oracle is None else oracle.sizes
+    rows, numbers = float(sizes.sum()), float(users.n_users * loss.dim(users))
+    if rows < _DETERMINED * numbers and (oracle is None or rows < _DETERMINED * _numbers_in_use(users, oracle)):
         kinds.remove("alone")
-    options = {option.kind: option for option in (sharing_of(kind, users, loss, labels, count) for kind in kinds)}
+    options = {option.kind: option for option in (sharing_of(kind, users, loss, labels, count, oracle)
+                                                  for kind in kinds)}
     return [options[kind] for kind in KINDS if kind in options]
 
 
-def _numbers_in_use(users: Users, loss: Loss) -> float:
+def _numbers_in_use(users: Participants, oracle: FitOracle) -> float:
     """How many coefficients the rows, and not the ridge R, determine if everyone has its own model (Moody 1992).
 
         sum_i tr H_i (H_i + R)^-1,      H_i = the curvature of the loss of user i without ridge, at its own model
 
     Where classes are far apart these are fewer than there are coefficients: few rows are near the border.
     """
-    samples, plain = loss.prepare(users), without_ridge(loss)
-    models = loss.local(samples).points
-    with_ridge = loss.hessians(samples, models)
-    ratios = np.linalg.pinv(with_ridge, hermitian=True) @ plain.hessians(plain.prepare(users), models)
-    return float(np.trace(ratios, axis1=1, axis2=2).sum())
+    with_ridge = oracle.settle(np.zeros((users.n_users, oracle.dim)), _ALONE).model.hessian
+    bare = with_ridge - np.diag(ridge_of(oracle.loss, Samples(users, oracle.dim)))
+    return float(np.trace(np.linalg.pinv(with_ridge, hermitian=True) @ bare, axis1=1, axis2=2).sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,10 +226,19 @@ def choose(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Compar
     -------
     Comparison
     """
+    if not isinstance(loss, Squared):
+        return choose_by_asking(users, RowsFitOracle(users, loss), labels, settings)
     options = candidates(users, loss, labels, settings.count)
-    relative = isinstance(loss, Squared)
-    losses = np.stack([new_row_losses(option, users, loss) for option in options]) if relative else \
-        _left_out_losses(options, users, loss, settings)
+    return _compare(options, np.stack([new_row_losses(option, users, loss) for option in options]), labels, True)
+
+
+def choose_by_asking(users: Participants, oracle: FitOracle, labels: Ints, settings: Settings) -> Comparison:
+    """The same by what users answer."""
+    options = candidates(users, oracle.loss, labels, settings.count, oracle)
+    return _compare(options, _left_out_losses(options, users, oracle, settings), labels, False)
+
+
+def _compare(options: list[Sharing], losses: Array, labels: Ints, relative: bool) -> Comparison:
     judged = _compared(losses, relative)
     chosen = [option.kind for option in options].index("groups" if labels.any() else "one model")
     if judged.shape[1] > 1:
@@ -284,24 +279,43 @@ def new_row_losses(option: Sharing, users: Users, loss: Loss) -> Array:
     return np.where(rows > 1, estimated, np.nan)
 
 
-def _left_out_losses(options: list[Sharing], users: Users, loss: Loss, settings: Settings) -> Array:
-    """(n_options, n_users) mean losses on rows left out; nan for users without."""
-    plain = without_ridge(loss)
-    sums, counts = np.zeros((len(options), users.n_users)), np.zeros(users.n_users)
-    for k in range(_SPLITS if users.n_samples <= _MANY else _FEWER):
-        split = users.split(test=_SHARE, stratify=settings.task == "classification", seed=settings.seed + 1 + k)
-        present = np.flatnonzero(split.test.counts > 0)
-        if not present.size:
-            continue
-        test = split.test.take(present)
-        samples = plain.prepare(test)
-        counts[present] += test.counts
-        for j, option in enumerate(options):
-            models = option.without_some_rows(split.train, loss).models(split.train, loss)[present]
-            with np.errstate(over="ignore"):
-                sums[j, present] += test.counts * plain.values(samples, models)
+def _left_out_losses(options: list[Sharing], users: Participants, oracle: FitOracle, settings: Settings) -> Array:
+    """(n_options, n_users) mean losses on rows left out; nan for users without.
+
+    The centres of all options are refined in the same rounds, by users' slopes.
+    """
+    asked, n = [option for option in options if option.kind != "alone"], users.n_users
+    refined, none = list[Refining](), np.zeros((oracle.dim, oracle.dim))
+    weights = oracle.sizes.astype(float) if settings.count == "rows" else np.ones(n)
+    for option in asked:
+        near = near_groups(users, oracle, option.labels)
+        expansions = Expansions.at(near, near.prepare(users), oracle.sizes.astype(float), near.point)
+        if option.covariance is not None:
+            expansions = expansions.marginal(option.covariance)[0]
+        scaled = replace(expansions, slopes=expansions.slopes * (weights / oracle.sizes)[:, None],
+                         curvatures=expansions.curvatures * (weights / oracle.sizes)[:, None, None])
+        refined.append(Refining(option.labels, weights, scaled.centres(option.labels),
+                                scaled.sums(option.labels).curvatures))
+    covariances = np.stack([none if option.covariance is None else option.covariance for option in asked])
+    for _ in range(_REFINED):
+        centres = np.stack([part.trial[part.labels] for part in refined], axis=1)
+        answers = oracle.expand(centres, covariances, 1)
+        for k, part in enumerate(refined):
+            part.take(answers.values[:, k], answers.gradients[:, k])
+    shift = 1e-12 * np.eye(oracle.dim)
+    inverses = [np.linalg.inv(part.curvatures + shift * np.trace(part.curvatures, axis1=1, axis2=2)[:, None, None])
+                for part in refined]
+    share = (weights / oracle.sizes)[:, None, None]
+    rows = float(oracle.sizes.sum())
+    question = LeavingOut(
+        np.concatenate([part.models for part in refined]), np.cumsum([0, *(len(part.models) for part in refined)]),
+        np.stack([part.labels for part in refined], axis=1), covariances,
+        np.stack([share * inverse[part.labels] for inverse, part in zip(inverses, refined, strict=True)], axis=1),
+        len(asked) < len(options), _SPLITS if rows <= _MANY else _FEWER, settings.seed,
+        settings.task == "classification")
+    sums, counts = oracle.left_out(question)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(sums / counts)
+        return np.asarray((sums / counts[:, None]).T)
 
 
 def _compared(losses: Array, relative: bool) -> Array:
@@ -325,7 +339,8 @@ def _simplest(judged: Array, doubtful: Flags, size: float | None = None) -> int:
     excess = judged - judged[best]
     errors = excess.std(axis=1, ddof=1) / np.sqrt(judged.shape[1])
     means = excess.mean(axis=1)  # the first one is what sharing less than everything gains
-    little = _LITTLE * min(float(means[0]), float(judged[best].mean()) if size is None else size)
+    size = float(judged[best].mean()) if size is None else size
+    little = _LITTLE * (min(float(means[0]), size) if size > 0 else float(means[0]))  # Poisson losses can be negative
     near = (means <= errors + little) & ~doubtful
     near[1:] &= means[1:] <= _MOST * means[0]
     near[best] = True

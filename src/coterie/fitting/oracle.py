@@ -1,0 +1,126 @@
+"""What a fit asks of users besides the search for groups, where their rows are in this process.
+
+    expand      value, gradient and Hessian of the loss of a centre: the user's loss, or with a personal part its
+                envelope (`Personal`); and the model that the user gets around this centre
+    left_out    how well models that are fitted without some of the user's rows predict these rows
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from coterie._typing import Array, Ints
+from coterie.analysis.dispersion import without_ridge
+from coterie.analysis.oracle import Oracle, RowsOracle
+from coterie.data.users import Users
+from coterie.losses import Loss, Personal
+
+_SHARE = 0.25  # of each user's rows that are left out
+
+
+class Expanded(NamedTuple):
+    """Answers to `expand`."""
+
+    values: Array  # (n_users, k)
+    gradients: Array  # (n_users, k, dim)
+    hessians: Array  # (n_users, k, dim, dim); empty if they were not asked for
+    models: Array  # (n_users, k, dim) the models that users get
+
+
+class LeavingOut(NamedTuple):
+    """A question about kinds of models.
+
+    A kind is a centre for each group and a covariance of models around it, or zeros where users get the centre itself.
+    A user's rows that are left out move the centre of its group by `influences` times the change of its slope there.
+    """
+
+    centres: Array  # (n_centres, dim) of all kinds, one kind after the other
+    starts: Ints  # (k + 1,) where the centres of each kind start
+    own: Ints  # (n_users, k) the group of each user
+    covariances: Array  # (k, dim, dim)
+    influences: Array  # (n_users, k, dim, dim)
+    alone: bool  # whether users are also judged by models of their own
+    n_splits: int
+    seed: int
+    stratify: bool
+
+    def take(self, users: Ints) -> LeavingOut:
+        """The question to some users."""
+        return self._replace(own=self.own[users], influences=self.influences[users])
+
+
+class FitOracle(Oracle, Protocol):
+    """An oracle that can answer for a fit."""
+
+    def expand(self, centres: Array, covariances: Array, order: int) -> Expanded:
+        """At k centres of each user, (n_users, k, dim), each with a covariance of the personal part or zeros."""
+
+    def left_out(self, question: LeavingOut) -> tuple[Array, Array]:
+        """(n_users, k) sums of losses on rows left out, one column more if `alone`, and (n_users,) their number."""
+
+
+class RowsFitOracle(RowsOracle):
+    """Users whose rows are in this process; see `FitOracle`."""
+
+    def expand(self, centres: Array, covariances: Array, order: int) -> Expanded:
+        return expanded(self.loss, self.users, centres, covariances, order)
+
+    def left_out(self, question: LeavingOut) -> tuple[Array, Array]:
+        return left_out(self.loss, self.users, question)
+
+
+def outer_loss(loss: Loss, users: Users, covariance: Array) -> Loss:
+    """The loss of a centre; `covariance` is that of the personal part, or zero."""
+    if not covariance.any():
+        return loss
+    return Personal(loss, covariance=covariance, scale=1.0 / np.maximum(users.sizes, 1))
+
+
+def expanded(loss: Loss, users: Users, centres: Array, covariances: Array, order: int) -> Expanded:
+    """`FitOracle.expand` for these users."""
+    parts = []
+    for k, covariance in enumerate(covariances):
+        outer = outer_loss(loss, users, covariance)
+        samples = outer.prepare(users)
+        with np.errstate(over="ignore", invalid="ignore"):  # trial points
+            values, gradients, hessians = outer.evaluate(samples, centres[:, k], order)
+            own = outer.own_models(samples, centres[:, k]) if order > 1 else centres[:, k]
+        parts.append((values, gradients, hessians if order > 1 else np.empty((len(values), 0)), own))
+    return Expanded(*(np.stack(part, axis=1) for part in zip(*parts, strict=True)))
+
+
+def left_out(loss: Loss, users: Users, question: LeavingOut) -> tuple[Array, Array]:
+    """`FitOracle.left_out` for these users."""
+    plain, (n, k) = without_ridge(loss), question.own.shape
+    sums, counts = np.zeros((n, k + question.alone)), np.zeros(n)
+    for turn in range(question.n_splits):
+        kept, _, test = users.hold_out(_SHARE, stratify=question.stratify, seed=question.seed + 1 + turn)
+        present = np.flatnonzero(test.counts > 0)
+        if not present.size:
+            continue
+        rows = test.take(present)
+        judged = plain.prepare(rows)
+        counts[present] += rows.counts
+        for j in range(k + question.alone):
+            models = loss.local(loss.prepare(kept)).points if j == k else _without(loss, users, kept, question, j)
+            with np.errstate(over="ignore"):
+                sums[present, j] += rows.counts * plain.values(judged, models[present])
+    return sums, counts
+
+
+def _without(loss: Loss, users: Users, kept: Users, question: LeavingOut, j: int) -> Array:
+    """(n_users, dim) the models of a kind that these users get from the rows that are kept."""
+    centres = question.centres[question.starts[j]:question.starts[j + 1]]
+    outer = outer_loss(loss, kept, question.covariances[j])
+    samples, shape, own = outer.prepare(kept), (kept.n_users, centres.shape[1]), question.own[:, j]
+    group = own
+    if len(centres) > 1:  # the rows left out must not decide the group
+        group = np.stack([outer.values(samples, np.broadcast_to(c, shape)) for c in centres]).argmin(axis=0)
+    at = centres[group]
+    full = outer_loss(loss, users, question.covariances[j])
+    change = users.counts[:, None] * full.gradients(full.prepare(users), at) \
+        - kept.counts[:, None] * outer.gradients(samples, at)
+    shift = (question.influences[:, j] @ change[..., None])[..., 0]
+    return outer.own_models(samples, at + np.where((group == own)[:, None], shift, 0.0))
