@@ -134,6 +134,22 @@ def _variance(loss: Loss, users: Users, samples: Samples) -> float:
     return s
 
 
+def score_sums(loss: Poisson, users: Users, samples: Samples, centres: Array, covariance: Array, inverse: Array,
+               scale: float) -> Array:
+    """(n_users, 2) what each user adds to the two sums of the ratio for Poisson, at its most likely model.
+
+    `inverse` is that of the summed curvature of all users.
+    """
+    rows = loss.design(users.features, np.ones(users.n_samples, dtype=bool))
+    plain = replace(loss, ridge=0.0)
+    models = find_modes(plain, samples, users.counts / scale, centres, covariance, centres)
+    margins = plain.decision(users.features, models[users.owner])
+    assert users.targets is not None
+    c = (rows @ inverse * rows).sum(axis=1)
+    parts = (plain.slope(margins, users.targets) ** 2 * c, plain.curvature(margins, users.targets) * c)
+    return np.stack([np.bincount(users.owner, part, users.n_users) for part in parts], axis=1)
+
+
 def _score_ratio(loss: Poisson, users: Users, samples: Samples) -> float:
     assert users.targets is not None
     n, together = users.n_samples, np.zeros(users.n_users, dtype=np.int64)

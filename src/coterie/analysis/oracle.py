@@ -25,7 +25,7 @@ class Settled(NamedTuple):
     information: Array  # (n_users,) share of the user's rows that carry information at its centre
 
 
-class Oracle(Protocol):
+class UserOracle(Protocol):
     """All users of a search, by their answers."""
 
     loss: Loss
@@ -84,7 +84,7 @@ class RowsOracle:
 
 
 def settled(loss: Loss, samples: Samples, centres: Array, pull: float, users: Ints) -> Settled:
-    """`Oracle.settle` for some users."""
+    """`UserOracle.settle` for some users."""
     points = loss.prox(samples, None, pull, centres, users=users).points
     values, gradients, hessians = loss.evaluate(samples, points, 2, users)
     model = Quadratic(point=points, value=values, gradient=gradients, hessian=hessians)
@@ -93,7 +93,7 @@ def settled(loss: Loss, samples: Samples, centres: Array, pull: float, users: In
 
 def slopes_at(loss: Loss, bare: Loss, samples: Samples, models: Array, own: Ints,
               users: Ints) -> tuple[Array, Array]:
-    """`Oracle.slopes` for some users; `bare` is the loss without ridge."""
+    """`UserOracle.slopes` for some users; `bare` is the loss without ridge."""
     n = len(users)
     with np.errstate(over="ignore", invalid="ignore"):  # trial points, and models of very different users
         values = [bare.evaluate(samples, np.tile(model, (n, 1)), 0, users).values for model in models]

@@ -30,7 +30,7 @@ import numpy as np
 from coterie._typing import Array, Flags, Ints
 from coterie.analysis.dispersion import dispersion, without_ridge
 from coterie.analysis.noise import noise_of_users
-from coterie.analysis.oracle import Oracle, RowsOracle, ridge_of
+from coterie.analysis.oracle import RowsOracle, UserOracle, ridge_of
 from coterie.analysis.search import near_groups
 from coterie.analysis.spread import Expansions, project, total
 from coterie.data.users import Participants, Users
@@ -82,7 +82,7 @@ class ModelSpread:
         return self.covariance / self.noise
 
 
-def learn_spread(users: Users, loss: Loss, labels: Ints, oracle: Oracle | None = None) -> ModelSpread | None:
+def learn_spread(users: Users, loss: Loss, labels: Ints, oracle: UserOracle | None = None) -> ModelSpread | None:
     """The covariance with the largest evidence; None where models without a personal part have more.
 
     Parameters
@@ -123,7 +123,7 @@ def _best_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
     return best if differing is None else replace(best, covariance=differing[0], noises=differing[1])
 
 
-def spread_by_asking(users: Participants, oracle: Oracle, labels: Ints) -> ModelSpread | None:
+def spread_by_asking(users: Participants, oracle: UserOracle, labels: Ints) -> ModelSpread | None:
     """The covariance by second-order models of the users' losses; the evidence for it by their answers."""
     near, ridge = near_groups(users, oracle, labels), ridge_of(oracle.loss, Samples(users, oracle.dim))
     plain = replace(near, value=near.value - 0.5 * near.point**2 @ ridge, gradient=near.gradient - ridge * near.point,

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from coterie._typing import Array, Ints
-from coterie.analysis.oracle import Oracle, RowsOracle, Settled, ridge_of, start_of
+from coterie.analysis.oracle import RowsOracle, Settled, UserOracle, ridge_of, start_of
 from coterie.analysis.partitions import Judge, ModelTree, Partition
 from coterie.analysis.path import Path
 from coterie.analysis.proposals import WithRidge, nearest_users, proposals_of, search_path
@@ -89,13 +89,13 @@ def search(users: Users, loss: Loss, options: SearchOptions) -> SearchResult:
     return SearchResult(_within_limit(lambda limit: _descriptions(judge, path, limit), options.max_groups), path)
 
 
-def search_by_asking(users: Participants, oracle: Oracle, options: SearchOptions) -> SearchResult:
+def search_by_asking(users: Participants, oracle: UserOracle, options: SearchOptions) -> SearchResult:
     """The search among users who answer, wherever their rows are."""
     asking = _Asking(users, oracle, options)
     return SearchResult(_within_limit(asking.descriptions, options.max_groups), asking.path)
 
 
-def near_everyone(users: Participants, oracle: Oracle, pull: float = 0.1) -> tuple[Quadratic, Settled]:
+def near_everyone(users: Participants, oracle: UserOracle, pull: float = 0.1) -> tuple[Quadratic, Settled]:
     """Second-order models around the model of the mean target, and around the pooled model that these give.
 
     An oracle is asked once.
@@ -110,7 +110,7 @@ def near_everyone(users: Participants, oracle: Oracle, pull: float = 0.1) -> tup
     return known
 
 
-def near_groups(users: Participants, oracle: Oracle, labels: Ints, pull: float = 0.1) -> Quadratic:
+def near_groups(users: Participants, oracle: UserOracle, labels: Ints, pull: float = 0.1) -> Quadratic:
     """Second-order models around the models of these groups."""
     near = near_everyone(users, oracle, pull)[1].model
     key = ("near groups", labels.tobytes())
@@ -121,7 +121,7 @@ def near_groups(users: Participants, oracle: Oracle, labels: Ints, pull: float =
     return known
 
 
-def _expansions(users: Participants, oracle: Oracle, near: Quadratic) -> Expansions:
+def _expansions(users: Participants, oracle: UserOracle, near: Quadratic) -> Expansions:
     samples = near.prepare(users)
     return Expansions.at(near, samples, oracle.sizes / oracle.scale, np.zeros((users.n_users, oracle.dim)))
 
@@ -269,7 +269,7 @@ class _Judged(NamedTuple):
 class _Asking:
     """A search that knows the losses by the answers of an oracle only."""
 
-    def __init__(self, users: Participants, oracle: Oracle, options: SearchOptions) -> None:
+    def __init__(self, users: Participants, oracle: UserOracle, options: SearchOptions) -> None:
         self.users, self.oracle, self.options, self.n = users, oracle, options, users.n_users
         self.everyone, self.weights = np.zeros(self.n, dtype=np.int64), oracle.sizes / oracle.scale
         self.ridge = ridge_of(oracle.loss, Samples(users, oracle.dim))

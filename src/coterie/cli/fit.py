@@ -71,7 +71,7 @@ def show(fitted: Fit, out: Path) -> None:
     for k in np.argsort(-sizes, kind="stable")[:20]:
         members = np.flatnonzero(fitted.labels == k)
         names = ", ".join(str(users.names[i]) for i in members[:4]) + (", ..." if len(members) > 4 else "")
-        table.add_row(str(k), str(len(members)), str(int(users.data.sizes[members].sum())), plain(names))
+        table.add_row(str(k), str(len(members)), str(int(users.sizes[members].sum())), plain(names))
     console.print(table)
     if len(sizes) > 20:
         console.print(f"and {len(sizes) - 20} more groups in {out / 'clusters.csv'}", soft_wrap=True, markup=False)

@@ -62,6 +62,11 @@ class Participants:
         """The users with their samples; raises Incompatible if these are on other machines."""
         raise Incompatible("The samples of these users are elsewhere, and this needs them. Call it where the data are.")
 
+    @property
+    def sizes(self) -> Ints:
+        """(n_users,) rows of each user; raises Incompatible if they are on other machines and not known."""
+        raise Incompatible("How many rows these users have is not known here. Call it where the data are.")
+
     @cached_property
     def _positions(self) -> dict[Hashable, int]:
         return {name: i for i, name in enumerate(self.names)}
@@ -92,3 +97,30 @@ class Participants:
             raise InvalidInput(f"indices must be positions of users, 0..{self.n_users - 1}, got {show(indices)}",
                                remedy="Turn a name into a position with users.index(name)")
         return chosen.astype(np.int64)
+
+
+class Counted(Participants):
+    """Users whose data are elsewhere, and whose numbers of rows are known.
+
+    Parameters
+    ----------
+    names, feature_names : as for `Participants`.
+    sizes : (n_users,) rows of each user.
+
+    Example
+    -------
+    >>> Counted(["ann", "bob"], ["age"], np.array([3, 5])).take([1]).sizes.tolist()
+    [5]
+    """
+
+    def __init__(self, names: Iterable[Any], feature_names: Iterable[str], sizes: Ints) -> None:
+        super().__init__(names, feature_names)
+        self._sizes = sizes
+
+    @property
+    def sizes(self) -> Ints:
+        return self._sizes
+
+    def take(self, indices: npt.ArrayLike) -> Counted:
+        chosen = self._chosen(indices)
+        return Counted([self.names[i] for i in chosen], self.feature_names, self._sizes[chosen])

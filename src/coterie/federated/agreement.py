@@ -108,6 +108,7 @@ class Agreement:
     loss, loss_options : of prepared numbers, by name and as JSON.
     mean, scale : of prepared numbers that are standardised.
     task, n_classes : where a fit is made: then users answer from all their rows, and held-out rows judge.
+    train_units : of the rows that are not held out, where a fit asks about these.
     signs : whether classes of prepared numbers are -1 and 1 and count as 0 and 1; only where a fit is made.
     """
 
@@ -123,6 +124,7 @@ class Agreement:
     task: Any = ""
     n_classes: int = 0
     signs: bool = False
+    train_units: Units | None = None
 
     @property
     def participants(self) -> Participants:
@@ -165,9 +167,11 @@ class Agreement:
         inner, judged, split = self._inner(), None, None
         if held_out > 0 and self.task != "clustering":
             split = users.hold_out(held_out, stratify=self.task == "classification", seed=seed)
-        if split is not None and self.units is not None:
-            judged = self.units, split.test
-        train, held = (None, None) if split is None else (inner(split.train), inner(split.test))
+        units = self.units if self.train_units is None else self.train_units
+        if split is not None and units is not None:
+            judged = units, split.test
+        trained = inner if units is None else units.inner
+        train, held = (None, None) if split is None else (trained(split.train), trained(split.test))
         users = inner(users)
         if self.units is None:  # users only describe their rows, which needs no loss
             return Data(SquaredDistance(), Samples(users, users.n_features), held, train=train)
@@ -186,16 +190,19 @@ class Agreement:
         said = {name: getattr(self, name) for name in ("names", "features", "run", "loss", "loss_options", "mean",
                                                        "scale", "task", "n_classes", "signs")}
         return json.dumps({**said, "recipe": None if self.recipe is None else self.recipe.to_json(),
-                           "units": None if self.units is None else json_ready(self.units.state())}, ensure_ascii=False)
+                           "units": None if self.units is None else json_ready(self.units.state()),
+                           "train_units": None if self.train_units is None else
+                           json_ready(self.train_units.state())}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """From what `to_json` gives."""
         said = json.loads(text)
-        recipe, units = said.pop("recipe"), said.pop("units")
+        recipe, units, trained = said.pop("recipe"), said.pop("units"), said.pop("train_units", None)
         said = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
         return cls(**said, recipe=None if recipe is None else Recipe.from_json(recipe),
-                   units=None if units is None else Units.from_state(units))
+                   units=None if units is None else Units.from_state(units),
+                   train_units=None if trained is None else Units.from_state(trained))
 
 
 def _recipe(agreement: Agreement) -> Recipe:

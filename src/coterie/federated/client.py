@@ -18,6 +18,7 @@ from coterie.data.condensed import SecondMoments
 from coterie.data.users import Users
 from coterie.federated.algorithms.edges import answer_edges, mean_curvature, stiffness
 from coterie.federated.algorithms.trust import between, trusted
+from coterie.federated.answers import FIT_ANSWERS, facts, fit_answer
 from coterie.federated.joining import answer_join
 from coterie.federated.protocol.messages import (
     SCHEMAS,
@@ -318,7 +319,13 @@ def _score(data: Data, queries: Batch) -> Answer:
     return {"score": score, "hit": hit, "count": count}, {}
 
 
+def _fit(data: Data, queries: Batch) -> Answer:
+    parts = [data.samples.users.data] if data.train is None else [data.samples.users.data, data.train]
+    return (facts(parts, queries) if queries.kind == "facts" else fit_answer(data.loss, parts, queries)), {}
+
+
 _ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {
+    "facts": _fit, **dict.fromkeys(FIT_ANSWERS, _fit),
     "describe": _describe, "local": _local, "expand": _expand, "gradient": _gradient, "prox": _prox, "train": _train,
     "certify": _certify, "score": _score, "moments": _moments, "judge": _judge,
     "join": lambda data, queries: answer_join(data.loss, data.samples, queries), "pdmm": lambda data, queries: ({}, {}),

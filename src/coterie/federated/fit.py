@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie._typing import Array
+from coterie._typing import Array, Ints
 from coterie.certificates import Answers, assembled, project, reference
 from coterie.data.condensed import SecondMoments
 from coterie.data.encoding import Recipe
@@ -31,6 +31,7 @@ from coterie.federated.algorithms.participation import Participation
 from coterie.federated.asking import Asker
 from coterie.federated.config import DataSettings
 from coterie.federated.driver import Round
+from coterie.federated.fit_by_asking import describe, fit_parts
 from coterie.federated.protocol.ledger import Ledger
 from coterie.federated.protocol.messages import Ragged, square, triangle
 from coterie.fitting.estimate import Fit, fit
@@ -38,6 +39,7 @@ from coterie.fitting.plan import FitProgress
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.losses import Personal
+from coterie.losses.remote import Remote
 from coterie.solution import Solution, Status
 from coterie.storage import write_atomically
 
@@ -115,10 +117,16 @@ def fit_federation(runtime: Carrier, data: DataSettings, settings: Settings,
     asker = Asker(runtime, agreement.names, participation=carriage.participation, seed=carriage.seed,
                   fingerprint={**{f.name: getattr(settings, f.name) for f in fields(settings)}, **runtime.identity()},
                   checkpoint=carriage.checkpoint, progress=carriage.progress)
-    users, split = _second_moments(asker, agreement, settings)
-    fitted = fit(users, settings, split=split, progress=carriage.fit_progress)
-    runtime.use(replace(agreement, units=fitted.units))
-    solution = _certified(asker, fitted.solution, settings.tol)
+    if _squared(settings):
+        users, split = _second_moments(asker, agreement, settings)
+        fitted = fit(users, settings, split=split, progress=carriage.fit_progress)
+        runtime.use(replace(agreement, units=fitted.units))
+        sizes = fitted.solution.problem.users.data.sizes
+    else:
+        facts = describe(asker, agreement, settings)
+        runtime.use(replace(agreement, units=facts.units, train_units=facts.train_units))
+        fitted, sizes = fit_parts(facts, agreement.participants, asker, settings), facts.sizes[0]
+    solution = _certified(asker, fitted.solution, settings.tol, sizes)
     scores = _judged(asker, fitted)
     parts = {f.name: getattr(fitted, f.name) for f in fields(Fit)}
     return FederatedFit(**{**parts, "solution": solution, "scores": scores, "recipe": agreement.recipe},
@@ -161,12 +169,21 @@ def _prepared(agreement: Agreement, nodes: list[Introduction], settings: Setting
     return replace(agreement, task=task, signs=signs and task == "classification", n_classes=2 if signs else n_classes)
 
 
+def _squared(settings: Settings) -> bool:
+    """Whether second moments decide everything."""
+    losses = ("auto", "squared", "squared_distance")
+    if settings.task in ("regression", "clustering") and settings.loss in losses:
+        return True
+    if settings.task == "clustering" or settings.loss == "huber" or settings.weights != "auto" \
+            or settings.lam != "auto" or not settings.standardize:
+        raise InvalidInput("a federation cannot be fitted like this: outside of squared losses it needs standardised "
+                           "features, automatic weights and lam, and a loss other than Huber's",
+                           remedy="Leave these settings out, or give lam a number")
+    return False
+
+
 def _second_moments(asker: Asker, agreement: Agreement, settings: Settings) -> tuple[Users, Split | None]:
     """Users with the second moments of those who take part: of all rows, and of their parts."""
-    squared = ("auto", "squared", "squared_distance")
-    if settings.task not in ("regression", "clustering") or settings.loss not in squared:
-        raise InvalidInput(f"a fit of {settings.task} in a federation is not possible yet",
-                           remedy="Give lam a number, for example --lam 0.05")
     replies, q = asker.ask("moments", 0), len(agreement.features) + (settings.task != "clustering")
     counts, means, scatters = (replies.arrays[name] for name in ("count", "means", "scatter"))
     n, k = len(agreement.names), counts.shape[1]
@@ -181,10 +198,11 @@ def _second_moments(asker: Asker, agreement: Agreement, settings: Settings) -> t
     return users, Split(train, test.take([]), test)
 
 
-def _certified(asker: Asker, solution: Solution, tol: float) -> Solution:
+def _certified(asker: Asker, solution: Solution, tol: float, sizes: Ints) -> Solution:
     """The solution with a certificate from the users' own rows."""
     began, problem = time.perf_counter(), solution.problem
-    graph, loss, n = problem.graph, problem.loss, problem.n_users
+    graph, n = problem.graph, problem.n_users
+    loss = problem.loss.loss if isinstance(problem.loss, Remote) else problem.loss
     duals = np.zeros((graph.n_edges, problem.dim)) if solution.duals is None else \
         project(solution.duals, problem.radii)
     slopes, about = -graph.divergence(duals), reference(graph, solution.models)
@@ -192,7 +210,7 @@ def _certified(asker: Asker, solution: Solution, tol: float) -> Solution:
     if isinstance(loss, Personal):
         shared["covariance"] = triangle(np.asarray(loss.covariance)[None])
         if isinstance(loss.scale, np.ndarray):
-            ragged["noise"] = Ragged.of(loss.scale * problem.users.data.sizes, np.ones(n, dtype=np.int64))
+            ragged["noise"] = Ragged.of(loss.scale * sizes, np.ones(n, dtype=np.int64))
     replies = asker.ask("certify", problem.dim, arrays={"model": solution.models, "slope": slopes, "anchor": about},
                         shared=shared, ragged=ragged)
     answers = Answers(*(replies.arrays[name] for name in ("value", "conjugate", "residual", "size", "rounding")))
@@ -210,7 +228,9 @@ def _judged(asker: Asker, fitted: Fit) -> Scores | None:
     others = [models] * 3
     if scores is not None and scores.judged is not None:
         theirs = scores.judged
-        others = [fitted.units.restored(theirs.units.coefficients(part)) for part in theirs[1:]]
+        others = list(theirs[1:])
+        if fitted.sent is None:  # users judge in the units of all rows
+            others = [fitted.units.restored(theirs.units.coefficients(part)) for part in others]
     replies = asker.ask("judge", dim, arrays={"model": models, "fitted": others[0], "alone": others[1],
                                               "together": others[2]})
     if scores is None:

@@ -34,7 +34,7 @@ import numpy as np
 
 from coterie._typing import Array, Flags, Ints
 from coterie.analysis.dispersion import without_ridge
-from coterie.analysis.oracle import Oracle, ridge_of
+from coterie.analysis.oracle import UserOracle, ridge_of
 from coterie.analysis.random_effects import learn_spread
 from coterie.analysis.refining import Refining
 from coterie.analysis.search import near_groups
@@ -45,6 +45,7 @@ from coterie.fitting.settings import Settings
 from coterie.labels import group_sums
 from coterie.losses import AffineLoss, Loss, Personal, Samples, Squared
 from coterie.losses.grouped import Grouped
+from coterie.losses.remote import Remote
 
 Count = Literal["rows", "users"]
 Kind = Literal["one model", "groups", "personal", "personal in groups", "alone"]
@@ -104,7 +105,7 @@ def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count, star
 
     Where rows count alike, a user with few rows, or noisy ones, has little influence.
     """
-    rows = samples.users.data.sizes
+    rows: Array = samples.users.sizes.astype(float)
     if isinstance(loss, Personal) and isinstance(loss.scale, np.ndarray):  # noise / rows
         rows = 1.0 / loss.scale
     weights = rows / rows.mean() if count == "rows" else None
@@ -120,13 +121,15 @@ def handed_out(loss: Loss, samples: Samples, labels: Ints, count: Count) -> Arra
 def kind_of(loss: Loss, labels: Ints) -> Kind:
     """The kind of models that this loss and these groups give."""
     n_groups = int(labels.max()) + 1
+    if isinstance(loss, Remote):
+        loss = loss.loss
     if isinstance(loss, Personal):
         return "personal" if n_groups == 1 else "personal in groups"
     return "one model" if n_groups == 1 else "alone" if n_groups == len(labels) else "groups"
 
 
 def sharing_of(kind: Kind, users: Any, loss: Loss, labels: Ints, count: Count,
-               oracle: Oracle | None = None) -> Sharing:
+               oracle: UserOracle | None = None) -> Sharing:
     """A kind for these users, with the groups that were found.
 
     Where there is one group only the kind is the one without groups, and where users do not differ inside their groups

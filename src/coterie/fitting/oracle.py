@@ -13,7 +13,7 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import without_ridge
-from coterie.analysis.oracle import Oracle, RowsOracle
+from coterie.analysis.oracle import RowsOracle, UserOracle
 from coterie.data.users import Users
 from coterie.losses import Loss, Personal
 
@@ -51,7 +51,7 @@ class LeavingOut(NamedTuple):
         return self._replace(own=self.own[users], influences=self.influences[users])
 
 
-class FitOracle(Oracle, Protocol):
+class FitOracle(UserOracle, Protocol):
     """An oracle that can answer for a fit."""
 
     def expand(self, centres: Array, covariances: Array, order: int) -> Expanded:
@@ -86,7 +86,7 @@ def expanded(loss: Loss, users: Users, centres: Array, covariances: Array, order
         samples = outer.prepare(users)
         with np.errstate(over="ignore", invalid="ignore"):  # trial points
             values, gradients, hessians = outer.evaluate(samples, centres[:, k], order)
-            own = outer.own_models(samples, centres[:, k]) if order > 1 else centres[:, k]
+            own = outer.own_models(samples, centres[:, k])
         parts.append((values, gradients, hessians if order > 1 else np.empty((len(values), 0)), own))
     return Expanded(*(np.stack(part, axis=1) for part in zip(*parts, strict=True)))
 

@@ -214,14 +214,36 @@ def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, 
     covariance, noise = (None if shared[name] is None else np.asarray(shared[name]) for name in ("covariance", "noise"))
     sharing = Sharing(shared["kind"], np.asarray(shared["labels"], dtype=np.int64), covariance, settings.count,
                       noise=noise)
-    alone = sharing.kind == "alone"
-    if labels.any() and (alone or not sharing.labels.any()):
-        sentence = f"The search found {int(labels.max()) + 1} groups, but they are not needed to predict."
-    sentence += str(groups.get("limit", ""))
-    labels = np.zeros(inner.n_users, dtype=np.int64) if alone else sharing.labels
+    sentence = sentence_about(labels, sharing, sentence) + str(groups.get("limit", ""))
     work.show("range of lam")
     local = LocalModels.of(inner, loss, max(settings.ridge, 1e-3))
-    loss = sharing.loss(loss, inner)
+    compared = dict(shared["means"]), dict(shared.get("errors", {}))
+    return replace(weighted_plan(inner, sharing.loss(loss, inner), local, sharing, settings, sentence),
+                   means=compared[0], errors=compared[1])
+
+
+def sentence_about(labels: Ints, sharing: Sharing, sentence: str) -> str:
+    """What is said of the groups that the search found, if users share these or not."""
+    if labels.any() and (sharing.kind == "alone" or not sharing.labels.any()):
+        return f"The search found {int(labels.max()) + 1} groups, but they are not needed to predict."
+    return sentence
+
+
+def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: Sharing, settings: Settings,
+                  sentence: str) -> PathPlan:
+    """The weights and the path for what users share.
+
+    Parameters
+    ----------
+    inner : the users.
+    loss : of their centres.
+    local : their local models.
+    sharing : what they share.
+    settings : of the fit.
+    sentence : the reason for the choice.
+    """
+    alone = sharing.kind == "alone"
+    labels = np.zeros(inner.n_users, dtype=np.int64) if alone else sharing.labels
     inside = _inside(local, labels, settings.k)
     # Any flow that balances the users of a group bounds the lam at which they merge; the electrical flow is quick.
     fused = lam_max(_problem(inner, loss, inside), rtol=1.0).upper if inside.n_edges else 0.0
@@ -241,10 +263,9 @@ def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, 
     problem = _problem(inner, loss, graph)
     if settings.lam != "auto":
         return _with_lam(problem, lams, settings)
-    compared = dict(shared["means"]), dict(shared.get("errors", {}))
     if alone:
-        return PathPlan(problem, np.array([0.0, *lams]), 0, sentence, None, sharing, *compared)
-    return PathPlan(problem, lams, chosen, sentence, labels, sharing, *compared)
+        return PathPlan(problem, np.array([0.0, *lams]), 0, sentence, None, sharing)
+    return PathPlan(problem, lams, chosen, sentence, labels, sharing)
 
 
 def _inside(local: LocalModels, labels: Ints, k: int) -> Graph:
@@ -258,7 +279,7 @@ def _inside(local: LocalModels, labels: Ints, k: int) -> Graph:
     return Graph.from_edges(len(labels), np.concatenate(pairs))
 
 
-def _between(inner: Users, loss: Loss, labels: Ints, inside: Graph, fused: float) -> tuple[Graph, float]:
+def _between(inner: Participants, loss: Loss, labels: Ints, inside: Graph, fused: float) -> tuple[Graph, float]:
     """The graph with the edges between groups added, and a lam at which all groups have merged.
 
     No two groups merge below _APART * fused.

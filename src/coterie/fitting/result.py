@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,13 @@ class TableSource:
     fingerprint: str = ""
 
 
+class SentModels(NamedTuple):
+    """Centres and models that users and server have found together, in the solver's units."""
+
+    centres: Array  # (n_groups, dim)
+    models: Array  # (n_users, dim)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FitResult(InNotebook):
     """The solution of a fit, the path it lies on, and its scores on held-out rows.
@@ -65,6 +72,7 @@ class FitResult(InNotebook):
     stability : how stable the groups are with other rows; None without groups.
     recipe : how the table became numbers; None for a fit of `Users`.
     table : the table; None for a fit of `Users`.
+    sent : centres and models, where they cannot be computed because the rows are with their users.
     """
 
     settings: Settings
@@ -80,6 +88,7 @@ class FitResult(InNotebook):
     stability: Stability | None = None
     recipe: Recipe | None = None
     table: TableSource | None = None
+    sent: SentModels | None = field(default=None, repr=False)
 
     @property
     def names(self) -> tuple[Any, ...]:
@@ -126,12 +135,16 @@ class FitResult(InNotebook):
     @cached_property
     def centres(self) -> Array:
         """(n_clusters, dim) the centre of each group, fitted to its rows without the penalty; in the solver's units."""
+        if self.sent is not None:
+            return self.sent.centres
         problem = self.solution.problem
         return group_centres(problem.loss, problem.samples, self.labels, self.settings.count)
 
     @cached_property
     def models(self) -> Array:
         """(n_users, dim) the models that predict, in the solver's units: centres, or personal models around them."""
+        if self.sent is not None:
+            return self.sent.models
         problem = self.solution.problem
         return problem.loss.own_models(problem.samples, self.centres[self.labels])
 

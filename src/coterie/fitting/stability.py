@@ -77,15 +77,21 @@ def measure_stability(users: Users, loss: Loss, sharing: Sharing, settings: Sett
     """
     samples, weights = loss.prepare(users), users.sizes / (1.0 if sharing.noise is None else sharing.noise)
     expansions = Expansions.at(loss, samples, weights, sharing.models(users, loss))
-    noise = dispersion(loss, users, samples)
     if sharing.covariance is not None:
         expansions = expansions.marginal(sharing.covariance)[0]
+    return stability_of(expansions, dispersion(loss, users, samples), sharing, settings, judged)
+
+
+def stability_of(expansions: Expansions, noise: float, sharing: Sharing, settings: Settings,
+                 judged: PathPlan | None = None) -> Stability:
+    """The same from expansions of the users' log-likelihoods, times the noise, as functions of their centres."""
+    n, dim = expansions.slopes.shape
     scales, axes = np.linalg.eigh(expansions.curvatures)
     roots = axes * np.sqrt(noise * np.maximum(scales, 0.0))[:, None, :]
-    rng, n = np.random.default_rng(settings.seed), users.n_users
+    rng = np.random.default_rng(settings.seed)
     indices, stays = np.empty(_DRAWS), np.zeros(n)
     for k in range(_DRAWS):
-        drawn = (roots @ rng.standard_normal((n, samples.dim, 1)))[..., 0]
+        drawn = (roots @ rng.standard_normal((n, dim, 1)))[..., 0]
         labels = _moved(replace(expansions, slopes=expansions.slopes + drawn), sharing.labels)
         indices[k] = adjusted_rand(sharing.labels, labels)
         stays += labels == sharing.labels

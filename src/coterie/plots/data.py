@@ -15,9 +15,10 @@ from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.fitting.kinds import Count, group_centres
-from coterie.fitting.result import FitResult
+from coterie.fitting.result import FitResult, SentModels
 from coterie.fitting.units import FITTING, Units
 from coterie.losses import LOSSES, AffineLoss, Loss, Multinomial, Personal
+from coterie.losses.quadratic import Quadratic
 from coterie.losses.remote import Remote
 from coterie.solution import Solution
 
@@ -43,6 +44,8 @@ class View:
         of the convex problem.
     known
         (n_lams, n_users, dim) the models to show, if they are computed already.
+    sent
+        Centres and models at the chosen point, where rows are with their users.
 
     Example
     -------
@@ -59,6 +62,7 @@ class View:
     units: Units | None = None
     count: Count | None = None
     known: Array | None = None
+    sent: SentModels | None = None
 
     @classmethod
     def of(cls, source: FitResult | Path | Solution, index: int | None = None, path: Path | None = None) -> View:
@@ -87,7 +91,7 @@ class View:
             points = [*source.shown_path.solutions]
             points[source.chosen] = source.solution
             view = cls(replace(source.path, solutions=tuple(points)), source.chosen, True, source.units,
-                       source.settings.count)
+                       source.settings.count, sent=source.sent)
         elif isinstance(source, Solution):
             others = () if path is None else path.solutions
             points = sorted([*(s for s in others if s.lam != source.lam), source], key=lambda s: s.lam)
@@ -114,6 +118,8 @@ class View:
     def loss(self) -> Loss:
         """The loss of the users' models, also if only its name is known, as at the server of a federation."""
         loss = self.path.problem.loss
+        if isinstance(loss, Quadratic) and self.units is not None:
+            return self.units.loss
         return (loss.loss if isinstance(loss, Remote) else loss).own_loss
 
     @property
@@ -130,8 +136,11 @@ class View:
         if self.known is not None:
             return self.known
         loss, samples = self.path.problem.loss, self.path.problem.samples if self.count else None
-        return np.stack([s.models if samples is None else loss.own_models(samples, self.centres(k)[s.labels])
-                         for k, s in enumerate(self.path.solutions)])
+        models = np.stack([s.models if samples is None else loss.own_models(samples, self.centres(k)[s.labels])
+                           for k, s in enumerate(self.path.solutions)])
+        if self.sent is not None:
+            models[self.index] = self.sent.models
+        return models
 
     def centres(self, index: int) -> Array:
         """(n_groups, dim) what the users of each group share at a point of the path, in the solver's units.
@@ -139,6 +148,8 @@ class View:
         Centres of personal models are fitted again at the point shown only, because this takes long.
         """
         solution = self.path[index]
+        if self.sent is not None and index == self.index:
+            return self.sent.centres
         if self.count is None or (index != self.index and isinstance(self.path.problem.loss, Personal)):
             return solution.models[np.unique(solution.labels, return_index=True)[1]]
         key = solution.labels.tobytes()

@@ -28,14 +28,15 @@ Fields = Mapping[str, Array]
 VERSION = 1
 #: What can be asked; the position in the list is the code in the binary form, so new kinds go to the end.
 KINDS = ("describe", "local", "expand", "gradient", "prox", "train", "certify", "score", "pdmm", "moments",
-         "judge", "join")
+         "judge", "join", "facts", "settle", "slopes", "evidence", "around", "left_out", "ratio")
 #: Names of fields; likewise.
 FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", "diagonal", "rank", "centre", "t",
           "point", "steps", "rate", "slope", "conjugate", "residual", "zero", "lack", "score", "count", "ridge",
           "means", "m2", "models", "who", "difference", "dual", "dual_at", "update", "step", "beyond", "settings",
           "neighbours", "radii", "others", "quiet", "wake", "wake_model", "tails", "hat", "hit", "curvature",
           "stiffness", "sign", "size", "rounding", "target",
-          "scatter", "covariance", "noise", "fitted", "alone", "together", "scores", "worse")
+          "scatter", "covariance", "noise", "fitted", "alone", "together", "scores", "worse", "part", "own", "values",
+          "evidence", "influence", "information", "starts")
 TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f8"), np.dtype("<i4"))
 _HEAD = struct.Struct("<2sBBIB")
 _MAGIC = b"CT"
@@ -243,6 +244,18 @@ SCHEMAS: dict[str, Schema] = {
     "certify": Schema({**_MODEL, "slope": "d", "anchor": "d", "covariance": "=*h", "noise": "*1"}, {
         "value": "1", "conjugate": "1", "residual": "1", "size": "1", "rounding": "1", "lack": "*d"}),
     "moments": Schema({}, {"count": "m", "means": "m", "scatter": "m"}),
+    # The questions of a fit; "part" is 0 for all rows and 1 for those that are not held out.
+    "facts": Schema({}, {"count": "m", "means": "m", "m2": "m", "target": "m"}),
+    "settle": Schema({"part": "=1", "t": "=1", "centre": "d"}, {
+        "point": "d", "value": "1", "gradient": "d", "hessian": "h", "information": "1"}),
+    "slopes": Schema({"part": "=1", "models": "=m", "own": "m"}, {"values": "m", "gradient": "m"}),
+    "evidence": Schema({"part": "=1", "covariance": "=m", "step": "=1", "centre": "m"}, {"evidence": "m"}),
+    "around": Schema({"part": "=1", "rank": "=1", "covariance": "=m", "centre": "m"}, {
+        "values": "m", "gradient": "m", "hessian": "m", "model": "m"}),
+    "left_out": Schema({"part": "=1", "models": "=m", "starts": "=m", "covariance": "=m", "settings": "=m", "own": "m",
+                        "influence": "m"}, {"values": "m", "count": "1"}),
+    "ratio": Schema({"part": "=1", "covariance": "=m", "influence": "=m", "step": "=1", "centre": "d"},
+                    {"values": "m"}),
     "judge": Schema({**_MODEL, "fitted": "d", "alone": "d", "together": "d"}, {"scores": "m", "worse": "1"}),
     "join": Schema({"models": "=*d", "covariance": "=*h", "noise": "=1"}, {"who": "1", "model": "*d"}),
     "score": Schema(_MODEL, {"score": "1", "hit": "1", "count": "1"}),
@@ -255,7 +268,8 @@ SCHEMAS: dict[str, Schema] = {
     }, {"model": "*d", "value": "*1", "curvature": "*1", "stiffness": "*1", "difference": "*d"}),
 }
 #: What may be +inf: the value of a loss or a conjugate that is not finite.
-MAY_BE_INFINITE = {("certify", name) for name in ("conjugate", "value", "residual", "size", "rounding")}
+MAY_BE_INFINITE = {("certify", name) for name in ("conjugate", "value", "residual", "size", "rounding")} | {
+    (kind, name) for kind in ("slopes", "around", "left_out") for name in ("values",)}
 
 
 def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | None:

@@ -1,0 +1,282 @@
+"""The fit of a federation whose losses are not squared: questions, about two dozen rounds of them.
+
+1. Users describe their rows by counts, means and sums of squares: the units.
+2. Groups are searched for among the rows that are not held out and among all rows (`coterie.analysis.search`).
+3. The kind of models is chosen by rows left out of those that are not held out (`coterie.fitting.kinds`).
+4. Centres and the models around them are found by Newton's method, with users' slopes and Hessians.
+5. Weights, path and the chosen lam follow from second-order models there; Newton steps on these lead to a solution of
+   the convex problem, which users certify.
+
+A path point other than the chosen one is solved and certified for the second-order models only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from coterie._typing import Array, Ints
+from coterie.analysis.refining import Refining
+from coterie.analysis.search import SearchOptions, SearchResult, kind_of, near_groups, search_by_asking
+from coterie.analysis.spread import Expansions
+from coterie.data.participants import Counted
+from coterie.data.users import Moments, Participants
+from coterie.errors import InvalidInput
+from coterie.federated.agreement import Agreement
+from coterie.federated.asking import Asker
+from coterie.federated.oracle import AskingOracle
+from coterie.fitting.estimate import Fit
+from coterie.fitting.kinds import Comparison, Sharing, choose_by_asking, sentence_of, sharing_of
+from coterie.fitting.plan import PathPlan, Work, sentence_about, solve_plan, weighted_plan
+from coterie.fitting.result import SentModels
+from coterie.fitting.scores import METRICS, JudgedModels, Scores
+from coterie.fitting.settings import Settings
+from coterie.fitting.stability import stability_of
+from coterie.fitting.units import Units, UserStatistics
+from coterie.graph.weights import LocalModels
+from coterie.losses import Loss, Personal, Poisson
+from coterie.losses.quadratic import Quadratic
+from coterie.losses.remote import Remote
+from coterie.problem import Problem
+from coterie.solution import Solution
+from coterie.solvers import solve
+
+_OWN = 1e-12  # pull of models that are users' own
+_NEWTON, _EXACT, _SETTLED = 10, 2, 1e-9  # largest number of steps, those with Hessians, relative length of the last
+_STEPS = 6  # largest number of steps to the solution at the chosen lam
+
+
+class Facts(NamedTuple):
+    """What users say of their rows."""
+
+    units: Units
+    train_units: Units | None  # of the rows that are not held out
+    sizes: list[Ints]  # of all rows, and of those that are not held out
+    target_means: list[float]  # as the loss sees targets
+
+
+def describe(asker: Asker, agreement: Agreement, settings: Settings) -> Facts:
+    """Ask for counts, means and sums of squares, from which the units follow."""
+    replies = asker.ask("facts", 0).arrays
+    counts, means, m2, target = (replies[name] for name in ("count", "means", "m2", "target"))
+    if means.shape[2:] != (len(agreement.features),) or target.shape[2:] != (3,):
+        raise InvalidInput("users describe other columns than agreed", remedy="Start the run again")
+    units, sizes, target_means = list[Units](), list[Ints](), list[float]()
+    for k in range(counts.shape[1]):
+        rows = counts[:, k].astype(np.int64)
+        statistics = UserStatistics(agreement.features, Moments(rows, means[:, k], m2[:, k]),
+                                    Moments(rows, target[:, k, :1], target[:, k, 1:2]), target[:, k, 2])
+        units.append(Units.from_moments(statistics, settings.task, loss=settings.loss, ridge=settings.ridge,
+                                        n_classes=settings.n_classes, standardize=settings.standardize))
+        mean = float(rows @ target[:, k, 0] / rows.sum())
+        sizes.append(rows)
+        target_means.append(mean if isinstance(units[0].loss, Poisson) else 2.0 * mean - 1.0)
+    return Facts(units[0], units[1] if len(units) > 1 else None, sizes, target_means)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A fit to all rows, or to those that are not held out.
+
+    Parameters
+    ----------
+    users : their names.
+    oracle : answers from these rows.
+    found : the search.
+    sharing : what users share.
+    compared : the kinds that were compared, if they were.
+    """
+
+    users: Participants
+    oracle: AskingOracle
+    found: SearchResult
+    sharing: Sharing
+    compared: Comparison | None = None
+
+    @property
+    def labels(self) -> Ints:
+        """The groups that the search found."""
+        return self.found.best.labels
+
+
+class Centres(NamedTuple):
+    """The centres of groups, and what users say of them."""
+
+    centres: Array  # (n_groups, dim)
+    models: Array  # (n_users, dim) the models that users get
+    near: Quadratic  # the loss of every user's centre to second order
+
+
+def fit_part(users: Participants, oracle: AskingOracle, settings: Settings, like: Sharing | None = None) -> Part:
+    """Groups and kind; the kind of `like` if these users have it, with as many groups."""
+    options = SearchOptions(max_groups=settings.max_groups, k=settings.k)
+    found = search_by_asking(users, oracle, options)
+    labels = found.best.labels
+    if like is not None:
+        sharing = sharing_of(like.kind, users, oracle.loss, labels, settings.count, oracle)
+        if (sharing.kind, sharing.n_groups) == (like.kind, like.n_groups):
+            return Part(users, oracle, found, sharing)
+    compared = choose_by_asking(users, oracle, labels, settings)
+    return Part(users, oracle, found, compared.sharing, compared)
+
+
+def find_centres(part: Part, wanted: list[tuple[Ints, Array | None]], settings: Settings) -> list[Centres]:
+    """The centres of several partitions, each with a covariance of the personal part or None, in the same rounds.
+
+    Hessians are asked for twice; the steps after that update their sums by the slopes.
+    """
+    oracle, users, rows = part.oracle, part.users, part.oracle.sizes.astype(float)
+    weights = rows if settings.count == "rows" else np.ones(users.n_users)
+    none, refined = np.zeros((oracle.dim, oracle.dim)), list[Refining]()
+    covariances = np.stack([none if covariance is None else covariance for _, covariance in wanted])
+    for labels, covariance in wanted:
+        near = near_groups(users, oracle, labels)
+        expansions = Expansions.at(near, near.prepare(users), weights, near.point)
+        if covariance is not None:
+            expansions = replace(expansions, slopes=(rows / weights)[:, None] * expansions.slopes, curvatures=(
+                rows / weights)[:, None, None] * expansions.curvatures).marginal(covariance)[0]
+            expansions = replace(expansions, slopes=(weights / rows)[:, None] * expansions.slopes, curvatures=(
+                weights / rows)[:, None, None] * expansions.curvatures)
+        refined.append(Refining(labels, weights, expansions.centres(labels), expansions.sums(labels).curvatures))
+    hessians = np.empty(0)
+    for turn in range(_NEWTON):
+        at = np.stack([one.trial[one.labels] for one in refined], axis=1)
+        exact = turn < _EXACT
+        answers = oracle.expand(at, covariances, 2 if exact else 1)
+        hessians = answers.hessians if exact else hessians
+        for k, one in enumerate(refined):
+            one.take(answers.values[:, k], answers.gradients[:, k], None, hessians[:, k] if exact else None)
+        if turn and all(float(np.abs(one.trial - one.models).max()) <= _SETTLED * (1.0 + float(np.abs(
+                one.models).max())) for one in refined):
+            break
+    return [Centres(at[_first(one.labels), k], answers.models[:, k], Quadratic(
+        point=at[:, k], value=answers.values[:, k], gradient=answers.gradients[:, k], hessian=hessians[:, k]))
+        for k, one in enumerate(refined)]
+
+
+def _first(labels: Ints) -> Ints:
+    """The first user of each group."""
+    return np.unique(labels, return_index=True)[1].astype(np.int64)
+
+
+def own_models(part: Part) -> Quadratic:
+    """Every user's model from its own rows, and its loss there to second order."""
+    return part.oracle.settle(np.zeros((part.users.n_users, part.oracle.dim)), _OWN).model
+
+
+def shared_centres(part: Part, settings: Settings, pooled: Array | None) -> tuple[Centres, Centres]:
+    """The centres of what users share, and one centre for all, with the covariance `pooled` around it if any."""
+    everyone, sharing = np.zeros(part.users.n_users, dtype=np.int64), part.sharing
+    if sharing.kind == "alone":
+        own = own_models(part)
+        return Centres(own.point, own.point, own), find_centres(part, [(everyone, pooled)], settings)[0]
+    if not sharing.labels.any() and pooled is sharing.covariance:
+        one = find_centres(part, [(everyone, pooled)], settings)[0]
+        return one, one
+    shared, together = find_centres(part, [(sharing.labels, sharing.covariance), (everyone, pooled)], settings)
+    return shared, together
+
+
+def planned(part: Part, near: Quadratic, settings: Settings) -> PathPlan:
+    """Weights and lams, by second-order models of the losses of the centres."""
+    samples, ridge = near.prepare(part.users), max(settings.ridge, 1e-3)
+    models = near.prox(samples, None, ridge, None).points
+    local = LocalModels(models, near.hessian + ridge * np.eye(samples.dim), part.oracle.sizes)
+    plan = weighted_plan(part.users, near, local, part.sharing, settings,
+                         sentence_about(part.labels, part.sharing, _describe(part)))
+    if part.compared is None:
+        return plan
+    return replace(plan, means=part.compared.means, errors=part.compared.errors)
+
+
+def _describe(part: Part) -> str:
+    """A sentence about the search."""
+    best, n, many = part.found.best, part.users.n_users, len(part.found.examined)
+    if kind_of(best) == "one model":
+        return f"All {n} user(s) are one group: none of {many} descriptions is better than one model."
+    if kind_of(best) == "one centre with spread":
+        return (f"Users differ, but continuously: no groups stand out (none of {many} descriptions of the {n} users is "
+                "better than one centre with a spread of models).")
+    sizes, one = ", ".join(map(str, np.bincount(best.labels))), min(p.length for p in part.found.examined
+                                                                     if not p.labels.any())
+    return (f"{best.n_groups} groups of {sizes} users describe the data better than one group: description length "
+            f"{best.length:.6g} instead of {one:.6g}.")
+
+
+def solve_by_asking(part: Part, plan: PathPlan, start: Solution, hessian: Array, tol: float) -> Solution:
+    """The solution of the convex problem at the lam of `start`: Newton steps with users' slopes."""
+    covariance = np.zeros((part.oracle.dim,) * 2) if part.sharing.covariance is None else part.sharing.covariance
+    solution = start
+    for _ in range(_STEPS):
+        answers = part.oracle.expand(solution.models[:, None], covariance[None], 1)
+        near = Quadratic(point=solution.models, value=answers.values[:, 0], gradient=answers.gradients[:, 0],
+                         hessian=hessian)
+        before = solution
+        solution = solve(Problem(part.users, near, start.lam, plan.problem.graph), tol=1e-3 * tol, start=before)
+        steps = solution.models - before.models
+        gain = 0.5 * float(np.einsum("nd,nde,ne->", steps, hessian, steps))  # by which the step lowers the objective
+        if gain <= 1e-3 * tol * abs(solution.objective):
+            break
+    return solution
+
+
+def remote_solution(part: Part, solution: Solution) -> Solution:
+    """The same solution of the problem whose losses are with their users."""
+    loss: Loss = part.oracle.loss
+    if part.sharing.covariance is not None:
+        loss = Personal(loss, covariance=part.sharing.covariance, scale=1.0 / part.oracle.sizes)
+    problem = Problem(part.users, Remote(loss=loss, length=part.oracle.dim), solution.lam, solution.problem.graph)
+    return replace(solution, problem=problem)
+
+
+def fit_parts(facts: Facts, everyone: Participants, asker: Asker, settings: Settings) -> Fit:
+    """The fit, not certified by the users and not scored yet."""
+    users = Counted(everyone.names, everyone.feature_names, facts.sizes[0])
+    loss, judged, trained = facts.units.loss, None, None
+    if facts.train_units is not None:
+        oracle = AskingOracle(asker, users, facts.train_units.loss, 1, facts.sizes[1], facts.target_means[1])
+        trained = fit_part(users, oracle, settings)
+    part = fit_part(users, AskingOracle(asker, users, loss, 0, facts.sizes[0], facts.target_means[0]), settings,
+                    None if trained is None else trained.sharing)
+    if trained is not None and trained.sharing.kind != part.sharing.kind:
+        # It does not exist with all rows: score the kind that does.
+        trained = fit_part(users, trained.oracle, settings, part.sharing)
+    shared, together = shared_centres(part, settings, part.sharing.covariance)
+    plan = planned(part, shared.near, settings)
+    path = solve_plan(plan, settings, Work())
+    index, why = plan.choose(path)
+    compared = trained.compared if trained is not None and trained.compared is not None else part.compared
+    means = {} if compared is None else compared.means
+    why = f"{sentence_of(part.sharing.kind, means)} {why}"
+    stability, noise = None, part.oracle.scale
+    if part.sharing.labels.any() and part.sharing.kind != "alone":
+        rows = part.oracle.sizes.astype(float)
+        expansions = Expansions.at(shared.near, shared.near.prepare(users), rows, shared.near.point)
+        other = None if trained is None or not trained.sharing.labels.any() else PathPlan(
+            plan.problem, plan.lams, 0, "", trained.sharing.labels)
+        stability = stability_of(expansions, noise, part.sharing, settings, other)
+        why = f"{why} {stability}" if stability.stable else f"{stability} {why}"
+    solution = remote_solution(part, solve_by_asking(part, plan, path[index], shared.near.hessian,
+                                                     settings.tol))
+    if trained is not None and facts.train_units is not None:
+        judged = _to_judge(trained, facts.train_units, settings, int(facts.sizes[0].sum() - facts.sizes[1].sum()))
+    return Fit(settings=settings, units=facts.units, solution=solution, path=path, chosen=index,
+               together=together.centres[0], why=why, scores=judged, compared=means,
+               compared_errors={} if compared is None else compared.errors,
+               stability=stability, sent=SentModels(shared.centres, shared.models))
+
+
+def _to_judge(trained: Part, units: Units, settings: Settings, n_rows: int) -> Scores:
+    """The models that held-out rows judge; users score them."""
+    users = trained.users
+    shared, pooled = shared_centres(trained, settings, None)
+    unknown = np.full(users.n_users, np.nan)
+    labels = trained.sharing.labels
+    return Scores(metric=METRICS[settings.task], larger=settings.task == "classification", fitted=unknown,
+                  alone=unknown, together=unknown, points=unknown[None], losses=np.full(1, np.nan), chosen=0,
+                  n_clusters=int(labels.max()) + 1, n_rows=n_rows,
+                  judged=JudgedModels(units, shared.models, own_models(trained).point,
+                                      pooled.models))
+
