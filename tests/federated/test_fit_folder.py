@@ -110,3 +110,29 @@ def test_a_round_as_a_sentence():
     assert str(line._replace(stage="main", n_clusters=3, estimate=1e-3)) == (
         "round 0 (main): 11 of 12 answered, 3 group(s), gap about 1e-03")
     assert str(line._replace(n_clusters=3, gap=None, estimate=None)).endswith("gap about nan")  # as JSON has it
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_a_server_that_stops_anywhere_ends_in_the_same_bits(frame, tmp_path, monkeypatch, task):
+    if task == "classification":
+        frame = frame.with_columns(y=pl.col("y") > 0)
+    straight = serve(frame, tmp_path / "straight").best.n_rounds
+    asked, exchange = [0], LocalNodes.exchange
+    for stop in range(1, straight, max(straight // 3, 1)):
+        def until(self, queries, stop=stop):
+            asked[0] += 1
+            if asked[0] > stop:
+                raise KeyboardInterrupt
+            return exchange(self, queries)
+
+        asked[0] = 0
+        monkeypatch.setattr(LocalNodes, "exchange", until)
+        with pytest.raises(ct.Interrupted):
+            serve(frame, tmp_path / str(stop))
+        assert not (tmp_path / str(stop) / "run.json").exists()
+        monkeypatch.setattr(LocalNodes, "exchange", exchange)
+        config = {"user": "who", "target": "y", "out": str(tmp_path / str(stop))}
+        again = service.serve(LocalNodes(parts_of(frame), 0.2), RunConfig.of(config))
+        service.write(again, tmp_path / str(stop), config)
+        for name in ("models.csv", "path.csv", "ledger.csv", "solution.coterie"):
+            assert (tmp_path / str(stop) / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name

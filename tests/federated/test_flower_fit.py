@@ -19,6 +19,7 @@ from support.grid import Nodes, someone  # noqa: F401  # a fixture of all tests
 import coterie as ct
 from coterie.federated.config import RunConfig, complete, for_nodes
 from coterie.federated.keeping import load_models
+from coterie.federated.membership import leave_run
 from coterie.federated.runtimes import service
 
 flower = pytest.importorskip("coterie.federated.runtimes.cluster", reason="the extra flower is not installed",
@@ -147,6 +148,26 @@ def test_a_server_that_is_killed_ends_in_the_same_bits(hospitals, tmp_path, afte
     assert len(asked) == 3 - (after if after < 3 else 0)
     for name in ("models.csv", "clusters.csv", "path.csv", "ledger.csv", "solution.coterie"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
+
+
+def test_classes_in_six_tables(hospitals, tmp_path):
+    """Another loss, for which the server asks more."""
+    tables = [pl.read_csv(file).with_columns(
+        long=pl.when(pl.col("days") > 9).then(pl.lit("yes")).otherwise(pl.lit("no"))).drop("days")
+        for file in hospitals]
+    nodes = configs([tmp_path / file.name for file in hospitals], tmp_path)
+    for table, node in zip(tables, nodes, strict=True):
+        table.write_csv(node["path"])
+        node["target"] = "long"
+    serve(Nodes(nodes), tmp_path / "out", target="long")
+    run, one = ct.load_run(tmp_path / "out"), ct.fit_table(pl.concat(tables), user="ward", target="long")
+    np.testing.assert_array_equal(run.labels, one.labels)
+    np.testing.assert_allclose(run.coefficients, one.coefficients, atol=1e-6)
+    assert run.kind == one.kind
+    kept = load_models(tmp_path / "models" / "altona")
+    assert kept.predict(tables[0])["prediction"].to_list() == run.predict(tables[0])["prediction"].to_list()
+    with pytest.raises(ct.InvalidInput, match="no second moments of its users"):
+        leave_run(run, ["altona 1"], tmp_path / "rest")
 
 
 def joined(nodes: Nodes, run: Path, out: Path) -> pl.DataFrame:

@@ -268,8 +268,15 @@ const MANY = 40; // most rounds shown as a table
 /** What a kind of question asks for. */
 const ASKED = {
   moments: "second moments of the rows",
+  facts: "number, means and spreads of the rows",
   local: "local models",
+  settle: "models from own rows",
   expand: "loss, gradient and Hessian",
+  slopes: "loss and gradient",
+  around: "loss, gradient and Hessian around a centre",
+  evidence: "evidence for groups",
+  ratio: "evidence for groups",
+  left_out: "loss on rows left out",
   certify: "certificate",
   judge: "scores of the models",
   score: "scores of the models",
