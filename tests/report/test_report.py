@@ -18,8 +18,8 @@ from PIL import Image
 from support.browser import NASTY, Tab
 
 import coterie as ct
-from coterie.datasets import ellipses
-from coterie.report import render, write
+from coterie.datasets import clustered, ellipses
+from coterie.report import gather, render, write
 
 # Documents
 
@@ -240,6 +240,22 @@ def test_the_chosen_lam_is_shown_first(show):
     assert tab.text("#status") == chosen["status"]
     assert tab.text("#federated-lead") == document["federated"]["sentence"]
     assert document["command"] in tab.text("#about")
+
+
+@pytest.mark.browser
+def test_a_federation_shows_bytes_by_kind_and_who_took_part(show):
+    users = clustered("squared", n_users=9, n_clusters=3, samples=20, seed=0).users
+    run = ct.federate(users, participation=0.5)
+    tab = show(gather(run))
+    assert tab.text("#federated-lead").startswith(f"9 users took part in {run.n_rounds} rounds: ")
+    kinds, people = tab.text("#bytes-by-kind"), tab.text("#who-answered")
+    for words in ("second moments of the rows", "certificate", "scores of the models"):
+        assert words in kinds
+        assert words in people
+    assert sum(line.asked for line in run.history) == 27
+    assert people.count("9") == 6  # of each question, nine asked and nine answered
+    tab = show(gather(ct.fitting.fit(users, ct.fitting.Settings())))
+    assert tab.value("document.getElementById('federated').hidden")  # the twin
 
 
 def expect(tab: Tab, document: dict[str, Any], at: int) -> None:

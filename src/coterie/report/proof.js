@@ -224,35 +224,25 @@ export function setUpFederated() {
   }
   figure(body, { name: "bytes", title: "Bytes sent", rows, draw: drawBytes });
   const kinds = Object.entries(doc.federated.kinds || {});
-  const tables = element("div", { class: "columns" });
   if (kinds.length)
-    tables.append(
+    body.append(
       evidenceTable(
-        "kinds",
+        "bytes-by-kind",
         ["bytes by kind of question", "up", "down"],
         kinds.map(([kind, sizes]) => ({ cells: [ASKED[kind] || kind, bytes(sizes.up), bytes(sizes.down)] })),
       ),
     );
-  if (rounds.length <= MANY && rounds.every((r) => known(r.asked)))
-    tables.append(
-      evidenceTable(
-        "who-answered",
-        ["round", "question", "users asked", "answered"],
-        rounds.map((r) => ({
-          cells: [integer(r.round), ASKED[r.stage] || r.stage, integer(r.asked), integer(r.answered)],
-        })),
-      ),
-    );
-  if (tables.children.length) section.querySelector(".body").append(tables);
+  if (rounds.every((r) => known(r.asked))) body.append(answersTable(rounds));
   const users = doc.federated.users || [];
   if (users.length)
-    tables.append(
+    body.append(
       element(
         "p",
         {},
         "Bytes of every user: ",
         element("button", {
           type: "button",
+          class: "small",
           text: "CSV",
           onclick: () =>
             saveCsv(
@@ -264,7 +254,20 @@ export function setUpFederated() {
     );
 }
 
-const MANY = 40; // most rounds shown as a table
+/** Who took part: the answers to each kind of question, over all its rounds. */
+function answersTable(rounds) {
+  const stages = new Map();
+  for (const { stage, asked, answered } of rounds) {
+    const [count, all, good] = stages.get(stage) || [0, 0, 0];
+    stages.set(stage, [count + 1, all + asked, good + answered]);
+  }
+  return evidenceTable(
+    "who-answered",
+    ["who took part", "rounds", "asked", "answered"],
+    [...stages].map(([stage, counts]) => ({ cells: [ASKED[stage] || stage, ...counts.map(integer)] })),
+  );
+}
+
 /** What a kind of question asks for. */
 const ASKED = {
   moments: "second moments of the rows",
