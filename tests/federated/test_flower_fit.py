@@ -261,3 +261,19 @@ def test_a_killed_superlink_ends_in_the_same_bits(hospitals, tmp_path):
     assert [line["stage"] for line in lines] == ["moments", "certify", "judge"]  # none of them twice
     for name in ("models.csv", "path.csv", "ledger.csv", "solution.coterie"):
         assert (out / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
+
+
+def test_newcomers_join_over_the_wire(hospitals, one, tmp_path):
+    one.save(tmp_path / "run")
+    new = STORY["write_tables"](tmp_path / "more", patients=12, seed=5)[0]
+    new.write_text(new.read_text().replace("altona", "gross borstel"))
+    words = ["federate", "join", "run", str(new), "--runtime", "flower", "--local-cluster", "2", "--models-dir",
+             "models"]
+    done = subprocess.run([sys.executable, "-m", "coterie.cli", *words], cwd=tmp_path, capture_output=True, text=True,
+                          timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 newcomer(s) in run/joined.csv" in done.stdout
+    alike = {name: int(label) for name, label in zip(one.names, one.labels, strict=True)}
+    frame = pl.read_csv(tmp_path / "run" / "joined.csv")
+    assert frame["cluster"].to_list() == [alike[f"altona {ward}"] for ward in range(1, 6)]
+    assert len(load_models(tmp_path / "models").names) == 5
