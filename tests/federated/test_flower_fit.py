@@ -17,6 +17,7 @@ import pytest
 from support.grid import Nodes, someone  # noqa: F401  # a fixture of all tests
 
 import coterie as ct
+from coterie.datasets import clustered
 from coterie.federated.config import RunConfig, complete, for_nodes
 from coterie.federated.keeping import load_models
 from coterie.federated.membership import leave_run
@@ -150,6 +151,31 @@ def test_a_server_that_is_killed_ends_in_the_same_bits(hospitals, tmp_path, afte
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
 
 
+def test_nodes_that_fail_or_come_back_change_nothing(hospitals, tmp_path):
+    """Two nodes lose their first answer to every question, and then are started again under new numbers."""
+    serve(Nodes(configs(hospitals, tmp_path)), tmp_path / "straight")
+    grid = Nodes(configs(hospitals, tmp_path))
+    failed: set[tuple[str, str]] = set()
+
+    def spoil(node: int, message: Any, answer: Any) -> Any:
+        config = grid.contexts[node].node_config
+        question = str(config["path"]), next(iter(message.content["queries"].values()))[:4].hex() \
+            if "queries" in message.content else ""
+        if question[1] and config["path"] in map(str, hospitals[:2]) and question not in failed:
+            failed.add(question)
+            grid.rename(node, node + 1000)
+            raise ValueError("the power went off")
+        return answer()
+
+    grid.spoil = spoil
+    fitted = serve(grid, tmp_path / "out").best
+    assert len(failed) == 6
+    assert fitted.n_rounds > 3
+    assert sum(line.asked - line.answered for line in fitted.history) == 30  # five wards, two nodes, three questions
+    for name in ("models.csv", "clusters.csv", "path.csv"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
+
+
 def test_classes_in_six_tables(hospitals, tmp_path):
     """Another loss, for which the server asks more."""
     tables = [pl.read_csv(file).with_columns(
@@ -168,6 +194,26 @@ def test_classes_in_six_tables(hospitals, tmp_path):
     assert kept.predict(tables[0])["prediction"].to_list() == run.predict(tables[0])["prediction"].to_list()
     with pytest.raises(ct.InvalidInput, match="no second moments of its users"):
         leave_run(run, ["altona 1"], tmp_path / "rest")
+
+
+def test_prepared_numbers(tmp_path):
+    """Users without a table: the fit is that of one process, and nodes keep models for Users."""
+    users = clustered("squared", n_users=9, n_clusters=3, samples=20, seed=0).users
+    nodes = []
+    for k in range(3):
+        part = users.take(np.arange(k, 9, 3))
+        np.savez(tmp_path / f"{k}.npz", X=part.features, y=part.targets, user=np.array(part.names)[part.owner],
+                 feature_names=np.array(part.feature_names))
+        nodes.append({"data": "npz", "path": str(tmp_path / f"{k}.npz"), "models-dir": str(tmp_path / f"models-{k}")})
+    fitted = serve(Nodes(nodes), tmp_path / "out", user="", target="").best
+    local = ct.federate(users)
+    np.testing.assert_array_equal(fitted.models, local.models)
+    run = ct.load_run(tmp_path / "out")
+    assert run.recipe is None
+    np.testing.assert_array_equal(run.predict(users)["prediction"], local.predict(users)["prediction"])
+    part = users.take([1, 4, 7])
+    np.testing.assert_allclose(load_models(tmp_path / "models-1").predict(part)["prediction"],
+                               local.predict(part)["prediction"])
 
 
 def joined(nodes: Nodes, run: Path, out: Path) -> pl.DataFrame:
