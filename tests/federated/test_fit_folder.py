@@ -41,6 +41,8 @@ def serve(frame: pl.DataFrame, out: Path, **changes: object) -> service.Served:
     served = service.serve(nodes, settings, lines.append)
     assert list(served.best.history) == lines
     service.write(served, out, config)
+    assert str(served).startswith(served.best.why)
+    assert f"{served.best.n_rounds} rounds, " in str(served)
     return served
 
 

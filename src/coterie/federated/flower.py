@@ -380,4 +380,4 @@ def _main(grid: Grid, context: Context) -> None:
         logger.info("%s", stop.best if stop.best is not None else stop)
         return
     service.write(served, out, complete(given))
-    logger.info("%s", served.best)
+    logger.info("%s", served)

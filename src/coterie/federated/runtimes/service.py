@@ -36,6 +36,10 @@ class Served(NamedTuple):
     path: FederatedPath | None
     agreement: Agreement
 
+    def __str__(self) -> str:
+        best = self.best
+        return str(best) if isinstance(best, Federated) else f"{best.why} {best.n_rounds} rounds, {best.ledger}."
+
 
 def serve(runtime: Carrier, config: RunConfig, progress: Callable[[Round], None] | None = None) -> Served:
     """Wait for the users, agree, run, certify; a run with a checkpoint continues where it was.
