@@ -124,7 +124,18 @@ def _best_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
 
 
 def spread_by_asking(users: Participants, oracle: UserOracle, labels: Ints) -> ModelSpread | None:
-    """The covariance by second-order models of the users' losses; the evidence for it by their answers."""
+    """The covariance by second-order models of the users' losses; the evidence for it by their answers.
+
+    An oracle is asked once for the same groups.
+    """
+    key = ("spread", labels.tobytes())
+    if key not in oracle.known:
+        oracle.known[key] = _asked_spread(users, oracle, labels)
+    known: ModelSpread | None = oracle.known[key]
+    return known
+
+
+def _asked_spread(users: Participants, oracle: UserOracle, labels: Ints) -> ModelSpread | None:
     near, ridge = near_groups(users, oracle, labels), ridge_of(oracle.loss, Samples(users, oracle.dim))
     plain = replace(near, value=near.value - 0.5 * near.point**2 @ ridge, gradient=near.gradient - ridge * near.point,
                     hessian=near.hessian - np.diag(ridge))

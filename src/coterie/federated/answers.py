@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,7 +101,24 @@ FIT_ANSWERS: dict[str, Callable[[_Part, Batch], Fields]] = {
     "ratio": _ratio}
 
 
-def fit_answer(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
+def fit_answers(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
+    """The replies to the questions of a message, one or two."""
+    first, second = (Batch(queries.kind, queries.round, queries.users, _named(queries.arrays, mark), {},
+                           _named(queries.shared, mark)) for mark in ("", "2"))
+    replies = _fit_answer(loss, parts, first)
+    if second.shared:
+        replies |= {f"{name}2": array for name, array in _fit_answer(loss, parts, second).items()}
+    return replies
+
+
+def _named(fields: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    """The fields of the first question, or of the second with the names of the first."""
+    if mark:
+        return {name.removesuffix(mark): array for name, array in fields.items() if name.endswith(mark)}
+    return {name: array for name, array in fields.items() if not name.endswith("2")}
+
+
+def _fit_answer(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
     """The reply to a question of a fit, from all rows (the first of `parts`) or those that are not held out."""
     users = parts[int(queries.shared["part"])].take(queries.users)
     return FIT_ANSWERS[queries.kind](_Part(loss, users, loss.prepare(users)), queries)

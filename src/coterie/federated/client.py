@@ -18,7 +18,7 @@ from coterie.data.condensed import SecondMoments
 from coterie.data.users import Users
 from coterie.federated.algorithms.edges import answer_edges, mean_curvature, stiffness
 from coterie.federated.algorithms.trust import between, trusted
-from coterie.federated.answers import FIT_ANSWERS, facts, fit_answer
+from coterie.federated.answers import FIT_ANSWERS, facts, fit_answers
 from coterie.federated.joining import answer_join
 from coterie.federated.protocol.messages import (
     SCHEMAS,
@@ -321,7 +321,7 @@ def _score(data: Data, queries: Batch) -> Answer:
 
 def _fit(data: Data, queries: Batch) -> Answer:
     parts = [data.samples.users.data] if data.train is None else [data.samples.users.data, data.train]
-    return (facts(parts, queries) if queries.kind == "facts" else fit_answer(data.loss, parts, queries)), {}
+    return (facts(parts, queries) if queries.kind == "facts" else fit_answers(data.loss, parts, queries)), {}
 
 
 _ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {

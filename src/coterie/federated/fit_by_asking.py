@@ -12,8 +12,10 @@ A path point other than the chosen one is solved and certified for the second-or
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +29,9 @@ from coterie.errors import InvalidInput
 from coterie.federated.agreement import Agreement
 from coterie.federated.asking import Asker
 from coterie.federated.oracle import AskingOracle
+from coterie.federated.together import Together
 from coterie.fitting.estimate import Fit
-from coterie.fitting.kinds import Comparison, Sharing, choose_by_asking, sentence_of, sharing_of
+from coterie.fitting.kinds import Comparison, Sharing, candidates, choose_by_asking, sentence_of, sharing_of
 from coterie.fitting.plan import PathPlan, Work, sentence_about, solve_plan, weighted_plan
 from coterie.fitting.result import SentModels
 from coterie.fitting.scores import METRICS, JudgedModels, Scores
@@ -44,7 +47,7 @@ from coterie.solution import Solution
 from coterie.solvers import solve
 
 _OWN = 1e-12  # pull of models that are users' own
-_NEWTON, _EXACT, _SETTLED = 10, 2, 1e-9  # largest number of steps, those with Hessians, relative length of the last
+_NEWTON, _EXACT, _SETTLED = 10, 4, 1e-8  # largest number of steps, those with Hessians, relative length of the last
 _STEPS = 6  # largest number of steps to the solution at the chosen lam
 
 
@@ -109,10 +112,16 @@ class Centres(NamedTuple):
     near: Quadratic  # the loss of every user's centre to second order
 
 
-def fit_part(users: Participants, oracle: AskingOracle, settings: Settings, like: Sharing | None = None) -> Part:
-    """Groups and kind; the kind of `like` if these users have it, with as many groups."""
-    options = SearchOptions(max_groups=settings.max_groups, k=settings.k)
-    found = search_by_asking(users, oracle, options)
+def search_part(users: Participants, oracle: AskingOracle, settings: Settings) -> SearchResult:
+    """The search; and what the kinds of models need to know, so that it is asked in the same rounds for both parts."""
+    found = search_by_asking(users, oracle, SearchOptions(max_groups=settings.max_groups, k=settings.k))
+    candidates(users, oracle.loss, found.best.labels, settings.count, oracle)
+    return found
+
+
+def choose_part(users: Participants, oracle: AskingOracle, found: SearchResult, settings: Settings,
+                like: Sharing | None = None) -> Part:
+    """The kind of models; that of `like` if these users have it, with as many groups."""
     labels = found.best.labels
     if like is not None:
         sharing = sharing_of(like.kind, users, oracle.loss, labels, settings.count, oracle)
@@ -125,7 +134,7 @@ def fit_part(users: Participants, oracle: AskingOracle, settings: Settings, like
 def find_centres(part: Part, wanted: list[tuple[Ints, Array | None]], settings: Settings) -> list[Centres]:
     """The centres of several partitions, each with a covariance of the personal part or None, in the same rounds.
 
-    Hessians are asked for twice; the steps after that update their sums by the slopes.
+    Hessians are asked for in the first steps; those after that update their sums by the slopes.
     """
     oracle, users, rows = part.oracle, part.users, part.oracle.sizes.astype(float)
     weights = rows if settings.count == "rows" else np.ones(users.n_users)
@@ -148,7 +157,7 @@ def find_centres(part: Part, wanted: list[tuple[Ints, Array | None]], settings: 
         hessians = answers.hessians if exact else hessians
         for k, one in enumerate(refined):
             one.take(answers.values[:, k], answers.gradients[:, k], None, hessians[:, k] if exact else None)
-        if turn and all(float(np.abs(one.trial - one.models).max()) <= _SETTLED * (1.0 + float(np.abs(
+        if all(float(np.abs(one.trial - one.models).max()) <= _SETTLED * (1.0 + float(np.abs(
                 one.models).max())) for one in refined):
             break
     return [Centres(at[_first(one.labels), k], answers.models[:, k], Quadratic(
@@ -233,17 +242,27 @@ def remote_solution(part: Part, solution: Solution) -> Solution:
 
 def fit_parts(facts: Facts, everyone: Participants, asker: Asker, settings: Settings) -> Fit:
     """The fit, not certified by the users and not scored yet."""
-    users = Counted(everyone.names, everyone.feature_names, facts.sizes[0])
-    loss, judged, trained = facts.units.loss, None, None
-    if facts.train_units is not None:
-        oracle = AskingOracle(asker, users, facts.train_units.loss, 1, facts.sizes[1], facts.target_means[1])
-        trained = fit_part(users, oracle, settings)
-    part = fit_part(users, AskingOracle(asker, users, loss, 0, facts.sizes[0], facts.target_means[0]), settings,
-                    None if trained is None else trained.sharing)
+    users, together = Counted(everyone.names, everyone.feature_names, facts.sizes[0]), Together(asker)
+    units = [facts.units] if facts.train_units is None else [facts.units, facts.train_units]
+    oracles = [AskingOracle(together, users, one.loss, k, facts.sizes[k], facts.target_means[k])
+               for k, one in enumerate(units)]
+    found = together.run(*(partial(search_part, users, oracle, settings) for oracle in oracles))
+    trained = choose_part(users, oracles[1], found[1], settings) if len(units) > 1 else None
+    part = choose_part(users, oracles[0], found[0], settings, None if trained is None else trained.sharing)
     if trained is not None and trained.sharing.kind != part.sharing.kind:
         # It does not exist with all rows: score the kind that does.
-        trained = fit_part(users, trained.oracle, settings, part.sharing)
-    shared, together = shared_centres(part, settings, part.sharing.covariance)
+        trained = choose_part(users, oracles[1], found[1], settings, part.sharing)
+    jobs: list[Callable[[], Any]] = [partial(shared_centres, part, settings, part.sharing.covariance)]
+    if trained is not None:
+        jobs.append(partial(_to_judge, trained, units[1], settings, int(facts.sizes[0].sum() - facts.sizes[1].sum())))
+    (shared, pooled), *judged = together.run(*jobs)
+    return _finished(facts.units, part, trained, (shared, pooled), judged[0] if judged else None, settings)
+
+
+def _finished(units: Units, part: Part, trained: Part | None, centres: tuple[Centres, Centres], judged: Scores | None,
+              settings: Settings) -> Fit:
+    """Weights, path, stability and the solution of the convex problem."""
+    users, (shared, pooled) = part.users, centres
     plan = planned(part, shared.near, settings)
     path = solve_plan(plan, settings, Work())
     index, why = plan.choose(path)
@@ -260,10 +279,8 @@ def fit_parts(facts: Facts, everyone: Participants, asker: Asker, settings: Sett
         why = f"{why} {stability}" if stability.stable else f"{stability} {why}"
     solution = remote_solution(part, solve_by_asking(part, plan, path[index], shared.near.hessian,
                                                      settings.tol))
-    if trained is not None and facts.train_units is not None:
-        judged = _to_judge(trained, facts.train_units, settings, int(facts.sizes[0].sum() - facts.sizes[1].sum()))
-    return Fit(settings=settings, units=facts.units, solution=solution, path=path, chosen=index,
-               together=together.centres[0], why=why, scores=judged, compared=means,
+    return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index,
+               together=pooled.centres[0], why=why, scores=judged, compared=means,
                compared_errors={} if compared is None else compared.errors,
                stability=stability, sent=SentModels(shared.centres, shared.models))
 

@@ -10,8 +10,8 @@ from coterie._typing import Array, Ints
 from coterie.analysis.oracle import Settled
 from coterie.analysis.spread import Expansions, estimate_covariance
 from coterie.data.users import Participants
-from coterie.federated.asking import Asker
 from coterie.federated.protocol.messages import square, triangle
+from coterie.federated.together import Together
 from coterie.fitting.oracle import Expanded, LeavingOut
 from coterie.losses import Loss, Poisson
 from coterie.losses.quadratic import Quadratic
@@ -24,7 +24,7 @@ class AskingOracle:
 
     Parameters
     ----------
-    asker : asks them.
+    together : asks them.
     users : their names.
     loss : of their models.
     part : 0 for all rows, 1 for those that are not held out.
@@ -32,9 +32,9 @@ class AskingOracle:
     target_mean : of these rows, as the loss sees targets.
     """
 
-    def __init__(self, asker: Asker, users: Participants, loss: Loss, part: int, sizes: Ints,
+    def __init__(self, together: Together, users: Participants, loss: Loss, part: int, sizes: Ints,
                  target_mean: float) -> None:
-        self.asker, self.users, self.loss, self.part = asker, users, loss, np.array(part)
+        self.together, self.users, self.loss, self.part = together, users, loss, np.array(part)
         self.sizes, self.target_mean, self.dim = sizes, target_mean, loss.dim(users)
         self.known, self.scale = dict[Any, Any](), 1.0
         if isinstance(loss, Poisson):
@@ -42,7 +42,7 @@ class AskingOracle:
 
     def _ask(self, kind: str, arrays: dict[str, Any], **shared: Any) -> Any:
         values = {name: np.asarray(value) for name, value in shared.items()}
-        return self.asker.ask(kind, self.dim, arrays=arrays, shared={"part": self.part, **values}).arrays
+        return self.together.ask(kind, self.dim, arrays, {"part": self.part, **values})
 
     def settle(self, centres: Array, pull: float) -> Settled:
         reply = self._ask("settle", {"centre": centres}, t=pull)

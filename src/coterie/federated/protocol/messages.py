@@ -36,7 +36,12 @@ FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", 
           "neighbours", "radii", "others", "quiet", "wake", "wake_model", "tails", "hat", "hit", "curvature",
           "stiffness", "sign", "size", "rounding", "target",
           "scatter", "covariance", "noise", "fitted", "alone", "together", "scores", "worse", "part", "own", "values",
-          "evidence", "influence", "information", "starts")
+          "evidence", "influence", "information", "starts",
+          *(f"{name}2" for name in ("part", "t", "centre", "point", "value", "gradient", "hessian", "information",
+                                    "models", "own", "values", "covariance", "step", "evidence", "rank", "model",
+                                    "starts", "settings", "influence", "count")))
+#: Questions of a fit, of which one message can carry two; the fields of the second have names that end in 2.
+PAIRED = ("settle", "slopes", "evidence", "around", "left_out")
 TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f8"), np.dtype("<i4"))
 _HEAD = struct.Struct("<2sBBIB")
 _MAGIC = b"CT"
@@ -225,7 +230,7 @@ class Schema(NamedTuple):
 
     The form of a field: "1" a number, "d" a model's worth, "h" a Hessian's triangle, "p" one for each feature, "s" the
     settings of PDMM, "m" several numbers; with "*" before it, any number of rows of that form; with "=" first, it is
-    shared by all users of a round.
+    shared by all users of a round; with "?" before all that, it may be absent.
     """
 
     query: Mapping[str, str]
@@ -267,9 +272,12 @@ SCHEMAS: dict[str, Schema] = {
         "tails": "*1",
     }, {"model": "*d", "value": "*1", "curvature": "*1", "stiffness": "*1", "difference": "*d"}),
 }
+for _kind in PAIRED:
+    SCHEMAS[_kind] = Schema(*({**side, **{f"{name}2": f"?{form}" for name, form in side.items()}}
+                              for side in SCHEMAS[_kind]))
 #: What may be +inf: the value of a loss or a conjugate that is not finite.
 MAY_BE_INFINITE = {("certify", name) for name in ("conjugate", "value", "residual", "size", "rounding")} | {
-    (kind, name) for kind in ("slopes", "around", "left_out") for name in ("values",)}
+    (kind, name) for kind in ("slopes", "around", "left_out") for name in ("values", "values2")}
 
 
 def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | None:
@@ -282,9 +290,10 @@ def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | 
             return f"it has a field {name!r}, which is not part of {kind!r}"
     rows: dict[str, tuple[int, ...]] = {"1": (), "d": (dim,), "h": (dim * (dim + 1) // 2,), "s": (6,)}
     for name, form in schema.items():
-        array = message.arrays.get(name)
+        array, absent = message.arrays.get(name), form.startswith(("*", "?")) or form == "=*h"
+        form = form.removeprefix("?")
         if array is None:
-            if form.startswith("*") or form == "=*h":
+            if absent:
                 continue
             return f"its field {name!r} is missing"
         shape, several = array.shape, "*" in form
@@ -306,6 +315,9 @@ def gather(messages: Sequence[tuple[int, Message]], side: str = "reply") -> Batc
     arrays, ragged, shared = {}, {}, {}
     for name, form in schema.items():
         parts = [message.arrays.get(name) for _, message in messages]
+        if form.startswith("?") and parts[0] is None:
+            continue
+        form = form.removeprefix("?")
         if form.startswith("="):
             if parts[0] is not None:
                 shared[name] = parts[0]
