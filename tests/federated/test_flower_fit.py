@@ -22,6 +22,7 @@ from coterie.federated.config import RunConfig, complete, for_nodes
 from coterie.federated.keeping import load_models
 from coterie.federated.membership import leave_run
 from coterie.federated.runtimes import service
+from coterie.runs.save import write_run
 
 flower = pytest.importorskip("coterie.federated.runtimes.cluster", reason="the extra flower is not installed",
                              exc_type=ImportError)
@@ -255,6 +256,21 @@ def test_a_seventh_hospital_joins(hospitals, one, tmp_path):
     assert all(json.loads(text)["summary"] is None for text in said)
     frame = joined(Nodes([{**node, "return-models": True}]), tmp_path / "out", tmp_path / "again")
     assert {"age", "intercept"} <= set(frame.columns)
+
+
+def test_after_somebody_left_the_next_run_asks_for_the_certificate_only(hospitals, together, tmp_path):
+    out = tmp_path / "out"
+    serve(Nodes(configs(hospitals, tmp_path)), out)
+    rest = leave_run(ct.load_run(out), ["altona 1"], out)
+    write_run(rest, out)
+    assert "altona 1" not in (out / "models.csv").read_text()
+    again = serve(Nodes(configs(hospitals, tmp_path)), out).best
+    assert [line.stage for line in again.history] == ["moments", "certify", "judge"]
+    assert [line.asked for line in again.history] == [30, 29, 29]  # the first was asked before
+    np.testing.assert_array_equal(again.models, rest.models)
+    run = ct.load_run(out)
+    assert run.info["participants"] == 29
+    assert run.certify(together.filter(pl.col("ward") != "altona 1")).holds
 
 
 # On the wire
