@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import coterie as ct
+from coterie.data.encoding import read_table
 from coterie.data.scaling import Standardizer
 from coterie.datasets import clustered
 from coterie.federated import sources
@@ -99,3 +100,17 @@ def test_what_a_fit_is_asked_for():
 def test_unknown_settings_are_refused():
     with pytest.raises(ct.InvalidInput, match="unknown setting 'colour'"):
         RunConfig.of({"colour": "red"})
+
+
+def test_a_table_is_read_again_when_it_has_changed(tmp_path, monkeypatch):
+    file, read = tmp_path / "t.csv", []
+    monkeypatch.setattr(sources, "read_table", lambda *words: read.append(words) or read_table(*words))
+    config = {"data": "csv", "path": str(file), "user": "who"}
+    for text, times in (("who,x\na,1\n", 1), ("who,x\na,1\nb,20\n", 2)):
+        file.write_text(text)
+        names = [sources.load(config).names for _ in range(3)]
+        assert names == [("a", "b")[:times]] * 3
+        assert len(read) == times
+    file.unlink()
+    with pytest.raises(ct.InvalidInput):
+        sources.load(config)

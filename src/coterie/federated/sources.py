@@ -10,6 +10,8 @@ import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,7 +83,16 @@ def in_order(names: Iterable[Any]) -> tuple[Any, ...]:
 def table(config: Config) -> Table:
     """A CSV or Parquet file: `path`, `user` and `target` name the file and its columns."""
     _need(config, "user")  # asked for before the file is read
-    return _table(read_table(_path(config), str(config.get("separator", "")) or None), config)
+    file = Path(_path(config))
+    state = file.stat() if file.exists() else None
+    version = None if state is None else (state.st_mtime_ns, state.st_size)
+    return _table(_read(str(file), str(config.get("separator", "")), version), config)
+
+
+@lru_cache(maxsize=1)
+def _read(path: str, separator: str, version: tuple[int, int] | None) -> Any:
+    """This version of a file: the virtual nodes of a simulation share a process and often a file."""
+    return read_table(path, separator or None)
 
 
 def npz(config: Config) -> Users:
