@@ -32,6 +32,7 @@ from coterie.federated.oracle import AskingOracle
 from coterie.federated.together import Together
 from coterie.fitting.estimate import Fit
 from coterie.fitting.kinds import Comparison, Sharing, candidates, choose_by_asking, sentence_of, sharing_of
+from coterie.fitting.oracle import Expanded
 from coterie.fitting.plan import PathPlan, Work, sentence_about, solve_plan, weighted_plan
 from coterie.fitting.result import SentModels
 from coterie.fitting.scores import METRICS, JudgedModels, Scores
@@ -47,7 +48,7 @@ from coterie.solution import Solution
 from coterie.solvers import solve
 
 _OWN = 1e-12  # pull of models that are users' own
-_NEWTON, _EXACT, _SETTLED = 10, 4, 1e-8  # largest number of steps, those with Hessians, relative length of the last
+_NEWTON, _EXACT, _SETTLED = 16, 8, 1e-8  # largest number of steps, those with Hessians, relative length of the last
 _STEPS = 6  # largest number of steps to the solution at the chosen lam
 
 
@@ -149,25 +150,25 @@ def find_centres(part: Part, wanted: list[tuple[Ints, Array | None]], settings: 
             expansions = replace(expansions, slopes=(weights / rows)[:, None] * expansions.slopes, curvatures=(
                 weights / rows)[:, None, None] * expansions.curvatures)
         refined.append(Refining(labels, weights, expansions.centres(labels), expansions.sums(labels).curvatures))
-    hessians = np.empty(0)
+    best: Expanded | None = None
     for turn in range(_NEWTON):
-        at = np.stack([one.trial[one.labels] for one in refined], axis=1)
-        exact = turn < _EXACT
+        at, exact = np.stack([one.trial[one.labels] for one in refined], axis=1), turn < _EXACT
         answers = oracle.expand(at, covariances, 2 if exact else 1)
-        hessians = answers.hessians if exact else hessians
         for k, one in enumerate(refined):
-            one.take(answers.values[:, k], answers.gradients[:, k], None, hessians[:, k] if exact else None)
-        if all(float(np.abs(one.trial - one.models).max()) <= _SETTLED * (1.0 + float(np.abs(
-                one.models).max())) for one in refined):
+            one.take(answers.values[:, k], answers.gradients[:, k], None, answers.hessians[:, k] if exact else None)
+        kept = np.stack([(one.models[one.labels] == at[:, k]).all(axis=1) for k, one in enumerate(refined)], axis=1)
+        if best is not None and not exact:
+            answers = answers._replace(hessians=best.hessians)
+        best = answers if best is None else Expanded(*(
+            np.where(kept.reshape(*kept.shape, *(1,) * (new.ndim - 2)), new, old)
+            for new, old in zip(answers, best, strict=True)))
+        if all(float(np.abs(one.trial - one.models).max()) <= _SETTLED * (1.0 + float(np.abs(one.models).max()))
+               for one in refined):
             break
-    return [Centres(at[_first(one.labels), k], answers.models[:, k], Quadratic(
-        point=at[:, k], value=answers.values[:, k], gradient=answers.gradients[:, k], hessian=hessians[:, k]))
-        for k, one in enumerate(refined)]
-
-
-def _first(labels: Ints) -> Ints:
-    """The first user of each group."""
-    return np.unique(labels, return_index=True)[1].astype(np.int64)
+    assert best is not None
+    return [Centres(one.models, best.models[:, k], Quadratic(
+        point=one.models[one.labels], value=best.values[:, k], gradient=best.gradients[:, k],
+        hessian=best.hessians[:, k])) for k, one in enumerate(refined)]
 
 
 def own_models(part: Part) -> Quadratic:
@@ -215,11 +216,12 @@ def _describe(part: Part) -> str:
 
 
 def solve_by_asking(part: Part, plan: PathPlan, start: Solution, hessian: Array, tol: float) -> Solution:
-    """The solution of the convex problem at the lam of `start`: Newton steps with users' slopes."""
+    """The solution of the convex problem at the lam of `start`: Newton steps, the first with the Hessians given."""
     covariance = np.zeros((part.oracle.dim,) * 2) if part.sharing.covariance is None else part.sharing.covariance
     solution = start
-    for _ in range(_STEPS):
-        answers = part.oracle.expand(solution.models[:, None], covariance[None], 1)
+    for turn in range(_STEPS):
+        answers = part.oracle.expand(solution.models[:, None], covariance[None], 2 if turn else 1)
+        hessian = answers.hessians[:, 0] if turn else hessian
         near = Quadratic(point=solution.models, value=answers.values[:, 0], gradient=answers.gradients[:, 0],
                          hessian=hessian)
         before = solution
