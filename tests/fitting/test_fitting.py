@@ -295,18 +295,20 @@ def test_rows_held_out_are_not_learned_from(kind, lam):
         y[mine] += 50.0
     others = np.arange(12) != 3
 
-    def values(X: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    def values(X: np.ndarray, y: np.ndarray) -> tuple[list[np.ndarray], float]:
         s = fit(ct.Users.from_arrays(X, y, data.owner), chosen).scores
-        return [s.fitted[others], s.alone[others], s.together[others], s.points[:, others], np.array([s.n_clusters])]
+        return [s.fitted[others], s.alone[others], s.together[others], s.points[:, others],
+                np.array([s.n_clusters])], float(s.alone[3])
 
-    plain = values(data.X, data.y)
-    for before, after in zip(plain, values(X, y), strict=True):
+    plain, own = values(data.X, data.y)
+    for before, after in zip(plain, values(X, y)[0], strict=True):
         if lam == "auto" or before.ndim == 2:  # what scores least is for all rows held out to say
             np.testing.assert_array_equal(before, after)
     learned = np.setdiff1d(np.flatnonzero(data.owner == 3), mine)
     X = data.X.copy()
     X[learned] *= -3.0
-    assert any((a != b).any() for a, b in zip(plain, values(X, data.y), strict=True))
+    changed, changed_own = values(X, data.y)
+    assert changed_own != own or any((a != b).any() for a, b in zip(plain, changed, strict=True))
 
 
 def test_scores_are_what_they_say():
