@@ -13,7 +13,7 @@ from coterie.analysis.dispersion import score_sums, without_ridge
 from coterie.analysis.oracle import laplace, settled, slopes_at
 from coterie.data.users import Users
 from coterie.federated.protocol.messages import Batch, square, triangle
-from coterie.fitting.oracle import LeavingOut, expanded, left_out
+from coterie.fitting.oracle import LeavingOut, best_for_halves, expanded, left_out
 from coterie.fitting.units import UserStatistics
 from coterie.losses import Loss, Poisson, Samples
 
@@ -82,6 +82,13 @@ def _left_out(part: _Part, queries: Batch) -> Fields:
     return {"values": _finite(sums), "count": counts}
 
 
+def _halves(part: _Part, queries: Batch) -> Fields:
+    draws, seed, stratify = (int(number) for number in queries.shared["settings"])
+    covariance = square(queries.shared["covariance"], part.samples.dim)[0]
+    return {"own": best_for_halves(part.loss, part.users, np.asarray(queries.shared["models"]), covariance, draws, seed,
+                                   bool(stratify))}
+
+
 def _ratio(part: _Part, queries: Batch) -> Fields:
     dim, loss = part.samples.dim, part.loss
     assert isinstance(loss, Poisson)
@@ -98,7 +105,7 @@ def _finite(values: Array) -> Array:
 #: The replies of the users who are asked, from the rows that the query names.
 FIT_ANSWERS: dict[str, Callable[[_Part, Batch], Fields]] = {
     "settle": _settle, "slopes": _slopes, "evidence": _evidence, "around": _around, "left_out": _left_out,
-    "ratio": _ratio}
+    "ratio": _ratio, "halves": _halves}
 
 
 def fit_answers(loss: Loss, parts: list[Users], queries: Batch) -> Fields:

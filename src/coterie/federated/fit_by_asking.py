@@ -37,7 +37,7 @@ from coterie.fitting.plan import PathPlan, Work, sentence_about, solve_plan, wei
 from coterie.fitting.result import SentModels
 from coterie.fitting.scores import METRICS, JudgedModels, Scores
 from coterie.fitting.settings import Settings
-from coterie.fitting.stability import stability_of
+from coterie.fitting.stability import stability_by_asking
 from coterie.fitting.units import Units, UserStatistics
 from coterie.graph.weights import LocalModels
 from coterie.losses import Loss, Personal, Poisson
@@ -264,20 +264,18 @@ def fit_parts(facts: Facts, everyone: Participants, asker: Asker, settings: Sett
 def _finished(units: Units, part: Part, trained: Part | None, centres: tuple[Centres, Centres], judged: Scores | None,
               settings: Settings) -> Fit:
     """Weights, path, stability and the solution of the convex problem."""
-    users, (shared, pooled) = part.users, centres
+    shared, pooled = centres
     plan = planned(part, shared.near, settings)
     path = solve_plan(plan, settings, Work())
     index, why = plan.choose(path)
     compared = trained.compared if trained is not None and trained.compared is not None else part.compared
     means = {} if compared is None else compared.means
     why = f"{sentence_of(part.sharing.kind, means)} {why}"
-    stability, noise = None, part.oracle.scale
+    stability = None
     if part.sharing.labels.any() and part.sharing.kind != "alone":
-        rows = part.oracle.sizes.astype(float)
-        expansions = Expansions.at(shared.near, shared.near.prepare(users), rows, shared.near.point)
         other = None if trained is None or not trained.sharing.labels.any() else PathPlan(
             plan.problem, plan.lams, 0, "", trained.sharing.labels)
-        stability = stability_of(expansions, noise, part.sharing, settings, other)
+        stability = stability_by_asking(part.oracle, shared.centres, part.sharing, settings, other)
         why = f"{why} {stability}" if stability.stable else f"{stability} {why}"
     solution = remote_solution(part, solve_by_asking(part, plan, path[index], shared.near.hessian,
                                                      settings.tol))

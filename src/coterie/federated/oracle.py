@@ -70,6 +70,11 @@ class AskingOracle:
                           settings=settings)
         return reply["values"], np.asarray(reply["count"], dtype=float)
 
+    def halves(self, centres: Array, covariance: Array, draws: int, seed: int, stratify: bool) -> Ints:
+        settings = np.array([draws, seed, stratify], dtype=np.int64)
+        reply = self._ask("halves", {}, models=centres, covariance=triangle(covariance[None]), settings=settings)
+        return np.asarray(reply["own"], dtype=np.int64)
+
     def _dispersion(self) -> float:
         """The overdispersion of counts, as in `coterie.analysis.dispersion`, from two sums of every user."""
         n, everyone = self.users.n_users, np.zeros(self.users.n_users, dtype=np.int64)

@@ -3,6 +3,7 @@
     expand      value, gradient and Hessian of the loss of a centre: the user's loss, or with a personal part its
                 envelope (`Personal`); and the model that the user gets around this centre
     left_out    how well models that are fitted without some of the user's rows predict these rows
+    halves      which centre fits half of the user's rows best, for several halves
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ class FitOracle(UserOracle, Protocol):
         """(n_users, k) sums of losses on rows left out, one column more if `alone`, and (n_users,) their number."""
 
 
+    def halves(self, centres: Array, covariance: Array, draws: int, seed: int, stratify: bool) -> Ints:
+        """(n_users, draws) the centre that fits a random half of the user's rows best."""
+
+
 class RowsFitOracle(RowsOracle):
     """Users whose rows are in this process; see `FitOracle`."""
 
@@ -69,6 +74,9 @@ class RowsFitOracle(RowsOracle):
 
     def left_out(self, question: LeavingOut) -> tuple[Array, Array]:
         return left_out(self.loss, self.users, question)
+
+    def halves(self, centres: Array, covariance: Array, draws: int, seed: int, stratify: bool) -> Ints:
+        return best_for_halves(self.loss, self.users, centres, covariance, draws, seed, stratify)
 
 
 def outer_loss(loss: Loss, users: Users, covariance: Array) -> Loss:
@@ -124,3 +132,17 @@ def _without(loss: Loss, users: Users, kept: Users, question: LeavingOut, j: int
         - kept.counts[:, None] * outer.gradients(samples, at)
     shift = (question.influences[:, j] @ change[..., None])[..., 0]
     return outer.own_models(samples, at + np.where((group == own)[:, None], shift, 0.0))
+
+
+def best_for_halves(loss: Loss, users: Users, centres: Array, covariance: Array, draws: int, seed: int,
+                    stratify: bool) -> Ints:
+    """`FitOracle.halves` for these users."""
+    best = np.empty((users.n_users, draws), dtype=np.int64)
+    for turn in range(draws):
+        half = users.hold_out(0.5, stratify=stratify, seed=seed + turn).train
+        outer = outer_loss(loss, half, covariance)
+        samples, shape = outer.prepare(half), (half.n_users, centres.shape[1])
+        with np.errstate(over="ignore"):
+            values = np.stack([outer.values(samples, np.broadcast_to(centre, shape)) for centre in centres])
+        best[:, turn] = values.argmin(axis=0)
+    return best

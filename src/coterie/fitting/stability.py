@@ -1,11 +1,14 @@
 """How stable groups are when other rows are drawn.
 
-Other rows of the same users would have other slopes: those of a user's log-likelihood vary around what they are by a
-normal distribution whose covariance is its curvature (Bartlett's identity), which is also how much they vary between
-random halves of the rows. Such slopes are drawn several times. Each time, starting from the groups, centres are fitted
-and every user moves to the centre that fits best, until nothing moves. Two numbers say how far that leads: the adjusted
-Rand index of the groups before and after (1 for the same groups, about 0 for groups drawn by dice), and for each user
-how often it stays.
+With the squared loss, other rows of the same users would have other slopes: those of a user's log-likelihood vary
+around what they are by a normal distribution whose covariance is its curvature (Bartlett's identity), which is also how
+much they vary between random halves of the rows. Such slopes are drawn several times. Each time, starting from the
+groups, centres are fitted and every user moves to the centre that fits best, until nothing moves. With other losses
+halves of every user's rows are drawn (subsampling; Meinshausen and Buehlmann 2010), and every user moves to the centre
+that fits its half best.
+
+Two numbers say how far that leads: the adjusted Rand index of the groups before and after (1 for the same groups, about
+0 for groups drawn by dice), and for each user how often it stays.
 
 The number of groups is given. How far a new search agrees, which may find another number, is seen from the groups
 that were found without the held-out rows.
@@ -22,10 +25,11 @@ from coterie.analysis.dispersion import dispersion
 from coterie.analysis.metrics import adjusted_rand
 from coterie.analysis.spread import Expansions
 from coterie.data.users import Users
-from coterie.fitting.kinds import Sharing
+from coterie.fitting.kinds import Sharing, group_centres
+from coterie.fitting.oracle import FitOracle, RowsFitOracle
 from coterie.fitting.plan import PathPlan
 from coterie.fitting.settings import Settings
-from coterie.losses import Loss
+from coterie.losses import Loss, Squared
 
 _DRAWS = 10
 _MOVES = 3  # how often users may change their group
@@ -61,7 +65,7 @@ class Stability:
 
 def measure_stability(users: Users, loss: Loss, sharing: Sharing, settings: Settings,
                       judged: PathPlan | None = None) -> Stability:
-    """Draw other slopes several times.
+    """Draw other slopes, or halves of the rows, several times.
 
     Parameters
     ----------
@@ -75,28 +79,39 @@ def measure_stability(users: Users, loss: Loss, sharing: Sharing, settings: Sett
     -------
     Stability
     """
+    if not isinstance(loss, Squared):
+        centres = group_centres(sharing.loss(loss, users), sharing.loss(loss, users).prepare(users), sharing.labels,
+                                sharing.count)
+        return stability_by_asking(RowsFitOracle(users, loss), centres, sharing, settings, judged)
     samples, weights = loss.prepare(users), users.sizes / (1.0 if sharing.noise is None else sharing.noise)
     expansions = Expansions.at(loss, samples, weights, sharing.models(users, loss))
     if sharing.covariance is not None:
         expansions = expansions.marginal(sharing.covariance)[0]
-    return stability_of(expansions, dispersion(loss, users, samples), sharing, settings, judged)
-
-
-def stability_of(expansions: Expansions, noise: float, sharing: Sharing, settings: Settings,
-                 judged: PathPlan | None = None) -> Stability:
-    """The same from expansions of the users' log-likelihoods, times the noise, as functions of their centres."""
-    n, dim = expansions.slopes.shape
+    noise, (n, dim) = dispersion(loss, users, samples), expansions.slopes.shape
     scales, axes = np.linalg.eigh(expansions.curvatures)
     roots = axes * np.sqrt(noise * np.maximum(scales, 0.0))[:, None, :]
     rng = np.random.default_rng(settings.seed)
-    indices, stays = np.empty(_DRAWS), np.zeros(n)
+    drawn = np.empty((n, _DRAWS), dtype=np.int64)
     for k in range(_DRAWS):
-        drawn = (roots @ rng.standard_normal((n, dim, 1)))[..., 0]
-        labels = _moved(replace(expansions, slopes=expansions.slopes + drawn), sharing.labels)
-        indices[k] = adjusted_rand(sharing.labels, labels)
-        stays += labels == sharing.labels
+        slopes = (roots @ rng.standard_normal((n, dim, 1)))[..., 0]
+        drawn[:, k] = _moved(replace(expansions, slopes=expansions.slopes + slopes), sharing.labels)
+    return _summary(drawn, sharing, judged)
+
+
+def stability_by_asking(oracle: FitOracle, centres: Array, sharing: Sharing, settings: Settings,
+                        judged: PathPlan | None = None) -> Stability:
+    """Ask users which centre fits halves of their rows best."""
+    covariance = np.zeros((oracle.dim, oracle.dim)) if sharing.covariance is None else sharing.covariance
+    drawn = oracle.halves(centres, covariance, _DRAWS, settings.seed + 101, settings.task == "classification")
+    return _summary(drawn, sharing, judged)
+
+
+def _summary(drawn: Ints, sharing: Sharing, judged: PathPlan | None) -> Stability:
+    """From (n_users, draws) the groups of every draw."""
+    index = float(np.mean([adjusted_rand(sharing.labels, labels) for labels in drawn.T]))
+    stays = (drawn == sharing.labels[:, None]).mean(axis=1)
     searched = np.nan if judged is None or judged.groups is None else adjusted_rand(sharing.labels, judged.groups)
-    return Stability(float(indices.mean()), stays / _DRAWS, float(searched))
+    return Stability(index, stays, float(searched))
 
 
 def _moved(expansions: Expansions, labels: Ints) -> Ints:

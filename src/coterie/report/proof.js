@@ -280,6 +280,7 @@ const ASKED = {
   evidence: "evidence for groups",
   ratio: "evidence for groups",
   left_out: "loss on rows left out",
+  halves: "best groups for halves of the rows",
   certify: "certificate",
   judge: "scores of the models",
   score: "scores of the models",

@@ -28,7 +28,8 @@ Fields = Mapping[str, Array]
 VERSION = 1
 #: What can be asked; the position in the list is the code in the binary form, so new kinds go to the end.
 KINDS = ("describe", "local", "expand", "gradient", "prox", "train", "certify", "score", "pdmm", "moments",
-         "judge", "join", "facts", "settle", "slopes", "evidence", "around", "left_out", "ratio")
+         "judge", "join", "facts", "settle", "slopes", "evidence", "around", "left_out", "ratio",
+         "halves")
 #: Names of fields; likewise.
 FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", "diagonal", "rank", "centre", "t",
           "point", "steps", "rate", "slope", "conjugate", "residual", "zero", "lack", "score", "count", "ridge",
@@ -259,6 +260,7 @@ SCHEMAS: dict[str, Schema] = {
         "values": "m", "gradient": "m", "hessian": "m", "model": "m"}),
     "left_out": Schema({"part": "=1", "models": "=m", "starts": "=m", "covariance": "=m", "settings": "=m", "own": "m",
                         "influence": "m"}, {"values": "m", "count": "1"}),
+    "halves": Schema({"part": "=1", "models": "=m", "covariance": "=m", "settings": "=m"}, {"own": "m"}),
     "ratio": Schema({"part": "=1", "covariance": "=m", "influence": "=m", "step": "=1", "centre": "d"},
                     {"values": "m"}),
     "judge": Schema({**_MODEL, "fitted": "d", "alone": "d", "together": "d"}, {"scores": "m", "worse": "1"}),
