@@ -339,6 +339,7 @@ class _Asking:
             likelihoods, sizes = -self.weights[:, None] * part.values, np.bincount(labels)
             length = float(sizes @ np.log(self.n / sizes) - likelihoods[rows, labels].sum()) \
                 + len(sizes) * judge.model_cost
+            self.oracle.known["models", labels.tobytes()] = part.models
             judged.append(_Judged(Partition(labels, length + cost, lam), cost, part.models, likelihoods,
                                   part.gradients))
         return judged

@@ -149,7 +149,9 @@ def find_centres(part: Part, wanted: list[tuple[Ints, Array | None]], settings: 
                 rows / weights)[:, None, None] * expansions.curvatures).marginal(covariance)[0]
             expansions = replace(expansions, slopes=(weights / rows)[:, None] * expansions.slopes, curvatures=(
                 weights / rows)[:, None, None] * expansions.curvatures)
-        refined.append(Refining(labels, weights, expansions.centres(labels), expansions.sums(labels).curvatures))
+        start = oracle.known.get(("models", labels.tobytes())) if covariance is None else None
+        refined.append(Refining(labels, weights, expansions.centres(labels) if start is None else start,
+                                expansions.sums(labels).curvatures))
     best: Expanded | None = None
     for turn in range(_NEWTON):
         at, exact = np.stack([one.trial[one.labels] for one in refined], axis=1), turn < _EXACT
