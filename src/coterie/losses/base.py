@@ -20,13 +20,14 @@ from coterie._typing import Array, Flags, Indices
 from coterie.data.users import Participants, Users
 from coterie.errors import Incompatible, InvalidInput
 from coterie.losses.frame import Frame
-from coterie.losses.newton import Minimum, minimise, solve_scaled
+from coterie.losses.newton import Minimum, minimise, possible_gains, solve_scaled
 
 _EPSILON = float(np.finfo(float).eps)
 _TINY = 1e3 * _EPSILON  # a residual this small beside the terms it is the difference of is zero but for rounding
 SUMS = 8.0 * _EPSILON  # error of a computed sum beside the sum of its terms' absolute values
 NOISE = 1e-10  # times its square: what is left of an offset that cancels, where nothing else is left
 _TIGHT = 1e-13  # times a bound: no more than this is left to be gained
+_REACH = 100.0  # times 1 + ||x||: how far away a model may be in directions that no curvature holds
 _REFINEMENTS = 3  # Newton steps that may follow a local solve until its residual is at rounding level
 
 
@@ -298,8 +299,9 @@ class Loss(ABC):
 
         which needs no solve to be right, only to be tight. Coordinates without curvature (c_k = 0: an intercept, no
         ridge) must have r_k = 0. In floating point that means a residual at rounding level, which counts by its effect
-        |r_k| |x_k - about_k|; where it is not reached, the bound is +inf. For losses that do not state `magnitudes`
-        of their own, rounding level is estimated.
+        |r_k| |x_k - about_k| and by what it can gain (`possible_gains`): second order where the Hessian has curvature
+        beyond rounding, else r times `_REACH`. Where this is not negligible, or rounding level is not reached, the
+        bound is +inf. For losses that do not state `magnitudes` of their own, rounding level is estimated.
 
         Parameters
         ----------
@@ -341,7 +343,7 @@ class Loss(ABC):
     def _dual_bound(self, samples: Samples, z: Array, u: Array, centre: Array, curved: Array, who: Indices,
                     settled: Flags) -> DualBounds:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            f, g, h = self.evaluate_local(samples, z, 2 if (curved == 0).any() and not self.quadratic else 1, who)
+            f, g, h = self.evaluate_local(samples, z, 2 if (curved == 0).any() else 1, who)
             terms = self.magnitudes(samples, z, who)
             residual, away = np.abs(u - g), np.abs(z - centre)
             level = np.abs(u) + terms.gradients
@@ -352,13 +354,12 @@ class Loss(ABC):
             cost = np.where(flat, residual * away, cost).sum(axis=1)
             values = np.einsum("nd,nd->n", u, z - centre) - f + cost
             rounding = SUMS * (terms.values + (terms.slopes * np.abs(z)).sum(axis=1) + (np.abs(u) * away).sum(axis=1))
-            # What they may still gain: residuals times steps, no longer than the scale of the coordinate. For a
-            # quadratic loss it is of second order, but not for one whose infimum lies at infinity.
-            rows = np.flatnonzero(flat.any(axis=1)) if not self.quadratic else np.empty(0, dtype=np.intp)
-            if rows.size:
-                rest = np.where(flat[rows], residual[rows], 0.0)
-                steps = np.minimum(np.abs(_newton_steps(h[rows], rest)), 10.0 * (1.0 + np.abs(z[rows])))
-                gain = (rest * steps).sum(axis=1)
+            rows = np.flatnonzero(flat.any(axis=1))
+            if rows.size:  # what these residuals may still gain, where hardly anything holds the model
+                frame = self.coordinates(samples)
+                unit = 1.0 if frame is None else np.maximum(frame.units(who[rows]).max(axis=1), 1.0)
+                gain = possible_gains(h[rows], np.where(flat[rows], residual[rows], 0.0), SUMS * samples.dim,
+                                      _REACH * (unit + np.linalg.norm(z[rows], axis=1)))
                 limit = 1e-7 * np.abs(values[rows]) + 1e-9 * self.sizes(samples)[who[rows]]
                 rounding[rows] += np.where(gain <= limit, gain, np.inf)
         finite = np.isfinite(values) & np.isfinite(rounding)
@@ -368,7 +369,8 @@ class Loss(ABC):
     def _refined(self, samples: Samples, z: Array, u: Array, who: Indices) -> Array:
         """One more Newton step towards grad f = u."""
         _, g, h = self.evaluate_local(samples, z, 2, who)
-        step = _newton_steps(h, u - g)
+        units = np.sqrt(np.maximum(np.einsum("nii->ni", h), 1e-300))
+        step = solve_scaled(h, units, np.full(len(z), 1e-15), u - g)
         far = np.linalg.norm(step, axis=1) > 1e-3 * (1.0 + np.linalg.norm(z, axis=1))  # that is no refinement
         return np.where(far[:, None], z, z + step)
 
@@ -403,12 +405,6 @@ class Loss(ABC):
         """
         raise Incompatible(f"{type(self).__name__} has no conic form, which the reference solver needs. "
                            "Give it a `conic` method, or use another solver.")
-
-
-def _newton_steps(hessians: Array, slopes: Array) -> Array:
-    """H^-1 slopes of each user."""
-    units = np.sqrt(np.maximum(np.einsum("nii->ni", hessians), 1e-300))
-    return solve_scaled(hessians, units, np.full(len(slopes), 1e-15), slopes)
 
 
 def need_targets(loss: Loss, users: Users) -> Array:

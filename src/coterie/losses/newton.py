@@ -221,6 +221,26 @@ def solve_scaled(matrices: Array, units: Array, shift: Array, vectors: Array) ->
     return np.asarray(solved / units)
 
 
+def possible_gains(hessians: Array, residuals: Array, noise: float, reach: Array) -> Array:
+    """(n,) the most that <r, s> can be, for |r| <= `residuals` and steps s that curvature, or else `reach`, allows.
+
+        H = U C U,  U = diag(H)^1/2,  C = V diag(c) V';     s = U^-1 V q with |q_k| <= |V'U^-1 r|_k / (c_k - noise)
+
+    `noise` is the rounding error of the curvatures c, relative to the largest. A direction that has none beyond it is
+    held by nothing that floating point can see; a step along it is only shorter than `reach` (n,).
+    """
+    units = np.sqrt(np.maximum(np.einsum("nii->ni", hessians), 1e-300))
+    scaled = hessians / (units[:, :, None] * units[:, None, :])
+    usable = np.isfinite(scaled).all(axis=(1, 2)) & np.isfinite(residuals).all(axis=1)
+    curvatures, axes = np.linalg.eigh(np.where(usable[:, None, None], scaled, 0.0))
+    axes = axes / units[:, :, None]
+    along = np.einsum("nd,nde->ne", residuals, np.abs(axes))
+    sure = curvatures - noise * np.maximum(curvatures[:, -1:], 1.0)
+    steps = np.divide(along, sure, out=np.full_like(along, np.inf), where=sure > 0)
+    steps = np.minimum(steps, reach[:, None] / np.linalg.norm(axes, axis=1))
+    return np.where(usable, np.where(along > 0, along * steps, 0.0).sum(axis=1), np.inf)
+
+
 def whiten(matrices: Array, columns: Array) -> Array:
     """W columns, for a W with W' W = H^-1. Then v' H^-1 v = |W v|^2: rounding cannot make it negative.
 
