@@ -27,7 +27,7 @@ _TINY = 1e3 * _EPSILON  # a residual this small beside the terms it is the diffe
 SUMS = 8.0 * _EPSILON  # error of a computed sum beside the sum of its terms' absolute values
 NOISE = 1e-10  # times its square: what is left of an offset that cancels, where nothing else is left
 _TIGHT = 1e-13  # times a bound: no more than this is left to be gained
-_REACH = 100.0  # times 1 + ||x||: how far away a model may be in directions that no curvature holds
+_REACH = 10.0  # times 1 + ||x||: how far away a model may be in directions that no curvature holds
 _REFINEMENTS = 3  # Newton steps that may follow a local solve until its residual is at rounding level
 
 
