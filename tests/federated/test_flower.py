@@ -639,25 +639,22 @@ def test_newton_over_tls_is_bitwise_the_run_in_process(wire, tmp_path):
     assert wire.command("log", wire.run, "local", "--show").count("round ") >= 3  # what `flwr log` shows
 
 
-@pytest.mark.parametrize(("edge_state", "variant"), [("server", "symmetric"), ("users", "paper")])
-def test_pdmm_over_tls_is_bitwise_the_run_in_process(wire, tmp_path, edge_state, variant):
-    """The second by Flower's own command, on the example app."""
+def test_pdmm_over_tls_is_bitwise_the_run_in_process(wire, tmp_path):
+    """By Flower's own command, on the example app."""
     settings = {"algorithm": "pdmm", "max-rounds": 3,
-                "algorithm-options": json.dumps({"edge_state": edge_state, "variant": variant})}
+                "algorithm-options": json.dumps({"edge_state": "users", "variant": "paper"})}
     out = tmp_path / "out"
-    if edge_state == "server":
-        deployed(wire, out, **settings)
-    else:
-        changes = {**RUN, **settings, "n-users": 15, "out": str(out)}
-        (tmp_path / "changes.toml").write_text("".join(f"{key} = {toml(value)}\n" for key, value in changes.items()))
-        info = wire.command("run", str(ROOT / "examples" / "flower_app"), "local", "--run-config",
-                            str(tmp_path / "changes.toml"), "--format", "json")
-        wire.run = str(json.loads(info[info.index("{"):])["run-id"])
-        list(wire.follow(out, 240.0))
-        assert all(any(Path(config["state-dir"]).iterdir()) for config in wire.configs)
-    local = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(edge_state=edge_state, variant=variant), max_rounds=3)
+    changes = {**RUN, **settings, "n-users": 15, "out": str(out)}
+    (tmp_path / "changes.toml").write_text("".join(f"{key} = {toml(value)}\n" for key, value in changes.items()))
+    info = wire.command("run", str(ROOT / "examples" / "flower_app"), "local", "--run-config",
+                        str(tmp_path / "changes.toml"), "--format", "json")
+    wire.run = str(json.loads(info[info.index("{"):])["run-id"])
+    list(wire.follow(out, 240.0))
+    assert all(any(Path(config["state-dir"]).iterdir()) for config in wire.configs)
+    local = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(edge_state="users", variant="paper"), max_rounds=3)
     assert the_same(out, local)
     assert runs.read(out)[0]["bytes"] == local.ledger.bytes
+
 
 
 def test_a_rough_run_ends_where_the_others_alone_would(wire, tmp_path, switch):
@@ -770,11 +767,8 @@ def command(*words: str, cwd: Path, timeout: float = 180) -> subprocess.Complete
     return subprocess.run([*COTERIE, "federate", *words], cwd=cwd, capture_output=True, text=True, timeout=timeout)
 
 
-@pytest.mark.parametrize("table", [False, True], ids=["dataset", "table"])
-def test_the_command_simulates_what_it_computes(tmp_path, table):
-    words = ["--dataset", "ellipses", "--lam", "0.09", "--standardize"]
-    if table:
-        words = [str(spread(tmp_path)[0]), "--user", "who", "--target", "state", "--lam", "0.03"]
+def test_the_command_simulates_what_it_computes(tmp_path):
+    words = [str(spread(tmp_path)[0]), "--user", "who", "--target", "state", "--lam", "0.03"]
     for runtime in ("local", "flower-sim"):
         done = command("--runtime", runtime, "--local-cluster", "3", *words, "--out", runtime, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
