@@ -9,7 +9,7 @@ ALL    := $(VENV)/.all
 COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
     --python-version 3.11
 
-.PHONY: help env demo test test-all lint docs bench lock clean
+.PHONY: help env demo test test-all test-long lint docs bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -45,8 +45,11 @@ test: lint  ## lint and the quick tests: less than five minutes with the install
 test-all: $(ALL)  ## what `make test` leaves out: slow tests, a browser (Debian's chromium), Flower and the docs
 	@$(BIN)/python -m pytest -m "slow and not flower and not browser" -n 2 --dist worksteal
 	@$(BIN)/python -m pytest -m "browser and not flower" -n 0
-	@$(BIN)/python -m pytest -m flower -n 0
+	@$(BIN)/python -m pytest -m "flower and not long" -n 0
 	@$(MAKE) --no-print-directory docs
+
+test-long: $(ALL)  ## what `make test-all` leaves out: kills and faults over the wire on Flower, a thousand users
+	@$(BIN)/python -m pytest -m long -n 0
 
 lint: $(READY)  ## ruff, mypy, and oxlint for the page's scripts
 	@$(BIN)/ruff check --quiet .

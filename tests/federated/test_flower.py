@@ -625,6 +625,7 @@ def deployed(cluster: Cluster, out: Path, timeout: float = 240.0, **settings: An
     return list(cluster.follow(out, timeout))
 
 
+@pytest.mark.long
 def test_newton_over_tls_is_bitwise_the_run_in_process(wire, tmp_path):
     lines = deployed(wire, tmp_path / "out")
     local = ct.federate(DATA, LOSS, LAM)
@@ -657,6 +658,7 @@ def test_pdmm_over_tls_is_bitwise_the_run_in_process(wire, tmp_path):
 
 
 
+@pytest.mark.long
 def test_a_rough_run_ends_where_the_others_alone_would(wire, tmp_path, switch):
     """One node sends damaged bytes, one numbers that are none, one is slow and claims the users of another."""
     switch(1, "damaged")
@@ -712,6 +714,7 @@ def test_nodes_without_a_registered_key_are_refused(wire, tmp_path):
     assert online() == before
 
 
+@pytest.mark.long
 def test_after_a_node_and_the_server_are_killed_the_optimum_is_the_same(wire, tmp_path):
     out, settings = tmp_path / "out", {"lam": 0.05, "round-timeout": 20.0}
     local = ct.federate(DATA, LOSS, 0.05)
@@ -740,6 +743,7 @@ def test_after_a_node_and_the_server_are_killed_the_optimum_is_the_same(wire, tm
 # Simulated
 
 
+@pytest.mark.long
 def test_a_thousand_simulated_users(tmp_path):
     """Twenty virtual nodes with fifty users each: every message has the questions for all of them."""
     options = {"n_users": 1000, "n_clusters": 4, "samples": 80, "n_features": 4, "separation": 3.0, "seed": 0}

@@ -307,6 +307,7 @@ def test_the_commands_of_the_story(one, together, tmp_path):
                                    run.predict(table)["prediction"], atol=1e-8)
 
 
+@pytest.mark.long
 def test_a_killed_superlink_ends_in_the_same_bits(hospitals, tmp_path):
     nodes, out = configs(hospitals, tmp_path), tmp_path / "out"
     serve(Nodes(nodes), tmp_path / "straight")
