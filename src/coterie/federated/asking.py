@@ -125,14 +125,7 @@ class Asker:
 
     def _enter(self, queries: Batch, replies: Replies) -> None:
         """Enter a round into the ledger and the history."""
-        first = len(self.ledger.entries)
-        self.ledger.record(queries, "down", self.turn)
-        for batch in replies.batches:
-            self.ledger.record(batch, "up", self.turn)
-        for user, message in replies.singles:
-            self.ledger.record_one(user, message, self.turn)
-        entries = self.ledger.entries[first:]
-        up, down = (sum(e.bytes for e in entries if e.direction == way) for way in ("up", "down"))
+        _, up, down = self.ledger.record_round(queries, replies.batches, replies.singles)
         line = Round(self.turn, np.nan, np.nan, 0, time.perf_counter() - self.began, queries.kind, len(queries),
                      sum(map(len, replies.batches)) + len(replies.singles), np.nan, up, down)
         self.history.append(line)

@@ -137,14 +137,8 @@ class Driver:
 
     def _settle(self, now: RunState, queries: Batch, replies: Replies) -> Round:
         """Enter a round into the ledger and the history, find what comes next, and save."""
-        method, state, first = self.stages.method(now.stage), now.state, len(self.ledger.entries)
-        self.ledger.record(queries, "down", queries.round)
-        for batch in replies.batches:
-            self.ledger.record(batch, "up", queries.round)
-        for user, message in replies.singles:
-            self.ledger.record_one(user, message, queries.round)
-        entries = self.ledger.entries[first:]
-        up, down = (sum(e.bytes for e in entries if e.direction == way) for way in ("up", "down"))
+        method, state = self.stages.method(now.stage), now.state
+        entries, up, down = self.ledger.record_round(queries, replies.batches, replies.singles)
         objective = gap = np.nan
         if now.stage == "proof" and method.finished(state):
             certificate = method.certificate(state)

@@ -21,8 +21,7 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.analysis.refining import Refining
-from coterie.analysis.search import SearchOptions, SearchResult, kind_of, near_groups, search_by_asking
-from coterie.analysis.spread import Expansions
+from coterie.analysis.search import SearchOptions, SearchResult, kind_of, search_by_asking
 from coterie.data.participants import Counted
 from coterie.data.users import Moments, Participants
 from coterie.errors import InvalidInput
@@ -31,7 +30,15 @@ from coterie.federated.asking import Asker
 from coterie.federated.oracle import AskingOracle
 from coterie.federated.together import Together
 from coterie.fitting.estimate import Fit
-from coterie.fitting.kinds import Comparison, Sharing, candidates, choose_by_asking, sentence_of, sharing_of
+from coterie.fitting.kinds import (
+    Comparison,
+    Sharing,
+    candidates,
+    choose_by_asking,
+    refining_centres,
+    sentence_of,
+    sharing_of,
+)
 from coterie.fitting.oracle import Expanded
 from coterie.fitting.plan import PathPlan, Work, sentence_about, solve_plan, weighted_plan
 from coterie.fitting.result import SentModels
@@ -142,16 +149,8 @@ def find_centres(part: Part, wanted: list[tuple[Ints, Array | None]], settings: 
     none, refined = np.zeros((oracle.dim, oracle.dim)), list[Refining]()
     covariances = np.stack([none if covariance is None else covariance for _, covariance in wanted])
     for labels, covariance in wanted:
-        near = near_groups(users, oracle, labels)
-        expansions = Expansions.at(near, near.prepare(users), weights, near.point)
-        if covariance is not None:
-            expansions = replace(expansions, slopes=(rows / weights)[:, None] * expansions.slopes, curvatures=(
-                rows / weights)[:, None, None] * expansions.curvatures).marginal(covariance)[0]
-            expansions = replace(expansions, slopes=(weights / rows)[:, None] * expansions.slopes, curvatures=(
-                weights / rows)[:, None, None] * expansions.curvatures)
         start = oracle.known.get(("models", labels.tobytes())) if covariance is None else None
-        refined.append(Refining(labels, weights, expansions.centres(labels) if start is None else start,
-                                expansions.sums(labels).curvatures))
+        refined.append(refining_centres(users, oracle, labels, covariance, weights, start))
     best: Expanded | None = None
     for turn in range(_NEWTON):
         at, exact = np.stack([one.trial[one.labels] for one in refined], axis=1), turn < _EXACT
@@ -206,6 +205,8 @@ def planned(part: Part, near: Quadratic, settings: Settings) -> PathPlan:
 def _describe(part: Part) -> str:
     """A sentence about the search."""
     best, n, many = part.found.best, part.users.n_users, len(part.found.examined)
+    if n == 1:
+        return "There is only one user."
     if kind_of(best) == "one model":
         return f"All {n} user(s) are one group: none of {many} descriptions is better than one model."
     if kind_of(best) == "one centre with spread":

@@ -291,14 +291,7 @@ def _left_out_losses(options: list[Sharing], users: Participants, oracle: FitOra
     refined, none = list[Refining](), np.zeros((oracle.dim, oracle.dim))
     weights = oracle.sizes.astype(float) if settings.count == "rows" else np.ones(n)
     for option in asked:
-        near = near_groups(users, oracle, option.labels)
-        expansions = Expansions.at(near, near.prepare(users), oracle.sizes.astype(float), near.point)
-        if option.covariance is not None:
-            expansions = expansions.marginal(option.covariance)[0]
-        scaled = replace(expansions, slopes=expansions.slopes * (weights / oracle.sizes)[:, None],
-                         curvatures=expansions.curvatures * (weights / oracle.sizes)[:, None, None])
-        refined.append(Refining(option.labels, weights, scaled.centres(option.labels),
-                                scaled.sums(option.labels).curvatures))
+        refined.append(refining_centres(users, oracle, option.labels, option.covariance, weights))
     covariances = np.stack([none if option.covariance is None else option.covariance for option in asked])
     for _ in range(_REFINED):
         centres = np.stack([part.trial[part.labels] for part in refined], axis=1)
@@ -319,6 +312,19 @@ def _left_out_losses(options: list[Sharing], users: Participants, oracle: FitOra
     sums, counts = oracle.left_out(question)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray((sums / counts[:, None]).T)
+
+
+def refining_centres(users: Participants, oracle: FitOracle, labels: Ints, covariance: Array | None, weights: Array,
+                     start: Array | None = None) -> Refining:
+    """The centres of groups by second-order models, or `start`, to be refined by users' slopes."""
+    near, share = near_groups(users, oracle, labels), weights / oracle.sizes
+    expansions = Expansions.at(near, near.prepare(users), oracle.sizes.astype(float), near.point)
+    if covariance is not None:
+        expansions = expansions.marginal(covariance)[0]
+    scaled = replace(expansions, slopes=share[:, None] * expansions.slopes,
+                     curvatures=share[:, None, None] * expansions.curvatures)
+    return Refining(labels, weights, scaled.centres(labels) if start is None else start,
+                    scaled.sums(labels).curvatures)
 
 
 def _compared(losses: Array, relative: bool) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +68,19 @@ class Ledger:
             if 0 <= user < self.n_users:
                 account = self.per_user.setdefault(("up", name), np.zeros((self.n_users, 2), dtype=np.int64))
                 account[user] += (numbers, size)
+
+    def record_round(self, queries: Batch, replies: Iterable[Batch], singles: Iterable[tuple[int, Message]],
+                     ) -> tuple[list[Entry], int, int]:
+        """Enter a round: queries down, replies up. Returns its entries, and its bytes up and down."""
+        first, turn = len(self.entries), queries.round
+        self.record(queries, "down", turn)
+        for batch in replies:
+            self.record(batch, "up", turn)
+        for user, message in singles:
+            self.record_one(user, message, turn)
+        entries = self.entries[first:]
+        up, down = (sum(entry.bytes for entry in entries if entry.direction == way) for way in ("up", "down"))
+        return entries, up, down
 
     def total(self, what: str = "bytes", *, direction: str | None = None, kind: str | None = None,
               field: str | None = None, round: int | None = None) -> int:
