@@ -37,6 +37,20 @@ class NotConverged(CoterieError, RuntimeError):
     """A computation that others depend on did not reach its tolerance."""
 
 
+class Refused(CoterieError):
+    """What the owner of a node does not allow: a question, or a release beyond the privacy budget.
+
+    Parameters
+    ----------
+    reason : what is refused and why; it is sent to the server, so it says nothing of the rows.
+    remedy : the next thing to do.
+    """
+
+    def __init__(self, reason: str, *, remedy: str = "") -> None:
+        self.reason, self.remedy = reason, remedy
+        super().__init__(_sentences(reason, remedy))
+
+
 class MissingExtra(CoterieError, ImportError):
     """A library of an optional extra is not installed."""
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -24,6 +24,8 @@ _MAGIC = b"coterie checkpoint 1\n"
 
 def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool = False) -> None:
     """Write a file in one step: readers see the old content or the new content, never a part of it.
+
+    Only its owner can read it (0600), since models and answers are personal data.
 
     Parameters
     ----------
@@ -40,13 +42,34 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool
     >>> write_atomically("results/run.json", b"{}")
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     new = path.with_name(path.name + ".new")
-    new.write_bytes(data)
-    if durable:
-        with new.open("r+b") as file:
+    with open_private(new, "wb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
             os.fsync(file.fileno())
     os.replace(new, path)
+
+
+def private_folder(path: str | os.PathLike[str]) -> Path:
+    """A folder, created with all above it if it is missing; whatever is created only its owner can open (0700)."""
+    path = Path(path)
+    for folder in reversed([path, *path.parents]):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+def open_private(path: str | os.PathLike[str], mode: str = "wb") -> IO[Any]:
+    """Open a file for writing that only its owner can read (0600), also where it was there before."""
+
+    def opener(name: str, flags: int) -> int:
+        number = os.open(name, flags, 0o600)
+        if os.name == "posix":
+            os.fchmod(number, 0o600)
+        return number
+
+    return open(path, mode, opener=opener, encoding=None if "b" in mode else "utf-8")
 
 
 def json_ready(value: Any) -> Any:
