@@ -26,7 +26,7 @@ from coterie.datasets import clustered, ellipses
 from coterie.errors import Incompatible, InvalidInput
 from coterie.federated import sources
 from coterie.federated.config import CONFIG, RENAMED, RunConfig, algorithm_of, complete, for_nodes
-from coterie.federated.protocol.messages import Batch, Query, Ragged, Reply, decode
+from coterie.federated.protocol.messages import Query, Reply, decode
 from coterie.federated.runtimes import service
 from coterie.fitting.prepare import prepare
 
@@ -391,61 +391,6 @@ def test_a_node_of_another_version_is_told_apart(nodes, tmp_path):
         serve(nodes, tmp_path / "out", n_users=15, wait=0.1)
 
 
-# What a user remembers
-
-
-def test_memory_now_before_and_lost(tmp_path):
-    from flwr.app import Context, RecordDict
-
-    from coterie.federated.flower import _Memory
-
-    users = DATA.take([0, 1])
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-
-    def replies(turn: int) -> Batch:
-        rows = {"point": np.full((2, 3), float(turn)), "tails": np.zeros(2), "neighbours": np.array([1, 0]),
-                "quiet": np.zeros(2, dtype=bool), "radii": np.ones(2), "others": np.zeros((2, 3)),
-                "difference": np.zeros((2, 3)), "hat": np.zeros((2, 3))}
-        return Batch("pdmm", turn, np.array([0, 1]), form=Reply,
-                     memory={name: Ragged.of(values, np.ones(2, dtype=int)) for name, values in rows.items()})
-
-    for config in ({"state-dir": str(tmp_path / "state"), "run": "r"}, {"run": "r"}):
-        def memory(own: dict[str, Any] = config, **more: Any) -> Any:
-            return _Memory({**own, **more}, context)
-
-        assert not memory().recall(0, -1)
-        memory().keep(users, replies(3))
-        now = memory()
-        assert now.recall(0, 3)
-        assert not now.recall(1, 2)
-        assert now.recall(1, 3)
-        now.keep(users, replies(4))
-        lost = memory()  # the server never heard of round 4
-        assert lost.recall(0, 3)
-        assert lost.stacked(users, 3)["point"].rows(0).tolist() == [[3.0, 3.0, 3.0]]
-        lost.keep(users, replies(5))
-        assert memory().recall(0, 3)
-        assert memory().recall(0, 5)
-        assert not memory().recall(0, 4)
-        assert not memory(run="another").recall(0, 5)
-    files = sorted((tmp_path / "state").iterdir())
-    assert len(files) == 2
-    for file in files:
-        file.write_bytes(file.read_bytes()[:100])  # a disk that was full, say
-    assert not _Memory({"state-dir": str(tmp_path / "state"), "run": "r"}, context).recall(0, 5)
-
-
-def test_long_names_have_files_of_their_own(tmp_path):
-    from flwr.app import Context, RecordDict
-
-    from coterie.federated.flower import _Memory
-
-    memory = _Memory({"state-dir": str(tmp_path)}, Context(1, 1, {}, RecordDict(), {}))
-    names = ["x" * 500 + "1", "x" * 500 + "2", 1, "1", "../../etc", "ü/ü"]
-    assert len({memory._file(name) for name in names}) == len(names)
-    assert all(memory._file(name).parent == tmp_path and len(memory._file(name).name) < 100 for name in names)
-
-
 # Settings and sources
 
 
@@ -537,20 +482,6 @@ def test_rows_held_out_do_not_depend_on_who_shares_the_node():
             assert np.array_equal(mine.targets, same.targets)
     assert (together.test.counts > 0).all()
     assert not np.array_equal(DATA.hold_out(0.25, seed=8).test.features, together.test.features)
-
-
-def test_what_the_owner_of_a_node_says_of_its_data_counts():
-    from flwr.app import ConfigRecord, Context, Message, RecordDict
-
-    from coterie.federated.flower import _config
-
-    said = RecordDict({"config": ConfigRecord({"data": "npz", "path": "/etc/x", "split": True, "loss": "logistic"})})
-    message = Message(said, 1, "train.answer")
-    own = Context(1, 1, {"data": "csv", "user": "who", "state-dir": "/var"}, RecordDict(), {})
-    assert _config(message, own) == {"data": "csv", "user": "who", "state-dir": "/var", "loss": "logistic"}
-    bare = Context(1, 1, {"partition-id": 3}, RecordDict(), {})
-    assert _config(message, bare) == {"data": "npz", "path": "/etc/x", "split": True, "loss": "logistic",
-                                      "partition-id": 3}
 
 
 # The example app

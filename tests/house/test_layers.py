@@ -39,7 +39,7 @@ LAYERS = [
     "plots",
     "report",
     "runs.save", "fitting", "runs",
-    "federated.keeping", "federated.asking", "federated.together", "federated.oracle",
+    "federated.keeping", "federated.node", "federated.asking", "federated.together", "federated.oracle",
     "federated.fit_by_asking", "federated.fit", "federated.entry", "federated.membership", "federated.runtimes",
     "federated.flower", "federated",
     "baselines",

@@ -2,19 +2,15 @@
 
 `client` replies for the users of its node; `server` runs any algorithm of the protocol. Each node gets one message with
 the queries for all its users, in coterie's own binary form. Users are identified by their names, never by the node's
-number. Every message starts a new process at its node, so what a user must remember is stored on the node's disk
-(`state-dir`), with its round and the state before it: a round whose reply the server never received is undone.
+number. Every message starts a new process at its node; what a node does with it is in `coterie.federated.node`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,31 +26,17 @@ try:
 except ImportError as error:  # pragma: no cover - depends on what is installed
     raise MissingExtra("flwr", "flower", "Running on Flower") from error
 
-from coterie.data.users import Participants
-from coterie.federated import sources
 from coterie.federated.agreement import Agreement, Introduction
 from coterie.federated.algorithms.base import Replies
 from coterie.federated.checkpoint import digest
-from coterie.federated.client import answer_all
 from coterie.federated.config import RunConfig, complete, for_nodes
 from coterie.federated.driver import Round
-from coterie.federated.keeping import keep_models
 from coterie.federated.metrics import writer
-from coterie.federated.protocol.messages import (
-    VERSION,
-    BadMessage,
-    Batch,
-    Message,
-    Query,
-    Ragged,
-    Reply,
-    decode,
-    gather,
-    misfit,
-)
+from coterie.federated.node import Node
+from coterie.federated.protocol.messages import VERSION, BadMessage, Batch, Message, Reply, decode
 from coterie.federated.runtimes import service
 from coterie.federated.sources import in_order
-from coterie.storage import pack, unpack, write_atomically
+from coterie.storage import write_atomically
 
 log = logging.getLogger("coterie.federated")
 logger = logging.getLogger("flwr")  # what Flower shows as the run's log
@@ -69,115 +51,17 @@ server = ServerApp()
 @client.query("users")
 def _introduce(message: Envelope, context: Context) -> Envelope:
     """Who is at this node, and what it says of its data."""
-    config = _config(message, context)
-    try:
-        source = sources.load(config)
-        agreed = "agreement" in config  # then names are enough
-        introduction = Introduction(source.names) if agreed else Introduction.of(source)
-        said = {"introduction": introduction.to_json(), "version": VERSION}
-    except (CoterieError, OSError, ValueError) as error:
-        said = {"error": str(error)}
+    said = Node(message.content["config"], context.node_config).introduce()
     return Envelope(RecordDict({"users": ConfigRecord(said)}), reply_to=message)
 
 
 @client.train("answer")
 def _answer(message: Envelope, context: Context) -> Envelope:
     """The replies of the users of this node."""
-    config = _config(message, context)
-    agreement = Agreement.from_json(str(config["agreement"]))
-    data = agreement.data(sources.load(config), float(config["held-out"]), int(config["seed"]))
-    users, dim = data.samples.users, data.samples.dim
-    queries = {json.loads(name): decode(bytes(data), Query) for name, data in message.content["queries"].items()}
-    bases = json.loads(str(config.get("bases", "{}")))
-    memory = _Memory(config, context)
-    asked = []
-    for name, query in queries.items():
-        if name in users.names and misfit(query, query.kind, dim, "query") is None:
-            known = memory.recall(name, int(bases.get(json.dumps(name), -1)))
-            if query.kind != "pdmm" or known or "point" in query.arrays:
-                asked.append((users.index(name), query))
-    encoded = {}
-    if asked:
-        replies = answer_all(replace(data, memory=memory.stacked(users, dim)), gather(asked, "query"))
-        _keep(replies, dict(asked), agreement, users, context)
-        if replies.kind == "join" and not context.node_config.get("return-models"):
-            replies = replace(replies, ragged={})  # a newcomer's model stays with it
-        encoded = {json.dumps(users.names[k]): reply.encode() for k, reply in replies.items()}
-        if replies.memory:
-            memory.keep(users, replies)
-    return Envelope(RecordDict({"answers": ConfigRecord(encoded)}), reply_to=message)
-
-
-def _keep(replies: Batch, asked: Mapping[int, Message], agreement: Agreement, names: Participants,
-          context: Context) -> None:
-    """Keep the users' models where the owner of the node wishes it; the server cannot name the folder."""
-    folder = str(context.node_config.get("models-dir", ""))
-    if folder and replies.kind == "judge":  # with this question every user gets its model
-        keep_models(folder, agreement, [(names.names[k], query.arrays["model"]) for k, query in asked.items()])
-    elif folder and replies.kind == "join":
-        keep_models(folder, agreement, [(names.names[k], reply.arrays["model"][0]) for k, reply in replies.items()])
-
-
-def _config(message: Envelope, context: Context) -> dict[str, Any]:
-    """What the server says of the run; what the node's owner says of its data comes first."""
-    said = dict(message.content["config"])
-    own = dict(context.node_config)
-    if "data" in own:
-        said = {key: value for key, value in said.items() if key not in ("data", "path", "user", "target", "split")}
-    return {**said, **own}
-
-
-class _Memory:
-    """What users of this node remember: after the last query, and before it."""
-
-    def __init__(self, config: Mapping[str, Any], context: Context) -> None:
-        self.folder = Path(str(config["state-dir"])) if config.get("state-dir") else None
-        self.run, self.context = str(config.get("run", "")), context
-        self.recalled: dict[Any, dict[str, Any]] = {}
-
-    def _file(self, name: Any) -> Path:
-        assert self.folder is not None
-        return self.folder / f"{hashlib.sha256(json.dumps(name).encode()).hexdigest()[:40]}.coterie"
-
-    def recall(self, name: Any, base: int) -> bool:
-        """Whether the user remembers the round of the last reply that the server received."""
-        saved = None
-        if self.folder is not None:
-            with contextlib.suppress(FileNotFoundError, InvalidInput):  # a file cut short is as good as none
-                saved = unpack(self._file(name).read_bytes())
-        else:
-            kept = self.context.state.get("memory", {})
-            saved = unpack(bytes(kept[json.dumps(name)])) if json.dumps(name) in kept else None
-        if saved is None or saved["run"] != self.run:
-            return False
-        for part in ("now", "before"):
-            if saved[part] is not None and saved[part]["round"] == base:
-                self.recalled[name] = saved[part]
-                return True
-        return False
-
-    def stacked(self, users: Participants, dim: int) -> dict[str, Ragged]:
-        """The memory of all users of the node; those without one have an empty one."""
-        if not self.recalled:
-            return {}
-        blank = {"point": np.zeros((1, dim)), "tails": np.zeros(1), "neighbours": np.zeros(0, dtype=np.int64),
-                 "quiet": np.zeros(0, dtype=bool), "radii": np.zeros(0), "others": np.zeros((0, dim)),
-                 "difference": np.zeros((0, dim)), "hat": np.zeros((0, dim))}
-        rows = [self.recalled.get(name, {"memory": blank})["memory"] for name in users.names]
-        counts = {field: np.array([len(row[field]) for row in rows]) for field in blank}
-        return {field: Ragged.of(np.concatenate([row[field] for row in rows]), counts[field]) for field in blank}
-
-    def keep(self, users: Participants, replies: Batch) -> None:
-        for k in replies.users.tolist():
-            name = users.names[k]
-            now = {"round": replies.round, "memory": {field: part.rows(k) for field, part in replies.memory.items()}}
-            data = pack({"run": self.run, "now": now, "before": self.recalled.get(name)})
-            if self.folder is not None:
-                write_atomically(self._file(name), data)
-            else:
-                record = self.context.state.get("memory") or ConfigRecord()
-                record[json.dumps(name)] = data
-                self.context.state["memory"] = record
+    store = context.state.get("memory") or ConfigRecord()
+    answers = Node(message.content["config"], context.node_config, store).answer(message.content["queries"])
+    context.state["memory"] = store
+    return Envelope(RecordDict({"answers": ConfigRecord(answers)}), reply_to=message)
 
 
 # -- at the server ----------------------------------------------------------------------------------------------------
