@@ -22,6 +22,15 @@ if os.environ.get("CI"):
     providers._get_local_constants = providers.Constants
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_state(tmp_path_factory):
+    """Ledgers that nodes keep by default are those of this run of the tests, also in processes that it starts."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    yield
+    patch.undo()
+
+
 @pytest.fixture(params=LOSS_NAMES)
 def loss_name(request: pytest.FixtureRequest) -> str:
     return request.param

@@ -53,9 +53,10 @@ def save(users: ct.Users, path: Path) -> Path:
 
 
 def dealt(users: ct.Users, folder: Path, places: list[Any], **more: Any) -> list[dict[str, Any]]:
-    """Configurations of nodes that hold the users at these places."""
+    """Configurations of nodes that hold the users at these places; the run's seed decides which rows are held out."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [{"data": "npz", "path": str(save(users.take(np.asarray(part)), folder / f"users-{k}.npz")), **more}
+    own = {"data": "npz", "split-key": "public"}
+    return [{**own, "path": str(save(users.take(np.asarray(part)), folder / f"users-{k}.npz")), **more}
             for k, part in enumerate(places)]
 
 

@@ -50,8 +50,9 @@ def one(together) -> ct.Fit:
 
 
 def configs(hospitals: list[Path], folder: Path) -> list[dict[str, Any]]:
-    """What the owner of each node says."""
-    return [{"data": "csv", "path": str(file), "models-dir": str(folder / "models" / file.stem), **RUN}
+    """What the owner of each node says: wards send second moments of their eight held-out rows, too."""
+    return [{"data": "csv", "path": str(file), "models-dir": str(folder / "models" / file.stem),
+             "ledger-dir": str(folder / "ledgers" / file.stem), "consent": "hessians", "split-key": "public", **RUN}
             for file in hospitals]
 
 
@@ -205,7 +206,8 @@ def test_prepared_numbers(tmp_path):
         part = users.take(np.arange(k, 9, 3))
         np.savez(tmp_path / f"{k}.npz", X=part.features, y=part.targets, user=np.array(part.names)[part.owner],
                  feature_names=np.array(part.feature_names))
-        nodes.append({"data": "npz", "path": str(tmp_path / f"{k}.npz"), "models-dir": str(tmp_path / f"models-{k}")})
+        nodes.append({"data": "npz", "path": str(tmp_path / f"{k}.npz"), "models-dir": str(tmp_path / f"models-{k}"),
+                      "split-key": "public"})
     fitted = serve(Nodes(nodes), tmp_path / "out", user="", target="").best
     local = ct.federate(users)
     np.testing.assert_array_equal(fitted.models, local.models)

@@ -45,16 +45,16 @@ def test_memory_now_before_and_lost(tmp_path):
             return Memory(folder, run, store)
 
         assert not memory().recall(0, -1)
-        memory().keep(users, replies(3))
+        memory().keep(users, replies(3), [0, 1])
         now = memory()
         assert now.recall(0, 3)
         assert not now.recall(1, 2)
         assert now.recall(1, 3)
-        now.keep(users, replies(4))
+        now.keep(users, replies(4), [0, 1])
         lost = memory()  # the server never heard of round 4
         assert lost.recall(0, 3)
         assert lost.stacked(users, 3)["point"].rows(0).tolist() == [[3.0, 3.0, 3.0]]
-        lost.keep(users, replies(5))
+        lost.keep(users, replies(5), [0, 1])
         assert memory().recall(0, 3)
         assert memory().recall(0, 5)
         assert not memory().recall(0, 4)

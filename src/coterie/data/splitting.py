@@ -26,13 +26,14 @@ def offsets_of(counts: Ints) -> Ints:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def part_sizes(counts: Ints, test: float | None, validation: float, train: float | None) -> PartSizes:
-    """Rows per user and part; the amounts are those of `Users.split`."""
-    least = np.minimum(counts, 1)
-    n_train = counts if train is None else np.clip(_amount(train, counts, "train"), least, counts)
+def part_sizes(counts: Ints, test: float | None, validation: float, train: float | None, least: int = 0) -> PartSizes:
+    """Rows per user and part; the amounts are those of `Users.split`. Smaller test parts than `least` are empty."""
+    one = np.minimum(counts, 1)
+    n_train = counts if train is None else np.clip(_amount(train, counts, "train"), one, counts)
     if train is None or test is not None:
-        n_test = np.minimum(_amount(0.2 if test is None else test, counts, "test"), counts - least)
-        n_validation = np.minimum(_amount(validation, counts, "validation"), counts - least - n_test)
+        n_test = np.minimum(_amount(0.2 if test is None else test, counts, "test"), counts - one)
+        n_test = np.where(n_test < least, 0, n_test)
+        n_validation = np.minimum(_amount(validation, counts, "validation"), counts - one - n_test)
         n_train = np.minimum(n_train, counts - n_test - n_validation)
     else:
         n_validation = np.minimum(_amount(validation, counts, "validation"), counts - n_train)

@@ -369,7 +369,7 @@ class Users(Participants):
         parts = choose_rows(self.owner, self.counts, sizes, self.targets if stratify else None, seed)
         return Split(*(self._rows(rows, size, self.names) for rows, size in zip(parts, sizes, strict=True)))
 
-    def hold_out(self, share: float, *, stratify: bool = False, seed: int = 0) -> Split:
+    def hold_out(self, share: float, *, stratify: bool = False, seed: int = 0, least: int = 0) -> Split:
         """Hold out a share of every user's rows, the same rows whoever the other users are.
 
         So the users of a table and the same users on several nodes hold out the same rows.
@@ -378,6 +378,7 @@ class Users(Participants):
         ----------
         share : of each user's rows.
         stratify, seed : as for `split`.
+        least : users who would hold out fewer rows hold out none.
 
         Returns
         -------
@@ -390,7 +391,7 @@ class Users(Participants):
         >>> bool((users.hold_out(0.3).test.take([1]).features == alone).all())
         True
         """
-        sizes = part_sizes(self.counts, float(share), 0.0, None)
+        sizes = part_sizes(self.counts, float(share), 0.0, None, least)
         parts = choose_own_rows(self.owner, self.counts, sizes, self.targets if stratify else None, seed, self.names)
         return Split(*(self._rows(rows, size, self.names) for rows, size in zip(parts, sizes, strict=True)))
 

@@ -11,10 +11,12 @@ The agreement goes to the nodes with every query, since a node starts a new proc
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -135,9 +137,9 @@ class Agreement:
         """The loss of all users."""
         return make_loss(self.loss, self.loss_options) if self.units is None else self.units.loss
 
-    def data(self, source: Users | Table, held_out: float, seed: int) -> Data:
+    def data(self, source: Users | Table, held_out: float, seed: int, least: int = 0) -> Data:
         """A node's data as its users answer from them; without units yet, in the table's own units."""
-        return self.data_of(self.given(source), held_out, seed)
+        return self.data_of(self.given(source), held_out, seed, least)
 
     def given(self, source: Users | Table) -> Users:
         """A node's rows as numbers, in the table's own units."""
@@ -149,24 +151,24 @@ class Agreement:
         return replace(users, targets=0.5 * (users.targets + 1.0)) if self.signs and users.targets is not None \
             else users
 
-    def data_of(self, users: Users, held_out: float, seed: int) -> Data:
-        """The data of users whose rows are numbers, as they answer from them."""
+    def data_of(self, users: Users, held_out: float, seed: int, least: int = 0) -> Data:
+        """The data of users whose rows are numbers, as they answer from them; see `Users.hold_out`."""
         held, inner = None, self._inner()
         if self.task:
-            return self._data_for_fit(users, held_out, seed)
+            return self._data_for_fit(users, held_out, seed, least)
         if held_out > 0:
-            users, _, held = users.hold_out(held_out, seed=seed)
+            users, _, held = users.hold_out(held_out, seed=seed, least=least)
         users, held = inner(users), None if held is None else inner(held)
         if self.recipe is not None and self.units is None:  # users only describe their rows, which needs no loss
             return Data(SquaredDistance(), Samples(users, users.n_features), held)
         loss = self.make_loss()
         return Data(loss, loss.prepare(users), held)
 
-    def _data_for_fit(self, users: Users, held_out: float, seed: int) -> Data:
+    def _data_for_fit(self, users: Users, held_out: float, seed: int, least: int) -> Data:
         """All rows, and those that are held out; without units, in the table's own units."""
         inner, judged, split = self._inner(), None, None
         if held_out > 0 and self.task != "clustering":
-            split = users.hold_out(held_out, stratify=self.task == "classification", seed=seed)
+            split = users.hold_out(held_out, stratify=self.task == "classification", seed=seed, least=least)
         units = self.units if self.train_units is None else self.train_units
         if split is not None and units is not None:
             judged = units, split.test
@@ -184,6 +186,11 @@ class Agreement:
         if self.scale:
             return Standardizer(np.array(self.mean), np.array(self.scale)).transform
         return lambda users: users
+
+    @cached_property
+    def digest(self) -> str:
+        """A name for what users' answers depend on: all but the names of the run and of its users."""
+        return hashlib.sha256(replace(self, run="", names=()).to_json().encode()).hexdigest()[:32]
 
     def to_json(self) -> str:
         """As text, for the wire and for the checkpoint."""

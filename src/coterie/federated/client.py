@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array, Ints
+from coterie._typing import Array, Flags, Ints
 from coterie.data.condensed import SecondMoments
 from coterie.data.users import Users
 from coterie.federated.algorithms.edges import answer_edges, mean_curvature, stiffness
@@ -52,6 +52,7 @@ class Data:
     memory : what users keep between rounds, one part per user; only PDMM(edge_state="users") uses it.
     train : the other rows, where `samples` are all of them: in a federation that fits.
     judged : the held-out rows in the units given, and how these became the units of the models.
+    withheld : (n_users,) who answers "expand" with a bound instead of a Hessian; nobody if None.
 
     Example
     -------
@@ -68,6 +69,7 @@ class Data:
     memory: Mapping[str, Ragged] = field(default_factory=dict)
     train: Users | None = None
     judged: tuple[Units, Users] | None = None
+    withheld: Flags | None = None
 
     @classmethod
     def of(cls, users: Users, loss: Loss, held_out: Users | None = None) -> Data:
@@ -170,8 +172,10 @@ def _expand(data: Data, queries: Batch) -> Answer:
         models[lost] *= share[lost, None]
         values, gradients, hessians = data.loss.evaluate(data.samples, models, 2, users)
     ragged = {"share": Ragged.of(share[held | lost], held | lost)}
-    ragged |= _forms(hessians, int(queries.shared["rank"]), data.samples.users.data.counts[users])
-    return {"value": values, "gradient": gradients}, ragged
+    counts, rank = data.samples.users.data.counts[users], int(queries.shared["rank"])
+    forms = _forms(hessians, rank, counts) if data.withheld is None or not data.withheld[users].any() else \
+        _bounded(hessians, rank, counts, data.withheld[users])
+    return {"value": values, "gradient": gradients}, ragged | forms
 
 
 def _trusted(data: Data, users: Ints, anchors: Array, models: Array) -> Array:
@@ -216,6 +220,31 @@ def _forms(hessians: Array, rank: int, counts: Ints) -> dict[str, Ragged]:
             "factor": Ragged.of(rows[shorter][keep[shorter]], kept),
             "sign": Ragged.of(np.sign(excess[shorter][keep[shorter]]), kept),
             "diagonal": Ragged.of(level[shorter], diagonal)}
+
+
+def _bounded(hessians: Array, rank: int, counts: Ints, withheld: Flags) -> dict[str, Ragged]:
+    """Hessians to send, of some users only a bound: a multiple of the identity that is at least their Hessian.
+
+    The multiple is the largest eigenvalue, rounded up to a power of sqrt(2), so that it says little.
+    """
+    shown, hidden = np.flatnonzero(~withheld), np.flatnonzero(withheld)
+    largest = np.maximum(np.linalg.eigvalsh(hessians[hidden])[:, -1], 1e-12)
+    bounds = 2.0 ** (np.ceil(2.0 * np.log2(largest) + 1e-9) / 2.0)
+    forms = _forms(hessians[shown], rank, counts[shown])
+    spread = {name: _spread(part, shown, len(withheld)) for name, part in forms.items()}
+    own, level = np.zeros(len(withheld), dtype=np.int64), np.zeros(len(withheld))
+    own[hidden], level[hidden] = 1, bounds
+    if "diagonal" in spread:
+        owner = spread["diagonal"].owner
+        own[owner], level[owner] = 1, spread["diagonal"].values
+    return {**spread, "diagonal": Ragged.of(level[own > 0], own)}
+
+
+def _spread(part: Ragged, users: Ints, n: int) -> Ragged:
+    """The rows of some users among those of n users, of whom the others have none."""
+    counts = np.zeros(n, dtype=np.int64)
+    counts[users] = part.counts
+    return Ragged.of(part.values, counts)
 
 
 def _gradient(data: Data, queries: Batch) -> Answer:

@@ -61,7 +61,8 @@ def _answer(message: Envelope, context: Context) -> Envelope:
     store = context.state.get("memory") or ConfigRecord()
     answers = Node(message.content["config"], context.node_config, store).answer(message.content["queries"])
     context.state["memory"] = store
-    return Envelope(RecordDict({"answers": ConfigRecord(answers)}), reply_to=message)
+    return Envelope(RecordDict({"answers": ConfigRecord(answers.replies),
+                                "refusals": ConfigRecord(answers.refusals)}), reply_to=message)
 
 
 # -- at the server ----------------------------------------------------------------------------------------------------
@@ -192,9 +193,13 @@ class FlowerRuntime:
 
     def _open(self, envelope: Envelope, users: list[int], singles: list[tuple[int, Message]],
               refused: list[tuple[int, str]]) -> None:
-        """The replies in an envelope, only of users who were asked in it."""
-        answers = envelope.content.get("answers", {})
+        """The replies in an envelope, only of users who were asked in it, and what their node refuses."""
+        answers, refusals = envelope.content.get("answers", {}), envelope.content.get("refusals", {})
         for k in users:
+            reason = refusals.get(json.dumps(self.names[k])) if isinstance(refusals, Mapping) else None
+            if reason is not None:
+                refused.append((k, f"its node refuses: {_printable(reason)}"))
+                continue
             data = answers.get(json.dumps(self.names[k])) if isinstance(answers, Mapping) else None
             if data is None:
                 continue
@@ -231,6 +236,11 @@ class FlowerRuntime:
             first.setdefault(self.home[name], name)
         return [(f"the node of user {name!r}", said) for node, name in first.items()
                 if not isinstance(said := self.met[node], str)]
+
+
+def _printable(text: Any) -> str:
+    """A short text of a node, without control characters."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:300]).rstrip(".")
 
 
 @server.main()

@@ -12,23 +12,28 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, MutableMapping
-from dataclasses import fields, replace
+import logging
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from coterie.data.participants import Participants
-from coterie.errors import CoterieError, InvalidInput
+from coterie.errors import CoterieError, Incompatible, InvalidInput, Refused
 from coterie.federated import sources
 from coterie.federated.agreement import Agreement, Introduction
-from coterie.federated.client import answer_all
+from coterie.federated.bounds import MOST_BYTES, alike, check_agreement, check_data, objection
+from coterie.federated.client import Data, answer_all
 from coterie.federated.config import FOR_NODES, DataSettings, key_of
+from coterie.federated.guard import Guard
 from coterie.federated.keeping import keep_models
-from coterie.federated.protocol.messages import VERSION, Batch, Message, Query, Ragged, decode, gather, misfit
+from coterie.federated.protocol.messages import VERSION, BadMessage, Batch, Message, Query, Ragged, decode, gather
 from coterie.storage import pack, unpack, write_atomically
 
+log = logging.getLogger("coterie.federated")
+_T = TypeVar("_T")
 #: All that a node takes from a server.
 FROM_SERVER = (*FOR_NODES, "agreement", "run", "bases")
 #: What is said of data, which is the owner's word alone where the owner has named them.
@@ -45,81 +50,6 @@ def settings(said: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """
     kept = {key: value for key, value in said.items() if key in FROM_SERVER and not ("data" in own and key in _DATA)}
     return {**kept, **own}
-
-
-class Node:
-    """A node during one message.
-
-    Parameters
-    ----------
-    said : what the server says of the run.
-    own : the node's configuration.
-    store : where the runtime keeps what users remember, as bytes by name; used where the owner names no `state-dir`.
-
-    Example
-    -------
-    >>> node = Node({"dataset": "ellipses"}, {"data": "dataset"})
-    >>> node.introduce()["version"]
-    1
-    """
-
-    def __init__(self, said: Mapping[str, Any], own: Mapping[str, Any],
-                 store: MutableMapping[str, Any] | None = None) -> None:
-        self.own, self.config = dict(own), settings(said, own)
-        self.store = {} if store is None else store
-
-    def introduce(self) -> dict[str, Any]:
-        """Who is at this node, and what it says of its data; or an "error", as text."""
-        try:
-            source = sources.load(self.config)
-            agreed = "agreement" in self.config  # then names are enough
-            introduction = Introduction(source.names) if agreed else Introduction.of(source)
-            return {"introduction": introduction.to_json(), "version": VERSION}
-        except (CoterieError, OSError, ValueError) as error:
-            return {"error": str(error)}
-
-    def answer(self, queries: Mapping[str, bytes]) -> dict[str, bytes]:
-        """The replies of the users of this node.
-
-        Parameters
-        ----------
-        queries : of each user who is asked, by its name as JSON.
-
-        Returns
-        -------
-        Replies by the same names, of those who can answer.
-        """
-        agreement = Agreement.from_json(str(self.config["agreement"]))
-        data = agreement.data(sources.load(self.config), float(self.config["held-out"]), int(self.config["seed"]))
-        users, dim = data.samples.users, data.samples.dim
-        bases = json.loads(str(self.config.get("bases", "{}")))
-        memory = Memory(self.own.get("state-dir"), str(self.config.get("run", "")), self.store)
-        asked: list[tuple[int, Message]] = []
-        for key, content in queries.items():
-            name, query = json.loads(key), decode(bytes(content), Query)
-            if name in users.names and misfit(query, query.kind, dim, "query") is None:
-                known = memory.recall(name, int(bases.get(json.dumps(name), -1)))
-                if query.kind != "pdmm" or known or "point" in query.arrays:
-                    asked.append((users.index(name), query))
-        if not asked:
-            return {}
-        replies = answer_all(replace(data, memory=memory.stacked(users, dim)), gather(asked, "query"))
-        self._keep_models(replies, dict(asked), agreement, users)
-        if replies.kind == "join" and not self.own.get("return-models"):
-            replies = replace(replies, ragged={})  # a newcomer's model stays with it
-        encoded = {json.dumps(users.names[k]): reply.encode() for k, reply in replies.items()}
-        if replies.memory:
-            memory.keep(users, replies)
-        return encoded
-
-    def _keep_models(self, replies: Batch, asked: Mapping[int, Message], agreement: Agreement,
-                     users: Participants) -> None:
-        """Keep the users' models where the owner of the node wishes it; the server cannot name the folder."""
-        folder, names = str(self.own.get("models-dir", "")), users.names
-        if folder and replies.kind == "judge":  # with this question every user gets its model
-            keep_models(folder, agreement, [(names[k], query.arrays["model"]) for k, query in asked.items()])
-        elif folder and replies.kind == "join":
-            keep_models(folder, agreement, [(names[k], reply.arrays["model"][0]) for k, reply in replies.items()])
 
 
 class Memory:
@@ -168,9 +98,9 @@ class Memory:
         counts = {field: np.array([len(row[field]) for row in rows]) for field in blank}
         return {field: Ragged.of(np.concatenate([row[field] for row in rows]), counts[field]) for field in blank}
 
-    def keep(self, users: Participants, replies: Batch) -> None:
-        """Keep what the replying users remember now, and what they remembered before."""
-        for k in replies.users.tolist():
+    def keep(self, users: Participants, replies: Batch, some: Iterable[int]) -> None:
+        """Keep what some of the replying users remember now, and what they remembered before."""
+        for k in some:
             name = users.names[k]
             now = {"round": replies.round, "memory": {field: part.rows(k) for field, part in replies.memory.items()}}
             data = pack({"run": self.run, "now": now, "before": self.recalled.get(name)})
@@ -178,3 +108,194 @@ class Memory:
                 write_atomically(self._file(name), data)
             else:
                 self.store[json.dumps(name)] = data
+
+
+class Answers(NamedTuple):
+    """What leaves a node: replies as bytes, and reasons of refusals, both by the user's name as JSON."""
+
+    replies: dict[str, bytes]
+    refusals: dict[str, str]
+
+
+class Node:
+    """A node during one message.
+
+    Parameters
+    ----------
+    said : what the server says of the run.
+    own : the node's configuration.
+    store : where the runtime keeps what users remember, as bytes by name; used where the owner names no `state-dir`.
+
+    Example
+    -------
+    >>> node = Node({}, {"data": "dataset", "dataset": "ellipses"})
+    >>> node.introduce()["version"]
+    1
+    """
+
+    def __init__(self, said: Mapping[str, Any], own: Mapping[str, Any],
+                 store: MutableMapping[str, Any] | None = None) -> None:
+        self.own, self.config = dict(own), settings(said, own)
+        self.run, self.store = str(self.config.get("run", ""))[:200], {} if store is None else store
+
+    def introduce(self) -> dict[str, Any]:
+        """Who is at this node, and what it says of its data; or an "error", as text."""
+        try:
+            check_data(self.config, self.own)
+            source = sources.load(self.config)
+            agreed = "agreement" in self.config  # then names are enough
+            introduction = Introduction(source.names) if agreed else Introduction.of(source)
+            return {"introduction": introduction.to_json(), "version": VERSION}
+        except (CoterieError, OSError, ValueError) as error:
+            return {"error": str(error)}
+
+    def answer(self, queries: Mapping[str, bytes]) -> Answers:
+        """The replies of the users of this node, as far as its owner allows them.
+
+        Parameters
+        ----------
+        queries : of each user who is asked, by its name as JSON.
+
+        Returns
+        -------
+        Answers, of those who can answer or may not.
+
+        Raises
+        ------
+        Incompatible : the data cannot be read; the node's own log says why.
+        """
+        try:
+            check_data(self.config, self.own)
+            agreement = check_agreement(str(self.config.get("agreement", "")), self.own)
+            share, seed, bases = self._split_asked()
+        except Refused as error:
+            return Answers({}, dict.fromkeys(queries, error.reason))
+        source = self._read(lambda: sources.load(self.config))
+        with Guard(self.own, source) as guard:
+            try:
+                split = guard.held_out(share, seed, agreement.task, len(agreement.features))
+            except Refused as error:
+                guard.refuse(self.run, 0, {_name(key): ("", error.reason) for key in queries})
+                return Answers({}, dict.fromkeys(queries, error.reason))
+            data = self._read(lambda: agreement.data(source, *split))
+            asking = _Asking(guard, agreement, replace(data, withheld=guard.withheld(data)),
+                             Memory(self.own.get("state-dir"), self.run, self.store), f"{share!r}")
+            return asking.answers(self.run, queries, bases, self.own)
+
+    def _split_asked(self) -> tuple[float, int, dict[str, Any]]:
+        """The share of rows to hold out, its seed, and the rounds that users are asked to remember."""
+        try:
+            share, seed = float(self.config["held-out"]), int(self.config["seed"])
+            bases = json.loads(str(self.config.get("bases", "{}")))
+            if 0 <= share < 1 and 0 <= seed < 1 << 63 and isinstance(bases, dict):
+                return share, seed, bases
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+            pass
+        raise Refused("held-out, seed or bases cannot be used")
+
+    def _read(self, read: Callable[[], _T]) -> _T:
+        """The data; why they cannot be read is for the owner alone, since it may name cells."""
+        try:
+            return read()
+        except Exception:
+            log.exception("the data of this node cannot be used")
+            raise Incompatible("The data of this node cannot be used as agreed; the node's own log says why.") from None
+
+
+@dataclass(frozen=True, eq=False)
+class _Asking:
+    """The users of a node while they are asked."""
+
+    guard: Guard
+    agreement: Agreement
+    data: Data
+    memory: Memory
+    split: str
+
+    def answers(self, run: str, queries: Mapping[str, bytes], bases: Mapping[str, Any],
+                own: Mapping[str, Any]) -> Answers:
+        """Replies and refusals."""
+        users = self.data.samples.users
+        asked: dict[int, Message] = {}
+        refused: dict[Any, tuple[str, str]] = {}
+        for key, content in queries.items():
+            name = _name(key)
+            if name not in users.names:
+                continue
+            try:
+                query = decode(bytes(content), Query, MOST_BYTES)
+            except (BadMessage, TypeError) as error:
+                refused[name] = "", str(error)
+                continue
+            known = self.memory.recall(name, _integer(bases.get(json.dumps(name), -1)))
+            if query.kind == "pdmm" and not known and "point" not in query.arrays:
+                continue  # the server sends the complete state next time
+            reason = self._objection(users.index(name), query, next(iter(asked.values()), query))
+            if reason:
+                refused[name] = query.kind, reason
+            else:
+                asked[users.index(name)] = query
+        turn = next(iter(asked.values())).round if asked else 0
+        replies = self._replies(run, asked, refused, own) if asked else {}
+        self.guard.refuse(run, turn, {name: why for name, why in refused.items() if why[1]})
+        return Answers(replies, {json.dumps(name): reason for name, (_, reason) in refused.items()})
+
+    def _objection(self, user: int, query: Message, first: Message) -> str:
+        """Why this question is not answered, or an empty text."""
+        name = self.data.samples.users.names[user]
+        pairs = len(self.memory.recalled[name]["memory"]["others"]) if name in self.memory.recalled else 0
+        reason = objection(query, self.data.loss, self.data.samples.dim, len(self.agreement.names), pairs)
+        if reason is None and not alike(query, first):
+            reason = "the users of a node are asked different questions at once"
+        return reason or self.guard.objection(self.data, user, query)
+
+    def _replies(self, run: str, asked: Mapping[int, Message], refused: dict[Any, tuple[str, str]],
+                 own: Mapping[str, Any]) -> dict[str, bytes]:
+        """The replies that may leave; those that may not are entered in `refused`."""
+        users, dim = self.data.samples.users, self.data.samples.dim
+        batch = self.guard.own_splits(gather(list(asked.items()), "query"))
+        replies = answer_all(replace(self.data, memory=self.memory.stacked(users, dim)), batch)
+        leaving = replies if replies.kind != "join" or own.get("return-models") else \
+            replace(replies, ragged={})  # a newcomer's model stays with it
+        messages = dict(leaving.items())
+        encoded = {k: reply.encode() for k, reply in messages.items()}
+        over = self.guard.account(run, messages, self.data, {k: self._digest(run, asked[k]) for k in messages},
+                                  {k: len(content) for k, content in encoded.items()}, bool(self.agreement.task))
+        for k, reason in over.items():
+            refused[users.names[k]] = "", reason
+        left = {k: query for k, query in asked.items() if k not in over}
+        _keep_models(str(own.get("models-dir", "")), replies, left, self.agreement, users)
+        if replies.memory:
+            self.memory.keep(users, replies, left)
+        return {json.dumps(users.names[k]): encoded[k] for k in left}
+
+    def _digest(self, run: str, query: Message) -> str:
+        """A name for the question: the same only if the answer is the same."""
+        sums = hashlib.sha256(f"{query.kind} {self.split} {self.agreement.digest}".encode())
+        if query.kind == "pdmm":  # the answer depends on what the user remembers
+            sums.update(f"{run} {query.round}".encode())
+        for name, array in sorted(query.arrays.items()):
+            sums.update(f"{name} {array.dtype} {array.shape}".encode())
+            sums.update(np.ascontiguousarray(array).tobytes())
+        return sums.hexdigest()[:32]
+
+
+def _keep_models(folder: str, replies: Batch, asked: Mapping[int, Message], agreement: Agreement,
+                 users: Participants) -> None:
+    """Keep the users' models where the owner of the node wishes it; the server cannot name the folder."""
+    if folder and replies.kind == "judge":  # with this question every user gets its model
+        keep_models(folder, agreement, [(users.names[k], query.arrays["model"]) for k, query in asked.items()])
+    elif folder and replies.kind == "join":
+        keep_models(folder, agreement, [(users.names[k], replies[k].arrays["model"][0]) for k in asked])
+
+
+def _name(key: str) -> Any:
+    """A user's name from JSON; None if it is none."""
+    with contextlib.suppress(ValueError, RecursionError):
+        name = json.loads(key)
+        return name if isinstance(name, (str, int, float)) else None
+    return None
+
+
+def _integer(number: Any) -> int:
+    return number if isinstance(number, int) else -1

@@ -32,8 +32,8 @@ CREATE TABLE IF NOT EXISTS releases (user TEXT, key TEXT, mu REAL NOT NULL, data
                                      PRIMARY KEY (user, key));
 CREATE TABLE IF NOT EXISTS answers (id INTEGER PRIMARY KEY, time REAL, run TEXT, round INTEGER, user TEXT, kind TEXT,
                                     numbers INTEGER, bytes INTEGER, question TEXT, reason TEXT);
-CREATE TABLE IF NOT EXISTS questions (user TEXT, rows TEXT, question TEXT, hessians INTEGER NOT NULL,
-                                      numbers INTEGER NOT NULL, PRIMARY KEY (user, rows, question));
+CREATE TABLE IF NOT EXISTS questions (user TEXT, rows TEXT, question TEXT, units INTEGER NOT NULL,
+                                      hessians INTEGER NOT NULL, PRIMARY KEY (user, rows, question));
 CREATE TABLE IF NOT EXISTS pins (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
@@ -59,6 +59,25 @@ class LoggedAnswer(NamedTuple):
     question: str
     reason: str = ""
     time: float = 0.0
+
+
+class Question(NamedTuple):
+    """A question with the answer that is ready to leave.
+
+    Parameters
+    ----------
+    answer : as it will be logged.
+    rows : a digest of the user's rows; other rows are asked anew.
+    units, hessians : what it counts for, unless the same question was answered before.
+    max_units, max_hessians : the most that may be answered about these rows.
+    """
+
+    answer: LoggedAnswer
+    rows: str
+    units: int
+    hessians: int
+    max_units: int
+    max_hessians: int
 
 
 class NodeLedger:
@@ -193,16 +212,60 @@ class NodeLedger:
             base.execute("INSERT INTO pins VALUES (?, ?)", (name, value))
         return value
 
+    # -- questions
+
+    def account(self, questions: Iterable[Question]) -> list[str]:
+        """Enter answers before they leave, as far as the limits allow it; a question that is repeated is free.
+
+        Parameters
+        ----------
+        questions : in the order in which they count.
+
+        Returns
+        -------
+        Of every question why its answer must not leave, or an empty text.
+        """
+        reasons = []
+        with self._transaction() as base:
+            for question in questions:
+                answer, user = question.answer, _text(question.answer.user)
+                reason = self._over(question, user)
+                reasons.append(reason)
+                self._enter(answer._replace(numbers=0, bytes=0, reason=reason) if reason else answer)
+                if not reason:
+                    base.execute("INSERT OR IGNORE INTO questions VALUES (?, ?, ?, ?, ?)",
+                                 (user, question.rows, answer.question, question.units, question.hessians))
+        return reasons
+
+    def _over(self, question: Question, user: str) -> str:
+        """Why this question is one too many, or an empty text."""
+        about = (user, question.rows)
+        if self._base.execute("SELECT 1 FROM questions WHERE user = ? AND rows = ? AND question = ?",
+                              (*about, question.answer.question)).fetchone() is not None:
+            return ""
+        units, hessians = self._base.execute("SELECT COALESCE(SUM(units), 0), COALESCE(SUM(hessians), 0) "
+                                             "FROM questions WHERE user = ? AND rows = ?", about).fetchone()
+        for many, more, most, what, key in (
+                (units, question.units, question.max_units, "questions", "max-questions"),
+                (hessians, question.hessians, question.max_hessians, "questions with Hessians", "max-hessians")):
+            if more and many + more > most:
+                return f"it has answered {many} {what} about its rows, and its owner allows {most} ({key})"
+        return ""
+
     # -- the audit log
 
     def log(self, answers: Iterable[LoggedAnswer]) -> None:
-        """Enter answers before they leave."""
-        now = time.time()
-        rows = [(answer.time or now, answer.run, answer.round, _text(answer.user), answer.kind, answer.numbers,
-                 answer.bytes, answer.question, answer.reason) for answer in answers]
-        with self._transaction() as base:
-            base.executemany("INSERT INTO answers (time, run, round, user, kind, numbers, bytes, question, reason) "
-                             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        """Enter answers before they leave, or refusals."""
+        with self._transaction():
+            for answer in answers:
+                self._enter(answer)
+
+    def _enter(self, answer: LoggedAnswer) -> None:
+        self._base.execute(
+            "INSERT INTO answers (time, run, round, user, kind, numbers, bytes, question, reason) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (answer.time or time.time(), answer.run, answer.round, _text(answer.user), answer.kind, answer.numbers,
+             answer.bytes, answer.question, answer.reason))
 
     def answers(self) -> list[LoggedAnswer]:
         """Every answer that left or was refused, in order."""

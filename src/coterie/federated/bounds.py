@@ -1,0 +1,282 @@
+"""What a node accepts of a server's words, before it takes memory or does work for them.
+
+Names come from closed tables, numbers are finite and of a usual size, and everything that a message declares (steps,
+splits, positions, neighbours) has a largest value. A reply may need the work of many points, but never much more than
+the message that asks for it is long.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.data.summary import TASKS
+from coterie.errors import InvalidInput, Refused
+from coterie.federated.agreement import Agreement
+from coterie.federated.protocol.messages import PAIRED, SCHEMAS, Message, misfit
+from coterie.federated.sources import SOURCES
+from coterie.losses import LOSSES, Loss, Poisson
+
+Array = npt.NDArray[Any]
+
+MOST_BYTES = 1 << 26  # of one query, and of an agreement
+_STEPS, _SPLITS, _DRAWS, _POINTS = 10_000, 100, 1_000, 10_000  # of training, of rows, of halves, of models
+_NUMBERS = 10**9  # of a data set
+_WORK = 1 << 27  # numbers of the Hessians that a question asks of one user
+_LARGEST, _FAR = 1e30, 1e12  # sizes of numbers, and of coordinates of models
+_MODELS = ("model", "models", "centre", "anchor", "point", "others", "fitted", "alone", "together", "wake_model")
+_CLASSES, _COLUMNS, _NAMES = 1_000, 100_000, 10_000_000
+_ONE_ROW = {"expand": ("anchor",), "certify": ("covariance", "noise"), "join": ("covariance",)}
+_POSITIONS = ("update", "dual_at", "quiet", "wake")  # of PDMM: numbers of pairs
+_REMEDY = "Install the same version of coterie on the server and at the nodes"
+
+
+def check_agreement(text: str, own: Mapping[str, Any]) -> Agreement:
+    """The agreement that a server sends, if all that is in it can be used.
+
+    Parameters
+    ----------
+    text : as `Agreement.to_json` gives it.
+    own : the node's configuration. `loss` in it is the one loss that may be named as module:name.
+
+    Raises
+    ------
+    Refused : anything else; the reason is for the server.
+    """
+    if len(text) > MOST_BYTES:
+        raise Refused(f"an agreement of {len(text):,} characters is too long", remedy=_REMEDY)
+    try:
+        agreement = Agreement.from_json(text)
+        _check_words(agreement, own)
+        for units in (agreement.units, agreement.train_units):
+            if units is not None:
+                _check_scale(units.mean, units.scale, len(agreement.features))
+                _check(all(np.isfinite(number) and abs(number) < _LARGEST for number in (units.centre, units.spread)),
+                       "the units of the target are not finite")
+        if agreement.scale or agreement.mean:
+            _check_scale(np.array(agreement.mean, dtype=float), np.array(agreement.scale, dtype=float),
+                         len(agreement.features))
+        return agreement
+    except (InvalidInput, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise Refused(f"the agreement cannot be used: {_short(error)}", remedy=_REMEDY) from error
+
+
+def _check_words(agreement: Agreement, own: Mapping[str, Any]) -> None:
+    """Names, tasks, and numbers of classes and columns."""
+    _check(isinstance(agreement.names, tuple) and len(agreement.names) <= _NAMES and
+           all(isinstance(name, (str, int, float)) for name in agreement.names), "names must be texts or numbers")
+    _check(isinstance(agreement.features, tuple) and len(agreement.features) <= _COLUMNS and
+           all(isinstance(name, str) for name in agreement.features), "columns must be texts")
+    _check(isinstance(agreement.run, str) and len(agreement.run) <= 200, "the name of the run is no short text")
+    _check(agreement.task in ("", *TASKS), f"there is no task {_short(agreement.task)!r}")
+    units = [units for units in (agreement.units, agreement.train_units) if units is not None]
+    for number in (agreement.n_classes, *(one.n_classes for one in units)):
+        _check(type(number) is int and 0 <= number <= _CLASSES, f"there can be {_CLASSES} classes")
+    if agreement.loss:
+        check_loss(agreement.loss, agreement.loss_options, own)
+    if agreement.recipe is not None:
+        columns = agreement.recipe.columns
+        _check(sum(len(column.labels) for column in columns) <= _COLUMNS, f"there can be {_COLUMNS} columns")
+        _check(all(np.isfinite(float(column.fill)) for column in columns), "a filled-in number is not finite")
+
+
+def check_loss(name: str, options: str, own: Mapping[str, Any]) -> None:
+    """Refuse a loss that is neither in LOSSES nor the owner's, and settings that are no plain numbers of it.
+
+    Raises
+    ------
+    Refused, InvalidInput : it is not.
+    """
+    if name not in LOSSES and name != str(own.get("loss", "")):
+        raise Refused(f"a server may name the losses {', '.join(LOSSES)}, not {_short(name)!r}",
+                      remedy="The owner of the node can name it as `loss` in the node configuration")
+    settings = json.loads(options or "{}")
+    _check(isinstance(settings, dict) and len(options) <= 10_000, "settings of a loss are no mapping")
+    known = {f.name for f in fields(LOSSES[name])} if name in LOSSES else set(settings)  # type: ignore[arg-type]
+    for key, value in settings.items():
+        _check(key in known, f"the loss {name!r} has no setting {_short(key)!r}")
+        _check(value is None or (isinstance(value, (bool, int, float)) and abs(value) <= _LARGEST),
+               f"the setting {key!r} of the loss is no number")
+    classes = settings.get("n_classes")
+    _check(classes is None or (type(classes) is int and 2 <= classes <= _CLASSES), f"there can be {_CLASSES} classes")
+
+
+def check_data(config: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse data that a server must not name: only the owner of a node names a function of its own.
+
+    Raises
+    ------
+    Refused : the server names anything but a ready source, or a data set of an absurd size.
+    """
+    if "data" in own:
+        return
+    name = str(config.get("data", ""))
+    if name and name not in SOURCES:
+        raise Refused(f"a server may name the data {', '.join(SOURCES)}, not {_short(name)!r}",
+                      remedy="The owner of the node can name it as `data` in the node configuration")
+    try:
+        options = json.loads(str(config.get("dataset-options", "") or "{}"))
+        sizes = [abs(value) for value in options.values() if isinstance(value, (int, float))]
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise Refused("dataset-options must be settings as JSON") from error
+    if not float(np.prod([max(size, 1.0) for size in sizes])) <= _NUMBERS:
+        raise Refused(f"a data set may have {_NUMBERS:,} numbers")
+
+
+def _check_scale(mean: Array, scale: Array, n_columns: int) -> None:
+    _check(mean.shape == scale.shape == (n_columns,), "means and scales are not those of the columns")
+    _check(bool(np.isfinite(mean).all() and np.isfinite(scale).all() and (np.abs(mean) < 1e150).all()),
+           "means and scales are not finite")
+    _check(bool(((scale > 1e-150) & (scale < 1e150)).all()), "scales are not positive")
+
+
+def _check(good: bool, problem: str) -> None:
+    if not good:
+        raise InvalidInput(problem)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+# -- queries
+
+
+def objection(query: Message, loss: Loss, dim: int, n_names: int, n_pairs: int) -> str | None:
+    """Why a node does not answer this query; None if it does.
+
+    Parameters
+    ----------
+    query : from the server.
+    loss : of the users.
+    dim : the length of a model.
+    n_names : of the federation.
+    n_pairs : that the user remembers; only PDMM has some.
+    """
+    reason = misfit(query, query.kind, dim, "query")
+    if reason is not None:
+        return reason
+    for name, array in query.arrays.items():
+        largest = _FAR if name.removesuffix("2") in _MODELS else _LARGEST
+        if array.size and float(np.abs(array.astype(float)).max()) > largest:
+            return f"its field {name!r} holds a number beyond {largest:g}"
+        if array.size > _POINTS * max(dim, 1) + dim * dim and name.removesuffix("2") in _MODELS:
+            return f"its field {name!r} holds more than {_POINTS:,} models"
+    arrays = query.arrays
+    if query.kind in PAIRED or query.kind in ("ratio", "halves"):
+        marks = ("", "2") if any(name.endswith("2") for name in arrays) else ("",)
+        parts = [{name.removesuffix(mark) if mark else name: array for name, array in arrays.items()
+                  if name.endswith("2") == bool(mark)} for mark in marks]
+        return next(filter(None, (_fit_objection(query.kind, part, loss, dim) for part in parts)), None)
+    if query.kind == "pdmm":
+        return _pdmm_objection(arrays, n_names, n_pairs)
+    return _plain_objection(query.kind, arrays)
+
+
+def alike(query: Message, first: Message) -> bool:
+    """Whether two users are asked the same question, each at points of its own, so that they can answer at once."""
+    if (query.kind, query.round) != (first.kind, first.round):
+        return False
+    for name, form in SCHEMAS[query.kind].query.items():
+        one, other = query.arrays.get(name), first.arrays.get(name)
+        if form.removeprefix("?").startswith("="):
+            if (one is None) != (other is None) or not (one is None or other is None or np.array_equal(one, other)):
+                return False
+        elif not form.startswith("*") and (None if one is None else one.shape) != (
+                None if other is None else other.shape):
+            return False
+    return True
+
+
+def _plain_objection(kind: str, arrays: Mapping[str, Array]) -> str | None:
+    if kind == "train" and not 0 <= float(arrays["steps"]) <= _STEPS:
+        return f"it asks for {float(arrays['steps']):,.0f} steps, and {_STEPS:,} are allowed"
+    for name in ("ridge", "t", "noise"):
+        if name in arrays and (arrays[name] < 0).any():
+            return f"its field {name!r} is negative"
+    for name in _ONE_ROW.get(kind, ()):
+        if name in arrays and len(arrays[name]) > 1:
+            return f"its field {name!r} has more than one row"
+    return None
+
+
+def _fit_objection(kind: str, part: Mapping[str, Array], loss: Loss, dim: int) -> str | None:
+    """Shapes of the questions of a fit, which the schema leaves open, and the numbers that they declare."""
+    triangle, shapes = dim * (dim + 1) // 2, {name: array.shape for name, array in part.items()}
+    if kind == "ratio" and not isinstance(loss, Poisson):
+        return "it is for counts"
+    if "part" not in part or int(part["part"]) not in (0, 1):
+        return "its part of the rows is neither 0 nor 1"
+    if float(part.get("t", np.ones(()))) < 0 or not float(part.get("step", np.ones(()))) > 0:
+        return "a strength in it is not positive"
+    if kind in ("evidence", "around"):
+        k = shapes["covariance"][0] if len(shapes["covariance"]) == 2 else -1
+        good = shapes["covariance"] == (k, triangle) and shapes["centre"] == (k, dim) and k > 0
+        if not good or k * dim * dim > _WORK or k > _POINTS:
+            return "its centres and covariances have shapes that are not allowed"
+        if kind == "around" and int(part["rank"]) not in (0, 1, 2):
+            return "it asks for derivatives of another order than 0, 1 or 2"
+    if kind in ("slopes", "left_out", "halves") and (
+            len(shapes["models"]) != 2 or shapes["models"][1] != dim or not 0 < shapes["models"][0] <= _POINTS):
+        return "its models have a shape that is not allowed"
+    if kind in ("halves", "ratio") and shapes["covariance"] != (1, triangle):
+        return "its covariance has a shape that is not allowed"
+    if kind == "ratio" and shapes["influence"] != (1, triangle):
+        return "its influence has a shape that is not allowed"
+    if kind == "slopes" and (len(shapes["own"]) != 1 or len(part["own"]) > _POINTS
+                             or not _within(part["own"], len(part["models"]))):
+        return "it names models that it does not have"
+    if kind in ("left_out", "halves"):
+        return _split_objection(kind, part, triangle)
+    return None
+
+
+def _split_objection(kind: str, part: Mapping[str, Array], triangle: int) -> str | None:
+    """Questions about rows left out, and about halves."""
+    settings = part["settings"]
+    if settings.shape != ((4,) if kind == "left_out" else (3,)) or (settings < 0).any():
+        return "its settings have a shape that is not allowed"
+    number, most = (settings[1], _SPLITS) if kind == "left_out" else (settings[0], _DRAWS)
+    if number > most:
+        return f"it asks for {int(number):,} splits, and {most} are allowed"
+    if kind == "halves":
+        return None
+    starts, own, models = part["starts"], part["own"], part["models"]
+    k = len(own) if own.ndim == 1 else -1
+    if not 0 < k <= _POINTS or starts.shape != (k + 1,) or part["covariance"].shape != (k, triangle) \
+            or part["influence"].shape != (k, triangle):
+        return "its kinds of models have shapes that are not allowed"
+    if not _within(starts, len(models) + 1) or (np.diff(starts) < 1).any() or not _within(own, np.diff(starts)):
+        return "it names models that it does not have"
+    return None
+
+
+def _pdmm_objection(arrays: Mapping[str, Array], n_names: int, n_pairs: int) -> str | None:
+    """Everything in a query of PDMM that is a number of something else."""
+    counts = {name: len(array) for name, array in arrays.items() if array.ndim}
+    parts = [counts.get(name, 0) for name in ("others", "difference", "hat", "neighbours", "radii")]
+    starts = counts.get("point", 0)
+    if len(set(parts)) > 1 or starts > 1 or (starts != counts.get("tails", 0)) or (parts[0] and not starts):
+        return "the state in it is not complete"
+    pairs = parts[0] if starts else n_pairs
+    for name in ("who", "neighbours"):
+        if name in arrays and not _within(arrays[name], n_names):
+            return f"its field {name!r} names users who do not exist"
+    for name in _POSITIONS:
+        if name in arrays and not _within(arrays[name], pairs):
+            return f"its field {name!r} names pairs that the user does not have"
+    if counts.get("dual", 0) != counts.get("dual_at", 0) or counts.get("wake", 0) != counts.get("wake_model", 0) \
+            or counts.get("who", 0) != counts.get("models", 0) or counts.get("beyond", 0) not in (0, 2):
+        return "its fields do not fit together"
+    return "it has no models" if "who" not in arrays or "models" not in arrays else None
+
+
+def _within(numbers: Array, end: Any) -> bool:
+    """Whether these are integers from 0 to below `end`."""
+    return numbers.dtype.kind in "iu" and bool(((numbers >= 0) & (numbers < end)).all())

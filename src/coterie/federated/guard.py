@@ -1,0 +1,268 @@
+"""What the owner of a node allows: kinds of questions, how many, whose Hessians, and which rows are held out.
+
+All of it is in the node's configuration, and nothing of it can come from a server. Where the owner has not named the
+data, the server has: it owns them (a simulation), and everything but the size of a message is allowed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from coterie._typing import Flags
+from coterie.data.frames import row_names
+from coterie.data.users import Users
+from coterie.errors import InvalidInput, Refused
+from coterie.federated.client import Data
+from coterie.federated.config import DataSettings, key_of
+from coterie.federated.protocol.messages import KINDS, Batch, Message
+from coterie.federated.sources import SOURCES, Table
+from coterie.privacy.ledger import LoggedAnswer, NodeLedger, Question
+
+PUBLIC = "public"  # the split key of an owner to whom it does not matter which rows are held out
+_QUESTIONS, _LEAST_QUESTIONS = 300, 100  # of a fit, and of fewer rows than that at a given lam
+_HESSIANS, _LEAST_HESSIANS = 100, 40  # one for every two rows, within these
+_LEAST_ROWS = 3  # means and sums of squares of one or two rows are the rows
+_WITH_HESSIANS = ("local", "settle", "moments")
+_HESSIAN_FIELDS = ("hessian", "hessian2", "scatter", "factor")
+_FREE_FIELDS = ("difference", "sign")  # the server can compute them from what it knows
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnerSettings:
+    """What the owner of a node says in its configuration, with hyphens in the names.
+
+    Parameters
+    ----------
+    ledger_dir : folder of the ledger; by default one below $XDG_STATE_HOME or ~/.local/state, by the data.
+    allow : kinds of questions that are answered, separated by commas; all if empty.
+    consent : "hessians" if users with no more rows than coordinates send Hessians and second moments too.
+    max_questions, max_hessians : how many questions about the same rows of a user are answered, one for every d numbers
+        of the answers, and how many Hessians; 0 for the defaults.
+    split_key : a secret from which it follows which rows are held out; random if empty, and by the server's seed if
+        "public".
+    budget_epsilon, budget_delta : what all noisy releases of a user may cost together; none are made without it.
+    """
+
+    ledger_dir: str = ""
+    allow: str = ""
+    consent: str = ""
+    max_questions: int = 0
+    max_hessians: int = 0
+    split_key: str = ""
+    budget_epsilon: float | None = None
+    budget_delta: float | None = None
+
+    def __post_init__(self) -> None:
+        unknown = set(self.kinds) - {*KINDS, "release"}
+        if unknown:
+            raise InvalidInput(f"`allow` names {sorted(unknown)[0]!r}, which is no kind of question",
+                               remedy=f"Kinds are: {', '.join((*KINDS, 'release'))}")
+        if self.consent not in ("", "hessians"):
+            raise InvalidInput(f"consent can be given to hessians, got {self.consent!r}", remedy="Use hessians")
+        if self.max_questions < 0 or self.max_hessians < 0:
+            raise InvalidInput("max-questions and max-hessians must not be negative", remedy="Use 0 for the defaults")
+
+    @classmethod
+    def of(cls, own: Mapping[str, Any]) -> Self:
+        """From a node's configuration."""
+        return cls(**{f.name: own[key_of(f.name)] for f in fields(cls) if key_of(f.name) in own})
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that `allow` names."""
+        return tuple(word for word in self.allow.replace(",", " ").split() if word)
+
+
+class HeldOut(NamedTuple):
+    """Which rows users hold out: a share of them, by a seed; users who would hold out fewer than `least` hold none."""
+
+    share: float
+    seed: int
+    least: int = 0
+
+
+class Guard:
+    """Decides for the owner of a node what leaves it, and enters everything that does.
+
+    Parameters
+    ----------
+    own : the node's configuration.
+    source : its data.
+
+    Raises
+    ------
+    InvalidInput : owner's settings that cannot be used.
+
+    Example
+    -------
+    >>> from coterie.datasets import ellipses
+    >>> guard = Guard({}, ellipses(seed=0).users)  # the data are the server's
+    >>> guard.owned, guard.held_out(0.2, 7)
+    (False, HeldOut(share=0.2, seed=7, least=0))
+    """
+
+    def __init__(self, own: Mapping[str, Any], source: Users | Table) -> None:
+        self.owned, self.source, self.settings = "data" in own, source, OwnerSettings.of(own)
+        self.consent = not self.owned or self.settings.consent == "hessians"
+        self.rows: dict[Any, str] = row_digests(source) if self.owned else {}
+        self.ledger = NodeLedger.of_owner(self.settings.ledger_dir or default_folder(own), self.settings.budget_epsilon,
+                                          self.settings.budget_delta) if self.owned else NodeLedger(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        self.ledger.close()
+
+    # -- splits
+
+    def held_out(self, share: float, seed: int, task: str = "", n_columns: int = 0) -> HeldOut:
+        """Which rows are held out; of the owner's data by its own secret, and always the same share.
+
+        Parameters
+        ----------
+        share, seed : what the server asks for.
+        task : of a fit. A regression sends second moments of both parts.
+        n_columns : of the rows.
+
+        Raises
+        ------
+        Refused : another share was held out of these rows before.
+        """
+        if not self.owned:
+            return HeldOut(share, seed)
+        least = 0 if self.consent else max(n_columns + 1, _LEAST_ROWS) if task == "regression" else _LEAST_ROWS
+        if self.settings.split_key == PUBLIC:
+            return HeldOut(share, seed, least)
+        if share > 0:
+            data = hashlib.sha256(json.dumps(sorted(self.rows.values())).encode()).hexdigest()
+            first = float(self.ledger.pinned(f"held-out {data}", lambda: repr(share)))
+            if first != share:
+                raise Refused(f"the share {first:g} of these rows was held out before, and {share:g} is asked for now",
+                              remedy=f"Use held-out = {first:g}")
+        return HeldOut(share, self.secret, least)
+
+    @property
+    def secret(self) -> int:
+        """The seed of the node's own splits."""
+        key = self.settings.split_key or self.ledger.pinned("split-key", lambda: os.urandom(32).hex())
+        return int.from_bytes(hashlib.sha256(f"splits {key}".encode()).digest()[:7])
+
+    def own_splits(self, queries: Batch) -> Batch:
+        """The same questions; those about rows left out with the node's seed in place of the server's."""
+        if not self.owned or self.settings.split_key == PUBLIC or queries.kind not in ("left_out", "halves"):
+            return queries
+        shared = dict(queries.shared)
+        for name in ("settings", "settings2"):  # alone, splits, seed, stratify; or draws, seed, stratify
+            if name in shared:
+                shared[name] = np.array(shared[name], dtype=np.int64)
+                shared[name][-2] = self.secret
+        return replace(queries, shared=shared)
+
+    # -- what is asked
+
+    def withheld(self, data: Data) -> Flags:
+        """(n_users,) who sends a bound instead of a Hessian: those with no more rows than coordinates."""
+        return self._rows(data) <= data.samples.dim if not self.consent else np.zeros(data.n_users, dtype=bool)
+
+    @staticmethod
+    def _rows(data: Data) -> Any:
+        """(n_users,) rows of the smallest part that is asked about."""
+        return data.samples.users.data.counts if data.train is None else data.train.counts
+
+    def objection(self, data: Data, user: int, query: Message) -> str:
+        """Why the owner does not allow this question, or an empty text."""
+        kind, kinds = query.kind, self.settings.kinds
+        if kinds and kind not in kinds:
+            return f"the owner of the node does not allow questions of the kind {kind!r}"
+        if self.consent:
+            return ""
+        rows, columns = int(self._rows(data)[user]), data.samples.users.n_features + 1
+        hessians = kind in _WITH_HESSIANS or (kind == "around" and any(
+            int(query.arrays[name]) > 1 for name in ("rank", "rank2") if name in query.arrays))
+        if hessians and rows <= (columns if kind == "moments" else data.samples.dim):
+            return ("it has no more rows than coordinates, and its owner has not consented to send Hessians (consent = "
+                    '"hessians" in the node configuration, or a private release with an epsilon)')
+        if kind in ("describe", "facts") and rows < _LEAST_ROWS:
+            return f"it has fewer than {_LEAST_ROWS} rows, whose means would be the rows"
+        return ""
+
+    # -- what leaves
+
+    def account(self, run: str, replies: Mapping[int, Message], data: Data, questions: Mapping[int, str],
+                sizes: Mapping[int, int], fit: bool) -> dict[int, str]:
+        """Enter replies in the ledger; of those that are too many, the reason by user.
+
+        Parameters
+        ----------
+        run : its name.
+        replies : by the number of their user.
+        data : of all users of the node.
+        questions : digests of what was asked.
+        sizes : of the replies in bytes.
+        fit : whether they are questions of a fit, which has more of them.
+        """
+        if not self.owned:
+            return {}
+        entries, names = {}, data.samples.users.names
+        for user, reply in replies.items():
+            rows = int(self._rows(data)[user])
+            units, hessians = cost(reply, data.samples.dim)
+            limit = _QUESTIONS if fit else min(max(rows, _LEAST_QUESTIONS), _QUESTIONS)
+            entries[user] = Question(
+                LoggedAnswer(run, reply.round, names[user], reply.kind, reply.numbers, sizes[user], questions[user]),
+                self.rows[names[user]], units, hessians, self.settings.max_questions or limit,
+                self.settings.max_hessians or min(max(rows // 2, _LEAST_HESSIANS), _HESSIANS))
+        reasons = self.ledger.account(entries.values())
+        return {user: reason for user, reason in zip(entries, reasons, strict=True) if reason}
+
+    def refuse(self, run: str, turn: int, refused: Mapping[Any, tuple[str, str]]) -> None:
+        """Enter refusals, by user the kind of question and the reason."""
+        if self.owned and refused:
+            self.ledger.log(LoggedAnswer(run, turn, user, kind, 0, 0, "", reason)
+                            for user, (kind, reason) in refused.items())
+
+
+def cost(reply: Message, dim: int) -> tuple[int, int]:
+    """What a reply counts for: questions, one for every `dim` numbers, and Hessians."""
+    plain = sum(array.size for name, array in reply.arrays.items() if name not in (*_HESSIAN_FIELDS, *_FREE_FIELDS))
+    triangle, hessians = dim * (dim + 1) // 2, 0
+    for name in _HESSIAN_FIELDS:
+        size = reply.arrays[name].size if name in reply.arrays else 0
+        hessians += min(size, 1) if name == "factor" else -(-size // triangle)
+    return max(1, plain // dim), hessians
+
+
+def row_digests(source: Users | Table) -> dict[Any, str]:
+    """A digest of every user's rows as they are given, whatever a server makes of them."""
+    if isinstance(source, Users):
+        ends = source.offsets
+        parts = {name: [source.features[ends[k]:ends[k + 1]]] + ([] if source.targets is None else
+                 [source.targets[ends[k]:ends[k + 1]]]) for k, name in enumerate(source.names)}
+    else:
+        hashes, owners = source.frame.hash_rows(seed=0).to_numpy(), row_names(source.frame[source.user])
+        rows: dict[Any, list[int]] = {}
+        for owner, number in zip(owners, hashes.tolist(), strict=True):
+            rows.setdefault(owner, []).append(number)
+        parts = {name: [np.sort(np.array(own, dtype=np.uint64))] for name, own in rows.items()}
+    return {name: hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()[:32]
+            for name, arrays in parts.items()}
+
+
+def default_folder(own: Mapping[str, Any]) -> Path:
+    """The ledger's folder where the owner names none: one for each file, or for each function and its settings."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    known = {key_of(f.name) for kind in (DataSettings, OwnerSettings) for f in fields(kind)} | {
+        "state-dir", "models-dir", "return-models"}
+    path = str(Path(str(own["path"])).resolve()) if own.get("path") else ""
+    other = {} if own["data"] in SOURCES else {key: own[key] for key in sorted(set(own) - known)}
+    spec = json.dumps([own["data"], path, own.get("dataset", ""), own.get("partition-id", ""), other], default=str)
+    return Path(state) / "coterie" / hashlib.sha256(spec.encode()).hexdigest()[:32]
