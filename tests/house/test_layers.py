@@ -43,6 +43,8 @@ LAYERS = [
     "federated.asking", "federated.together", "federated.oracle",
     "federated.fit_by_asking", "federated.fit", "federated.entry", "federated.membership", "federated.runtimes",
     "federated.flower", "federated",
+    "privacy.lower_bound", "privacy.recording", "privacy.reconstruction", "privacy.inference", "privacy.simulation",
+    "privacy.audit", "privacy.runs",
     "baselines",
     "estimators",
     "experiments",
