@@ -24,12 +24,15 @@ from coterie.federated.client import Data
 from coterie.federated.config import DataSettings, key_of
 from coterie.federated.protocol.messages import KINDS, Batch, Message
 from coterie.federated.sources import SOURCES, Table
+from coterie.losses import Huber, HuberDistance, SquaredHinge
 from coterie.privacy.ledger import LoggedAnswer, NodeLedger, Question
 
 PUBLIC = "public"  # the split key of an owner to whom it does not matter which rows are held out
-_QUESTIONS, _LEAST_QUESTIONS = 300, 100  # of a fit, and of fewer rows than that at a given lam
-_HESSIANS, _LEAST_HESSIANS = 100, 40  # one for every two rows, within these
+_QUESTIONS, _LEAST_QUESTIONS = 300, 100  # the second: of few rows whose loss has kinks
+_KINKED = (SquaredHinge, Huber, HuberDistance)  # three gradients on a line, at most, single out a row
+_HESSIANS, _LEAST_HESSIANS = 100, 40  # one for every four rows, within these
 _LEAST_ROWS = 3  # means and sums of squares of one or two rows are the rows
+_SCALARS = 3  # beside a gradient: value, curvature, and a bound on it
 _WITH_HESSIANS = ("local", "settle", "moments")
 _HESSIAN_FIELDS = ("hessian", "hessian2", "scatter", "factor")
 _FREE_FIELDS = ("difference", "sign")  # the server can compute them from what it knows
@@ -198,7 +201,7 @@ class Guard:
     # -- what leaves
 
     def account(self, run: str, replies: Mapping[int, Message], data: Data, questions: Mapping[int, str],
-                sizes: Mapping[int, int], fit: bool) -> dict[int, str]:
+                sizes: Mapping[int, int]) -> dict[int, str]:
         """Enter replies in the ledger; of those that are too many, the reason by user.
 
         Parameters
@@ -208,7 +211,6 @@ class Guard:
         data : of all users of the node.
         questions : digests of what was asked.
         sizes : of the replies in bytes.
-        fit : whether they are questions of a fit, which has more of them.
         """
         if not self.owned:
             return {}
@@ -216,29 +218,29 @@ class Guard:
         for user, reply in replies.items():
             rows = int(self._rows(data)[user])
             units, hessians = cost(reply, data.samples.dim)
-            limit = _QUESTIONS if fit else min(max(rows, _LEAST_QUESTIONS), _QUESTIONS)
+            limit = min(max(rows, _LEAST_QUESTIONS), _QUESTIONS) if isinstance(data.loss, _KINKED) else _QUESTIONS
             entries[user] = Question(
                 LoggedAnswer(run, reply.round, names[user], reply.kind, reply.numbers, sizes[user], questions[user]),
                 self.rows[names[user]], units, hessians, self.settings.max_questions or limit,
-                self.settings.max_hessians or min(max(rows // 2, _LEAST_HESSIANS), _HESSIANS))
+                self.settings.max_hessians or min(max(rows // 4, _LEAST_HESSIANS), _HESSIANS))
         reasons = self.ledger.account(entries.values())
         return {user: reason for user, reason in zip(entries, reasons, strict=True) if reason}
 
-    def refuse(self, run: str, turn: int, refused: Mapping[Any, tuple[str, str]]) -> None:
-        """Enter refusals, by user the kind of question and the reason."""
+    def refuse(self, run: str, refused: Mapping[Any, tuple[str, int, str]]) -> None:
+        """Enter refusals: by user the kind of question, its round and the reason."""
         if self.owned and refused:
             self.ledger.log(LoggedAnswer(run, turn, user, kind, 0, 0, "", reason)
-                            for user, (kind, reason) in refused.items())
+                            for user, (kind, turn, reason) in refused.items())
 
 
 def cost(reply: Message, dim: int) -> tuple[int, int]:
-    """What a reply counts for: questions, one for every `dim` numbers, and Hessians."""
+    """What a reply counts for: questions, one for every `dim` numbers beyond a value and two others, and Hessians."""
     plain = sum(array.size for name, array in reply.arrays.items() if name not in (*_HESSIAN_FIELDS, *_FREE_FIELDS))
     triangle, hessians = dim * (dim + 1) // 2, 0
     for name in _HESSIAN_FIELDS:
         size = reply.arrays[name].size if name in reply.arrays else 0
         hessians += min(size, 1) if name == "factor" else -(-size // triangle)
-    return max(1, plain // dim), hessians
+    return max(1, (plain - _SCALARS) // dim), hessians
 
 
 def row_digests(source: Users | Table) -> dict[Any, str]:

@@ -175,7 +175,7 @@ class Node:
             try:
                 split = guard.held_out(share, seed, agreement.task, len(agreement.features))
             except Refused as error:
-                guard.refuse(self.run, 0, {_name(key): ("", error.reason) for key in queries})
+                guard.refuse(self.run, {_name(key): ("", 0, error.reason) for key in queries})
                 return Answers({}, dict.fromkeys(queries, error.reason))
             data = self._read(lambda: agreement.data(source, *split))
             asking = _Asking(guard, agreement, replace(data, withheld=guard.withheld(data)),
@@ -217,7 +217,7 @@ class _Asking:
         """Replies and refusals."""
         users = self.data.samples.users
         asked: dict[int, Message] = {}
-        refused: dict[Any, tuple[str, str]] = {}
+        refused: dict[Any, tuple[str, int, str]] = {}  # kind, round and reason
         for key, content in queries.items():
             name = _name(key)
             if name not in users.names:
@@ -225,20 +225,19 @@ class _Asking:
             try:
                 query = decode(bytes(content), Query, MOST_BYTES)
             except (BadMessage, TypeError) as error:
-                refused[name] = "", str(error)
+                refused[name] = "", 0, str(error)
                 continue
             known = self.memory.recall(name, _integer(bases.get(json.dumps(name), -1)))
             if query.kind == "pdmm" and not known and "point" not in query.arrays:
                 continue  # the server sends the complete state next time
             reason = self._objection(users.index(name), query, next(iter(asked.values()), query))
             if reason:
-                refused[name] = query.kind, reason
+                refused[name] = query.kind, query.round, reason
             else:
                 asked[users.index(name)] = query
-        turn = next(iter(asked.values())).round if asked else 0
-        replies = self._replies(run, asked, refused, own) if asked else {}
-        self.guard.refuse(run, turn, {name: why for name, why in refused.items() if why[1]})
-        return Answers(replies, {json.dumps(name): reason for name, (_, reason) in refused.items()})
+        self.guard.refuse(run, refused)
+        replies, over = self._replies(run, asked, own) if asked else ({}, {})
+        return Answers(replies, {json.dumps(name): reason for name, (_, _, reason) in refused.items()} | over)
 
     def _objection(self, user: int, query: Message, first: Message) -> str:
         """Why this question is not answered, or an empty text."""
@@ -249,9 +248,9 @@ class _Asking:
             reason = "the users of a node are asked different questions at once"
         return reason or self.guard.objection(self.data, user, query)
 
-    def _replies(self, run: str, asked: Mapping[int, Message], refused: dict[Any, tuple[str, str]],
-                 own: Mapping[str, Any]) -> dict[str, bytes]:
-        """The replies that may leave; those that may not are entered in `refused`."""
+    def _replies(self, run: str, asked: Mapping[int, Message],
+                 own: Mapping[str, Any]) -> tuple[dict[str, bytes], dict[str, str]]:
+        """The replies that may leave, and of those that are too many the reasons."""
         users, dim = self.data.samples.users, self.data.samples.dim
         batch = self.guard.own_splits(gather(list(asked.items()), "query"))
         replies = answer_all(replace(self.data, memory=self.memory.stacked(users, dim)), batch)
@@ -260,14 +259,13 @@ class _Asking:
         messages = dict(leaving.items())
         encoded = {k: reply.encode() for k, reply in messages.items()}
         over = self.guard.account(run, messages, self.data, {k: self._digest(run, asked[k]) for k in messages},
-                                  {k: len(content) for k, content in encoded.items()}, bool(self.agreement.task))
-        for k, reason in over.items():
-            refused[users.names[k]] = "", reason
+                                  {k: len(content) for k, content in encoded.items()})
         left = {k: query for k, query in asked.items() if k not in over}
         _keep_models(str(own.get("models-dir", "")), replies, left, self.agreement, users)
         if replies.memory:
             self.memory.keep(users, replies, left)
-        return {json.dumps(users.names[k]): encoded[k] for k in left}
+        keys = {k: json.dumps(users.names[k]) for k in asked}
+        return {keys[k]: encoded[k] for k in left}, {keys[k]: reason for k, reason in over.items()}
 
     def _digest(self, run: str, query: Message) -> str:
         """A name for the question: the same only if the answer is the same."""

@@ -1,0 +1,296 @@
+"""A server that attacks a node gets nothing; each attack succeeds where nothing guards the node."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from support.nosy import Nosy
+
+import coterie as ct
+from coterie.datasets import ellipses
+from coterie.errors import InvalidInput
+from coterie.federated import sources
+from coterie.federated.node import Node
+from coterie.federated.protocol.messages import Query, square
+from coterie.privacy.ledger import NodeLedger
+
+USERS = ellipses(users_per_cluster=2, samples=30, seed=0).users
+MODEL = np.array([0.1, -0.2, 0.3])
+
+
+# -- code
+
+
+def test_a_server_cannot_run_a_command(tmp_path):
+    file = tmp_path / "stolen"
+    options = json.dumps({"args": ["touch", str(file)]})
+    with pytest.raises(InvalidInput, match="is not a loss"):
+        sources.make_loss("subprocess:check_call", options)  # the attack
+    assert file.exists()
+    file.unlink()
+    for own in ({}, None):
+        nosy = Nosy(USERS, tmp_path / "users.npz", own, loss="subprocess:check_call", loss_options=options)
+        with pytest.raises(PermissionError, match=r"may name the losses squared_hinge.*not 'subprocess:check_call'"):
+            nosy.ask("gradient", model=MODEL)
+    node = Node({"data": "subprocess:check_call", "args": ["touch", str(file)]}, {})
+    assert "may name the data csv, parquet" in node.introduce()["error"]
+    nosy = Nosy(USERS, tmp_path / "users.npz")
+    with pytest.raises(PermissionError, match="may name the data"):
+        nosy.ask("gradient", {"data": "subprocess:check_call"}, model=MODEL)
+    assert not file.exists()
+
+
+def test_the_owner_can_name_a_loss_of_its_own(tmp_path, monkeypatch):
+    (tmp_path / "own_loss.py").write_text("import coterie as ct\ndef make(ridge=0.5):\n"
+                                          "    return ct.Logistic(ridge=ridge)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    agreed = {"loss": "own_loss:make", "loss_options": '{"ridge": 0.25}'}
+    reply = Nosy(USERS, tmp_path / "a.npz", {"loss": "own_loss:make"}, **agreed).ask("gradient", model=MODEL)
+    known = ct.Logistic(ridge=0.25)
+    assert reply["gradient"] == pytest.approx(known.gradients(known.prepare(USERS.take([0])), MODEL[None])[0])
+    with pytest.raises(PermissionError, match="may name the losses"):
+        Nosy(USERS, tmp_path / "a.npz", {}, **agreed).ask("gradient", model=MODEL)
+
+
+@pytest.mark.parametrize(("changes", "complaint"), [
+    ({"loss_options": '{"n_classes": 999999}', "loss": "multinomial"}, "1000 classes"),
+    ({"loss_options": '{"ridge": [1.0]}'}, "is no number"),
+    ({"loss_options": '{"rigde": 1.0}'}, "has no setting 'rigde'"),
+    ({"loss_options": '{"ridge": 1e300}'}, "is no number"),
+    ({"loss_options": "[]"}, "no mapping"),
+    ({"loss_options": "{" * 100}, "cannot be used"),
+    ({"n_classes": 999_999}, "1000 classes"),
+    ({"task": "theft"}, "no task 'theft'"),
+    ({"mean": (0.0, 0.0), "scale": (1.0, 0.0)}, "not positive"),
+    ({"mean": (0.0, float("nan")), "scale": (1.0, 1.0)}, "not finite"),
+    ({"mean": (0.0,), "scale": (1.0,)}, "not those of the columns"),
+    ({"run": "r" * 10_000}, "no short text"),
+    ({"features": (1, 2)}, "columns must be texts"),
+    ({"names": ({"a": 1},)}, "names must be"),
+])
+def test_agreements_are_checked_before_use(tmp_path, changes, complaint):
+    Nosy(USERS, tmp_path / "a.npz", {}).ask("gradient", model=MODEL)  # the twin
+    with pytest.raises(PermissionError, match=complaint):
+        Nosy(USERS, tmp_path / "a.npz", {}, **changes).ask("gradient", model=MODEL)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "null", "{" * 100_000, '{"names": 3}'])
+def test_texts_that_are_no_agreement(tmp_path, text):
+    nosy = Nosy(USERS, tmp_path / "a.npz", {})
+    with pytest.raises(PermissionError, match="agreement cannot be used"):
+        nosy.ask("gradient", {"agreement": text}, model=MODEL)
+
+
+@pytest.mark.parametrize("said", [{"held_out": 1.5}, {"held_out": "many"}, {"seed": -1}, {"seed": 1 << 70},
+                                  {"bases": "[]"}, {"bases": "{"}])
+def test_settings_of_a_split_are_checked(tmp_path, said):
+    with pytest.raises(PermissionError, match="cannot be used"):
+        Nosy(USERS, tmp_path / "a.npz", {}).ask("gradient", said, model=MODEL)
+
+
+# -- folders
+
+
+def test_a_server_cannot_name_a_folder(tmp_path):
+    stolen, own = tmp_path / "stolen", tmp_path / "state"
+    start = {"point": np.zeros((1, 3)), "tails": np.zeros(1)}
+    query = {"step": np.array(1), "settings": np.ones(6), "models": np.zeros((0, 3)), "who": np.zeros(0, np.int32)}
+    for config, folder in (({}, None), ({"state-dir": str(own)}, own)):
+        nosy = Nosy(USERS, tmp_path / "a.npz", config)
+        nosy.ask("pdmm", {"state-dir": str(stolen), "ledger-dir": str(stolen), "models-dir": str(stolen)},
+                 **query, **start)
+        assert not stolen.exists()
+        assert bool(nosy.store) != (folder is not None and any(folder.iterdir()))
+
+
+# -- memory and work
+
+SQUARE = {"part": 0, "covariance": np.zeros((1, 6)), "centre": np.zeros((1, 3))}
+LEFT = {"part": 0, "models": np.zeros((2, 3)), "starts": np.array([0, 2]), "covariance": np.zeros((1, 6)),
+        "settings": np.array([0, 2, 7, 0]), "own": np.array([1]), "influence": np.zeros((1, 6))}
+HALVES = {"part": 0, "models": np.zeros((2, 3)), "covariance": np.zeros((1, 6)), "settings": np.array([3, 7, 0])}
+PDMM = {"step": np.array(1), "settings": np.ones(6), "models": np.zeros((0, 3)), "who": np.zeros(0, np.int32),
+        "point": np.zeros((1, 3)), "tails": np.zeros(1), "others": np.zeros((2, 3)), "difference": np.zeros((2, 3)),
+        "hat": np.zeros((2, 3)), "neighbours": np.array([1, 2]), "radii": np.ones(2)}
+BIG = np.array(2**31 - 1)
+ATTACKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("train", {"model": MODEL, "steps": np.array(3), "rate": 0.1}, {"steps": BIG}, "2,147,483,647 steps, and 10,000"),
+    ("train", {"model": MODEL, "steps": np.array(3), "rate": 0.1}, {"steps": np.array(-1)}, "steps"),
+    ("pdmm", PDMM, {"neighbours": np.array([1, BIG])}, "names users who do not exist"),
+    ("pdmm", PDMM, {"neighbours": np.array([1, -1])}, "names users who do not exist"),
+    ("pdmm", PDMM, {"who": np.array([BIG]), "models": np.zeros((1, 3))}, "names users who do not exist"),
+    ("pdmm", PDMM, {"update": np.array([BIG])}, "names pairs that the user does not have"),
+    ("pdmm", PDMM, {"dual_at": np.array([7]), "dual": np.zeros((1, 3))}, "names pairs that the user does not have"),
+    ("pdmm", PDMM, {"wake": np.array([0])}, "do not fit together"),
+    ("pdmm", PDMM, {"radii": np.ones(5)}, "is not complete"),
+    ("pdmm", PDMM, {"who": np.array([0.5]), "models": np.zeros((1, 3))}, "names users"),
+    ("gradient", {"model": MODEL}, {"model": np.array([1e300, 0, 0])}, r"beyond 1e\+12"),
+    ("expand", {"model": MODEL, "rank": 0}, {"anchor": np.zeros((50_000, 3))}, "more than"),
+    ("expand", {"model": MODEL, "rank": 0}, {"anchor": np.zeros((2, 3))}, "more than one row"),
+    ("local", {"ridge": 0.1}, {"ridge": -1.0}, "is negative"),
+    ("prox", {"centre": MODEL, "t": 1.0}, {"t": -1.0}, "is negative"),
+    ("settle", {"part": 0, "t": 1.0, "centre": MODEL}, {"part": 7}, "neither 0 nor 1"),
+    ("settle", {"part": 0, "t": 1.0, "centre": MODEL}, {"t": -1.0}, "not positive"),
+    ("slopes", {"part": 0, "models": np.zeros((2, 3)), "own": np.array([1])}, {"own": np.array([2])}, "does not have"),
+    ("slopes", {"part": 0, "models": np.zeros((2, 3)), "own": np.array([1])}, {"models": np.zeros((10_001, 3))},
+     "more than|not allowed"),
+    ("evidence", {**SQUARE, "step": 1.0}, {"step": 0.0}, "not positive"),
+    ("evidence", {**SQUARE, "step": 1.0}, {"covariance": np.zeros((9, 6))}, "not allowed"),
+    ("around", {**SQUARE, "rank": 2}, {"rank": BIG}, "another order"),
+    ("around", {**SQUARE, "rank": 2}, {"centre": np.zeros((1, 4))}, "not allowed"),
+    ("left_out", LEFT, {"settings": np.array([0, BIG, 7, 0])}, "2,147,483,647 splits, and 100"),
+    ("left_out", LEFT, {"settings": np.zeros(9)}, "not allowed"),
+    ("left_out", LEFT, {"starts": np.array([0, BIG])}, "does not have"),
+    ("left_out", LEFT, {"starts": np.arange(4)}, "not allowed"),
+    ("left_out", LEFT, {"own": np.array([5])}, "does not have"),
+    ("halves", HALVES, {"settings": np.array([BIG, 7, 0])}, "splits, and 1000"),
+    ("halves", HALVES, {"models": np.zeros((2, 9))}, "not allowed"),
+    ("join", {"models": MODEL[None], "noise": 1.0}, {"covariance": np.zeros((3, 6))}, "more than one row"),
+    ("certify", {"model": MODEL, "slope": MODEL, "anchor": MODEL}, {"noise": np.ones(5)}, "more than one row"),
+]
+
+
+@pytest.mark.parametrize(("kind", "honest", "changes", "complaint"), ATTACKS,
+                         ids=[f"{kind} {' '.join(changes)}" for kind, _, changes, _ in ATTACKS])
+@pytest.mark.parametrize("own", [{}, None], ids=["owner's", "server's"])
+def test_what_a_message_declares_is_bounded(tmp_path, kind, honest, changes, complaint, own):
+    nosy = Nosy(USERS, tmp_path / "a.npz", own)
+    assert nosy.ask(kind, **honest) is not None
+    with pytest.raises(PermissionError, match=complaint):
+        nosy.ask(kind, **{**honest, **changes})
+
+
+def test_counts_only(tmp_path):
+    ratio = {"part": 0, "covariance": np.zeros((1, 6)), "influence": np.zeros((1, 6)), "step": 1.0, "centre": MODEL}
+    with pytest.raises(PermissionError, match="it is for counts"):
+        Nosy(USERS, tmp_path / "a.npz", {}).ask("ratio", **ratio)
+
+
+def test_users_of_a_node_are_asked_one_question_at_a_time(tmp_path):
+    """Otherwise the question of one user would be answered, and that of another counted."""
+    nosy = Nosy(USERS, tmp_path / "a.npz", {})
+    first = Query("slopes", 0, {"part": np.array(0), "models": np.zeros((2, 3)), "own": np.array([1])})
+    for other in (Query("slopes", 0, {**first.arrays, "models": np.ones((2, 3))}),
+                  Query("slopes", 1, first.arrays), Query("gradient", 0, {"model": MODEL}),
+                  Query("slopes", 0, {**first.arrays, "own": np.array([0, 1])})):
+        answers = nosy.send({0: first, 1: other})
+        assert set(answers.replies) == {"0"}
+        assert "different questions at once" in answers.refusals["1"]
+    assert set(nosy.send({0: first, 1: Query("slopes", 0, {**first.arrays, "own": np.array([0])})}).replies) == {
+        "0", "1"}
+
+
+def test_garbage_is_refused_and_strangers_are_ignored(tmp_path):
+    node = Nosy(USERS, tmp_path / "a.npz", {}).node()
+    good = Query("gradient", 0, {"model": MODEL}).encode()
+    answers = node.answer({"0": b"hello", "1": good[:-1], "7": good, "[]": good, "{": good, '"0"': good})
+    assert answers.replies == {}
+    assert set(answers.refusals) == {"0", "1"}
+    assert set(node.answer({"2": good}).replies) == {"2"}
+
+
+# -- rows by splits
+
+
+def row_by_split(nosy: Nosy, seed: int, rows: int) -> np.ndarray | None:
+    """The row that a split takes out of the others: the difference of two Hessians of the squared loss."""
+    question = {"model": np.zeros(3), "rank": -1}
+    share = 1.0 / rows
+    whole = rows * (square(nosy.ask("expand", **question)["hessian"][0], 3) - 1e-3 * np.diag([1, 1, 0]))
+    part = (rows - 1) * (square(nosy.ask("expand", {"held_out": share, "seed": seed}, **question)["hessian"][0], 3)
+                         - 1e-3 * np.diag([1, 1, 0]))
+    values, vectors = np.linalg.eigh(whole - part)
+    return None if values[-1] < 1e-9 else vectors[:2, -1] / vectors[2, -1]
+
+
+def test_no_split_of_the_server_singles_out_a_row(tmp_path):
+    def rows_found(own: dict[str, Any] | None, name: str) -> int:
+        nosy = Nosy(USERS, tmp_path / f"{name}.npz", own, loss="squared")
+        known, found = USERS.features[:30], set()
+        for seed in range(40):
+            try:
+                row = row_by_split(nosy, seed, 30)
+            except PermissionError:
+                continue
+            distance = np.inf if row is None else np.abs(known - row).max(axis=1)
+            found |= set(np.flatnonzero(distance < 1e-6).tolist())
+        return len(found)
+
+    assert rows_found(None, "servers") >= 15  # the attack, where nothing guards the rows
+    assert rows_found({"max-hessians": 1000, "consent": "hessians"}, "owners") <= 1  # one split, for ever
+    assert rows_found({"max-hessians": 1000}, "careful") == 0
+
+
+def test_splits_are_the_nodes_own(tmp_path):
+    nosy = Nosy(USERS, tmp_path / "a.npz", {})
+    reply = [nosy.ask("gradient", {"held_out": 0.2, "seed": seed}, model=MODEL)["gradient"] for seed in range(5)]
+    assert all(np.array_equal(reply[0], other) for other in reply)
+    assert not np.array_equal(reply[0], nosy.ask("gradient", model=MODEL)["gradient"])
+    with pytest.raises(PermissionError, match=r"the share 0.2 of these rows was held out before, and 0.3 is asked for"):
+        nosy.ask("gradient", {"held_out": 0.3}, model=MODEL)
+    left = [nosy.ask("left_out", **{**LEFT, "settings": np.array([0, 2, seed, 0])})["values"] for seed in range(4)]
+    assert all(np.array_equal(left[0], other) for other in left)
+    public = Nosy(USERS, tmp_path / "b.npz", {"split-key": "public"})
+    free = [public.ask("gradient", {"held_out": 0.2, "seed": seed}, model=MODEL)["gradient"] for seed in range(2)]
+    assert not np.array_equal(*free)
+    expected = USERS.hold_out(0.2, seed=1).train.take([0])
+    assert free[1] == pytest.approx(ct.Logistic().gradients(ct.Logistic().prepare(expected), MODEL[None])[0])
+    one, other = (Nosy(USERS, tmp_path / f"{key}.npz", {"split-key": key, "ledger-dir": str(tmp_path / key)}).ask(
+        "gradient", {"held_out": 0.2}, model=MODEL)["gradient"] for key in ("cat", "dog"))
+    assert not np.array_equal(one, other)
+
+
+# -- rows by chosen models
+
+
+def rows_by_bisection(nosy: Nosy, n_rows: int, n_questions: int) -> tuple[int, int]:
+    """Rows found, and questions answered: along a line the Hessian of the squared hinge changes row by row."""
+    direction, asked, found = np.array([0.6, -0.7, 0.4]), dict[float, np.ndarray](), list[np.ndarray]()
+
+    def hessian(at: float) -> np.ndarray:
+        if at not in asked:
+            if len(asked) >= n_questions:
+                raise PermissionError
+            asked[at] = square(nosy.ask("expand", model=at * direction, rank=-1)["hessian"][0], 3)
+        return asked[at]
+
+    intervals = [(-64.0, 64.0)]
+    try:
+        while intervals:
+            low, high = intervals.pop()  # the deepest first, which gives the first rows soonest
+            values, vectors = np.linalg.eigh(hessian(high) - hessian(low))
+            sizes = np.abs(values)
+            if sizes.max() < 1e-12 or high - low < 1e-9:
+                continue
+            if np.sort(sizes)[-2] < 1e-9 * sizes.max():  # one row
+                vector = vectors[:, sizes.argmax()]
+                found.append(vector[:2] / vector[2])
+            else:
+                intervals += [(low, 0.5 * (low + high)), (0.5 * (low + high), high)]
+    except PermissionError:
+        pass
+    known = nosy.users.features[:n_rows]
+    near = [row for row in found if min(np.abs(known - row).max(axis=1).min(), np.abs(known + row).max(axis=1).min())
+            < 1e-6]
+    return len({tuple(np.round(row, 6)) for row in near}), len(asked)
+
+
+def test_chosen_models_give_rows_until_the_node_stops(tmp_path):
+    users = ellipses(users_per_cluster=1, samples=100, seed=0).users
+    unguarded = Nosy(users, tmp_path / "a.npz", {"max-hessians": 10_000, "max-questions": 10_000}, loss="squared_hinge")
+    rows, questions = rows_by_bisection(unguarded, 100, 10_000)
+    assert rows >= 90
+    assert questions <= 200
+    guarded = Nosy(users, tmp_path / "b.npz", {"ledger-dir": str(tmp_path / "other")}, loss="squared_hinge")
+    rows, questions = rows_by_bisection(guarded, 100, 10_000)
+    assert questions == 40
+    assert rows <= 30
+    with NodeLedger(tmp_path / "other") as ledger:
+        left = ledger.answers()
+    assert [line.reason for line in left[:40]] == [""] * 40
+    assert left[40].reason == "it has answered 40 questions with Hessians about its rows, and its owner allows 40 " \
+                              "(max-hessians)"
+    guarded.ask("expand", model=-64.0 * np.array([0.6, -0.7, 0.4]), rank=-1)  # what was asked before is free
