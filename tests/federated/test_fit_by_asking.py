@@ -10,7 +10,11 @@ import pytest
 import coterie as ct
 from coterie.data.condensed import SecondMoments
 from coterie.datasets import clustered
+from coterie.federated.config import DataSettings
+from coterie.federated.fit import fit_federation
+from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.fitting import Settings, fit
+from coterie.privacy.recording import Recorder, evidence_of
 
 
 def drawn(task: str, n_users: int = 10, rows: int = 60, seed: int = 0) -> ct.Users:
@@ -58,6 +62,19 @@ def test_a_federation_fits_as_a_table_is_fitted(task):
     assert there.stability.index == pytest.approx(here.stability.index, abs=0.1)
     other = fit(drawn(task, seed=1), Settings(task="classification" if task == "classes" else task))
     assert np.abs(there.models - other.models).max() > 1e-3 * scale  # other rows give other models
+
+
+def test_hessians_are_asked_for_at_few_points():
+    """Two Hessians of few rows give the rows away, and more of them those of many rows: only the search asks."""
+    recorder = Recorder(LocalNodes([drawn("classification")], 0.2))
+    fitted = fit_federation(recorder, DataSettings(loss="logistic", standardize="True", held_out=0.2),
+                            Settings(task="classification", loss="logistic"))
+    evidence = evidence_of(recorder.exchanges, fitted.units.loss, np.full(10, 60))
+    assert 2 <= max(len(one.hessians) for one in evidence) <= 4
+    assert min(len(one.gradients) for one in evidence) > 8
+    kinds = [exchange.queries.kind for exchange in recorder.exchanges if "hessian" in exchange.replies.arrays
+             and exchange.replies.arrays["hessian"].size]
+    assert set(kinds) == {"settle"}
 
 
 @pytest.mark.parametrize("task", ["regression", pytest.param("classification", marks=pytest.mark.slow)])

@@ -42,7 +42,7 @@ class Refining:
             slopes = group_sums(self.weights[:, None] * gradients, self.labels, n)
         good = np.isfinite(losses) & np.isfinite(slopes).all(axis=1)
         if np.isfinite(self.least).any() and curvatures is None:
-            self._update(np.where(good[:, None], slopes, self.slopes))
+            updated(self.curvatures, self.trial - self.models, np.where(good[:, None], slopes - self.slopes, 0.0))
         better = good & (losses < self.least)
         self.models[better], self.least[better] = self.trial[better], losses[better]
         self.slopes[better] = slopes[better]
@@ -58,11 +58,14 @@ class Refining:
         # Where the last trial was no better, go half way.
         self.trial = np.where(better[:, None] | ~good[:, None], self.models - step, 0.5 * (self.models + self.trial))
 
-    def _update(self, slopes: Array) -> None:
-        """H + y y' / y's - H s s' H / s'H s, for steps s and changes y of the slopes."""
-        s, y = self.trial - self.models, slopes - self.slopes
-        Hs = (self.curvatures @ s[..., None])[..., 0]
-        ys, sHs = (y * s).sum(axis=1), (s * Hs).sum(axis=1)
-        some = (ys > 1e-9 * sHs) & (sHs > 0)
-        self.curvatures[some] += y[some, :, None] * y[some, None, :] / ys[some, None, None] \
-            - Hs[some, :, None] * Hs[some, None, :] / sHs[some, None, None]
+
+def updated(curvatures: Array, steps: Array, changes: Array) -> None:
+    """Change Hessians in place so that they explain what steps did to slopes (BFGS).
+
+        H + y y' / y's - H s s' H / s'H s,    for steps s and changes y of the slopes, where y's > 0
+    """
+    Hs = (curvatures @ steps[..., None])[..., 0]
+    ys, sHs = (changes * steps).sum(axis=1), (steps * Hs).sum(axis=1)
+    some = (ys > 1e-9 * sHs) & (sHs > 0)
+    curvatures[some] += changes[some, :, None] * changes[some, None, :] / ys[some, None, None] \
+        - Hs[some, :, None] * Hs[some, None, :] / sHs[some, None, None]

@@ -3,9 +3,10 @@
 1. Users describe their rows by counts, means and sums of squares: the units.
 2. Groups are searched for among the rows that are not held out and among all rows (`coterie.analysis.search`).
 3. The kind of models is chosen by rows left out of those that are not held out (`coterie.fitting.kinds`).
-4. Centres and the models around them are found by Newton's method, with users' slopes and Hessians.
-5. Weights, path and the chosen lam follow from second-order models there; Newton steps on these lead to a solution of
-   the convex problem, which users certify.
+4. Centres and the models around them are found with users' slopes: the Hessians that users sent for the search are
+   summed by group, and the sums updated (BFGS). Hessians at many points would give rows away (`coterie.privacy`).
+5. Weights, path and the chosen lam follow from second-order models there; steps with these, updated by slopes, lead to
+   a solution of the convex problem, which users certify.
 
 A path point other than the chosen one is solved and certified for the second-order models only.
 """
@@ -20,8 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie._typing import Array, Ints
-from coterie.analysis.refining import Refining
-from coterie.analysis.search import SearchOptions, SearchResult, kind_of, search_by_asking
+from coterie.analysis.refining import Refining, updated
+from coterie.analysis.search import SearchOptions, SearchResult, kind_of, near_groups, search_by_asking
+from coterie.analysis.spread import Expansions
 from coterie.data.participants import Counted
 from coterie.data.users import Moments, Participants
 from coterie.errors import InvalidInput
@@ -55,8 +57,8 @@ from coterie.solution import Solution
 from coterie.solvers import solve
 
 _OWN = 1e-12  # pull of models that are users' own
-_NEWTON, _EXACT, _SETTLED = 16, 8, 1e-8  # largest number of steps, those with Hessians, relative length of the last
-_STEPS = 6  # largest number of steps to the solution at the chosen lam
+_NEWTON, _SETTLED = 40, 1e-8  # largest number of steps to the centres, relative length of the last
+_STEPS = 20  # largest number of steps to the solution at the chosen lam
 
 
 class Facts(NamedTuple):
@@ -142,7 +144,7 @@ def choose_part(users: Participants, oracle: AskingOracle, found: SearchResult, 
 def find_centres(part: Part, wanted: list[tuple[Ints, Array | None]], settings: Settings) -> list[Centres]:
     """The centres of several partitions, each with a covariance of the personal part or None, in the same rounds.
 
-    Hessians are asked for in the first steps; those after that update their sums by the slopes.
+    Only slopes are asked for; they update the sums of the Hessians that are known from the search.
     """
     oracle, users, rows = part.oracle, part.users, part.oracle.sizes.astype(float)
     weights = rows if settings.count == "rows" else np.ones(users.n_users)
@@ -151,25 +153,32 @@ def find_centres(part: Part, wanted: list[tuple[Ints, Array | None]], settings: 
     for labels, covariance in wanted:
         start = oracle.known.get(("models", labels.tobytes())) if covariance is None else None
         refined.append(refining_centres(users, oracle, labels, covariance, weights, start))
-    best: Expanded | None = None
-    for turn in range(_NEWTON):
-        at, exact = np.stack([one.trial[one.labels] for one in refined], axis=1), turn < _EXACT
-        answers = oracle.expand(at, covariances, 2 if exact else 1)
+    kept: Expanded | None = None
+    for _ in range(_NEWTON):
+        at = np.stack([one.trial[one.labels] for one in refined], axis=1)
+        answers = oracle.expand(at, covariances, 1)
         for k, one in enumerate(refined):
-            one.take(answers.values[:, k], answers.gradients[:, k], None, answers.hessians[:, k] if exact else None)
-        kept = np.stack([(one.models[one.labels] == at[:, k]).all(axis=1) for k, one in enumerate(refined)], axis=1)
-        if best is not None and not exact:
-            answers = answers._replace(hessians=best.hessians)
-        best = answers if best is None else Expanded(*(
-            np.where(kept.reshape(*kept.shape, *(1,) * (new.ndim - 2)), new, old)
-            for new, old in zip(answers, best, strict=True)))
+            one.take(answers.values[:, k], answers.gradients[:, k])
+        best = np.stack([(one.models[one.labels] == at[:, k]).all(axis=1) for k, one in enumerate(refined)], axis=1)
+        kept = answers if kept is None else Expanded(*(
+            np.where(best.reshape(*best.shape, *(1,) * (new.ndim - 2)), new, old)
+            for new, old in zip(answers, kept, strict=True)))
         if all(float(np.abs(one.trial - one.models).max()) <= _SETTLED * (1.0 + float(np.abs(one.models).max()))
                for one in refined):
             break
-    assert best is not None
-    return [Centres(one.models, best.models[:, k], Quadratic(
-        point=one.models[one.labels], value=best.values[:, k], gradient=best.gradients[:, k],
-        hessian=best.hessians[:, k])) for k, one in enumerate(refined)]
+    assert kept is not None
+    return [Centres(one.models, kept.models[:, k], Quadratic(
+        point=one.models[one.labels], value=kept.values[:, k], gradient=kept.gradients[:, k],
+        hessian=outer_hessians(part, *wanted[k]))) for k, one in enumerate(refined)]
+
+
+def outer_hessians(part: Part, labels: Ints, covariance: Array | None) -> Array:
+    """(n_users, dim, dim) of the losses of centres, from what users have said near these groups in the search."""
+    near, sizes = near_groups(part.users, part.oracle, labels), part.oracle.sizes.astype(float)
+    if covariance is None:
+        return near.hessian
+    expansions = Expansions.at(near, near.prepare(part.users), sizes, near.point).marginal(covariance)[0]
+    return expansions.curvatures / sizes[:, None, None]
 
 
 def own_models(part: Part) -> Quadratic:
@@ -219,17 +228,17 @@ def _describe(part: Part) -> str:
 
 
 def solve_by_asking(part: Part, plan: PathPlan, start: Solution, hessian: Array, tol: float) -> Solution:
-    """The solution of the convex problem at the lam of `start`: Newton steps, the first with the Hessians given."""
+    """The solution of the convex problem at the lam of `start`: steps with the Hessians given, updated by slopes."""
     covariance = np.zeros((part.oracle.dim,) * 2) if part.sharing.covariance is None else part.sharing.covariance
-    solution = start
-    for turn in range(_STEPS):
-        answers = part.oracle.expand(solution.models[:, None], covariance[None], 2 if turn else 1)
-        hessian = answers.hessians[:, 0] if turn else hessian
-        near = Quadratic(point=solution.models, value=answers.values[:, 0], gradient=answers.gradients[:, 0],
-                         hessian=hessian)
-        before = solution
-        solution = solve(Problem(part.users, near, start.lam, plan.problem.graph), tol=1e-3 * tol, start=before)
-        steps = solution.models - before.models
+    solution, before, hessian = start, None, hessian.copy()
+    for _ in range(_STEPS):
+        answers = part.oracle.expand(solution.models[:, None], covariance[None], 1)
+        gradient = answers.gradients[:, 0]
+        if before is not None:
+            updated(hessian, solution.models - before.point, gradient - before.gradient)
+        near = before = Quadratic(point=solution.models, value=answers.values[:, 0], gradient=gradient, hessian=hessian)
+        solution = solve(Problem(part.users, near, start.lam, plan.problem.graph), tol=1e-3 * tol, start=solution)
+        steps = solution.models - near.point
         gain = 0.5 * float(np.einsum("nd,nde,ne->", steps, hessian, steps))  # by which the step lowers the objective
         if gain <= 1e-3 * tol * abs(solution.objective):
             break
