@@ -75,10 +75,14 @@ def runtime_on(nodes: Nodes, config: dict[str, Any], deadline: float = 5.0) -> A
     return FlowerRuntime(nodes, for_nodes(config), deadline=deadline, poll=0.001)
 
 
-def serve(nodes: Nodes, out: Path, deadline: float = 5.0, progress: Any = None, **settings: Any) -> Any:
+def service_of(nodes: Nodes, out: Path, deadline: float = 5.0, progress: Any = None, **settings: Any) -> Any:
     changes = {name.replace("_", "-"): value for name, value in settings.items()}
     config = complete({**RUN, "out": str(out), "wait": 2.0, **changes})
-    return service.serve(runtime_on(nodes, config, deadline), RunConfig.of(config), progress).best
+    return service.serve(runtime_on(nodes, config, deadline), RunConfig.of(config), progress)
+
+
+def serve(*words: Any, **settings: Any) -> Any:
+    return service_of(*words, **settings).best
 
 
 PLACES = [[0], [1, 4, 7, 10], [2, 3, 5, 6, 8, 9, 11, 12, 13, 14]]  # one user, and many
@@ -321,6 +325,20 @@ def test_whoever_answers_garbage_is_set_aside_and_the_others_go_on(nodes, tmp_pa
     assert result.status == alone.status == ct.Status.CONVERGED
     assert result.problem.users.names == alone.problem.users.names
     assert result.models == pytest.approx(alone.models, abs=1e-5)
+
+
+def test_a_node_that_has_answered_enough_is_set_aside_and_the_run_says_so(nodes, tmp_path):
+    nodes.contexts[101].node_config["max-hessians"] = 1
+    served = service_of(nodes, tmp_path / "out")
+    result = served.best
+    assert set(result.aside) == {1, 4, 7, 10}
+    assert set(result.aside.values()) == {"its node refuses: it has answered 1 questions with Hessians about its rows, "
+                                          "and its owner allows 1 (max-hessians)"}
+    alone = ct.federate(DATA.take(np.array(PLACES[0] + PLACES[2])), LOSS, LAM)
+    assert result.status == ct.Status.CONVERGED
+    assert result.models == pytest.approx(alone.models, abs=1e-3)
+    service.write(served, tmp_path / "out", {})
+    assert "1 (max-hessians)" in json.loads((tmp_path / "out" / "run.json").read_text())["aside"]["1"]
 
 
 def test_a_node_that_fails_is_set_aside_after_so_many_questions(nodes, tmp_path):

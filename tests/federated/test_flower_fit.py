@@ -198,6 +198,48 @@ def test_classes_in_six_tables(hospitals, tmp_path):
         leave_run(run, ["altona 1"], tmp_path / "rest")
 
 
+def test_whom_a_node_refuses_is_set_aside_and_the_run_says_so(hospitals, together, tmp_path):
+    """Owners who allow no second moments: the fit is that of the other hospitals, and the run says why."""
+    nodes, out = configs(hospitals, tmp_path), tmp_path / "out"
+    nodes[0]["allow"] = "certify, judge"
+    nodes[3] |= {"consent": "", "path": str(tmp_path / "few.csv")}
+    few = pl.read_csv(hospitals[3]).group_by("ward", maintain_order=True).head(6)
+    few.write_csv(tmp_path / "few.csv")
+    fitted = serve(Nodes(nodes), out).best
+    assert {name.split()[0] for name in fitted.aside} == {"altona", "duvenstedt"}
+    assert len(fitted.aside) == len(fitted.refusals) == 10
+    assert "does not allow questions of the kind 'moments'" in fitted.aside["altona 1"]
+    assert "no more rows than coordinates" in fitted.aside["duvenstedt 2"]
+    others = together.filter(~pl.col("ward").str.contains("altona|duvenstedt"))
+    alone = ct.fit_table(others, user="ward", target="days")
+    run = ct.load_run(out)
+    assert run.names == alone.names
+    np.testing.assert_array_equal(run.labels, alone.labels)
+    assert run.gap <= 1e-6
+    assert run.info["aside"]["altona 3"] == fitted.aside["altona 3"]
+    assert "10 users excluded (altona 1: its node refuses" in (out / "report.html").read_text()
+    assert [line.stage for line in fitted.history] == ["moments", "moments", "certify", "judge"]
+    again = serve(Nodes(nodes), out).best  # continued from the checkpoint, with the same users
+    assert again.aside == fitted.aside
+    np.testing.assert_array_equal(again.models, fitted.models)
+
+
+def test_a_fit_of_classes_goes_on_without_whom_a_node_stops(tmp_path):
+    users = clustered("logistic", n_users=9, n_clusters=3, samples=60, seed=1).users
+    nodes = []
+    for k in range(3):
+        part = users.take(np.arange(k, 9, 3))
+        np.savez(tmp_path / f"{k}.npz", X=part.features, y=part.targets, user=np.array(part.names)[part.owner],
+                 feature_names=np.array(part.feature_names))
+        nodes.append({"data": "npz", "path": str(tmp_path / f"{k}.npz"), "split-key": "public"})
+    nodes[1]["max-hessians"] = 8
+    fitted = serve(Nodes(nodes), tmp_path / "out", user="", target="", loss="logistic").best
+    assert set(fitted.aside) == {1, 4, 7}
+    assert all("allows 8 (max-hessians)" in reason for reason in fitted.aside.values())
+    alone = ct.federate(users.take(np.array([0, 2, 3, 5, 6, 8])))
+    np.testing.assert_allclose(fitted.models, alone.models, atol=1e-6)
+
+
 def test_prepared_numbers(tmp_path):
     """Users without a table: the fit is that of one process, and nodes keep models for Users."""
     users = clustered("squared", n_users=9, n_clusters=3, samples=20, seed=0).users

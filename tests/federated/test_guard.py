@@ -153,7 +153,7 @@ def test_a_question_counts_once_for_every_model_that_its_answer_holds(tmp_path):
 
 def test_limits_follow_from_the_rows(tmp_path):
     """A loss with kinks gives a row for every few gradients on a line."""
-    for loss, rows, most in (("squared_hinge", 30, 100), ("squared_hinge", 150, 150), ("logistic", 30, 300)):
+    for loss, rows, most in (("squared_hinge", 30, 100), ("squared_hinge", 150, 150), ("logistic", 30, 1000)):
         users = clustered("logistic", n_users=3, samples=rows, n_features=2, seed=0).users
         nosy = Nosy(users, tmp_path / f"{most}.npz", {"ledger-dir": str(tmp_path / str(most))}, loss=loss)
         with pytest.raises(PermissionError, match=f"allows {most} "):

@@ -176,9 +176,9 @@ class Agreement:
         train, held = (None, None) if split is None else (trained(split.train), trained(split.test))
         users = inner(users)
         if self.units is None:  # users only describe their rows, which needs no loss
-            return Data(SquaredDistance(), Samples(users, users.n_features), held, train=train)
+            return Data(SquaredDistance(), Samples(users, users.n_features), held, train=train, fits=True)
         loss = self.make_loss()
-        return Data(loss, loss.prepare(users), held, train=train, judged=judged)
+        return Data(loss, loss.prepare(users), held, train=train, judged=judged, fits=True)
 
     def _inner(self) -> Callable[[Users], Users]:
         if self.units is not None:

@@ -8,8 +8,9 @@ ends in the same numbers.
 from __future__ import annotations
 
 import os
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,20 @@ from coterie.federated.algorithms.base import Replies, merge
 from coterie.federated.algorithms.participation import Participation
 from coterie.federated.driver import Round, uninterrupted
 from coterie.federated.protocol.ledger import Entry, Ledger
-from coterie.federated.protocol.messages import Batch, Fields, Message, Ragged, Reply, gather, misfit
+from coterie.federated.protocol.messages import REFUSES, Batch, Fields, Message, Ragged, Reply, gather, misfit
 from coterie.federated.runtimes.in_process import Runtime
 from coterie.storage import pack, unpack, write_atomically
 
 _SILENT = 40  # rounds in a row in which none of the users asked answers
+
+
+class SetAside(Incompatible):
+    """Users whose nodes refuse to answer, by name with the reason; the others have to continue without them."""
+
+    def __init__(self, reasons: Mapping[Any, str]) -> None:
+        self.reasons = dict(reasons)
+        super().__init__(f"User(s) {show(*reasons)} take no part: {next(iter(reasons.values()))}. Ask the owners of "
+                         "their nodes to allow it, or leave the users out.")
 
 
 class Asker:
@@ -69,6 +79,7 @@ class Asker:
         Raises
         ------
         Incompatible : users who do not answer, or not as agreed.
+        SetAside : users whose nodes refuse; continue without them, after `leave_out`.
         """
         known = self._known()
         if known is not None:
@@ -82,7 +93,11 @@ class Asker:
             query = Batch(kind, self.turn, users, {name: rows[users] for name, rows in (arrays or {}).items()},
                           {name: part.take(users) for name, part in (ragged or {}).items()}, dict(shared or {}))
             replies = self.runtime.exchange(query)
-            good = self._good(replies, kind, dim, first, answered)
+            try:
+                good = self._good(replies, kind, dim, first, answered)
+            except SetAside:
+                self._enter(query, replies)
+                raise
             answered[[user for part in good for user in part.users.tolist()]] = True
             parts += good
             self._enter(query, replies)
@@ -110,6 +125,10 @@ class Asker:
         parts = [batch.take(np.flatnonzero(~answered[batch.users])) for batch in replies.batches if len(batch)]
         if singles:
             parts.append(gather(list(singles.items())))
+        refusing = {self.names[user]: reason for user, reason in refused if reason.startswith(REFUSES)}
+        if refusing:
+            self.refusals += [(self.turn, name, reason) for name, reason in refusing.items()]
+            raise SetAside(refusing)
         for user, reason in refused:
             name = self.names[user]
             self.refusals.append((self.turn, name, reason))
@@ -117,6 +136,22 @@ class Asker:
                 raise Incompatible(f"The replies of user {show(name)} cannot be used: {reason}. Leave the user out, or "
                                    "install the same version of coterie everywhere.")
         return [part for part in parts if len(part)]
+
+    def leave_out(self, names: Collection[Any], fingerprint: Mapping[str, Any]) -> None:
+        """Ask the others anew, from the first question; rounds and what was sent so far still count.
+
+        Parameters
+        ----------
+        names : of the users who are left out.
+        fingerprint : what must agree for the run of the others to be continued.
+        """
+        stay = [k for k, name in enumerate(self.names) if name not in names]
+        self.names = tuple(self.names[k] for k in stay)
+        self.ledger.n_users, self.number = len(stay), 0
+        self.ledger.per_user = {key: account[stay] for key, account in self.ledger.per_user.items()}
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self._check(dict(fingerprint))
 
     def _missing(self, answered: Flags) -> Incompatible:
         silent = [self.names[user] for user in np.flatnonzero(~answered)[:3]]

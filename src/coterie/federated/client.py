@@ -53,6 +53,7 @@ class Data:
     train : the other rows, where `samples` are all of them: in a federation that fits.
     judged : the held-out rows in the units given, and how these became the units of the models.
     withheld : (n_users,) who answers "expand" with a bound instead of a Hessian; nobody if None.
+    fits : whether a fit is made.
 
     Example
     -------
@@ -70,6 +71,7 @@ class Data:
     train: Users | None = None
     judged: tuple[Units, Users] | None = None
     withheld: Flags | None = None
+    fits: bool = False
 
     @classmethod
     def of(cls, users: Users, loss: Loss, held_out: Users | None = None) -> Data:

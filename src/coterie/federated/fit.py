@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -28,7 +30,7 @@ from coterie.data.users import Split, Users
 from coterie.errors import InvalidInput
 from coterie.federated.agreement import Agreement, Carrier, Introduction, introduced
 from coterie.federated.algorithms.participation import Participation
-from coterie.federated.asking import Asker
+from coterie.federated.asking import Asker, SetAside
 from coterie.federated.config import DataSettings
 from coterie.federated.driver import Round
 from coterie.federated.fit_by_asking import describe, fit_parts
@@ -43,6 +45,8 @@ from coterie.losses.remote import Remote
 from coterie.solution import Solution, Status
 from coterie.storage import write_atomically
 
+log = logging.getLogger("coterie.federated")
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FederatedFit(Fit):
@@ -53,6 +57,7 @@ class FederatedFit(Fit):
     ledger : everything that was sent.
     history : one line for every round.
     refusals : round, user and reason of every reply that was rejected.
+    aside : users whose nodes refused to take part, with the reason; the fit is that of the others.
 
     Example
     -------
@@ -66,6 +71,7 @@ class FederatedFit(Fit):
     ledger: Ledger = field(repr=False)
     history: tuple[Round, ...] = field(repr=False)
     refusals: tuple[tuple[int, Any, str], ...] = field(repr=False, default=())
+    aside: dict[Any, str] = field(repr=False, default_factory=dict)
 
     @property
     def n_rounds(self) -> int:
@@ -113,10 +119,41 @@ def fit_federation(runtime: Carrier, data: DataSettings, settings: Settings,
     """
     carriage = carriage or Carriage()
     agreement, settings = _agreement(runtime, data, settings, carriage)
+    file = None if carriage.checkpoint is None else Path(carriage.checkpoint) / "aside.json"
+    aside: dict[Any, str] = dict(json.loads(file.read_text("utf-8"))) if file is not None and file.exists() else {}
     runtime.use(agreement)
     asker = Asker(runtime, agreement.names, participation=carriage.participation, seed=carriage.seed,
-                  fingerprint={**{f.name: getattr(settings, f.name) for f in fields(settings)}, **runtime.identity()},
-                  checkpoint=carriage.checkpoint, progress=carriage.progress)
+                  fingerprint=_fingerprint(settings, runtime), checkpoint=carriage.checkpoint,
+                  progress=carriage.progress)
+    while True:
+        try:
+            fitted, solution, scores = _asked(runtime, asker, agreement, settings, carriage)
+            break
+        except SetAside as refusal:  # the others are fitted without them
+            log.warning("round %d: %s", asker.turn, refusal)
+            aside |= refusal.reasons
+            agreement = replace(agreement, names=tuple(name for name in agreement.names if name not in aside))
+            if not agreement.names:
+                raise
+            if file is not None:
+                write_atomically(file, json.dumps(list(aside.items())).encode(), durable=True)
+                write_atomically(file.with_name("federation.json"), agreement.to_json().encode(), durable=True)
+            runtime.use(agreement)
+            runtime.begin(f"without-{len(aside)}")
+            asker.leave_out(refusal.reasons, _fingerprint(settings, runtime))
+    parts = {f.name: getattr(fitted, f.name) for f in fields(Fit)}
+    return FederatedFit(**{**parts, "solution": solution, "scores": scores, "recipe": agreement.recipe},
+                        ledger=asker.ledger, history=tuple(asker.history), refusals=tuple(asker.refusals), aside=aside)
+
+
+def _fingerprint(settings: Settings, runtime: Carrier) -> dict[str, Any]:
+    """What must agree for answers in a checkpoint to be used."""
+    return {**{f.name: getattr(settings, f.name) for f in fields(settings)}, **runtime.identity()}
+
+
+def _asked(runtime: Carrier, asker: Asker, agreement: Agreement, settings: Settings,
+           carriage: Carriage) -> tuple[Fit, Solution, Scores | None]:
+    """The fit of all who take part, its certified solution, and its scores."""
     if _squared(settings):
         users, split = _second_moments(asker, agreement, settings)
         fitted = fit(users, settings, split=split, progress=carriage.fit_progress)
@@ -127,10 +164,7 @@ def fit_federation(runtime: Carrier, data: DataSettings, settings: Settings,
         runtime.use(replace(agreement, units=facts.units, train_units=facts.train_units))
         fitted, sizes = fit_parts(facts, agreement.participants, asker, settings), facts.sizes[0]
     solution = _certified(asker, fitted.solution, settings.tol, sizes)
-    scores = _judged(asker, fitted)
-    parts = {f.name: getattr(fitted, f.name) for f in fields(Fit)}
-    return FederatedFit(**{**parts, "solution": solution, "scores": scores, "recipe": agreement.recipe},
-                        ledger=asker.ledger, history=tuple(asker.history), refusals=tuple(asker.refusals))
+    return fitted, solution, _judged(asker, fitted)
 
 
 def _agreement(runtime: Carrier, data: DataSettings, settings: Settings,

@@ -33,7 +33,7 @@ from coterie.federated.config import RunConfig, complete, for_nodes
 from coterie.federated.driver import Round
 from coterie.federated.metrics import writer
 from coterie.federated.node import Node
-from coterie.federated.protocol.messages import VERSION, BadMessage, Batch, Message, Reply, decode
+from coterie.federated.protocol.messages import REFUSES, VERSION, BadMessage, Batch, Message, Reply, decode
 from coterie.federated.runtimes import service
 from coterie.federated.sources import in_order
 from coterie.storage import write_atomically
@@ -198,7 +198,7 @@ class FlowerRuntime:
         for k in users:
             reason = refusals.get(json.dumps(self.names[k])) if isinstance(refusals, Mapping) else None
             if reason is not None:
-                refused.append((k, f"its node refuses: {_printable(reason)}"))
+                refused.append((k, f"{REFUSES}{_printable(reason)}"))
                 continue
             data = answers.get(json.dumps(self.names[k])) if isinstance(answers, Mapping) else None
             if data is None:

@@ -28,8 +28,8 @@ from coterie.losses import Huber, HuberDistance, SquaredHinge
 from coterie.privacy.ledger import LoggedAnswer, NodeLedger, Question
 
 PUBLIC = "public"  # the split key of an owner to whom it does not matter which rows are held out
-_QUESTIONS, _LEAST_QUESTIONS = 300, 100  # the second: of few rows whose loss has kinks
-_KINKED = (SquaredHinge, Huber, HuberDistance)  # three gradients on a line, at most, single out a row
+_QUESTIONS, _KINKED_QUESTIONS, _LEAST_QUESTIONS = 1_000, 300, 100  # a fit of classes needs about 200
+_KINKED = (SquaredHinge, Huber, HuberDistance)  # three gradients on a line single out a row
 _HESSIANS, _LEAST_HESSIANS = 100, 40  # one for every four rows, within these
 _LEAST_ROWS = 3  # means and sums of squares of one or two rows are the rows
 _SCALARS = 3  # beside a gradient: value, curvature, and a bound on it
@@ -218,10 +218,9 @@ class Guard:
         for user, reply in replies.items():
             rows = int(self._rows(data)[user])
             units, hessians = cost(reply, data.samples.dim)
-            limit = min(max(rows, _LEAST_QUESTIONS), _QUESTIONS) if isinstance(data.loss, _KINKED) else _QUESTIONS
             entries[user] = Question(
                 LoggedAnswer(run, reply.round, names[user], reply.kind, reply.numbers, sizes[user], questions[user]),
-                self.rows[names[user]], units, hessians, self.settings.max_questions or limit,
+                self.rows[names[user]], units, hessians, self.settings.max_questions or _most(data, rows),
                 self.settings.max_hessians or min(max(rows // 4, _LEAST_HESSIANS), _HESSIANS))
         reasons = self.ledger.account(entries.values())
         return {user: reason for user, reason in zip(entries, reasons, strict=True) if reason}
@@ -231,6 +230,13 @@ class Guard:
         if self.owned and refused:
             self.ledger.log(LoggedAnswer(run, turn, user, kind, 0, 0, "", reason)
                             for user, (kind, turn, reason) in refused.items())
+
+
+def _most(data: Data, rows: int) -> int:
+    """How many questions about a user's rows are answered by default."""
+    if not isinstance(data.loss, _KINKED):
+        return _QUESTIONS
+    return _KINKED_QUESTIONS if data.fits else min(max(rows, _LEAST_QUESTIONS), _KINKED_QUESTIONS)
 
 
 def cost(reply: Message, dim: int) -> tuple[int, int]:

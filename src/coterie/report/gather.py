@@ -263,7 +263,8 @@ def _federated(run: Any, keep: Ints) -> dict[str, Any]:
                "stage": line.stage, "asked": int(line.asked), "answered": int(line.answered),
                "bytes_up": int(line.bytes_up), "bytes_down": int(line.bytes_down)} for line in run.history]
     aside = getattr(run, "aside", {})
-    excluded = f" {_many(len(aside), 'user')} excluded." if aside else ""
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in list(aside.items())[:3]) + "; ..." * (len(aside) > 3)
+    excluded = f" {_many(len(aside), 'user')} excluded ({reasons})." if aside else ""
     solver = f" of {run.solver}" if isinstance(run, Federated) else ""
     part = run.ledger.participants()
     up, down = (run.ledger.bytes_of_users(way) for way in ("up", "down"))

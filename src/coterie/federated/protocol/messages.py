@@ -50,6 +50,10 @@ FRAME = _HEAD.size + 4
 _AXES = 3  # most axes of an array
 
 
+#: How the reason of a refusal begins that is a node's own decision; asking again does not change it.
+REFUSES = "its node refuses: "
+
+
 class BadMessage(CoterieError):
     """Bytes or arrays that are no message of this protocol; the text says why."""
 
