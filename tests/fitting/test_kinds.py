@@ -315,7 +315,7 @@ def test_numbers_in_use_are_those_of_a_ridge_regression(ridge):
     for i in range(5):
         X = np.column_stack([users.features[users.owner == i], np.ones(6)])
         hats += np.trace(X @ np.linalg.solve(X.T @ X + 6 * ridge * np.eye(3), X.T))
-    in_use = kinds._numbers_in_use(users, RowsFitOracle(users, ct.Squared(ridge=ridge, penalize_intercept=True)))
+    in_use = RowsFitOracle(users, ct.Squared(ridge=ridge, penalize_intercept=True)).alone(kinds._ALONE)[1].sum()
     assert in_use == pytest.approx(hats, rel=1e-6)
     assert (hats > 14.9) == (ridge < 0.1)
 

@@ -13,7 +13,7 @@ from coterie.analysis.dispersion import score_sums, without_ridge
 from coterie.analysis.oracle import laplace, settled, slopes_at
 from coterie.data.users import Users
 from coterie.federated.protocol.messages import Batch, square, triangle
-from coterie.fitting.oracle import LeavingOut, best_for_halves, expanded, left_out
+from coterie.fitting.oracle import LeavingOut, alone, best_for_halves, expanded, left_out
 from coterie.fitting.units import UserStatistics
 from coterie.losses import Loss, Poisson, Samples
 
@@ -45,6 +45,11 @@ def _settle(part: _Part, queries: Batch) -> Fields:
                                  np.arange(len(queries)))
     return {"point": model.point, "value": model.value, "gradient": model.gradient, "hessian": triangle(model.hessian),
             "information": information}
+
+
+def _alone(part: _Part, queries: Batch) -> Fields:
+    points, used = alone(part.loss, part.samples, float(queries.shared["t"]))
+    return {"model": points, "value": used}
 
 
 def _slopes(part: _Part, queries: Batch) -> Fields:
@@ -104,8 +109,8 @@ def _finite(values: Array) -> Array:
 
 #: The replies of the users who are asked, from the rows that the query names.
 FIT_ANSWERS: dict[str, Callable[[_Part, Batch], Fields]] = {
-    "settle": _settle, "slopes": _slopes, "evidence": _evidence, "around": _around, "left_out": _left_out,
-    "ratio": _ratio, "halves": _halves}
+    "settle": _settle, "alone": _alone, "slopes": _slopes, "evidence": _evidence, "around": _around,
+    "left_out": _left_out, "ratio": _ratio, "halves": _halves}
 
 
 def fit_answers(loss: Loss, parts: list[Users], queries: Batch) -> Fields:

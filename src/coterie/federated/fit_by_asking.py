@@ -306,6 +306,6 @@ def _to_judge(trained: Part, units: Units, settings: Settings, n_rows: int) -> S
     return Scores(metric=METRICS[settings.task], larger=settings.task == "classification", fitted=unknown,
                   alone=unknown, together=unknown, points=unknown[None], losses=np.full(1, np.nan), chosen=0,
                   n_clusters=int(labels.max()) + 1, n_rows=n_rows,
-                  judged=JudgedModels(units, shared.models, own_models(trained).point,
+                  judged=JudgedModels(units, shared.models, trained.oracle.alone(_OWN)[0],
                                       pooled.models))
 

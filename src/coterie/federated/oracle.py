@@ -63,6 +63,10 @@ class AskingOracle:
         return Expanded(reply["values"], reply["gradient"],
                         square(reply["hessian"], self.dim) if order > 1 else reply["hessian"], reply["model"])
 
+    def alone(self, pull: float) -> tuple[Array, Array]:
+        reply = self._ask("alone", {}, t=pull)
+        return np.asarray(reply["model"]), np.asarray(reply["value"])
+
     def left_out(self, question: LeavingOut) -> tuple[Array, Array]:
         settings = np.array([question.alone, question.n_splits, question.seed, question.stratify], dtype=np.int64)
         reply = self._ask("left_out", {"own": question.own, "influence": triangle(question.influences)},

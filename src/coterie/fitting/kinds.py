@@ -34,7 +34,7 @@ import numpy as np
 
 from coterie._typing import Array, Flags, Ints
 from coterie.analysis.dispersion import without_ridge
-from coterie.analysis.oracle import UserOracle, ridge_of
+from coterie.analysis.oracle import UserOracle
 from coterie.analysis.random_effects import learn_spread
 from coterie.analysis.refining import Refining
 from coterie.analysis.search import near_groups
@@ -154,23 +154,11 @@ def candidates(users: Any, loss: Loss, labels: Ints, count: Count, oracle: FitOr
     kinds = [kind for kind in KINDS if labels.any() or "groups" not in kind]
     sizes = users.sizes if oracle is None else oracle.sizes
     rows, numbers = float(sizes.sum()), float(users.n_users * loss.dim(users))
-    if rows < _DETERMINED * numbers and (oracle is None or rows < _DETERMINED * _numbers_in_use(users, oracle)):
+    if rows < _DETERMINED * numbers and (oracle is None or rows < _DETERMINED * oracle.alone(_ALONE)[1].sum()):
         kinds.remove("alone")
     options = {option.kind: option for option in (sharing_of(kind, users, loss, labels, count, oracle)
                                                   for kind in kinds)}
     return [options[kind] for kind in KINDS if kind in options]
-
-
-def _numbers_in_use(users: Participants, oracle: FitOracle) -> float:
-    """How many coefficients the rows, and not the ridge R, determine if everyone has its own model (Moody 1992).
-
-        sum_i tr H_i (H_i + R)^-1,      H_i = the curvature of the loss of user i without ridge, at its own model
-
-    Where classes are far apart these are fewer than there are coefficients: few rows are near the border.
-    """
-    with_ridge = oracle.settle(np.zeros((users.n_users, oracle.dim)), _ALONE).model.hessian
-    bare = with_ridge - np.diag(ridge_of(oracle.loss, Samples(users, oracle.dim)))
-    return float(np.trace(np.linalg.pinv(with_ridge, hermitian=True) @ bare, axis1=1, axis2=2).sum())
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
     expand      value, gradient and Hessian of the loss of a centre: the user's loss, or with a personal part its
                 envelope (`Personal`); and the model that the user gets around this centre
+    alone       the model from the user's own rows, and how many of its coefficients these rows determine
     left_out    how well models that are fitted without some of the user's rows predict these rows
     halves      which centre fits half of the user's rows best, for several halves
 """
@@ -14,9 +15,9 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import without_ridge
-from coterie.analysis.oracle import RowsOracle, UserOracle
+from coterie.analysis.oracle import RowsOracle, UserOracle, ridge_of
 from coterie.data.users import Users
-from coterie.losses import Loss, Personal
+from coterie.losses import Loss, Personal, Samples
 
 _SHARE = 0.25  # of each user's rows that are left out
 
@@ -58,9 +59,11 @@ class FitOracle(UserOracle, Protocol):
     def expand(self, centres: Array, covariances: Array, order: int) -> Expanded:
         """At k centres of each user, (n_users, k, dim), each with a covariance of the personal part or zeros."""
 
+    def alone(self, pull: float) -> tuple[Array, Array]:
+        """(n_users, dim) each user's minimise_x f_i(x) + pull/2 ||x||^2, and (n_users,) coefficients in use there."""
+
     def left_out(self, question: LeavingOut) -> tuple[Array, Array]:
         """(n_users, k) sums of losses on rows left out, one column more if `alone`, and (n_users,) their number."""
-
 
     def halves(self, centres: Array, covariance: Array, draws: int, seed: int, stratify: bool) -> Ints:
         """(n_users, draws) the centre that fits a random half of the user's rows best."""
@@ -71,6 +74,9 @@ class RowsFitOracle(RowsOracle):
 
     def expand(self, centres: Array, covariances: Array, order: int) -> Expanded:
         return expanded(self.loss, self.users, centres, covariances, order)
+
+    def alone(self, pull: float) -> tuple[Array, Array]:
+        return alone(self.loss, self.samples, pull)
 
     def left_out(self, question: LeavingOut) -> tuple[Array, Array]:
         return left_out(self.loss, self.users, question)
@@ -97,6 +103,20 @@ def expanded(loss: Loss, users: Users, centres: Array, covariances: Array, order
             own = outer.own_models(samples, centres[:, k])
         parts.append((values, gradients, hessians if order > 1 else np.empty((len(values), 0)), own))
     return Expanded(*(np.stack(part, axis=1) for part in zip(*parts, strict=True)))
+
+
+def alone(loss: Loss, samples: Samples, pull: float) -> tuple[Array, Array]:
+    """`FitOracle.alone` for these users: how many coefficients the rows, and not the ridge R, determine (Moody 1992).
+
+        tr H_i (H_i + R)^-1,      H_i = the curvature of the loss of user i without ridge, at its own model
+
+    Where classes are far apart these are fewer than there are coefficients: few rows are near the border.
+    """
+    zero = np.zeros((samples.n_users, samples.dim))
+    points = loss.prox(samples, None, pull, zero).points
+    with_ridge = loss.evaluate(samples, points, 2).hessians
+    bare = with_ridge - np.diag(ridge_of(loss, samples))
+    return points, np.trace(np.linalg.pinv(with_ridge, hermitian=True) @ bare, axis1=1, axis2=2)
 
 
 def left_out(loss: Loss, users: Users, question: LeavingOut) -> tuple[Array, Array]:

@@ -4,7 +4,7 @@ All replies are of few kinds, and most are the same thing in other words: the gr
 point, often with the Hessian. `evidence_of` brings them into this form.
 
     expand, gradient, around    at the point of the query
-    prox, settle, local         the point minimises f(x) + t/2 ||x - centre||^2, so the gradient is t (centre - point)
+    prox, settle, local, alone  the point minimises f(x) + t/2 ||x - centre||^2, so the gradient is t (centre - point)
     around, with a covariance   of an envelope: gradient and Hessian of the loss at the user's own model follow from it
     train                       the step divided by its length is near the gradient where it started
     facts, moments              sums over rows, of all rows and of parts of them
@@ -136,7 +136,7 @@ def evidence_of(exchanges: Iterable[Exchange], loss: AffineLoss, counts: Ints, p
 
 def _seen(exchange: Exchange, counts: Ints) -> Iterator[_Seen]:
     queries, replies = exchange
-    if replies.kind in ("settle", "slopes", "around"):
+    if replies.kind in ("settle", "slopes", "around", "alone"):
         for mark in ("", "2"):
             if f"part{mark}" in queries.shared:
                 yield from _of_fit(_Marked(queries, replies, mark), counts)
@@ -206,6 +206,11 @@ class _Marked:
 
 def _of_fit(message: _Marked, counts: Ints) -> Iterator[_Seen]:
     part, users = int(message.query("part")), message.replies.users.tolist()
+    if message.replies.kind == "alone":
+        points = message.reply("model")
+        yield from (_Seen(user, part, points[k], -float(message.query("t")) * points[k], None)
+                    for k, user in enumerate(users))
+        return
     gradients = message.reply("gradient")
     if message.replies.kind == "settle":
         points = message.reply("point")

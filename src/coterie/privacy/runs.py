@@ -10,7 +10,7 @@ from coterie.runs.folder import read
 
 #: Questions whose answers hold Hessians, gradients, or sums over rows.
 HESSIANS = ("expand", "local", "settle", "around")
-GRADIENTS = ("gradient", "prox", "train", "slopes", "pdmm")
+GRADIENTS = ("gradient", "prox", "train", "slopes", "alone", "pdmm")
 SUMS = ("facts", "moments", "describe")
 
 

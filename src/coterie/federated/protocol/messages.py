@@ -29,7 +29,7 @@ VERSION = 1
 #: What can be asked; the position in the list is the code in the binary form, so new kinds go to the end.
 KINDS = ("describe", "local", "expand", "gradient", "prox", "train", "certify", "score", "pdmm", "moments",
          "judge", "join", "facts", "settle", "slopes", "evidence", "around", "left_out", "ratio",
-         "halves")
+         "halves", "alone")
 #: Names of fields; likewise.
 FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", "diagonal", "rank", "centre", "t",
           "point", "steps", "rate", "slope", "conjugate", "residual", "zero", "lack", "score", "count", "ridge",
@@ -42,7 +42,7 @@ FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", 
                                     "models", "own", "values", "covariance", "step", "evidence", "rank", "model",
                                     "starts", "settings", "influence", "count")))
 #: Questions of a fit, of which one message can carry two; the fields of the second have names that end in 2.
-PAIRED = ("settle", "slopes", "evidence", "around", "left_out")
+PAIRED = ("settle", "slopes", "evidence", "around", "left_out", "alone")
 TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f8"), np.dtype("<i4"))
 _HEAD = struct.Struct("<2sBBIB")
 _MAGIC = b"CT"
@@ -258,6 +258,7 @@ SCHEMAS: dict[str, Schema] = {
     "facts": Schema({}, {"count": "m", "means": "m", "m2": "m", "target": "m"}),
     "settle": Schema({"part": "=1", "t": "=1", "centre": "d"}, {
         "point": "d", "value": "1", "gradient": "d", "hessian": "h", "information": "1"}),
+    "alone": Schema({"part": "=1", "t": "=1"}, {"model": "d", "value": "1"}),
     "slopes": Schema({"part": "=1", "models": "=m", "own": "m"}, {"values": "m", "gradient": "m"}),
     "evidence": Schema({"part": "=1", "covariance": "=m", "step": "=1", "centre": "m"}, {"evidence": "m"}),
     "around": Schema({"part": "=1", "rank": "=1", "covariance": "=m", "centre": "m"}, {
