@@ -26,7 +26,7 @@ from coterie.solution import Certificate
 _EPSILON = 4 * float(np.finfo(float).eps)
 _REPAIRS = 5  # attempts at moving duals into the conjugates' domain
 _LAST: WeakKeyDictionary[Problem, tuple[Array, Array, Certificate]] = WeakKeyDictionary()  # one entry, see `_judged`
-_FLOOR = 1e-9  # times the users' sizes: the unit of a gap when the objective itself vanishes
+FLOOR = 1e-9  # times the users' sizes: the unit of a gap when the objective itself vanishes
 
 
 def certify(problem: Problem, models: npt.ArrayLike, duals: npt.ArrayLike | None = None, *,
@@ -200,7 +200,7 @@ def assembled(problem: Problem, x: Array, slopes: Array, about: Array, answers: 
     finite = answers.conjugates[np.isfinite(answers.conjugates)]
     # Duals on the boundary of their balls, and their sums, are rounded too.
     carried = float((np.linalg.norm(slopes, axis=1) * np.linalg.norm(x - about, axis=1)).sum())
-    objective, floor = float(answers.values.sum()) + penalty, _FLOOR * float(answers.sizes.sum())
+    objective, floor = float(answers.values.sum()) + penalty, FLOOR * float(answers.sizes.sum())
     bound = -np.inf if infinite.size else float(-answers.conjugates.sum())
     least = problem.n_users * problem.loss.least
     if bound < least and objective - least <= 1e-8 * floor:  # data fitted perfectly need no duals

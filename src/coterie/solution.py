@@ -78,6 +78,9 @@ class Certificate:
         The possible rounding error of objective - bound, counted as part of the gap.
     floor
         The smallest objective that a relative gap is measured against.
+    others
+        Of a federation: what the relative gap is at least, so that one user with a very large loss cannot hide the
+        errors of the others; 0 where all data are known to be what they are.
     duals
         (n_edges, dim) the duals of the bound.
 
@@ -98,6 +101,7 @@ class Certificate:
     infinite_users: tuple[int, ...] = ()
     rounding: float = 0.0
     floor: float = 0.0
+    others: float = 0.0
     duals: Array | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -111,10 +115,10 @@ class Certificate:
 
     @property
     def relative_gap(self) -> float:
-        """gap / max(|objective|, |bound|, floor); inf if there is no bound."""
+        """gap / max(|objective|, |bound|, floor), at least `others`; inf if there is no bound."""
         if not (np.isfinite(self.bound) and np.isfinite(self.gap)):
             return np.inf
-        return self.gap / max(abs(self.objective), abs(self.bound), self.floor, 1e-300)
+        return max(self.gap / max(abs(self.objective), abs(self.bound), self.floor, 1e-300), self.others)
 
     def with_duals(self, duals: Array) -> Certificate:
         """The same certificate with its duals."""

@@ -27,7 +27,7 @@ from coterie.graph import Graph
 from coterie.graph.weights import adaptive_graph
 
 _JUDGES: dict[str, type[Method]] = {
-    "weights": LocalOptimaRound, "gradients": GradientRound, "proof": Proof, "score": ScoreRound}
+    "weights": LocalOptimaRound, "gradients": GradientRound, "score": ScoreRound}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,7 +78,8 @@ class Stages:
         if stage not in self._methods:
             start = self.settings.start
             algorithm = start if stage == "start" and isinstance(start, Algorithm) else self.settings.algorithm
-            self._methods[stage] = (_JUDGES[stage](self.federation) if stage in _JUDGES else
+            self._methods[stage] = (Proof(self.federation, self.settings.tol) if stage == "proof" else
+                                    _JUDGES[stage](self.federation) if stage in _JUDGES else
                                     algorithm.on(self.federation, self.settings.tol))
         return self._methods[stage]
 
@@ -137,7 +138,12 @@ class Stages:
     def _after_main(self, now: RunState) -> RunState:
         method, state = self.method("main"), now.state
         over = now.round >= self.max_rounds or method.finished(state)
-        if not over and not method.estimate(state) <= now.believe:
+        lied = {user for turn, user, _ in state.refusals if turn == state.round - 1 and 0 <= user < len(state.aside)}
+        if method.restarts and lied and not over:
+            return replace(now, state=self._carry(state, method.begin(now.models), "main"))
+        # One user alone can keep an estimate large for ever: look at the others now and then.
+        suspected = now.round % method.review == 0 and state.rest <= self.settings.tol
+        if not (over or suspected) and not method.estimate(state) <= now.believe:
             return now
         models, duals = method.point(state)
         if duals is None:
@@ -196,5 +202,6 @@ class Stages:
     def _carry(self, old: Any, new: Any, stage: str) -> Any:
         """The state of another stage, with what does not depend on the method: the round, who was excluded and why."""
         left = np.flatnonzero(old.aside & ~new.aside)
-        new = replace(new, round=old.round, aside=old.aside, refusals=old.refusals, missed=old.missed)
+        new = replace(new, round=old.round, aside=old.aside, refusals=old.refusals, missed=old.missed, said=old.said,
+                      blamed=old.blamed)
         return self.method(stage)._forget(new, left) if left.size else new

@@ -21,8 +21,10 @@ import numpy as np
 
 from coterie._typing import Array, Flags, Ints
 from coterie.data.users import Participants
-from coterie.errors import InvalidInput
+from coterie.errors import CoterieError, InvalidInput
+from coterie.federated import plausible
 from coterie.federated.algorithms.participation import Participation
+from coterie.federated.plausible import Statements
 from coterie.federated.protocol.messages import MAY_BE_INFINITE, Batch, Message, gather, misfit, square
 from coterie.graph import Graph
 from coterie.losses import Loss
@@ -107,6 +109,9 @@ class State:
     missed: Ints  # (n_users,) number of unanswered queries in a row
     aside: Flags  # (n_users,) whether the user is excluded: not asked any more, and not part of the problem
     refusals: tuple[tuple[int, int, str], ...] = ()  # round, user, reason
+    said: Array  # (n_users, 2 dim + 2) the last statement of each user about its loss; see `plausible.Statements`
+    rest: float = np.inf  # an estimate of the relative gap in which no single user counts for much
+    blamed: Array  # (n_users, 2) certificates in a row that failed because of the user alone, and its part of the gap
 
 
 class Replies(NamedTuple):
@@ -123,6 +128,8 @@ class Method(ABC):
 
     kind: ClassVar[str]  # of the queries
     max_rounds: int = 1000
+    review: ClassVar[int] = 50  # rounds between certificates where a single user keeps the others from an end
+    restarts: ClassVar[bool] = False  # whether a liar that is excluded leaves traces in what is known of the others
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
@@ -132,7 +139,7 @@ class Method(ABC):
 
     def warm(self, state: Any) -> Any:
         """A first state from the last state of the same method on a similar federation, such as another lam."""
-        return replace(self.begin(state.now), aside=state.aside, refusals=state.refusals)
+        return replace(self.begin(state.now), aside=state.aside, refusals=state.refusals, said=state.said)
 
     @abstractmethod
     def _ask(self, state: Any, users: Ints) -> Batch: ...
@@ -197,7 +204,8 @@ class Method(ABC):
         asked[users] = state.round
         state = self._asked(replace(state, asked=asked), users)
         good, refused = self._screened(state, replies)
-        state = self._tell(state, good) if good is not None and len(good) else self._alone(state)
+        state, good, broken = self._take(state, good)
+        refused += broken
         if refused:
             state = self._without(state, refused)
         replied = np.zeros(self.federation.n_users, dtype=bool)
@@ -213,6 +221,38 @@ class Method(ABC):
             reason = f"it left {self.federation.patience} queries in a row unanswered"
             state = self._without(state, [(int(user), reason) for user in gone]) if gone.size else state
         return state
+
+    def _take(self, state: Any, good: Batch | None) -> tuple[Any, Batch | None, list[tuple[int, str]]]:
+        """The state after the update. If replies break it, the largest one among them is refused, and it is repeated.
+
+        Raises
+        ------
+        CoterieError, ArithmeticError, LinAlgError : what breaks the update also without that reply.
+        """
+        if good is None or not len(good):
+            return self._alone(state), good, []
+        statements, failure = self._statements(state, good), None
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                after = self._tell(state, good)
+            if (np.abs(after.now) <= plausible.FARTHEST).all():
+                if statements is not None:
+                    said, some = after.said.copy(), np.isfinite(statements.values)
+                    said[good.users[some]] = statements.pack()[some]
+                    after = replace(after, said=said)
+                return after, good, []
+        except (CoterieError, ArithmeticError, np.linalg.LinAlgError) as error:
+            failure = error
+        if len(good) < 2:
+            raise failure or InvalidInput("the replies lead to models that are not finite", remedy="Check the data")
+        k = plausible.largest(good)
+        user, others = int(good.users[k]), good.take(np.delete(np.arange(len(good)), k))
+        after, kept, more = self._take(state, others)
+        return after, kept, [(user, "its numbers are too large to compute with"), *more]
+
+    def _statements(self, state: Any, replies: Batch) -> Statements | None:
+        """What replies say of the users' losses; None if they say nothing of it."""
+        return None
 
     def _without(self, state: Any, refused: list[tuple[int, str]]) -> Any:
         aside = state.aside.copy()
@@ -260,30 +300,44 @@ class Method(ABC):
             refused += [(int(user), "it holds numbers that are not finite") for user in batch.users[wanted & ~finite]]
             parts.append(batch.take(np.flatnonzero(wanted & finite)))
         good = merge([part for part in parts if len(part)])
-        if good is not None:
-            reasons = self._objections(state, good)
+        for object_to in (self._implausible, self._objections, self._contradictions):
+            reasons = object_to(state, good) if good is not None and len(good) else []
             refused += reasons
             bad = [user for user, _ in reasons]
-            good = good.take(np.flatnonzero(~np.isin(good.users, bad))) if bad else good
+            good = good.take(np.flatnonzero(~np.isin(good.users, bad))) if good is not None and bad else good
         return good, refused
+
+    def _implausible(self, state: Any, replies: Batch) -> list[tuple[int, str]]:
+        """Replies that cannot be true, whatever the data."""
+        return plausible.objections(replies)
+
+    def _contradictions(self, state: Any, replies: Batch) -> list[tuple[int, str]]:
+        """Users who contradict what they said before, or the least value of the loss."""
+        new = self._statements(state, replies)
+        if new is None:
+            return []
+        least = self.federation.loss.least
+        low = new.values < least - 1e-9 * abs(least)
+        wrong = plausible.contradict(Statements.unpack(state.said[replies.users]), new)
+        return [(int(user), f"its loss is below {least:g}, which no data give") for user in replies.users[low]] + [
+            (int(user), "it contradicts its earlier replies: no convex loss has both")
+            for user in replies.users[wrong & ~low]]
 
     def _objections(self, state: Any, replies: Batch) -> list[tuple[int, str]]:
         """Errors in replies that have the right form."""
-        if self.kind not in ("expand", "local"):
+        if self.kind != "expand":
             return []
-        bad = np.zeros(len(replies), dtype=bool)
-        reasons = []
-        if self.kind == "expand":  # one Hessian, in one of two forms, and a sign for every row of a factor
-            counts = {name: replies.ragged[name].counts if name in replies.ragged else np.zeros(len(replies), dtype=int)
-                      for name in ("hessian", "diagonal", "factor", "sign", "share")}
-            bad = (counts["hessian"] + counts["diagonal"] != 1) | (counts["factor"] != counts["sign"])
-            bad |= (counts["share"] > 1) | ((counts["hessian"] > 0) & (counts["factor"] > 0))
-            reasons = [(int(user), "it has more or fewer rows than requested") for user in replies.users[bad]]
-            share = replies.ragged.get("share")
-            if share is not None:
-                wrong = np.setdiff1d(share.owner[~((share.values > 0) & (share.values <= 1))], np.flatnonzero(bad))
-                reasons += [(int(user), "its step share is not in (0, 1]") for user in replies.users[wrong]]
-                bad[wrong] = True
+        # One Hessian, in one of two forms, and a sign for every row of a factor.
+        counts = {name: replies.ragged[name].counts if name in replies.ragged else np.zeros(len(replies), dtype=int)
+                  for name in ("hessian", "diagonal", "factor", "sign", "share")}
+        bad = (counts["hessian"] + counts["diagonal"] != 1) | (counts["factor"] != counts["sign"])
+        bad |= (counts["share"] > 1) | ((counts["hessian"] > 0) & (counts["factor"] > 0))
+        reasons = [(int(user), "it has more or fewer rows than requested") for user in replies.users[bad]]
+        share = replies.ragged.get("share")
+        if share is not None:
+            wrong = np.setdiff1d(share.owner[~((share.values > 0) & (share.values <= 1))], np.flatnonzero(bad))
+            reasons += [(int(user), "its step share is not in (0, 1]") for user in replies.users[wrong]]
+            bad[wrong] = True
         good = replies.take(np.flatnonzero(~bad))
         if len(good):
             ends = np.linalg.eigvalsh(hessians_of(good, self.federation.dim))
@@ -296,13 +350,14 @@ class Method(ABC):
         """The common part of a first state."""
         n = self.federation.n_users
         return {"round": 0, "asked": np.full(n, -1, dtype=np.int64), "missed": np.zeros(n, dtype=np.int64),
-                "aside": np.zeros(n, dtype=bool)}
+                "aside": np.zeros(n, dtype=bool), "said": np.full((n, 2 * self.federation.dim + 2), np.nan),
+                "blamed": np.zeros((n, 2))}
 
     def carried(self, state: State) -> dict[str, Any]:
         """The common part of a state that follows that of another method."""
         nobody = np.full(self.federation.n_users, -1, dtype=np.int64)
         return {"round": state.round, "asked": nobody, "missed": state.missed, "aside": state.aside,
-                "refusals": state.refusals}
+                "refusals": state.refusals, "said": state.said, "blamed": state.blamed}
 
 
 class Algorithm(ABC):
@@ -329,6 +384,20 @@ def merge(parts: list[Batch]) -> Batch | None:
         for user, message in part.items():
             pairs.setdefault(user, message)
     return gather(list(pairs.items()))
+
+
+def traces_of(replies: Batch, dim: int) -> Array:
+    """(n,) the traces of the Hessians of replies, in any of their forms."""
+    out, diagonal = np.zeros(len(replies)), np.concatenate([[0], np.cumsum(np.arange(dim, 1, -1))])
+    full, low = replies.ragged.get("hessian"), replies.ragged.get("factor")
+    level = replies.ragged.get("diagonal")
+    if full is not None:
+        out[full.owner] = full.values[:, diagonal].sum(axis=1)
+    if level is not None:
+        out[level.owner] = dim * level.values
+    if low is not None:
+        np.add.at(out, low.owner, replies.ragged["sign"].values * (low.values**2).sum(axis=1))
+    return out
 
 
 def hessians_of(replies: Batch, dim: int) -> Array:

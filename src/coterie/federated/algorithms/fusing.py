@@ -6,6 +6,7 @@ import numpy as np
 
 from coterie._typing import Array
 from coterie.federated.algorithms.edges import Pairs
+from coterie.federated.plausible import capped
 from coterie.graph import Graph
 from coterie.labels import group_means
 
@@ -46,10 +47,11 @@ def fused(graph: Graph, lam: float, pairs: Pairs, models: Array, difference: Arr
 
 
 def missed(graph: Graph, lam: float, models: Array, duals: Array, points: Array, values: Array, slopes: Array,
-           curvature: Array) -> float:
+           curvature: Array, rest: bool = False) -> float:
     """An estimate of the relative gap of models and duals, from the users' values, slopes and curvatures.
 
     It is the sum of ||grad f_i + (B'y)_i||^2 / (2 h_i) over users, and of the part of the penalty that the duals lack.
+    With `rest`, no single user counts for much.
     """
     if not np.isfinite(curvature).all():
         return np.inf
@@ -58,5 +60,6 @@ def missed(graph: Graph, lam: float, models: Array, duals: Array, points: Array,
     lack = ((slopes + h[:, None] * (models - points) + forces) ** 2).sum(axis=1)
     penalty = lam * graph.penalty(models)
     slack = max(penalty - float((forces * models).sum()), 0.0)
-    gap = float((lack / (2 * h)).sum() + slack) / max(abs(float(values.sum()) + penalty), 1e-300)
+    lack = capped(lack / (2 * h)) if rest else lack / (2 * h)
+    gap = float(lack.sum() + slack) / max(abs(float(capped(values).sum()) + penalty), 1e-300)
     return gap if np.isfinite(gap) else np.inf

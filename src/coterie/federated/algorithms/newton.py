@@ -20,8 +20,9 @@ import numpy as np
 
 from coterie._typing import Array, Flags, Ints
 from coterie.errors import InvalidInput
-from coterie.federated.algorithms.base import Algorithm, Federation, Method, State, hessians_of
+from coterie.federated.algorithms.base import Algorithm, Federation, Method, State, hessians_of, traces_of
 from coterie.federated.algorithms.trust import between, trusted
+from coterie.federated.plausible import LARGEST, Statements, capped
 from coterie.federated.protocol.messages import Batch, Ragged
 from coterie.losses.quadratic import Quadratic
 from coterie.solvers import solve_quietly
@@ -85,6 +86,7 @@ class NewtonState(State):
 class NewtonMethod(Method):
     kind = "expand"
     max_rounds = 200
+    review = 5
 
     def __init__(self, federation: Federation, settings: Newton, tol: float) -> None:
         super().__init__(federation)
@@ -131,16 +133,32 @@ class NewtonMethod(Method):
         return self._solved(replace(state, known=known))
 
     def _tell(self, state: NewtonState, replies: Batch) -> NewtonState:
-        users = replies.users
-        at, hessians = state.sent[users].copy(), hessians_of(replies, self.federation.dim)
-        stepped_back = np.zeros(len(users), dtype=bool)
-        share = replies.ragged.get("share")
+        stepped_back, share = np.zeros(len(replies), dtype=bool), replies.ragged.get("share")
+        if share is not None:
+            stepped_back[share.owner] = share.values < 1.0
+        return self._taken(state, replies, self._at(state, replies), hessians_of(replies, self.federation.dim),
+                           stepped_back)
+
+    def _at(self, state: NewtonState, replies: Batch) -> Array:
+        """(n, dim) the points that replies are about: the models sent, or points on the way to them."""
+        users, share = replies.users, replies.ragged.get("share")
+        at = state.sent[users].copy()
         if share is not None:
             k = share.owner  # from the last accepted point, or from zero if the query contained none
             named = state.doubted[users[k]][:, None]
             at[k] = np.where(named, between(state.points[users[k]], at[k], share.values), share.values[:, None] * at[k])
-            stepped_back[k] = share.values < 1.0
-        return self._taken(state, replies, at, hessians, stepped_back)
+        return at
+
+    def _implausible(self, state: NewtonState, replies: Batch) -> list[tuple[int, str]]:
+        # A model that is much too far away has a loss beyond all bounds. Such a reply is rejected, not its user.
+        far = state.known[replies.users] & (replies.arrays["value"] > LARGEST)
+        if "share" in replies.ragged:
+            far[replies.ragged["share"].owner] = False
+        return super()._implausible(state, replies.take(np.flatnonzero(~far)) if far.any() else replies)
+
+    def _statements(self, state: NewtonState, replies: Batch) -> Statements:
+        return Statements(self._at(state, replies), replies.arrays["value"], replies.arrays["gradient"],
+                          traces_of(replies, self.federation.dim))
 
     @np.errstate(over="ignore", invalid="ignore")  # a finite reply can be too large to square
     def _taken(self, state: NewtonState, replies: Batch, at: Array, hessians: Array,
@@ -168,7 +186,7 @@ class NewtonMethod(Method):
         known[taken], doubted[taken], doubted[users[~good]] = True, False, True
         # If a quadratic predicted too large a decrease, its shift is increased; if it was accurate, decreased.
         curvature = np.trace(matrices, axis1=1, axis2=2) / self.federation.dim
-        stiffer = np.maximum(100.0 * state.shift, 0.03 * np.maximum(curvature, curvature[known].mean()))
+        stiffer = np.maximum(100.0 * state.shift, 0.03 * np.maximum(curvature, capped(curvature[known]).mean()))
         poor = np.zeros(self.federation.n_users, dtype=bool)
         poor[users[~good]] = poor[users[stepped_back]] = True
         shift = state.shift.copy()
@@ -183,8 +201,8 @@ class NewtonMethod(Method):
         if not known.any():
             return state
         curvature = np.trace(state.hessians[known], axis1=1, axis2=2) / federation.dim
-        shift = np.maximum(state.shift[known], 1e-9 * max(float(curvature.mean()), 1e-300))
-        points, values = state.points[known], state.values[known]
+        shift = np.maximum(state.shift[known], 1e-9 * max(float(capped(curvature).mean()), 1e-300))
+        points, values = state.points[known], capped(state.values[known])
         hessians = state.hessians[known] + shift[:, None, None] * np.eye(federation.dim)
         loss = Quadratic(point=points, value=values, gradient=state.gradients[known], hessian=hessians)
         problem = federation.problem(known, loss)
@@ -200,5 +218,7 @@ class NewtonMethod(Method):
         promised[known] = 0.5 * np.einsum("nd,nde,ne->n", step, hessians, step)
         complete = known.sum() == (~state.aside).sum() and not (state.doubted & known).any()
         size = max(abs(solution.objective), 1e-300)
-        error = state.trust * float(promised[known].sum()) / size if complete else np.inf
-        return replace(state, now=now, duals=duals, sigma=solution.sigma or 0.0, promised=promised, error=error)
+        error, rest = (state.trust * float(part.sum()) / size if complete else np.inf
+                       for part in (promised[known], capped(promised[known])))
+        return replace(state, now=now, duals=duals, sigma=solution.sigma or 0.0, promised=promised, error=error,
+                       rest=rest)

@@ -28,8 +28,9 @@ from coterie.federated.algorithms import edges
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.algorithms.edges import Pairs
 from coterie.federated.algorithms.fusing import fused, missed
-from coterie.federated.algorithms.pdmm_state import PDMMState
+from coterie.federated.algorithms.pdmm_state import PDMMState, statements_of
 from coterie.federated.algorithms.proof import duals_for
+from coterie.federated.plausible import Statements, typical
 from coterie.federated.protocol.messages import Batch, Ragged
 
 _STIFF = 5.0  # rho times the number of pairs of a user, relative to its curvature
@@ -113,6 +114,7 @@ class PDMM(Algorithm):
 
 class PDMMMethod(Method):
     max_rounds = 100_000
+    restarts = True
 
     def __init__(self, federation: Federation, settings: PDMM, tol: float) -> None:
         super().__init__(federation)
@@ -286,7 +288,24 @@ class PDMMMethod(Method):
         for name, counts in wanted.items():
             part = replies.ragged.get(name)
             wrong |= counts != (0 if part is None else part.counts)
-        return [(int(user), "it has more or fewer rows than requested") for user in replies.users[wrong]]
+        reasons = [(int(user), "it has more or fewer rows than requested") for user in replies.users[wrong]]
+        return reasons + self._wrong_differences(state, replies.take(np.flatnonzero(~wrong)))
+
+    def _wrong_differences(self, state: PDMMState, replies: Batch) -> list[tuple[int, str]]:
+        """Users whose differences do not follow from what they were sent, all of which the server knows."""
+        given, pairs, n = replies.ragged.get("difference"), self.pairs(state), self.federation.n_users
+        z = state.due_z & np.isin(np.arange(n), replies.users)[pairs.heads]
+        if given is None or not z.any() or (state.asked[replies.users] != state.round).any():
+            return []  # a late reply is to an earlier state
+        expected = edges.differences(state.now[pairs.heads[z]], self._seen(state)[z], state.difference[z], state.hat[z],
+                                     pairs.radii[z], state.rho, self.settings.eta_z)
+        scale = np.abs(expected).max() + np.abs(state.now).max() + np.abs(state.hat[z]).max() / state.rho
+        off = np.abs(expected - given.values).max(axis=1) > 1e-6 * scale
+        return [(int(user), "its differences do not follow from what it was sent")
+                for user in np.unique(pairs.heads[z][off])]
+
+    def _statements(self, state: PDMMState, replies: Batch) -> Statements | None:
+        return statements_of(state, replies)
 
     def _forget(self, state: PDMMState, users: Ints) -> PDMMState:
         before = state.aside.copy()
@@ -364,7 +383,7 @@ class PDMMMethod(Method):
         known = np.isfinite(state.curvature) & (state.curvature > 0) & ~state.aside
         if self.settings.rho is not None or state.changes >= _CHANGES or sweeps < state.next_review or not known.any():
             return state
-        rho = _STIFF * float(np.exp(np.log(state.curvature[known]).mean())) / self.pairs(state).mean_pairs
+        rho = _STIFF * typical(state.curvature[known]) / self.pairs(state).mean_pairs
         state = replace(state, next_review=max(1.0, 2.0 * sweeps))
         if max(rho / state.rho, state.rho / rho) < _OFF:
             return state
@@ -408,19 +427,19 @@ class PDMMMethod(Method):
             duals = built if self._miss(state, models[active], built) < miss else duals
         return models[active], duals
 
-    def _miss(self, state: PDMMState, models: Array, duals: Array) -> float:
+    def _miss(self, state: PDMMState, models: Array, duals: Array, rest: bool = False) -> float:
         """An estimate of the relative gap of these models and duals, from values, slopes and curvatures."""
         active = ~state.aside
         graph = self.federation.graph if active.all() else self.federation.graph.take(active)
         return missed(graph, self.federation.lam, models, duals, state.now[active], state.values[active],
-                      state.slopes[active], state.curvature[active])
+                      state.slopes[active], state.curvature[active], rest)
 
     def _estimated(self, state: PDMMState) -> PDMMState:
         """Estimate the gap of the merged models; not in every round, because it costs more than a round."""
         active = ~state.aside
         if not np.isfinite(state.curvature[active]).all() or state.round < state.next_estimate:
-            return replace(state, error=np.inf)
+            return replace(state, error=np.inf, rest=np.inf)
         models, duals = self.point(state)
         assert duals is not None
-        return replace(state, error=self._miss(state, models, duals),
+        return replace(state, error=self._miss(state, models, duals), rest=self._miss(state, models, duals, True),
                        next_estimate=state.round + max(1, state.round // 25))

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coterie._typing import Array, Flags, Ints
-from coterie.certificates import Answers, assembled, build_duals, project, reference, supplied
+from coterie.certificates import Answers, build_duals, project, reference, supplied
+from coterie.federated import plausible
 from coterie.federated.algorithms.base import Federation, Method, State, hessians_of
-from coterie.federated.protocol.messages import Batch
+from coterie.federated.judging import Judgement, judged
+from coterie.federated.protocol.messages import Batch, square
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels
 from coterie.losses.quadratic import Quadratic
@@ -22,6 +24,9 @@ from coterie.problem import Problem
 from coterie.solution import Certificate
 
 _REPAIRS = 5  # largest number of attempts at duals for which all conjugates are finite
+_ALONE = 10.0  # a user is blamed for a part of the gap that is so many times the tolerance and the gap of all others
+_SLACK = 1e-6  # of the ridge that a local Hessian contains
+_BLAMED = 3  # certificates in a row that one user alone may spoil before it is excluded
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,12 +37,23 @@ class ProofState(State):
     answers: Array  # (n_users, 5) value, conjugate, residual, size, rounding
     lack: Array  # (n_users, dim)
     repairs: int
+    suspect: Array  # (4,) before repairs: the user with the largest part of the gap, `own`, `share` and `without_worst`
 
 
 class Proof(Method):
-    """Asks every user once, and again if there was no reply."""
+    """Asks every user once, and again if there was no reply.
+
+    Parameters
+    ----------
+    federation : what is certified.
+    tol : the relative gap at which the run ends.
+    """
 
     kind = "certify"
+
+    def __init__(self, federation: Federation, tol: float = 1e-6) -> None:
+        super().__init__(federation)
+        self.tol = tol
 
     def start(self, state: State, models: Array, duals: Array) -> ProofState:
         """The first state, for models and duals of the users that are not excluded in another method's state."""
@@ -46,7 +62,8 @@ class Proof(Method):
         now = np.zeros((n, d))
         now[active] = models
         blank = ProofState(**self.carried(state), now=now, duals=duals, slopes=np.zeros((n, d)),
-                           answered=np.zeros(n, dtype=bool), answers=np.zeros((n, 5)), lack=np.zeros((n, d)), repairs=0)
+                           answered=np.zeros(n, dtype=bool), answers=np.zeros((n, 5)), lack=np.zeros((n, d)), repairs=0,
+                           suspect=np.full(4, np.nan))
         return self._put(blank, duals)
 
     def begin(self, models: Array) -> ProofState:
@@ -87,7 +104,21 @@ class Proof(Method):
         before[users] = True
         were = ~(state.aside & ~before)
         kept = self.federation.graph.inside(~state.aside)[self.federation.graph.inside(were)]
-        return self._put(state, state.duals[kept])
+        return self._put(replace(state, repairs=0, suspect=np.full(4, np.nan)), state.duals[kept])
+
+    def _contradictions(self, state: ProofState, replies: Batch) -> list[tuple[int, str]]:
+        """Users whose value or conjugate is none of a loss that they described before."""
+        users, least = replies.users, self.federation.loss.least
+        values, conjugates, rounding = (replies.arrays[name] for name in ("value", "conjugate", "rounding"))
+        old, about = plausible.Statements.unpack(state.said[users]), self._about(state)[users]
+        points = np.full_like(about, np.nan), np.full(len(users), np.nan)
+        wrong = plausible.contradict(old, plausible.Statements(state.now[users], values, *points))
+        for at, value in ((state.now[users], values), (old.points, old.values)):
+            products = np.einsum("nd,nd->n", state.slopes[users], at - about)
+            wrong |= plausible.beyond_conjugate(value, conjugates, products, rounding)
+        low = values < least - 1e-9 * abs(least)
+        return [(int(user), "its loss and its conjugate contradict each other or its earlier replies")
+                for user in users[wrong | low]]
 
     def _tell(self, state: ProofState, replies: Batch) -> ProofState:
         answered, answers, lack = state.answered.copy(), state.answers.copy(), state.lack.copy()
@@ -104,12 +135,38 @@ class Proof(Method):
         if self.finished(state) and outside.any() and state.repairs < _REPAIRS and self.federation.lam > 0:
             problem = self.problem(state)
             if problem.graph.n_edges and lack[active][outside].any():
+                if not state.repairs:  # which cost the others something, too
+                    state = replace(state, suspect=self._suspect(state))
                 duals = supplied(problem.graph, problem.radii, state.duals, lack[active], outside)
                 return replace(self._put(state, duals), repairs=state.repairs + 1)
-        return state
+        return self._blame(state) if self.finished(state) else state
+
+    def _suspect(self, state: ProofState) -> Array:
+        judgement = self.judgement(state)
+        user = np.flatnonzero(~state.aside)[judgement.worst]
+        return np.array([user, judgement.own[judgement.worst], judgement.share, judgement.without_worst])
+
+    def _blame(self, state: ProofState) -> ProofState:
+        """Exclude the user because of whom alone one certificate after the other fails, by as much as before."""
+        failed = self.judgement(state).certificate.relative_gap > self.tol
+        worst = state.suspect if state.repairs else self._suspect(state)
+        user, (own, share, without), blamed = int(worst[0]), worst[1:], np.zeros_like(state.blamed)
+        if failed and _ALONE * max(without, self.tol) < share and without <= _ALONE * self.tol:
+            count, before = state.blamed[user]
+            blamed[user] = count + 1 if count and own >= 0.5 * before else 1, own
+        state = replace(state, blamed=blamed)
+        if blamed[user, 0] < _BLAMED:
+            return state
+        reason = (f"{_BLAMED} certificates in a row failed because of its replies alone: its part of the gap stays at "
+                  f"{own:.1e}, and without it the relative gap is {without:.1e}")
+        return self._without(replace(state, blamed=np.zeros_like(blamed)), [(user, reason)])
 
     def certificate(self, state: ProofState) -> Certificate:
         """The certificate from the replies; it has no bound while some are missing."""
+        return self.judgement(state).certificate.with_duals(state.duals)
+
+    def judgement(self, state: ProofState) -> Judgement:
+        """The certificate, and what each user has to do with its gap."""
         active = ~state.aside
         problem = self.problem(state)
         answers = Answers(*state.answers[active].T)
@@ -118,7 +175,7 @@ class Proof(Method):
             answers = answers._replace(values=np.where(heard, answers.values, np.inf),
                                        conjugates=np.where(heard, answers.conjugates, np.inf))
         about = self._about(state)[active]
-        return assembled(problem, state.now[active], state.slopes[active], about, answers).with_duals(state.duals)
+        return judged(problem, state.now[active], state.slopes[active], about, answers)
 
 
 def duals_for(federation: Federation, active: Flags, models: Array, gradients: Array) -> Array:
@@ -165,6 +222,10 @@ class GradientRound(_AskAll):
 
     kind = "gradient"
 
+    def _statements(self, state: AskedState, replies: Batch) -> plausible.Statements:
+        return plausible.Statements(state.now[replies.users], replies.arrays["value"], replies.arrays["gradient"],
+                                    np.maximum(replies.arrays["curvature"], replies.arrays["stiffness"]))
+
     def start(self, state: State, models: Array) -> AskedState:
         now = np.zeros((self.federation.n_users, self.federation.dim))
         now[~state.aside] = models
@@ -201,6 +262,14 @@ class LocalOptimaRound(_AskAll):
 
     kind = "local"
     ridge = 1e-3
+
+    def _objections(self, state: AskedState, replies: Batch) -> list[tuple[int, str]]:
+        ends = np.linalg.eigvalsh(square(replies.arrays["hessian"], self.federation.dim))
+        low = ends[:, 0] < (1.0 - _SLACK) * self.ridge - 1e-8 * np.maximum(ends[:, -1], 0.0)
+        flat = (replies.arrays["count"] >= 1) & low
+        return [(int(user), "it has no rows") for user in replies.users[replies.arrays["count"] < 1]] + [
+            (int(user), f"its Hessian is not positive semidefinite, or below the ridge of {self.ridge:g}")
+            for user in replies.users[flat]]
 
     def _ask(self, state: AskedState, users: Ints) -> Batch:
         return Batch(self.kind, state.round, users, shared={"ridge": np.array(self.ridge)})

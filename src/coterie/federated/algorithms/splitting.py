@@ -19,6 +19,7 @@ import numpy as np
 from coterie._typing import Array, Ints
 from coterie.errors import InvalidInput
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
+from coterie.federated.plausible import Statements, capped, typical
 from coterie.federated.protocol.messages import Batch
 from coterie.losses.quadratic import Quadratic
 from coterie.solvers import solve_quietly
@@ -79,6 +80,7 @@ class SplittingState(State):
 class SplittingMethod(Method):
     kind = "prox"
     max_rounds = 20_000
+    restarts = True
 
     def __init__(self, federation: Federation, settings: Splitting, tol: float) -> None:
         super().__init__(federation)
@@ -116,6 +118,13 @@ class SplittingMethod(Method):
         kept = self.federation.graph.inside(~state.aside)[self.federation.graph.inside(~before)]
         return self._solved(replace(state, duals=state.duals[kept]))
 
+    def _statements(self, state: SplittingState, replies: Batch) -> Statements:
+        # The optimality condition of the step is grad f(w) = t (2 x - s - w); if t has changed, s was rescaled.
+        users, points, t = replies.users, replies.arrays["point"], state.asked_t[replies.users]
+        gradients = t[:, None] * (2 * state.asked_x[users] - state.s[users] - points)
+        gradients[t != state.t] = np.nan
+        return Statements(points, replies.arrays["value"], gradients, replies.arrays["curvature"] + t)
+
     def _tell(self, state: SplittingState, replies: Batch) -> SplittingState:
         users = replies.users
         s, w, values, curvature = state.s.copy(), state.w.copy(), state.values.copy(), state.curvature.copy()
@@ -135,7 +144,7 @@ class SplittingMethod(Method):
         known = np.isfinite(state.curvature) & (state.curvature > 0) & ~state.aside
         if not known.any():
             return state
-        t = float(np.exp(np.log(state.curvature[known]).mean()))
+        t = typical(state.curvature[known])
         state = replace(state, next_review=max(1.0, 1.5 * sweeps))
         if max(t / state.t, state.t / t) < _OFF:
             return state
@@ -156,12 +165,12 @@ class SplittingMethod(Method):
         now = state.now.copy()
         now[active] = solution.models
         heard = np.isfinite(state.curvature[active])
-        error = np.inf
+        error = rest = np.inf
         if heard.all():
             # The error of the bound is about r^2 / 2h, with r = grad f(x) - slope = (t + h) (x - w).
             h = np.maximum(state.curvature[active], 1e-12 * state.t)
-            lack = (((state.t + h) * np.linalg.norm(solution.models - state.w[active], axis=1)) ** 2 / (2 * h)).sum()
-            total = state.values[active].sum() + problem.lam * problem.graph.penalty(solution.models)
-            error = float(lack / max(abs(total), 1e-300))
+            lack = ((state.t + h) * np.linalg.norm(solution.models - state.w[active], axis=1)) ** 2 / (2 * h)
+            total = capped(state.values[active]).sum() + problem.lam * problem.graph.penalty(solution.models)
+            error, rest = (float(part.sum() / max(abs(total), 1e-300)) for part in (lack, capped(lack)))
         duals = np.zeros_like(state.duals) if solution.duals is None else solution.duals
-        return replace(state, now=now, duals=duals, sigma=solution.sigma or 0.0, error=error)
+        return replace(state, now=now, duals=duals, sigma=solution.sigma or 0.0, error=error, rest=rest)
