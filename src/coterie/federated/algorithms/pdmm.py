@@ -420,19 +420,19 @@ class PDMMMethod(Method):
         models = fused(self.federation.graph, self.federation.lam, self.pairs(state), state.now, state.difference,
                        state.slopes, curvature)
         duals = self.duals(state)
-        miss = self._miss(state, models[active], duals)
+        miss = self._miss(state, models[active], duals)[0]
         if self.tol < miss < _NEAR * self.tol:  # mu converges later than x: duals built for these models may be better
             slopes = (state.slopes + curvature[:, None] * (models - state.now))[active]
             built = duals_for(self.federation, active, models[active], slopes)
-            duals = built if self._miss(state, models[active], built) < miss else duals
+            duals = built if self._miss(state, models[active], built)[0] < miss else duals
         return models[active], duals
 
-    def _miss(self, state: PDMMState, models: Array, duals: Array, rest: bool = False) -> float:
+    def _miss(self, state: PDMMState, models: Array, duals: Array) -> tuple[float, float]:
         """An estimate of the relative gap of these models and duals, from values, slopes and curvatures."""
         active = ~state.aside
         graph = self.federation.graph if active.all() else self.federation.graph.take(active)
         return missed(graph, self.federation.lam, models, duals, state.now[active], state.values[active],
-                      state.slopes[active], state.curvature[active], rest)
+                      state.slopes[active], state.curvature[active])
 
     def _estimated(self, state: PDMMState) -> PDMMState:
         """Estimate the gap of the merged models; not in every round, because it costs more than a round."""
@@ -441,5 +441,5 @@ class PDMMMethod(Method):
             return replace(state, error=np.inf, rest=np.inf)
         models, duals = self.point(state)
         assert duals is not None
-        return replace(state, error=self._miss(state, models, duals), rest=self._miss(state, models, duals, True),
-                       next_estimate=state.round + max(1, state.round // 25))
+        error, rest = self._miss(state, models, duals)
+        return replace(state, error=error, rest=rest, next_estimate=state.round + max(1, state.round // 25))
