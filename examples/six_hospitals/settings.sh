@@ -1,5 +1,6 @@
 # What the other scripts share: everything is in the folder FOLDER, and the SuperLink listens at PORT of this machine.
 set -eu
+umask 077  # the messages in state.db, keys and models are for this account only
 FOLDER=${FOLDER:-$PWD/federation}
 PORT=${PORT:-9092}
 HERE=$(cd "$(dirname "$0")" && pwd)

@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 from coterie.errors import InvalidInput
 
 _MAGIC = b"coterie checkpoint 1\n"
+_FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # what begins a formula, after apostrophes
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool = False) -> None:
@@ -70,6 +72,36 @@ def open_private(path: str | os.PathLike[str], mode: str = "wb") -> IO[Any]:
         return number
 
     return open(path, mode, opener=opener, encoding=None if "b" in mode else "utf-8")
+
+
+def safe_cell(value: Any) -> Any:
+    """A cell of a CSV file that no spreadsheet takes for a formula: an apostrophe before texts that look like one.
+
+    Numbers, also as texts, stay as they are. `plain_cell` gives the text back.
+
+    Example
+    -------
+    >>> safe_cell("=1+1"), safe_cell("ann"), safe_cell("-5"), safe_cell("'=1+1")
+    ("'=1+1", 'ann', '-5', "''=1+1")
+    """
+    if not isinstance(value, str) or not _FORMULA.match(value):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
+def plain_cell(text: str) -> str:
+    """The text that `safe_cell` was given.
+
+    Example
+    -------
+    >>> plain_cell("'=1+1"), plain_cell("''=1+1"), plain_cell("'ann")
+    ('=1+1', "'=1+1", "'ann")
+    """
+    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
 def json_ready(value: Any) -> Any:

@@ -602,6 +602,7 @@ def test_pdmm_over_tls_is_bitwise_the_run_in_process(wire, tmp_path):
     wire.run = str(json.loads(info[info.index("{"):])["run-id"])
     list(wire.follow(out, 240.0))
     assert all(any(Path(config["state-dir"]).iterdir()) for config in wire.configs)
+    assert [file for file in [wire.folder, *wire.folder.glob("*")] if file.stat().st_mode & 0o077] == []
     local = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(edge_state="users", variant="paper"), max_rounds=3)
     assert the_same(out, local)
     assert runs.read(out)[0]["bytes"] == local.ledger.bytes

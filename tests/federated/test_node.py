@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from coterie.datasets import ellipses
-from coterie.federated.node import Memory, settings
+from coterie.federated.node import Memory, Node, settings
 from coterie.federated.protocol.messages import Batch, Ragged, Reply
 
 DATA = ellipses(users_per_cluster=5, samples=30, seed=0).users
@@ -18,6 +18,14 @@ def test_what_the_owner_of_a_node_says_of_its_data_counts():
     own = {"data": "csv", "user": "who", "state-dir": "/var"}
     assert settings(said, own) == {"data": "csv", "user": "who", "state-dir": "/var", "task": "regression"}
     assert settings(said, {"partition-id": 3}) == {**said, "partition-id": 3}
+
+
+def test_columns_that_the_server_names_are_not_left_out_silently(tmp_path):
+    (tmp_path / "t.csv").write_text("who,x,z,y\na,1,2,3.5\na,2,1,4\nb,1,5,2\nb,2,2,0.5\n")
+    own = {"data": "csv", "path": str(tmp_path / "t.csv"), "user": "who", "target": "y"}
+    assert "owner of the data decides which columns" in Node({"features": "x"}, own).introduce()["error"]
+    assert "error" not in Node({"features": "x"}, {**own, "features": "x"}).introduce()
+    assert "error" not in Node({"features": ""}, own).introduce()
 
 
 def test_a_server_names_no_folder_and_nothing_unknown():

@@ -11,7 +11,7 @@ import numpy as np
 import coterie as ct
 from coterie.federated.agreement import Agreement
 from coterie.federated.config import for_nodes
-from coterie.federated.node import Answers, Node
+from coterie.federated.node import Node, NodeReplies
 from coterie.federated.protocol.messages import Query, Reply, decode
 
 
@@ -47,7 +47,7 @@ class Nosy:
         said = {name.replace("_", "-"): value for name, value in said.items()}
         return Node({**self.said, "run": "r", "agreement": agreement, **said}, self.own, self.store)
 
-    def send(self, queries: dict[Any, Query], **said: Any) -> Answers:
+    def send(self, queries: dict[Any, Query], **said: Any) -> NodeReplies:
         """What comes back, as bytes."""
         return self.node(**said).answer({json.dumps(name): query.encode() for name, query in queries.items()})
 

@@ -22,6 +22,7 @@ from coterie.federated.membership import agreement_of, join_run, leave_run, writ
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.runs.load import Run
 from coterie.runs.save import count_groups, write_run
+from coterie.storage import plain_cell, write_atomically
 
 _Run = Annotated[Path, typer.Argument(help="The folder of a finished run without --lam.", metavar="RUN")]
 
@@ -86,7 +87,7 @@ def _on_flower(run: Run, table: Path, separator: str, out: Path, models_dir: Pat
             cluster.submit(config)
             for line in cluster.follow(folder, timeout, "joined.csv"):
                 status.update(str(line["stage"]))
-        out.write_bytes((folder / "joined.csv").read_bytes())
+        write_atomically(out, (folder / "joined.csv").read_bytes())
     return [int(group) for group in read_table(out, ",")["cluster"]]
 
 
@@ -107,7 +108,7 @@ def leave(
     """
     run = runs.load_run(folder)
     place = folder if out is None else runs.check_free(out, overwrite=overwrite)
-    fitted = leave_run(run, names, place)
+    fitted = leave_run(run, [plain_cell(name) for name in names], place)
     write_run(fitted, place)
     console.print(f"Without {len(set(names))} user(s): {count_groups(fitted)}, certified gap {fitted.gap:.1e} from the "
                   f"moments of the others. Results in {place}.", soft_wrap=True, markup=False, highlight=False)

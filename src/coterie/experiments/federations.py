@@ -52,6 +52,7 @@ from coterie.fitting.scores import worse_than_alone
 from coterie.labels import labels_of
 from coterie.losses import Loss
 from coterie.plots.style import new_figure
+from coterie.storage import safe_cell
 
 LEVEL = 0.05  # of significance
 WIDE = 100  # for models with more coordinates, methods with many rounds or starts get fewer
@@ -401,8 +402,8 @@ def _write_csv(path: Path, headings: Iterable[str], rows: Iterable[Iterable[Any]
     with path.open("w", newline="", encoding="utf-8") as file:
         file.write(f"# {note}\n")
         table = csv.writer(file)
-        table.writerow(headings)
-        table.writerows(rows)
+        table.writerow(map(safe_cell, headings))
+        table.writerows(map(safe_cell, row) for row in rows)
 
 
 def draw(results: list[Result]) -> Any:

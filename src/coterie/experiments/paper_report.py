@@ -9,6 +9,7 @@ from pathlib import Path
 from coterie.experiments import paper_figures
 from coterie.experiments.paper import Results, Table
 from coterie.experiments.paper_claims import Claim
+from coterie.storage import safe_cell
 
 HEADINGS = ("number", "experiment", "claim", "paper", "here, seed 0", "over seeds", "verdict")
 
@@ -49,8 +50,8 @@ def write_table(path: Path, table: Table) -> Path:
     """Write a table as CSV, with numbers in Python's notation, which is exact."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(table)
-        writer.writerows(zip(*table.values(), strict=True))
+        writer.writerow(map(safe_cell, table))
+        writer.writerows(map(safe_cell, row) for row in zip(*table.values(), strict=True))
     return path
 
 

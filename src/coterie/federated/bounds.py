@@ -106,21 +106,30 @@ def check_loss(name: str, options: str, own: Mapping[str, Any]) -> None:
     _check(classes is None or (type(classes) is int and 2 <= classes <= _CLASSES), f"there can be {_CLASSES} classes")
 
 
-def check_data(config: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuse data that a server must not name: only the owner of a node names a function of its own.
+def check_data(said: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse data that a server must not name: a function, or columns of the owner's table.
+
+    Parameters
+    ----------
+    said : what the server says of the run.
+    own : the node's configuration.
 
     Raises
     ------
-    Refused : the server names anything but a ready source, or a data set of an absurd size.
+    Refused : the server names anything but a ready source, a data set of an absurd size, or other columns.
     """
     if "data" in own:
+        for key in ("features", "drop"):
+            if said.get(key) and said[key] != own.get(key, ""):
+                raise Refused(f"the server sets {key}, and the owner of the data decides which columns are used",
+                              remedy=f"Set {key} in the node configuration")
         return
-    name = str(config.get("data", ""))
+    name = str(said.get("data", ""))
     if name and name not in SOURCES:
         raise Refused(f"a server may name the data {', '.join(SOURCES)}, not {_short(name)!r}",
                       remedy="The owner of the node can name it as `data` in the node configuration")
     try:
-        options = json.loads(str(config.get("dataset-options", "") or "{}"))
+        options = json.loads(str(said.get("dataset-options", "") or "{}"))
         sizes = [abs(value) for value in options.values() if isinstance(value, (int, float))]
     except (ValueError, AttributeError, RecursionError) as error:
         raise Refused("dataset-options must be settings as JSON") from error

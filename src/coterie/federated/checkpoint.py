@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.errors import InvalidInput
-from coterie.storage import pack, unpack, write_atomically
+from coterie.storage import open_private, pack, private_folder, unpack, write_atomically
 
 
 class Checkpoint:
@@ -44,8 +44,8 @@ class Checkpoint:
 
     def save(self, state: dict[str, Any], lines: list[dict[str, Any]]) -> None:
         """Append lines to the journal, then replace the state."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with self.journal.open("ab") as file:
+        private_folder(self.directory)
+        with open_private(self.journal, "ab") as file:
             for line in lines:
                 file.write(json.dumps(line).encode() + b"\n")
             file.flush()

@@ -36,7 +36,7 @@ from coterie.federated.node import Node
 from coterie.federated.protocol.messages import REFUSES, VERSION, BadMessage, Batch, Message, Reply, decode
 from coterie.federated.runtimes import service
 from coterie.federated.sources import in_order
-from coterie.storage import write_atomically
+from coterie.storage import private_folder, write_atomically
 
 log = logging.getLogger("coterie.federated")
 logger = logging.getLogger("flwr")  # what Flower shows as the run's log
@@ -249,7 +249,7 @@ def _main(grid: Grid, context: Context) -> None:
     given = dict(context.run_config)
     config = RunConfig.of(given)
     out = Path(config.server.out)
-    out.mkdir(parents=True, exist_ok=True)
+    private_folder(out)
     for name in ("joined.csv" if config.server.join else "run.json", "error.txt"):  # of an earlier start
         (out / name).unlink(missing_ok=True)
     try:

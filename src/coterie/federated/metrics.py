@@ -15,7 +15,7 @@ from typing import Any
 
 from coterie.errors import InvalidInput, MissingExtra
 from coterie.federated.driver import Round
-from coterie.storage import json_ready
+from coterie.storage import json_ready, open_private, private_folder
 
 Writer = Callable[[Round], None]
 _NUMBERS = ("objective", "gap", "estimate", "n_clusters", "asked", "answered", "bytes_up", "bytes_down", "seconds")
@@ -37,10 +37,10 @@ def writer(spec: str) -> Writer:
 
 def _jsonl(where: str) -> Writer:
     path = Path(where or "rounds.jsonl")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
 
     def write(line: Round) -> None:
-        with path.open("a", encoding="utf-8") as file:
+        with open_private(path, "a") as file:
             file.write(json.dumps(values(line)) + "\n")
 
     return write

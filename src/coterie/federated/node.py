@@ -110,7 +110,7 @@ class Memory:
                 self.store[json.dumps(name)] = data
 
 
-class Answers(NamedTuple):
+class NodeReplies(NamedTuple):
     """What leaves a node: replies as bytes, and reasons of refusals, both by the user's name as JSON."""
 
     replies: dict[str, bytes]
@@ -135,13 +135,13 @@ class Node:
 
     def __init__(self, said: Mapping[str, Any], own: Mapping[str, Any],
                  store: MutableMapping[str, Any] | None = None) -> None:
-        self.own, self.config = dict(own), settings(said, own)
+        self.said, self.own, self.config = dict(said), dict(own), settings(said, own)
         self.run, self.store = str(self.config.get("run", ""))[:200], {} if store is None else store
 
     def introduce(self) -> dict[str, Any]:
         """Who is at this node, and what it says of its data; or an "error", as text."""
         try:
-            check_data(self.config, self.own)
+            check_data(self.said, self.own)
             source = sources.load(self.config)
             agreed = "agreement" in self.config  # then names are enough
             introduction = Introduction(source.names) if agreed else Introduction.of(source)
@@ -149,7 +149,7 @@ class Node:
         except (CoterieError, OSError, ValueError) as error:
             return {"error": str(error)}
 
-    def answer(self, queries: Mapping[str, bytes]) -> Answers:
+    def answer(self, queries: Mapping[str, bytes]) -> NodeReplies:
         """The replies of the users of this node, as far as its owner allows them.
 
         Parameters
@@ -158,25 +158,25 @@ class Node:
 
         Returns
         -------
-        Answers, of those who can answer or may not.
+        NodeReplies, of those who can answer or may not.
 
         Raises
         ------
         Incompatible : the data cannot be read; the node's own log says why.
         """
         try:
-            check_data(self.config, self.own)
+            check_data(self.said, self.own)
             agreement = check_agreement(str(self.config.get("agreement", "")), self.own)
             share, seed, bases = self._split_asked()
         except Refused as error:
-            return Answers({}, dict.fromkeys(queries, error.reason))
+            return NodeReplies({}, dict.fromkeys(queries, error.reason))
         source = self._read(lambda: sources.load(self.config))
         with Guard(self.own, source) as guard:
             try:
                 split = guard.held_out(share, seed, agreement.task, len(agreement.features))
             except Refused as error:
                 guard.refuse(self.run, {_name(key): ("", 0, error.reason) for key in queries})
-                return Answers({}, dict.fromkeys(queries, error.reason))
+                return NodeReplies({}, dict.fromkeys(queries, error.reason))
             data = self._read(lambda: agreement.data(source, *split))
             asking = _Asking(guard, agreement, replace(data, withheld=guard.withheld(data)),
                              Memory(self.own.get("state-dir"), self.run, self.store), f"{share!r}")
@@ -213,7 +213,7 @@ class _Asking:
     split: str
 
     def answers(self, run: str, queries: Mapping[str, bytes], bases: Mapping[str, Any],
-                own: Mapping[str, Any]) -> Answers:
+                own: Mapping[str, Any]) -> NodeReplies:
         """Replies and refusals."""
         users = self.data.samples.users
         asked: dict[int, Message] = {}
@@ -237,7 +237,7 @@ class _Asking:
                 asked[users.index(name)] = query
         self.guard.refuse(run, refused)
         replies, over = self._replies(run, asked, own) if asked else ({}, {})
-        return Answers(replies, {json.dumps(name): reason for name, (_, _, reason) in refused.items()} | over)
+        return NodeReplies(replies, {json.dumps(name): reason for name, (_, _, reason) in refused.items()} | over)
 
     def _objection(self, user: int, query: Message, first: Message) -> str:
         """Why this question is not answered, or an empty text."""

@@ -21,6 +21,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from coterie.fitting.units import Units
 from coterie.losses import Loss, Multinomial, Personal
 from coterie.problem import Problem
 from coterie.solution import Solution
-from coterie.storage import json_ready, pack, unpack, write_atomically
+from coterie.storage import json_ready, pack, safe_cell, unpack, write_atomically
 
 RESERVED = ("user", "cluster", "users")  # columns of models.csv and clusters.csv that are no coefficients
 #: What an unfinished federated run leaves in its folder.
@@ -232,9 +233,11 @@ def distinct(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
-    """Rows as CSV."""
+    """Rows as CSV; names that a spreadsheet would take for formulas are made safe (see `storage.safe_cell`)."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    quoted = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    for row in chain([header], rows):
+        cells = [safe_cell(cell) for cell in row]  # \r ends a line for readers, and the writer does not quote it
+        (quoted if any(isinstance(cell, str) and "\r" in cell for cell in cells) else writer).writerow(cells)
     return stream.getvalue().encode()

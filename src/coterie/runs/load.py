@@ -33,6 +33,7 @@ from coterie.losses import Loss, Personal
 from coterie.problem import Problem
 from coterie.runs.folder import model_columns, read
 from coterie.solution import Solution, Status
+from coterie.storage import plain_cell
 
 AGAIN = "Run it again"
 _SAME = 1e-6  # difference of models that are the same, in the solver's units and relative to their size
@@ -267,7 +268,7 @@ class Run(PredictsRows):
         file, names = self.folder / "models.csv", [str(name) for name in self.names]
         try:
             with file.open(newline="", encoding="utf-8") as lines:
-                header, *rows = csv.reader(lines)
+                header, *rows = ([plain_cell(cell) for cell in row] for row in csv.reader(lines))
             numbers = np.array([[float(cell) for cell in row[2:]] for row in rows])
             if not np.isfinite(numbers).all():
                 raise ValueError("its models are not finite")

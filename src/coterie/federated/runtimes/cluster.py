@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from coterie.errors import Incompatible, MissingExtra
 from coterie.federated.runtimes.keys import make_certificates, make_node_keys
+from coterie.storage import open_private, private_folder, write_atomically
 
 try:
     import psutil
@@ -89,7 +90,7 @@ class Cluster:
         for name in ("flwr", "flower-superlink", "flower-supernode"):
             if shutil.which(name, path=self.env["PATH"]) is None:
                 raise MissingExtra("flwr", "flower-sim" if self.virtual else "flower", "Running on Flower")
-        (self.folder / "flwr").mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder / "flwr")
         try:
             self.watch = subprocess.Popen([sys.executable, "-I", "-c", _WATCH, self.env["COTERIE_CLUSTER"]],
                                           stdin=subprocess.PIPE, start_new_session=True)
@@ -145,7 +146,7 @@ class Cluster:
     def start_node(self, number: int) -> None:
         """Start a SuperNode, or start one again that has ended."""
         config = self.folder / f"node-{number}.toml"
-        config.write_text(tomli_w.dumps(self.configs[number]), encoding="utf-8")
+        write_atomically(config, tomli_w.dumps(self.configs[number]).encode())
         options = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()), "--node-config", str(config)]
         if self.secure:
             options += ["--root-certificates", str(self.folder / "keys" / "ca.crt"),
@@ -182,9 +183,9 @@ class Cluster:
         self.link = None
 
     def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
-        with (self.folder / f"{name}.log").open("ab") as file:
+        with open_private(self.folder / f"{name}.log", "ab") as file:
             return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                    env=self.env, cwd=self.folder, start_new_session=True)
+                                    env=self.env, cwd=self.folder, start_new_session=True, umask=0o077)
 
     def _alive(self, process: subprocess.Popen[bytes] | None, name: str) -> None:
         if process is not None and process.poll() is not None:
