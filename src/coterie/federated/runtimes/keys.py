@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import InvalidInput, MissingExtra
+from coterie.storage import private_folder
 
 try:
     from cryptography import x509
@@ -53,7 +54,7 @@ def make_certificates(folder: str | os.PathLike[str], hosts: Iterable[str] = ("l
     folder, known = Path(folder), list(hosts)
     if not known:
         raise InvalidInput("a certificate needs a host", remedy="Give the name or address the nodes will connect to")
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     if (folder / "ca.key").exists():
         authority_key: Any = load_pem_private_key((folder / "ca.key").read_bytes(), None)
     else:
@@ -88,7 +89,7 @@ def make_node_keys(folder: str | os.PathLike[str], names: Iterable[str]) -> list
     InvalidInput : a name that cannot be a file's, or a key that exists already.
     """
     folder, keys = Path(folder), []
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     for name in names:
         if not name or "/" in name or name.startswith("."):
             raise InvalidInput(f"{name!r} cannot be the name of a key file", remedy="Use letters and digits")
