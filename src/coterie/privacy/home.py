@@ -1,0 +1,55 @@
+"""A model finished at home: from what the federation found in noisy summaries, and the user's exact rows.
+
+The server sends a centre c and covariances C of models around it. At home the user has its m rows, with mean loss f and
+dispersion s, and takes the model
+
+    x = argmin  m f(x) / s + 1/2 (x - c)' (t C)^-1 (x - c)
+
+with the C and the t that its own rows find most likely (Laplace's approximation of the evidence), among them t = 0, the
+centre itself:
+
+    log evidence = - m f(x) / s - 1/2 (x - c)' (t C)^-1 (x - c) - 1/2 log det(I + m/s t C H(x))
+
+Nothing of this leaves the user.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coterie._typing import Array
+from coterie.analysis.dispersion import without_ridge
+from coterie.data.users import Users
+from coterie.losses import Loss, Personal
+
+_SCALES = tuple(4.0**k for k in range(-5, 4))  # t that are tried
+
+
+def finish(loss: Loss, users: Users, centres: Array, covariances: Array, dispersion: float) -> Array:
+    """(n_users, dim) the models finished at home.
+
+    Parameters
+    ----------
+    loss : of the users' models; its ridge does not count, because the centre takes its place.
+    users : their exact rows, in the units of the models.
+    centres : (n_users, dim) what the server sent.
+    covariances : (k, dim, dim) of models around centres.
+    dispersion : s, the noise of a target; 1 for classes.
+    """
+    plain = without_ridge(loss)
+    samples, rows = plain.prepare(users), users.counts / dispersion
+    best, most = centres.copy(), -rows * plain.values(samples, centres)
+    some = users.counts > 0
+    for covariance in covariances:
+        for scale in _SCALES:
+            wanted = scale * covariance + 1e-12 * scale * np.trace(covariance) * np.eye(len(covariance))
+            outer = Personal(plain, covariance=wanted, scale=1.0 / np.maximum(rows, 1e-12))
+            models = outer.own_models(outer.prepare(users), centres)
+            values, _, hessians = plain.evaluate(samples, models, 2)
+            steps = models - centres
+            price = np.einsum("nd,nd->n", steps, np.linalg.solve(wanted, steps.T).T)
+            volume = np.linalg.slogdet(np.eye(len(wanted)) + rows[:, None, None] * (hessians @ wanted))[1]
+            evidence = -rows * values - 0.5 * price - 0.5 * volume
+            better = some & np.isfinite(evidence) & (evidence > most) & np.isfinite(models).all(axis=1)
+            best[better], most[better] = models[better], evidence[better]
+    return best
