@@ -62,6 +62,7 @@ from coterie.losses import (
 )
 from coterie.losses.checks import check_loss
 from coterie.newcomers import Joined
+from coterie.privacy.policy import Privacy
 from coterie.problem import Problem, lam_from_eq3
 from coterie.runs import Run, fit_table, load_run, save_run
 from coterie.solution import Certificate, Explanation, Solution, Status
@@ -87,7 +88,7 @@ __all__ = [
     "FederatedPath", "Fit", "Fusion", "Graph", "GroupMargins", "Groups", "Huber", "HuberDistance", "Incompatible",
     "Interrupted", "InvalidInput", "Joined", "Lean", "Ledger", "LinearLoss", "LocalModels", "Logistic", "Loss",
     "MissingExtra", "Multinomial", "Newton", "NotConverged", "Participation", "Path", "Personal",
-    "PersonalizedClassifier", "PersonalizedRegressor", "Poisson", "Problem", "RecoveryBounds", "Reference", "Run",
+    "PersonalizedClassifier", "PersonalizedRegressor", "Poisson", "Privacy", "Problem", "RecoveryBounds", "Reference", "Run",
     "RunCertificate", "Solution", "Split", "Splitting", "Squared", "SquaredDistance", "SquaredHinge",
     "SquaredPenalty", "Standardizer", "Status", "Users", "adaptive_graph", "by_certificate", "by_clusters",
     "by_score", "by_stability", "certify", "check_loss", "federate", "federate_path", "find_groups", "fit_table",

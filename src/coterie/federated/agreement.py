@@ -50,8 +50,9 @@ class Introduction(NamedTuple):
     names : of its users.
     features : of prepared numbers; empty for a table.
     n_classes : of prepared numbers: one more than the largest target.
-    targets : of prepared numbers: "none", "signs" (all are -1 or 1), or "numbers".
-    summary : of a table.
+    targets : of prepared numbers: "none", "signs" (all are -1 or 1), or "numbers"; of a table in a private federation
+        "table": then `features` are its columns of numbers.
+    summary : of a table; a private federation has none.
     """
 
     names: tuple[Any, ...]
@@ -61,16 +62,17 @@ class Introduction(NamedTuple):
     summary: TableSummary | None = None
 
     @classmethod
-    def of(cls, source: Users | Table) -> Introduction:
-        """That of a node with these data."""
+    def of(cls, source: Users | Table, *, private: bool = False) -> Introduction:
+        """That of a node with these data; of a private one nothing that depends on values, but what columns hold."""
         if isinstance(source, Table):
-            return cls(names=source.names, summary=source.summary())
+            return cls(names=source.names, features=source.number_columns(), targets="table") if private else \
+                cls(names=source.names, summary=source.summary())
         y = source.targets
         if y is None or not len(y):
             return cls(names=source.names, features=source.feature_names)
         largest = float(y.max())
         return cls(names=source.names, features=source.feature_names,
-                   n_classes=int(largest) + 1 if 0 <= largest < 1e6 else 0,
+                   n_classes=int(largest) + 1 if 0 <= largest < 1e6 and not private else 0,
                    targets="signs" if bool((np.abs(y) == 1.0).all()) else "numbers")
 
     def to_json(self) -> str:

@@ -20,6 +20,7 @@ from coterie.federated.algorithms.edges import answer_edges, mean_curvature, sti
 from coterie.federated.algorithms.trust import between, trusted
 from coterie.federated.answers import FIT_ANSWERS, facts, fit_answers
 from coterie.federated.joining import answer_join
+from coterie.federated.private import answer_home, answer_release
 from coterie.federated.protocol.messages import (
     SCHEMAS,
     BadMessage,
@@ -35,6 +36,7 @@ from coterie.federated.protocol.messages import (
 from coterie.fitting.scores import worse_than_alone
 from coterie.fitting.units import Units, UserStatistics
 from coterie.losses import Loss, Personal, Samples
+from coterie.privacy.ledger import NodeLedger
 
 Answer = tuple[dict[str, npt.NDArray[Any]], dict[str, Ragged]]
 _LOW_RANK = 16  # smallest number of coordinates for which a low-rank form of a Hessian is tried
@@ -54,6 +56,8 @@ class Data:
     judged : the held-out rows in the units given, and how these became the units of the models.
     withheld : (n_users,) who answers "expand" with a bound instead of a Hessian; nobody if None.
     fits : whether a fit is made.
+    keeper : the ledger of noisy releases; without one there are none.
+    experiment : a seed of their noise, for experiments in one process; None for the operating system.
 
     Example
     -------
@@ -72,6 +76,8 @@ class Data:
     judged: tuple[Units, Users] | None = None
     withheld: Flags | None = None
     fits: bool = False
+    keeper: NodeLedger | None = None
+    experiment: int | None = None
 
     @classmethod
     def of(cls, users: Users, loss: Loss, held_out: Users | None = None) -> Data:
@@ -128,7 +134,9 @@ def answer_all(data: Data, queries: Batch) -> Batch:
         raise BadMessage(f"There is no query of kind {queries.kind!r}.")
     memory: Mapping[str, Ragged] = data.memory
     with np.errstate(over="ignore", invalid="ignore"):  # the receiver rejects numbers that are not finite
-        if queries.kind == "pdmm":
+        if queries.kind == "home":
+            (arrays, memory), ragged = answer_home(data, queries), {}
+        elif queries.kind == "pdmm":
             arrays, ragged, memory = answer_edges(data.loss, data.samples, queries, data.memory)
         else:
             arrays, ragged = _ANSWERS[queries.kind](data, queries)
@@ -360,6 +368,7 @@ _ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {
     "describe": _describe, "local": _local, "expand": _expand, "gradient": _gradient, "prox": _prox, "train": _train,
     "certify": _certify, "score": _score, "moments": _moments, "judge": _judge,
     "join": lambda data, queries: answer_join(data.loss, data.samples, queries), "pdmm": lambda data, queries: ({}, {}),
+    "release": lambda data, queries: (answer_release(data, queries), {}), "home": lambda data, queries: ({}, {}),
 }
 assert set(_ANSWERS) == set(SCHEMAS)
 

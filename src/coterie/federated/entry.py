@@ -17,6 +17,7 @@ from coterie.federated.algorithms.participation import Participation
 from coterie.federated.config import DataSettings
 from coterie.federated.driver import Round
 from coterie.federated.fit import Carriage, FederatedFit, fit_federation
+from coterie.federated.private_fit import PrivateFit, fit_privately
 from coterie.federated.run import Federated, in_process, run_federation, state_of
 from coterie.federated.runtimes.in_process import Faults
 from coterie.federated.runtimes.nodes import LocalNodes
@@ -24,6 +25,7 @@ from coterie.federated.settings import FederationSettings
 from coterie.fitting.settings import Settings
 from coterie.graph import Graph
 from coterie.losses import LOSSES, AffineLoss, Loss
+from coterie.privacy.policy import Privacy
 
 
 def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal["auto"] = "auto", *,
@@ -32,6 +34,7 @@ def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal[
              max_rounds: int | None = None, start: npt.ArrayLike | Algorithm | Federated | None = None,
              held_out: Users | float | None = None, faults: Faults | None = None, patience: int | None = None,
              checkpoint: str | os.PathLike[str] | None = None, every: int = 1, settings: Settings | None = None,
+             privacy: Privacy | None = None,
              progress: Callable[[Round], None] | None = None) -> Any:
     """Learn in a federation: the server receives replies to its queries, never the data.
 
@@ -55,11 +58,12 @@ def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal[
     patience : how many queries in a row a user may leave unanswered before it is excluded; None for no limit.
     checkpoint, every : a folder in which the run is saved every so many rounds; called again, the run continues.
     settings : of the fit with lam="auto"; the arguments `seed`, `tol`, `held_out` and `loss` come first.
+    privacy : with lam="auto", what is promised to users: a `Privacy`. Nothing leaves them but noisy releases.
     progress : called after every round with a `Round`.
 
     Returns
     -------
-    FederatedFit, a `Fit`, with lam="auto"; Federated, a `Solution`, with a number. Both have rounds and a ledger.
+    FederatedFit, a `Fit`, with lam="auto", and PrivateFit, one of these, with `privacy`; Federated, a `Solution`, with a number. Both have rounds and a ledger.
 
     Raises
     ------
@@ -78,7 +82,11 @@ def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal[
         carriage = Carriage(participation=Participation.of(participation), seed=seed, checkpoint=checkpoint,
                             progress=progress)
         _check_auto(lam, given)
+        if privacy is not None:
+            return _fit_privately(users, loss, settings or Settings(), (held_out, faults), privacy, seed, tol, carriage)
         return _fit(users, loss, settings or Settings(), held_out, seed, tol, faults, carriage)
+    if privacy is not None:
+        raise InvalidInput("a private federation chooses its lam, because every question costs", remedy="Leave lam out")
     graph, weights = (None, graph) if isinstance(graph, str) else (graph, weights)
     run = FederationSettings(
         lam=lam, weights=weights, algorithm=algorithm or Newton(), participation=participation, seed=seed, tol=tol,
@@ -115,6 +123,20 @@ def _fit(users: Users, loss: Loss | str | None, settings: Settings, held_out: Us
     settings = replace(settings, loss=name, ridge=ridge, seed=seed, tol=tol, holdout=share)
     return fit_federation(LocalNodes([users], share, seed, faults), DataSettings(
         loss=name, ridge=ridge, standardize=str(settings.standardize), held_out=share), settings, carriage)
+
+
+@interruptible()
+def _fit_privately(users: Users, loss: Loss | str | None, settings: Settings, others: tuple[Any, Faults | None],
+                   privacy: Privacy, seed: int, tol: float, carriage: Carriage) -> PrivateFit:
+    held_out, faults = others
+    if held_out:
+        raise InvalidInput("rows that are held out would need a budget of their own", remedy="Leave held_out out; users "
+                           "can score their models at home")
+    users.require_samples()
+    name, _ = _named(loss, settings)
+    nodes = LocalNodes([users], 0.0, seed, faults)
+    return fit_privately(nodes, DataSettings(loss=name), replace(settings, loss=name, seed=seed, tol=tol, holdout=0.0),
+                         privacy, carriage)
 
 
 def _named(loss: Loss | str | None, settings: Settings) -> tuple[str, float]:

@@ -22,6 +22,7 @@ from coterie.data.users import Users
 from coterie.errors import InvalidInput, Refused
 from coterie.federated.client import Data
 from coterie.federated.config import DataSettings, key_of
+from coterie.federated.private import PRIVATE
 from coterie.federated.protocol.messages import KINDS, Batch, Message
 from coterie.federated.sources import SOURCES, Table
 from coterie.losses import Huber, HuberDistance, SquaredHinge
@@ -45,7 +46,8 @@ class OwnerSettings:
     Parameters
     ----------
     ledger_dir : folder of the ledger; by default one below $XDG_STATE_HOME or ~/.local/state, by the data.
-    allow : kinds of questions that are answered, separated by commas; all if empty.
+    allow : kinds of questions that are answered, separated by commas. If empty: with a budget, those of a private
+        federation; otherwise all.
     consent : "hessians" if users with no more rows than coordinates send Hessians and second moments too.
     max_questions, max_hessians : how many questions about the same rows of a user are answered, one for every d numbers
         of the answers, and how many Hessians; 0 for the defaults.
@@ -64,10 +66,10 @@ class OwnerSettings:
     budget_delta: float | None = None
 
     def __post_init__(self) -> None:
-        unknown = set(self.kinds) - {*KINDS, "release"}
+        unknown = set(self.kinds) - set(KINDS)
         if unknown:
             raise InvalidInput(f"`allow` names {sorted(unknown)[0]!r}, which is no kind of question",
-                               remedy=f"Kinds are: {', '.join((*KINDS, 'release'))}")
+                               remedy=f"Kinds are: {', '.join(KINDS)}")
         if self.consent not in ("", "hessians"):
             raise InvalidInput(f"consent can be given to hessians, got {self.consent!r}", remedy="Use hessians")
         if self.max_questions < 0 or self.max_hessians < 0:
@@ -184,9 +186,10 @@ class Guard:
     def objection(self, data: Data, user: int, query: Message) -> str:
         """Why the owner does not allow this question, or an empty text."""
         kind, kinds = query.kind, self.settings.kinds
-        if kinds and kind not in kinds:
+        if (kinds and kind not in kinds) or (not kinds and self.settings.budget_epsilon is not None
+                                             and kind not in PRIVATE):
             return f"the owner of the node does not allow questions of the kind {kind!r}"
-        if self.consent:
+        if self.consent or kind in PRIVATE:
             return ""
         rows, columns = int(self._rows(data)[user]), data.samples.users.n_features + 1
         hessians = kind in _WITH_HESSIANS or (kind == "around" and any(
@@ -217,7 +220,8 @@ class Guard:
         entries, names = {}, data.samples.users.names
         for user, reply in replies.items():
             rows = int(self._rows(data)[user])
-            units, hessians = cost(reply, data.samples.dim)
+            # What noisy releases cost is counted in their budget.
+            units, hessians = (0, 0) if reply.kind in PRIVATE else cost(reply, data.samples.dim)
             entries[user] = Question(
                 LoggedAnswer(run, reply.round, names[user], reply.kind, reply.numbers, sizes[user], questions[user]),
                 self.rows[names[user]], units, hessians, self.settings.max_questions or _most(data, rows),

@@ -29,6 +29,7 @@ from coterie.federated.client import Data, answer_all
 from coterie.federated.config import FOR_NODES, DataSettings, key_of
 from coterie.federated.guard import Guard
 from coterie.federated.keeping import keep_models
+from coterie.federated.private import objection_to
 from coterie.federated.protocol.messages import VERSION, BadMessage, Batch, Message, Query, Ragged, decode, gather
 from coterie.storage import pack, unpack, write_atomically
 
@@ -144,7 +145,8 @@ class Node:
             check_data(self.said, self.own)
             source = sources.load(self.config)
             agreed = "agreement" in self.config  # then names are enough
-            introduction = Introduction(source.names) if agreed else Introduction.of(source)
+            private = "budget-epsilon" in self.own or _number(self.config.get("epsilon", 0)) > 0
+            introduction = Introduction(source.names) if agreed else Introduction.of(source, private=private)
             return {"introduction": introduction.to_json(), "version": VERSION}
         except (CoterieError, OSError, ValueError) as error:
             return {"error": str(error)}
@@ -178,7 +180,7 @@ class Node:
                 guard.refuse(self.run, {_name(key): ("", 0, error.reason) for key in queries})
                 return NodeReplies({}, dict.fromkeys(queries, error.reason))
             data = self._read(lambda: agreement.data(source, *split))
-            asking = _Asking(guard, agreement, replace(data, withheld=guard.withheld(data)),
+            asking = _Asking(guard, agreement, replace(data, withheld=guard.withheld(data), keeper=guard.ledger),
                              Memory(self.own.get("state-dir"), self.run, self.store), f"{share!r}")
             return asking.answers(self.run, queries, bases, self.own)
 
@@ -246,7 +248,8 @@ class _Asking:
         reason = objection(query, self.data.loss, self.data.samples.dim, len(self.agreement.names), pairs)
         if reason is None and not alike(query, first):
             reason = "the users of a node are asked different questions at once"
-        return reason or self.guard.objection(self.data, user, query)
+        reason = reason or self.guard.objection(self.data, user, query)
+        return reason or (objection_to(self.data, user, query) if query.kind == "release" else "")
 
     def _replies(self, run: str, asked: Mapping[int, Message],
                  own: Mapping[str, Any]) -> tuple[dict[str, bytes], dict[str, str]]:
@@ -262,7 +265,7 @@ class _Asking:
                                   {k: len(content) for k, content in encoded.items()})
         left = {k: query for k, query in asked.items() if k not in over}
         _keep_models(str(own.get("models-dir", "")), replies, left, self.agreement, users)
-        if replies.memory:
+        if replies.kind == "pdmm" and replies.memory:
             self.memory.keep(users, replies, left)
         keys = {k: json.dumps(users.names[k]) for k in asked}
         return {keys[k]: encoded[k] for k in left}, {keys[k]: reason for k, reason in over.items()}
@@ -285,6 +288,8 @@ def _keep_models(folder: str, replies: Batch, asked: Mapping[int, Message], agre
         keep_models(folder, agreement, [(users.names[k], query.arrays["model"]) for k, query in asked.items()])
     elif folder and replies.kind == "join":
         keep_models(folder, agreement, [(users.names[k], replies[k].arrays["model"][0]) for k in asked])
+    elif folder and replies.kind == "home":  # finished from exact rows, so it is for its user alone
+        keep_models(folder, agreement, [(users.names[k], replies.memory["home"].rows(k)[0]) for k in asked])
 
 
 def _name(key: str) -> Any:
@@ -293,6 +298,10 @@ def _name(key: str) -> Any:
         name = json.loads(key)
         return name if isinstance(name, (str, int, float)) else None
     return None
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def _integer(number: Any) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 
 from coterie import datasets
 from coterie.data.encoding import read_table
-from coterie.data.frames import as_frame, row_names
+from coterie.data.frames import as_frame, read_cells, row_names
 from coterie.data.summary import TableSummary, summarise, target_cells
 from coterie.data.users import Users
 from coterie.data.validation import split_names, suggest
@@ -63,6 +63,13 @@ class Table:
         """What the node tells of its table, for the recipe of all."""
         return summarise(self.frame, user=self.user, target=self.target, features=self.features, drop=self.drop,
                          task=self.task, min_count=self.min_count)
+
+    def number_columns(self) -> tuple[str, ...]:
+        """The columns of numbers to learn from."""
+        wanted = self.features or [name for name in self.frame.columns if name not in (self.user, self.target,
+                                                                                        *self.drop)]
+        return tuple(name for name in wanted if name in self.frame.columns
+                     and read_cells(self.frame[name]).kind in ("number", "flag"))
 
     def take(self, names: Iterable[Any]) -> Table:
         """The rows of these users."""

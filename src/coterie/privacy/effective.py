@@ -72,7 +72,7 @@ class Effective(NamedTuple):
     ridge : for a model of all users, by evidence.
     sizes : (n,) the estimated numbers of rows.
     means, means_noise : (n, p) the users' mean features, and the variance of each.
-    noise : s^2, in the rows of `users`.
+    noise, plain_noise : s^2, in the rows of `users`, and in those of the summaries.
     tau : the noise of the summaries.
     """
 
@@ -84,6 +84,7 @@ class Effective(NamedTuple):
     means: Array
     means_noise: Array
     noise: float
+    plain_noise: float
     tau: float
 
 
@@ -126,7 +127,7 @@ def effective(summaries: Summaries, names: tuple[Any, ...], features: tuple[str,
     spread = 1.0 / sizes[:, None] + (0.5 * (tau / W0 / sizes) ** 2)[:, None] * (to_rows[1:] ** 2).sum(axis=1)
     return Effective(users=moments.users(names, features), mean=mean, scale=scale,
                      ridge=_ridge(curvature.sum(axis=0), rhs.sum(axis=0), noise), sizes=sizes, means=means[:, 1:],
-                     means_noise=spread, noise=noise * factor, tau=tau)
+                     means_noise=spread, noise=noise * factor, plain_noise=noise, tau=tau)
 
 
 def _sizes(gram: Array, tau: float, per_user: bool) -> Array:

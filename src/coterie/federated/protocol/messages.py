@@ -29,7 +29,7 @@ VERSION = 1
 #: What can be asked; the position in the list is the code in the binary form, so new kinds go to the end.
 KINDS = ("describe", "local", "expand", "gradient", "prox", "train", "certify", "score", "pdmm", "moments",
          "judge", "join", "facts", "settle", "slopes", "evidence", "around", "left_out", "ratio",
-         "halves", "alone")
+         "halves", "alone", "release", "home")
 #: Names of fields; likewise.
 FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", "diagonal", "rank", "centre", "t",
           "point", "steps", "rate", "slope", "conjugate", "residual", "zero", "lack", "score", "count", "ridge",
@@ -40,7 +40,8 @@ FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", 
           "evidence", "influence", "information", "starts",
           *(f"{name}2" for name in ("part", "t", "centre", "point", "value", "gradient", "hessian", "information",
                                     "models", "own", "values", "covariance", "step", "evidence", "rank", "model",
-                                    "starts", "settings", "influence", "count")))
+                                    "starts", "settings", "influence", "count")),
+          "stage", "mu", "scale", "released")
 #: Questions of a fit, of which one message can carry two; the fields of the second have names that end in 2.
 PAIRED = ("settle", "slopes", "evidence", "around", "left_out", "alone")
 TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f8"), np.dtype("<i4"))
@@ -270,6 +271,9 @@ SCHEMAS: dict[str, Schema] = {
                     {"values": "m"}),
     "judge": Schema({**_MODEL, "fitted": "d", "alone": "d", "together": "d"}, {"scores": "m", "worse": "1"}),
     "join": Schema({"models": "=*d", "covariance": "=*h", "noise": "=1"}, {"who": "1", "model": "*d"}),
+    # A noisy release, and what a user needs to finish its model at home; it answers only that it has it.
+    "release": Schema({"stage": "=1", "mu": "=1", "settings": "=m", "centre": "=m", "scale": "=m"}, {"released": "m"}),
+    "home": Schema({"centre": "d", "covariance": "=m", "noise": "=1"}, {"who": "1"}),
     "score": Schema(_MODEL, {"score": "1", "hit": "1", "count": "1"}),
     "pdmm": Schema({
         "step": "1", "settings": "=s", "models": "=*d", "who": "=*1", "update": "*1", "dual_at": "*1", "dual": "*d",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from coterie.federated.agreement import Agreement, Introduction
 from coterie.federated.client import Data, join
 from coterie.federated.runtimes.in_process import Faults, LocalRuntime
 from coterie.federated.sources import Table
+from coterie.privacy.ledger import NodeLedger
 
 
 class LocalNodes(LocalRuntime):
@@ -23,6 +25,7 @@ class LocalNodes(LocalRuntime):
     held_out : the share of its rows that every user holds out.
     seed : of these rows.
     faults : what goes wrong on the way; nothing unless given.
+    experiment : a seed of the noise of private releases; None for the operating system.
 
     Example
     -------
@@ -35,13 +38,14 @@ class LocalNodes(LocalRuntime):
     """
 
     def __init__(self, sources: Sequence[Users | Table], held_out: float = 0.0, seed: int = 0,
-                 faults: Faults | None = None) -> None:
+                 faults: Faults | None = None, experiment: int | None = None) -> None:
         self.sources, self.held_out, self.seed = list(sources), held_out, seed
+        self.keeper, self.experiment, self.private = NodeLedger(None), experiment, False
         self.faults, self.late = faults or Faults(), []
         self.data: Data
 
     def gather(self, n_users: int, wait: float) -> list[tuple[str, Introduction]]:
-        said = [(f"node {k}", Introduction.of(source)) for k, source in enumerate(self.sources)]
+        said = [(f"node {k}", Introduction.of(source, private=self.private)) for k, source in enumerate(self.sources)]
         count = sum(len(introduction.names) for _, introduction in said)
         if count < max(n_users, 1):
             raise Incompatible(f"{count} of {max(n_users, 1)} users are here. Give more nodes, or lower `n-users`.")
@@ -52,4 +56,5 @@ class LocalNodes(LocalRuntime):
             return
         together = join([agreement.given(source) for source in self.sources])
         order = np.array([together.index(name) for name in agreement.names])
-        self.data = agreement.data_of(together.take(order), self.held_out, self.seed)
+        data = agreement.data_of(together.take(order), 0.0 if self.private else self.held_out, self.seed)
+        self.data = replace(data, keeper=self.keeper, experiment=self.experiment)

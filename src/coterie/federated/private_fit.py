@@ -1,0 +1,317 @@
+"""A private fit: every user releases noisy sums (`coterie.privacy.release`), and nothing else leaves it.
+
+1. Nodes say who their users are, and which columns they have. What texts mean is public: levels are given.
+2. Without public bounds of the columns, users release noisy counts of magnitudes, which bound them.
+3. Users release noisy sums, which centre and scale the columns.
+4. Users release the noisy summary. All that a fit chooses follows from it (`coterie.privacy.fit`), and costs nothing.
+5. Every user gets the centre of its group and how models vary around it, and finishes its model at home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from coterie._typing import Array
+from coterie.data.columns import Column
+from coterie.data.encoding import Recipe
+from coterie.errors import Incompatible, InvalidInput
+from coterie.federated.agreement import Agreement, Carrier, Introduction, introduced
+from coterie.federated.asking import Asker
+from coterie.federated.config import DataSettings
+from coterie.federated.fit import Carriage, FederatedFit
+from coterie.federated.private import query_of
+from coterie.federated.protocol.messages import triangle
+from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.fitting.estimate import Fit
+from coterie.fitting.result import SentModels
+from coterie.fitting.settings import Settings
+from coterie.fitting.units import Units, make_loss
+from coterie.losses import Personal
+from coterie.privacy.effective import Effective, Summaries, effective
+from coterie.privacy.fit import fit_summaries
+from coterie.privacy.policy import TARGET, Privacy, Statement
+from coterie.privacy.release import CENTRES, HIGHEST, LOWEST, RANGES, SUMMARY, W0, Question
+from coterie.solution import Status
+from coterie.storage import write_atomically
+
+_WITHIN = 0.99  # share of the values that bounds are found for
+_WIDTH = 2.0  # standard deviations of a target that count
+_LEAST_SCALE = 0.02  # of a column, over the half of its range
+_AROUND = 0.1  # variance of models around centres that is offered for finishing at home
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PrivateFit(FederatedFit):
+    """A `FederatedFit` found from noisy releases.
+
+    Parameters
+    ----------
+    privacy : what was promised.
+    at_home : (n_users, dim) the models that users have finished at home, in the solver's units; None unless users are
+        in this process, because they never leave home. They are outside of the promise.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> from coterie.datasets import clustered
+    >>> shops = clustered("squared", n_users=30, n_clusters=3, samples=200, seed=0).users
+    >>> fit = ct.federate(shops, privacy=ct.Privacy(epsilon=8.0, delta=1e-5, clip=6.0, experiment=0))
+    >>> fit.n_clusters, fit.solution.status.name
+    (3, 'RELEASED')
+    """
+
+    privacy: Privacy
+    at_home: Array | None = field(default=None, repr=False)
+
+    @property
+    def statement(self) -> Statement:
+        """What is promised, to whom, and what the certificate still proves."""
+        return self.privacy.statement()
+
+
+def fit_privately(runtime: Carrier, data: DataSettings, settings: Settings, privacy: Privacy,
+                  carriage: Carriage) -> PrivateFit:
+    """Agree, ask for releases, fit and send centres, over any runtime.
+
+    Parameters
+    ----------
+    runtime : finds the users and carries the queries.
+    data : what is asked of the data.
+    settings : of the fit.
+    privacy : what is promised.
+    carriage : how the questions are carried.
+
+    Raises
+    ------
+    Incompatible : users who do not come or do not answer, or nodes whose data do not fit together.
+    InvalidInput : data or settings that cannot be private.
+    Refused : nodes whose owners do not allow it.
+    """
+    if isinstance(runtime, LocalNodes):
+        runtime.private, runtime.experiment = True, privacy.experiment
+    agreement, task = _agreement(runtime, data, settings, privacy, carriage)
+    runtime.use(agreement)
+    identity = {} if isinstance(runtime, LocalNodes) else runtime.identity()
+    asker = Asker(runtime, agreement.names, participation=carriage.participation, seed=carriage.seed,
+                  fingerprint={"epsilon": privacy.epsilon, "delta": privacy.delta, "unit": privacy.unit, "task": task,
+                               **identity}, checkpoint=carriage.checkpoint, progress=carriage.progress)
+    centre, scale, mus = _bounds(asker, agreement, privacy)
+    centre, scale = _scaled(asker, centre, scale, mus[0], privacy, task)
+    question = _question(SUMMARY, mus[1], centre, scale, privacy)
+    known = effective(Summaries.of(_released(asker, question), question), agreement.names, agreement.features,
+                      privacy.unit == "user")
+    fitted = fit_summaries(known, settings, carriage.fit_progress)
+    units, sent = _in_given_units(fitted, known, question, task, settings)
+    runtime.use(replace(agreement, units=units))
+    _send_home(asker, fitted, known, units, sent)
+    solution = fitted.solution
+    if solution.status is Status.CONVERGED:
+        solution = replace(solution, status=Status.RELEASED)
+    home = runtime.data.memory["home"].values if isinstance(runtime, LocalNodes) else None
+    parts = {f.name: getattr(fitted, f.name) for f in fields(Fit)}
+    parts |= {"units": units, "sent": sent, "solution": solution, "recipe": agreement.recipe,
+              "settings": replace(fitted.settings, task=task), "why": f"{fitted.why} {_warning(known)}".strip(),
+              "together": _classes_of(fitted.together[None], fitted, question, task)[0]}
+    return PrivateFit(**parts, ledger=asker.ledger, history=tuple(asker.history), refusals=tuple(asker.refusals),
+                      privacy=privacy, at_home=home)
+
+
+# -- before the first release
+
+
+def _agreement(runtime: Carrier, data: DataSettings, settings: Settings, privacy: Privacy,
+               carriage: Carriage) -> tuple[Agreement, Literal["regression", "classification"]]:
+    """Who takes part and what the columns are, from names and what is public; and the task."""
+    file = None if carriage.checkpoint is None else Path(carriage.checkpoint) / "federation.json"
+    if file is not None and file.exists():
+        agreement = Agreement.from_json(file.read_text(encoding="utf-8"))
+        return agreement, agreement.task
+    nodes, agreement = introduced(runtime, carriage.n_users, carriage.wait)
+    tables = [node for _, node in nodes if node.targets == "table"]
+    if tables:
+        recipe = public_recipe(tables, data, privacy)
+        agreement = replace(agreement, recipe=recipe, features=recipe.feature_names, task=recipe.task,
+                            n_classes=len(recipe.classes))
+    else:
+        agreement = _prepared(agreement, {node.targets for _, node in nodes}, settings, data)
+    if file is not None:
+        write_atomically(file, agreement.to_json().encode(), durable=True)
+    return agreement, agreement.task
+
+
+def _prepared(agreement: Agreement, kinds: set[str], settings: Settings, data: DataSettings) -> Agreement:
+    """The task of prepared numbers: by the loss named, or by whether targets are -1 and 1."""
+    losses = {"auto": "", "squared": "regression", "logistic": "classification"}
+    if settings.loss not in losses or "none" in kinds or data.task in ("counts", "clustering"):
+        raise InvalidInput("a private fit predicts numbers (squared loss) or two classes (logistic loss)",
+                           remedy="Use the loss 'squared' or 'logistic', or leave epsilon out")
+    signs = kinds == {"signs"}
+    task = losses[settings.loss] or ("classification" if signs else "regression")
+    return replace(agreement, task=task, signs=signs and task == "classification",
+                   n_classes=2 * (task == "classification"))
+
+
+def public_recipe(tables: list[Introduction], data: DataSettings, privacy: Privacy) -> Recipe:
+    """How tables become numbers, from what is public: bounds and levels of columns.
+
+    Raises
+    ------
+    InvalidInput : a column of which too little is public.
+    """
+    target = data.target
+    if not target:
+        raise InvalidInput("a private fit needs a target", remedy="Give --target COLUMN")
+    numbers = set.intersection(*(set(table.features) for table in tables))
+    given = dict(privacy.clip) if isinstance(privacy.clip, Mapping) else {}
+    names = [name for name in given if name not in (target, data.user)] or [
+        name for name in tables[0].features if name in numbers]
+    if not names:
+        raise InvalidInput("no column is left to learn from", remedy="Name columns and their bounds or levels in clip")
+    columns = tuple(_column(name, privacy.range_of(name), privacy.levels_of(name)) for name in names)
+    classes = privacy.levels_of(target)
+    if len(classes) > 2:
+        raise InvalidInput(f"a private fit predicts two classes or numbers, and {target!r} has {len(classes)} classes",
+                           remedy="Predict one class against the others")
+    if not classes and data.task in ("classification", "counts"):
+        raise InvalidInput(f"the classes of {target!r} are not public", remedy=f"Name them in clip: {target}=no|yes")
+    return Recipe(user=data.user, target=target, task="classification" if classes else "regression", classes=classes,
+                  class_kind="str", columns=columns, notes=())
+
+
+def _column(name: str, bounds: Any, levels: tuple[str, ...]) -> Column:
+    if levels:
+        two = len(levels) == 2
+        return Column(name=name, kind="category", levels=levels[1:] if two else levels,
+                      reference=levels[0] if two else None, fill=0.5 if two else 0.0)
+    return Column(name=name, kind="number", fill=0.0 if bounds is None else 0.5 * (bounds[0] + bounds[1]))
+
+
+# -- releases
+
+
+def _question(stage: int, mu: float, centre: Array, scale: Array, privacy: Privacy) -> Question:
+    return Question(stage=stage, mu=mu, per_user=privacy.unit == "user", centre=centre, scale=scale,
+                    n_features=len(centre) - 1)
+
+
+def _released(asker: Asker, question: Question) -> Array:
+    """(n_users, length) what users release."""
+    released = asker.ask("release", question.n_features, shared=query_of(question)).arrays["released"]
+    if released.shape != (len(asker.names), question.length):
+        raise Incompatible("The users released something else than was asked. Install the same version everywhere.")
+    return np.asarray(released, dtype=float)
+
+
+def _bounds(asker: Asker, agreement: Agreement, privacy: Privacy) -> tuple[Array, Array, tuple[float, ...]]:
+    """Centre and half width of each column, the target last; and the mu of the releases that are left."""
+    names, stages = [*agreement.features, TARGET], privacy.stages
+    if agreement.recipe is not None:
+        names[-1] = str(agreement.recipe.target)
+        labels = {label: column.name for column in agreement.recipe.columns for label in column.labels}
+        known = {label: (0.0, 1.0) if privacy.levels_of(labels[label]) else privacy.range_of(labels[label])
+                 for label in labels}
+    else:
+        known = {name: privacy.range_of(name) for name in names[:-1]}
+    known[names[-1]] = (0.0, 1.0) if agreement.task == "classification" else privacy.range_of(names[-1])
+    unknown = [name for name in names if known.get(name) is None]
+    if unknown and privacy.clip is not None:
+        raise InvalidInput(f"the bounds of column {unknown[0]!r} are not given, and they never come from the data "
+                           "unnoticed", remedy=f"Add it to clip, for example {{{unknown[0]!r}: (0, 100)}}; or leave "
+                           "clip out, and bounds are found with a part of the budget")
+    if privacy.clip is None:
+        question = _question(RANGES, stages[0], np.zeros(len(names)), np.ones(len(names)), privacy)
+        found = _magnitudes(_released(asker, question), question)
+        known = {name: known.get(name) or (-bound, bound) for name, bound in zip(names, found, strict=True)}
+        stages = stages[1:]
+    low, high = np.array([known[name] for name in names], dtype=float).T
+    return 0.5 * (low + high), 0.5 * (high - low), stages
+
+
+def _magnitudes(released: Array, question: Question) -> list[float]:
+    """For each column a power of two that nearly all values are below, as far as the noise shows it."""
+    counts = released.sum(axis=0).reshape(len(question.centre), HIGHEST - LOWEST)
+    error = question.tau * np.sqrt(len(released))
+    bounds = []
+    for column in counts:
+        column = np.where(column > 2.0 * error, column, 0.0)  # bins that stand out of the noise
+        total = column.sum()
+        if total <= 0:
+            raise InvalidInput("the budget does not suffice to find the bounds of the columns",
+                               remedy="Give them in clip, or raise epsilon")
+        inside = np.flatnonzero(np.cumsum(column) >= _WITHIN * total)[0]
+        bounds.append(float(2.0 ** (inside + LOWEST)))
+    return bounds
+
+
+def _scaled(asker: Asker, centre: Array, scale: Array, mu: float, privacy: Privacy, task: str) -> tuple[Array, Array]:
+    """Means and deviations of the columns over all users; of the target what is clipped to [-1, 1]."""
+    question = _question(CENTRES, mu, centre, scale, privacy)
+    released = _released(asker, question).sum(axis=0)
+    n, q = max(float(released[0]), 1.0), len(centre)
+    mean = np.clip(released[1:q + 1] / n, -1.0, 1.0)
+    error = question.tau * np.sqrt(len(asker.names)) / n
+    spread = np.sqrt(np.maximum(released[q + 1:] / n - mean**2, max(_LEAST_SCALE, min(2.0 * error, 0.5)) ** 2))
+    spread[-1] = 1.0 + abs(mean[-1]) if task == "classification" else min(_WIDTH * spread[-1], 1.0 + abs(mean[-1]))
+    return centre + scale * mean, scale * spread
+
+
+# -- models
+
+
+def _in_given_units(fitted: Fit, known: Effective, question: Question, task: Literal["regression", "classification"],
+                    settings: Settings) -> tuple[Units, SentModels]:
+    """Units between the table and the models, and the models themselves: of classes as those of the logistic loss."""
+    p = question.n_features
+    stretch = np.sqrt(p) / np.sqrt(1.0 - W0**2) * question.scale[:p]  # from features of a summary to columns
+    mean, scale = question.centre[:p] + stretch * known.mean, stretch * known.scale
+    names, loss = fitted.units.feature_names, fitted.units.loss
+    centre, spread = 0.0, 1.0
+    if task == "regression":
+        spread = float(question.scale[-1] * fitted.units.spread)
+        centre = float(question.centre[-1] + question.scale[-1] * fitted.units.centre)
+    else:
+        loss = make_loss("classification", "logistic", settings.ridge, 2)
+    units = Units(task=task, loss=loss, n_classes=2 * (task == "classification"), mean=mean, scale=scale, centre=centre,
+                  spread=spread, feature_names=names)
+    return units, SentModels(_classes_of(fitted.centres, fitted, question, task),
+                             _classes_of(fitted.models, fitted, question, task))
+
+
+def _classes_of(models: Array, fitted: Fit, question: Question, task: str) -> Array:
+    """Models of least squares as they are; of two classes as logistic ones, to first order at the mean p:
+
+        p + t  ->  log(p / (1 - p)) + t / (p (1 - p))
+    """
+    if task == "regression":
+        return models
+    p = float(np.clip(question.centre[-1], 1e-3, 1.0 - 1e-3))
+    margins = fitted.units.coefficients(models)[..., 0] * float(question.scale[-1]) / (p * (1.0 - p))
+    margins[:, -1] += np.log(p / (1.0 - p))
+    return margins
+
+
+def _send_home(asker: Asker, fitted: Fit, known: Effective, units: Units, sent: SentModels) -> None:
+    """Every user gets the centre of its group and covariances of models around it."""
+    dim = sent.models.shape[1]
+    intercept = np.diag(np.append(np.full(dim - 1, 0.01 * _AROUND), 1.0))
+    shapes, dispersion = [_AROUND * np.eye(dim), intercept], 1.0
+    if units.task == "regression":
+        dispersion = known.plain_noise / fitted.units.spread**2
+    if isinstance(fitted.solution.problem.loss, Personal):
+        covariance = np.asarray(fitted.solution.problem.loss.covariance)
+        shapes.append(covariance / max(float(np.trace(covariance)), 1e-300) * dim * _AROUND)
+    asker.ask("home", dim, arrays={"centre": sent.centres[fitted.labels]},
+              shared={"covariance": triangle(np.stack(shapes)), "noise": np.array(dispersion)})
+
+
+def _warning(known: Effective) -> str:
+    """Where noise is large against what groups need."""
+    p = known.means.shape[1]
+    if float(np.median(known.sizes)) < 4.0 * known.tau * (p + 1):
+        return "The noise is large for users with so few rows: groups may have been missed, and models are rough."
+    return ""
