@@ -31,8 +31,8 @@ class Status(Enum):
     """
 
     CONVERGED = "Solved: the certified relative gap is within the tolerance."
-    RELEASED = ("Solved for the released statistics, which have noise: the certified relative gap is within the tolerance. "
-                "How near they are to the rows is not certified.")
+    RELEASED = ("Solved for the released statistics, which have noise: the certified relative gap is within the "
+                "tolerance. How near they are to the rows is not certified.")
     INACCURATE = ("Not solved to the tolerance: the certified gap is larger. "
                   "Raise tol, or give the solver more iterations.")
     NO_BOUND = ("Not certified: there is no finite bound, because some user's conjugate is infinite at these duals. "

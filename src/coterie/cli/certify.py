@@ -38,7 +38,7 @@ def run_certify(
             "objective": proof.objective, "bound": proof.bound, "same_data": proof.same_data,
             "same_claims": proof.same_claims, "same_models": proof.same_models, "claimed_gap": claims["gap"]})))
     else:
-        if not proof.same_data:
+        if proof.same_data is False:
             console.print("This file differs from the file of the run.", style="yellow", soft_wrap=True)
         if not proof.same_claims:
             console.print(f"The groups differ from those in run.json and models.csv: run.json claims "
@@ -48,7 +48,8 @@ def run_certify(
             console.print("The models in models.csv are not those of these groups.", style="yellow", soft_wrap=True)
         console.print(f"{proof.n_clusters} group(s) among {len(saved.names)} users at lam = {saved.lam:g}: {proof}.",
                       soft_wrap=True, highlight=False)
-        console.print("Certified: no other models are better by more than the tolerance." if proof.certified else
+        what = " for the released statistics" if "privacy" in claims else ""
+        console.print(f"Certified: no other models are better{what} by more than the tolerance." if proof.certified else
                       "Not certified to the tolerance of the run.", soft_wrap=True)
     if not proof.holds:
         raise typer.Exit(1)

@@ -83,6 +83,13 @@ _Seed = Annotated[int, typer.Option(help="Seed of all random numbers.", min=0)]
 _Runtime = Annotated[str, typer.Option(help=f"One of: {', '.join(RUNTIMES)}.")]
 _Cluster = Annotated[int, typer.Option(help="Number of nodes to start on this machine, on Flower.", min=1)]
 _RoundTimeout = Annotated[float, typer.Option(help="Time limit of a round in seconds, on Flower.")]
+_Epsilon = Annotated[float, typer.Option(
+    help="Differential privacy: all that leaves a user is noisy releases within this epsilon; 0: no noise.", min=0.0)]
+_Delta = Annotated[float, typer.Option(help="With --epsilon: the delta of the promise.")]
+_Clip = Annotated[str, typer.Option(
+    help="With --epsilon: public bounds and levels of columns, such as 'age=0:100, sex=f|m, y=0:1'; if omitted, bounds "
+         "are found with a part of the budget.")]
+_Unit = Annotated[str, typer.Option(help="With --epsilon: what is protected, a row or a user.")]
 _Timeout = Annotated[float, typer.Option(help="Time limit of the run in seconds, on Flower.")]
 _Out = Annotated[Path, typer.Option(help="Folder for the results; an interrupted run in it is continued.")]
 
@@ -96,7 +103,8 @@ def run(
     held_out: _HeldOut = None, max_groups: MaxGroups = CONFIG["max-groups"], count: Count = CONFIG["count"],
     weights: _Weights = "", algorithm: _Algorithm = "", algorithm_options: _Options = "",
     participation: _Participation = 1.0, tol: Tol = CONFIG["tol"],
-    max_rounds: _MaxRounds = 0, patience: _Patience = 0, seed: _Seed = 0, runtime: _Runtime = "local",
+    max_rounds: _MaxRounds = 0, patience: _Patience = 0, seed: _Seed = 0, epsilon: _Epsilon = CONFIG["epsilon"],
+    delta: _Delta = CONFIG["delta"], clip: _Clip = "", unit: _Unit = CONFIG["unit"], runtime: _Runtime = "local",
     local_cluster: _Cluster = 5, round_timeout: _RoundTimeout = CONFIG["round-timeout"], timeout: _Timeout = 3600.0,
     out: _Out = Path("run"), overwrite: Overwrite = False,
 ) -> None:
@@ -109,6 +117,8 @@ def run(
     Example: coterie federate table.csv --user who --target y
 
     Example: coterie federate table.csv --user who --target y --lam 0.05 --algorithm newton --out run
+
+    Example: coterie federate table.csv --user who --target y --epsilon 4 --clip "age=0:100, dose=0:10, y=0:1"
 
     Example: coterie federate --runtime flower --local-cluster 5 --dataset ellipses --lam 0.02 --out run
     """
@@ -274,8 +284,10 @@ def _show(out: Path, seconds: float) -> None:
     if result.get("scores"):
         console.print(f"Held out       {result['scores']['sentence']}", soft_wrap=True, highlight=False, markup=False)
     console.print(result["sentence"], soft_wrap=True)
+    if "privacy" in result:
+        console.print(f"Privacy        {result['privacy']['sentence']}", soft_wrap=True, highlight=False, markup=False)
     for name, reason in result["aside"].items():
         console.print(f"Set aside: {name}: {reason}.", soft_wrap=True, markup=False)
     console.print(f"Open {out / 'report.html'} to look at the results.", soft_wrap=True, markup=False)
-    if result["status"] != Status.CONVERGED.name:
+    if result["status"] not in (Status.CONVERGED.name, Status.RELEASED.name):
         raise typer.Exit(1)

@@ -20,7 +20,7 @@ from coterie.federated.algorithms.edges import answer_edges, mean_curvature, sti
 from coterie.federated.algorithms.trust import between, trusted
 from coterie.federated.answers import FIT_ANSWERS, facts, fit_answers
 from coterie.federated.joining import answer_join
-from coterie.federated.private import answer_home, answer_release
+from coterie.federated.private import Releasing, answer_home, answer_release
 from coterie.federated.protocol.messages import (
     SCHEMAS,
     BadMessage,
@@ -88,6 +88,11 @@ class Data:
     def n_users(self) -> int:
         return self.samples.n_users
 
+    @property
+    def releasing(self) -> Releasing:
+        """The users as those who release."""
+        return Releasing(self.samples.users.data, self.keeper, self.experiment)
+
 
 def answer(data: Data, query: Query) -> Reply:
     """The reply of one user to one query.
@@ -133,9 +138,10 @@ def answer_all(data: Data, queries: Batch) -> Batch:
     if queries.kind not in _ANSWERS:
         raise BadMessage(f"There is no query of kind {queries.kind!r}.")
     memory: Mapping[str, Ragged] = data.memory
+    ragged: dict[str, Ragged] = {}
     with np.errstate(over="ignore", invalid="ignore"):  # the receiver rejects numbers that are not finite
         if queries.kind == "home":
-            (arrays, memory), ragged = answer_home(data, queries), {}
+            arrays, memory = answer_home(data.loss, data.samples, data.memory, queries)
         elif queries.kind == "pdmm":
             arrays, ragged, memory = answer_edges(data.loss, data.samples, queries, data.memory)
         else:
@@ -368,7 +374,8 @@ _ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {
     "describe": _describe, "local": _local, "expand": _expand, "gradient": _gradient, "prox": _prox, "train": _train,
     "certify": _certify, "score": _score, "moments": _moments, "judge": _judge,
     "join": lambda data, queries: answer_join(data.loss, data.samples, queries), "pdmm": lambda data, queries: ({}, {}),
-    "release": lambda data, queries: (answer_release(data, queries), {}), "home": lambda data, queries: ({}, {}),
+    "release": lambda data, queries: (answer_release(data.releasing, queries), {}),
+    "home": lambda data, queries: ({}, {}),
 }
 assert set(_ANSWERS) == set(SCHEMAS)
 

@@ -18,6 +18,7 @@ from coterie.federated.algorithms import ALGORITHMS
 from coterie.federated.algorithms.base import Algorithm
 from coterie.federated.settings import FederationSettings
 from coterie.fitting.settings import Settings
+from coterie.privacy.policy import Privacy, parse_clip
 
 #: Keys of earlier versions, and what they are called now.
 RENAMED = {"rounds": "max-rounds", "users": "n-users"}
@@ -84,6 +85,38 @@ class DataSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrivacySettings:
+    """What is promised to users, as texts and numbers; see `Privacy`.
+
+    Parameters
+    ----------
+    epsilon, delta : the budget; 0 for no noise.
+    clip : public bounds of columns as text, for example "age=0:100, sex=f|m, y=0:1", or one number; if empty, bounds
+        are found with a part of the budget.
+    unit : "row" or "user".
+    """
+
+    epsilon: float = 0.0
+    delta: float = 1e-5
+    clip: str = ""
+    unit: str = "row"
+
+    def privacy(self) -> Privacy | None:
+        """The promise; None without noise.
+
+        Raises
+        ------
+        InvalidInput : a promise that cannot be made.
+        """
+        if self.epsilon == 0:
+            if self.clip:
+                raise InvalidInput("clip is for a private run, and there is no epsilon", remedy="Give epsilon a number")
+            return None
+        unit: Any = self.unit
+        return Privacy(epsilon=float(self.epsilon), delta=float(self.delta), clip=parse_clip(self.clip), unit=unit)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """What concerns the server of a deployed federation only.
 
@@ -117,12 +150,14 @@ class RunConfig:
     data : of the users' data.
     server : of the server.
     fit : of a fit, where lam is "auto"; None for a run at a given lam, or at several.
+    privacy : what is promised to users; None without noise.
     """
 
     settings: FederationSettings = field(default_factory=FederationSettings)
     data: DataSettings = field(default_factory=DataSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     fit: Settings | None = None
+    privacy: Privacy | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -135,13 +170,18 @@ class RunConfig:
         config = resolved(config)
         data = DataSettings(**{f.name: config[key_of(f.name)] for f in fields(DataSettings)})
         server = ServerSettings(**{f.name: config[key_of(f.name)] for f in fields(ServerSettings)})
+        private = PrivacySettings(**{f.name: config[key_of(f.name)] for f in fields(PrivacySettings)}).privacy()
         share = config["participation"]
         common: dict[str, Any] = {
             "seed": int(config["seed"]), "tol": float(config["tol"]), "every": int(config["every"]),
             "participation": share if isinstance(share, int) and share > 1 else float(share),
             "checkpoint": config["checkpoint"] or Path(server.out) / "checkpoint"}
         if chooses(config):
-            return cls(settings=FederationSettings(**common), data=data, server=server, fit=_fit(config, data))
+            return cls(settings=FederationSettings(**common), data=data, server=server, fit=_fit(config, data),
+                       privacy=private)
+        if private is not None:
+            raise InvalidInput("a private federation chooses its lam, because every question costs",
+                               remedy="Leave lam and lams out")
         lams = _lams(str(config["lams"]))
         if lams is not None and not data.held_out > 0:
             raise InvalidInput("a path is chosen from by rows held out, and there are none",
@@ -164,11 +204,12 @@ CONFIG: dict[str, Any] = {
     "algorithm": "", "algorithm-options": "", "lam": "auto", "lams": "", "n-lams": "auto", "ratio": 0.01,
     "weights": "", "max-groups": 0, "count": Settings.count, "participation": 1.0, "tol": 1e-6, "max-rounds": 0,
     "patience": 0, "seed": 0, "checkpoint": "", "every": 1,
-    **{key_of(f.name): f.default for kind in (ServerSettings, DataSettings) for f in fields(kind)}, "held-out": "auto"}
+    **{key_of(f.name): f.default for kind in (ServerSettings, DataSettings, PrivacySettings) for f in fields(kind)},
+    "held-out": "auto"}
 #: What a given lam is needed for.
 _FOR_A_LAM = ("algorithm", "algorithm-options", "weights", "max-rounds", "patience", "loss-options")
 #: What is sent to the nodes.
-FOR_NODES = ("seed", *(key_of(f.name) for f in fields(DataSettings)))
+FOR_NODES = ("seed", "epsilon", *(key_of(f.name) for f in fields(DataSettings)))
 
 
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,7 +232,9 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
     config = complete(config)
     fit = chooses(config)
     if config["held-out"] == "auto":
-        config["held-out"] = Settings.holdout if fit else 0.0
+        config["held-out"] = Settings.holdout if fit and not config["epsilon"] else 0.0
+    elif config["epsilon"] and config["held-out"]:
+        raise InvalidInput("rows that are held out would need a budget of their own", remedy="Leave held-out out")
     if config["n-lams"] == "auto":
         config["n-lams"] = Settings.n_lams if fit else FederationSettings.n_lams
     if not fit:

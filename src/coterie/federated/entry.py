@@ -63,7 +63,8 @@ def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal[
 
     Returns
     -------
-    FederatedFit, a `Fit`, with lam="auto", and PrivateFit, one of these, with `privacy`; Federated, a `Solution`, with a number. Both have rounds and a ledger.
+    FederatedFit, a `Fit`, with lam="auto", and PrivateFit, one of these, with `privacy`; Federated, a `Solution`, with
+    a number. All have rounds and a ledger.
 
     Raises
     ------
@@ -130,8 +131,8 @@ def _fit_privately(users: Users, loss: Loss | str | None, settings: Settings, ot
                    privacy: Privacy, seed: int, tol: float, carriage: Carriage) -> PrivateFit:
     held_out, faults = others
     if held_out:
-        raise InvalidInput("rows that are held out would need a budget of their own", remedy="Leave held_out out; users "
-                           "can score their models at home")
+        raise InvalidInput("rows that are held out would need a budget of their own", remedy="Leave held_out out; "
+                           "users can score their models at home")
     users.require_samples()
     name, _ = _named(loss, settings)
     nodes = LocalNodes([users], 0.0, seed, faults)

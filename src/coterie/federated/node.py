@@ -249,7 +249,7 @@ class _Asking:
         if reason is None and not alike(query, first):
             reason = "the users of a node are asked different questions at once"
         reason = reason or self.guard.objection(self.data, user, query)
-        return reason or (objection_to(self.data, user, query) if query.kind == "release" else "")
+        return reason or (objection_to(self.data.releasing, user, query) if query.kind == "release" else "")
 
     def _replies(self, run: str, asked: Mapping[int, Message],
                  own: Mapping[str, Any]) -> tuple[dict[str, bytes], dict[str, str]]:

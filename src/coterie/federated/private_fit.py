@@ -40,6 +40,7 @@ from coterie.solution import Status
 from coterie.storage import write_atomically
 
 _WITHIN = 0.99  # share of the values that bounds are found for
+_STANDS_OUT = 4.5  # standard errors: hardly ever one of the thousands of bins without a value
 _WIDTH = 2.0  # standard deviations of a target that count
 _LEAST_SCALE = 0.02  # of a column, over the half of its range
 _AROUND = 0.1  # variance of models around centres that is offered for finishing at home
@@ -238,7 +239,7 @@ def _magnitudes(released: Array, question: Question) -> list[float]:
     error = question.tau * np.sqrt(len(released))
     bounds = []
     for column in counts:
-        column = np.where(column > 2.0 * error, column, 0.0)  # bins that stand out of the noise
+        column = np.where(column > _STANDS_OUT * error, column, 0.0)
         total = column.sum()
         if total <= 0:
             raise InvalidInput("the budget does not suffice to find the bounds of the columns",
@@ -254,10 +255,19 @@ def _scaled(asker: Asker, centre: Array, scale: Array, mu: float, privacy: Priva
     released = _released(asker, question).sum(axis=0)
     n, q = max(float(released[0]), 1.0), len(centre)
     mean = np.clip(released[1:q + 1] / n, -1.0, 1.0)
-    error = question.tau * np.sqrt(len(asker.names)) / n
-    spread = np.sqrt(np.maximum(released[q + 1:] / n - mean**2, max(_LEAST_SCALE, min(2.0 * error, 0.5)) ** 2))
+    spread = np.sqrt(_variances(released[q + 1:] / n - mean**2, question.tau * np.sqrt(len(asker.names)) / n))
     spread[-1] = 1.0 + abs(mean[-1]) if task == "classification" else min(_WIDTH * spread[-1], 1.0 + abs(mean[-1]))
     return centre + scale * mean, scale * spread
+
+
+def _variances(noisy: Array, error: float) -> Array:
+    """Variances of columns with this error; those of features are shrunk towards their mean as it dictates."""
+    features, least = noisy[:-1], _LEAST_SCALE**2
+    level = max(float(features.mean()), least) if len(features) else least
+    between = max(float(features.var()) - error**2, 0.0) if len(features) > 1 else 0.0
+    kept = between / (between + error**2) if error > 0 else 1.0
+    shrunk = np.maximum(level + kept * (features - level), max(least, 0.1 * level))
+    return np.append(shrunk, max(float(noisy[-1]), least, 2.0 * error))
 
 
 # -- models

@@ -13,8 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from scipy.special import log_ndtr
-
 from coterie.errors import InvalidInput
 
 _LARGEST = 1e6  # of mu and of epsilon that are searched
@@ -28,6 +26,8 @@ def delta_of(epsilon: float, mu: float) -> float:
     >>> round(delta_of(1.0, 0.5), 5)
     0.00683
     """
+    from scipy.special import log_ndtr
+
     if mu <= 0:
         return 0.0
     first, second = float(log_ndtr(mu / 2 - epsilon / mu)), epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))

@@ -14,8 +14,8 @@ G_i is the estimate of sum a a': the noisy matrix shrunk by w_i, as far as the n
 
     1/2 (x - x_i)' (G_i V_i^-1 G_i) (x - x_i),        G_i V_i^-1 G_i x_i = G_i V_i^-1 b_i
 
-which is that of a least-squares problem with noise s^2 and the matrix s^2 G_i V_i^-1 G_i instead of sum a a': what noise
-took away is as if there were fewer rows. These problems, as second moments, go through the fit of any table.
+which is that of a least-squares problem with noise s^2 and the matrix s^2 G_i V_i^-1 G_i instead of sum a a': what
+noise took away is as if there were fewer rows. These problems, as second moments, go through the fit of any table.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from coterie.fitting.settings import Settings
 from coterie.losses import Loss
 from coterie.privacy.effective import Effective, with_means
 
+_NEARLY = 0.85  # share of what a continuous spread of models and mean features explains that groups must explain
 _CLEARLY = 2.0  # standard errors by which other kinds must be better than groups
 
 
@@ -59,8 +60,8 @@ def fit_summaries(known: Effective, settings: Settings, progress: FitProgress | 
 def search_groups(known: Effective, inner: Any, loss: Loss, settings: Settings) -> tuple[Ints, str]:
     """The groups, and a sentence about them.
 
-    Candidates are the best groups by models, and by models and mean features together. The one that describes the
-    models shorter is taken.
+    Candidates are the best groups by models, and by models and mean features together; the latter if users hardly vary
+    within them. The one that describes the models shorter is taken.
     """
     options = SearchOptions(max_groups=settings.max_groups, k=settings.k)
     everyone, by_models = np.zeros(inner.n_users, dtype=np.int64), _standardised(inner)
@@ -70,9 +71,10 @@ def search_groups(known: Effective, inner: Any, loss: Loss, settings: Settings) 
         units = learn_units(wide, settings)
         examined = search(_standardised(units.inner(wide)), units.loss, options).examined
         grouped = [partition for partition in examined if partition.labels.any()]
-        together = min(partition.length for partition in examined if not partition.labels.any()
-                       and partition.spread is None)
-        if grouped and shortest(grouped).length < together:
+        ungrouped = [partition for partition in examined if not partition.labels.any()]
+        together = max(partition.length for partition in ungrouped)
+        gain = together - shortest(ungrouped).length  # by one centre with spread
+        if grouped and together - shortest(grouped).length > _NEARLY * gain:
             candidates.append(shortest(grouped).labels)
     judge = Judge.of(by_models, loss)
     labels = min((labels for labels in candidates if labels.any()), key=judge.criterion, default=everyone)

@@ -5,7 +5,8 @@ dispersion s, and takes the model
 
     x = argmin  m f(x) / s + 1/2 (x - c)' (t C)^-1 (x - c)
 
-with the C and the t that its own rows find most likely (Laplace's approximation of the evidence), among them t = 0, the
+with the C, the t and the length of c (of classes, whose centres are least certain in this; its direction is kept)
+that its own rows find most likely (Laplace's approximation of the evidence), among them t = 0, the
 centre itself:
 
     log evidence = - m f(x) / s - 1/2 (x - c)' (t C)^-1 (x - c) - 1/2 log det(I + m/s t C H(x))
@@ -20,8 +21,9 @@ import numpy as np
 from coterie._typing import Array
 from coterie.analysis.dispersion import without_ridge
 from coterie.data.users import Users
-from coterie.losses import Loss, Personal
+from coterie.losses import Loss, Personal, Samples, Squared
 
+_LENGTHS = (1.0, 0.5, 0.25)  # of centres of classes that are tried
 _SCALES = tuple(4.0**k for k in range(-5, 4))  # t that are tried
 
 
@@ -40,16 +42,25 @@ def finish(loss: Loss, users: Users, centres: Array, covariances: Array, dispers
     samples, rows = plain.prepare(users), users.counts / dispersion
     best, most = centres.copy(), -rows * plain.values(samples, centres)
     some = users.counts > 0
-    for covariance in covariances:
-        for scale in _SCALES:
-            wanted = scale * covariance + 1e-12 * scale * np.trace(covariance) * np.eye(len(covariance))
-            outer = Personal(plain, covariance=wanted, scale=1.0 / np.maximum(rows, 1e-12))
-            models = outer.own_models(outer.prepare(users), centres)
-            values, _, hessians = plain.evaluate(samples, models, 2)
-            steps = models - centres
-            price = np.einsum("nd,nd->n", steps, np.linalg.solve(wanted, steps.T).T)
-            volume = np.linalg.slogdet(np.eye(len(wanted)) + rows[:, None, None] * (hessians @ wanted))[1]
-            evidence = -rows * values - 0.5 * price - 0.5 * volume
-            better = some & np.isfinite(evidence) & (evidence > most) & np.isfinite(models).all(axis=1)
-            best[better], most[better] = models[better], evidence[better]
+    for length in (1.0,) if isinstance(plain, Squared) else _LENGTHS:
+        around = centres * np.append(np.full(centres.shape[1] - 1, length), 1.0)
+        for covariance in covariances:
+            for scale in _SCALES:
+                models, evidence = _around(plain, users, samples, rows, around, scale * covariance)
+                better = some & np.isfinite(evidence) & (evidence > most) & np.isfinite(models).all(axis=1)
+                best[better], most[better] = models[better], evidence[better]
     return best
+
+
+def _around(loss: Loss, users: Users, samples: Samples, rows: Array, centres: Array,
+            covariance: Array) -> tuple[Array, Array]:
+    """The best models around centres, and the evidence for centres and covariance."""
+    eye = np.eye(len(covariance))
+    covariance = covariance + 1e-12 * np.trace(covariance) * eye
+    outer = Personal(loss, covariance=covariance, scale=1.0 / np.maximum(rows, 1e-12))
+    models = outer.own_models(outer.prepare(users), centres)
+    values, _, hessians = loss.evaluate(samples, models, 2)
+    steps = models - centres
+    price = np.einsum("nd,nd->n", steps, np.linalg.solve(covariance, steps.T).T)
+    volume = np.linalg.slogdet(eye + rows[:, None, None] * (hessians @ covariance))[1]
+    return models, -rows * values - 0.5 * price - 0.5 * volume

@@ -12,7 +12,7 @@ from coterie.privacy.accounting import check, mu_of
 
 Range = tuple[float, float]
 TARGET = "target"  # the name of the target in `clip` where it has no other
-_RANGES, _CENTRES = 0.1, 0.05  # shares of mu^2 for what scaling needs; the rest is for the summary
+_RANGES, _CENTRES = 0.1, 0.1  # shares of mu^2 for what scaling needs; the rest is for the summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Privacy:
     -------
     >>> privacy = Privacy(epsilon=4.0, delta=1e-5, clip={"age": (0, 100), "target": (0, 1)})
     >>> round(privacy.mu, 4), [round(share, 3) for share in privacy.stages]
-    (0.9249, [0.207, 0.902])
+    (0.9249, [0.292, 0.877])
     """
 
     epsilon: float
@@ -120,8 +120,9 @@ class Statement(NamedTuple):
     proves: str
 
     def __str__(self) -> str:
-        return (f"Differentially private with epsilon = {self.epsilon:g} and delta = {self.delta:g} if {self.neighbours}"
-                f" (all {self.releases} releases together); {self.clip}. Noise comes {self.noise}. {self.proves}")
+        return (f"Differentially private with epsilon = {self.epsilon:g} and delta = {self.delta:g} if "
+                f"{self.neighbours} (all {self.releases} releases together); {self.clip}. "
+                f"Noise comes {self.noise}. {self.proves}")
 
 
 def _bound(name: Any, bound: Any) -> tuple[Any, ...]:

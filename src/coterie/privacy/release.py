@@ -5,7 +5,7 @@
 Adding or removing a row changes the sum by at most D (`accounting` says what a release with mu costs). There are three:
 
     RANGES     v has a 1 for each column, at the power of two that the value is below
-    CENTRES    u in [-1, 1] by the bounds of the columns, v = (1, u, u^2), shortened to D
+    CENTRES    u in [-1, 1] by the bounds of the columns, v = (1, u, u^2), shortened to D, so that means are ratios
     SUMMARY    a = (w0, sqrt(1 - w0^2) z / sqrt(p)), features z by centres and scales, shortened to |a| <= 1;
                y likewise within [-1, 1];     v = (svec(a a'), kappa y a, rho y^2)
 
@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
 
 from coterie._typing import Array
 from coterie.data.users import Users
@@ -32,6 +31,7 @@ from coterie.errors import InvalidInput
 
 RANGES, CENTRES, SUMMARY = 0, 1, 2
 W0, KAPPA, RHO = 0.6, 1.5, 0.25  # shares of the intercept, of the target and of its square in a row's part
+LONGEST = 1.5  # D of CENTRES; a larger one has more noise, and shortens fewer rows
 LOWEST, HIGHEST = -40, 80  # powers of two that ranges tell apart
 _GRID = 2.0**-12  # times tau
 
@@ -69,7 +69,7 @@ class Question:
     def sensitivity(self) -> float:
         """D, the largest change of the answer."""
         q = len(self.centre)
-        one = {RANGES: np.sqrt(q), CENTRES: np.sqrt(q + 1.0),
+        one = {RANGES: np.sqrt(q), CENTRES: LONGEST,
                SUMMARY: np.sqrt(1.0 + (KAPPA**2 + RHO**2) * (q > self.n_features))}[self.stage]
         return float(one) * (2.0 if self.per_user else 1.0)
 
@@ -122,7 +122,7 @@ class Question:
         if self.stage == CENTRES:
             u = np.clip(scaled, -1.0, 1.0)
             out = np.concatenate([np.ones((n, 1)), u, u**2], axis=1)
-            return out * np.minimum(1.0, np.sqrt(columns.shape[1] + 1.0) / np.linalg.norm(out, axis=1))[:, None]
+            return out * np.minimum(1.0, LONGEST / np.linalg.norm(out, axis=1))[:, None]
         a = rows_of(scaled[:, :self.n_features])
         i, j = np.triu_indices(a.shape[1])
         parts = [a[:, i] * a[:, j] * np.where(i == j, 1.0, np.sqrt(2.0))]
@@ -157,6 +157,8 @@ class Draw:
         self._generator = None if experiment is None else np.random.default_rng(experiment)
 
     def __call__(self, n: int) -> Array:
+        from scipy.special import ndtri
+
         if self._generator is not None:
             return self._generator.standard_normal(n)
         bits = np.frombuffer(os.urandom(8 * n), dtype="<u8") >> np.uint64(11)

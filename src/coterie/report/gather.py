@@ -91,13 +91,14 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
         else full
     features = users.feature_names if full.units is None else full.units.feature_names
     # A server does not always know how many rows there are.
-    rows = f"{_many(int(users.sizes.sum()), 'row')}, " if isinstance(users, Users) else ""
+    private = hasattr(source, "statement")
+    rows = f"{_many(int(users.sizes.sum()), 'row')}, " if isinstance(users, Users) and not private else ""
     return {
         "subtitle": f"{_many(users.n_users, 'user')}, {rows}{_many(len(features), 'feature')}; "
                     f"{type(full.loss.own_loss).__name__} loss",
         "task": view.task,
         "users": [str(users.names[k]) for k in keep],
-        "counts": users.sizes[keep].tolist() if isinstance(users, Users) else None,
+        "counts": users.sizes[keep].tolist() if isinstance(users, Users) and not private else None,
         "lams": full.path.lams.tolist(), "chosen": full.index,
         "points": [_point(s) for s in full.path.solutions],
         "labels": [s.labels.tolist() for s in view.path.solutions],
@@ -110,6 +111,7 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
         "bounds": None if isinstance(source, FitResult) and source.settings.weights == "auto" else _bounds(full),
         "groups": _groups(source, keep) if isinstance(source, FitResult) else None,
         "federated": _federated(source, keep) if hasattr(source, "ledger") else None,
+        "privacy": _privacy(source) if hasattr(source, "statement") else None,
     }
 
 
@@ -274,6 +276,17 @@ def _federated(run: Any, keep: Ints) -> dict[str, Any]:
             "users": [[int(up[k]), int(down[k])] for k in shown],
             "sentence": f"{_many(part, 'user')} took part in {_many(run.n_rounds, 'round')}{solver}: "
                         f"{run.ledger}.{excluded}"}
+
+
+def _privacy(fit: Any) -> dict[str, Any]:
+    """What a private fit promises, and to whom."""
+    said = fit.statement
+    return {"sentence": f"epsilon = {said.epsilon:g}, delta = {said.delta:g}, for all {said.releases} releases of a "
+                        f"user together.", "facts": [
+                            ["Protected", f"a {said.unit}: nobody can tell from what left a user whether "
+                                          f"{said.neighbours}, beyond what epsilon and delta allow"],
+                            ["Bounds", said.clip], ["Noise", said.noise], ["Trusted", said.trust],
+                            ["Public", said.public], ["Finished at home", said.home], ["Certificate", said.proves]]}
 
 
 def _settings(source: FitResult | Path | Solution, view: View) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import { setUpPath } from "./path.js";
 import { setUpMap } from "./map.js";
 import { setUpCoefficients, setUpScores, setUpTable } from "./people.js";
 import { setUpEvidence } from "./evidence.js";
-import { setUpAbout, setUpCertificate, setUpFederated } from "./proof.js";
+import { setUpAbout, setUpCertificate, setUpFederated, setUpPrivacy } from "./proof.js";
 
 function setUpHeader() {
   const n = doc.reduced ? doc.reduced.users : users.length,
@@ -34,6 +34,7 @@ function setUpHeader() {
     users: "Users",
     coefficients: "Models",
     certificate: "Certificate",
+    privacy: "Privacy",
     federated: "Federation",
     about: "About",
   };
@@ -121,6 +122,7 @@ for (const setUp of [
   setUpScores,
   setUpCoefficients,
   setUpCertificate,
+  setUpPrivacy,
   setUpFederated,
   setUpAbout,
   setUpHeader,

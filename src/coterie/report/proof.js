@@ -191,6 +191,20 @@ function roundAxis(bottom, left, right) {
   return bottomAxis(roundScale(left, right), values, bottom, left, right, "round", integer);
 }
 
+/** What a private run promises, to whom, and what the certificate still proves. */
+export function setUpPrivacy() {
+  const section = byId("privacy");
+  if (!doc.privacy) {
+    section.hidden = true;
+    return;
+  }
+  byId("privacy-lead").textContent = doc.privacy.sentence;
+  const list = element("dl", { class: "facts" });
+  for (const [name, text] of doc.privacy.facts)
+    list.append(element("dt", { text: name }), element("dd", { text }));
+  section.querySelector(".body").append(list);
+}
+
 export function setUpFederated() {
   const section = byId("federated");
   if (!doc.federated) {
@@ -270,6 +284,8 @@ function answersTable(rounds) {
 
 /** What a kind of question asks for. */
 const ASKED = {
+  release: "noisy releases",
+  home: "centres, to finish models at home",
   moments: "second moments of the rows",
   facts: "number, means and spreads of the rows",
   local: "local models",

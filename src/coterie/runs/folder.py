@@ -6,6 +6,7 @@
     path.csv         one line per lam of the path: groups, objective, bound, gap, score on held-out rows
     ledger.csv       the messages of a federated run: by round, kind, direction and field
     solution.coterie models, duals and graph
+    released.coterie the released statistics of a private run, which its certificate is about
     report.json      what report.html shows
 
 Models and the path are also written as Parquet where polars is installed. Every file is written atomically, and
@@ -39,7 +40,8 @@ from coterie.storage import json_ready, pack, safe_cell, unpack, write_atomicall
 RESERVED = ("user", "cluster", "users")  # columns of models.csv and clusters.csv that are no coefficients
 #: What an unfinished federated run leaves in its folder.
 UNFINISHED = {"checkpoint", "cluster", "state", "rounds.jsonl", "error.txt"}
-_OPTIONAL = ("ledger.csv", "path.csv", "path.parquet", "models.parquet", "report.json", "report.html")
+_OPTIONAL = ("released.coterie", "ledger.csv", "path.csv", "path.parquet", "models.parquet", "report.json",
+             "report.html")
 
 
 class Shown(NamedTuple):

@@ -32,6 +32,7 @@ from coterie.labels import first_labels, labels_of
 from coterie.losses import Loss, Personal
 from coterie.problem import Problem
 from coterie.runs.folder import model_columns, read
+from coterie.runs.released import certify_released
 from coterie.solution import Solution, Status
 from coterie.storage import plain_cell
 
@@ -168,6 +169,8 @@ class Run(PredictsRows):
         """
         if self.settings is None:
             raise self._no_fit()
+        if "privacy" in self.info:  # the certificate is about what was released, whatever the rows are
+            return certify_released(self)
         data = self.info["settings"].get("data") or None if data is None else data
         if data is None and "n_rounds" in self.info:
             raise InvalidInput("The rows of this federation stayed with its users, who answered for the certificate in "

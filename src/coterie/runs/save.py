@@ -20,6 +20,7 @@ from coterie.fitting.result import FitResult, TableSource
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.runs.folder import Shown, check_free, clear, model_columns, write
+from coterie.runs.released import write_released
 from coterie.solution import Solution
 from coterie.storage import json_ready, write_atomically
 
@@ -77,6 +78,8 @@ def write_run(result: FitResult | Solution, folder: Path, *, settings: Mapping[s
                   model_columns(result.units, classes), result.models, result.centres)
     write(folder, result.solution, asked, path=_path_columns(result), more=_facts(result), shown=shown,
           account=result if hasattr(result, "ledger") else None)
+    if hasattr(result, "statement"):
+        write_released(result.solution.problem, folder)
 
 
 def document_of(result: FitResult | Solution, *, settings: Mapping[str, Any] | None = None,
@@ -124,6 +127,8 @@ def _facts(fit: FitResult) -> dict[str, Any]:
     if fit.stability is not None:
         facts["stability"] = json_ready({"index": fit.stability.index, "searched": fit.stability.searched,
                                          "stays": fit.stability.stays})
+    if hasattr(fit, "statement"):
+        facts["privacy"] = {**fit.statement._asdict(), "sentence": str(fit.statement)}
     if recipe is not None:
         facts |= {"notes": list(recipe.notes), "recipe": recipe.to_json()}
     return {**facts, "units": json_ready(fit.units.state()), "together": fit.together.tolist(),

@@ -16,6 +16,7 @@ from coterie.federated.config import RunConfig, resolved
 from coterie.federated.driver import Round
 from coterie.federated.fit import Carriage, FederatedFit, fit_federation
 from coterie.federated.path import FederatedPath, run_path
+from coterie.federated.private_fit import fit_privately
 from coterie.federated.run import Federated, run_federation
 from coterie.fitting.result import TableSource
 from coterie.fitting.settings import Settings
@@ -73,9 +74,10 @@ def _serve_fit(runtime: Carrier, config: RunConfig, settings: Settings,
                progress: Callable[[Round], None] | None) -> Served:
     """Choose everything, as `coterie fit` does."""
     run = config.settings
-    fitted = fit_federation(runtime, config.data, settings, Carriage(
-        participation=run.participation, seed=run.seed, checkpoint=run.checkpoint, n_users=config.server.n_users,
-        wait=config.server.wait, progress=progress))
+    carriage = Carriage(participation=run.participation, seed=run.seed, checkpoint=run.checkpoint,
+                        n_users=config.server.n_users, wait=config.server.wait, progress=progress)
+    fitted = fit_federation(runtime, config.data, settings, carriage) if config.privacy is None else \
+        fit_privately(runtime, config.data, settings, config.privacy, carriage)
     return Served(fitted, None, Agreement.from_json(_agreed(config).read_text(encoding="utf-8")))
 
 
