@@ -17,7 +17,7 @@ from coterie.federated.algorithms.participation import Participation
 from coterie.federated.config import DataSettings
 from coterie.federated.driver import Round
 from coterie.federated.fit import Carriage, FederatedFit, fit_federation
-from coterie.federated.private_fit import PrivateFit, fit_privately
+from coterie.federated.private_fit import fit_privately
 from coterie.federated.run import Federated, in_process, run_federation, state_of
 from coterie.federated.runtimes.in_process import Faults
 from coterie.federated.runtimes.nodes import LocalNodes
@@ -78,16 +78,12 @@ def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal[
     >>> ct.federate(clustered("logistic", n_users=6, samples=20).users, ct.Logistic(), lam=10.0).n_clusters
     1
     """
+    _check(lam, privacy, {"graph": graph, "algorithm": algorithm, "start": start, "max_rounds": max_rounds,
+                          "patience": patience})
     if isinstance(lam, str):
-        given = {"graph": graph, "algorithm": algorithm, "start": start, "max_rounds": max_rounds, "patience": patience}
         carriage = Carriage(participation=Participation.of(participation), seed=seed, checkpoint=checkpoint,
                             progress=progress)
-        _check_auto(lam, given)
-        if privacy is not None:
-            return _fit_privately(users, loss, settings or Settings(), (held_out, faults), privacy, seed, tol, carriage)
-        return _fit(users, loss, settings or Settings(), held_out, seed, tol, faults, carriage)
-    if privacy is not None:
-        raise InvalidInput("a private federation chooses its lam, because every question costs", remedy="Leave lam out")
+        return _fit(users, loss, settings or Settings(), held_out, (seed, tol), faults, carriage, privacy)
     graph, weights = (None, graph) if isinstance(graph, str) else (graph, weights)
     run = FederationSettings(
         lam=lam, weights=weights, algorithm=algorithm or Newton(), participation=participation, seed=seed, tol=tol,
@@ -96,7 +92,12 @@ def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal[
     return _solve(users, loss, run, graph, held_out, faults, progress)
 
 
-def _check_auto(lam: str, given: dict[str, Any]) -> None:
+def _check(lam: Any, privacy: Privacy | None, given: dict[str, Any]) -> None:
+    if not isinstance(lam, str):
+        if privacy is not None:
+            raise InvalidInput("a private federation chooses its lam, because every question costs",
+                               remedy="Leave lam out")
+        return
     if lam != "auto":
         raise InvalidInput(f"lam must be a number >= 0, or 'auto', got {lam!r}", remedy="Use auto")
     for name, value in given.items():
@@ -114,30 +115,23 @@ def _solve(users: Users, loss: Any, settings: FederationSettings, graph: Graph |
 
 
 @interruptible()
-def _fit(users: Users, loss: Loss | str | None, settings: Settings, held_out: Users | float | None, seed: int,
-         tol: float, faults: Faults | None, carriage: Carriage) -> FederatedFit:
+def _fit(users: Users, loss: Loss | str | None, settings: Settings, held_out: Users | float | None,
+         numbers: tuple[int, float], faults: Faults | None, carriage: Carriage,
+         privacy: Privacy | None) -> FederatedFit:
     if held_out is not None and not isinstance(held_out, (int, float)):
         raise InvalidInput("held_out must be a share of each user's rows where lam is 'auto'", remedy="Use 0.2")
+    if held_out and privacy is not None:
+        raise InvalidInput("rows that are held out would need a budget of their own",
+                           remedy="Leave held_out out; users can score their models at home")
     users.require_samples()
-    share = settings.holdout if held_out is None else float(held_out)
+    (seed, tol), share = numbers, settings.holdout if held_out is None else float(held_out)
+    share = share if privacy is None else 0.0
     name, ridge = _named(loss, settings)
     settings = replace(settings, loss=name, ridge=ridge, seed=seed, tol=tol, holdout=share)
-    return fit_federation(LocalNodes([users], share, seed, faults), DataSettings(
-        loss=name, ridge=ridge, standardize=str(settings.standardize), held_out=share), settings, carriage)
-
-
-@interruptible()
-def _fit_privately(users: Users, loss: Loss | str | None, settings: Settings, others: tuple[Any, Faults | None],
-                   privacy: Privacy, seed: int, tol: float, carriage: Carriage) -> PrivateFit:
-    held_out, faults = others
-    if held_out:
-        raise InvalidInput("rows that are held out would need a budget of their own", remedy="Leave held_out out; "
-                           "users can score their models at home")
-    users.require_samples()
-    name, _ = _named(loss, settings)
-    nodes = LocalNodes([users], 0.0, seed, faults)
-    return fit_privately(nodes, DataSettings(loss=name), replace(settings, loss=name, seed=seed, tol=tol, holdout=0.0),
-                         privacy, carriage)
+    nodes, data = LocalNodes([users], share, seed, faults), DataSettings(
+        loss=name, ridge=ridge, standardize=str(settings.standardize), held_out=share)
+    return fit_federation(nodes, data, settings, carriage) if privacy is None else \
+        fit_privately(nodes, data, settings, privacy, carriage)
 
 
 def _named(loss: Loss | str | None, settings: Settings) -> tuple[str, float]:

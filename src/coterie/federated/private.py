@@ -18,7 +18,7 @@ from coterie.federated.protocol.messages import Batch, Fields, Message, Ragged, 
 from coterie.losses import Loss, Samples
 from coterie.privacy.home import finish
 from coterie.privacy.ledger import NodeLedger
-from coterie.privacy.release import Draw, Question
+from coterie.privacy.release import Draw, ReleaseQuestion
 
 #: The kinds of questions of a private federation.
 PRIVATE = ("release", "home")
@@ -39,25 +39,25 @@ class Releasing(NamedTuple):
     experiment: int | None = None
 
 
-def question_of(fields: Fields, n_features: int) -> Question:
+def question_of(fields: Fields, n_features: int) -> ReleaseQuestion:
     """The question that a query asks.
 
     Raises
     ------
     InvalidInput : it asks none.
     """
-    return Question(stage=int(fields["stage"]), mu=float(fields["mu"]), per_user=bool(fields["settings"][0]),
+    return ReleaseQuestion(stage=int(fields["stage"]), mu=float(fields["mu"]), per_user=bool(fields["settings"][0]),
                     centre=np.asarray(fields["centre"], dtype=float), scale=np.asarray(fields["scale"], dtype=float),
                     n_features=n_features)
 
 
-def query_of(question: Question) -> dict[str, Array]:
+def query_of(question: ReleaseQuestion) -> dict[str, Array]:
     """The fields of the query that asks this question."""
     return {"stage": np.array(question.stage), "mu": np.array(question.mu),
             "settings": np.array([int(question.per_user)]), "centre": question.centre, "scale": question.scale}
 
 
-def release(holder: Releasing, user: int, question: Question) -> bytes:
+def release(holder: Releasing, user: int, question: ReleaseQuestion) -> bytes:
     """What one user releases, the same bytes each time.
 
     Raises

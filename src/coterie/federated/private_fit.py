@@ -35,10 +35,11 @@ from coterie.losses import Personal
 from coterie.privacy.effective import Effective, Summaries, effective
 from coterie.privacy.fit import fit_summaries
 from coterie.privacy.policy import TARGET, Privacy, Statement
-from coterie.privacy.release import CENTRES, HIGHEST, LOWEST, RANGES, SUMMARY, W0, Question
+from coterie.privacy.release import CENTRES, HIGHEST, LOWEST, RANGES, SUMMARY, W0, ReleaseQuestion
 from coterie.solution import Status
 from coterie.storage import write_atomically
 
+PrivateTask = Literal["regression", "classification"]
 _WITHIN = 0.99  # share of the values that bounds are found for
 _STANDS_OUT = 4.5  # standard errors: hardly ever one of the thousands of bins without a value
 _WIDTH = 2.0  # standard deviations of a target that count
@@ -126,7 +127,7 @@ def fit_privately(runtime: Carrier, data: DataSettings, settings: Settings, priv
 
 
 def _agreement(runtime: Carrier, data: DataSettings, settings: Settings, privacy: Privacy,
-               carriage: Carriage) -> tuple[Agreement, Literal["regression", "classification"]]:
+               carriage: Carriage) -> tuple[Agreement, PrivateTask]:
     """Who takes part and what the columns are, from names and what is public; and the task."""
     file = None if carriage.checkpoint is None else Path(carriage.checkpoint) / "federation.json"
     if file is not None and file.exists():
@@ -195,12 +196,12 @@ def _column(name: str, bounds: Any, levels: tuple[str, ...]) -> Column:
 # -- releases
 
 
-def _question(stage: int, mu: float, centre: Array, scale: Array, privacy: Privacy) -> Question:
-    return Question(stage=stage, mu=mu, per_user=privacy.unit == "user", centre=centre, scale=scale,
+def _question(stage: int, mu: float, centre: Array, scale: Array, privacy: Privacy) -> ReleaseQuestion:
+    return ReleaseQuestion(stage=stage, mu=mu, per_user=privacy.unit == "user", centre=centre, scale=scale,
                     n_features=len(centre) - 1)
 
 
-def _released(asker: Asker, question: Question) -> Array:
+def _released(asker: Asker, question: ReleaseQuestion) -> Array:
     """(n_users, length) what users release."""
     released = asker.ask("release", question.n_features, shared=query_of(question)).arrays["released"]
     if released.shape != (len(asker.names), question.length):
@@ -233,7 +234,7 @@ def _bounds(asker: Asker, agreement: Agreement, privacy: Privacy) -> tuple[Array
     return 0.5 * (low + high), 0.5 * (high - low), stages
 
 
-def _magnitudes(released: Array, question: Question) -> list[float]:
+def _magnitudes(released: Array, question: ReleaseQuestion) -> list[float]:
     """For each column a power of two that nearly all values are below, as far as the noise shows it."""
     counts = released.sum(axis=0).reshape(len(question.centre), HIGHEST - LOWEST)
     error = question.tau * np.sqrt(len(released))
@@ -273,7 +274,7 @@ def _variances(noisy: Array, error: float) -> Array:
 # -- models
 
 
-def _in_given_units(fitted: Fit, known: Effective, question: Question, task: Literal["regression", "classification"],
+def _in_given_units(fitted: Fit, known: Effective, question: ReleaseQuestion, task: PrivateTask,
                     settings: Settings) -> tuple[Units, SentModels]:
     """Units between the table and the models, and the models themselves: of classes as those of the logistic loss."""
     p = question.n_features
@@ -292,7 +293,7 @@ def _in_given_units(fitted: Fit, known: Effective, question: Question, task: Lit
                              _classes_of(fitted.models, fitted, question, task))
 
 
-def _classes_of(models: Array, fitted: Fit, question: Question, task: str) -> Array:
+def _classes_of(models: Array, fitted: Fit, question: ReleaseQuestion, task: str) -> Array:
     """Models of least squares as they are; of two classes as logistic ones, to first order at the mean p:
 
         p + t  ->  log(p / (1 - p)) + t / (p (1 - p))

@@ -26,7 +26,7 @@ import numpy as np
 
 from coterie._typing import Array
 from coterie.data.condensed import Condensed, SecondMoments
-from coterie.privacy.release import KAPPA, RHO, SUMMARY, W0, Question
+from coterie.privacy.release import KAPPA, RHO, SUMMARY, W0, ReleaseQuestion
 
 _FEWEST = 30  # rows that the user with the least knowledge stands for
 _LEAST = 1e-3  # smallest eigenvalue of a matrix of rows over the mean one
@@ -51,7 +51,7 @@ class Summaries(NamedTuple):
     tau: float
 
     @classmethod
-    def of(cls, released: Array, question: Question) -> Summaries:
+    def of(cls, released: Array, question: ReleaseQuestion) -> Summaries:
         """From what users released."""
         assert question.stage == SUMMARY
         d, n = question.n_features + 1, len(released)

@@ -37,7 +37,7 @@ _GRID = 2.0**-12  # times tau
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Question:
+class ReleaseQuestion:
     """A question for a release. The noise follows from it and is the node's own computation.
 
     Parameters
