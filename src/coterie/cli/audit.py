@@ -21,7 +21,8 @@ _Source = Annotated[Path, typer.Argument(help="A table with one row per sample, 
 _Data = Annotated[Path | None, typer.Option(help="The table of a run, on which the run is repeated.")]
 _User = Annotated[str, typer.Option(help="Column with the owner of each row.")]
 _Algorithm = Annotated[str, typer.Option(
-    help="What is attacked, separated by commas: algorithms of `coterie federate`, fit, weights. By default newton, "
+    help="What is attacked, separated by commas: algorithms of `coterie federate`, fit, weights, or active (a "
+         "server that asks at points of its choice). By default newton, "
          "splitting, pdmm, fit and weights; of a run, its own.")]
 _Rows = Annotated[str, typer.Option(help="Rows per user that take part, separated by commas.")]
 _Lam = Annotated[float, typer.Option(help="Penalty strength of algorithms at a given one.")]

@@ -116,7 +116,7 @@ def audit(users: Users, loss: LinearLoss | str = "auto", *, algorithms: Iterable
     users : rows with targets -1 and 1, numbers or counts; of each user some take part and others are compared to them.
     loss : of one margin, or its name; "auto" is logistic for targets -1 and 1, squared for others.
     algorithms : names in `coterie.ALGORITHMS`, "fit" for a fit that chooses everything, "weights" for the round of
-        local models.
+        local models, "active" for a server that asks for Hessians at points of its choice.
     rows : per user that take part; users with less than two more are left out.
     lam : of algorithms that solve at a given one.
     held_out : the share of the rows that a fit holds out.

@@ -26,6 +26,7 @@ from coterie.losses import LOSSES, LinearLoss, Logistic, Poisson, Squared
 from coterie.privacy.inference import LabelledRows
 from coterie.privacy.recording import Evidence, Exchange, Recorder, evidence_of
 
+_CHOSEN, _FAR = 12, 4.0  # points of a server that asks at points of its choice, and how far from zero they reach
 _ROUNDS = 120  # of an algorithm: more add little to what is known
 
 
@@ -138,6 +139,19 @@ def weights_round(data: Drawn, plan: Plan) -> Trace:
     return _trace(data, users, scaler.transform, plan.loss, [Exchange(queries, replies)], 1)
 
 
+def chosen_points(data: Drawn, plan: Plan) -> Trace:
+    """A server that does not follow the protocol: it asks for Hessians at points of its own choice."""
+    scaler = Standardizer.from_moments(data.members.moments())
+    users, rng = scaler.transform(data.members), np.random.default_rng(plan.seed)
+    private, dim, exchanges = Data.of(users, plan.loss), users.n_features + 1, list[Exchange]()
+    for turn, size in enumerate(np.linspace(0.0, _FAR, _CHOSEN)):
+        point = size * rng.standard_normal(dim) / np.sqrt(dim)
+        queries = Batch("expand", turn, np.arange(users.n_users), {"model": np.tile(point, (users.n_users, 1))},
+                        shared={"rank": np.array(-1)})
+        exchanges.append(Exchange(queries, answer_all(private, queries)))
+    return _trace(data, users, scaler.transform, plan.loss, exchanges, _CHOSEN)
+
+
 def complete_fit(data: Drawn, plan: Plan) -> Trace:
     """A fit in which everything is chosen: by moments with squared losses, by asking with others."""
     name = next(name for name, kind in LOSSES.items() if isinstance(plan.loss, kind))
@@ -168,9 +182,11 @@ def _trace(data: Drawn, users: Users, inner: Callable[[Users], Users], loss: Lin
                  per_user(data.members, names), n_rounds)
 
 
-#: What can be attacked: algorithms at a given lam, a fit that chooses everything, and the round that makes weights.
+#: What can be attacked: algorithms at a given lam, a fit that chooses everything, the round that makes weights, and
+#: users who answer a server that asks at points of its choice.
 SIMULATIONS: dict[str, Callable[[Drawn, Plan], Trace]] = {
-    **{name: algorithm(name) for name in ALGORITHMS}, "fit": complete_fit, "weights": weights_round}
+    **{name: algorithm(name) for name in ALGORITHMS}, "fit": complete_fit, "weights": weights_round,
+    "active": chosen_points}
 
 
 def loss_for(users: Users, name: str = "auto", ridge: float = 1e-3) -> LinearLoss:
