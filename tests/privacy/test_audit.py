@@ -14,12 +14,15 @@ from coterie.datasets import clustered
 from coterie.federated.client import Data, answer_all
 from coterie.federated.protocol.messages import Batch
 from coterie.privacy.accounting import mu_of
+from coterie.privacy.attacked_release import release_bound
 from coterie.privacy.audit import audit
 from coterie.privacy.inference import LabelledRows, Statistic, leverage, membership_auc
 from coterie.privacy.lower_bound import epsilon_lower_bound
+from coterie.privacy.policy import Privacy
 from coterie.privacy.reconstruction import from_sums, rebuilt
 from coterie.privacy.recording import Evidence, Exchange, Sums, evidence_of
-from coterie.privacy.simulation import matched
+from coterie.privacy.release import ReleaseQuestion
+from coterie.privacy.simulation import Plan, drawn, matched
 
 
 def users(family: str = "logistic", rows: int = 30, n_users: int = 6, n_features: int = 4, seed: int = 0) -> ct.Users:
@@ -156,6 +159,31 @@ def test_a_lower_bound_on_epsilon_stays_below_the_claim_and_catches_half_the_noi
     assert min(bound(0.5, seed) for seed in range(2)) > epsilon
     with pytest.raises(ct.InvalidInput, match="draws"):
         epsilon_lower_bound(lambda data, rng: data, rows, rows, delta=delta, draws=3)
+
+
+def test_a_private_release_gives_no_rows_away():
+    privacy = Privacy(epsilon=1.0, clip=6.0)
+    result = audit(users(rows=44, n_users=12, n_features=3), algorithms=[], rows=[2, 20], privacy=privacy)
+    found = {(one.algorithm, one.rows): one for one in result.findings}
+    assert found["release, no noise", 2].exact_users > 0.5
+    assert found["release, no noise", 2].membership > 0.9
+    assert found["release, no noise", 20].membership > 0.65
+    for rows in (2, 20):
+        private = found["release", rows]
+        assert private.exact_users == 0.0
+        assert private.membership < result.allowed + 2 * private.membership_error
+    assert 0.2 < result.bound.epsilon <= 1.0
+    assert result.holds
+    assert not replace(result, claimed=0.9 * result.bound.epsilon).holds
+
+
+@pytest.mark.parametrize("unit", ["row", "user"])
+def test_a_release_with_too_little_noise_is_caught(monkeypatch, unit):
+    data, plan = drawn(users(rows=20), 10, 0), Plan(loss=ct.Logistic(), privacy=Privacy(epsilon=4.0, unit=unit))
+    assert release_bound(data, plan, draws=1500).epsilon <= 4.0
+    noisy = ReleaseQuestion.noisy
+    monkeypatch.setattr(ReleaseQuestion, "noisy", lambda self, exact, draw: noisy(self, exact, lambda n: 0.5 * draw(n)))
+    assert release_bound(data, plan, draws=1500).epsilon > 4.0
 
 
 def test_what_cannot_be_audited_is_refused():

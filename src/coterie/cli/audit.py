@@ -26,6 +26,11 @@ _Algorithm = Annotated[str, typer.Option(
          "splitting, pdmm, fit and weights; of a run, its own.")]
 _Rows = Annotated[str, typer.Option(help="Rows per user that take part, separated by commas.")]
 _Lam = Annotated[float, typer.Option(help="Penalty strength of algorithms at a given one.")]
+_Epsilon = Annotated[float | None, typer.Option(
+    help="Budget of a private fit: its releases are attacked too, with their noise and without.")]
+_Delta = Annotated[float, typer.Option(help="The delta of the budget.")]
+_Clip = Annotated[str, typer.Option(help="Bounds of columns, as for `coterie federate`; by default those of the rows "
+                                         "that take no part.")]
 _MaxUsers = Annotated[int, typer.Option(help="Largest number of users that take part.", min=2)]
 _Seed = Annotated[int, typer.Option(help="Seed of all random numbers.", min=0)]
 _Out = Annotated[Path | None, typer.Option(help="File for the results as JSON.")]
@@ -36,7 +41,8 @@ def run_audit(
     source: _Source, data: _Data = None, user: _User = "", target: options.Target = "", features: options.Features = "",
     drop: options.Drop = "", separator: options.Separator = "", loss: options.LossName = "auto",
     ridge: options.Ridge = 1e-3, algorithm: _Algorithm = "", rows: _Rows = "1,5,10,20,50", lam: _Lam = 0.02,
-    max_users: _MaxUsers = 60, seed: _Seed = 0, out: _Out = None, as_json: options.Json = False,
+    epsilon: _Epsilon = None, delta: _Delta = 1e-5, clip: _Clip = "", max_users: _MaxUsers = 60, seed: _Seed = 0,
+    out: _Out = None, as_json: options.Json = False,
 ) -> None:
     """Attack what a server sees of a federation: rebuild rows, test membership, guess an attribute.
 
@@ -47,6 +53,7 @@ def run_audit(
     Example: coterie audit table.csv --user who --target y --algorithm newton,splitting --rows 5,20
     """
     from coterie.privacy import audit as auditing
+    from coterie.privacy.policy import Privacy, parse_clip
     from coterie.privacy.runs import RunFacts, structure
     from coterie.privacy.simulation import loss_for
 
@@ -62,7 +69,8 @@ def run_audit(
     names = [name.strip() for name in algorithm.split(",") if name.strip()] or auditing.ALGORITHMS
     with console.status("Attacking ...") as status:
         result = auditing.audit(users, loss_for(users, loss, ridge), algorithms=names, rows=_numbers(rows),
-                                lam=lam, max_users=max_users, seed=seed,
+                                lam=lam, max_users=max_users, seed=seed, privacy=None if epsilon is None else
+                                Privacy(epsilon=epsilon, delta=delta, clip=parse_clip(clip)),
                                 progress=None if as_json else lambda text: status.update(f"Attacking {text} ..."))
     if out is not None:
         write_atomically(out, json.dumps(result.to_json(), indent=1, allow_nan=False).encode())
@@ -70,6 +78,8 @@ def run_audit(
         print(json.dumps(result.to_json(), allow_nan=False))
     else:
         _show(result)
+    if not result.holds:
+        raise typer.Exit(1)
 
 
 def _say(sentences: list[str], out: Path | None, as_json: bool) -> None:
@@ -133,3 +143,8 @@ def _show(result: object) -> None:
                   "telling a user's row from another of the same user. attribute: AUC of guessing the first feature "
                   "from the rest of the row, public: without the messages. 0.5 is guessing, 1 certainty. Other attacks "
                   "may get more.", soft_wrap=True, highlight=False)
+    if result.bound is not None and result.claimed is not None:
+        console.print(f"By telling releases apart, epsilon is at least {result.bound.epsilon:.2f} (confidence "
+                      f"{result.bound.confidence:.0%}); claimed: {result.claimed:g}, which allows membership "
+                      f"{result.allowed:.2f}." + ("" if result.holds else " The claim is refuted."), soft_wrap=True,
+                      highlight=False)

@@ -14,8 +14,11 @@ from coterie.analysis.metrics import roc_auc
 from coterie.data.users import Users
 from coterie.errors import CoterieError, CoterieWarning, InvalidInput
 from coterie.losses import LinearLoss
+from coterie.privacy.accounting import mu_of
+from coterie.privacy.attacked_release import release_bound, release_of
 from coterie.privacy.inference import Guess, LabelledRows, Score, guess_attribute, membership_auc, scores_of
 from coterie.privacy.lower_bound import EpsilonBound
+from coterie.privacy.policy import Privacy
 from coterie.privacy.reconstruction import from_sums, rebuilt
 from coterie.privacy.simulation import SIMULATIONS, Drawn, Plan, Trace, drawn, loss_for, matched
 from coterie.storage import json_ready
@@ -87,6 +90,15 @@ class Audit:
     bound: EpsilonBound | None = field(default=None)
 
     @property
+    def allowed(self) -> float | None:
+        """The largest membership area that the claim allows for a release: Phi(mu), for a row and another instead."""
+        from scipy.special import ndtr
+
+        if self.claimed is None or self.bound is None:
+            return None
+        return float(ndtr(mu_of(self.claimed, self.bound.delta)))
+
+    @property
     def holds(self) -> bool:
         """Whether the claimed epsilon, if any, is not refuted."""
         return self.claimed is None or self.bound is None or self.bound.epsilon <= self.claimed
@@ -95,20 +107,22 @@ class Audit:
         """Numbers and names, as JSON can hold them."""
         bound = None if self.bound is None else self.bound._asdict()
         return dict(json_ready({"findings": [vars(one) for one in self.findings], "n_features": self.n_features,
-                                "loss": self.loss, "claimed": self.claimed, "bound": bound, "holds": self.holds}))
+                                "loss": self.loss, "claimed": self.claimed, "allowed": self.allowed, "bound": bound,
+                                "holds": self.holds}))
 
     def __str__(self) -> str:
         lines = [f"{one.algorithm}, {one.rows} rows: " + (one.note or (
             f"rows rebuilt of {one.exact_users:.0%} of the users, membership {one.membership:.2f}, attribute "
             f"{one.attribute:.2f} ({one.attribute_public:.2f} without messages)")) for one in self.findings]
         if self.bound is not None:
-            lines.append(f"epsilon is at least {self.bound.epsilon:.2f}, claimed: {self.claimed:g}.")
+            lines.append(f"epsilon is at least {self.bound.epsilon:.2f}, claimed: {self.claimed:g}, which allows "
+                         f"membership {self.allowed:.2f}.")
         return "\n".join(lines)
 
 
 def audit(users: Users, loss: LinearLoss | str = "auto", *, algorithms: Iterable[str] = ALGORITHMS,
-          rows: Iterable[int] = ROWS, lam: float = 0.02, held_out: float = 0.2, max_users: int = 60, seed: int = 0,
-          progress: Callable[[str], None] | None = None) -> Audit:
+          rows: Iterable[int] = ROWS, lam: float = 0.02, held_out: float = 0.2, privacy: Privacy | None = None,
+          max_users: int = 60, seed: int = 0, progress: Callable[[str], None] | None = None) -> Audit:
     """Attack what crosses in a federation of these users, as a server could that only keeps what it gets.
 
     Parameters
@@ -120,6 +134,8 @@ def audit(users: Users, loss: LinearLoss | str = "auto", *, algorithms: Iterable
     rows : per user that take part; users with less than two more are left out.
     lam : of algorithms that solve at a given one.
     held_out : the share of the rows that a fit holds out.
+    privacy : a budget; the releases of a private fit are then attacked as well ("release"), and without their noise
+        ("release, no noise"), and a lower bound on their epsilon is found.
     max_users : at most so many users take part.
     seed : of everything random.
     progress : called with what is being done.
@@ -141,7 +157,11 @@ def audit(users: Users, loss: LinearLoss | str = "auto", *, algorithms: Iterable
         raise InvalidInput(f"rows must be numbers of at least 1, got {counts}", remedy="Use for example 1,5,10")
     if users.n_users > max_users:
         users = users.take(np.sort(np.random.default_rng(seed).choice(users.n_users, max_users, replace=False)))
-    plan = Plan(loss=chosen, lam=lam, held_out=held_out, seed=seed)
+    plan = Plan(loss=chosen, lam=lam, held_out=held_out, seed=seed, privacy=privacy)
+    simulations = dict(SIMULATIONS)
+    if privacy is not None:
+        simulations |= {"release": release_of(True), "release, no noise": release_of(False)}
+        names += ["release", "release, no noise"]
     possible = [count for count in counts if (users.counts >= count + 2).sum() > 1]
     if not possible:
         drawn(users, min(counts), seed)  # refuses, and says why
@@ -151,16 +171,17 @@ def audit(users: Users, loss: LinearLoss | str = "auto", *, algorithms: Iterable
         for name in names:
             if progress is not None:
                 progress(f"{name}, {count} rows per user")
-            findings.append(_finding(name, count, data, plan))
-    kind = type(chosen).__name__
-    return Audit(findings=tuple(findings), n_features=users.n_features, loss=kind)
+            findings.append(_finding(simulations[name], name, data, plan, count))
+    bound = None if privacy is None else release_bound(drawn(users, possible[-1], seed), plan)
+    return Audit(findings=tuple(findings), n_features=users.n_features, loss=type(chosen).__name__,
+                 claimed=None if privacy is None else privacy.epsilon, bound=bound)
 
 
-def _finding(name: str, rows: int, data: Drawn, plan: Plan) -> Finding:
+def _finding(simulate: Callable[[Drawn, Plan], Trace], name: str, data: Drawn, plan: Plan, rows: int) -> Finding:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CoterieWarning)  # few rows make odd problems
-            trace = SIMULATIONS[name](data, plan)
+            trace = simulate(data, plan)
     except CoterieError as error:
         return Finding(algorithm=name, rows=rows, note=str(error))
     return judged(trace, name, rows)

@@ -18,13 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array
+from coterie._typing import Array, Ints
 from coterie.analysis.metrics import roc_auc
 from coterie.losses.affine import LinearLoss
 from coterie.privacy.recording import Evidence
 
 _OUTSIDE = 1e-9  # share of the mean eigenvalue that is added to G
 _KEPT = 1e-9  # share of the largest eigenvalue of the covariance of v below which a direction is ignored
+_PUBLIC = 800  # public rows that tracing uses
 _CURVED, _POINTS = 3, 6  # Hessians and gradients that tracing uses
 _GRID = 41  # values of an attribute that are compared
 
@@ -35,7 +36,7 @@ class LabelledRows(NamedTuple):
     features: Array  # (n, p)
     targets: Array  # (n,)
 
-    def take(self, index: Array) -> LabelledRows:
+    def take(self, index: Ints) -> LabelledRows:
         """Some of the rows."""
         return LabelledRows(self.features[index], self.targets[index])
 
@@ -69,15 +70,15 @@ class Statistic:
 
             T ~ N(v + (m - 1) mu, S)  against  N(m mu, S),    S = m C + noise^2 I
         """
-        values = self.of(public)
+        values = self.of(public.take(np.arange(len(public.targets))[::max(len(public.targets) // _PUBLIC, 1)]))
         mean = values.mean(axis=0)
-        spread, vectors = np.linalg.eigh(np.atleast_2d(np.cov(values.T)))
-        kept = (spread > _KEPT * spread[-1]) & (np.arange(len(spread)) >= len(spread) - max(len(values) // 4, 1))
-        variance = self.count * spread[kept] + self.noise**2
-        pull = vectors[:, kept].T @ (self.total - self.count * mean) / variance
+        _, sizes, vectors = np.linalg.svd((values - mean) / np.sqrt(max(len(values) - 1, 1)), full_matrices=False)
+        kept = (sizes**2 > _KEPT * sizes[0] ** 2) & (np.arange(len(sizes)) < max(len(values) // 4, 1))
+        axes, variance = vectors[kept].T, self.count * sizes[kept] ** 2 + self.noise**2
+        pull = axes.T @ (self.total - self.count * mean) / variance
 
         def score(rows: LabelledRows) -> Array:
-            moved = (self.of(rows) - mean) @ vectors[:, kept]
+            moved = (self.of(rows) - mean) @ axes
             return np.asarray(moved @ pull - 0.5 * (moved**2 / variance).sum(axis=1))
 
         return score
@@ -125,6 +126,8 @@ def nearest(rebuilt: Array) -> Score:
 
 def scores_of(evidence: Evidence, loss: LinearLoss, rebuilt: Array, public: LabelledRows) -> dict[str, Score]:
     """All scores that the evidence allows."""
+    if evidence.released is not None:
+        return {"tracing": evidence.released.tracing(public)}
     scores = dict[str, Score]()
     full = next((sums for sums in evidence.sums if sums.scatter is not None), None)
     if full is not None and full.scatter is not None:

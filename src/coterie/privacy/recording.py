@@ -80,6 +80,7 @@ class Evidence:
     curved : points where Hessians are known.
     hessians : there, without the ridge.
     sums : of the rows, or of some of them, in the units of the table.
+    released : a noisy release, if there is one (`coterie.privacy.inference.Statistic`).
     """
 
     count: int
@@ -88,6 +89,7 @@ class Evidence:
     curved: list[Array] = field(default_factory=list)
     hessians: list[Array] = field(default_factory=list)
     sums: list[Sums] = field(default_factory=list)
+    released: Any = None
 
     def add(self, point: Array, gradient: Array | None, hessian: Array | None) -> None:
         """Add what is known at a point, unless it is known already."""

@@ -24,6 +24,7 @@ from coterie.federated.settings import FederationSettings
 from coterie.fitting.settings import Settings
 from coterie.losses import LOSSES, LinearLoss, Logistic, Poisson, Squared
 from coterie.privacy.inference import LabelledRows
+from coterie.privacy.policy import Privacy
 from coterie.privacy.recording import Evidence, Exchange, Recorder, evidence_of
 
 _CHOSEN, _FAR = 12, 4.0  # points of a server that asks at points of its choice, and how far from zero they reach
@@ -40,12 +41,14 @@ class Plan:
     lam : the penalty strength, for algorithms that solve at a given one.
     held_out : the share of rows that every user holds out, for a fit.
     seed : of everything random.
+    privacy : the budget of noisy releases, where they are attacked.
     """
 
     loss: LinearLoss
     lam: float = 0.02
     held_out: float = 0.2
     seed: int = 0
+    privacy: Privacy | None = None
 
 
 class TracedPart(NamedTuple):
