@@ -12,12 +12,14 @@ import pytest
 from support.nosy import Nosy
 
 import coterie as ct
+from coterie.data.encoding import Recipe
 from coterie.datasets import clustered, ellipses
 from coterie.errors import InvalidInput
 from coterie.federated.agreement import Agreement
 from coterie.federated.algorithms.base import Federation
 from coterie.federated.client import Data
 from coterie.federated.guard import OwnerSettings, default_folder, row_digests
+from coterie.federated.node import Node
 from coterie.federated.protocol.messages import Query, Reply, decode
 from coterie.federated.run import run_federation
 from coterie.federated.runtimes.in_process import LocalRuntime
@@ -241,7 +243,40 @@ def test_why_data_cannot_be_read_stays_at_the_node(tmp_path, caplog):
     nosy.own |= {"data": "csv", "path": str(file), "user": "who", "target": "y"}
     with pytest.raises(ct.errors.Incompatible, match="the node's own log says why"):
         nosy.ask("gradient", model=MODEL)
-    assert "cannot be used" in caplog.text
+    assert "cannot answer" in caplog.text
+    assert "agreed on prepared numbers" in caplog.text
+
+
+def test_a_summary_of_two_rows_stays(tmp_path):
+    file = tmp_path / "t.csv"
+    own = {"data": "csv", "path": str(file), "user": "who", "target": "y", "ledger-dir": str(tmp_path / "ledger")}
+    file.write_text("who,x,y\na,1.5,2.5\nb,2.5,3.5\n")
+    assert "fewer than 3 rows" in Node({}, own).introduce()["error"]
+    assert "summary" in Node({}, {**own, "consent": "hessians"}).introduce()["introduction"]
+    file.write_text("who,x,y\na,1.5,2.5\nb,2.5,3.5\nb,3.5,4.5\n")
+    said = Node({"run": "r"}, own).introduce()["introduction"]
+    with NodeLedger(tmp_path / "ledger") as ledger:
+        line = ledger.answers()[-1]
+    assert (line.kind, line.run, line.bytes, line.user) == ("introduction", "r", len(said), None)
+
+
+def test_columns_asked_a_few_at_a_time_count_all(tmp_path):
+    """A table of nine columns and eight rows: an agreement on two of them does not make Hessians harmless."""
+    rng, file = np.random.default_rng(0), tmp_path / "t.csv"
+    names = [f"x{k}" for k in range(9)]
+    frame = pl.DataFrame({"who": ["a"] * 8, **{name: rng.normal(size=8) for name in names},
+                          "y": rng.normal(size=8)})
+    frame.write_csv(file)
+    few = Recipe.learn(frame.select("who", "x0", "x1", "y"), user="who", target="y")
+    nosy = Nosy(USERS, tmp_path / "a.npz", {}, recipe=few, loss="", units=None)
+    nosy.agreed |= {"names": ("a",), "features": few.feature_names, "task": "regression"}
+    nosy.users = few.encode(frame)
+    own = {"data": "csv", "path": str(file), "user": "who", "target": "y"}
+    nosy.own |= own
+    with pytest.raises(PermissionError, match="no more rows than coordinates"):
+        nosy.ask("moments")
+    nosy.own |= {"features": "x0, x1"}  # the owner's own choice
+    assert nosy.ask("moments")["count"].tolist() == [8]
 
 
 def test_agreement_names_do_not_make_a_question_new():

@@ -149,6 +149,8 @@ ATTACKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("halves", HALVES, {"settings": np.array([BIG, 7, 0])}, "splits, and 1000"),
     ("halves", HALVES, {"models": np.zeros((2, 9))}, "not allowed"),
     ("join", {"models": MODEL[None], "noise": 1.0}, {"covariance": np.zeros((3, 6))}, "more than one row"),
+    ("home", {"centre": MODEL, "covariance": np.array([[1.0, 0, 0, 1, 0, 1]]), "noise": 1.0},
+     {"covariance": np.zeros((1, 7))}, "not allowed"),
     ("certify", {"model": MODEL, "slope": MODEL, "anchor": MODEL}, {"noise": np.ones(5)}, "more than one row"),
 ]
 

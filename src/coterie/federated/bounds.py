@@ -24,7 +24,7 @@ from coterie.losses import LOSSES, Loss, Poisson
 
 Array = npt.NDArray[Any]
 
-MOST_BYTES = 1 << 26  # of one query, and of an agreement
+MOST_BYTES = 1 << 28  # of one query, and of an agreement
 _STEPS, _SPLITS, _DRAWS, _POINTS = 10_000, 100, 1_000, 10_000  # of training, of rows, of halves, of models
 _NUMBERS = 10**9  # of a data set
 _WORK = 1 << 27  # numbers of the Hessians that a question asks of one user
@@ -185,7 +185,7 @@ def objection(query: Message, loss: Loss, dim: int, n_names: int, n_pairs: int) 
         return next(filter(None, (_fit_objection(query.kind, part, loss, dim) for part in parts)), None)
     if query.kind == "pdmm":
         return _pdmm_objection(arrays, n_names, n_pairs)
-    return _plain_objection(query.kind, arrays)
+    return _plain_objection(query.kind, arrays, dim)
 
 
 def alike(query: Message, first: Message) -> bool:
@@ -203,12 +203,16 @@ def alike(query: Message, first: Message) -> bool:
     return True
 
 
-def _plain_objection(kind: str, arrays: Mapping[str, Array]) -> str | None:
+def _plain_objection(kind: str, arrays: Mapping[str, Array], dim: int) -> str | None:
     if kind == "train" and not 0 <= float(arrays["steps"]) <= _STEPS:
         return f"it asks for {float(arrays['steps']):,.0f} steps, and {_STEPS:,} are allowed"
     for name in ("ridge", "t", "noise"):
         if name in arrays and (arrays[name] < 0).any():
             return f"its field {name!r} is negative"
+    if kind == "home":
+        shape = arrays["covariance"].shape
+        if not 1 <= len(shape) <= 2 or shape[-1] != dim * (dim + 1) // 2 or shape[0] > _POINTS:
+            return "its covariances have a shape that is not allowed"
     for name in _ONE_ROW.get(kind, ()):
         if name in arrays and len(arrays[name]) > 1:
             return f"its field {name!r} has more than one row"

@@ -118,6 +118,7 @@ class Guard:
         self.owned, self.source, self.settings = "data" in own, source, OwnerSettings.of(own)
         self.consent = not self.owned or self.settings.consent == "hessians"
         self.rows: dict[Any, str] = row_digests(source) if self.owned else {}
+        self.columns = source.n_features if isinstance(source, Users) else source.n_columns
         self.ledger = NodeLedger.of_owner(self.settings.ledger_dir or default_folder(own), self.settings.budget_epsilon,
                                           self.settings.budget_delta) if self.owned else NodeLedger(None)
 
@@ -175,8 +176,13 @@ class Guard:
     # -- what is asked
 
     def withheld(self, data: Data) -> Flags:
-        """(n_users,) who sends a bound instead of a Hessian: those with no more rows than coordinates."""
-        return self._rows(data) <= data.samples.dim if not self.consent else np.zeros(data.n_users, dtype=bool)
+        """(n_users,) who sends a bound instead of a Hessian: those with no more rows than coordinates.
+
+        Columns that an agreement leaves out count, too: otherwise a server would ask for a few columns at a time.
+        """
+        if self.consent:
+            return np.zeros(data.n_users, dtype=bool)
+        return np.asarray(self._rows(data) <= max(data.samples.dim, self.columns))
 
     @staticmethod
     def _rows(data: Data) -> Any:
@@ -191,10 +197,10 @@ class Guard:
             return f"the owner of the node does not allow questions of the kind {kind!r}"
         if self.consent or kind in PRIVATE:
             return ""
-        rows, columns = int(self._rows(data)[user]), data.samples.users.n_features + 1
+        rows, columns = int(self._rows(data)[user]), max(data.samples.users.n_features, self.columns) + 1
         hessians = kind in _WITH_HESSIANS or (kind == "around" and any(
             int(query.arrays[name]) > 1 for name in ("rank", "rank2") if name in query.arrays))
-        if hessians and rows <= (columns if kind == "moments" else data.samples.dim):
+        if hessians and rows <= (columns if kind == "moments" else max(data.samples.dim, self.columns)):
             return ("it has no more rows than coordinates, and its owner has not consented to send Hessians (consent = "
                     '"hessians" in the node configuration, or a private release with an epsilon)')
         if kind in ("describe", "facts") and rows < _LEAST_ROWS:
@@ -202,6 +208,20 @@ class Guard:
         return ""
 
     # -- what leaves
+
+    def introduce(self, run: str, text: str, *, summary: bool) -> None:
+        """Enter what the node says of itself; `summary` is whether a summary of its table is in it.
+
+        Raises
+        ------
+        Refused : a summary of so few rows would show them.
+        """
+        if summary and isinstance(self.source, Table) and not self.consent and len(self.source.frame) < _LEAST_ROWS:
+            raise Refused(f"this node has fewer than {_LEAST_ROWS} rows, which a summary of its table would show",
+                          remedy="Set consent = 'hessians' in the node configuration")
+        if self.owned:
+            digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+            self.ledger.log([LoggedAnswer(run, 0, None, "introduction", 0, len(text), digest)])
 
     def account(self, run: str, replies: Mapping[int, Message], data: Data, questions: Mapping[int, str],
                 sizes: Mapping[int, int]) -> dict[int, str]:

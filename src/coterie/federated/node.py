@@ -146,8 +146,10 @@ class Node:
             source = sources.load(self.config)
             agreed = "agreement" in self.config  # then names are enough
             private = "budget-epsilon" in self.own or _number(self.config.get("epsilon", 0)) > 0
-            introduction = Introduction(source.names) if agreed else Introduction.of(source, private=private)
-            return {"introduction": introduction.to_json(), "version": VERSION}
+            text = (Introduction(source.names) if agreed else Introduction.of(source, private=private)).to_json()
+            with Guard(self.own, source) as guard:
+                guard.introduce(self.run, text, summary=not agreed and not private)
+            return {"introduction": text, "version": VERSION}
         except (CoterieError, OSError, ValueError) as error:
             return {"error": str(error)}
 
@@ -172,14 +174,14 @@ class Node:
             share, seed, bases = self._split_asked()
         except Refused as error:
             return NodeReplies({}, dict.fromkeys(queries, error.reason))
-        source = self._read(lambda: sources.load(self.config))
+        source = _own_business(lambda: sources.load(self.config))
         with Guard(self.own, source) as guard:
             try:
                 split = guard.held_out(share, seed, agreement.task, len(agreement.features))
             except Refused as error:
                 guard.refuse(self.run, {_name(key): ("", 0, error.reason) for key in queries})
                 return NodeReplies({}, dict.fromkeys(queries, error.reason))
-            data = self._read(lambda: agreement.data(source, *split))
+            data = _own_business(lambda: agreement.data(source, *split))
             asking = _Asking(guard, agreement, replace(data, withheld=guard.withheld(data), keeper=guard.ledger),
                              Memory(self.own.get("state-dir"), self.run, self.store), f"{share!r}")
             return asking.answers(self.run, queries, bases, self.own)
@@ -195,13 +197,14 @@ class Node:
             pass
         raise Refused("held-out, seed or bases cannot be used")
 
-    def _read(self, read: Callable[[], _T]) -> _T:
-        """The data; why they cannot be read is for the owner alone, since it may name cells."""
-        try:
-            return read()
-        except Exception:
-            log.exception("the data of this node cannot be used")
-            raise Incompatible("The data of this node cannot be used as agreed; the node's own log says why.") from None
+
+def _own_business(work: Callable[[], _T]) -> _T:
+    """What the work gives; why it fails is for the owner alone, since the reason may name cells."""
+    try:
+        return work()
+    except Exception:
+        log.exception("a node cannot answer from its data")
+        raise Incompatible("The data of this node cannot be used as asked; the node's own log says why.") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,7 +259,8 @@ class _Asking:
         """The replies that may leave, and of those that are too many the reasons."""
         users, dim = self.data.samples.users, self.data.samples.dim
         batch = self.guard.own_splits(gather(list(asked.items()), "query"))
-        replies = answer_all(replace(self.data, memory=self.memory.stacked(users, dim)), batch)
+        data = replace(self.data, memory=self.memory.stacked(users, dim))
+        replies = _own_business(lambda: answer_all(data, batch))
         leaving = replies if replies.kind != "join" or own.get("return-models") else \
             replace(replies, ragged={})  # a newcomer's model stays with it
         messages = dict(leaving.items())

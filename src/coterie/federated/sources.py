@@ -59,6 +59,13 @@ class Table:
         missing = target_cells(self.frame[self.target], self.target, self.task).missing
         return in_order(owner for owner, gone in zip(owners, missing, strict=True) if not gone)
 
+    @property
+    def n_columns(self) -> int:
+        """The number of columns to learn from, before they are encoded."""
+        if self.features is not None:
+            return len(self.features)
+        return len(set(self.frame.columns) - {self.user, self.target, *self.drop})
+
     def summary(self) -> TableSummary:
         """What the node tells of its table, for the recipe of all."""
         return summarise(self.frame, user=self.user, target=self.target, features=self.features, drop=self.drop,
