@@ -23,15 +23,18 @@ NAMES = ("newton", "splitting", "pdmm", "weights", "fit", "active")
 SEED = 170
 
 
-def line(name: str, family: str, loss: ct.LinearLoss, n_users: int, shapes: tuple[tuple[int, int], ...]) -> str:
-    """One row of the table."""
+def line(name: str, family: str, loss: ct.LinearLoss, n_users: int, privacy: ct.Privacy | None = None) -> str:
+    """One row of the table; with a budget, that of the releases of a private fit."""
     cells = []
-    for rows, features in shapes:
+    for rows, features in SHAPES:
         users = clustered(family, n_users=n_users, samples=rows + 2 * max(rows, 10), n_features=features,
                           seed=SEED).users
-        one = audit(users, loss, algorithms=[name], rows=[rows], max_users=n_users, seed=SEED).findings[0]
+        result = audit(users, loss, algorithms=[] if privacy else [name], rows=[rows], max_users=n_users, seed=SEED,
+                       privacy=privacy)
+        one = next(one for one in result.findings if one.algorithm == name)
         cells.append(one.note or f"{one.exact_users:.0%}, {one.membership:.2f}, {one.attribute:.2f}")
-    return " | ".join((f"| {name}", type(loss).__name__, *cells)) + " |"
+    label = name if privacy is None or name != "release" else f"release, epsilon {privacy.epsilon:g}"
+    return " | ".join((f"| {label}", type(loss).__name__, *cells)) + " |"
 
 
 def main() -> None:
@@ -41,11 +44,13 @@ def main() -> None:
     print("|---" * (2 + len(SHAPES)) + "|")
     began = time.perf_counter()
     for name in NAMES:
-        print(line(name, "logistic", ct.Logistic(), n_users, SHAPES), flush=True)
+        print(line(name, "logistic", ct.Logistic(), n_users), flush=True)
     for name in ("newton", "fit"):
-        print(line(name, "squared_hinge", ct.SquaredHinge(), n_users, SHAPES), flush=True)
+        print(line(name, "squared_hinge", ct.SquaredHinge(), n_users), flush=True)
     for name in ("newton", "fit"):
-        print(line(name, "squared", ct.Squared(), n_users, SHAPES), flush=True)
+        print(line(name, "squared", ct.Squared(), n_users), flush=True)
+    for epsilon, name in ((4.0, "release, no noise"), (8.0, "release"), (4.0, "release"), (1.0, "release")):
+        print(line(name, "logistic", ct.Logistic(), n_users, ct.Privacy(epsilon=epsilon)), flush=True)
     print(f"\n{time.perf_counter() - began:.0f} s")
 
 
