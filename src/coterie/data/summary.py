@@ -176,6 +176,8 @@ class TableSummary:
                 "order": RowOrder(**{**c["order"], "rising": None if rising is None else tuple(rising)})})
 
         try:
+            if not isinstance(d["columns"], list):
+                raise TypeError("its columns are no list")
             return cls(**{**d, "answers": None if d["answers"] is None else column(d["answers"]),
                           "columns": tuple(map(column, d["columns"]))})
         except (KeyError, TypeError) as error:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, Self
+from pathlib import Path
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -25,78 +27,26 @@ from coterie.data.encoding import Recipe
 from coterie.data.merging import merge
 from coterie.data.participants import Participants
 from coterie.data.scaling import Standardizer
-from coterie.data.summary import TableSummary
 from coterie.data.users import Moments, Users
 from coterie.data.validation import show
 from coterie.errors import Incompatible, InvalidInput
+from coterie.federated import plausible
 from coterie.federated.client import Data
 from coterie.federated.config import DataSettings
-from coterie.federated.protocol.messages import Batch, Message
+from coterie.federated.introduction import Introduction
+from coterie.federated.protocol.messages import REFUSES, Batch, Message
 from coterie.federated.runtimes.in_process import Runtime
 from coterie.federated.sources import Table, in_order, make_loss
-from coterie.fitting.units import Units, UserStatistics
+from coterie.fitting.units import LARGEST_COUNT, Units, UserStatistics
 from coterie.losses import Loss, Multinomial, Samples, SquaredDistance
-from coterie.storage import json_ready
+from coterie.memory import free_memory
+from coterie.storage import json_ready, write_atomically
 
 _DESCRIBE = 1 << 30  # rounds in which users describe their rows; no round of a run has such a number
 _TRIES = 10
+_MOST_CLASSES = 1_000  # of prepared numbers
 
-
-class Introduction(NamedTuple):
-    """What a node says of itself.
-
-    Parameters
-    ----------
-    names : of its users.
-    features : of prepared numbers; empty for a table.
-    n_classes : of prepared numbers: one more than the largest target.
-    targets : of prepared numbers: "none", "signs" (all are -1 or 1), or "numbers"; of a table in a private federation
-        "table": then `features` are its columns of numbers.
-    summary : of a table; a private federation has none.
-    """
-
-    names: tuple[Any, ...]
-    features: tuple[str, ...] = ()
-    n_classes: int = 0
-    targets: str = "none"
-    summary: TableSummary | None = None
-
-    @classmethod
-    def of(cls, source: Users | Table, *, private: bool = False) -> Introduction:
-        """That of a node with these data; of a private one nothing that depends on values, but what columns hold."""
-        if isinstance(source, Table):
-            return cls(names=source.names, features=source.number_columns(), targets="table") if private else \
-                cls(names=source.names, summary=source.summary())
-        y = source.targets
-        if y is None or not len(y):
-            return cls(names=source.names, features=source.feature_names)
-        largest = float(y.max())
-        return cls(names=source.names, features=source.feature_names,
-                   n_classes=int(largest) + 1 if 0 <= largest < 1e6 and not private else 0,
-                   targets="signs" if bool((np.abs(y) == 1.0).all()) else "numbers")
-
-    def to_json(self) -> str:
-        """As text, for the wire."""
-        if not all(isinstance(name, (str, int, float)) for name in self.names):
-            raise InvalidInput("user names must be texts or integers", remedy="Write dates as texts")
-        return json.dumps({**self._asdict(), "summary": None if self.summary is None else self.summary.to_json()})
-
-    @classmethod
-    def from_json(cls, text: str) -> Introduction:
-        """From what `to_json` gives.
-
-        Raises
-        ------
-        InvalidInput : a text that is none.
-        """
-        try:
-            said = json.loads(text)
-            summary = None if said["summary"] is None else TableSummary.from_json(said["summary"])
-            return cls(tuple(said["names"]), tuple(said["features"]), int(said["n_classes"]), str(said["targets"]),
-                       summary)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InvalidInput(f"this is no introduction of a node: {error}", remedy="Install the same version of "
-                               "coterie on the server and at the nodes") from error
+log = logging.getLogger("coterie.federated")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,6 +64,8 @@ class Agreement:
     task, n_classes : where a fit is made: then users answer from all their rows, and held-out rows judge.
     train_units : of the rows that are not held out, where a fit asks about these.
     signs : whether classes of prepared numbers are -1 and 1 and count as 0 and 1; only where a fit is made.
+    refused : nodes and users who do not take part, since what they say of themselves cannot be true, with the reason;
+        the others are not told.
     """
 
     names: tuple[Any, ...]
@@ -129,6 +81,17 @@ class Agreement:
     n_classes: int = 0
     signs: bool = False
     train_units: Units | None = None
+    refused: Mapping[Any, str] = field(default_factory=dict)
+
+    def without(self, reasons: Mapping[Any, str]) -> Agreement:
+        """The agreement of the others, with a word in the log about these users."""
+        for name, reason in reasons.items():
+            log.warning("user %r takes no part: %s", name, reason)
+        names = tuple(name for name in self.names if name not in reasons)
+        if not names:
+            raise Incompatible(f"All users were refused, so nothing is left to solve; the last: "
+                               f"{list(reasons.values())[-1]}.")
+        return replace(self, names=names, refused={**self.refused, **reasons})
 
     @property
     def participants(self) -> Participants:
@@ -214,6 +177,18 @@ class Agreement:
                    train_units=None if trained is None else Units.from_state(trained))
 
 
+def read_aside(folder: Path) -> dict[Any, str]:
+    """Who was refused before, with the reason, from the folder of a checkpoint."""
+    file = folder / "aside.json"
+    return dict(json.loads(file.read_text("utf-8"))) if file.exists() else {}
+
+
+def write_aside(folder: Path, aside: Mapping[Any, str]) -> None:
+    """Keep who was refused, if anybody was."""
+    if aside:
+        write_atomically(folder / "aside.json", json.dumps(list(aside.items())).encode(), durable=True)
+
+
 def _recipe(agreement: Agreement) -> Recipe:
     assert agreement.recipe is not None
     return agreement.recipe
@@ -221,6 +196,8 @@ def _recipe(agreement: Agreement) -> Recipe:
 
 class Carrier(Runtime, Protocol):
     """A runtime that finds its users itself."""
+
+    refused: dict[Any, str]  # nodes whose introduction cannot be true, with the reason
 
     def gather(self, n_users: int, wait: float) -> list[tuple[str, Introduction]]:
         """Wait for so many users: what their nodes say of themselves, each with a name for the node."""
@@ -246,13 +223,13 @@ def agree(runtime: Carrier, data: DataSettings, n_users: int = 0, wait: float = 
     nodes, agreement = introduced(runtime, n_users, wait)
     tables = [node.summary for _, node in nodes if node.summary is not None]
     if not tables:
-        return _agree_on_numbers(runtime, data, agreement, [n for _, n in nodes])
+        return _agree_on_numbers(runtime, data, agreement, nodes)
     if data.loss_options:
         raise InvalidInput("loss-options are for prepared numbers, and the nodes have tables",
                            remedy="Use loss and ridge, as in coterie fit")
     recipe = Recipe.from_summary(merge(tables, tables=[label for label, _ in nodes]))
-    agreement = replace(agreement, recipe=recipe, features=recipe.feature_names)
-    units = Units.from_moments(_describe(runtime, agreement), recipe.task, loss=data.loss, ridge=data.ridge,
+    agreement, statistics = _describe(runtime, replace(agreement, recipe=recipe, features=recipe.feature_names))
+    units = Units.from_moments(statistics, recipe.task, loss=data.loss, ridge=data.ridge,
                                n_classes=len(recipe.classes), standardize=data.scaled(table=True))
     return replace(agreement, units=units)
 
@@ -267,12 +244,39 @@ def introduced(runtime: Carrier, n_users: int, wait: float) -> tuple[list[tuple[
                                for none in (False, True))
         raise Incompatible(f"{with_table} has a table, and {without} prepared numbers. Give all nodes the same kind of "
                            "data.")
-    return nodes, Agreement(names=names, features=() if tables else _columns(nodes), run=uuid.uuid4().hex)
+    return nodes, Agreement(names=names, features=() if tables else _columns(nodes), run=uuid.uuid4().hex,
+                            refused=dict(runtime.refused))
+
+
+def bounded_classes(agreement: Agreement, nodes: Sequence[tuple[str, Introduction]]) -> tuple[int, Agreement]:
+    """How many classes there are at nodes with prepared numbers, and the agreement of those who can be believed.
+
+    A node that declares more classes than can be meant, or more than there is memory for, is refused if others declare
+    fewer.
+
+    Raises
+    ------
+    InvalidInput : all nodes declare too many.
+    """
+    kept, reasons = list(nodes), dict[Any, str]()
+    while True:
+        known = max(node.n_classes for _, node in kept)
+        dim = (len(agreement.features) + 1) * max(known - 1, 1)
+        if known <= _MOST_CLASSES and 8.0 * (20 * len(agreement.names) * dim + dim**2) <= free_memory():
+            return known, agreement.without(reasons) if reasons else agreement
+        fewer = [(label, node) for label, node in kept if node.n_classes < known]
+        if not fewer:
+            raise InvalidInput(f"the targets are {known:,} classes, which is more than {_MOST_CLASSES:,} or than there "
+                               "is memory for", remedy="Name another loss, or give the nodes tables")
+        for label, node in kept:
+            if node.n_classes == known:
+                reasons |= dict.fromkeys(node.names, f"{label} declares {known:,} classes")
+        kept = fewer
 
 
 def _agree_on_numbers(runtime: Carrier, data: DataSettings, agreement: Agreement,
-                      nodes: Sequence[Introduction]) -> Agreement:
-    loss, kinds = data.loss, {node.targets for node in nodes}
+                      nodes: Sequence[tuple[str, Introduction]]) -> Agreement:
+    loss, kinds = data.loss, {node.targets for _, node in nodes}
     if loss == "auto":
         if len(kinds) > 1 or kinds == {"numbers"}:
             raise InvalidInput("the targets are numbers, which may be classes, counts or measurements",
@@ -280,12 +284,13 @@ def _agree_on_numbers(runtime: Carrier, data: DataSettings, agreement: Agreement
         loss = {"none": "squared_distance", "signs": "logistic"}[kinds.pop()]
     built, options = make_loss(loss, data.loss_options), data.loss_options
     if isinstance(built, Multinomial) and built.n_classes is None:
-        known = max(node.n_classes for node in nodes)
+        known, agreement = bounded_classes(agreement, nodes)
         options = json.dumps({**json.loads(options or "{}"), "n_classes": known})
     agreement = replace(agreement, loss=loss, loss_options=options)
     if not data.scaled(table=False):
         return agreement
-    scaler = Standardizer.from_moments(_describe(runtime, agreement).features, feature_names=agreement.features)
+    agreement, statistics = _describe(runtime, agreement)
+    scaler = Standardizer.from_moments(statistics.features, feature_names=agreement.features)
     return replace(agreement, mean=tuple(scaler.mean.tolist()), scale=tuple(scaler.scale.tolist()))
 
 
@@ -300,26 +305,53 @@ def _columns(nodes: Sequence[tuple[str, Introduction]]) -> tuple[str, ...]:
     return one.features
 
 
-def _describe(runtime: Carrier, agreement: Agreement) -> UserStatistics:
-    """Every user's count, means and centred sums of squares; those who do not answer are asked again."""
+def _describe(runtime: Carrier, agreement: Agreement) -> tuple[Agreement, UserStatistics]:
+    """Every user's count, means and centred sums of squares; those who do not answer are asked again.
+
+    Users who describe rows that cannot exist, or are out of all proportion, are refused; the agreement is the others'.
+    """
     runtime.use(agreement)
     n, p = len(agreement.names), len(agreement.features)
-    counts, (means, m2), target = np.zeros(n, dtype=np.int64), np.zeros((2, n, p)), np.zeros((n, 3))
-    known, with_target = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+    counts, (means, m2), target = np.zeros(n), np.zeros((2, n, p)), np.zeros((n, 3))
+    known, with_target, reasons = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool), dict[int, str]()
     for turn in range(_DESCRIBE, _DESCRIBE + _TRIES):
         replies = runtime.exchange(Batch("describe", turn, np.flatnonzero(~known)))
+        reasons |= {user: reason for user, reason in replies.refused if reason.startswith(REFUSES)}
         pairs = [*replies.singles, *(pair for batch in replies.batches for pair in batch.items())]
         for user, reply in pairs:
-            if _describes(reply, p):
-                counts[user], means[user], m2[user] = (reply.arrays[name] for name in ("count", "means", "m2"))
-                known[user], with_target[user] = True, "target" in reply.arrays
-                target[user] = reply.arrays.get("target", 0.0)
+            if not _describes(reply, p):
+                reasons[user] = "it does not describe the columns that were agreed on"
+                continue
+            counts[user], means[user], m2[user] = (reply.arrays[name] for name in ("count", "means", "m2"))
+            with_target[user], target[user] = "target" in reply.arrays, reply.arrays.get("target", 0.0)
+            reasons.pop(user, None)
+            known[user] = True
+        known[list(reasons)] = True
         if known.all():
-            targets = Moments(counts, target[:, :1], target[:, 1:2]) if with_target.all() else None
-            return UserStatistics(agreement.features, Moments(counts, means, m2), targets, target[:, 2])
-    silent = [agreement.names[user] for user in np.flatnonzero(~known)[:3]]
-    raise Incompatible(f"{int((~known).sum())} user(s) did not describe their columns ({show(*silent)}), so nothing "
-                       "can be scaled. Start their nodes, or lower `n-users`.")
+            break
+    else:
+        silent = [agreement.names[user] for user in np.flatnonzero(~known)[:3]]
+        raise Incompatible(f"{int((~known).sum())} user(s) did not describe their columns ({show(*silent)}), so "
+                           "nothing can be scaled. Start their nodes, or lower `n-users`.")
+    wrong = plausible.wrong_moments(counts, means, m2, target if with_target.any() else None)
+    if agreement.recipe is not None:
+        task, classes = agreement.recipe.task, len(agreement.recipe.classes)
+        odd = plausible.wrong_targets(task, target[:, 2], target[:, 0], classes, LARGEST_COUNT)
+        wrong = [one or other for one, other in zip(wrong, odd, strict=True)]
+    reasons = {user: reason for user, reason in enumerate(wrong) if reason} | reasons
+    stay = np.setdiff1d(np.arange(n), list(reasons))
+    far = stay[plausible.outlying(counts[stay], means[stay], m2[stay])]
+    reasons |= dict.fromkeys(far.tolist(), "it describes numbers out of all proportion to those of the others")
+    if reasons:
+        agreement = agreement.without({agreement.names[user]: reason for user, reason in reasons.items()})
+        runtime.use(agreement)
+        stay = np.setdiff1d(stay, far)
+    rows = counts[stay].astype(np.int64)
+    targets = Moments(rows, target[stay, :1], target[stay, 1:2]) if with_target[stay].all() else None
+    features, targets = (None if part is None else plausible.without_dominant(part)
+                         for part in (Moments(rows, means[stay], m2[stay]), targets))
+    assert features is not None
+    return agreement, UserStatistics(agreement.features, features, targets, target[stay, 2])
 
 
 def _describes(reply: Message, n_features: int) -> bool:

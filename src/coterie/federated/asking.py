@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from coterie._typing import Array, Flags
 from coterie.data.validation import show
 from coterie.errors import Incompatible, InvalidInput
+from coterie.federated import plausible
 from coterie.federated.algorithms.base import Replies, merge
 from coterie.federated.algorithms.participation import Participation
 from coterie.federated.driver import Round, uninterrupted
@@ -28,15 +29,18 @@ from coterie.federated.runtimes.in_process import Runtime
 from coterie.storage import pack, unpack, write_atomically
 
 _SILENT = 40  # rounds in a row in which none of the users asked answers
+_SHAPES = "its fields have other shapes than those of the others"
+_ODD = 6  # digits beyond the median of the others: whose numbers an error is blamed on
+_DAMAGED = 3  # replies of a user that cannot be read before it is set aside
 
 
 class SetAside(Incompatible):
-    """Users whose nodes refuse to answer, by name with the reason; the others have to continue without them."""
+    """Users whose nodes refuse, or whose answers cannot be true, with the reason; the others continue without them."""
 
     def __init__(self, reasons: Mapping[Any, str]) -> None:
         self.reasons = dict(reasons)
         super().__init__(f"User(s) {show(*reasons)} take no part: {next(iter(reasons.values()))}. Ask the owners of "
-                         "their nodes to allow it, or leave the users out.")
+                         "their nodes, or leave the users out.")
 
 
 class Asker:
@@ -50,17 +54,19 @@ class Asker:
     fingerprint : what must agree for a run in the checkpoint to be continued.
     checkpoint : the folder in which answers are kept; None to keep none.
     progress : called after every round.
+    ridge : L2 strength that all Hessians contain.
     """
 
     def __init__(self, runtime: Runtime, names: tuple[Any, ...], *, participation: Participation | None = None,
                  seed: int = 0, fingerprint: Mapping[str, Any] | None = None,
                  checkpoint: str | os.PathLike[str] | None = None,
-                 progress: Callable[[Round], None] | None = None) -> None:
+                 progress: Callable[[Round], None] | None = None, ridge: float = 0.0) -> None:
         self.runtime, self.names, self.seed, self.progress = runtime, names, seed, progress
         self.participation = participation or Participation()
         self.folder = None if checkpoint is None else Path(checkpoint) / "answers"
         self.ledger, self.history = Ledger(len(names)), list[Round]()
         self.refusals: list[tuple[int, Any, str]] = []
+        self.ridge, self.answers = ridge, list[Batch]()  # of all users who still take part
         self.turn, self.number, self.began = 0, 0, time.perf_counter()
         self._check(dict(fingerprint or {}))
 
@@ -104,8 +110,13 @@ class Asker:
             silent = 0 if good or not len(users) else silent + 1
             if silent > _SILENT:
                 raise self._missing(answered)
+        if len(parts) > 1:
+            odd = plausible.other_shapes({user: reply for part in parts for user, reply in part.items()})
+            self._set_aside(dict.fromkeys(odd, _SHAPES))
         complete = merge(parts) if len(parts) > 1 else parts[0]
         assert complete is not None
+        self._set_aside(dict(plausible.fit_objections(complete, dim, {**(arrays or {}), **(shared or {})}, self.ridge)))
+        self.answers.append(complete)
         with uninterrupted():
             self._keep(complete, self.ledger.entries[entries:], self.history[began:])
         return complete
@@ -122,6 +133,9 @@ class Asker:
                 singles.setdefault(int(user), message)
             else:
                 refused.append((int(user), reason))
+        for user in plausible.other_shapes(singles):
+            refused.append((user, _SHAPES))
+            del singles[user]
         parts = [batch.take(np.flatnonzero(~answered[batch.users])) for batch in replies.batches if len(batch)]
         if singles:
             parts.append(gather(list(singles.items())))
@@ -132,10 +146,45 @@ class Asker:
         for user, reason in refused:
             name = self.names[user]
             self.refusals.append((self.turn, name, reason))
-            if sum(other == name for _, other, _ in self.refusals) > _SILENT:
-                raise Incompatible(f"The replies of user {show(name)} cannot be used: {reason}. Leave the user out, or "
-                                   "install the same version of coterie everywhere.")
+            if sum(other == name for _, other, _ in self.refusals) >= _DAMAGED:
+                raise SetAside({name: reason})
         return [part for part in parts if len(part)]
+
+    def refuse(self, *complaints: Sequence[str] | Flags) -> None:
+        """Set users aside whose answers cannot be true.
+
+        Parameters
+        ----------
+        complaints : for every user a reason, "" for none; or whether its numbers are out of all proportion.
+
+        Raises
+        ------
+        SetAside : if there are any; continue without them, after `leave_out`.
+        """
+        reasons: dict[int, str] = {}
+        for one in complaints:
+            for user, reason in enumerate(one):
+                if reason:
+                    reasons.setdefault(user, reason if isinstance(reason, str) else
+                                       "its numbers contradict each other, or are out of all proportion to the others'")
+        self._set_aside(reasons)
+
+    def suspect(self, error: Exception) -> SetAside | None:
+        """Who is to blame for an error, if one user's numbers are beyond all proportion to the others'."""
+        if len(self.names) < 3 or not self.answers:
+            return None
+        user, digits = plausible.oddest(self.answers)
+        if digits < _ODD:
+            return None
+        reason = f"its numbers are {digits:.0f} digits off the others', and cannot be computed with ({error})"
+        self.refusals.append((self.turn, self.names[user], reason))
+        return SetAside({self.names[user]: reason})
+
+    def _set_aside(self, reasons: Mapping[int, str]) -> None:
+        if reasons:
+            named = {self.names[user]: reason for user, reason in reasons.items()}
+            self.refusals += [(self.turn, name, reason) for name, reason in named.items()]
+            raise SetAside(named)
 
     def leave_out(self, names: Collection[Any], fingerprint: Mapping[str, Any]) -> None:
         """Ask the others anew, from the first question; rounds and what was sent so far still count.
@@ -147,7 +196,7 @@ class Asker:
         """
         stay = [k for k, name in enumerate(self.names) if name not in names]
         self.names = tuple(self.names[k] for k in stay)
-        self.ledger.n_users, self.number = len(stay), 0
+        self.ledger.n_users, self.number, self.answers = len(stay), 0, []
         self.ledger.per_user = {key: account[stay] for key, account in self.ledger.per_user.items()}
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -10,30 +10,40 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from coterie._typing import Array, Ints
-from coterie.certificates import Answers, assembled, project, reference
+from coterie._typing import Array, Flags, Ints
+from coterie.certificates import Answers, answers_of, project, reference
 from coterie.data.condensed import SecondMoments
 from coterie.data.encoding import Recipe
 from coterie.data.merging import merge
 from coterie.data.users import Split, Users
 from coterie.errors import InvalidInput
-from coterie.federated.agreement import Agreement, Carrier, Introduction, introduced
+from coterie.federated import plausible
+from coterie.federated.agreement import (
+    Agreement,
+    Carrier,
+    bounded_classes,
+    introduced,
+    read_aside,
+    write_aside,
+)
 from coterie.federated.algorithms.participation import Participation
 from coterie.federated.asking import Asker, SetAside
 from coterie.federated.config import DataSettings
 from coterie.federated.driver import Round
 from coterie.federated.fit_by_asking import describe, fit_parts
+from coterie.federated.introduction import Introduction
+from coterie.federated.judging import Judgement, judged
 from coterie.federated.protocol.ledger import Ledger
 from coterie.federated.protocol.messages import Ragged, square, triangle
 from coterie.fitting.estimate import Fit, fit
@@ -46,6 +56,8 @@ from coterie.solution import Solution, Status
 from coterie.storage import write_atomically
 
 log = logging.getLogger("coterie.federated")
+_CONTRADICTS = 1e-4  # relative, of a loss that follows from second moments, too
+_BY_FAR = 1e3  # times the tolerance: a part of the gap that one user is refused for, if the others' is within it
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,15 +131,18 @@ def fit_federation(runtime: Carrier, data: DataSettings, settings: Settings,
     """
     carriage = carriage or Carriage()
     agreement, settings = _agreement(runtime, data, settings, carriage)
-    file = None if carriage.checkpoint is None else Path(carriage.checkpoint) / "aside.json"
-    aside: dict[Any, str] = dict(json.loads(file.read_text("utf-8"))) if file is not None and file.exists() else {}
+    folder, aside = None if carriage.checkpoint is None else Path(carriage.checkpoint), dict(agreement.refused)
+    if folder is not None:
+        aside |= read_aside(folder)
+        write_aside(folder, aside)
     runtime.use(agreement)
     asker = Asker(runtime, agreement.names, participation=carriage.participation, seed=carriage.seed,
                   fingerprint=_fingerprint(settings, runtime), checkpoint=carriage.checkpoint,
-                  progress=carriage.progress)
+                  progress=carriage.progress, ridge=settings.ridge)
     while True:
         try:
-            fitted, solution, scores = _asked(runtime, asker, agreement, settings, carriage)
+            with _blaming(asker):
+                fitted, solution, scores = _asked(runtime, asker, agreement, settings, carriage)
             break
         except SetAside as refusal:  # the others are fitted without them
             log.warning("round %d: %s", asker.turn, refusal)
@@ -135,15 +150,27 @@ def fit_federation(runtime: Carrier, data: DataSettings, settings: Settings,
             agreement = replace(agreement, names=tuple(name for name in agreement.names if name not in aside))
             if not agreement.names:
                 raise
-            if file is not None:
-                write_atomically(file, json.dumps(list(aside.items())).encode(), durable=True)
-                write_atomically(file.with_name("federation.json"), agreement.to_json().encode(), durable=True)
+            if folder is not None:
+                write_aside(folder, aside)
+                write_atomically(folder / "federation.json", agreement.to_json().encode(), durable=True)
             runtime.use(agreement)
             runtime.begin(f"without-{len(aside)}")
             asker.leave_out(refusal.reasons, _fingerprint(settings, runtime))
     parts = {f.name: getattr(fitted, f.name) for f in fields(Fit)}
     return FederatedFit(**{**parts, "solution": solution, "scores": scores, "recipe": agreement.recipe},
                         ledger=asker.ledger, history=tuple(asker.history), refusals=tuple(asker.refusals), aside=aside)
+
+
+@contextlib.contextmanager
+def _blaming(asker: Asker) -> Iterator[None]:
+    """Numbers that cannot be computed with set their user aside, where they are beyond all proportion."""
+    try:
+        yield
+    except (np.linalg.LinAlgError, ArithmeticError, InvalidInput) as error:
+        blamed = asker.suspect(error)
+        if blamed is None:
+            raise
+        raise blamed from error
 
 
 def _fingerprint(settings: Settings, runtime: Carrier) -> dict[str, Any]:
@@ -181,16 +208,16 @@ def _agreement(runtime: Carrier, data: DataSettings, settings: Settings,
             agreement = replace(agreement, recipe=recipe, features=recipe.feature_names, task=recipe.task,
                                 n_classes=len(recipe.classes))
         else:
-            agreement = _prepared(agreement, [node for _, node in nodes], settings)
+            agreement = _prepared(agreement, nodes, settings)
         if file is not None:
             write_atomically(file, agreement.to_json().encode(), durable=True)
     return agreement, replace(settings, task=agreement.task, n_classes=max(agreement.n_classes, settings.n_classes),
                               standardize=data.scaled(table=True))
 
 
-def _prepared(agreement: Agreement, nodes: list[Introduction], settings: Settings) -> Agreement:
+def _prepared(agreement: Agreement, nodes: list[tuple[str, Introduction]], settings: Settings) -> Agreement:
     """The task of prepared numbers: by the loss named, or by the targets."""
-    kinds = {node.targets for node in nodes}
+    kinds = {node.targets for _, node in nodes}
     signs = kinds == {"signs"}
     task = {"logistic": "classification", "squared_hinge": "classification", "multinomial": "classification",
             "poisson": "counts", "squared": "regression", "huber": "regression"}.get(settings.loss, "")
@@ -199,7 +226,7 @@ def _prepared(agreement: Agreement, nodes: list[Introduction], settings: Setting
             raise InvalidInput("some nodes have targets and others have none", remedy="Give all of them targets")
         return replace(agreement, task="clustering")
     task = task or ("classification" if signs else "regression")
-    n_classes = max(node.n_classes for node in nodes) if task == "classification" else 0
+    n_classes, agreement = bounded_classes(agreement, nodes) if task == "classification" else (0, agreement)
     return replace(agreement, task=task, signs=signs and task == "classification", n_classes=2 if signs else n_classes)
 
 
@@ -223,7 +250,10 @@ def _second_moments(asker: Asker, agreement: Agreement, settings: Settings) -> t
     n, k = len(agreement.names), counts.shape[1]
     if means.shape != (n, k, q) or scatters.shape != (n, k, q * (q + 1) // 2):
         raise InvalidInput("the users' moments are of other columns than agreed", remedy="Start the run again")
-    parts = [SecondMoments(counts[:, j].astype(np.int64), means[:, j], square(scatters[:, j], q)) for j in range(k)]
+    squares = [square(scatters[:, j], q) for j in range(k)]
+    asker.refuse(*(plausible.wrong_scatters(counts[:, j], means[:, j], squares[j]) for j in range(k)))
+    asker.refuse(*(plausible.outlying(counts[:, j], means[:, j], np.einsum("nqq->nq", squares[j])) for j in range(k)))
+    parts = [SecondMoments(counts[:, j].astype(np.int64), means[:, j], squares[j]) for j in range(k)]
     everything = parts[0] if k == 1 else parts[0].add(parts[1])
     users = everything.users(agreement.names, agreement.features)
     if k == 1:
@@ -248,12 +278,34 @@ def _certified(asker: Asker, solution: Solution, tol: float, sizes: Ints) -> Sol
     replies = asker.ask("certify", problem.dim, arrays={"model": solution.models, "slope": slopes, "anchor": about},
                         shared=shared, ragged=ragged)
     answers = Answers(*(replies.arrays[name] for name in ("value", "conjugate", "residual", "size", "rounding")))
-    certificate = assembled(problem, solution.models, slopes, about, answers).with_duals(duals)
+    judgement = judged(problem, solution.models, slopes, about, answers)
+    asker.refuse(_wrong_answers(solution, slopes, about, answers), _to_blame(judgement, tol))
+    certificate = judgement.certificate.with_duals(duals)
     gap = certificate.relative_gap
     status = Status.CONVERGED if gap <= tol else \
         Status.INACCURATE if np.isfinite(certificate.bound) else Status.NO_BOUND
     return replace(solution, certificate=certificate, status=status, duals=duals,
                    seconds=solution.seconds + time.perf_counter() - began)
+
+
+def _wrong_answers(solution: Solution, slopes: Array, about: Array, answers: Answers) -> Flags:
+    """Whose value and conjugate contradict each other or, where second moments decide everything, these."""
+    products = np.einsum("nd,nd->n", slopes, solution.models - about)
+    wrong = plausible.beyond_conjugate(answers.values, answers.conjugates, products, answers.rounding)
+    if isinstance(solution.problem.loss, Remote):
+        return wrong
+    known = answers_of(solution.problem.loss, solution.problem.samples, solution.models, slopes, about)
+    slack = _CONTRADICTS * (known.sizes + np.abs(known.values))
+    return wrong | (np.abs(answers.values - known.values) > slack)
+
+
+def _to_blame(judgement: Judgement, tol: float) -> list[str]:
+    """The user because of whom alone the certificate fails, by far."""
+    reasons = [""] * len(judgement.own)
+    if judgement.without_worst <= tol and np.inf > judgement.share > _BY_FAR * tol:
+        reasons[judgement.worst] = (f"the certificate fails because of its replies alone: its part of the gap is "
+                                    f"{judgement.own[judgement.worst]:.1e}")
+    return reasons
 
 
 def _judged(asker: Asker, fitted: Fit) -> Scores | None:

@@ -27,6 +27,7 @@ from coterie.analysis.spread import Expansions
 from coterie.data.participants import Counted
 from coterie.data.users import Moments, Participants
 from coterie.errors import InvalidInput
+from coterie.federated import plausible
 from coterie.federated.agreement import Agreement
 from coterie.federated.asking import Asker
 from coterie.federated.oracle import AskingOracle
@@ -47,7 +48,7 @@ from coterie.fitting.result import SentModels
 from coterie.fitting.scores import METRICS, JudgedModels, Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.stability import stability_by_asking
-from coterie.fitting.units import Units, UserStatistics
+from coterie.fitting.units import LARGEST_COUNT, Units, UserStatistics
 from coterie.graph.weights import LocalModels
 from coterie.losses import Loss, Personal, Poisson
 from coterie.losses.quadratic import Quadratic
@@ -78,8 +79,13 @@ def describe(asker: Asker, agreement: Agreement, settings: Settings) -> Facts:
         raise InvalidInput("users describe other columns than agreed", remedy="Start the run again")
     units, sizes, target_means = list[Units](), list[Ints](), list[float]()
     for k in range(counts.shape[1]):
+        asker.refuse(plausible.wrong_moments(counts[:, k], means[:, k], m2[:, k], target[:, k]))
+        asker.refuse(plausible.wrong_targets(settings.task, target[:, k, 2], target[:, k, 0], settings.n_classes,
+                                             LARGEST_COUNT))
+        asker.refuse(plausible.outlying(counts[:, k], means[:, k], m2[:, k]))
         rows = counts[:, k].astype(np.int64)
-        statistics = UserStatistics(agreement.features, Moments(rows, means[:, k], m2[:, k]),
+        features = plausible.without_dominant(Moments(rows, means[:, k], m2[:, k]))
+        statistics = UserStatistics(agreement.features, features,
                                     Moments(rows, target[:, k, :1], target[:, k, 1:2]), target[:, k, 2])
         units.append(Units.from_moments(statistics, settings.task, loss=settings.loss, ridge=settings.ridge,
                                         n_classes=settings.n_classes, standardize=settings.standardize))

@@ -26,11 +26,12 @@ try:
 except ImportError as error:  # pragma: no cover - depends on what is installed
     raise MissingExtra("flwr", "flower", "Running on Flower") from error
 
-from coterie.federated.agreement import Agreement, Introduction
+from coterie.federated.agreement import Agreement
 from coterie.federated.algorithms.base import Replies
 from coterie.federated.checkpoint import digest
 from coterie.federated.config import RunConfig, complete, for_nodes
 from coterie.federated.driver import Round
+from coterie.federated.introduction import Introduction
 from coterie.federated.metrics import writer
 from coterie.federated.node import Node
 from coterie.federated.protocol.messages import REFUSES, VERSION, BadMessage, Batch, Message, Reply, decode
@@ -77,6 +78,7 @@ class FlowerRuntime:
         self.home: dict[Any, int] = {}  # user -> node
         self.met: dict[int, Introduction | str] = {}  # node -> what it said of itself, or why it cannot take part
         self.acked: dict[int, int] = {}  # user -> round of its last reply received
+        self.refused: dict[Any, str] = {}  # nodes whose introduction cannot be true, with the reason
         self.asking: dict[str, int] = {}  # message -> node asked who it holds
         self.pending: dict[str, tuple[int, list[int], int]] = {}  # message -> node, users asked, round
 
@@ -126,12 +128,16 @@ class FlowerRuntime:
     def _welcome(self, node: int, envelope: Envelope) -> None:
         """Note what a node says of itself."""
         said = dict(envelope.content["users"]) if "users" in envelope.content else {"error": "it sent no introduction"}
-        try:
-            if "error" not in said and said.get("version") != VERSION:
-                raise InvalidInput(f"it speaks version {said.get('version')} of the protocol, the server {VERSION}")
-            introduction = str(said["error"]) if "error" in said else Introduction.from_json(str(said["introduction"]))
-        except (InvalidInput, KeyError) as error:
-            introduction = str(error)
+        introduction: Introduction | str
+        if "error" in said:
+            introduction = _printable(said["error"])
+        elif said.get("version") != VERSION:
+            introduction = f"it speaks version {_printable(said.get('version'))} of the protocol, the server {VERSION}"
+        else:
+            try:
+                introduction = Introduction.from_json(str(said.get("introduction")))
+            except InvalidInput as error:
+                introduction = self.refused[f"node {node}"] = _printable(error)
         holders = {name: other for name, other in self.home.items() if other in self.met}
         self.met[node] = introduction
         if isinstance(introduction, str):
@@ -227,7 +233,10 @@ class FlowerRuntime:
         while len(self.home) < expected and time.monotonic() < end:
             time.sleep(0.5)
             self.meet()
-        if len(self.home) < expected:
+        if 0 < len(self.home) < expected and self.refused:  # who lies about itself keeps nobody from learning
+            log.warning("%d of %d users came, and %d node(s) were refused: the others begin", len(self.home), expected,
+                        len(self.refused))
+        elif len(self.home) < expected:
             errors = "; ".join(sorted({said for said in self.met.values() if isinstance(said, str)}))
             raise Incompatible(f"{len(self.home)} of {expected} users came within {wait:g} s. Start the other nodes, "
                                f"or lower `n-users`.{' Nodes said: ' + errors if errors else ''}")

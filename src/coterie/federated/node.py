@@ -23,11 +23,12 @@ import numpy as np
 from coterie.data.participants import Participants
 from coterie.errors import CoterieError, Incompatible, InvalidInput, Refused
 from coterie.federated import sources
-from coterie.federated.agreement import Agreement, Introduction
+from coterie.federated.agreement import Agreement
 from coterie.federated.bounds import MOST_BYTES, alike, check_agreement, check_data, objection
 from coterie.federated.client import Data, answer_all
 from coterie.federated.config import FOR_NODES, DataSettings, key_of
 from coterie.federated.guard import Guard
+from coterie.federated.introduction import Introduction
 from coterie.federated.keeping import keep_models
 from coterie.federated.private import objection_to
 from coterie.federated.protocol.messages import VERSION, BadMessage, Batch, Message, Query, Ragged, decode, gather

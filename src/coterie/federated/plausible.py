@@ -13,12 +13,19 @@ as all others together, so that answers out of all proportion cannot hide the ot
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from coterie._typing import Array, Flags
-from coterie.federated.protocol.messages import Batch
+from coterie.data.users import Moments
+from coterie.errors import Incompatible
+from coterie.federated.protocol.messages import SCHEMAS, Batch, Message, square
+
+log = logging.getLogger("coterie.federated")
 
 LARGEST = 1e60  # of all numbers in a reply: its square times another one is still a number
 FARTHEST = 1e25  # of the coordinates of a model: losses there are still below LARGEST
@@ -63,6 +70,63 @@ def objections(replies: Batch) -> list[tuple[int, str]]:
         wrong[part.owner[bad]] = True
         object_to(wrong, f"its field {name!r} holds a number that is negative or beyond {LARGEST:g}")
     return list(reasons.items())
+
+
+def fit_objections(replies: Batch, dim: int, asked: Mapping[str, Any], ridge: float = 0.0) -> list[tuple[int, str]]:
+    """The same for the questions of a fit.
+
+    Parameters
+    ----------
+    replies : of users.
+    dim : the length of a model.
+    asked : the fields of the question.
+    ridge : L2 strength of the loss, which its Hessians contain.
+    """
+    reasons = dict(reversed(objections(replies)))
+
+    def object_to(bad: Flags, reason: str) -> None:
+        for user in replies.users[_rows(bad).any(axis=1)].tolist():
+            reasons.setdefault(user, reason)
+
+    for name, array in replies.arrays.items():
+        own = name.removesuffix("2")
+        if own == "hessian" and array.size and array.shape[-1] == dim * (dim + 1) // 2:
+            ends = np.linalg.eigvalsh(square(array, dim))
+            slack = 1e-6 * np.maximum(ends[..., -1], 0.0)
+            least = (1.0 - _SLACK) * ridge if replies.kind == "settle" else 0.0
+            object_to((ends[..., 0] < least - slack - 1e-12 * dim) | ((ridge > 0) & (ends[..., -1] <= 0)),
+                      "its Hessian is not positive semidefinite, or without the ridge")
+        elif own == "own":
+            known = np.isin(array, np.arange(len(asked[name.replace("own", "models")])))
+            object_to(~known, "it names a group that does not exist")
+        elif own == "information":
+            object_to(array > 1 + _SLACK, "its information is above 1")
+    for mark in ("", "2") if replies.kind == "settle" else ():
+        if f"point{mark}" in replies.arrays:  # the best point beside a centre has the gradient t (centre - point)
+            points, gradients, hessians = (replies.arrays[name + mark] for name in ("point", "gradient", "hessian"))
+            pull = float(asked[f"t{mark}"]) * (asked[f"centre{mark}"][replies.users] - points)
+            sizes = np.abs(gradients) + np.abs(pull) + np.abs(hessians).max(axis=1, keepdims=True) * (
+                1.0 + np.abs(points).max(axis=1, keepdims=True))
+            object_to(np.abs(gradients - pull) > 1e-3 * sizes, "its gradient is not that of the best point")
+    return list(reasons.items())
+
+
+def other_shapes(messages: Mapping[int, Message]) -> list[int]:
+    """Users whose fields have other names or shapes than those of more than half of the users.
+
+    Raises
+    ------
+    Incompatible : there are different shapes, and none that most users have.
+    """
+    shapes = {user: tuple((name, np.shape(array)) for name, array in sorted(message.arrays.items())
+                          if "*" not in SCHEMAS[message.kind].reply[name]) for user, message in messages.items()}
+    counted = Counter(shapes.values()).most_common(1)
+    if len(set(shapes.values())) < 2:
+        return []
+    if counted[0][1] <= len(shapes) / 2:
+        raise Incompatible("Users answer in different shapes, and it cannot be said who is right. Install the same "
+                           "version of coterie everywhere, and give all of them the same columns.")
+    return [user for user, shape in shapes.items() if shape != counted[0][0]]
 
 
 def _rows(values: Any) -> Any:
@@ -115,6 +179,115 @@ def beyond_conjugate(values: Array, conjugates: Array, products: Array, rounding
     return np.asarray(conjugates + values - products < -slack)
 
 
+_REST = 1e-9  # relative, of what moments demand of each other
+_DOMINATES = 100.0  # one of five users or more who has so many times the sum of squares of all others together
+
+
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
+def wrong_moments(counts: Array, means: Array, m2: Array, target: Array | None = None) -> list[str]:
+    """Why no rows have these moments, for each user; "" if some have.
+
+    Parameters
+    ----------
+    counts : (n,) rows.
+    means, m2 : (n, p) means and centred sums of squares.
+    target : (n, 3) mean, centred sum of squares and largest value of the target, if there is one.
+    """
+    columns = m2 if target is None else np.column_stack([m2, target[:, 1]])
+    sizes = np.abs(means) if target is None else np.column_stack([np.abs(means), np.abs(target)])
+    empty = counts == 0
+    few = counts <= 1
+    scale = np.finfo(float).eps * 1e3 * (sizes.max(axis=1, initial=0.0) ** 2)
+    reasons = [
+        ((counts != np.floor(counts)) | (counts < 0) | (counts > MOST_ROWS), "its count is no number of rows"),
+        (~(np.isfinite(columns).all(axis=1) & (sizes <= LARGEST).all(axis=1) & (columns <= LARGEST**2).all(axis=1)),
+         f"it describes numbers beyond {LARGEST:g}"),
+        ((columns < 0).any(axis=1), "a sum of squares is negative"),
+        (empty & ((columns != 0).any(axis=1) | (sizes != 0).any(axis=1)), "it describes rows and has none"),
+        (few & (columns > scale[:, None]).any(axis=1), "it has one row, and describes a spread"),
+    ]
+    if target is not None:  # the largest is one of the rows: at least the mean, and part of the sum of squares
+        above = target[:, 2] - target[:, 0]
+        rounding = _REST * (np.abs(target[:, 2]) + np.abs(target[:, 0]))
+        reasons += [(~empty & (above < -rounding), "its largest target is below the mean"),
+                    (~empty & (above**2 > target[:, 1] * (1 + _REST) + rounding**2 + 2 * above * rounding),
+                     "its largest target is further from the mean than its sum of squares allows")]
+    out = [""] * len(counts)
+    for bad, reason in reasons:
+        for user in np.flatnonzero(bad):
+            out[user] = out[user] or reason
+    return out
+
+
+def wrong_targets(task: str, largest: Array, means: Array, n_classes: int, most: float) -> list[str]:
+    """Why targets with these largest values and means are none of the task, for each user; "" if they are."""
+    out = [""] * len(largest)
+    for user in range(len(largest)):
+        if task == "classification" and not 0 <= means[user] <= largest[user] <= n_classes - 1:
+            out[user] = f"its classes are not among the {n_classes} agreed on"
+        if task == "counts" and not 0 <= means[user] <= largest[user] <= most:
+            out[user] = f"its counts are not from 0 to {most:g}"
+    return out
+
+
+def wrong_scatters(counts: Array, means: Array, scatters: Array) -> list[str]:
+    """The same for scatter matrices (n, q, q), which are positive semidefinite: this is Cauchy and Schwarz for all."""
+    out = wrong_moments(counts, means, np.einsum("nqq->nq", scatters))
+    for user, reason in enumerate(out):
+        if not reason:
+            units = np.sqrt(np.maximum(np.diag(scatters[user]), 1e-300))
+            if np.linalg.eigvalsh(scatters[user] / units[:, None] / units)[0] < -1e-6 * len(units):
+                out[user] = "its scatter is not positive semidefinite"
+    return out
+
+
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
+def outlying(counts: Array, means: Array, m2: Array) -> Flags:
+    """(n,) who has rows or numbers out of all proportion: 1e6 times the median of the users in some column."""
+    some = counts > 0
+    if some.sum() < 3:
+        return np.zeros(len(counts), dtype=bool)
+    squares = _squares(counts, means, m2)
+    # Of users who all have the same in a column nothing can be said; one of few who have something is no outlier.
+    middle = np.array([np.median(column[column > 0]) if (column > 0).sum() > 2 else np.inf for column in squares.T])
+    return np.asarray(some & ((squares > _FAR**2 * middle).any(axis=1) | (counts > _FAR * np.median(counts[some]))))
+
+
+def _squares(counts: Array, means: Array, m2: Array) -> Array:
+    """(n, p) mean squared distance of a user's rows from the median of all means; 0 without rows."""
+    centre = np.median(means[counts > 0], axis=0)
+    return np.asarray(np.where(counts[:, None] > 0, m2 / np.maximum(counts, 1)[:, None] + (means - centre) ** 2, 0.0))
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def without_dominant(moments: Moments) -> Moments:
+    """Moments for scaling in which no user rules a column.
+
+    A user with more than 100 times the sum of squares of all others together, in a column, gets the moments of the
+    others there: it is left out of this column's mean and spread. With fewer than five users nobody is.
+    """
+    counts, means, m2 = moments
+    if (counts > 0).sum() < 5:
+        return moments
+    totals = counts[:, None] * _squares(counts.astype(float), means, m2)
+    largest, columns = totals.argmax(axis=0), np.arange(totals.shape[1])
+    rest = totals.sum(axis=0) - totals[largest, columns]
+    ruled = np.flatnonzero((totals[largest, columns] > _DOMINATES * rest) & (rest > 0))
+    if not ruled.size:
+        return moments
+    means, m2 = means.copy(), m2.copy()
+    for column in ruled:
+        user = int(largest[column])
+        others = np.arange(len(counts)) != user
+        n = counts[others].sum()
+        mean = counts[others] @ means[others, column] / n
+        total = m2[others, column].sum() + counts[others] @ (means[others, column] - mean) ** 2
+        means[user, column], m2[user, column] = mean, counts[user] * total / n
+    log.warning("column(s) number %s: one user is left out of the scaling, its numbers are out of all proportion",
+                ", ".join(map(str, ruled[:5])))
+    return Moments(counts, means, m2)
+
+
 def capped(values: Array) -> Array:
     """The values, of which the largest counts at most a hundred times as much as all others together."""
     sizes = np.abs(values)
@@ -137,13 +310,25 @@ def typical(curvatures: Array) -> float:
 
 def largest(replies: Batch) -> int:
     """The position of the reply with the largest number, relative to the others."""
-    scores = np.zeros(len(replies))
+    return int(_oddness(replies).argmax())
+
+
+def oddest(batches: Sequence[Batch]) -> tuple[int, float]:
+    """The position of the user with the largest or smallest numbers beside the others, and by how many digits."""
+    odd = np.max([np.maximum(_oddness(part), _oddness(part, small=True)) for part in batches], axis=0)
+    return int(odd.argmax()), float(odd.max())
+
+
+def _oddness(replies: Batch, small: bool = False) -> Array:
+    """(n,) digits by which the largest number of a reply, in any field, is above the median of the others, or below."""
+    digits = np.zeros(len(replies))
     for array in replies.arrays.values():
-        rows = np.abs(np.nan_to_num(np.asarray(array, dtype=float), posinf=LARGEST))
-        tops = _rows(rows).max(axis=1, initial=0.0)
-        scores = np.maximum(scores, tops / (np.median(tops) + 1e-300))
+        tops = np.abs(_rows(np.nan_to_num(np.asarray(array, dtype=float), posinf=0.0))).max(axis=1, initial=0.0)
+        apart = np.log10(tops + 1e-300) - np.log10(np.median(tops) + 1e-300)
+        digits = np.maximum(digits, -apart if small else apart)
     for part in replies.ragged.values():
         tops = np.zeros(len(replies))
         np.maximum.at(tops, part.owner, np.abs(_rows(part.values)).max(axis=1, initial=0.0))
-        scores = np.maximum(scores, tops / (np.median(tops[tops > 0]) if (tops > 0).any() else 1.0))
-    return int(scores.argmax())
+        if not small and (tops > 0).any():
+            digits = np.maximum(digits, np.log10(tops + 1e-300) - np.log10(np.median(tops[tops > 0])))
+    return digits

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from coterie.data.users import Users
 from coterie.errors import Incompatible
-from coterie.federated.agreement import Agreement, Introduction
+from coterie.federated.agreement import Agreement
 from coterie.federated.client import Data, join
+from coterie.federated.introduction import Introduction
 from coterie.federated.runtimes.in_process import Faults, LocalRuntime
 from coterie.federated.sources import Table
 from coterie.privacy.ledger import NodeLedger
@@ -41,7 +43,7 @@ class LocalNodes(LocalRuntime):
                  faults: Faults | None = None, experiment: int | None = None) -> None:
         self.sources, self.held_out, self.seed = list(sources), held_out, seed
         self.keeper, self.experiment, self.private = NodeLedger(None), experiment, False
-        self.faults, self.late = faults or Faults(), []
+        self.faults, self.late, self.refused = faults or Faults(), [], dict[Any, str]()
         self.data: Data
 
     def gather(self, n_users: int, wait: float) -> list[tuple[str, Introduction]]:

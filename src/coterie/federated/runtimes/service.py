@@ -11,7 +11,7 @@ import numpy as np
 
 from coterie.data.io import fingerprint
 from coterie.errors import interruptible
-from coterie.federated.agreement import Agreement, Carrier, agree
+from coterie.federated.agreement import Agreement, Carrier, agree, read_aside, write_aside
 from coterie.federated.config import RunConfig, resolved
 from coterie.federated.driver import Round
 from coterie.federated.fit import Carriage, FederatedFit, fit_federation
@@ -63,10 +63,9 @@ def serve(runtime: Carrier, config: RunConfig, progress: Callable[[Round], None]
     agreement = _agreement(runtime, config)
     runtime.use(agreement)
     federation = settings.federation(agreement.participants, agreement.make_loss())
-    if settings.lams is None:
-        return Served(run_federation(federation, settings, runtime, progress), None, agreement)
-    path = run_path(federation, settings, runtime, progress)
-    return Served(path.best(), path, agreement)
+    path = None if settings.lams is None else run_path(federation, settings, runtime, progress)
+    best = run_federation(federation, settings, runtime, progress) if path is None else path.best()
+    return Served(replace(best, aside={**agreement.refused, **best.aside}), path, agreement)
 
 
 @interruptible()
@@ -91,8 +90,9 @@ def _agreement(runtime: Carrier, config: RunConfig) -> Agreement:
     """Settled at the first start, and kept for later ones."""
     file = _agreed(config)
     if file.exists():
-        return Agreement.from_json(file.read_text(encoding="utf-8"))
+        return replace(Agreement.from_json(file.read_text(encoding="utf-8")), refused=read_aside(file.parent))
     agreement = agree(runtime, config.data, config.server.n_users, config.server.wait)
+    write_aside(file.parent, agreement.refused)
     write_atomically(file, agreement.to_json().encode(), durable=True)
     return agreement
 
