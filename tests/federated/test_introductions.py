@@ -156,3 +156,44 @@ def test_who_was_refused_is_shown_by_the_run(tmp_path):
     assert served.best.models.shape[0] == 7
     again = service.serve(Nodes(SPREAD), config)  # continued from the checkpoint
     assert again.best.aside == served.best.aside
+
+
+# -- on a grid of Flower, without a network
+
+
+@pytest.mark.flower
+@pytest.mark.parametrize("text", ["{", "[" * 200_000, changed(PREPARED, "names", [["a"], {"b": 1}]),
+                                  changed(PREPARED, "n_classes", -1), changed(SUMMARY, "summary", "rows", 2**40)])
+def test_the_server_goes_on_without_a_node_that_lies(tmp_path, monkeypatch, text, caplog):
+    pytest.importorskip("flwr", reason="the extra flower is not installed")
+    from flwr.app import ConfigRecord, RecordDict
+    from flwr.app import Message as Envelope
+    from flwr.supercore.task_identity import TaskIdentity
+    from support.grid import Nodes as Grid
+
+    from coterie.federated.config import RunConfig, complete, for_nodes
+    from coterie.federated.flower import FlowerRuntime
+    from coterie.federated.protocol.messages import VERSION
+    from coterie.federated.runtimes import service
+
+    for name in ("_run_id", "_node_id", "_task_id"):  # nobody writes a message outside a task
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    configs = []
+    for k, users in enumerate(SPREAD):
+        np.savez(tmp_path / f"{k}.npz", X=users.features, y=users.targets, user=np.array(users.names)[users.owner])
+        configs.append({"data": "npz", "path": str(tmp_path / f"{k}.npz"), "split-key": "public"})
+    grid = Grid(configs)
+
+    def spoil(node, message, answer):
+        if node != 100 or "queries" in message.content:
+            return answer()
+        said = ConfigRecord({"introduction": text, "version": VERSION})
+        return Envelope(RecordDict({"users": said}), reply_to=message)
+
+    grid.spoil = spoil
+    config = complete({"out": str(tmp_path / "out"), "loss": "squared", "lam": 0.1, "wait": 0.1, "n-users": 8})
+    served = service.serve(FlowerRuntime(grid, for_nodes(config), deadline=5.0, poll=0.001), RunConfig.of(config))
+    assert list(served.best.aside) == ["node 100"]
+    assert "node 100 cannot take part" in caplog.text
+    assert served.best.models.shape[0] == 6
+    assert served.best.status is ct.Status.CONVERGED

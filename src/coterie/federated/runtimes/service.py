@@ -65,7 +65,9 @@ def serve(runtime: Carrier, config: RunConfig, progress: Callable[[Round], None]
     federation = settings.federation(agreement.participants, agreement.make_loss())
     path = None if settings.lams is None else run_path(federation, settings, runtime, progress)
     best = run_federation(federation, settings, runtime, progress) if path is None else path.best()
-    return Served(replace(best, aside={**agreement.refused, **best.aside}), path, agreement)
+    if agreement.refused:
+        best = replace(best, aside={**agreement.refused, **best.aside})
+    return Served(best, path, agreement)
 
 
 @interruptible()
