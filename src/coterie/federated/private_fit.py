@@ -20,10 +20,11 @@ from coterie._typing import Array
 from coterie.data.columns import Column
 from coterie.data.encoding import Recipe
 from coterie.errors import Incompatible, InvalidInput
-from coterie.federated.agreement import Agreement, Carrier, Introduction, introduced
+from coterie.federated.agreement import Agreement, Carrier, introduced
 from coterie.federated.asking import Asker
 from coterie.federated.config import DataSettings
 from coterie.federated.fit import Carriage, FederatedFit
+from coterie.federated.introduction import Introduction
 from coterie.federated.private import query_of
 from coterie.federated.protocol.messages import triangle
 from coterie.federated.runtimes.nodes import LocalNodes
