@@ -35,7 +35,7 @@ class DataSettings:
 
     Parameters
     ----------
-    data : "csv", "parquet", "npz", "dataset", or "module:function".
+    data : "csv", "parquet", "npz", "dataset", or "module:function", which on Flower only the owner of a node names.
     path : the file; {partition} in it is replaced by the node's partition-id.
     user, target : columns of a table: the owner of a row, and what is to be predicted.
     features, drop : columns of a table to learn from, and to leave out, separated by commas.
@@ -44,7 +44,7 @@ class DataSettings:
     split : whether a node takes only its part: every num-partitions-th user, from the partition-id-th.
     dataset, dataset_options : of data="dataset": "ellipses" or "clustered", and its arguments as JSON.
     task : of a table: "auto", or one of TASKS.
-    loss : "auto", or a name in LOSSES; for prepared numbers also "module:name".
+    loss : "auto", or a name in LOSSES; for prepared numbers also the "module:name" that the owners of all nodes name.
     loss_options : settings of the loss as JSON, for prepared numbers.
     ridge : of a table's loss: L2 strength, intercept included.
     standardize : "true", "false", or "auto": tables are standardised, prepared numbers are not.
