@@ -13,9 +13,9 @@ from coterie.cli import app
 from coterie.datasets import clustered
 from coterie.federated.client import Data, answer_all
 from coterie.federated.protocol.messages import Batch
+from coterie.privacy import audit
 from coterie.privacy.accounting import mu_of
 from coterie.privacy.attacked_release import release_bound
-from coterie.privacy.audit import audit
 from coterie.privacy.inference import LabelledRows, Statistic, leverage, membership_auc
 from coterie.privacy.lower_bound import epsilon_lower_bound
 from coterie.privacy.policy import Privacy

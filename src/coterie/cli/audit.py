@@ -52,7 +52,7 @@ def run_audit(
 
     Example: coterie audit table.csv --user who --target y --algorithm newton,splitting --rows 5,20
     """
-    from coterie.privacy import audit as auditing
+    from coterie.privacy import auditing
     from coterie.privacy.policy import Privacy, parse_clip
     from coterie.privacy.runs import RunFacts, structure
     from coterie.privacy.simulation import loss_for
@@ -123,7 +123,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _show(result: object) -> None:
-    from coterie.privacy.audit import Audit
+    from coterie.privacy.auditing import Audit
 
     assert isinstance(result, Audit)
     table = Table(title=f"What a server gets: {result.loss} loss, {result.n_features} features")
