@@ -64,13 +64,15 @@ def run_audit(
     if facts is not None:
         user, target, loss = facts.user or user, facts.target or target, facts.loss
         lam, algorithm, ridge = facts.lam, algorithm or facts.algorithm, facts.ridge
+    privacy = facts.privacy if facts is not None else None
+    if epsilon is not None:
+        privacy = Privacy(epsilon=epsilon, delta=delta, clip=parse_clip(clip))
     users, task = _users(source if data is None else data, user, target, features, drop, separator)
     loss = "poisson" if loss == "auto" and task == "counts" else loss
-    names = [name.strip() for name in algorithm.split(",") if name.strip()] or auditing.ALGORITHMS
+    names = [name.strip() for name in algorithm.split(",") if name.strip()] or list(auditing.ALGORITHMS)
     with console.status("Attacking ...") as status:
         result = auditing.audit(users, loss_for(users, loss, ridge), algorithms=names, rows=_numbers(rows),
-                                lam=lam, max_users=max_users, seed=seed, privacy=None if epsilon is None else
-                                Privacy(epsilon=epsilon, delta=delta, clip=parse_clip(clip)),
+                                lam=lam, max_users=max_users, seed=seed, privacy=privacy,
                                 progress=None if as_json else lambda text: status.update(f"Attacking {text} ..."))
     if out is not None:
         write_atomically(out, json.dumps(result.to_json(), indent=1, allow_nan=False).encode())

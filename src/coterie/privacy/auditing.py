@@ -134,7 +134,7 @@ def audit(users: Users, loss: LinearLoss | str = "auto", *, algorithms: Iterable
     rows : per user that take part; users with less than two more are left out.
     lam : of algorithms that solve at a given one.
     held_out : the share of the rows that a fit holds out.
-    privacy : a budget; the releases of a private fit are then attacked as well ("release"), and without their noise
+    privacy : a budget; the releases of a private fit are then attacked as well ("release"), also without their noise
         ("release, no noise"), and a lower bound on their epsilon is found.
     max_users : at most so many users take part.
     seed : of everything random.
@@ -148,8 +148,10 @@ def audit(users: Users, loss: LinearLoss | str = "auto", *, algorithms: Iterable
     ------
     InvalidInput : an algorithm or a loss that is not known, or users with too few rows.
     """
-    chosen = loss_for(users, loss) if isinstance(loss, str) else loss
-    names, counts = list(algorithms), [int(count) for count in rows]
+    algorithms, chosen = list(algorithms), loss_for(users, loss) if isinstance(loss, str) else loss
+    names, counts = [name for name in algorithms if name != "release"], [int(count) for count in rows]
+    if "release" in algorithms and privacy is None:
+        raise InvalidInput("a release needs a budget", remedy="Give --epsilon and --delta")
     for name in names:
         if name not in SIMULATIONS:
             raise InvalidInput(f"unknown algorithm {name!r}", remedy=f"Choose from: {', '.join(SIMULATIONS)}")

@@ -6,6 +6,7 @@ from os import PathLike
 from typing import Any, NamedTuple, Self
 
 from coterie.errors import InvalidInput
+from coterie.privacy.policy import Privacy
 from coterie.runs.folder import read
 
 #: Questions whose answers hold Hessians, gradients, or sums over rows.
@@ -19,11 +20,13 @@ class RunFacts(NamedTuple):
 
     Parameters
     ----------
-    algorithm, loss, lam, ridge : of the run; the algorithm is "fit" where everything was chosen.
+    algorithm, loss, lam, ridge : of the run; the algorithm is "fit" where everything was chosen, and "release" where
+        this was done privately.
     user, target : columns of its table, where there was one.
     dim : the length of a model.
     kinds : of questions that were answered.
     n_rounds : of the run.
+    privacy : the budget, where there was one.
     """
 
     algorithm: str
@@ -35,6 +38,7 @@ class RunFacts(NamedTuple):
     dim: int
     kinds: tuple[str, ...]
     n_rounds: int
+    privacy: Privacy | None = None
 
     @classmethod
     def read(cls, folder: str | PathLike[str]) -> Self:
@@ -49,10 +53,14 @@ class RunFacts(NamedTuple):
         if "n_rounds" not in info:
             raise InvalidInput(f"{folder} is a run of a table: nothing crossed in it",
                                remedy="Give the folder of a run of `coterie federate`")
-        kind = str(settings.get("loss", "auto"))
-        return cls("fit" if "kind" in info else str(settings.get("algorithm") or "newton"), kind, float(info["lam"]),
-                   float(settings.get("ridge", 1e-3)), str(settings.get("user", "")), str(settings.get("target", "")),
-                   int(info["dim"]), tuple(info["bytes_by_kind"]), int(info["n_rounds"]))
+        said, user, target = info.get("privacy"), str(settings.get("user", "")), str(settings.get("target", ""))
+        rest = int(info["dim"]), tuple(info["bytes_by_kind"]), int(info["n_rounds"])
+        if said is not None:  # its loss is that of the released statistics
+            budget = Privacy(epsilon=said["epsilon"], delta=said["delta"], unit=said["unit"])
+            return cls("release", "auto", float(info["lam"]), 1e-3, user, target, *rest, budget)
+        return cls("fit" if "kind" in info else str(settings.get("algorithm") or "newton"),
+                   str(settings.get("loss", "auto")), float(info["lam"]), float(settings.get("ridge", 1e-3)), user,
+                   target, *rest)
 
 
 def structure(facts: RunFacts) -> list[str]:
@@ -60,6 +68,9 @@ def structure(facts: RunFacts) -> list[str]:
     hessians, gradients, sums = ([kind for kind in facts.kinds if kind in group]
                                  for group in (HESSIANS, GRADIENTS, SUMS))
     said = [f"{facts.n_rounds} rounds of {facts.algorithm}, models of {facts.dim} coordinates."]
+    if facts.privacy is not None:
+        said.append(f"Users sent noisy releases: epsilon = {facts.privacy.epsilon:g}, delta = {facts.privacy.delta:g}, "
+                    f"unit {facts.privacy.unit}.")
     if hessians:
         said.append(f"Users sent Hessians ({', '.join(hessians)}): if at two or more points, all rows of a user with "
                     f"at most {facts.dim} rows can be rebuilt exactly unless its loss is squared, and rows of users "
