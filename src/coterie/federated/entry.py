@@ -34,8 +34,7 @@ def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal[
              max_rounds: int | None = None, start: npt.ArrayLike | Algorithm | Federated | None = None,
              held_out: Users | float | None = None, faults: Faults | None = None, patience: int | None = None,
              checkpoint: str | os.PathLike[str] | None = None, every: int = 1, settings: Settings | None = None,
-             privacy: Privacy | None = None,
-             progress: Callable[[Round], None] | None = None) -> Any:
+             privacy: Privacy | None = None, progress: Callable[[Round], None] | None = None) -> Any:
     """Learn in a federation: the server receives replies to its queries, never the data.
 
     Parameters
@@ -63,8 +62,7 @@ def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal[
 
     Returns
     -------
-    FederatedFit, a `Fit`, with lam="auto", and PrivateFit, one of these, with `privacy`; Federated, a `Solution`, with
-    a number. All have rounds and a ledger.
+    FederatedFit, a `Fit`, with lam="auto" (PrivateFit with `privacy`); Federated, a `Solution`, with a number.
 
     Raises
     ------

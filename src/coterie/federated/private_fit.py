@@ -44,7 +44,7 @@ PrivateTask = Literal["regression", "classification"]
 _WITHIN = 0.99  # share of the values that bounds are found for
 _STANDS_OUT = 4.5  # standard errors: hardly ever one of the thousands of bins without a value
 _WIDTH = 2.0  # standard deviations of a target that count
-_LEAST_SCALE = 0.02  # of a column, over the half of its range
+_LEAST_SCALE, _USUAL = 0.02, 0.1  # scale of a column at least, and its usual variance, in half widths of its bounds
 _AROUND = 0.1  # variance of models around centres that is offered for finishing at home
 
 
@@ -256,20 +256,31 @@ def _scaled(asker: Asker, centre: Array, scale: Array, mu: float, privacy: Priva
     question = _question(CENTRES, mu, centre, scale, privacy)
     released = _released(asker, question).sum(axis=0)
     n, q = max(float(released[0]), 1.0), len(centre)
+    error = question.tau * np.sqrt(len(asker.names)) / n
     mean = np.clip(released[1:q + 1] / n, -1.0, 1.0)
-    spread = np.sqrt(_variances(released[q + 1:] / n - mean**2, question.tau * np.sqrt(len(asker.names)) / n))
+    # The centre of the bounds where noise hides the mean (Breiman's garrotte, 1995).
+    mean *= np.maximum(1.0 - (2.0 * error / np.maximum(np.abs(mean), 1e-300)) ** 2, 0.0)
+    spread = np.sqrt(_variances(released[q + 1:] / n - mean**2, error))
     spread[-1] = 1.0 + abs(mean[-1]) if task == "classification" else min(_WIDTH * spread[-1], 1.0 + abs(mean[-1]))
     return centre + scale * mean, scale * spread
 
 
 def _variances(noisy: Array, error: float) -> Array:
-    """Variances of columns with this error; those of features are shrunk towards their mean as it dictates."""
-    features, least = noisy[:-1], _LEAST_SCALE**2
-    level = max(float(features.mean()), least) if len(features) else least
+    """Variances of columns, in half widths of their bounds, with this error.
+
+    They are shrunk as far as the error dictates: to what is usual, and those of features to their mean.
+    """
+    def usual(variance: float, error: float) -> float:
+        kept = _USUAL**2 / (_USUAL**2 + error**2)
+        return max(kept * variance + (1.0 - kept) * _USUAL, _LEAST_SCALE**2)
+
+    features, level = noisy[:-1], _USUAL
+    if len(features):
+        level = usual(float(features.mean()), error / np.sqrt(len(features)))
     between = max(float(features.var()) - error**2, 0.0) if len(features) > 1 else 0.0
     kept = between / (between + error**2) if error > 0 else 1.0
-    shrunk = np.maximum(level + kept * (features - level), max(least, 0.1 * level))
-    return np.append(shrunk, max(float(noisy[-1]), least, 2.0 * error))
+    shrunk = np.maximum(level + kept * (features - level), max(_LEAST_SCALE**2, 0.1 * level))
+    return np.append(shrunk, usual(float(noisy[-1]), error))
 
 
 # -- models

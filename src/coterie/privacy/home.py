@@ -41,13 +41,12 @@ def finish(loss: Loss, users: Users, centres: Array, covariances: Array, dispers
     plain = without_ridge(loss)
     samples, rows = plain.prepare(users), users.counts / dispersion
     best, most = centres.copy(), -rows * plain.values(samples, centres)
-    some = users.counts > 0
     for length in (1.0,) if isinstance(plain, Squared) else _LENGTHS:
         around = centres * np.append(np.full(centres.shape[1] - 1, length), 1.0)
         for covariance in covariances:
             for scale in _SCALES:
                 models, evidence = _around(plain, users, samples, rows, around, scale * covariance)
-                better = some & np.isfinite(evidence) & (evidence > most) & np.isfinite(models).all(axis=1)
+                better = np.isfinite(evidence) & (evidence > most) & np.isfinite(models).all(axis=1)
                 best[better], most[better] = models[better], evidence[better]
     return best
 
