@@ -181,7 +181,8 @@ def test_kinds_that_are_not_allowed(tmp_path):
 
 @pytest.mark.parametrize(("own", "complaint"), [
     ({"allow": "gossip"}, "no kind of question"), ({"consent": "everything"}, "consent can be given to hessians"),
-    ({"max-questions": -1}, "must not be negative")])
+    ({"max-questions": -1}, "must not be negative"), ({"max-hessians": "many"}, "Give an integer"),
+    ({"budget-epsilon": "4"}, "Give a number"), ({"split-key": 7}, "Give a text")])
 def test_owners_settings_that_cannot_be_used(own, complaint):
     with pytest.raises(InvalidInput, match=complaint):
         OwnerSettings.of(own)

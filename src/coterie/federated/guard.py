@@ -66,6 +66,11 @@ class OwnerSettings:
     budget_delta: float | None = None
 
     def __post_init__(self) -> None:
+        for f in fields(self):
+            value, kinds = getattr(self, f.name), {"str": str, "int": int}.get(str(f.type), (int, float))
+            if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+                raise InvalidInput(f"{key_of(f.name)} of the node is {value!r}", remedy="Give " + (
+                    "a text" if kinds is str else "an integer" if kinds is int else "a number"))
         unknown = set(self.kinds) - set(KINDS)
         if unknown:
             raise InvalidInput(f"`allow` names {sorted(unknown)[0]!r}, which is no kind of question",
