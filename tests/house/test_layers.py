@@ -49,7 +49,7 @@ LAYERS = [
     "federated.membership", "federated.runtimes",
     "federated.flower", "federated",
     "privacy.lower_bound", "privacy.recording", "privacy.reconstruction", "privacy.inference", "privacy.simulation",
-    "privacy.attacked_release", "privacy.auditing", "privacy.runs",
+    "privacy.attacked_release", "privacy.poison", "privacy.auditing", "privacy.runs",
     "baselines",
     "estimators",
     "experiments",
