@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -56,6 +56,7 @@ from coterie.solution import Solution, Status
 from coterie.storage import write_atomically
 
 log = logging.getLogger("coterie.federated")
+_T = TypeVar("_T")
 _CONTRADICTS = 1e-4  # relative, of a loss that follows from second moments, too
 _BY_FAR = 1e3  # times the tolerance: a part of the gap that one user is refused for, if the others' is within it
 
@@ -131,19 +132,43 @@ def fit_federation(runtime: Carrier, data: DataSettings, settings: Settings,
     """
     carriage = carriage or Carriage()
     agreement, settings = _agreement(runtime, data, settings, carriage)
-    folder, aside = None if carriage.checkpoint is None else Path(carriage.checkpoint), dict(agreement.refused)
-    if folder is not None:
-        aside |= read_aside(folder)
-        write_aside(folder, aside)
     runtime.use(agreement)
     asker = Asker(runtime, agreement.names, participation=carriage.participation, seed=carriage.seed,
                   fingerprint=_fingerprint(settings, runtime), checkpoint=carriage.checkpoint,
                   progress=carriage.progress, ridge=settings.ridge)
+    (fitted, solution, scores), agreement, aside = without_refusers(
+        asker, agreement, carriage, lambda: _fingerprint(settings, runtime),
+        lambda agreed: _asked(runtime, asker, agreed, settings, carriage))
+    parts = {f.name: getattr(fitted, f.name) for f in fields(Fit)}
+    return FederatedFit(**{**parts, "solution": solution, "scores": scores, "recipe": agreement.recipe},
+                        ledger=asker.ledger, history=tuple(asker.history), refusals=tuple(asker.refusals), aside=aside)
+
+
+def without_refusers(asker: Asker, agreement: Agreement, carriage: Carriage, fingerprint: Callable[[], dict[str, Any]],
+                     attempt: Callable[[Agreement], _T]) -> tuple[_T, Agreement, dict[Any, str]]:
+    """What is found with all users but those whose nodes refuse, or whose answers cannot be true.
+
+    Parameters
+    ----------
+    asker : of the run.
+    agreement : of all who came.
+    carriage : how the questions are carried.
+    fingerprint : what must agree for answers in a checkpoint to be used.
+    attempt : asks and computes; made again without those who are set aside.
+
+    Returns
+    -------
+    What `attempt` gave, the agreement of those who are left, and the reasons of the others.
+    """
+    runtime: Any = asker.runtime
+    folder, aside = None if carriage.checkpoint is None else Path(carriage.checkpoint), dict(agreement.refused)
+    if folder is not None:
+        aside |= read_aside(folder)
+        write_aside(folder, aside)
     while True:
         try:
             with _blaming(asker):
-                fitted, solution, scores = _asked(runtime, asker, agreement, settings, carriage)
-            break
+                return attempt(agreement), agreement, aside
         except SetAside as refusal:  # the others are fitted without them
             log.warning("round %d: %s", asker.turn, refusal)
             aside |= refusal.reasons
@@ -155,10 +180,7 @@ def fit_federation(runtime: Carrier, data: DataSettings, settings: Settings,
                 write_atomically(folder / "federation.json", agreement.to_json().encode(), durable=True)
             runtime.use(agreement)
             runtime.begin(f"without-{len(aside)}")
-            asker.leave_out(refusal.reasons, _fingerprint(settings, runtime))
-    parts = {f.name: getattr(fitted, f.name) for f in fields(Fit)}
-    return FederatedFit(**{**parts, "solution": solution, "scores": scores, "recipe": agreement.recipe},
-                        ledger=asker.ledger, history=tuple(asker.history), refusals=tuple(asker.refusals), aside=aside)
+            asker.leave_out(refusal.reasons, fingerprint())
 
 
 @contextlib.contextmanager

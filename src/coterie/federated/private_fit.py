@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from coterie.errors import Incompatible, InvalidInput
 from coterie.federated.agreement import Agreement, Carrier, introduced
 from coterie.federated.asking import Asker
 from coterie.federated.config import DataSettings
-from coterie.federated.fit import Carriage, FederatedFit
+from coterie.federated.fit import Carriage, FederatedFit, without_refusers
 from coterie.federated.introduction import Introduction
 from coterie.federated.private import query_of
 from coterie.federated.protocol.messages import triangle
@@ -36,7 +37,7 @@ from coterie.losses import Personal
 from coterie.privacy.effective import Effective, Summaries, effective
 from coterie.privacy.fit import fit_summaries
 from coterie.privacy.policy import TARGET, Privacy, Statement
-from coterie.privacy.release import CENTRES, HIGHEST, LOWEST, RANGES, SUMMARY, W0, ReleaseQuestion
+from coterie.privacy.release import CENTRES, HIGHEST, KAPPA, LOWEST, RANGES, SUMMARY, W0, ReleaseQuestion
 from coterie.solution import Status
 from coterie.storage import write_atomically
 
@@ -45,6 +46,7 @@ _WITHIN = 0.99  # share of the values that bounds are found for
 _STANDS_OUT = 4.5  # standard errors: hardly ever one of the thousands of bins without a value
 _WIDTH = 2.0  # standard deviations of a target that count
 _LEAST_SCALE, _USUAL = 0.02, 0.1  # scale of a column at least, and its usual variance, in half widths of its bounds
+_ABSURD = 1e4  # times the typical release: more than users differ
 _AROUND = 0.1  # variance of models around centres that is offered for finishing at home
 
 
@@ -97,43 +99,81 @@ def fit_privately(runtime: Carrier, data: DataSettings, settings: Settings, priv
     """
     if isinstance(runtime, LocalNodes):
         runtime.private, runtime.experiment = True, privacy.experiment
-    agreement, task = _agreement(runtime, data, settings, privacy, carriage)
+    agreement = _agreement(runtime, data, settings, privacy, carriage)
     runtime.use(agreement)
-    identity = {} if isinstance(runtime, LocalNodes) else runtime.identity()
     asker = Asker(runtime, agreement.names, participation=carriage.participation, seed=carriage.seed,
-                  fingerprint={"epsilon": privacy.epsilon, "delta": privacy.delta, "unit": privacy.unit, "task": task,
-                               **identity}, checkpoint=carriage.checkpoint, progress=carriage.progress)
-    centre, scale, mus = _bounds(asker, agreement, privacy)
-    centre, scale = _scaled(asker, centre, scale, mus[0], privacy, task)
-    question = _question(SUMMARY, mus[1], centre, scale, privacy)
+                  fingerprint=_fingerprint(runtime, privacy, agreement), checkpoint=carriage.checkpoint,
+                  progress=carriage.progress)
+    scaling = _Scaling(carriage)
+    parts, agreement, aside = without_refusers(
+        asker, agreement, carriage, lambda: _fingerprint(runtime, privacy, agreement),
+        lambda agreed: _asked(asker, agreed, settings, privacy, scaling, carriage))
+    home = runtime.data.memory["home"].values if isinstance(runtime, LocalNodes) else None
+    return PrivateFit(**parts, ledger=asker.ledger, history=tuple(asker.history), refusals=tuple(asker.refusals),
+                      aside=aside, privacy=privacy, at_home=home)
+
+
+def _fingerprint(runtime: Carrier, privacy: Privacy, agreement: Agreement) -> dict[str, Any]:
+    """What must agree for releases in a checkpoint to be used."""
+    return {"epsilon": privacy.epsilon, "delta": privacy.delta, "unit": privacy.unit, "task": agreement.task,
+            **({} if isinstance(runtime, LocalNodes) else runtime.identity())}
+
+
+def _asked(asker: Asker, agreement: Agreement, settings: Settings, privacy: Privacy, scaling: _Scaling,
+           carriage: Carriage) -> dict[str, Any]:
+    """The parts of the fit of all who take part."""
+    runtime: Any = asker.runtime
+    question = scaling.question(asker, agreement, privacy)
     known = effective(Summaries.of(_released(asker, question), question), agreement.names, agreement.features,
                       privacy.unit == "user")
     fitted = fit_summaries(known, settings, carriage.fit_progress)
+    task = agreement.task
     units, sent = _in_given_units(fitted, known, question, task, settings)
     runtime.use(replace(agreement, units=units))
     _send_home(asker, fitted, known, units, sent)
     solution = fitted.solution
     if solution.status is Status.CONVERGED:
         solution = replace(solution, status=Status.RELEASED)
-    home = runtime.data.memory["home"].values if isinstance(runtime, LocalNodes) else None
     parts = {f.name: getattr(fitted, f.name) for f in fields(Fit)}
-    parts |= {"units": units, "sent": sent, "solution": solution, "recipe": agreement.recipe,
-              "settings": replace(fitted.settings, task=task), "why": f"{fitted.why} {_warning(known)}".strip(),
-              "together": _classes_of(fitted.together[None], fitted, question, task)[0]}
-    return PrivateFit(**parts, ledger=asker.ledger, history=tuple(asker.history), refusals=tuple(asker.refusals),
-                      privacy=privacy, at_home=home)
+    return parts | {
+        "units": units, "sent": sent, "solution": solution, "recipe": agreement.recipe,
+        "settings": replace(fitted.settings, task=task), "why": f"{fitted.why} {_warning(known)}".strip(),
+        "together": _classes_of(fitted.together[None], fitted, question, task)[0]}
+
+
+class _Scaling:
+    """How columns are scaled, found once: a user who is set aside later must not make the others release again."""
+
+    def __init__(self, carriage: Carriage) -> None:
+        self.file = None if carriage.checkpoint is None else Path(carriage.checkpoint) / "scaling.json"
+        self.known: ReleaseQuestion | None = None
+        self.asked: tuple[Array, Array, tuple[float, ...]] | None = None
+
+    def question(self, asker: Asker, agreement: Agreement, privacy: Privacy) -> ReleaseQuestion:
+        """The question for the summary."""
+        if self.known is None and self.file is not None and self.file.exists():
+            centre, scale, mu = json.loads(self.file.read_text("utf-8"))
+            self.known = _question(SUMMARY, mu, np.array(centre), np.array(scale), privacy)
+        if self.known is None:
+            self.asked = self.asked or _bounds(asker, agreement, privacy)
+            centre, scale, mus = self.asked
+            centre, scale = _scaled(asker, centre, scale, mus[0], privacy, agreement.task)
+            self.known = _question(SUMMARY, mus[1], centre, scale, privacy)
+        elif self.file is not None and not self.file.exists():  # somebody is set aside, and answers begin anew
+            write_atomically(self.file, json.dumps([self.known.centre.tolist(), self.known.scale.tolist(),
+                                                    self.known.mu]).encode(), durable=True)
+        return self.known
 
 
 # -- before the first release
 
 
 def _agreement(runtime: Carrier, data: DataSettings, settings: Settings, privacy: Privacy,
-               carriage: Carriage) -> tuple[Agreement, PrivateTask]:
-    """Who takes part and what the columns are, from names and what is public; and the task."""
+               carriage: Carriage) -> Agreement:
+    """Who takes part and what the columns are, from names and what is public."""
     file = None if carriage.checkpoint is None else Path(carriage.checkpoint) / "federation.json"
     if file is not None and file.exists():
-        agreement = Agreement.from_json(file.read_text(encoding="utf-8"))
-        return agreement, agreement.task
+        return Agreement.from_json(file.read_text(encoding="utf-8"))
     nodes, agreement = introduced(runtime, carriage.n_users, carriage.wait)
     tables = [node for _, node in nodes if node.targets == "table"]
     if tables:
@@ -144,7 +184,7 @@ def _agreement(runtime: Carrier, data: DataSettings, settings: Settings, privacy
         agreement = _prepared(agreement, {node.targets for _, node in nodes}, settings, data)
     if file is not None:
         write_atomically(file, agreement.to_json().encode(), durable=True)
-    return agreement, agreement.task
+    return agreement
 
 
 def _prepared(agreement: Agreement, kinds: set[str], settings: Settings, data: DataSettings) -> Agreement:
@@ -207,7 +247,13 @@ def _released(asker: Asker, question: ReleaseQuestion) -> Array:
     released = asker.ask("release", question.n_features, shared=query_of(question)).arrays["released"]
     if released.shape != (len(asker.names), question.length):
         raise Incompatible("The users released something else than was asked. Install the same version everywhere.")
-    return np.asarray(released, dtype=float)
+    released = np.asarray(released, dtype=float)
+    sizes, noise = np.abs(released).max(axis=1), 8.0 * question.tau
+    asker.refuse(sizes > _ABSURD * (np.median(sizes) + noise))
+    if question.stage != RANGES:  # no sum is larger than the number of rows, which the first number says
+        rows = released[:, 0] * (1.0 if question.stage == CENTRES else 1.0 / W0**2)
+        asker.refuse(sizes > KAPPA * np.maximum(rows, 0.0) + noise / W0**2)
+    return released
 
 
 def _bounds(asker: Asker, agreement: Agreement, privacy: Privacy) -> tuple[Array, Array, tuple[float, ...]]:
