@@ -46,10 +46,10 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool
     path = Path(path)
     private_folder(path.parent)
     new = path.with_name(path.name + ".new")
-    with open_private(new, "wb") as file:
-        file.write(data)
-        if durable:
-            file.flush()
+    open_private(new, "wb").close()
+    new.write_bytes(data)
+    if durable:
+        with new.open("r+b") as file:
             os.fsync(file.fileno())
     os.replace(new, path)
 

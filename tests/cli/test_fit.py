@@ -29,7 +29,7 @@ from support.browser import NASTY, Tab
 import coterie
 from coterie import runs
 from coterie.cli import main
-from coterie.storage import unpack
+from coterie.storage import plain_cell, unpack
 
 SMALL = ("--n-lams", "4")
 NAMES = [NASTY, "a,b", 'say "hi"', "two\nlines", "😀", "=1+1", "O'Brien", "Zoë"]
@@ -150,8 +150,9 @@ def copied(folders, tmp_path):
 
 
 def lines(path: Path) -> list[dict[str, str]]:
+    """The cells of a file, names that look like formulas without the apostrophe before them."""
     with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        return [{plain_cell(name): plain_cell(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
 
 
 def run_info(path: Path) -> dict[str, Any]:
