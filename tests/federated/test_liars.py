@@ -104,7 +104,7 @@ HARMLESS = {"hidden", "hessian 0", "size 1e30"}
 def test_newton_converges_for_the_others_whatever_one_user_says(lie):
     run = run_with(LIES[lie], ct.Newton())
     assert run.status is ct.Status.CONVERGED
-    assert run.n_rounds <= 40
+    assert run.n_rounds <= 170
     assert set(run.aside) == (set() if lie in HARMLESS else {LIAR})
     assert moved(run) < 1e-3
     assert all(reason for _, _, reason in run.refusals)
@@ -226,3 +226,22 @@ def test_numbers_that_no_data_give(arrays, reason):
     assert re.search(reason, why)
     honest = {name: np.ones_like(array) for name, array in arrays.items()}
     assert plausible.objections(batch(**honest)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(24))
+def test_nobody_who_tells_the_truth_is_set_aside(seed):
+    """Users of very different scales, with few rows, hard for the algorithm: slow, perhaps, but never liars."""
+    rng = np.random.default_rng(seed)
+    n, rows, p = int(rng.integers(3, 9)), int(rng.integers(1, 25)), int(rng.integers(1, 4))
+    owner = np.repeat(np.arange(n), rows)
+    x = rng.standard_normal((n * rows, p)) * (10.0 ** rng.uniform(-3, 3, (n, 1)))[owner]
+    margin = (x * rng.standard_normal((n, p))[owner]).sum(axis=1)
+    loss = [ct.Logistic(ridge=1e-3), ct.Squared(), ct.SquaredHinge(ridge=1e-3), ct.Huber(ridge=1e-3)][seed % 4]
+    y = margin + rng.standard_normal(margin.size) * 10.0 ** rng.uniform(-8, 2)
+    y = np.where(y > 0, 1.0, -1.0) if seed % 2 == 0 else y
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ct.CoterieWarning)
+        run = ct.federate(ct.Users.from_arrays(x, y, owner), loss, 10.0 ** rng.uniform(-4, 1), max_rounds=120,
+                          algorithm=[ct.Newton(), ct.Splitting()][seed // 4 % 2])
+    assert run.aside == {}

@@ -24,6 +24,7 @@ from coterie._typing import Array, Flags
 from coterie.data.users import Moments
 from coterie.errors import Incompatible
 from coterie.federated.protocol.messages import SCHEMAS, Batch, Message, square
+from coterie.losses import Huber, HuberDistance, Loss
 
 log = logging.getLogger("coterie.federated")
 
@@ -157,6 +158,12 @@ class Statements(NamedTuple):
         """From what `pack` gives."""
         dim = rows.shape[1] // 2 - 1
         return cls(rows[:, :dim], rows[:, dim], rows[:, dim + 1:-1], rows[:, -1])
+
+
+def exact_steps(loss: Loss) -> bool:
+    """Whether proximal points are exact enough for the gradients that follow from them; where curvature jumps from zero
+    to its largest value, honest ones are not."""
+    return not isinstance(loss.own_loss, (Huber, HuberDistance))
 
 
 @np.errstate(over="ignore", invalid="ignore")

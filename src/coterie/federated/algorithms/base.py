@@ -111,7 +111,8 @@ class State:
     refusals: tuple[tuple[int, int, str], ...] = ()  # round, user, reason
     said: Array  # (n_users, 2 dim + 2) the last statement of each user about its loss; see `plausible.Statements`
     rest: float = np.inf  # an estimate of the relative gap in which no single user counts for much
-    blamed: Array  # (n_users, 2) certificates in a row that failed because of the user alone, and its part of the gap
+    blamed: Array  # (n_users, 3) certificates in a row that failed because of the user alone, its part of the gap, and
+    # the round of the first of them
 
 
 class Replies(NamedTuple):
@@ -351,7 +352,7 @@ class Method(ABC):
         n = self.federation.n_users
         return {"round": 0, "asked": np.full(n, -1, dtype=np.int64), "missed": np.zeros(n, dtype=np.int64),
                 "aside": np.zeros(n, dtype=bool), "said": np.full((n, 2 * self.federation.dim + 2), np.nan),
-                "blamed": np.zeros((n, 2))}
+                "blamed": np.zeros((n, 3))}
 
     def carried(self, state: State) -> dict[str, Any]:
         """The common part of a state that follows that of another method."""

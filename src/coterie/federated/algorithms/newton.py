@@ -86,7 +86,7 @@ class NewtonState(State):
 class NewtonMethod(Method):
     kind = "expand"
     max_rounds = 200
-    review = 5
+    review = 20
 
     def __init__(self, federation: Federation, settings: Newton, tol: float) -> None:
         super().__init__(federation)

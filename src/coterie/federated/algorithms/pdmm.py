@@ -30,7 +30,7 @@ from coterie.federated.algorithms.edges import Pairs
 from coterie.federated.algorithms.fusing import fused, missed
 from coterie.federated.algorithms.pdmm_state import PDMMState, statements_of
 from coterie.federated.algorithms.proof import duals_for
-from coterie.federated.plausible import Statements, typical
+from coterie.federated.plausible import Statements, exact_steps, typical
 from coterie.federated.protocol.messages import Batch, Ragged
 
 _STIFF = 5.0  # rho times the number of pairs of a user, relative to its curvature
@@ -305,7 +305,7 @@ class PDMMMethod(Method):
                 for user in np.unique(pairs.heads[z][off])]
 
     def _statements(self, state: PDMMState, replies: Batch) -> Statements | None:
-        return statements_of(state, replies)
+        return statements_of(state, replies, exact_steps(self.federation.loss))
 
     def _forget(self, state: PDMMState, users: Ints) -> PDMMState:
         before = state.aside.copy()

@@ -63,8 +63,8 @@ class PDMMState(State):
     error: float
 
 
-def statements_of(state: PDMMState, replies: Batch) -> Statements | None:
-    """What replies say of the users' losses; None where a step of one gradient says less."""
+def statements_of(state: PDMMState, replies: Batch, exact: bool) -> Statements | None:
+    """What replies say of the users' losses; without gradients if steps are not exact."""
     users, dim = replies.users, state.now.shape[1]
     if replies.kind == "gradient":
         return Statements(state.now[users], replies.arrays["value"], replies.arrays["gradient"],
@@ -77,4 +77,5 @@ def statements_of(state: PDMMState, replies: Batch) -> Statements | None:
         points[who], values[who], curvatures[who] = (replies.ragged[name].values
                                                      for name in ("model", "value", "curvature"))
     t = state.sent_t[users]  # the optimality condition of the step is grad f = t (centre - x)
-    return Statements(points, values, t[:, None] * (state.sent[users] - points), curvatures + t)
+    gradients = t[:, None] * (state.sent[users] - points) if exact else np.full_like(points, np.nan)
+    return Statements(points, values, gradients, curvatures + t)

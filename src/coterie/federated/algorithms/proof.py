@@ -26,7 +26,8 @@ from coterie.solution import Certificate
 _REPAIRS = 5  # largest number of attempts at duals for which all conjugates are finite
 _ALONE = 10.0  # a user is blamed for a part of the gap that is so many times the tolerance and the gap of all others
 _SLACK = 1e-6  # of the ridge that a local Hessian contains
-_BLAMED = 3  # certificates in a row that one user alone may spoil before it is excluded
+_FAILED = 100.0  # times the tolerance: a gap that somebody is blamed for
+_BLAMED, _PATIENCE = 3, 100  # certificates in a row, and sweeps, that one user alone may spoil before it is excluded
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -148,17 +149,19 @@ class Proof(Method):
 
     def _blame(self, state: ProofState) -> ProofState:
         """Exclude the user because of whom alone one certificate after the other fails, by as much as before."""
-        failed = self.judgement(state).certificate.relative_gap > self.tol
+        failed = self.judgement(state).certificate.relative_gap > _FAILED * self.tol
         worst = state.suspect if state.repairs else self._suspect(state)
         user, (own, share, without), blamed = int(worst[0]), worst[1:], np.zeros_like(state.blamed)
         if failed and _ALONE * max(without, self.tol) < share and without <= _ALONE * self.tol:
-            count, before = state.blamed[user]
-            blamed[user] = count + 1 if count and own >= 0.5 * before else 1, own
+            count, before, since = state.blamed[user]
+            again = count > 0 and own >= 0.5 * before
+            blamed[user] = (count + 1, min(own, before), since) if again else (1, own, state.round)
         state = replace(state, blamed=blamed)
-        if blamed[user, 0] < _BLAMED:
+        waited = (state.round - blamed[user, 2]) * self.federation.participation.share(self.federation.n_users)
+        if blamed[user, 0] < _BLAMED or waited < _PATIENCE:
             return state
-        reason = (f"{_BLAMED} certificates in a row failed because of its replies alone: its part of the gap stays at "
-                  f"{own:.1e}, and without it the relative gap is {without:.1e}")
+        reason = (f"{int(blamed[user, 0])} certificates in a row failed because of its replies alone: its part of the "
+                  f"gap stays at {own:.1e}, and without it the relative gap is {without:.1e}")
         return self._without(replace(state, blamed=np.zeros_like(blamed)), [(user, reason)])
 
     def certificate(self, state: ProofState) -> Certificate:

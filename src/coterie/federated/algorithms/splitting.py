@@ -19,7 +19,7 @@ import numpy as np
 from coterie._typing import Array, Ints
 from coterie.errors import InvalidInput
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
-from coterie.federated.plausible import Statements, capped, typical
+from coterie.federated.plausible import Statements, capped, exact_steps, typical
 from coterie.federated.protocol.messages import Batch
 from coterie.losses.quadratic import Quadratic
 from coterie.solvers import solve_quietly
@@ -122,7 +122,7 @@ class SplittingMethod(Method):
         # The optimality condition of the step is grad f(w) = t (2 x - s - w); if t has changed, s was rescaled.
         users, points, t = replies.users, replies.arrays["point"], state.asked_t[replies.users]
         gradients = t[:, None] * (2 * state.asked_x[users] - state.s[users] - points)
-        gradients[t != state.t] = np.nan
+        gradients[(t != state.t) | (not exact_steps(self.federation.loss))] = np.nan
         return Statements(points, replies.arrays["value"], gradients, replies.arrays["curvature"] + t)
 
     def _tell(self, state: SplittingState, replies: Batch) -> SplittingState:
