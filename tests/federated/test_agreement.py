@@ -201,7 +201,7 @@ def test_python_command_and_run_configuration_say_the_same():
 
     choices = {field.name for field in fields(FederationSettings)}
     keywords = set(signature(ct.federate).parameters) - {"users", "loss", "graph", "held_out", "faults", "settings",
-                                                             "progress"}
+                                                             "progress", "privacy"}
     assert keywords <= choices
     assert {key_of(name) for name in choices - {"start", "score"}} <= CONFIG.keys()  # models and states are no texts
     options = {key_of(name) for name in signature(run).parameters}

@@ -22,7 +22,8 @@ from coterie.report.gather import aligned, gather, sample
 from coterie.storage import json_ready
 
 KEYS = {"title", "subtitle", "version", "command", "task", "users", "counts", "lams", "chosen", "points", "labels",
-        "tree", "map", "coefficients", "scores", "bounds", "groups", "federated", "settings", "notes", "reduced"}
+        "tree", "map", "coefficients", "scores", "bounds", "groups", "federated", "privacy", "settings", "notes",
+        "reduced"}
 
 
 def of_classes(users: ct.Users) -> ct.Users:

@@ -243,6 +243,16 @@ def test_the_chosen_lam_is_shown_first(show):
 
 
 @pytest.mark.browser
+def test_a_private_run_shows_what_it_promises(show):
+    promise = {"sentence": "epsilon = 4, delta = 1e-05, for all 2 releases of a user together.",
+               "facts": [["Protected", "a row"], ["Certificate", "optimal for <b>released</b> statistics"]]}
+    tab = show(solved() | {"privacy": promise})
+    assert tab.text("#privacy-lead") == promise["sentence"]
+    assert tab.text("#privacy dl") == "".join(text for fact in promise["facts"] for text in fact)
+    assert "#privacy" in tab.value("[...document.querySelectorAll('nav a')].map((a) => a.hash)")
+
+
+@pytest.mark.browser
 def test_a_federation_shows_bytes_by_kind_and_who_took_part(show):
     users = clustered("squared", n_users=9, n_clusters=3, samples=20, seed=0).users
     run = ct.federate(users, participation=0.5)
@@ -512,7 +522,8 @@ def test_it_prints(show):
     assert 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 12
 
 
-SECTIONS = {"evidence", "path", "map", "scores", "users", "coefficients", "certificate", "federated", "about"}
+SECTIONS = {"evidence", "path", "map", "scores", "users", "coefficients", "certificate", "privacy", "federated",
+            "about"}
 
 
 def on_a_line() -> dict[str, Any]:
@@ -542,7 +553,7 @@ def multiclass() -> dict[str, Any]:
     (synthetic(900, 8) | {"reduced": {"users": 100_000, "shown": 900}}, {"federated"}),
 ], ids=["bare", "none", "no parts", "one user, one lam", "one user", "one lam", "lam 0", "classes", "line", "reduced"])
 def test_what_is_not_there_is_not_shown(show, document, hidden):
-    hidden = hidden | {"evidence"}  # of a fit only
+    hidden = hidden | {"evidence", "privacy"}  # of a fit, and of a private one, only
     tab = show(document)
     assert set(tab.value("[...document.querySelectorAll('section[hidden]')].map((s) => s.id)")) == hidden
     assert "undefined" not in tab.value("document.body.innerText")
