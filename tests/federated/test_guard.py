@@ -71,8 +71,20 @@ def test_few_rows_need_consent(tmp_path, kind):
         assert Nosy(FEW, tmp_path / "a.npz", own).ask(kind, **arrays)
     many = clustered("logistic", n_users=3, samples=60, n_features=9, seed=0).users
     assert Nosy(many, tmp_path / "b.npz", {"ledger-dir": str(tmp_path / "b")}).ask(kind, **arrays)
-    if kind == "around":
-        assert Nosy(FEW, tmp_path / "a.npz", {}).ask(kind, **{**arrays, "rank": 1})
+    if kind == "around":  # without Hessians it is one of the many questions of a fit
+        with pytest.raises(PermissionError, match="fewer than 30 rows"):
+            Nosy(FEW, tmp_path / "a.npz", {}).ask(kind, **{**arrays, "rank": 1})
+
+
+def test_a_fit_asks_nothing_of_a_few_more_rows_than_coordinates(tmp_path):
+    """Measured: its gradients give rows of such users away."""
+    some = clustered("logistic", n_users=3, samples=25, n_features=2, seed=0).users  # 3 coordinates
+    enough = clustered("logistic", n_users=3, samples=30, n_features=2, seed=0).users
+    question = {"part": 0, "models": np.zeros((1, 3)), "own": np.zeros(1, dtype=np.int64)}
+    with pytest.raises(PermissionError, match=r"fewer than 30 rows.*consent = .*private release"):
+        Nosy(some, tmp_path / "a.npz", {}).ask("slopes", **question)
+    assert Nosy(some, tmp_path / "a.npz", {"consent": "hessians"}).ask("slopes", **question)
+    assert Nosy(enough, tmp_path / "b.npz", {"ledger-dir": str(tmp_path / "b")}).ask("slopes", **question)
 
 
 @pytest.mark.parametrize("kind", ["describe", "facts"])

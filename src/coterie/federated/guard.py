@@ -34,6 +34,8 @@ _KINKED = (SquaredHinge, Huber, HuberDistance)  # three gradients on a line sing
 _HESSIANS, _LEAST_HESSIANS = 100, 40  # one for every four rows, within these
 _LEAST_ROWS = 3  # means and sums of squares of one or two rows are the rows
 _SCALARS = 3  # beside a gradient: value, curvature, and a bound on it
+_FIT_ROWS, _FIT_ROWS_EACH = 30, 3  # rows, and rows per coordinate, below which a fit's gradients give rows away
+_OF_A_FIT = ("settle", "slopes", "evidence", "around", "left_out", "halves", "alone", "ratio")
 _WITH_HESSIANS = ("local", "settle", "moments")
 _HESSIAN_FIELDS = ("hessian", "hessian2", "scatter", "factor")
 _FREE_FIELDS = ("difference", "sign")  # the server can compute them from what it knows
@@ -205,9 +207,15 @@ class Guard:
         rows, columns = int(self._rows(data)[user]), max(data.samples.users.n_features, self.columns) + 1
         hessians = kind in _WITH_HESSIANS or (kind == "around" and any(
             int(query.arrays[name]) > 1 for name in ("rank", "rank2") if name in query.arrays))
-        if hessians and rows <= (columns if kind == "moments" else max(data.samples.dim, self.columns)):
+        wide = max(data.samples.dim, self.columns)
+        if hessians and rows <= (columns if kind == "moments" else wide):
             return ("it has no more rows than coordinates, and its owner has not consented to send Hessians (consent = "
                     '"hessians" in the node configuration, or a private release with an epsilon)')
+        least = max(_FIT_ROWS, _FIT_ROWS_EACH * wide)
+        if kind in _OF_A_FIT and rows < least:
+            return (f"it has fewer than {least} rows, which the many questions of a fit would give away, and its owner "
+                    'has not consented (consent = "hessians" in the node configuration, or a private release with an '
+                    "epsilon)")
         if kind in ("describe", "facts") and rows < _LEAST_ROWS:
             return f"it has fewer than {_LEAST_ROWS} rows, whose means would be the rows"
         return ""

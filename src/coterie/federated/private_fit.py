@@ -137,7 +137,7 @@ def _asked(asker: Asker, agreement: Agreement, settings: Settings, privacy: Priv
     parts = {f.name: getattr(fitted, f.name) for f in fields(Fit)}
     return parts | {
         "units": units, "sent": sent, "solution": solution, "recipe": agreement.recipe,
-        "settings": replace(fitted.settings, task=task), "why": f"{fitted.why} {_warning(known)}".strip(),
+        "settings": replace(settings, task=task, standardize=True), "why": f"{fitted.why} {_warning(known)}".strip(),
         "together": _classes_of(fitted.together[None], fitted, question, task)[0]}
 
 

@@ -142,6 +142,14 @@ def _bound(name: Any, bound: Any) -> tuple[Any, ...]:
                        remedy="Use for example (0, 100), or ['no', 'yes']")
 
 
+def clip_text(clip: float | Mapping[str, Any] | None) -> str:
+    """The text that `parse_clip` reads."""
+    if not isinstance(clip, Mapping):
+        return "" if clip is None else f"{clip:g}"
+    return ", ".join(f"{name}={'|'.join(bound) if isinstance(bound[0], str) else f'{bound[0]:g}:{bound[1]:g}'}"
+                     for name, bound in clip.items())
+
+
 def parse_clip(text: str) -> float | dict[str, Any] | None:
     """The `clip` that a text says: empty, a number, or "age=0:100, sex=f|m, y=0:1".
 

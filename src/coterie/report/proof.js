@@ -199,10 +199,9 @@ export function setUpPrivacy() {
     return;
   }
   byId("privacy-lead").textContent = doc.privacy.sentence;
-  const list = element("dl", { class: "facts" });
+  const body = section.querySelector(".body");
   for (const [name, text] of doc.privacy.facts)
-    list.append(element("dt", { text: name }), element("dd", { text }));
-  section.querySelector(".body").append(list);
+    body.append(element("p", {}, element("strong", { text: `${name}: ` }), text));
 }
 
 export function setUpFederated() {

@@ -19,6 +19,7 @@ from coterie.errors import InvalidInput
 from coterie.fitting.result import FitResult, TableSource
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
+from coterie.privacy.policy import Privacy, clip_text
 from coterie.runs.folder import Shown, check_free, clear, model_columns, write
 from coterie.runs.released import write_released
 from coterie.solution import Solution
@@ -92,19 +93,23 @@ def document_of(result: FitResult | Solution, *, settings: Mapping[str, Any] | N
         title = f"{Path(table.data).name}: {count_groups(result)}"
     return report.gather(result, title=title or None, classes=(recipe.classes or None) if recipe else None,
                          command=None if table is None or not table.data else
-                         command_of(result.settings, table, "federate" if hasattr(result, "ledger") else "fit"),
+                         command_of(result.settings, table, "federate" if hasattr(result, "ledger") else "fit",
+                                    getattr(result, "privacy", None)),
                          settings=settings if settings is not None else result.asked(),
                          notes=recipe.notes if recipe else ())
 
 
-def command_of(settings: Settings, table: TableSource, command: str = "fit") -> str:
+def command_of(settings: Settings, table: TableSource, command: str = "fit", privacy: Privacy | None = None) -> str:
     """The command for the same run; the task is always given, since it may have been inferred from this table."""
     usual = {**asdict(Settings()), "task": None, "n_classes": settings.n_classes, "standardize": settings.standardize,
              **asdict(TableSource(data=table.data, fingerprint=table.fingerprint))}
     names = {"holdout": "held-out"} if command == "federate" else {}
+    promise = [] if privacy is None else ["--epsilon", f"{privacy.epsilon:g}", "--delta", f"{privacy.delta:g}",
+                                          "--clip", clip_text(privacy.clip), "--unit", privacy.unit]
     words = [word for name, value in {**asdict(table), **asdict(settings)}.items() if value != usual[name]
              for word in (f"--{names.get(name, name.replace('_', '-'))}", str(value))]
-    return shlex.join(["coterie", command, table.data, *words, *["--no-standardize"] * (not settings.standardize)])
+    scaled = [] if settings.standardize else ["--no-standardize"]
+    return shlex.join(["coterie", command, table.data, *words, *promise, *scaled])
 
 
 def count_groups(result: FitResult) -> str:
