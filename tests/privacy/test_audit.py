@@ -242,3 +242,10 @@ def test_the_command_audits_a_run(table, tmp_path, said):
     said("fit", table, *COLUMNS, "--out", tmp_path / "fit")
     with pytest.raises(ct.InvalidInput, match="nothing crossed"):
         said("audit", tmp_path / "fit")
+
+
+def test_the_audit_says_how_far_a_liar_moves_the_others():
+    users = clustered("logistic", n_users=6, samples=30, n_features=2, seed=3).users
+    moved = [audit(users, algorithms=["splitting"], rows=[20], lam=lam).moved for lam in (0.0, 0.05)]
+    assert moved[0] == pytest.approx(0.0, abs=1e-6)  # nobody pulls
+    assert 1e-3 < moved[1] < 10.0

@@ -145,6 +145,9 @@ def _show(result: object) -> None:
                   "telling a user's row from another of the same user. attribute: AUC of guessing the first feature "
                   "from the rest of the row, public: without the messages. 0.5 is guessing, 1 certainty. Other attacks "
                   "may get more.", soft_wrap=True, highlight=False)
+    if np.isfinite(result.moved):
+        console.print(f"One user that lies consistently moves the model of another by {result.moved:.2g} at most.",
+                      soft_wrap=True, highlight=False)
     if result.bound is not None and result.claimed is not None:
         console.print(f"By telling releases apart, epsilon is at least {result.bound.epsilon:.2f} (confidence "
                       f"{result.bound.confidence:.0%}); claimed: {result.claimed:g}, which allows membership "

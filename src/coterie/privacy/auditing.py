@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ import numpy as np
 
 from coterie._typing import Array
 from coterie.analysis.metrics import roc_auc
+from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
 from coterie.errors import CoterieError, CoterieWarning, InvalidInput
 from coterie.losses import LinearLoss
@@ -18,6 +21,7 @@ from coterie.privacy.accounting import mu_of
 from coterie.privacy.attacked_release import release_bound, release_of
 from coterie.privacy.inference import Guess, LabelledRows, Score, guess_attribute, membership_auc, scores_of
 from coterie.privacy.lower_bound import EpsilonBound
+from coterie.privacy.poison import influence
 from coterie.privacy.policy import Privacy
 from coterie.privacy.reconstruction import from_sums, rebuilt
 from coterie.privacy.simulation import SIMULATIONS, Drawn, Plan, Trace, drawn, loss_for, matched
@@ -25,6 +29,7 @@ from coterie.storage import json_ready
 
 ALGORITHMS = ("newton", "splitting", "pdmm", "fit", "weights")
 ROWS = (1, 5, 10, 20, 50)
+_LIES = (0.1, 1.0, 100.0)  # slopes of the liar's loss: from some on it is excluded, or moves nobody further
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +78,8 @@ class Audit:
     loss : that was used.
     claimed : the epsilon that is claimed for the release, where there is one.
     bound : a lower bound on it, by telling releases apart.
+    moved : how far one user that lies consistently moves a model of another one, at most, at the given lam; in the
+        units of the standardised rows.
 
     Example
     -------
@@ -88,6 +95,7 @@ class Audit:
     loss: str
     claimed: float | None = None
     bound: EpsilonBound | None = field(default=None)
+    moved: float = np.nan
 
     @property
     def allowed(self) -> float | None:
@@ -108,6 +116,7 @@ class Audit:
         bound = None if self.bound is None else self.bound._asdict()
         return dict(json_ready({"findings": [vars(one) for one in self.findings], "n_features": self.n_features,
                                 "loss": self.loss, "claimed": self.claimed, "allowed": self.allowed, "bound": bound,
+                                "moved": self.moved,
                                 "holds": self.holds}))
 
     def __str__(self) -> str:
@@ -117,6 +126,8 @@ class Audit:
         if self.bound is not None:
             lines.append(f"epsilon is at least {self.bound.epsilon:.2f}, claimed: {self.claimed:g}, which allows "
                          f"membership {self.allowed:.2f}.")
+        if np.isfinite(self.moved):
+            lines.append(f"One user that lies consistently moves the model of another by {self.moved:.2g} at most.")
         return "\n".join(lines)
 
 
@@ -175,8 +186,25 @@ def audit(users: Users, loss: LinearLoss | str = "auto", *, algorithms: Iterable
                 progress(f"{name}, {count} rows per user")
             findings.append(_finding(simulations[name], name, data, plan, count))
     bound = None if privacy is None else release_bound(drawn(users, possible[-1], seed), plan)
-    return Audit(findings=tuple(findings), n_features=users.n_features, loss=type(chosen).__name__,
+    moved = _moved(drawn(users, possible[-1], seed).members, plan)
+    return Audit(findings=tuple(findings), n_features=users.n_features, loss=type(chosen).__name__, moved=moved,
                  claimed=None if privacy is None else privacy.epsilon, bound=bound)
+
+
+def _moved(users: Users, plan: Plan) -> float:
+    """How far a liar moves the others at most; nan where the others have no models to compare."""
+    scaled = Standardizer.from_moments(users.moments(), feature_names=users.feature_names).transform(users)
+    log = logging.getLogger("coterie.federated")
+    level, moved = log.level, [np.nan]
+    log.setLevel(logging.ERROR)  # that a liar is excluded is no news here
+    try:
+        with warnings.catch_warnings(action="ignore", category=CoterieWarning):
+            for strength in _LIES:
+                with contextlib.suppress(CoterieError):
+                    moved.append(influence(scaled, plan.loss, plan.lam, strength, plan.seed))
+    finally:
+        log.setLevel(level)
+    return float(np.nanmax(moved)) if len(moved) > 1 else np.nan
 
 
 def _finding(simulate: Callable[[Drawn, Plan], Trace], name: str, data: Drawn, plan: Plan, rows: int) -> Finding:
