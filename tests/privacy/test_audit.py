@@ -247,5 +247,5 @@ def test_the_command_audits_a_run(table, tmp_path, said):
 def test_the_audit_says_how_far_a_liar_moves_the_others():
     users = clustered("logistic", n_users=6, samples=30, n_features=2, seed=3).users
     moved = [audit(users, algorithms=["splitting"], rows=[20], lam=lam).moved for lam in (0.0, 0.05)]
-    assert moved[0] == pytest.approx(0.0, abs=1e-6)  # nobody pulls
+    assert moved[0] < 1e-4  # nobody pulls, and runs end within their tolerance
     assert 1e-3 < moved[1] < 10.0
