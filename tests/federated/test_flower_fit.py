@@ -384,3 +384,39 @@ def test_newcomers_join_over_the_wire(hospitals, one, tmp_path):
     frame = pl.read_csv(tmp_path / "run" / "joined.csv")
     assert frame["cluster"].to_list() == [alike[f"altona {ward}"] for ward in range(1, 6)]
     assert len(load_models(tmp_path / "models").names) == 5
+
+
+def private_nodes(hospitals: list[Path], folder: Path) -> list[dict[str, Any]]:
+    """Owners who set a budget and nothing else."""
+    own = configs(hospitals, folder)
+    for node in own:
+        del node["consent"], node["split-key"]
+    return [node | {"budget-epsilon": 20.0, "budget-delta": 1e-5} for node in own]
+
+
+PRIVATE = {"epsilon": 20.0, "clip": "age=0:100, pressure=60:220, night=no|yes, days=0:60"}
+
+
+def test_a_private_run_sends_releases_only(hospitals, tmp_path):
+    grid = Nodes(private_nodes(hospitals, tmp_path))
+    served = serve(grid, tmp_path / "out", **PRIVATE)
+    run = ct.load_run(tmp_path / "out")
+    assert run.info["privacy"]["epsilon"] == 20.0
+    assert set(run.info["bytes_by_kind"]) == {"release", "home"}
+    assert run.certify().holds
+    assert len(served.best.names) == 30
+    assert (tmp_path / "models" / hospitals[0].stem).exists()
+
+
+@pytest.mark.long
+def test_a_private_run_over_the_wire(hospitals, tmp_path):
+    out, nodes = tmp_path / "out", private_nodes(hospitals[:2], tmp_path)
+    config = complete({**RUN, **PRIVATE, "out": str(out), "n-users": 10, "wait": 120.0})
+    with Cluster(tmp_path / "cluster", nodes) as cluster:
+        cluster.submit(config)
+        for _ in cluster.follow(out, 240.0):
+            pass
+    run = ct.load_run(out)
+    assert run.status is ct.Status.RELEASED
+    assert run.certify().holds
+    assert load_models(tmp_path / "models" / hospitals[0].stem).names
