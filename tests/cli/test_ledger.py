@@ -10,6 +10,7 @@ from support.nosy import Nosy
 from typer.testing import CliRunner
 
 from coterie.cli import app
+from coterie.cli.base import console
 from coterie.datasets import ellipses
 from coterie.privacy.accounting import mu_of
 from coterie.privacy.ledger import NodeLedger
@@ -28,8 +29,9 @@ def folder(tmp_path):
     return tmp_path / "ledger"
 
 
-def test_the_log_as_tables(folder):
-    result = CliRunner().invoke(app, ["federate", "log", str(folder)], env={"COLUMNS": "200"})
+def test_the_log_as_tables(folder, monkeypatch):
+    monkeypatch.setattr(console, "_width", 200)
+    result = CliRunner().invoke(app, ["federate", "log", str(folder)])
     assert result.exit_code == 0, result.output
     assert "2 answers with 12 numbers left, 2 were refused." in result.output
     assert result.output.count("gradient") == 4

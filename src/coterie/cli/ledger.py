@@ -59,7 +59,8 @@ def _lines(lines: list[LoggedAnswer]) -> Table:
     table = Table(title="Answers")
     for name, side in (("time", "left"), ("run", "left"), ("round", "right"), ("user", "left"), ("kind", "left"),
                        ("numbers", "right"), ("bytes", "right"), ("question", "left"), ("refused because", "left")):
-        table.add_column(name, justify="right" if side == "right" else "left", overflow="fold")
+        table.add_column(name, justify="right" if side == "right" else "left", overflow="fold",
+                         no_wrap=name in ("run", "round", "kind", "numbers", "bytes"))
     for line in lines:
         when = datetime.fromtimestamp(line.time).astimezone().isoformat(" ", "seconds")
         table.add_row(when, line.run[:8], str(line.round), str(line.user), line.kind, f"{line.numbers:,}",
