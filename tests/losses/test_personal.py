@@ -477,3 +477,21 @@ def test_scales_by_name_serve_some_of_the_users():
     np.testing.assert_array_equal(loss.personal_models(some, z[:2]), loss.personal_models(users, z)[[5, 2]])
     metric = Metric.of(2.0, "rows", users, 3)
     np.testing.assert_array_equal(metric.prices, np.tile(2.0 / users.counts[:, None], (1, 3)))
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-17, 1e-8, 1.0])
+def test_a_column_at_the_level_of_rounding_keeps_nobody_at_its_centre(size):
+    """As constant columns are after standardising: about 1e-17 at some users, of ordinary size at others."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 3))
+    X[:30, 2] *= size
+    users = ct.Users.from_arrays(X, X @ [1.0, -1.0, 0.5] + 0.3 * rng.normal(size=60), np.repeat([0, 1], 30))
+    covariance = 0.1 * np.eye(4) + 0.2 * np.outer([0, 0, 0, 1], [0, 0, 0, 1])
+    loss = ct.Personal(ct.Squared(ridge=1e-3, penalize_intercept=True), covariance=covariance, scale="rows")
+    models = loss.personal_models(users, np.full((2, 4), 0.2))
+    price = np.linalg.inv(covariance)
+    for k, own in enumerate((slice(0, 30), slice(30, 60))):
+        rows = np.column_stack([X[own], np.ones(30)])
+        exact = np.linalg.solve(rows.T @ rows + 0.03 * np.eye(4) + price,
+                                rows.T @ users.targets[own] + price @ np.full(4, 0.2))
+        np.testing.assert_allclose(models[k], exact, rtol=1e-10)

@@ -362,7 +362,7 @@ class Personal(Loss):
         rows, space = np.arange(len(begin)), objective.space
         h = space.hessians(h, rows) + space.price
         diagonal = np.einsum("nii->ni", h)
-        units = np.sqrt(np.maximum(diagonal, 1e-20 * diagonal.max(axis=1, initial=0.0, keepdims=True) + 1e-300))
+        units = np.sqrt(np.maximum(diagonal, 1e-300))  # of each coordinate alone: prices of tiny columns are huge
         c, shift = begin, np.full(len(begin), 1e-15)
         for _ in range(_CLOSED):
             c = c - solve_scaled(h, units, shift, objective(rows, c, 1)[1])
