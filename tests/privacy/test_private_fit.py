@@ -126,6 +126,16 @@ def test_finishing_at_home_trusts_rows_as_far_as_they_go():
     assert np.linalg.norm(finish(loss, few, near, shapes, 0.25) - truth) < 0.7 * np.linalg.norm(alone - truth)
 
 
+def test_finishing_at_home_finds_how_noisy_its_own_targets_are(monkeypatch):
+    rng = np.random.default_rng(1)
+    X, truth = rng.normal(size=(100, 2)), np.array([1.0, -1.0, 0.3])
+    users = Users.from_arrays(X, X @ truth[:2] + truth[2] + 0.1 * rng.normal(size=100), [0] * 100)
+    far, shapes = truth[None] + 0.2, 0.1 * np.eye(3)[None]
+    assert np.allclose(finish(ct.Squared(), users, far, shapes, 1.0), truth, atol=0.05)  # 100 times too large
+    monkeypatch.setattr("coterie.privacy.home._NOISES", (1.0,))
+    assert not np.allclose(finish(ct.Squared(), users, far, shapes, 1.0), truth, atol=0.05)
+
+
 def test_a_private_run_is_saved_certified_and_shown(fit, tmp_path):
     fit.save(tmp_path / "run")
     run = ct.load_run(tmp_path / "run")

@@ -5,11 +5,11 @@ dispersion s, and takes the model
 
     x = argmin  m f(x) / s + 1/2 (x - c)' (t C)^-1 (x - c)
 
-with the C, the t and the length of c (of classes, whose centres are least certain in this; its direction is kept)
-that its own rows find most likely (Laplace's approximation of the evidence), among them t = 0, the
-centre itself:
+with the C, the t, the length of c (of classes, whose centres are least certain in this; its direction is kept) and
+the s (of numbers: what is sent includes how models differ) that its own rows find most likely (Laplace's approximation
+of the evidence), among them t = 0, the centre itself:
 
-    log evidence = - m f(x) / s - 1/2 (x - c)' (t C)^-1 (x - c) - 1/2 log det(I + m/s t C H(x))
+    log evidence = - m f(x) / s - m/2 log s - 1/2 (x - c)' (t C)^-1 (x - c) - 1/2 log det(I + m/s t C H(x))
 
 Nothing of this leaves the user.
 """
@@ -24,6 +24,7 @@ from coterie.data.users import Users
 from coterie.losses import Loss, Personal, Samples, Squared
 
 _LENGTHS = (1.0, 0.5, 0.25)  # of centres of classes that are tried
+_NOISES = tuple(4.0**-k for k in range(6))  # s of numbers that are tried, over what is sent
 _SCALES = tuple(4.0**k for k in range(-5, 4))  # t that are tried
 
 
@@ -36,18 +37,24 @@ def finish(loss: Loss, users: Users, centres: Array, covariances: Array, dispers
     users : their exact rows, in the units of the models.
     centres : (n_users, dim) what the server sent.
     covariances : (k, dim, dim) of models around centres.
-    dispersion : s, the noise of a target; 1 for classes.
+    dispersion : s at most, the noise of a target; 1 for classes.
     """
     plain = without_ridge(loss)
-    samples, rows = plain.prepare(users), users.counts / dispersion
-    best, most = centres.copy(), -rows * plain.values(samples, centres)
-    for length in (1.0,) if isinstance(plain, Squared) else _LENGTHS:
-        around = centres * np.append(np.full(centres.shape[1] - 1, length), 1.0)
-        for covariance in covariances:
-            for scale in _SCALES:
-                models, evidence = _around(plain, users, samples, rows, around, scale * covariance)
-                better = np.isfinite(evidence) & (evidence > most) & np.isfinite(models).all(axis=1)
-                best[better], most[better] = models[better], evidence[better]
+    numbers, samples = isinstance(plain, Squared), plain.prepare(users)
+    best, most = centres.copy(), np.full(users.n_users, -np.inf)
+    at_centres = plain.values(samples, centres)
+    for noise in [dispersion * share for share in _NOISES] if numbers else [dispersion]:
+        rows, constant = users.counts / noise, -0.5 * numbers * users.counts * np.log(noise)
+        better = constant - rows * at_centres > most
+        best[better], most[better] = centres[better], (constant - rows * at_centres)[better]
+        for length in (1.0,) if numbers else _LENGTHS:
+            around = centres * np.append(np.full(centres.shape[1] - 1, length), 1.0)
+            for covariance in covariances:
+                for scale in _SCALES:
+                    models, evidence = _around(plain, users, samples, rows, around, scale * covariance)
+                    evidence += constant
+                    better = np.isfinite(evidence) & (evidence > most) & np.isfinite(models).all(axis=1)
+                    best[better], most[better] = models[better], evidence[better]
     return best
 
 
