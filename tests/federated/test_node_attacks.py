@@ -208,6 +208,7 @@ def row_by_split(nosy: Nosy, seed: int, rows: int) -> np.ndarray | None:
     return None if values[-1] < 1e-9 else vectors[:2, -1] / vectors[2, -1]
 
 
+@pytest.mark.slow
 def test_no_split_of_the_server_singles_out_a_row(tmp_path):
     def rows_found(own: dict[str, Any] | None, name: str) -> int:
         nosy = Nosy(USERS, tmp_path / f"{name}.npz", own, loss="squared")
@@ -280,6 +281,7 @@ def rows_by_bisection(nosy: Nosy, n_rows: int, n_questions: int) -> tuple[int, i
     return len({tuple(np.round(row, 6)) for row in near}), len(asked)
 
 
+@pytest.mark.slow
 def test_chosen_models_give_rows_until_the_node_stops(tmp_path):
     users = ellipses(users_per_cluster=1, samples=100, seed=0).users
     unguarded = Nosy(users, tmp_path / "a.npz", {"max-hessians": 10_000, "max-questions": 10_000}, loss="squared_hinge")

@@ -244,6 +244,7 @@ def test_the_command_audits_a_run(table, tmp_path, said):
         said("audit", tmp_path / "fit")
 
 
+@pytest.mark.slow
 def test_the_audit_says_how_far_a_liar_moves_the_others():
     users = clustered("logistic", n_users=6, samples=30, n_features=2, seed=3).users
     moved = [audit(users, algorithms=["splitting"], rows=[20], lam=lam).moved for lam in (0.0, 0.05)]

@@ -136,6 +136,7 @@ def test_who_is_set_aside_late_makes_nobody_release_again(nodes, tmp_path):
         assert all(epsilon <= 8.0 for epsilon in ledger.spending(1e-5).values())
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_with_the_same_releases(nodes, tmp_path):
     class Stopped(Wire):
         def exchange(self, queries: Any) -> Replies:

@@ -56,7 +56,7 @@ def test_the_sensitivity_is_reached():
 @pytest.mark.parametrize("stage", STAGES)
 def test_noise_has_the_deviation_that_the_promise_needs(stage):
     asked = question(stage, mu=0.7)
-    exact = np.zeros((400, asked.length))
+    exact = np.zeros((200_000 // asked.length, asked.length))
     noise = asked.noisy(exact, Draw(0))
     assert noise.std() == pytest.approx(asked.sensitivity / 0.7, rel=0.02)
     fresh = asked.noisy(exact, Draw())
