@@ -150,6 +150,13 @@ def test_an_interrupted_run_continues_with_the_same_releases(nodes, tmp_path):
     assert np.array_equal(fit.models, run(Wire(nodes, CONFIG)).models)
 
 
+def test_a_checkpoint_of_another_promise_is_refused(nodes, tmp_path):
+    run(Wire(nodes, CONFIG), checkpoint=tmp_path / "checkpoint")
+    other = {**CONFIG, "clip": "x0=-5:5, x1=-6:6, target=-6:6"}
+    with pytest.raises(ct.InvalidInput, match="another run: its clip is"):
+        run(Wire(nodes, other), other, checkpoint=tmp_path / "checkpoint")
+
+
 def test_models_finished_at_home_stay_there(nodes, tmp_path):
     nodes[0]["models-dir"] = str(tmp_path / "models")
     wire = Wire(nodes, CONFIG)

@@ -36,7 +36,7 @@ from coterie.fitting.units import Units, make_loss
 from coterie.losses import Personal
 from coterie.privacy.effective import Effective, Summaries, effective
 from coterie.privacy.fit import fit_summaries
-from coterie.privacy.policy import TARGET, Privacy, Statement
+from coterie.privacy.policy import TARGET, Privacy, Statement, clip_text
 from coterie.privacy.release import CENTRES, HIGHEST, KAPPA, LOWEST, RANGES, SUMMARY, W0, ReleaseQuestion
 from coterie.solution import Status
 from coterie.storage import write_atomically
@@ -99,6 +99,7 @@ def fit_privately(runtime: Carrier, data: DataSettings, settings: Settings, priv
     """
     if isinstance(runtime, LocalNodes):
         runtime.private, runtime.experiment = True, privacy.experiment
+    _check_promise(privacy, data, carriage)
     agreement = _agreement(runtime, data, settings, privacy, carriage)
     runtime.use(agreement)
     asker = Asker(runtime, agreement.names, participation=carriage.participation, seed=carriage.seed,
@@ -167,6 +168,23 @@ class _Scaling:
 
 # -- before the first release
 
+
+def _check_promise(privacy: Privacy, data: DataSettings, carriage: Carriage) -> None:
+    """Refuse a checkpoint of a run with another promise or about other columns."""
+    if carriage.checkpoint is None:
+        return
+    file = Path(carriage.checkpoint) / "promise.json"
+    said = {"epsilon": privacy.epsilon, "delta": privacy.delta, "unit": privacy.unit, "clip": clip_text(privacy.clip),
+            "user": data.user, "target": data.target}
+    if not file.exists():
+        write_atomically(file, json.dumps(said).encode(), durable=True)
+        return
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    for key, value in said.items():
+        if saved.get(key) != value:
+            raise InvalidInput(f"the checkpoint in {carriage.checkpoint} is of another run: its {key} is "
+                               f"{saved.get(key)!r}, this run's is {value!r}",
+                               remedy="Give another folder, or the same settings")
 
 def _agreement(runtime: Carrier, data: DataSettings, settings: Settings, privacy: Privacy,
                carriage: Carriage) -> Agreement:
