@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import polars
 import pytest
+from support.nosy import write
 
 import coterie as ct
 from coterie.datasets import clustered
@@ -70,10 +71,8 @@ def nodes(tmp_path) -> list[dict[str, Any]]:
     users = clustered("squared", n_users=6, n_clusters=2, samples=120, seed=0).users
     made = []
     for k, part in enumerate(([0, 1, 2], [3, 4, 5])):
-        some = users.take(part)
-        np.savez(tmp_path / f"{k}.npz", X=some.features, y=some.targets, user=np.array(some.names)[some.owner],
-                 feature_names=np.array(some.feature_names))
-        made.append({"data": "npz", "path": str(tmp_path / f"{k}.npz"), "ledger-dir": str(tmp_path / f"ledger-{k}"),
+        file = write(users.take(part), tmp_path / f"{k}.npz")
+        made.append({"data": "npz", "path": file, "ledger-dir": str(tmp_path / f"ledger-{k}"),
                      "budget-epsilon": 8.0, "budget-delta": 1e-5})
     return made
 
@@ -197,6 +196,13 @@ def test_tables_say_names_of_columns_only(tmp_path):
     fit = run(wire, config)
     assert fit.recipe.class_values == ("no", "yes")
     assert fit.units.feature_names == ("age", "sex=m")
+    assert "age, sex" in " ".join(fit.recipe.notes).replace("'", "")
+    for wrong in ({"features": "age, note"}, {"features": "age, note", "clip": ""}):  # nothing is left out silently
+        with pytest.raises(ct.InvalidInput, match="too little of the column 'note' is public"):
+            run(Wire([{**own, "features": wrong["features"]}], {**config, **wrong}), {**config, **wrong})
+    texts = {**config, "epsilon": 2.0, "clip": "sex=f|m, sick=no|yes"}  # no column of numbers at all
+    fresh = {**own, "features": "sex", "ledger-dir": str(tmp_path / "other")}
+    assert run(Wire([fresh], texts), texts).units.feature_names == ("sex=m",)
     without = {**config, "clip": "age=0:100, sex=f|m"}
     with pytest.raises(ct.InvalidInput, match=r"numbers|bounds"):
         run(Wire([own], without), without)

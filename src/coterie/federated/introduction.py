@@ -83,7 +83,7 @@ class Introduction(NamedTuple):
             raise _no_introduction(str(error)[:200]) from error
         if summary is not None:
             check_summary(summary)
-        elif not features and names and targets != "none":
+        elif not features and names and targets not in ("none", "table"):  # a private table may have texts only
             raise _no_introduction("it has targets, and no columns")
         return cls(tuple(names), tuple(features), n_classes, targets, summary)
 

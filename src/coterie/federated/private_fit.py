@@ -20,6 +20,7 @@ import numpy as np
 from coterie._typing import Array
 from coterie.data.columns import Column
 from coterie.data.encoding import Recipe
+from coterie.data.validation import show, split_names
 from coterie.errors import Incompatible, InvalidInput
 from coterie.federated.agreement import Agreement, Carrier, introduced
 from coterie.federated.asking import Asker
@@ -229,10 +230,17 @@ def public_recipe(tables: list[Introduction], data: DataSettings, privacy: Priva
         raise InvalidInput("a private fit needs a target", remedy="Give --target COLUMN")
     numbers = set.intersection(*(set(table.features) for table in tables))
     given = dict(privacy.clip) if isinstance(privacy.clip, Mapping) else {}
-    names = [name for name in given if name not in (target, data.user)] or [
-        name for name in tables[0].features if name in numbers]
+    named, drop = split_names(data.features), (target, data.user, *split_names(data.drop))
+    for name in named:
+        if name not in given and (given or name not in numbers):
+            raise InvalidInput(f"too little of the column {name!r} is public", remedy="Name its bounds or its levels "
+                               f"in clip, for example {name}=0:100 or {name}=no|yes")
+    names = [name for name in (named or given or tables[0].features) if name not in drop
+             and (name in given or name in numbers)]
     if not names:
         raise InvalidInput("no column is left to learn from", remedy="Name columns and their bounds or levels in clip")
+    note = f"Private: only the columns {show(*names)} are used" + (
+        ", which clip names." if given else "; texts would need their levels in clip, to be public.")
     columns = tuple(_column(name, privacy.range_of(name), privacy.levels_of(name)) for name in names)
     classes = privacy.levels_of(target)
     if len(classes) > 2:
@@ -241,7 +249,7 @@ def public_recipe(tables: list[Introduction], data: DataSettings, privacy: Priva
     if not classes and data.task in ("classification", "counts"):
         raise InvalidInput(f"the classes of {target!r} are not public", remedy=f"Name them in clip: {target}=no|yes")
     return Recipe(user=data.user, target=target, task="classification" if classes else "regression", classes=classes,
-                  class_kind="str", columns=columns, notes=())
+                  class_kind="str", columns=columns, notes=(note,))
 
 
 def _column(name: str, bounds: Any, levels: tuple[str, ...]) -> Column:
