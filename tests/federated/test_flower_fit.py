@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import pytest
 from support.grid import Nodes, someone  # noqa: F401  # a fixture of all tests
+from support.nosy import write
 
 import coterie as ct
 from coterie.datasets import clustered
@@ -228,10 +229,8 @@ def test_a_fit_of_classes_goes_on_without_whom_a_node_stops(tmp_path):
     users = clustered("logistic", n_users=9, n_clusters=3, samples=60, seed=1).users
     nodes = []
     for k in range(3):
-        part = users.take(np.arange(k, 9, 3))
-        np.savez(tmp_path / f"{k}.npz", X=part.features, y=part.targets, user=np.array(part.names)[part.owner],
-                 feature_names=np.array(part.feature_names))
-        nodes.append({"data": "npz", "path": str(tmp_path / f"{k}.npz"), "split-key": "public"})
+        file = write(users.take(np.arange(k, 9, 3)), tmp_path / f"{k}.npz")
+        nodes.append({"data": "npz", "path": file, "split-key": "public"})
     nodes[1]["max-hessians"] = 2
     fitted = serve(Nodes(nodes), tmp_path / "out", user="", target="", loss="logistic").best
     assert set(fitted.aside) == {1, 4, 7}
@@ -245,10 +244,8 @@ def test_prepared_numbers(tmp_path):
     users = clustered("squared", n_users=9, n_clusters=3, samples=20, seed=0).users
     nodes = []
     for k in range(3):
-        part = users.take(np.arange(k, 9, 3))
-        np.savez(tmp_path / f"{k}.npz", X=part.features, y=part.targets, user=np.array(part.names)[part.owner],
-                 feature_names=np.array(part.feature_names))
-        nodes.append({"data": "npz", "path": str(tmp_path / f"{k}.npz"), "models-dir": str(tmp_path / f"models-{k}"),
+        file = write(users.take(np.arange(k, 9, 3)), tmp_path / f"{k}.npz")
+        nodes.append({"data": "npz", "path": file, "models-dir": str(tmp_path / f"models-{k}"),
                       "split-key": "public"})
     fitted = serve(Nodes(nodes), tmp_path / "out", user="", target="").best
     local = ct.federate(users)
