@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 OUT    ?= demo
+# Only pip installs torch: it also looks where a CPU build may lie (PIP_FIND_LINKS). The one of PyPI brings CUDA on Linux.
+TORCH  ?= torch==2.13.0
 START  := $(shell date +%s)
 ALL    := $(VENV)/.all
 COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
@@ -31,8 +33,9 @@ $(READY): requirements.lock pyproject.toml
 	@touch $@
 
 $(ALL): $(READY) requirements-all.lock
-	@echo "Adding Flower and Playwright to $(VENV) (less than a minute) ..."
+	@echo "Adding Flower, Playwright and torch to $(VENV) (about a minute) ..."
 	@$(call INSTALL,-r requirements-all.lock)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(TORCH)
 	@touch $@
 
 demo: $(READY)  ## the paper's data, solved and certified, with a picture
@@ -63,7 +66,7 @@ bench: $(READY)  ## run the benchmarks, alone on the machine
 	@for script in startup losses loading solvers fit; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 lock: $(READY)  ## pin the newest versions that fit pyproject.toml, with Flower and Playwright and without
-	@$(COMPILE) --upgrade --all-extras pyproject.toml -o requirements-all.lock
+	@$(COMPILE) --upgrade --extra dev --extra flower-sim --extra metrics --extra browser pyproject.toml -o requirements-all.lock
 	@$(COMPILE) --upgrade --extra dev --constraint requirements-all.lock pyproject.toml -o requirements.lock
 
 clean:  ## remove what was made

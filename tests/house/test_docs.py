@@ -96,7 +96,8 @@ def elsewhere(tmp_path, monkeypatch):
     ct.LOSSES.update(before)
 
 
-LONG = ("docs/algorithm-1.md", "docs/estimators.md", "docs/federations.md", "docs/plots.md")  # to run
+LONG = ("docs/algorithm-1.md", "docs/estimators.md", "docs/federations.md", "docs/plots.md",  # to run
+        "docs/embeddings.md")  # needs torch
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in PAGES])

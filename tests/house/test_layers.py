@@ -21,7 +21,7 @@ LAYERS = [
     "privacy.release", "privacy.effective",
     "losses.newton", "losses.frame", "losses.base", "losses", "losses.checks",
     "graph.kernels", "graph.graph", "graph", "problem", "newcomers", "solution", "certificates", "graph.weights",
-    "datasets",
+    "datasets", "embeddings",
     "solvers",
     "analysis.metrics", "analysis.margins", "analysis.consensus", "analysis.path", "analysis.recovery",
     "analysis.ladder", "analysis.select", "analysis.spread", "analysis.dispersion", "analysis.noise",
@@ -60,6 +60,7 @@ LEVEL = {name: level for level, name in enumerate(LAYERS)}
 HOMES = {
     "cvxpy": {"solvers.reference"}, "matplotlib": {"plots", "experiments"}, "plotly": {"experiments"},
     "typer": {"cli"}, "rich": {"cli"}, "polars": {"data.frames"}, "zstandard": {"data.io"},
+    "torch": {"embeddings"},
     "numba": {"graph.kernels", "solvers"},
     "flwr": {"federated.flower", "federated.runtimes.cluster"},
     "cryptography": {"federated.masks", "federated.runtimes.keys"},
@@ -162,6 +163,7 @@ def test_imports_point_down():
     ({"graph/graph": "from coterie.problem import Problem", "problem": ""}, "graph.graph imports problem"),
     ({"losses/base": "def f():\n    import coterie.solvers", "solvers/__init__": ""}, "losses.base imports solvers"),
     ({"certificates": "import cvxpy"}, "certificates imports cvxpy"),
+    ({"datasets": "def f():\n    from torch import nn"}, "datasets imports torch"),
     ({"estimators": "from sklearn.metrics import r2_score"}, "estimators imports sklearn.metrics"),
     ({"analysis/path": "import sklearn"}, "analysis.path imports sklearn"),
     ({"novel": "import numpy"}, "novel is in no layer"),
@@ -182,4 +184,5 @@ def test_import_is_light():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "numpy" in loaded
-    assert not loaded & {"numba", "scipy", "sklearn", "cvxpy", "matplotlib", "polars", "pandas", "typer", "rich"}
+    assert not loaded & {"numba", "scipy", "sklearn", "cvxpy", "matplotlib", "polars", "pandas", "torch", "typer",
+                         "rich"}

@@ -14,14 +14,52 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie._typing import Array, Flags, Ints
-from coterie.data.validation import show
+from coterie.data.validation import check_unique, show
 from coterie.errors import InvalidInput, MissingExtra
 from coterie.storage import write_atomically
 
 
 def read_parquet(path: str | PathLike[str]) -> Any:
-    """One Parquet file as a polars frame."""
-    return _read(path, lambda pl: pl.read_parquet(path, glob=False))
+    """One Parquet file as a polars frame; a column of lists of d numbers becomes d columns."""
+    return _unfolded(_read(path, lambda pl: pl.read_parquet(path, glob=False)))
+
+
+def _unfolded(frame: Any) -> Any:
+    """Columns of lists of numbers, all of one length, as columns name[0], name[1], ...; other lists as they are."""
+    import polars as pl
+
+    columns: list[Any] = []
+    for column in frame:
+        if uneven_list(column) is not None:
+            columns.append(column)
+            continue
+        numbers = column.explode(empty_as_null=True).to_numpy().reshape(len(column), -1)
+        columns += [pl.Series(f"{column.name}[{j}]", values) for j, values in enumerate(numbers.T)]
+    check_unique([column.name for column in columns], "Column names")
+    return pl.DataFrame(columns)
+
+
+def uneven_list(column: Any) -> int | None:
+    """The first row without a list of as many numbers as in the first row; 0 for columns of something else."""
+    import polars as pl
+
+    inner = getattr(column.dtype, "inner", None)
+    if inner is None or not inner.is_numeric():
+        return 0
+    lengths = column.cast(pl.List(inner)).list.len()
+    wrong = ~lengths.eq_missing(lengths[0])
+    return int(wrong.arg_max()) if wrong.any() else None if lengths[0] else 0
+
+
+def check_lists(column: Any, path: str) -> None:
+    """Raise InvalidInput unless the column holds lists of numbers, all of one length."""
+    row = uneven_list(column)
+    if row is not None:
+        first, other = (show(column[k].to_list() if hasattr(column[k], "to_list") else column[k]) for k in (0, row))
+        raise InvalidInput(f"Embeddings must be lists of numbers, all of one length, got {column.dtype}: "
+                           f"{first} in row 0" + (f" and {other}" if row else ""),
+                           where=f"{path}, row {row}, column {column.name!r}",
+                           remedy="Correct or remove the row, or give the numbers one column each")
 
 
 def _read(path: str | PathLike[str], reader: Callable[[Any], Any]) -> Any:
