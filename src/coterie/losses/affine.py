@@ -20,12 +20,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coterie._typing import Array, Flags
+from coterie._typing import Array, Flags, Indices
 from coterie.data.users import Block, Participants, Users
 from coterie.errors import Incompatible, InvalidInput
 from coterie.losses.base import NOISE, SUMS, DualBounds, Evaluation, Magnitudes, Samples, need_targets
 from coterie.losses.blocks import BlockLoss, in_blocks
 from coterie.losses.frame import Frame
+from coterie.losses.newton import Minimum
+from coterie.losses.rows import Terms, WideEvaluation, expand, is_wide, minimise_rows, row_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +72,8 @@ class AffineLoss(BlockLoss):
 
     def frame(self, users: Users) -> Frame | None:
         outputs = self.dim(users) // (users.n_features + self.intercept)
-        return Frame.of(users, centred=self._free_intercept, sign=self.intercept_sign * self.intercept, outputs=outputs,
-                        level=self.neutral(users) if self._free_intercept else None)
+        return Frame.of(users, centred=self.free_intercept, sign=self.intercept_sign * self.intercept, outputs=outputs,
+                        level=self.neutral(users) if self.free_intercept else None)
 
     def neutral(self, users: Users) -> Array:
         """(n_users,) the margin that knows a user's targets but no features; 0 for classes."""
@@ -79,7 +81,7 @@ class AffineLoss(BlockLoss):
 
     def _sizes(self, samples: Samples) -> Array:
         z = np.zeros((samples.n_users, samples.dim))
-        if self._free_intercept:
+        if self.free_intercept:
             outputs = samples.dim // (samples.users.n_features + 1)
             z[:, -outputs:] = self.neutral(samples.users.data)[:, None]
             z[:, -outputs:] *= self.intercept_sign
@@ -120,17 +122,64 @@ class AffineLoss(BlockLoss):
     def shrunk(self, dim: int, outputs: int = 1) -> Array:
         """1 for the coordinates under the ridge, 0 for intercepts that are not (one for each output)."""
         mask = np.ones(dim)
-        if self._free_intercept:
+        if self.free_intercept:
             mask[dim - outputs:] = 0.0
         return mask
 
     @property
-    def _free_intercept(self) -> bool:
+    def free_intercept(self) -> bool:
         """Whether there is an intercept that the ridge does not cover."""
         return self.intercept and not self.penalize_intercept
 
     def strong_convexity(self, samples: Samples) -> Array:
-        return np.full(samples.n_users, 0.0 if self._free_intercept else self.ridge)
+        return np.full(samples.n_users, 0.0 if self.free_intercept else self.ridge)
+
+    # ---- wide models: see `coterie.losses.rows`
+
+    def output_basis(self, outputs: int) -> Array | None:
+        """(outputs, classes) the outputs as combinations of classes; None for one output."""
+        return None
+
+    @abstractmethod
+    def row_terms(self, block: Block, t: Array) -> Terms:
+        """The losses of rows with outputs t (n, m, outputs)."""
+
+    @abstractmethod
+    def row_duals(self, block: Block, t: Array, sums: Array | None) -> tuple[Array, Array]:
+        """alpha (n, m, outputs) near the slopes of rows with outputs t, and the terms (n, m) of the conjugate there.
+
+        Parameters
+        ----------
+        block : the rows.
+        t : their outputs.
+        sums : (n, outputs) what sum_j sign alpha_j must be; None where alpha can be the slopes themselves.
+        """
+
+    def wide(self, samples: Samples) -> bool:
+        return is_wide(self, samples)
+
+    def expand(self, samples: Samples, models: Array, users: Indices | None = None) -> WideEvaluation:
+        return expand(self, samples, models, users)
+
+    def prox(self, samples: Samples, linear: Array | None, t: Array | float, centres: Array | None,
+             start: Array | None = None, users: Indices | None = None) -> Minimum:
+        if not self.wide(samples):
+            return super().prox(samples, linear, t, centres, start, users)
+        who = np.arange(samples.n_users) if users is None else users
+        zero = np.zeros((len(who), samples.dim))
+        centres = zero if centres is None else centres
+        return minimise_rows(self, samples, zero if linear is None else linear, np.broadcast_to(
+            np.asarray(t, dtype=float), len(who)), centres, centres if start is None else start, who)
+
+    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None, users: Indices | None = None,
+                    about: Array | None = None) -> DualBounds:
+        if not self.wide(samples):
+            return super().dual_bounds(samples, slopes, start, users, about)
+        who = np.arange(samples.n_users) if users is None else users
+        about = np.zeros_like(slopes) if about is None else about
+        start = about if start is None else start
+        points = self.prox(samples, -slopes, 0.0, None, start, who).points
+        return row_bounds(self, samples, points, slopes, about, who)
 
     def rows(self, features: Array, models: Array) -> tuple[Array, int]:
         """The design of new rows and how many outputs their models have; refuses what does not fit."""
@@ -188,6 +237,31 @@ class LinearLoss(AffineLoss):
         Incompatible : where the loss has no such form.
         """
         raise Incompatible(f"{type(self).__name__} has no conic form: give it a `conic_terms` method.")
+
+    def conjugate(self, a: Array, y: Array) -> Array | None:
+        """phi*(a, y) = max_t a t - phi(t, y), elementwise, inf outside its domain; None where it is not known."""
+        return None
+
+    def row_terms(self, block: Block, t: Array) -> Terms:
+        y, weights = block.targets, block.weights
+        t = t[..., 0]
+        return Terms(weights * self.value(t, y), (weights * self.slope(t, y))[..., None],
+                     (weights * self.curvature(t, y))[..., None])
+
+    def row_duals(self, block: Block, t: Array, sums: Array | None) -> tuple[Array, Array]:
+        y, weights, t = block.targets, block.weights, t[..., 0]
+        slopes = self.slope(t, y)
+        known = self.conjugate(slopes, y) is not None
+        if sums is not None and known:  # moved along the curvature, so that the sums are right
+            sign, curvature = block.features[..., -1], weights * self.curvature(t, y)
+            total = (sign**2 * curvature).sum(axis=1)
+            for _ in range(2):  # the second time removes what the first one's rounding left
+                lack = sums[:, 0] - (sign * weights * slopes).sum(axis=1)
+                share = np.divide(lack, total, out=np.zeros_like(lack), where=total > 0)
+                slopes = slopes + sign * self.curvature(t, y) * share[:, None]
+        conjugates = self.conjugate(slopes, y) if known else t * slopes - self.value(t, y)
+        assert conjugates is not None
+        return (weights * slopes)[..., None], np.where(weights > 0, weights * conjugates, 0.0)
 
     def dim(self, users: Participants) -> int:
         return users.n_features + self.intercept

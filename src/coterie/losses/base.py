@@ -374,6 +374,10 @@ class Loss(ABC):
         far = np.linalg.norm(step, axis=1) > 1e-3 * (1.0 + np.linalg.norm(z, axis=1))  # that is no refinement
         return np.where(far[:, None], z, z + step)
 
+    def wide(self, samples: Samples) -> bool:
+        """Whether models have so many coordinates and users so few rows that Hessians are operators (`expand`)."""
+        return False
+
     def own_models(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
         """The models that predict for these users, given those of a problem; a `Personal` loss has others."""
         return models

@@ -133,7 +133,7 @@ class BlockLoss(Loss):
         for k, block in enumerate(samples.blocks):
             rows = np.flatnonzero(numbers == k)
             if rows.size:
-                part = self.magnitudes_block(_take(block, samples.positions[1][who[rows]]), models[rows])
+                part = self.magnitudes_block(take_users(block, samples.positions[1][who[rows]]), models[rows])
                 if part is None:
                     return super().magnitudes(samples, models, users)
                 for full, piece in zip(out, part, strict=True):
@@ -159,7 +159,7 @@ class BlockLoss(Loss):
                 rows = np.flatnonzero(numbers == k)
                 if not rows.size:
                     continue
-                block = _take(block, samples.positions[1][users[rows]])
+                block = take_users(block, samples.positions[1][users[rows]])
             part = self.evaluate_block(block, models[rows], order)
             for full, piece in zip(out[: order + 1], part[: order + 1], strict=True):
                 full[rows] = piece
@@ -171,7 +171,7 @@ def _require_hessians(n: int, dim: int) -> None:
                    "Use fewer features, such as the first principal components, or fewer classes")
 
 
-def _take(block: Block, rows: Indices) -> Block:
+def take_users(block: Block, rows: Indices) -> Block:
     """The users in these rows of a block."""
     return Block(block.index[rows], block.features[rows], block.targets[rows], block.weights[rows],
                  None if block.units is None else block.units[rows])

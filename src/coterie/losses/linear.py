@@ -64,6 +64,10 @@ class SquaredHinge(_Binary):
     def curvature(self, t: Array, y: Array) -> Array:
         return np.where(y * t < 1.0, 2.0, 0.0)
 
+    def conjugate(self, a: Array, y: Array) -> Array:
+        q = -y * a
+        return np.where(q >= 0, 0.25 * q**2 - q, np.inf)
+
     def conic_terms(self, cp: ModuleType, t: Any, y: Array) -> Any:
         return cp.square(cp.pos(1 - cp.multiply(y, t)))
 
@@ -99,6 +103,10 @@ class Logistic(_Binary):
     def curvature(self, t: Array, y: Array) -> Array:
         small = np.exp(-np.abs(t))
         return small / (1.0 + small) ** 2
+
+    def conjugate(self, a: Array, y: Array) -> Array:
+        q = -y * a  # q log q + (1 - q) log(1 - q)
+        return np.where((q >= 0) & (q <= 1), -entropy(q) - entropy(1.0 - q), np.inf)
 
     def conic_terms(self, cp: ModuleType, t: Any, y: Array) -> Any:
         return cp.logistic(-cp.multiply(y, t))
@@ -136,6 +144,9 @@ class Squared(LinearLoss):
 
     def curvature(self, t: Array, y: Array) -> Array:
         return np.ones_like(t)
+
+    def conjugate(self, a: Array, y: Array) -> Array:
+        return a * (0.5 * a + y)
 
     def neutral(self, users: Users) -> Array:
         return target_means(self, users)
@@ -195,6 +206,9 @@ class Huber(LinearLoss):
     def curvature(self, t: Array, y: Array) -> Array:
         return np.where(np.abs(t - y) <= self.delta, 1.0, 0.0)
 
+    def conjugate(self, a: Array, y: Array) -> Array:
+        return np.where(np.abs(a) <= self.delta, a * (0.5 * a + y), np.inf)
+
     def conic_terms(self, cp: ModuleType, t: Any, y: Array) -> Any:
         return 0.5 * cp.huber(t - y, self.delta)
 
@@ -230,11 +244,20 @@ class Poisson(LinearLoss):
     def curvature(self, t: Array, y: Array) -> Array:
         return np.exp(t)
 
+    def conjugate(self, a: Array, y: Array) -> Array:
+        return np.where(a + y >= 0, -entropy(a + y) - (a + y), np.inf)
+
     def predict(self, features: Array, models: Array) -> Array:
         return np.exp(self.decision(features, models))
 
     def conic_terms(self, cp: ModuleType, t: Any, y: Array) -> Any:
         return cp.exp(t) - cp.multiply(y, t)
+
+
+def entropy(q: Array) -> Array:
+    """-q log q, and 0 for q = 0; numbers below 0 count as 0."""
+    q = np.maximum(q, 0.0)
+    return -q * np.log(np.where(q > 0, q, 1.0))
 
 
 def _sigmoid(t: Array) -> Array:

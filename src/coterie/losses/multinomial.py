@@ -13,6 +13,8 @@ from coterie.data.users import Block, Participants, Users
 from coterie.errors import InvalidInput
 from coterie.losses.affine import AffineLoss, margins_matrix, ridge_form
 from coterie.losses.base import Evaluation, Magnitudes, Samples, need_targets, one_class_concern, refuse_targets
+from coterie.losses.linear import entropy
+from coterie.losses.rows import Terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,40 @@ class Multinomial(AffineLoss):
                     hessians[:, :, v, :, u] = hessians[:, :, u, :, v]
             hessians = hessians.reshape(n, p * k, p * k) + ridges[..., None] * np.eye(p * k)
         return Evaluation(values, gradients, hessians)
+
+    def output_basis(self, outputs: int) -> Array:
+        return sum_zero_basis(outputs + 1)
+
+    def row_terms(self, block: Block, t: Array) -> Terms:
+        basis, rows = sum_zero_basis(t.shape[2] + 1), np.ix_(*map(range, block.targets.shape))
+        classes, y = t @ basis, block.targets.astype(int)
+        top = classes.max(axis=2, keepdims=True)
+        prob = np.exp(classes - top)
+        sums = prob.sum(axis=2, keepdims=True)
+        prob /= sums
+        values = (np.log(sums) + top)[..., 0] - classes[(*rows, y)]
+        mass = block.weights[..., None] * prob
+        slopes = mass.copy()
+        slopes[(*rows, y)] -= block.weights
+        return Terms(block.weights * values, slopes @ basis.T, mass)
+
+    def row_duals(self, block: Block, t: Array, sums: Array | None) -> tuple[Array, Array]:
+        basis, weights = sum_zero_basis(t.shape[2] + 1), block.weights[..., None]
+        mass = self.row_terms(block, t).mass
+        hot = weights * np.eye(len(basis) + 1)[block.targets.astype(int)]
+        if sums is not None:  # P + W v with W = diag(P) - P P' / w, so that the sums are right; its rows keep theirs
+            sign, total = block.features[..., -1:], mass.sum(axis=1)
+            pairs = (mass / np.maximum(weights, 1e-300)).swapaxes(1, 2) @ mass
+            system = basis @ (total[:, :, None] * np.eye(total.shape[1]) - pairs) @ basis.T
+            start = mass
+            for _ in range(2):  # the second time removes what the first one's rounding left
+                lack = sums - (sign * ((mass - hot) @ basis.T)).sum(axis=1)
+                v = (np.linalg.pinv(system, hermitian=True) @ lack[..., None])[..., 0] @ basis
+                moves = sign * start * v[:, None]
+                mass = mass + moves - start * moves.sum(axis=2, keepdims=True) / np.maximum(weights, 1e-300)
+        share = mass / np.maximum(weights, 1e-300)
+        conjugates = np.where((mass >= 0).all(axis=2), -entropy(share).sum(axis=2), np.inf)
+        return (mass - hot) @ basis.T, np.where(block.weights > 0, block.weights * conjugates, 0.0)
 
     def magnitudes_block(self, block: Block, models: Array) -> Magnitudes:
         a, weights = block.features, block.weights

@@ -59,14 +59,14 @@ def minimise(evaluate: Evaluate, start: Array, max_iter: int = 200) -> Minimum:
     -------
     Minimum
     """
-    search = _Search(evaluate, start)
+    search = Search(evaluate, start)
     for _ in range(max_iter):
         if not search.advance():
             break
     return search.ended()
 
 
-class _Direction(NamedTuple):
+class SearchStep(NamedTuple):
     """A Newton step of every active user."""
 
     step: Array  # (n, dim), no longer than the user's reach
@@ -76,7 +76,7 @@ class _Direction(NamedTuple):
     plain: Flags  # (n,) whether the step was taken without damping
 
 
-class _Search:
+class Search:
     """The state of `minimise`; users leave when they are done.
 
     Attributes
@@ -117,7 +117,7 @@ class _Search:
         lower = self.value < self.least
         self.lowest[lower], self.least[lower] = self.x[lower], self.value[lower]
         norms = np.linalg.norm(self.gradient, axis=1)
-        step, cut, decrement, scale, plain = self._direction(norms)
+        step, cut, decrement, scale, plain = self.direction(norms)
         settled = (decrement <= _ROUNDING * scale) | (norms == 0)
         # Once the value has settled, one last full step halves the digits still missing from the gradient.
         last = settled & ~self.closing & (norms > 0)
@@ -159,7 +159,7 @@ class _Search:
             self.earlier = self.value.copy()
         return endless
 
-    def _direction(self, norms: Array) -> _Direction:
+    def direction(self, norms: Array) -> SearchStep:
         x, gradient, hessian = self.x, self.gradient, self.hessian
         diagonal = np.maximum(np.einsum("nii->ni", hessian), 0.0)
         # Where the Hessian is flat the step knows a direction but no length; `reach` bounds it.
@@ -173,7 +173,7 @@ class _Search:
             + 1e-9 * (diagonal * x**2).sum(axis=1) + 1e-300
         lengths = np.linalg.norm(step, axis=1)
         cut = np.divide(self.reach, lengths, out=np.ones_like(lengths), where=lengths > self.reach)
-        return _Direction(cut[:, None] * step, cut, decrement, scale, shift <= _SINGULAR)
+        return SearchStep(cut[:, None] * step, cut, decrement, scale, shift <= _SINGULAR)
 
     def _try(self, step: Array, gain: Array, scale: Array, finished: Flags, near: Flags) -> tuple[Array, Array, Flags]:
         """The points reached, the share of the step that was taken, and who found no better point."""

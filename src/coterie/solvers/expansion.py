@@ -91,13 +91,13 @@ class Expansion:
                 self.values, self.gradients, _ = problem.loss.evaluate(problem.samples, models, 1)
             return
         step = models - self.centre
-        second = 0.5 * np.einsum("nd,nde,ne->n", step, self.hessians, step) + 0.5 * self.shift * (step**2).sum(axis=1)
+        second = 0.5 * self._second(step) + 0.5 * self.shift * (step**2).sum(axis=1)
         slope = np.einsum("nd,nd->n", self.gradients, step)
         size = np.ones(problem.n_users)
         for _ in range(30):
             point = self.centre + size[:, None] * step
             with np.errstate(over="ignore", invalid="ignore"):
-                values, gradients, hessians = problem.loss.evaluate(problem.samples, point)
+                values, gradients, hessians = self._at(point)
                 trusted = values <= self.values + size * slope + 1.5 * size**2 * second + 1e-12 * np.abs(self.values)
             if trusted.all():
                 break
@@ -108,6 +108,14 @@ class Expansion:
             stiffer = np.minimum(np.maximum(100.0 * self.shift, 0.03 * self.curvature), self.stiffest)
             self.shift = np.where(size < 1.0, stiffer, self.shift)
         self.centre, self.values, self.gradients, self.hessians = point, values, gradients, hessians
+
+    def _second(self, step: Array) -> Array:
+        """(n_users,) step' H step."""
+        return np.einsum("nd,nde,ne->n", step, self.hessians, step)
+
+    def _at(self, point: Array) -> tuple[Array, Array, Array]:
+        """Values, gradients and Hessians at these models."""
+        return self.problem.loss.evaluate(self.problem.samples, point)
 
     def error(self, slopes: Array) -> float:
         """An estimate of the error of the dual bound: 1/2 (grad f - slopes)' H^-1 (grad f - slopes)."""

@@ -174,18 +174,22 @@ class _Run:
     def __init__(self, settings: Fast, problem: Problem, tol: float, start: Start | None,
                  progress: Callable[[Record], None] | None) -> None:
         from coterie.solvers.engines import choose
+        from coterie.solvers.wide import WideExpansion, choose_wide
 
         self.problem, self.tol, self.max_iter, self.progress = problem, tol, settings.max_iter, progress
         self.began = time.perf_counter()
         self.history: list[Record] = []
-        losses = Expansion(problem, np.zeros((problem.n_users, problem.dim)) if start is None else start.models)
+        self.wide = problem.loss.wide(problem.samples)
+        losses = (WideExpansion if self.wide else Expansion)(
+            problem, np.zeros((problem.n_users, problem.dim)) if start is None else start.models)
         if start is None and losses.quadratic:
             losses.expand(losses.newton_point())
-        elif start is None and losses.flat_somewhere():
+        elif start is None and not self.wide and losses.flat_somewhere():
             losses.expand(polish(problem, problem.graph.components, losses.centre, tol=1e-6))
         losses.regularise()
         self.losses, self.best = losses, _Best(problem, tol, losses.centre)
-        self.engine = choose(problem.graph, losses.hessians, losses.quadratic, problem.lam)
+        self.engine = choose_wide(problem, tol) if self.wide else choose(
+            problem.graph, losses.hessians, losses.quadratic, problem.lam)
         # With one curvature for all users and directions, the first sigma is right except for groups close together.
         self.exact_start = losses.quadratic and self.engine.exact_start and losses.isotropic()
         known = start.sigma if start is not None and not self.exact_start else None
@@ -194,7 +198,8 @@ class _Run:
         self.engine.begin(losses.centre, None if start is None else start.duals, sigma)
         self.passes, self.limit, self.next_try = 0, self.max_iter, 0
         unknowns = problem.n_users * problem.dim
-        self.smooth_at = next((at for most, at in _SMOOTH_AT if unknowns <= most), self.max_iter)
+        self.smooth_at = next((at for most, at in _SMOOTH_AT if unknowns <= most and not self.wide),
+                              self.max_iter + 1)
         self.labels = self.tried = np.empty(0, dtype=np.int64)
         self.warm = labels_of(losses.centre) if start is not None and start.duals is not None else None
         self.proven = False
@@ -226,7 +231,7 @@ class _Run:
             self.passes += steps
             models, slopes, labels = engine.read()
             if not np.isfinite(models).all():  # the losses are steeper than their models predicted
-                if self.smooth_at < self.max_iter:
+                if self.smooth_at <= self.max_iter:
                     self._smooth()
                 break
             losses.refresh(models)
@@ -267,7 +272,7 @@ class _Run:
     def _few(self, labels: Ints, most: int) -> bool:
         """Whether there are so few groups that solving for them is cheaper than passes over the edges."""
         clusters = int(labels.max()) + 1
-        return clusters * self.problem.dim <= most and (clusters <= self.problem.n_users // 3 or clusters <= _TINY)
+        return not self.wide and clusters * self.problem.dim <= most and (clusters <= self.problem.n_users // 3 or clusters <= _TINY)
 
     def _try(self, models: Array, labels: Ints) -> bool:
         """Merge and certify; if that is not enough, polish. True if the tolerance is certified."""
@@ -318,7 +323,7 @@ class _Run:
 
     def _smooth(self) -> bool:
         """Try the solver for problems on which splitting is slow; see `coterie.solvers.smoothed`."""
-        self.smooth_at, self.limit = self.max_iter, min(self.limit, 3 * self.passes)
+        self.smooth_at, self.limit = self.max_iter + 1, min(self.limit, 3 * self.passes)
         start = None if self.warm is None else self.losses.centre
         end = solve_smoothed(self.problem, min(self.tol, _ESTIMATE), start)
         if not (np.isfinite(end.models).all() and np.isfinite(end.duals).all()):

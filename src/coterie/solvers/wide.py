@@ -1,0 +1,270 @@
+"""The iteration of the fast solver for wide models: Hessians are operators, systems are those of users' rows.
+
+The steps are those of `coterie.solvers.engines`. With M_i = (H_i + shift_i + sigma deg_i)^-1, which needs systems of
+the user's rows only (`coterie.losses.curvature`), the linear system of a pass is
+
+    M_i^-1 x_i - sigma sum_{j ~ i} x_j = q_i
+
+All pairs:    x_i = M_i (q_i + sigma S),   (I - sigma sum M) S = sum_i M_i q_i,    one system of dim unknowns
+Other graphs: conjugate gradients with the preconditioner M
+
+Both are solved from the last pass's solution, and a few steps are enough. Passes are computed with 32 bits where the
+tolerance allows it; gradients, values and certificates never are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from coterie._typing import Array, Ints
+from coterie.graph import Graph
+from coterie.losses.curvature import Curvature, RowCurvature, RowInverse
+from coterie.memory import require_memory
+from coterie.problem import Problem
+from coterie.solvers import wide_kernels
+from coterie.solvers.engines import RELAX, Engine
+from coterie.solvers.expansion import Expansion
+
+_SINGLE = 5e-7  # smallest tolerance for which passes are computed with 32 bits
+_STEPS = 6  # most steps of conjugate gradients in a pass
+_ENOUGH = 0.03  # they stop at this share of the first residual
+
+
+class WideExpansion(Expansion):
+    """`Expansion` with Hessians as operators."""
+
+    hessians: Curvature  # type: ignore[assignment]
+
+    def expand(self, models: Array) -> None:
+        self.centre = models
+        self.values, self.gradients, self.hessians = self.problem.loss.expand(self.problem.samples, models)
+        self.curvature = float(self.hessians.trace().mean()) / self.problem.dim
+
+    def _solve(self, shift: float, vectors: Array) -> Array:
+        return self.hessians.inverse(np.full(len(vectors), shift * self.curvature), np.float32)(vectors)
+
+    def flat_somewhere(self) -> bool:
+        return bool((self.hessians.trace() < 0.1 * self.curvature * self.problem.dim).any())
+
+    def isotropic(self) -> bool:
+        return False
+
+    def regularise(self) -> None:
+        self.floor = 1e-9 * self.curvature
+        self.shift = np.full(self.problem.n_users, self.floor)
+
+    def forms(self) -> tuple[Any, Array]:
+        """The Hessians and their shifts, and `linear`."""
+        linear = self.hessians.times(self.centre) + self.shift[:, None] * self.centre - self.gradients
+        return (self.hessians, self.shift), linear
+
+    def _second(self, step: Array) -> Array:
+        return np.einsum("nd,nd->n", step, self.hessians.times(step))
+
+    def _at(self, point: Array) -> tuple[Array, Array, Any]:
+        return self.problem.loss.expand(self.problem.samples, point)
+
+
+class Wide(Engine):
+    """What the engines of wide models have in common.
+
+    Attributes
+    ----------
+    first, second : (n_edges,) the ends of the edges.
+    degrees : (n_users,)
+    inverse : M, as a map.
+    """
+
+    inverse: RowInverse
+
+    def __init__(self, graph: Graph, dim: int, lam: float, tol: float) -> None:
+        super().__init__(graph, dim, lam)
+        self.dtype = np.float32 if tol >= _SINGLE else np.float64
+        self.first, self.second = (np.ascontiguousarray(ends, dtype=np.int32) for ends in graph.edges.T)
+        self.degrees = np.bincount(graph.edges.ravel(), minlength=graph.n_users).astype(float)
+
+    def begin(self, models: Array, duals: Array | None, sigma: float) -> None:
+        self.sigma = sigma
+        self.x = models.astype(self.dtype)
+        self.s = self.x[self.first] - self.x[self.second]
+        if duals is not None:
+            self.s += (duals / sigma).astype(self.dtype)
+        norms = np.sqrt(np.einsum("ek,ek->e", self.s, self.s)).astype(float) + 1e-300
+        self.shrink = np.minimum(1.0, self._radii / sigma / norms)
+        self.forces = np.zeros_like(self.x)
+        self._settle()
+
+    def retune(self, sigma: float) -> None:
+        wide_kernels.wide_retune(self.s, self._radii / self.sigma, self._radii / sigma, self.sigma / sigma, self.shrink)
+        self.sigma = sigma
+        self._settle()
+
+    def _settle(self) -> None:
+        self._pass(0.0, False)
+
+    def _pass(self, relax: float, measure: bool) -> tuple[float, float]:
+        return wide_kernels.wide_pass(self.x, self.s, self.shrink, self._radii / self.sigma, self.first, self.second,
+                                      relax, self.forces, measure)
+
+    def duals(self) -> Array:
+        out = np.empty((self.graph.n_edges, self.dim))
+        self._read(out)
+        return out
+
+    def _read(self, out: Array | None) -> tuple[Array, Ints]:
+        kept = np.empty((0, 0)) if out is None else out
+        return wide_kernels.wide_duals(self.s, self.sigma, self._radii, self.first, self.second, self.graph.n_users,
+                                       kept, out is not None)
+
+    def read(self) -> tuple[Array, Array, Ints]:
+        flow, labels = self._read(None)
+        return self.x.astype(float), -flow, labels
+
+    def model(self, hessians: Any, linear: Array) -> None:
+        curvature, shift = hessians
+        self.linear = linear.astype(self.dtype)
+        self.inverse = curvature.inverse(shift + self.sigma * self.degrees, self.dtype)
+        self._prepare(curvature, shift)
+
+    def run(self, steps: int) -> tuple[float, float]:
+        measures = (0.0, 0.0)
+        for step in range(steps):
+            self.x = self._solve(self.linear + self.dtype(self.sigma) * self.forces)
+            measures = self._pass(RELAX, step == steps - 1)
+        return measures
+
+    def _prepare(self, curvature: Curvature, shift: Array) -> None:
+        raise NotImplementedError
+
+    def _solve(self, q: Array) -> Array:
+        raise NotImplementedError
+
+
+class WideComplete(Wide):
+    """All pairs are edges.
+
+    Attributes
+    ----------
+    shared, spread : (dim,) S of the last pass, and (n_users, dim) M_i S.
+    coarse : the lower triangle of a Cholesky factor of I - sigma sum M, of one output, on average over outputs.
+    """
+
+    shared: Array | None = None
+
+    def __init__(self, graph: Graph, dim: int, lam: float, tol: float) -> None:
+        super().__init__(graph, dim, lam, tol)
+        self.degrees += 1.0  # the sum below is over all users, and each one among them
+
+    def _prepare(self, curvature: Curvature, shift: Array) -> None:
+        assert isinstance(curvature, RowCurvature)
+        self.outputs = curvature.outputs
+        self.coarse = np.linalg.cholesky(self._coarse_matrix(curvature, shift))
+        self.shared = np.zeros(self.dim, dtype=self.dtype) if self.shared is None else self.shared
+        self.spread = self.inverse(np.broadcast_to(self.shared, self.x.shape))
+
+    def _coarse_matrix(self, curvature: RowCurvature, shift: Array) -> Array:
+        """I - sigma sum M = diag(mean (R + shift_i) / S_i) + sigma sum_i S_i^-1 A_i' C_i A_i S_i^-1 of one output."""
+        scales = self.inverse.scales
+        held = (curvature.ridges + shift[:, None]).astype(self.dtype)
+        rows = list[Array]()
+        for number, part in enumerate(curvature.terms):
+            small = self.inverse.average(number)
+            eye = np.eye(small.shape[1], dtype=self.dtype)
+            roots = np.linalg.cholesky(small + self.dtype(1e-6) * np.trace(small, axis1=1, axis2=2)[:, None, None] * eye
+                                       + self.dtype(1e-30) * eye)
+            scaled = roots.swapaxes(1, 2) @ (self.inverse.designs[number] / scales[part.users][:, None])
+            rows.append(scaled.reshape(-1, scaled.shape[2]))
+        stacked = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        matrix = self.dtype(self.sigma) * (stacked.T @ stacked)
+        diagonal = 1.0 - self.sigma * (1.0 / scales).sum(axis=0, dtype=float)
+        diagonal = np.maximum(diagonal, (held / scales).mean(axis=0))
+        matrix[np.diag_indices(len(matrix))] += diagonal.astype(self.dtype)
+        return matrix
+
+    def _precondition(self, vector: Array) -> Array:
+        from scipy.linalg import cho_solve
+
+        return cho_solve((self.coarse, True), vector.reshape(-1, self.outputs), check_finite=False).ravel()
+
+    def _solve(self, q: Array) -> Array:
+        sigma = self.dtype(self.sigma)
+        alone = self.inverse(q)
+        residual = alone.sum(axis=0) - self.shared + sigma * self.spread.sum(axis=0)
+        z = self._precondition(residual)
+        direction, rz = z, float(residual @ z)
+        enough = _ENOUGH**2 * rz
+        for _ in range(_STEPS):
+            if not rz > 0:
+                break
+            spread = self.inverse(np.broadcast_to(direction, self.x.shape))
+            product = direction - sigma * spread.sum(axis=0)
+            bent = float(direction @ product)
+            if not bent > 0:
+                break
+            length = self.dtype(rz / bent)
+            self.shared = self.shared + length * direction
+            self.spread += length * spread
+            residual = residual - length * product
+            z = self._precondition(residual)
+            new = float(residual @ z)
+            if not new > enough:
+                break
+            direction, rz = z + self.dtype(new / rz) * direction, new
+        return alone + sigma * self.spread
+
+
+class WideListed(Wide):
+    """Any list of edges.
+
+    Attributes
+    ----------
+    product : (n_users, dim) M^-1 x of the last pass.
+    """
+
+    def __init__(self, graph: Graph, dim: int, lam: float, tol: float) -> None:
+        super().__init__(graph, dim, lam, tol)
+        from scipy import sparse
+
+        ends = np.concatenate([self.first, self.second]), np.concatenate([self.second, self.first])
+        self.neighbours = sparse.csr_array((np.ones(len(ends[0]), dtype=self.dtype), ends),
+                                           shape=(graph.n_users, graph.n_users))
+
+    def _prepare(self, curvature: Curvature, shift: Array) -> None:
+        x = self.x.astype(float)
+        held = shift + self.sigma * self.degrees
+        self.product = (curvature.times(x) + held[:, None] * x).astype(self.dtype)
+
+    def _solve(self, q: Array) -> Array:
+        sigma = self.dtype(self.sigma)
+        x = self.x
+        residual = q - self.product + sigma * (self.neighbours @ x)
+        z = self.inverse(residual)
+        direction, rz = z, float(np.vdot(residual, z))
+        heavy = residual  # M^-1 direction
+        enough = _ENOUGH**2 * rz
+        for _ in range(_STEPS):
+            if not rz > 0:
+                break
+            product = heavy - sigma * (self.neighbours @ direction)
+            length = self.dtype(rz / float(np.vdot(direction, product)))
+            x, self.product = x + length * direction, self.product + length * heavy
+            residual = residual - length * product
+            z = self.inverse(residual)
+            new = float(np.vdot(residual, z))
+            if not new > enough:
+                break
+            ratio = self.dtype(new / rz)
+            direction, heavy, rz = z + ratio * direction, residual + ratio * heavy, new
+        return x
+
+
+def choose_wide(problem: Problem, tol: float) -> Wide:
+    """The engine for a problem with wide models."""
+    graph, n, dim = problem.graph, problem.n_users, problem.dim
+    numbers = 4.0 if tol >= _SINGLE else 8.0
+    require_memory((numbers + 16.0) * graph.n_edges * dim, f"{graph.n_edges:,} edges with {dim:,} numbers each",
+                   "Use a graph of nearest neighbours, Graph.knn or adaptive_graph, with fewer edges")
+    complete = graph.n_edges == n * (n - 1) // 2 and n > 2
+    return (WideComplete if complete else WideListed)(graph, dim, problem.lam, tol)
