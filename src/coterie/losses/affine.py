@@ -27,7 +27,7 @@ from coterie.losses.base import NOISE, SUMS, DualBounds, Evaluation, Magnitudes,
 from coterie.losses.blocks import BlockLoss, in_blocks
 from coterie.losses.frame import Frame
 from coterie.losses.newton import Minimum
-from coterie.losses.rows import Terms, WideEvaluation, expand, is_wide, minimise_rows, row_bounds
+from coterie.losses.rows import Terms, WideEvaluation, expand, is_wide, minimise_rows, row_bounds, value_rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +178,12 @@ class AffineLoss(BlockLoss):
         who = np.arange(samples.n_users) if users is None else users
         about = np.zeros_like(slopes) if about is None else about
         start = about if start is None else start
-        points = self.prox(samples, -slopes, 0.0, None, start, who).points
-        return row_bounds(self, samples, points, slopes, about, who)
+        return row_bounds(self, samples, slopes, start, about, who)
+
+    def value_rounding(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
+        if not self.wide(samples):
+            return super().value_rounding(samples, models, users)
+        return value_rounding(self, samples, models, users)
 
     def rows(self, features: Array, models: Array) -> tuple[Array, int]:
         """The design of new rows and how many outputs their models have; refuses what does not fit."""

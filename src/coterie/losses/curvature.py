@@ -9,6 +9,9 @@ where W couples the outputs of one row only. With S = R + shift and K = A S^-1 A
 
     (H + shift)^-1 v = S^-1 v - S^-1 A' (W^-1 + K)^-1 A S^-1 v
 
+An intercept b has a column of its own outside of K, so that it may be free: with C = (W^-1 + K)^-1, q = C (t + column b)
+and its own row of the system, held b + column' q = v_b.
+
 One output:   W = diag(D), and (W^-1 + K)^-1 = r (I + r K r)^-1 r with r = D^1/2.
 Softmax:      W_j = diag(P_j) - P_j P_j' / w_j for row j of weight w_j, where P_j = w_j times the probabilities of the C
 classes. With E_c = P_c^1/2 (I + P_c^1/2 K P_c^1/2)^-1 P_c^1/2 for each class and M = sum_c E_c,
@@ -26,7 +29,7 @@ import numpy as np
 
 from coterie._typing import Array, Indices
 
-_FREE = 1e-9  # times the sum of a user's masses: what holds an intercept at least
+_FREE = 1e-15  # times its curvature: what holds an intercept at least
 
 #: Takes vectors (n, dim) of the users to vectors.
 Inverse = Callable[[Array], Array]
@@ -108,13 +111,6 @@ class RowCurvature(Curvature):
             out[part.users] = (mass * squares).sum(axis=1)
         return out + self.outputs * float(self.ridges.sum())
 
-    def masses(self) -> Array:
-        """(n_users,) sums over rows."""
-        out = np.empty(self.shape[0])
-        for part in self.terms:
-            out[part.users] = part.mass.sum(axis=(1, 2))
-        return out
-
     def inverse(self, shift: Array, dtype: type = np.float64) -> Inverse:
         return RowInverse(self, np.broadcast_to(shift, self.shape[:1]), dtype)
 
@@ -126,70 +122,102 @@ class RowInverse:
     ----------
     curvature : of which this is the inverse.
     scales : (n_users, p) S, of one output.
-    small : for each block the matrices (n, m, m) or (n, C, m, m) E, and (n, m, m) M^-1 for several outputs.
     designs : for each block A in the precision of the computation.
+    small : for each block what `_Small` says.
     """
 
     def __init__(self, curvature: RowCurvature, shift: Array, dtype: type) -> None:
         self.curvature, self.dtype = curvature, dtype
-        self.scales = curvature.ridges + shift[:, None]
-        if curvature.intercept:  # one that the ridge does not cover must be held by something beside its rows
-            self.scales[:, -1] = np.maximum(self.scales[:, -1], _FREE * curvature.masses())
-        self.basis = None if curvature.basis is None else curvature.basis.astype(dtype)
-        self.designs, self.small = list[Array](), list[tuple[Array, Array | None]]()
+        self.scales: Array = curvature.ridges + shift[:, None]
+        self.basis: Array | None = None if curvature.basis is None else curvature.basis.astype(dtype)
+        self.designs, self.small = list[Array](), list[_Small]()
         for part in curvature.terms:
             self.designs.append(part.design.astype(dtype, copy=False))
             self.small.append(self._factors(part, self.scales[part.users]))
         self.scales = self.scales.astype(dtype)
 
-    def _factors(self, part: RowTerms, scales: Array) -> tuple[Array, Array | None]:
+    def _factors(self, part: RowTerms, scales: Array) -> _Small:
         gram = part.gram / scales[:, :1, None]
-        if self.curvature.intercept:
-            gram = gram + part.design[:, :, None, -1] * part.design[:, None, :, -1] / scales[:, -1:, None]
-        eye = np.eye(gram.shape[1])
-        if self.basis is None:
-            return self._class_factor(gram, part.mass[..., 0], eye), None
-        factors = np.empty((len(gram), part.mass.shape[2], *eye.shape), dtype=self.dtype)
-        total = np.zeros_like(gram)
+        eye, total = np.eye(gram.shape[1]), None
+        factors: Array = np.empty((len(gram), part.mass.shape[2], *eye.shape), dtype=self.dtype)
         for c in range(part.mass.shape[2]):
-            factor = self._class_factor(gram, part.mass[..., c], eye)
-            factors[:, c] = factor
-            total += factor
-        total += np.where(part.weights > 0, 0.0, 1.0)[:, :, None] * eye  # padding
-        # M has the eigenvalues of the weights where K is small, and no row's probabilities are all zero.
-        return factors, np.linalg.inv(total).astype(self.dtype)
-
-    def _class_factor(self, gram: Array, mass: Array, eye: Array) -> Array:
-        root = np.sqrt(mass)
-        system = root[:, :, None] * gram * root[:, None, :] + eye
-        return np.asarray(root[:, :, None] * np.linalg.inv(system) * root[:, None, :]).astype(self.dtype, copy=False)
+            root = np.sqrt(part.mass[..., c])
+            system = root[:, :, None] * gram * root[:, None, :] + eye
+            factor = root[:, :, None] * np.linalg.inv(system) * root[:, None, :]
+            factors[:, c], total = factor, factor if total is None else total + factor
+        inverse = None
+        if self.basis is not None:
+            assert total is not None
+            total += np.where(part.weights > 0, 0.0, 1.0)[:, :, None] * eye  # padding
+            inverse = np.linalg.inv(total).astype(self.dtype)
+        small = _Small(factors, inverse, None, None)
+        if not self.curvature.intercept:
+            return small
+        k = self.curvature.outputs
+        column = part.design[..., -1].astype(self.dtype)
+        units = column[:, :, None, None] * np.eye(k, dtype=self.dtype)  # (n, m, k, k), the last axis for k columns
+        border = self._rows(small, units) if self.basis is not None else factors[:, 0] @ column[..., None]
+        border = border.reshape(len(gram), -1, k, k)
+        pull = np.einsum("nm,nmij->nij", column, border).astype(float)
+        held = np.maximum(scales[:, -1], _FREE * np.trace(pull, axis1=1, axis2=2) + 1e-300)
+        return small._replace(border=border, inside=np.linalg.inv(pull + held[:, None, None] * np.eye(k)).astype(
+            self.dtype))
 
     def __call__(self, vectors: Array) -> Array:
         v = vectors.reshape(len(vectors), -1, self.curvature.outputs).astype(self.dtype, copy=False)
         scales = self.scales[..., None]
         out = v / scales
-        for number, part in enumerate(self.curvature.terms):
-            z = out if len(part.users) == len(out) else out[part.users]
-            design = self.designs[number]
-            moved = design.swapaxes(1, 2) @ self._rows(number, design @ z)
-            if z is out:
-                out = z - moved / scales
+        if self.curvature.intercept:
+            out[:, -1] = 0.0
+        for number, (part, design) in enumerate(zip(self.curvature.terms, self.designs, strict=True)):
+            everyone = len(part.users) == len(out)
+            z = out if everyone else out[part.users]
+            right = v[:, -1] if everyone else v[part.users, -1]
+            rows, last = self._bordered(self.small[number], design, design @ z, right)
+            moved = z - (design.swapaxes(1, 2) @ rows) / (scales if everyone else scales[part.users])
+            if last is not None:
+                moved[:, -1] = last
+            if everyone:
+                out = moved
             else:
-                out[part.users] = z - moved / scales[part.users]
+                out[part.users] = moved
         return out.reshape(vectors.shape)
+
+    def _bordered(self, small: _Small, design: Array, t: Array, right: Array) -> tuple[Array, Array | None]:
+        """q = C (t + column b) with the intercepts b from  held b + column' q = right, and these."""
+        rows = self._rows(small, t[..., None])[..., 0] if self.basis is not None else small.factors[:, 0] @ t
+        if small.border is None or small.inside is None:
+            return rows, None
+        column = design[..., -1]
+        lack = right - np.einsum("nm,nmk->nk", column, rows)
+        b = (small.inside @ lack[..., None])[..., 0]
+        return rows + np.einsum("nmij,nj->nmi", small.border, b), b
+
+    def _rows(self, small: _Small, t: Array) -> Array:
+        """(n, m, k, r) C t for r columns of outputs (n, m, k, r)."""
+        assert self.basis is not None and small.inverse is not None
+        classes = np.einsum("nmkr,kc->ncmr", t, self.basis, optimize=True)
+        weighted = small.factors @ classes
+        common = small.inverse @ weighted.sum(axis=1)  # (n, m, r)
+        weighted -= small.factors @ common[:, None]
+        return np.einsum("ncmr,kc->nmkr", weighted, self.basis, optimize=True)
 
     def average(self, number: int) -> Array:
         """(n, m, m) the mean over outputs of (W^-1 + K)^-1 in a block; an estimate where there are several."""
-        factors, inverse = self.small[number]
-        return factors if inverse is None else factors.mean(axis=1)
+        part, small = self.curvature.terms[number], self.small[number]
+        mean = small.factors.mean(axis=1)
+        if not self.curvature.intercept:
+            return mean
+        column = self.designs[number][..., -1:]
+        border = mean @ column
+        held = self.scales[part.users, -1:, None] + column.swapaxes(1, 2) @ border
+        return np.asarray(mean - border @ border.swapaxes(1, 2) / held)
 
-    def _rows(self, number: int, t: Array) -> Array:
-        """(n, m, k) (W^-1 + K)^-1 t."""
-        factors, inverse = self.small[number]
-        if self.basis is None or inverse is None:
-            return factors @ t
-        classes = (t @ self.basis).swapaxes(1, 2)[..., None]  # (n, C, m, 1)
-        weighted = factors @ classes
-        common = inverse @ weighted.sum(axis=1)  # (n, m, 1)
-        weighted -= factors @ common[:, None]
-        return weighted[..., 0].swapaxes(1, 2) @ self.basis.T
+
+class _Small(NamedTuple):
+    """C = (W^-1 + K)^-1 of the users of a block, without the intercept in K, and what intercepts need."""
+
+    factors: Array  # (n, C, m, m) E of each class, or C itself
+    inverse: Array | None  # (n, m, m) M^-1, for several outputs
+    border: Array | None  # (n, m, k, k) C column
+    inside: Array | None  # (n, k, k) (held + column' C column)^-1

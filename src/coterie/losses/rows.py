@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _LEAST_DIM = 150  # coordinates from which models can be wide
 _FEWER = 2.0  # times fewer numbers in systems of rows than in Hessians, from which models are wide
+_NEWTON, _TRIALS = 40, 40  # most Newton steps of a bound, and halvings of one
+_TIGHT = 1e-12  # times a conjugate: no more than this is left to be gained
 _REACH = 10.0  # times 1 + ||x||: how far away an intercept may be that a slope of rounding size moves
 
 
@@ -157,34 +159,134 @@ class _RowSearch(Search):
         return SearchStep(cut[:, None] * step, cut, np.maximum(decrement, 0.0), scale + 1e-300, damping == 0.0)
 
 
-def row_bounds(loss: AffineLoss, samples: Samples, points: Array, slopes: Array, about: Array,
+def row_bounds(loss: AffineLoss, samples: Samples, slopes: Array, start: Array, about: Array,
                who: Indices) -> DualBounds:
-    """Upper bounds on f_i*(slopes_i) - <slopes_i, about_i>, from the slopes of the rows at `points`; see the module."""
-    n, dim = points.shape
-    p = samples.users.n_features + loss.intercept
-    k = dim // p
-    ridges = loss.ridge * loss.shrunk(p)
-    x, u = points.reshape(n, p, k), slopes.reshape(n, p, k)
-    values, slack, rounding = np.empty(n), np.empty(n), np.empty(n)
+    """Upper bounds on f_i*(slopes_i) - <slopes_i, about_i>; see the module.
+
+    Newton steps towards max_x <slopes_i, x> - f_i(x) make them tight: every point on the way gives a lower bound on the
+    conjugate, too, and the steps end where the two are equal but for rounding.
+    """
+    best = DualBounds(*(np.full(len(who), number) for number in (np.inf, 0.0, np.inf)))
+    x, lower = start.copy(), np.full(len(who), -np.inf)
+    rows, everyone = np.arange(len(who)), np.arange(len(who))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        for rows, block, _ in _parts(loss, samples, who):
-            a = block.features
-            t = a @ x[rows]
-            alpha, conjugates = loss.row_duals(block, t, u[rows, -1] if loss.free_intercept else None)
-            residual = np.abs(u[rows] - a.swapaxes(1, 2) @ alpha)
-            level = np.abs(u[rows]) + np.abs(a).swapaxes(1, 2) @ np.abs(alpha)
-            residual += SUMS * level  # it is rounded itself
-            held = ridges > 0
-            cost = (residual[:, held] ** 2 / (2.0 * ridges[held, None])).sum(axis=(1, 2))
-            missed = residual[:, ~held].sum(axis=(1, 2))  # of the sums, at rounding level
-            exact = (residual[:, ~held] <= 1e3 * SUMS * level[:, ~held]).all(axis=(1, 2))
-            values[rows] = np.where(exact, conjugates.sum(axis=1) + cost, np.inf)
-            slack[rows] = cost
-            rounding[rows] = SUMS * np.abs(conjugates).sum(axis=1) + missed * _REACH * (
-                1.0 + np.linalg.norm(points[rows] - about[rows], axis=1) + np.abs(x[rows, -1]).sum(axis=1))
-        moved = slopes * about
-        values -= moved.sum(axis=1)
-        rounding += SUMS * np.abs(moved).sum(axis=1)
+        for turn in range(_NEWTON):
+            full = len(rows) == len(who)
+            u = slopes if full else slopes[rows]
+            point = _Point(loss, samples, x if full else x[rows], None if len(rows) == samples.n_users else who[rows])
+            bound = point.bound(u)
+            better = np.flatnonzero(bound.values + bound.rounding < (best.values + best.rounding)[rows])
+            for whole, part in zip(best, bound, strict=True):
+                whole[rows[better]] = part[better]
+            lower[rows] = np.maximum(lower[rows], np.einsum("nd,nd->n", u, point.x) - point.values)
+            size = np.abs(best.values) + np.abs(lower)
+            open_ = best.values - lower > _TIGHT * size + best.rounding
+            going = np.flatnonzero(open_[rows] & np.isfinite(point.values))
+            if not going.size or turn == _NEWTON - 1:
+                break
+            moved = point.step(u)
+            x[rows] = moved
+            rows = rows[going] if going.size < 0.5 * rows.size else rows
+        shift = slopes * about
+        values, rounding = best.values - shift.sum(axis=1), best.rounding + SUMS * np.abs(shift).sum(axis=1)
     finite = np.isfinite(values) & np.isfinite(rounding)
-    return DualBounds(np.where(finite, values, np.inf), np.where(finite, rounding, 0.0),
-                      np.where(finite, slack, np.inf))
+    slack = np.where(finite, np.maximum(best.values - lower, 0.0), np.inf)
+    return DualBounds(np.where(finite, values, np.inf), np.where(finite, rounding, 0.0), slack[everyone])
+
+
+class _Point:
+    """Losses of some users at a point, with the outputs of their rows.
+
+    Attributes
+    ----------
+    loss, parts : the loss, and the blocks of the users' rows.
+    x : (n, dim) the point.
+    outputs, terms : for each block t (n, m, k), and the losses there.
+    values : (n,)
+    """
+
+    def __init__(self, loss: AffineLoss, samples: Samples, x: Array, users: Indices | None) -> None:
+        self.loss, self.x = loss, x
+        self.p = samples.users.n_features + loss.intercept
+        self.ridges = loss.ridge * loss.shrunk(self.p)
+        self.parts = _parts(loss, samples, users)
+        cube = self._cube(x)
+        self.outputs = [block.features @ _some(cube, rows) for rows, block, _ in self.parts]
+        self.terms = [loss.row_terms(block, t) for (_, block, _), t in zip(self.parts, self.outputs, strict=True)]
+        self.values = self._values(self.terms, x)
+
+    def _cube(self, vectors: Array) -> Array:
+        return vectors.reshape(len(vectors), self.p, -1)
+
+    def _values(self, terms: list[Terms], x: Array) -> Array:
+        values = 0.5 * np.einsum("npk,p,npk->n", self._cube(x), self.ridges, self._cube(x))
+        for (rows, _, _), part in zip(self.parts, terms, strict=True):
+            values[rows] += part.values.sum(axis=1)
+        return values
+
+    def bound(self, slopes: Array) -> DualBounds:
+        """The bound of the module, from the slopes of the rows here."""
+        n, held = len(self.x), self.ridges > 0
+        u = self._cube(slopes)
+        out = DualBounds(np.empty(n), np.empty(n), np.empty(n))
+        for (rows, block, gram), t in zip(self.parts, self.outputs, strict=True):
+            ends = _some(u, rows)
+            alpha, conjugates = self.loss.row_duals(block, t, ends[:, -1] if self.loss.free_intercept else None)
+            residual = ends - block.features.swapaxes(1, 2) @ alpha
+            # Rounding of A' alpha, in norm; the columns of the intercept are numbers 1.
+            lengths = np.sqrt(np.einsum("nmm->nm", gram) + (self.loss.intercept != 0))
+            level = np.linalg.norm(ends, axis=(1, 2)) + (lengths * np.linalg.norm(alpha, axis=2)).sum(axis=1)
+            length = np.linalg.norm(residual[:, held], axis=(1, 2)) + SUMS * level
+            cost = length**2 / (2.0 * self.loss.ridge)
+            missed = np.linalg.norm(residual[:, ~held], axis=(1, 2)) + SUMS * level
+            exact = missed <= 1e3 * SUMS * level
+            reach = _REACH * (1.0 + np.linalg.norm(_some(self.x, rows), axis=1)) if not held.all() else 0.0
+            out.values[rows] = np.where(exact, conjugates.sum(axis=1) + cost, np.inf)
+            out.rounding[rows] = SUMS * np.abs(conjugates).sum(axis=1) + missed * reach
+            out.slack[rows] = cost
+        return out
+
+    def step(self, slopes: Array) -> Array:
+        """(n, dim) the point after a damped Newton step towards the maximum of <slopes, x> - f(x)."""
+        x, g = self._cube(self.x), np.empty_like(self._cube(self.x))
+        terms = list[RowTerms]()
+        for (rows, block, gram), part in zip(self.parts, self.terms, strict=True):
+            g[rows] = block.features.swapaxes(1, 2) @ part.slopes
+            terms.append(RowTerms(rows, block.features, gram, part.mass, block.weights))
+        g = (g + self.ridges[:, None] * x).reshape(self.x.shape) - slopes
+        curvature = RowCurvature(terms, self.ridges, self.loss.output_basis(x.shape[2]), bool(self.loss.intercept))
+        step = -curvature.inverse(np.zeros(len(x)))(g)
+        gain = -np.einsum("nd,nd->n", g, step)
+        value = self.values - np.einsum("nd,nd->n", slopes, self.x)
+        moves = [block.features @ _some(self._cube(step), rows) for rows, block, _ in self.parts]
+        size = np.ones(len(x))
+        for _ in range(_TRIALS):
+            trial = [self.loss.row_terms(block, t + size[rows, None, None] * move) for (rows, block, _), t, move
+                     in zip(self.parts, self.outputs, moves, strict=True)]
+            point = self.x + size[:, None] * step
+            new = self._values(trial, point) - np.einsum("nd,nd->n", slopes, point)
+            worse = ~(new <= value - 1e-4 * size * gain + 1e-14 * (np.abs(self.values) + np.abs(value)))
+            if not worse.any():
+                return point
+            size = np.where(worse, 0.5 * size, size)
+        return np.where(worse[:, None], self.x, point)
+
+
+def _some(array: Array, rows: Indices) -> Array:
+    """These rows; the array itself where they are all."""
+    return array if len(rows) == len(array) else array[rows]
+
+
+def value_rounding(loss: AffineLoss, samples: Samples, models: Array, users: Indices | None) -> Array:
+    """(n,) what rounding may have done to values; outputs are bounded by the norms of rows and models."""
+    out, most = np.empty(len(models)), getattr(loss, "max_curvature", 0.5)
+    cube = models.reshape(len(models), samples.users.n_features + loss.intercept, -1)
+    for rows, block, gram in _parts(loss, samples, users):
+        t = block.features @ _some(cube, rows)
+        part = loss.row_terms(block, t)
+        lengths = np.sqrt(np.einsum("nmm->nm", gram) + (loss.intercept != 0))
+        terms = lengths * np.linalg.norm(_some(models, rows), axis=1)[:, None] + np.linalg.norm(t, axis=2)
+        curved = most if np.isfinite(most) else part.mass.max(axis=2) / np.maximum(block.weights, 1e-300)
+        out[rows] = (np.abs(part.values) + terms * np.linalg.norm(part.slopes, axis=2)
+                     + 16 * SUMS * block.weights * curved * terms**2).sum(axis=1)
+    return SUMS * (out + loss.ridge * (models**2).sum(axis=1))

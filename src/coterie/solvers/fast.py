@@ -279,9 +279,17 @@ class _Run:
         fused = group_means(models, labels)[labels]
         if not self.losses.quadratic and self._few(labels, _SMALL):  # conjugates are more expensive than a polish
             return self._prove(labels, fused) or self._judge(fused, self.engine.duals())
+        if self.wide and self._far(fused):
+            return False
         if self._judge(fused, self.engine.duals()):
             return True
         return self._few(labels, _POLISH) and self._prove(labels, fused)
+
+    def _far(self, models: Array) -> bool:
+        """Whether duals and models differ by more than the tolerance, so that no certificate can be within it."""
+        slopes = self.engine.read()[1]
+        slack = self.problem.lam * self.problem.graph.penalty(models) + float(np.einsum("nd,nd->", slopes, models))
+        return slack > self.tol * (self.losses.scale + self.problem.lam * self.problem.graph.penalty(models))
 
     def _prove(self, labels: Ints, models: Array) -> bool:
         """Certify the exact optimum for these groups, with the current duals and with duals built for it."""

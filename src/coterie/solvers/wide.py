@@ -29,6 +29,7 @@ from coterie.solvers.expansion import Expansion
 
 _SINGLE = 5e-7  # smallest tolerance for which passes are computed with 32 bits
 _STEPS = 6  # most steps of conjugate gradients in a pass
+_STALE = 1.5  # steps per system from which the coarse matrix is computed again
 _ENOUGH = 0.03  # they stop at this share of the first residual
 
 
@@ -148,10 +149,16 @@ class WideComplete(Wide):
     Attributes
     ----------
     shared, spread : (dim,) S of the last pass, and (n_users, dim) M_i S.
-    coarse : the lower triangle of a Cholesky factor of I - sigma sum M, of one output, on average over outputs.
+    coarse, coarse_sigma : a Cholesky factor of I - sigma sum M of one output, or of the mean over outputs, at some
+        earlier models, and its sigma.
+    steps, solved : of conjugate gradients, and systems solved by them, since the last model.
     """
 
     shared: Array | None = None
+    coarse: tuple[Array, bool] | None = None
+    coarse_sigma: float = 0.0
+    steps: int = 0
+    solved: int = 0
 
     def __init__(self, graph: Graph, dim: int, lam: float, tol: float) -> None:
         super().__init__(graph, dim, lam, tol)
@@ -159,8 +166,14 @@ class WideComplete(Wide):
 
     def _prepare(self, curvature: Curvature, shift: Array) -> None:
         assert isinstance(curvature, RowCurvature)
+        from scipy.linalg import cho_factor
+
         self.outputs = curvature.outputs
-        self.coarse = np.linalg.cholesky(self._coarse_matrix(curvature, shift))
+        if self.coarse is None or self.coarse_sigma != self.sigma or self.steps > _STALE * self.solved:
+            self.coarse = cho_factor(self._coarse_matrix(curvature, shift).T, lower=True, overwrite_a=True,
+                                     check_finite=False)
+            self.coarse_sigma = self.sigma
+        self.steps = self.solved = 0
         self.shared = np.zeros(self.dim, dtype=self.dtype) if self.shared is None else self.shared
         self.spread = self.inverse(np.broadcast_to(self.shared, self.x.shape))
 
@@ -186,10 +199,11 @@ class WideComplete(Wide):
     def _precondition(self, vector: Array) -> Array:
         from scipy.linalg import cho_solve
 
-        return cho_solve((self.coarse, True), vector.reshape(-1, self.outputs), check_finite=False).ravel()
+        return cho_solve(self.coarse, vector.reshape(-1, self.outputs), check_finite=False).ravel()
 
     def _solve(self, q: Array) -> Array:
         sigma = self.dtype(self.sigma)
+        self.solved += 1
         alone = self.inverse(q)
         residual = alone.sum(axis=0) - self.shared + sigma * self.spread.sum(axis=0)
         z = self._precondition(residual)
@@ -198,6 +212,7 @@ class WideComplete(Wide):
         for _ in range(_STEPS):
             if not rz > 0:
                 break
+            self.steps += 1
             spread = self.inverse(np.broadcast_to(direction, self.x.shape))
             product = direction - sigma * spread.sum(axis=0)
             bent = float(direction @ product)
