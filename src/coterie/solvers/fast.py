@@ -288,8 +288,8 @@ class _Run:
     def _far(self, models: Array) -> bool:
         """Whether duals and models differ by more than the tolerance, so that no certificate can be within it."""
         slopes = self.engine.read()[1]
-        slack = self.problem.lam * self.problem.graph.penalty(models) + float(np.einsum("nd,nd->", slopes, models))
-        return slack > self.tol * (self.losses.scale + self.problem.lam * self.problem.graph.penalty(models))
+        penalty = self.problem.lam * self.problem.graph.penalty(models)
+        return penalty + float(np.einsum("nd,nd->", slopes, models)) > self.tol * (self.losses.scale + penalty)
 
     def _prove(self, labels: Ints, models: Array) -> bool:
         """Certify the exact optimum for these groups, with the current duals and with duals built for it."""

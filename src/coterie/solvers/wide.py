@@ -79,6 +79,7 @@ class Wide(Engine):
     """
 
     inverse: RowInverse
+    _known: tuple[Array, Array, Ints] | None = None  # what `read` returned, until the state changes
 
     def __init__(self, graph: Graph, dim: int, lam: float, tol: float) -> None:
         super().__init__(graph, dim, lam)
@@ -87,7 +88,7 @@ class Wide(Engine):
         self.degrees = np.bincount(graph.edges.ravel(), minlength=graph.n_users).astype(float)
 
     def begin(self, models: Array, duals: Array | None, sigma: float) -> None:
-        self.sigma = sigma
+        self.sigma, self._known = sigma, None
         self.x = models.astype(self.dtype)
         self.s = self.x[self.first] - self.x[self.second]
         if duals is not None:
@@ -99,7 +100,7 @@ class Wide(Engine):
 
     def retune(self, sigma: float) -> None:
         wide_kernels.wide_retune(self.s, self._radii / self.sigma, self._radii / sigma, self.sigma / sigma, self.shrink)
-        self.sigma = sigma
+        self.sigma, self._known = sigma, None
         self._settle()
 
     def _settle(self) -> None:
@@ -120,8 +121,10 @@ class Wide(Engine):
                                        kept, out is not None)
 
     def read(self) -> tuple[Array, Array, Ints]:
-        flow, labels = self._read(None)
-        return self.x.astype(float), -flow, labels
+        if self._known is None:
+            flow, labels = self._read(None)
+            self._known = self.x.astype(float), -flow, labels
+        return self._known
 
     def model(self, hessians: Any, linear: Array) -> None:
         curvature, shift = hessians
@@ -130,7 +133,7 @@ class Wide(Engine):
         self._prepare(curvature, shift)
 
     def run(self, steps: int) -> tuple[float, float]:
-        measures = (0.0, 0.0)
+        measures, self._known = (0.0, 0.0), None
         for step in range(steps):
             self.x = self._solve(self.linear + self.dtype(self.sigma) * self.forces)
             measures = self._pass(RELAX, step == steps - 1)

@@ -83,7 +83,7 @@ def wide_retune(s, radius, new_radius, ratio, shrink):
             s[e, k] *= factor
 
 
-@njit(cache=True)
+@njit(**_FAST)
 def wide_duals(s, sigma, radii, first, second, n, out, keep):
     """B'y (n, d) and the parts of the users joined by duals inside their balls; fills the duals `out` if `keep`."""
     n_edges, d = s.shape
@@ -96,7 +96,7 @@ def wide_duals(s, sigma, radii, first, second, n, out, keep):
         length, radius = sigma * np.sqrt(square), radii[min(e, radii.size - 1)]
         scale = sigma
         if length > radius:
-            scale = sigma * radius / length
+            scale = sigma * radius / length * (1.0 - 1e-14)  # inside the ball, whatever rounding does
         else:
             _join(parent, i, j)
         for k in range(d):
