@@ -6,8 +6,9 @@ and tested.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -244,8 +245,11 @@ def _into_domain(problem: Problem, models: Array, duals: Array, users: list[int]
 
 def lacking(loss: Loss, samples: Samples, models: Array, slopes: Array, users: Indices) -> Array:
     """What some users' slopes must lose to be gradients; a matter of each user's own data."""
-    hessians = loss.evaluate(samples, models, 2, users).hessians
-    t = np.maximum(1e-6 * np.trace(hessians, axis1=1, axis2=2) / models.shape[1], 1e-9)
+    if loss.wide(samples):
+        traces = loss.expand(samples, models, users).curvature.trace()
+    else:
+        traces = np.trace(loss.evaluate(samples, models, 2, users).hessians, axis1=1, axis2=2)
+    t = np.maximum(1e-6 * traces / models.shape[1], 1e-9)
     near = loss.prox(samples, -slopes, t, models, users=users).points
     return slopes - loss.evaluate(samples, near, 1, users).gradients
 
@@ -271,10 +275,7 @@ def build_duals(problem: Problem, models: Array) -> Array:
     """
     if problem.graph.n_edges == 0 or problem.lam == 0:
         return np.zeros((problem.graph.n_edges, problem.dim))
-    _, gradients, hessians = problem.loss.evaluate(problem.samples, models)
-    diagonal = np.einsum("nii->ni", hessians)
-    scales = np.sqrt(np.maximum(diagonal, 1e-12 * float(np.abs(diagonal).max(initial=0.0)) + 1e-300))
-    shift = np.full(problem.n_users, 1e-6)  # for directions in which a loss is flat
+    gradients, solve = _second_order(problem, models)
     differences = problem.graph.differences(models)
     lengths = np.linalg.norm(differences, axis=1)
     best, least = np.zeros_like(differences), np.inf
@@ -285,11 +286,22 @@ def build_duals(problem: Problem, models: Array) -> Array:
             forces = -gradients - problem.graph.divergence(duals)
             duals[fused] = feasible_flow(problem.graph.subgraph(fused), forces, problem.radii[fused])
         lack = gradients + problem.graph.divergence(duals)
-        balance = 0.5 * float(np.einsum("nd,nd->", lack, solve_scaled(hessians, scales, shift, lack)))
+        balance = 0.5 * float(np.einsum("nd,nd->", lack, solve(lack)))
         slack = float(problem.radii @ lengths - np.einsum("ed,ed->", duals, differences))
         if balance + max(slack, 0.0) < least:
             best, least = duals, balance + max(slack, 0.0)
     return best
+
+
+def _second_order(problem: Problem, models: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """The gradients, and the map vectors -> H^-1 vectors with a little more curvature, where a loss is flat."""
+    if problem.loss.wide(problem.samples):
+        _, gradients, curvature = problem.loss.expand(problem.samples, models)
+        return gradients, curvature.inverse(1e-6 * curvature.trace() / problem.dim)
+    _, gradients, hessians = problem.loss.evaluate(problem.samples, models)
+    diagonal = np.einsum("nii->ni", hessians)
+    scales = np.sqrt(np.maximum(diagonal, 1e-12 * float(np.abs(diagonal).max(initial=0.0)) + 1e-300))
+    return gradients, partial(solve_scaled, hessians, scales, np.full(problem.n_users, 1e-6))
 
 
 def fusions(models: Array, lengths: Array) -> Iterator[Flags]:

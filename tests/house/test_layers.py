@@ -19,7 +19,7 @@ LAYERS = [
     "data.validation", "data.frames", "data.io", "data.participants", "data.splitting", "data.users", "data.scaling",
     "data.columns", "data.summary", "data.declared", "data.merging", "data.rules", "data.encoding", "data",
     "privacy.release", "privacy.effective",
-    "losses.newton", "losses.frame", "losses.base", "losses", "losses.checks",
+    "losses.newton", "losses.curvature", "losses.frame", "losses.base", "losses", "losses.checks",
     "graph.kernels", "graph.graph", "graph", "problem", "newcomers", "solution", "certificates", "graph.weights",
     "datasets", "embeddings",
     "solvers",

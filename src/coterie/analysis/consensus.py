@@ -87,7 +87,10 @@ def consensus(problem: Problem, rtol: float = 1e-6) -> Consensus:
     proof = graph.flow(-gradients)
     if unit <= 1e-9 * float(np.abs(problem.gradients(zero)).max()) + 1e-300:  # the local models are equal
         return Consensus(Bracket(0.0, above(proof)), pooled, proof)
-    points = -gradients / unit
+    points, axes = -gradients / unit, np.eye(problem.dim)
+    if problem.dim > problem.n_users:  # the points lie in a space of fewer dimensions: nothing changes in it
+        axes, triangle = np.linalg.qr(points.T)
+        points, axes = np.ascontiguousarray(triangle.T), axes.T
     lower, upper = float((points**2).sum()) / graph.penalty(points), above(proof) / unit
     clustering = Problem(Users.from_arrays(points), SquaredDistance(), lam=lower, graph=graph)
     best: Solution | None = None
@@ -104,7 +107,7 @@ def consensus(problem: Problem, rtol: float = 1e-6) -> Consensus:
         # B'y = points - x at the solution, so y plus a flow of the difference is a flow of the points.
         flow = best.duals + graph.flow(points - graph.divergence(best.duals))
         if above(flow) < upper:
-            upper, proof = above(flow), unit * flow
+            upper, proof = above(flow), unit * flow @ axes
         x = best.models - group_means(best.models, parts)[parts]
         length = graph.penalty(x)
         step = float((points * x).sum()) / length if length > 0 else lower

@@ -25,9 +25,11 @@ from coterie.data.users import Block, Participants, Users
 from coterie.errors import Incompatible, InvalidInput
 from coterie.losses.base import NOISE, SUMS, DualBounds, Evaluation, Magnitudes, Samples, need_targets
 from coterie.losses.blocks import BlockLoss, in_blocks
+from coterie.losses.curvature import WideEvaluation
 from coterie.losses.frame import Frame
 from coterie.losses.newton import Minimum
-from coterie.losses.rows import Terms, WideEvaluation, expand, is_wide, minimise_rows, row_bounds, value_rounding
+from coterie.losses.rows import Terms, expand, is_wide, row_bounds, value_rounding
+from coterie.losses.wide import minimise_wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +170,7 @@ class AffineLoss(BlockLoss):
         who = np.arange(samples.n_users) if users is None else users
         zero = np.zeros((len(who), samples.dim))
         centres = zero if centres is None else centres
-        return minimise_rows(self, samples, zero if linear is None else linear, np.broadcast_to(
+        return minimise_wide(self, samples, zero if linear is None else linear, np.broadcast_to(
             np.asarray(t, dtype=float), len(who)), centres, centres if start is None else start, who)
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None, users: Indices | None = None,

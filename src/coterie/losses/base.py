@@ -19,6 +19,7 @@ import numpy as np
 from coterie._typing import Array, Flags, Indices
 from coterie.data.users import Participants, Users
 from coterie.errors import Incompatible, InvalidInput
+from coterie.losses.curvature import WideEvaluation
 from coterie.losses.frame import Frame
 from coterie.losses.newton import Minimum, minimise, possible_gains, solve_scaled
 
@@ -378,6 +379,15 @@ class Loss(ABC):
         """Whether models have so many coordinates and users so few rows that Hessians are operators (`expand`)."""
         return False
 
+    def expand(self, samples: Samples, models: Array, users: Indices | None = None) -> WideEvaluation:
+        """Values, gradients and Hessians as operators, where models are `wide`; of all users, or of some.
+
+        Raises
+        ------
+        Incompatible : where they are not.
+        """
+        raise Incompatible(f"{type(self).__name__} has no Hessians as operators for these models: use `evaluate`.")
+
     def own_models(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
         """The models that predict for these users, given those of a problem; a `Personal` loss has others."""
         return models
@@ -417,34 +427,3 @@ def need_targets(loss: Loss, users: Users) -> Array:
         raise InvalidInput(f"{type(loss).__name__} needs targets, and these users have none",
                            remedy="Give y, or name the target column; to cluster rows use SquaredDistance()")
     return users.targets
-
-
-def refuse_targets(users: Users, bad: Flags, expected: str, remedy: str) -> None:
-    """Raise InvalidInput where a row is marked as bad, naming the first such target, its user and its sample."""
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        user = int(users.owner[row])
-        assert users.targets is not None
-        raise InvalidInput(f"expected {expected}, got {users.targets[row]:g}",
-                           where=f"user {users.names[user]!r}, its sample {row - int(users.offsets[user])}; "
-                                 f"{int(bad.sum())} such targets in all",
-                           remedy=remedy)
-
-
-def require_positive(name: str, number: float) -> None:
-    """Raise InvalidInput unless the setting `name` is a finite number > 0."""
-    if not (np.isfinite(number) and number > 0):
-        raise InvalidInput(f"{name} must be a finite number > 0, got {number!r}", remedy="Use for example 1.0")
-
-
-def one_class_concern(users: Users) -> list[str]:
-    """A sentence naming the users all of whose samples are of one class."""
-    assert users.targets is not None
-    y = users.targets
-    starts = users.offsets[:-1]
-    alone = np.flatnonzero(np.minimum.reduceat(y, starts) == np.maximum.reduceat(y, starts))
-    if not alone.size:
-        return []
-    names = ", ".join(repr(users.names[i]) for i in alone[:3]) + (", ..." if alone.size > 3 else "")
-    return [f"{alone.size} of {users.n_users} users have samples of one class only ({names}), which do not "
-            "determine a classifier; with lam > 0 their models depend on other users, too."]

@@ -9,8 +9,8 @@ where W couples the outputs of one row only. With S = R + shift and K = A S^-1 A
 
     (H + shift)^-1 v = S^-1 v - S^-1 A' (W^-1 + K)^-1 A S^-1 v
 
-An intercept b has a column of its own outside of K, so that it may be free: with C = (W^-1 + K)^-1, q = C (t + column b)
-and its own row of the system, held b + column' q = v_b.
+An intercept b may be free, so its column is not in K: with C = (W^-1 + K)^-1, rows have q = C (t + column b), and b
+follows from its own row of the system, held b + column' q = v_b.
 
 One output:   W = diag(D), and (W^-1 + K)^-1 = r (I + r K r)^-1 r with r = D^1/2.
 Softmax:      W_j = diag(P_j) - P_j P_j' / w_j for row j of weight w_j, where P_j = w_j times the probabilities of the C
@@ -27,9 +27,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array, Indices
+from coterie._typing import Array, Indices, Ints
 
 _FREE = 1e-15  # times its curvature: what holds an intercept at least
+
+_LARGEST = 5e7  # numbers in the preconditioner of groups
+_STEPS, _EXACT = 100, 1e-4  # steps of conjugate gradients, and the share of the residual at which they end
 
 #: Takes vectors (n, dim) of the users to vectors.
 Inverse = Callable[[Array], Array]
@@ -56,6 +59,14 @@ class Curvature(ABC):
     @abstractmethod
     def trace(self) -> Array:
         """(n_users,) the traces of H_i, or estimates of them."""
+
+
+class WideEvaluation(NamedTuple):
+    """Values (n,), gradients (n, dim) and the Hessians as operators."""
+
+    values: Array
+    gradients: Array
+    curvature: Curvature
 
 
 class RowTerms(NamedTuple):
@@ -101,15 +112,21 @@ class RowCurvature(Curvature):
         means = classes.sum(axis=2, keepdims=True) / np.maximum(part.weights, 1e-300)[..., None]
         return np.asarray((classes - part.mass * means) @ self.basis.T)
 
+    def mean_mass(self, part: RowTerms) -> Array:
+        """(n, m) the mean over outputs of the diagonal of W."""
+        if self.basis is None:
+            return part.mass[..., 0]
+        traces = part.weights - (part.mass**2).sum(axis=2) / np.maximum(part.weights, 1e-300)
+        return np.asarray(np.maximum(traces, 0.0) / self.outputs)
+
     def trace(self) -> Array:
         out = np.empty(self.shape[0])
         for part in self.terms:
-            mass = part.mass[..., 0]
-            if self.basis is not None:  # of diag(P) - P P' / w
-                mass = part.weights - (part.mass**2).sum(axis=2) / np.maximum(part.weights, 1e-300)
-            squares = np.einsum("nmp,nmp->nm", part.design, part.design, optimize=False)
-            out[part.users] = (mass * squares).sum(axis=1)
-        return out + self.outputs * float(self.ridges.sum())
+            squares = np.einsum("nmm->nm", part.gram)
+            if self.intercept:
+                squares = squares + part.design[..., -1] ** 2
+            out[part.users] = (self.mean_mass(part) * squares).sum(axis=1)
+        return self.outputs * (out + float(self.ridges.sum()))
 
     def inverse(self, shift: Array, dtype: type = np.float64) -> Inverse:
         return RowInverse(self, np.broadcast_to(shift, self.shape[:1]), dtype)
@@ -134,7 +151,7 @@ class RowInverse:
         for part in curvature.terms:
             self.designs.append(part.design.astype(dtype, copy=False))
             self.small.append(self._factors(part, self.scales[part.users]))
-        self.scales = self.scales.astype(dtype)
+        self.scales = np.where(self.scales > 0, self.scales, 1.0).astype(dtype)  # an intercept that nothing holds
 
     def _factors(self, part: RowTerms, scales: Array) -> _Small:
         gram = part.gram / scales[:, :1, None]
@@ -145,7 +162,7 @@ class RowInverse:
             system = root[:, :, None] * gram * root[:, None, :] + eye
             factor = root[:, :, None] * np.linalg.inv(system) * root[:, None, :]
             factors[:, c], total = factor, factor if total is None else total + factor
-        inverse = None
+        inverse: Array | None = None
         if self.basis is not None:
             assert total is not None
             total += np.where(part.weights > 0, 0.0, 1.0)[:, :, None] * eye  # padding
@@ -154,7 +171,7 @@ class RowInverse:
         if not self.curvature.intercept:
             return small
         k = self.curvature.outputs
-        column = part.design[..., -1].astype(self.dtype)
+        column: Array = part.design[..., -1].astype(self.dtype)
         units = column[:, :, None, None] * np.eye(k, dtype=self.dtype)  # (n, m, k, k), the last axis for k columns
         border = self._rows(small, units) if self.basis is not None else factors[:, 0] @ column[..., None]
         border = border.reshape(len(gram), -1, k, k)
@@ -164,7 +181,7 @@ class RowInverse:
             self.dtype))
 
     def __call__(self, vectors: Array) -> Array:
-        v = vectors.reshape(len(vectors), -1, self.curvature.outputs).astype(self.dtype, copy=False)
+        v: Array = vectors.reshape(len(vectors), -1, self.curvature.outputs).astype(self.dtype, copy=False)
         scales = self.scales[..., None]
         out = v / scales
         if self.curvature.intercept:
@@ -195,7 +212,8 @@ class RowInverse:
 
     def _rows(self, small: _Small, t: Array) -> Array:
         """(n, m, k, r) C t for r columns of outputs (n, m, k, r)."""
-        assert self.basis is not None and small.inverse is not None
+        assert self.basis is not None
+        assert small.inverse is not None
         classes = np.einsum("nmkr,kc->ncmr", t, self.basis, optimize=True)
         weighted = small.factors @ classes
         common = small.inverse @ weighted.sum(axis=1)  # (n, m, r)
@@ -221,3 +239,107 @@ class _Small(NamedTuple):
     inverse: Array | None  # (n, m, m) M^-1, for several outputs
     border: Array | None  # (n, m, k, k) C column
     inside: Array | None  # (n, k, k) (held + column' C column)^-1
+
+
+class EnvelopeCurvature(Curvature):
+    """E_i = P_i (H_i + P_i)^-1 H_i with P_i = prices_i I: the Hessians of Moreau envelopes.
+
+        (E + s)^-1 v = (v + P x) / (P + s),      x = (H + P s / (P + s))^-1 P v / (P + s)
+    """
+
+    def __init__(self, inside: Curvature, prices: Array) -> None:
+        self.inside, self.prices, self.shape = inside, prices, inside.shape
+        self.near = inside.inverse(prices)
+
+    def times(self, vectors: Array) -> Array:
+        return self.inside.times(self.near(self.prices[:, None] * vectors))
+
+    def inverse(self, shift: Array, dtype: type = np.float64) -> Inverse:
+        total = self.prices + shift
+        inside = self.inside.inverse(self.prices * shift / total, dtype)
+        first: Array = (1.0 / total)[:, None].astype(dtype)
+        second: Array = (self.prices / total)[:, None].astype(dtype)
+
+        def solve(vectors: Array) -> Array:
+            return first * vectors + second * inside(second * vectors)
+
+        return solve
+
+    def trace(self) -> Array:
+        """With the mean curvature in all directions; an estimate."""
+        mean = self.inside.trace() / self.shape[1]
+        return np.asarray(self.shape[1] * mean * self.prices / (mean + self.prices))
+
+
+class GroupCurvature(Curvature):
+    """sum_i weights_i H_i over the members i of each group; systems by conjugate gradients.
+
+    Parameters
+    ----------
+    inside : of the members.
+    labels, weights : the group of each member, and its factor.
+    n_groups : number of groups.
+    """
+
+    def __init__(self, inside: Curvature, labels: Ints, weights: Array, n_groups: int) -> None:
+        self.inside, self.labels, self.weights = inside, labels, weights
+        self.shape = n_groups, inside.shape[1]
+        self.order = np.argsort(labels, kind="stable")
+        self.starts = np.searchsorted(labels[self.order], np.arange(n_groups))
+
+    def _sums(self, parts: Array) -> Array:
+        """(n_groups, ...) sums over members; every group has one at least."""
+        weighted = self.weights.reshape(-1, *(1,) * (parts.ndim - 1)) * parts
+        return np.add.reduceat(weighted[self.order], self.starts, axis=0)
+
+    def times(self, vectors: Array) -> Array:
+        return self._sums(self.inside.times(vectors[self.labels]))
+
+    def trace(self) -> Array:
+        return self._sums(self.inside.trace())
+
+    def inverse(self, shift: Array, dtype: type = np.float64) -> Inverse:
+        precondition = self.preconditioner(shift)
+
+        def solve(vectors: Array) -> Array:
+            return conjugate_gradients(lambda v: self.times(v) + shift[:, None] * v, precondition, vectors)
+
+        return solve
+
+    def preconditioner(self, shift: Array) -> Inverse:
+        """By the mean over outputs of one output's Hessian, where that is a matrix of features; else by the trace."""
+        inside, outputs = self.inside, 1
+        if not isinstance(inside, RowCurvature) or self.shape[0] * len(inside.ridges) ** 2 > _LARGEST:
+            sizes = self.trace() / self.shape[1] + shift
+            return lambda v: v / sizes[:, None]
+        outputs = inside.outputs
+        matrices = np.zeros((self.shape[0], len(inside.ridges), len(inside.ridges)))
+        for part in inside.terms:
+            root = np.sqrt(inside.mean_mass(part) * self.weights[part.users, None])[..., None] * part.design
+            for group in np.unique(self.labels[part.users]):
+                rows = root[self.labels[part.users] == group].reshape(-1, root.shape[2])
+                matrices[group] += rows.T @ rows
+        held = self._sums(np.ones(len(self.labels)))[:, None] * inside.ridges + shift[:, None]
+        held += 1e-12 * np.trace(matrices, axis1=1, axis2=2)[:, None]
+        matrices[:, np.arange(len(inside.ridges)), np.arange(len(inside.ridges))] += held
+        inverses = np.linalg.inv(matrices)
+        return lambda v: (inverses @ v.reshape(len(v), -1, outputs)).reshape(v.shape)
+
+
+def conjugate_gradients(operator: Inverse, precondition: Inverse, right: Array) -> Array:
+    """Solutions of operator(x) = right for several systems at once, by preconditioned conjugate gradients."""
+    x, r = np.zeros_like(right), right.copy()
+    z = precondition(r)
+    p, rz = z, np.einsum("nd,nd->n", r, z)
+    enough = _EXACT**2 * rz
+    for _ in range(_STEPS):
+        product = operator(p)
+        bent = np.einsum("nd,nd->n", p, product)
+        length = np.divide(rz, bent, out=np.zeros_like(rz), where=(bent > 0) & (rz > enough))[:, None]
+        x, r = x + length * p, r - length * product
+        z = precondition(r)
+        new = np.einsum("nd,nd->n", r, z)
+        if not (new > enough).any():
+            break
+        p, rz = z + np.divide(new, rz, out=np.zeros_like(rz), where=rz > 0)[:, None] * p, new
+    return x

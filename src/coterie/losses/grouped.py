@@ -9,7 +9,10 @@ import numpy as np
 from coterie._typing import Array, Indices, Ints
 from coterie.data.users import Participants
 from coterie.labels import group_sums
-from coterie.losses.base import Evaluation, Loss, Samples
+from coterie.losses.base import DualBounds, Evaluation, Loss, Samples
+from coterie.losses.curvature import GroupCurvature, WideEvaluation
+from coterie.losses.newton import Minimum
+from coterie.losses.wide import minimise_wide
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,6 +63,49 @@ class Grouped(Loss):
         parts = self.loss.evaluate(self.samples, models[owner], order, members)
         return Evaluation(*(group_sums(self._weighted(part, members), owner, len(models)) if k <= order else part
                             for k, part in enumerate(parts)))
+
+    def wide(self, samples: Samples) -> bool:
+        return self.loss.wide(self.samples)
+
+    def expand(self, samples: Samples, models: Array, users: Indices | None = None) -> WideEvaluation:
+        members, owner = (None, self.labels) if users is None else self._members(users)
+        f, g, curvature = self.loss.expand(self.samples, models[owner], members)
+        weights = self._weighted(np.ones(len(owner)), members)
+        values, gradients = (group_sums(self._weighted(part, members), owner, len(models)) for part in (f, g))
+        return WideEvaluation(values, gradients, GroupCurvature(curvature, owner, weights, len(models)))
+
+    def prox(self, samples: Samples, linear: Array | None, t: Array | float, centres: Array | None,
+             start: Array | None = None, users: Indices | None = None) -> Minimum:
+        if not self.wide(samples):
+            return super().prox(samples, linear, t, centres, start, users)
+        who = np.arange(samples.n_users) if users is None else users
+        zero = np.zeros((len(who), samples.dim))
+        centres = zero if centres is None else centres
+        return minimise_wide(self, samples, zero if linear is None else linear, np.broadcast_to(
+            np.asarray(t, dtype=float), len(who)), centres, centres if start is None else start, who)
+
+    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None, users: Indices | None = None,
+                    about: Array | None = None) -> DualBounds:
+        """As for any loss. With wide models, F*(u) <= sum_i f_i*(u_i) for all u_i that sum to u: gradients at one
+        point, and equal parts of what they lack.
+        """
+        if not self.wide(samples) or self.weights is not None:
+            return super().dual_bounds(samples, slopes, start, users, about)
+        members, owner = (None, self.labels) if users is None else self._members(users)
+        about = np.zeros_like(slopes) if about is None else about
+        point = self.prox(samples, -slopes, 0.0, None, about if start is None else start, users).points
+        parts = self.loss.evaluate(self.samples, point[owner], 1, members).gradients
+        lack = slopes - group_sums(parts, owner, len(slopes))
+        parts = parts + (lack / np.bincount(owner, minlength=len(slopes))[:, None])[owner]
+        bounds = self.loss.dual_bounds(self.samples, parts, point[owner], members, about[owner])
+        return DualBounds(*(group_sums(part, owner, len(slopes)) for part in bounds))
+
+    def value_rounding(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
+        if not self.wide(samples):
+            return super().value_rounding(samples, models, users)
+        members, owner = (None, self.labels) if users is None else self._members(users)
+        rounding = self._weighted(self.loss.value_rounding(self.samples, models[owner], members), members)
+        return group_sums(rounding, owner, len(models))
 
     def _weighted(self, part: Array, members: Indices | None = None) -> Array:
         """What each member adds to its group."""

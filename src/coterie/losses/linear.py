@@ -11,7 +11,8 @@ import numpy as np
 from coterie._typing import Array
 from coterie.data.users import Users
 from coterie.losses.affine import LinearLoss
-from coterie.losses.base import Samples, need_targets, one_class_concern, refuse_targets, require_positive
+from coterie.losses.base import Samples, need_targets
+from coterie.losses.targets import one_class_concern, refuse_targets, require_positive
 
 
 class _Binary(LinearLoss):

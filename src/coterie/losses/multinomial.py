@@ -12,9 +12,10 @@ from coterie._typing import Array
 from coterie.data.users import Block, Participants, Users
 from coterie.errors import InvalidInput
 from coterie.losses.affine import AffineLoss, margins_matrix, ridge_form
-from coterie.losses.base import Evaluation, Magnitudes, Samples, need_targets, one_class_concern, refuse_targets
+from coterie.losses.base import Evaluation, Magnitudes, Samples, need_targets
 from coterie.losses.linear import entropy
 from coterie.losses.rows import Terms
+from coterie.losses.targets import one_class_concern, refuse_targets
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,11 @@ from coterie.errors import InvalidInput
 from coterie.losses.affine import AffineLoss
 from coterie.losses.around import Objective, Space, lower
 from coterie.losses.base import SUMS, DualBounds, Evaluation, Loss, Samples
+from coterie.losses.curvature import EnvelopeCurvature, WideEvaluation
 from coterie.losses.frame import Frame
 from coterie.losses.metric import Form, Metric, Scale
 from coterie.losses.newton import Minimum, minimise, solve_scaled
+from coterie.losses.wide import minimise_wide
 
 _KEPT = 2  # sets of personal models that are remembered
 _CLOSED = 3  # steps of a quadratic loss: the first is exact but for rounding, the others remove that
@@ -178,6 +180,20 @@ class Personal(Loss):
         h = h if frame is None else frame.hessians(h, _who(samples, users))
         return Evaluation(values, gradients, metric.envelopes(h))
 
+    def wide(self, samples: Samples) -> bool:
+        """Whether the models are wide, and P_i = price_i I with one price > 0 for all directions of a user."""
+        samples = _personal(samples)
+        prices = samples.metric.prices
+        return self.loss.wide(samples.inner) and samples.inner.frame is None and samples.metric.axes is None and bool(
+            (np.isfinite(prices[:, 0]) & (prices[:, 0] > 0)).all() and (prices == prices[:, :1]).all())
+
+    def expand(self, samples: Samples, models: Array, users: Indices | None = None) -> WideEvaluation:
+        samples = _personal(samples)
+        near, prices = self._near(samples, models, users), samples.metric.take(users).prices[:, 0]
+        f, _, curvature = self.loss.expand(samples.inner, near.points, users)
+        return WideEvaluation(f + 0.5 * prices * (near.steps**2).sum(axis=1), -prices[:, None] * near.steps,
+                              EnvelopeCurvature(curvature, prices))
+
     def prox(self, samples: Samples, linear: Array | None, t: Array | float, centres: Array | None,
              start: Array | None = None, users: Indices | None = None) -> Minimum:
         """As for any loss. The minimum over z is known for a given x, so one search for x is enough.
@@ -191,6 +207,9 @@ class Personal(Loss):
         who = _who(samples, users)
         shape = (len(who), samples.dim)
         v = np.zeros(shape) if centres is None else centres
+        if self.wide(samples):
+            return minimise_wide(self, samples, np.zeros(shape) if linear is None else linear, np.broadcast_to(
+                np.asarray(t, dtype=float), shape[:1]), v, v if start is None else start, who)
         given = np.zeros(shape) if linear is None else linear
         t = np.broadcast_to(np.asarray(t, dtype=float), shape[:1])[:, None]
         metric = samples.metric.take(users)
@@ -310,10 +329,24 @@ class Personal(Loss):
             same = users is None if who is None else users is not None and np.array_equal(who, users)
             if same and np.array_equal(known, centres):
                 return near
-        near, _ = self._search(samples, users, centres, samples.metric.take(users), None, centres)
+        if self.wide(samples):
+            start = self._guess(samples, centres, users)
+            points = self.loss.prox(samples.inner, None, samples.metric.take(users).prices[:, 0], centres, start,
+                                    users).points
+            near = _Near(points, points - centres)
+        else:
+            near, _ = self._search(samples, users, centres, samples.metric.take(users), None, centres)
         samples.recent.insert(0, (np.array(centres), None if users is None else np.array(users), near))
         del samples.recent[_KEPT:]
         return near
+
+    def _guess(self, samples: PersonalSamples, centres: Array, users: Indices | None) -> Array:
+        """Where to begin the search for wide personal models: at the last ones."""
+        for _, who, near in samples.recent:
+            same = users is None if who is None else users is not None and np.array_equal(who, users)
+            if same:
+                return near.points
+        return centres
 
     def _search(self, samples: PersonalSamples, users: Indices | None, centres: Array, metric: Metric,
                 linear: Array | None, start: Array) -> tuple[_Near, Minimum]:

@@ -12,25 +12,52 @@ which needs no solve to be right, only to be tight: alpha = w phi'(t) at the loc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
-from coterie._typing import Array, Indices
+from coterie._typing import Array, Flags, Indices
 from coterie.data.users import Block
-from coterie.losses.base import SUMS, DualBounds, Samples
+from coterie.losses.base import SUMS, DualBounds, Loss, Samples
 from coterie.losses.blocks import BlockSamples, in_blocks, take_users
-from coterie.losses.curvature import RowCurvature, RowTerms
-from coterie.losses.newton import Minimum, Search, SearchStep
-
-if TYPE_CHECKING:
-    from coterie.losses.affine import AffineLoss
+from coterie.losses.curvature import RowCurvature, RowTerms, WideEvaluation
 
 _LEAST_DIM = 150  # coordinates from which models can be wide
 _FEWER = 2.0  # times fewer numbers in systems of rows than in Hessians, from which models are wide
 _NEWTON, _TRIALS = 40, 40  # most Newton steps of a bound, and halvings of one
 _TIGHT = 1e-12  # times a conjugate: no more than this is left to be gained
 _REACH = 10.0  # times 1 + ||x||: how far away an intercept may be that a slope of rounding size moves
+
+
+class RowLoss(Protocol):
+    """What is asked of a loss of outputs t = A x; `coterie.losses.affine.AffineLoss` is one."""
+
+    @property
+    def ridge(self) -> float:
+        """The weight of ridge/2 ||w||^2."""
+
+    @property
+    def intercept(self) -> bool:
+        """Whether a model ends in an intercept."""
+
+    @property
+    def free_intercept(self) -> bool:
+        """Whether there is an intercept that the ridge does not cover."""
+
+    def shrunk(self, dim: int, outputs: int = 1) -> Array:
+        """1 for the coordinates under the ridge, 0 for intercepts that are not."""
+
+    def design(self, features: Array, real: Flags, local: bool = False) -> Array:
+        """The rows A."""
+
+    def output_basis(self, outputs: int) -> Array | None:
+        """(outputs, classes) the outputs as combinations of classes; None for one output."""
+
+    def row_terms(self, block: Block, t: Array) -> Terms:
+        """The losses of rows with outputs t."""
+
+    def row_duals(self, block: Block, t: Array, sums: Array | None) -> tuple[Array, Array]:
+        """alpha with these sums, and the terms of the conjugate there."""
 
 
 class Terms(NamedTuple):
@@ -41,15 +68,7 @@ class Terms(NamedTuple):
     mass: Array  # (n, m, 1) w phi''(t), or for softmax (n, m, C) w times the probabilities
 
 
-class WideEvaluation(NamedTuple):
-    """Values (n,), gradients (n, dim) and the Hessians as operators."""
-
-    values: Array
-    gradients: Array
-    curvature: RowCurvature
-
-
-def is_wide(loss: AffineLoss, samples: Samples) -> bool:
+def is_wide(loss: RowLoss, samples: Samples) -> bool:
     """Whether systems of rows are smaller than Hessians, by the shape of the data alone."""
     if samples.dim < _LEAST_DIM or not loss.ridge > 0 or not isinstance(samples, BlockSamples):
         return False
@@ -59,9 +78,9 @@ def is_wide(loss: AffineLoss, samples: Samples) -> bool:
     return _FEWER * classes * numbers <= samples.n_users * samples.dim**2
 
 
-def _parts(loss: AffineLoss, samples: Samples, users: Indices | None) -> list[tuple[Indices, Block, Array]]:
+def _parts(loss: RowLoss, samples: Samples, users: Indices | None) -> list[tuple[Indices, Block, Array]]:
     """Blocks of the users concerned in the coordinates of models, with their positions and Gram matrices."""
-    samples = in_blocks(loss, samples)
+    samples = in_blocks(cast(Loss, loss), samples)
     out = []
     numbers = None if users is None else samples.positions[0][users]
     for k, block in enumerate(samples.blocks):
@@ -83,7 +102,7 @@ def _parts(loss: AffineLoss, samples: Samples, users: Indices | None) -> list[tu
     return out
 
 
-def expand(loss: AffineLoss, samples: Samples, models: Array, users: Indices | None = None) -> WideEvaluation:
+def expand(loss: RowLoss, samples: Samples, models: Array, users: Indices | None = None) -> WideEvaluation:
     """Values, gradients and curvature of these users' losses at their models."""
     n, dim = models.shape
     p = samples.users.n_features + loss.intercept
@@ -102,64 +121,7 @@ def expand(loss: AffineLoss, samples: Samples, models: Array, users: Indices | N
                           RowCurvature(terms, ridges, loss.output_basis(k), bool(loss.intercept)))
 
 
-def minimise_rows(loss: AffineLoss, samples: Samples, linear: Array, t: Array, centres: Array, start: Array,
-                  who: Indices) -> Minimum:
-    """Each user's minimise_x f_i(x) + <linear_i, x> + (t_i / 2) ||x - centres_i||^2."""
-    pulled = bool(t.any())
-
-    def evaluate(rows: Indices, x: Array, order: int) -> tuple[Array, Array, Array]:
-        with np.errstate(over="ignore", invalid="ignore"):  # a trial point far out is rejected, not reported
-            if order > 1:
-                f, g, curvature = expand(loss, samples, x, who[rows])
-                search.curvature, search.pull = curvature, t[rows]
-            else:
-                f, g, _ = loss.evaluate(samples, x, order, who[rows])
-            f = f + np.einsum("nd,nd->n", linear[rows], x)
-            g = g + linear[rows] if order > 0 else g
-            if pulled:
-                step = x - centres[rows]
-                f = f + 0.5 * t[rows] * np.einsum("nd,nd->n", step, step)
-                g = g + t[rows, None] * step if order > 0 else g
-        return f, g, np.empty(0)
-
-    search = _RowSearch()
-    return search.run(evaluate, start)
-
-
-class _RowSearch(Search):
-    """Newton's method with steps from systems of rows; see `coterie.losses.newton`.
-
-    Attributes
-    ----------
-    curvature, pull : the Hessians at the current points, and the t of each user.
-    """
-
-    curvature: RowCurvature
-    pull: Array
-
-    def __init__(self) -> None:
-        pass
-
-    def run(self, evaluate, start: Array, max_iter: int = 200) -> Minimum:  # type: ignore[no-untyped-def]
-        super().__init__(evaluate, start)
-        for _ in range(max_iter):
-            if not self.advance():
-                break
-        return self.ended()
-
-    def direction(self, norms: Array) -> SearchStep:
-        x, gradient = self.x, self.gradient
-        size = self.curvature.trace() / self.curvature.shape[1] + self.pull
-        damping = self.damping * norms * size
-        step = -self.curvature.inverse(self.pull + damping)(gradient)
-        decrement = np.einsum("nd,nd->n", -gradient, step)
-        scale = np.abs(self.value) + np.abs(np.einsum("nd,nd->n", gradient, x)) + 1e-9 * size * (x**2).sum(axis=1)
-        lengths = np.linalg.norm(step, axis=1)
-        cut = np.divide(self.reach, lengths, out=np.ones_like(lengths), where=lengths > self.reach)
-        return SearchStep(cut[:, None] * step, cut, np.maximum(decrement, 0.0), scale + 1e-300, damping == 0.0)
-
-
-def row_bounds(loss: AffineLoss, samples: Samples, slopes: Array, start: Array, about: Array,
+def row_bounds(loss: RowLoss, samples: Samples, slopes: Array, start: Array, about: Array,
                who: Indices) -> DualBounds:
     """Upper bounds on f_i*(slopes_i) - <slopes_i, about_i>; see the module.
 
@@ -205,7 +167,7 @@ class _Point:
     values : (n,)
     """
 
-    def __init__(self, loss: AffineLoss, samples: Samples, x: Array, users: Indices | None) -> None:
+    def __init__(self, loss: RowLoss, samples: Samples, x: Array, users: Indices | None) -> None:
         self.loss, self.x = loss, x
         self.p = samples.users.n_features + loss.intercept
         self.ridges = loss.ridge * loss.shrunk(self.p)
@@ -277,7 +239,7 @@ def _some(array: Array, rows: Indices) -> Array:
     return array if len(rows) == len(array) else array[rows]
 
 
-def value_rounding(loss: AffineLoss, samples: Samples, models: Array, users: Indices | None) -> Array:
+def value_rounding(loss: RowLoss, samples: Samples, models: Array, users: Indices | None) -> Array:
     """(n,) what rounding may have done to values; outputs are bounded by the norms of rows and models."""
     out, most = np.empty(len(models)), getattr(loss, "max_curvature", 0.5)
     cube = models.reshape(len(models), samples.users.n_features + loss.intercept, -1)

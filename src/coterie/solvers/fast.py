@@ -169,6 +169,7 @@ class _Run:
     labels, tried : groups of the last batch, and the groups that were polished last.
     warm : the groups of a start with duals; None without one.
     proven : whether a polish was tried.
+    wide : whether models are wide, so that nothing of dim x dim is computed.
     """
 
     def __init__(self, settings: Fast, problem: Problem, tol: float, start: Start | None,
@@ -272,7 +273,8 @@ class _Run:
     def _few(self, labels: Ints, most: int) -> bool:
         """Whether there are so few groups that solving for them is cheaper than passes over the edges."""
         clusters = int(labels.max()) + 1
-        return not self.wide and clusters * self.problem.dim <= most and (clusters <= self.problem.n_users // 3 or clusters <= _TINY)
+        return not self.wide and clusters * self.problem.dim <= most and (
+            clusters <= self.problem.n_users // 3 or clusters <= _TINY)
 
     def _try(self, models: Array, labels: Ints) -> bool:
         """Merge and certify; if that is not enough, polish. True if the tolerance is certified."""
@@ -282,6 +284,8 @@ class _Run:
         if self.wide and self._far(fused):
             return False
         if self._judge(fused, self.engine.duals()):
+            if self.wide:
+                self._merge_wide(fused)
             return True
         return self._few(labels, _POLISH) and self._prove(labels, fused)
 
@@ -290,6 +294,24 @@ class _Run:
         slopes = self.engine.read()[1]
         penalty = self.problem.lam * self.problem.graph.penalty(models)
         return penalty + float(np.einsum("nd,nd->", slopes, models)) > self.tol * (self.losses.scale + penalty)
+
+    def _merge_wide(self, models: Array) -> None:
+        """Merge users that are very close together, if the tolerance is certified for that point, too."""
+        graph, best = self.problem.graph, self.best.certificate
+        assert best is not None
+        assert best.duals is not None
+        lengths = np.linalg.norm(graph.differences(models), axis=1)
+        for distance in (1e-2, 1e-3, 1e-4):
+            near = graph.subgraph(lengths <= distance * float(np.abs(models).max())).components
+            merged = group_means(models, near)[near]
+            if near.max() == labels_of(models).max():
+                break
+            if self.problem.objective(merged) - best.bound > 0.9 * self.tol * abs(best.objective):
+                continue
+            certificate = judge(self.problem, merged, best.duals)
+            if certificate.relative_gap <= self.tol:
+                self.best.models, self.best.certificate = merged, certificate
+                break
 
     def _prove(self, labels: Ints, models: Array) -> bool:
         """Certify the exact optimum for these groups, with the current duals and with duals built for it."""

@@ -13,6 +13,8 @@ import numpy as np
 
 from coterie._typing import Array, Flags, Ints
 from coterie.labels import group_means, group_sums, labels_of
+from coterie.losses.curvature import GroupCurvature, Inverse, conjugate_gradients
+from coterie.losses.grouped import Grouped
 from coterie.problem import Problem
 
 _DENSE = 600  # largest number of unknowns for which a Newton system is solved densely
@@ -25,6 +27,8 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, ma
     stops if the decrease, relative to V, is below `tol`.
     """
     w = group_means(models, labels)
+    if problem.loss.wide(problem.samples):
+        return _polish_wide(problem, labels, w, tol, max_iter)
     reduced = _Reduced(problem, labels)
     value, gradient, blocks, stiff = reduced.evaluate(w, 2)
     reach = 10.0 * (1.0 + float(np.abs(w).max()))
@@ -55,6 +59,39 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, ma
         else:
             w = w + size * step
         value, gradient, blocks, stiff = reduced.evaluate(w, 2)
+    return w[labels]
+
+
+def _polish_wide(problem: Problem, labels: Ints, w: Array, tol: float, max_iter: int) -> Array:
+    """The same for wide models, with Newton steps by conjugate gradients; no groups are merged."""
+    reduced, grouped = _Reduced(problem, labels), Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
+    samples = grouped.prepare(grouped.groups)
+    for _ in range(max_iter):
+        with np.errstate(over="ignore", invalid="ignore"):
+            f, g, curvature = grouped.expand(samples, w)
+        units, pulls = reduced.pairs(w)
+        value, gradient = float(f.sum()) + reduced.length(w), g + reduced.pull_on(units, pulls)
+        degrees = reduced.pair_sums(pulls)
+
+        def product(v: Array, units: Array = units, pulls: Array = pulls, times: Inverse = curvature.times) -> Array:
+            return times(v) + reduced.stiffness(v, units, pulls)
+
+        assert isinstance(curvature, GroupCurvature)
+        step = -conjugate_gradients(product, curvature.preconditioner(degrees), gradient)
+        decrement = -float((gradient * step).sum())
+        if not (np.isfinite(step).all() and decrement > tol * abs(value)):
+            break
+        size = 1.0
+        while size > 1e-8:
+            trial = w + size * step
+            with np.errstate(over="ignore", invalid="ignore"):
+                new = float(grouped.evaluate(samples, trial, 0).values.sum()) + reduced.length(trial)
+            if new <= value - 1e-4 * size * decrement + 1e-15 * abs(value):
+                break
+            size *= 0.5
+        else:
+            break
+        w = trial
     return w[labels]
 
 
@@ -105,6 +142,32 @@ class _Reduced:
         stiff = (self.pull * inverse)[:, None, None] * (np.eye(d) - units[:, :, None] * units[:, None, :])
         blocks = group_sums(h, self.labels) + self._gather(stiff, stiff)
         return value, gradient, blocks, stiff
+
+    def pairs(self, w: Array) -> tuple[Array, Array]:
+        """For each pair the unit vector between its models, and pull / length; zeros where they are equal."""
+        gaps = w[self.first] - w[self.second]
+        lengths = np.linalg.norm(gaps, axis=1)
+        inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+        return gaps * inverse[:, None], self.pull * inverse
+
+    def length(self, w: Array) -> float:
+        """lam * sum W_kl ||w_k - w_l||."""
+        return float(self.pull @ np.linalg.norm(w[self.first] - w[self.second], axis=1))
+
+    def pair_sums(self, numbers: Array) -> Array:
+        """(k,) sums over the pairs of each group."""
+        return self._gather(numbers, numbers)
+
+    def pull_on(self, units: Array, pulls: Array) -> Array:
+        """(k, d) the gradient of `length`."""
+        forces = np.where(pulls > 0, self.pull, 0.0)[:, None] * units
+        return self._gather(forces, -forces)
+
+    def stiffness(self, v: Array, units: Array, pulls: Array) -> Array:
+        """(k, d) the Hessian of `length`, (pull / length) (I - unit unit') of each pair, times v."""
+        moved = v[self.first] - v[self.second]
+        moved = pulls[:, None] * (moved - np.einsum("ed,ed->e", units, moved)[:, None] * units)
+        return self._gather(moved, -moved)
 
     def crossing(self, w: Array, step: Array) -> Flags:
         """The pairs of groups that a full step moves past each other."""

@@ -28,7 +28,7 @@ from coterie.solvers.engines import RELAX, Engine
 from coterie.solvers.expansion import Expansion
 
 _SINGLE = 5e-7  # smallest tolerance for which passes are computed with 32 bits
-_STEPS = 6  # most steps of conjugate gradients in a pass
+_STEPS, _MORE_STEPS = 6, 20  # most steps of conjugate gradients in a pass; without a coarse matrix
 _STALE = 1.5  # steps per system from which the coarse matrix is computed again
 _ENOUGH = 0.03  # they stop at this share of the first residual
 
@@ -83,7 +83,7 @@ class Wide(Engine):
 
     def __init__(self, graph: Graph, dim: int, lam: float, tol: float) -> None:
         super().__init__(graph, dim, lam)
-        self.dtype = np.float32 if tol >= _SINGLE else np.float64
+        self.dtype: Any = np.float32 if tol >= _SINGLE else np.float64
         self.first, self.second = (np.ascontiguousarray(ends, dtype=np.int32) for ends in graph.edges.T)
         self.degrees = np.bincount(graph.edges.ravel(), minlength=graph.n_users).astype(float)
 
@@ -135,7 +135,7 @@ class Wide(Engine):
     def run(self, steps: int) -> tuple[float, float]:
         measures, self._known = (0.0, 0.0), None
         for step in range(steps):
-            self.x = self._solve(self.linear + self.dtype(self.sigma) * self.forces)
+            self.x = self._solve(self.linear + self.dtype(self.sigma) * self.forces).astype(self.dtype, copy=False)
             measures = self._pass(RELAX, step == steps - 1)
         return measures
 
@@ -168,11 +168,11 @@ class WideComplete(Wide):
         self.degrees += 1.0  # the sum below is over all users, and each one among them
 
     def _prepare(self, curvature: Curvature, shift: Array) -> None:
-        assert isinstance(curvature, RowCurvature)
         from scipy.linalg import cho_factor
 
-        self.outputs = curvature.outputs
-        if self.coarse is None or self.coarse_sigma != self.sigma or self.steps > _STALE * self.solved:
+        if isinstance(curvature, RowCurvature) and (
+                self.coarse is None or self.coarse_sigma != self.sigma or self.steps > _STALE * self.solved):
+            self.outputs = curvature.outputs
             self.coarse = cho_factor(self._coarse_matrix(curvature, shift).T, lower=True, overwrite_a=True,
                                      check_finite=False)
             self.coarse_sigma = self.sigma
@@ -202,6 +202,8 @@ class WideComplete(Wide):
     def _precondition(self, vector: Array) -> Array:
         from scipy.linalg import cho_solve
 
+        if self.coarse is None:  # a number would do the same
+            return vector
         return cho_solve(self.coarse, vector.reshape(-1, self.outputs), check_finite=False).ravel()
 
     def _solve(self, q: Array) -> Array:
@@ -212,7 +214,7 @@ class WideComplete(Wide):
         z = self._precondition(residual)
         direction, rz = z, float(residual @ z)
         enough = _ENOUGH**2 * rz
-        for _ in range(_STEPS):
+        for _ in range(_STEPS if self.coarse is not None else _MORE_STEPS):
             if not rz > 0:
                 break
             self.steps += 1

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Numba loops over the edges of wide models: the passes of `coterie.solvers.kernels`, one edge's vector after the other.
+"""Numba loops over the edges of wide models: the passes of `coterie.solvers.kernels`, one edge after the other.
 
 The state s is (n_edges, d), models and forces are (n, d); d is so large that every loop over coordinates is long.
 """
