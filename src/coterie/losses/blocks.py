@@ -168,7 +168,8 @@ class BlockLoss(Loss):
 
 def _require_hessians(n: int, dim: int) -> None:
     require_memory(8.0 * _COPIES * n * dim**2, f"Second derivatives of {n:,} users with models of {dim:,} coordinates",
-                   "Use fewer features, such as the first principal components, or fewer classes")
+                   "Standardise the features and use a ridge > 0 if users have fewer rows than that, or use fewer "
+                   "features, such as the first principal components, or fewer classes")
 
 
 def take_users(block: Block, rows: Indices) -> Block:

@@ -184,7 +184,7 @@ class Personal(Loss):
         """Whether the models are wide, and P_i = price_i I with one price > 0 for all directions of a user."""
         samples = _personal(samples)
         prices = samples.metric.prices
-        return self.loss.wide(samples.inner) and samples.inner.frame is None and samples.metric.axes is None and bool(
+        return self.loss.wide(samples.inner) and samples.metric.axes is None and bool(
             (np.isfinite(prices[:, 0]) & (prices[:, 0] > 0)).all() and (prices == prices[:, :1]).all())
 
     def expand(self, samples: Samples, models: Array, users: Indices | None = None) -> WideEvaluation:

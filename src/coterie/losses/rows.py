@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Indices
+from coterie._typing import Array, Indices
 from coterie.data.users import Block
 from coterie.losses.base import SUMS, DualBounds, Loss, Samples
 from coterie.losses.blocks import BlockSamples, in_blocks, take_users
@@ -47,9 +47,6 @@ class RowLoss(Protocol):
     def shrunk(self, dim: int, outputs: int = 1) -> Array:
         """1 for the coordinates under the ridge, 0 for intercepts that are not."""
 
-    def design(self, features: Array, real: Flags, local: bool = False) -> Array:
-        """The rows A."""
-
     def output_basis(self, outputs: int) -> Array | None:
         """(outputs, classes) the outputs as combinations of classes; None for one output."""
 
@@ -69,8 +66,8 @@ class Terms(NamedTuple):
 
 
 def is_wide(loss: RowLoss, samples: Samples) -> bool:
-    """Whether systems of rows are smaller than Hessians, by the shape of the data alone."""
-    if samples.dim < _LEAST_DIM or not loss.ridge > 0 or not isinstance(samples, BlockSamples):
+    """Whether systems of rows are smaller than Hessians, by the shape of the data; not for odd units (`Frame`)."""
+    if samples.dim < _LEAST_DIM or not loss.ridge > 0 or not isinstance(samples, BlockSamples) or samples.frame:
         return False
     outputs = samples.dim // (samples.users.n_features + loss.intercept)
     classes = 1 if outputs == 1 else outputs + 1
@@ -79,14 +76,11 @@ def is_wide(loss: RowLoss, samples: Samples) -> bool:
 
 
 def _parts(loss: RowLoss, samples: Samples, users: Indices | None) -> list[tuple[Indices, Block, Array]]:
-    """Blocks of the users concerned in the coordinates of models, with their positions and Gram matrices."""
+    """Blocks of the users concerned, with their positions and Gram matrices."""
     samples = in_blocks(cast(Loss, loss), samples)
     out = []
     numbers = None if users is None else samples.positions[0][users]
     for k, block in enumerate(samples.blocks):
-        if samples.frame is not None:
-            plain = samples.users.blocks()[k]
-            block = plain._replace(features=loss.design(plain.features, plain.weights > 0))
         if f"gram {k}" not in samples.known:
             columns = block.features[..., :-1] if loss.intercept else block.features
             samples.known[f"gram {k}"] = columns @ columns.swapaxes(1, 2)

@@ -296,7 +296,7 @@ class _Run:
         return penalty + float(np.einsum("nd,nd->", slopes, models)) > self.tol * (self.losses.scale + penalty)
 
     def _merge_wide(self, models: Array) -> None:
-        """Merge users that are very close together, if the tolerance is certified for that point, too."""
+        """Merge users that are very close together, if the objective shows hardly a difference."""
         graph, best = self.problem.graph, self.best.certificate
         assert best is not None
         assert best.duals is not None
@@ -306,7 +306,7 @@ class _Run:
             merged = group_means(models, near)[near]
             if near.max() == labels_of(models).max():
                 break
-            if self.problem.objective(merged) - best.bound > 0.9 * self.tol * abs(best.objective):
+            if self.problem.objective(merged) - best.objective > 0.1 * self.tol * abs(best.objective):
                 continue
             certificate = judge(self.problem, merged, best.duals)
             if certificate.relative_gap <= self.tol:
