@@ -10,7 +10,8 @@ from coterie.losses.grouped import Grouped
 
 LOSSES = {
     "logistic": ct.Logistic(), "squared hinge": ct.SquaredHinge(), "squared": ct.Squared(),
-    "huber": ct.Huber(delta=0.5), "poisson": ct.Poisson(), "softmax": ct.Multinomial(), "covered intercept": ct.Logistic(penalize_intercept=True),
+    "huber": ct.Huber(delta=0.5), "poisson": ct.Poisson(), "softmax": ct.Multinomial(),
+    "covered intercept": ct.Logistic(penalize_intercept=True),
     "no intercept": ct.Multinomial(intercept=False),
 }
 
