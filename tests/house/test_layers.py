@@ -32,7 +32,7 @@ LAYERS = [
     "fitting.stability", "fitting.scores", "fitting.predictions",
     "fitting.proof", "fitting.result", "runs.folder",
     "federated.masks", "federated.protocol", "federated.plausible", "federated.judging",
-    "federated.algorithms.edges", "federated.algorithms.trust", "federated.answers",
+    "federated.spans", "federated.algorithms.edges", "federated.algorithms.trust", "federated.answers",
     "federated.joining", "federated.private",
     "federated.client",
     "federated.algorithms.participation", "federated.algorithms", "federated.checkpoint",

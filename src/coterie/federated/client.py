@@ -16,7 +16,7 @@ import numpy.typing as npt
 from coterie._typing import Array, Flags, Ints
 from coterie.data.condensed import SecondMoments
 from coterie.data.users import Users
-from coterie.federated.algorithms.edges import answer_edges, mean_curvature, stiffness
+from coterie.federated.algorithms.edges import answer_edges
 from coterie.federated.algorithms.trust import between, trusted
 from coterie.federated.answers import FIT_ANSWERS, facts, fit_answers
 from coterie.federated.joining import answer_join
@@ -33,9 +33,11 @@ from coterie.federated.protocol.messages import (
     square,
     triangle,
 )
+from coterie.federated.spans import evaluated, hessian_parts, mean_curvature, ridge_of, stiffness
 from coterie.fitting.scores import worse_than_alone
 from coterie.fitting.units import Units, UserStatistics
 from coterie.losses import Loss, Personal, Samples
+from coterie.losses.curvature import RowCurvature
 from coterie.privacy.ledger import NodeLedger
 
 Answer = tuple[dict[str, npt.NDArray[Any]], dict[str, Ragged]]
@@ -180,25 +182,35 @@ def _expand(data: Data, queries: Batch) -> Answer:
     if anchors is not None and held.any():
         share[held] = _trusted(data, users[held], anchors.values, models[held])
         models[held] = between(anchors.values, models[held], share[held])
-    values, gradients, hessians = data.loss.evaluate(data.samples, models, 2, users)
-    lost = ~np.isfinite(values) | ~np.isfinite(gradients).all(axis=1) | ~np.isfinite(hessians).all(axis=(1, 2))
+    values, gradients, hessians = evaluated(data.loss, data.samples, models, users)
+    lost = ~np.isfinite(values) | ~np.isfinite(gradients).all(axis=1) | ~np.isfinite(_sizes(hessians))
     lost &= ~held
     if lost.any():  # the loss overflows
         share[lost] = _trusted(data, users[lost], np.zeros_like(models[lost]), models[lost])
         models[lost] *= share[lost, None]
-        values, gradients, hessians = data.loss.evaluate(data.samples, models, 2, users)
+        values, gradients, hessians = evaluated(data.loss, data.samples, models, users)
     ragged = {"share": Ragged.of(share[held | lost], held | lost)}
     counts, rank = data.samples.users.data.counts[users], int(queries.shared["rank"])
-    forms = _forms(hessians, rank, counts) if data.withheld is None or not data.withheld[users].any() else \
-        _bounded(hessians, rank, counts, data.withheld[users])
+    withheld = None if data.withheld is None or not data.withheld[users].any() else data.withheld[users]
+    if isinstance(hessians, RowCurvature):
+        have = queries.arrays.get("count", np.zeros(len(users))).astype(np.int64)
+        forms = hessian_parts(hessians, ridge_of(hessians), have, rank, withheld)
+    else:
+        forms = _forms(hessians, rank, counts) if withheld is None else _bounded(hessians, rank, counts, withheld)
     return {"value": values, "gradient": gradients}, ragged | forms
+
+
+def _sizes(hessians: Array | RowCurvature) -> Array:
+    """(n,) a number that is finite if the Hessian is."""
+    return hessians.trace() if isinstance(hessians, RowCurvature) else np.abs(hessians).max(axis=(1, 2), initial=0.0)
 
 
 def _trusted(data: Data, users: Ints, anchors: Array, models: Array) -> Array:
     steps = models - anchors
-    values, gradients, hessians = data.loss.evaluate(data.samples, anchors, 2, users)
+    values, gradients, hessians = evaluated(data.loss, data.samples, anchors, users)
     slopes = np.einsum("nd,nd->n", gradients, steps)
-    second = 0.5 * np.einsum("nd,nde,ne->n", steps, hessians, steps)
+    second = 0.5 * (np.einsum("nd,nd->n", steps, hessians.times(steps)) if isinstance(hessians, RowCurvature) else
+                    np.einsum("nd,nde,ne->n", steps, hessians, steps))
     share = np.ones(len(users))
     for _ in range(60):
         reached = data.loss.evaluate(data.samples, between(anchors, models, share), 0, users).values
@@ -266,7 +278,7 @@ def _spread(part: Ragged, users: Ints, n: int) -> Ragged:
 def _gradient(data: Data, queries: Batch) -> Answer:
     """Gradient and value, the mean curvature at the model, and an upper bound on the curvature."""
     users, models = queries.users, queries.arrays["model"]
-    values, gradients, hessians = data.loss.evaluate(data.samples, models, 2, users)
+    values, gradients, hessians = evaluated(data.loss, data.samples, models, users)
     return {"gradient": gradients, "value": values, "curvature": mean_curvature(hessians),
             "stiffness": stiffness(data.loss, data.samples, hessians, users)}, {}
 
@@ -274,7 +286,7 @@ def _gradient(data: Data, queries: Batch) -> Answer:
 def _prox(data: Data, queries: Batch) -> Answer:
     users = queries.users
     points = data.loss.prox(data.samples, None, queries.arrays["t"], queries.arrays["centre"], users=users).points
-    values, _, hessians = data.loss.evaluate(data.samples, points, 2, users)
+    values, _, hessians = evaluated(data.loss, data.samples, points, users)
     return {"point": points, "value": values, "curvature": mean_curvature(hessians)}, {}
 
 

@@ -37,7 +37,8 @@ _SCALARS = 3  # beside a gradient: value, curvature, and a bound on it
 _FIT_ROWS, _FIT_ROWS_EACH = 30, 3  # rows, and rows per coordinate, below which a fit's gradients give rows away
 _OF_A_FIT = ("settle", "slopes", "evidence", "around", "left_out", "halves", "alone", "ratio")
 _WITH_HESSIANS = ("local", "settle", "moments")
-_HESSIAN_FIELDS = ("hessian", "hessian2", "scatter", "factor")
+_HESSIAN_FIELDS = ("hessian", "hessian2", "scatter", "factor", "core", "basis")
+_PARTS = ("factor", "core", "basis")  # of one Hessian, however many numbers they are
 _FREE_FIELDS = ("difference", "sign")  # the server can compute them from what it knows
 
 
@@ -282,7 +283,8 @@ def cost(reply: Message, dim: int) -> tuple[int, int]:
     triangle, hessians = dim * (dim + 1) // 2, 0
     for name in _HESSIAN_FIELDS:
         size = reply.arrays[name].size if name in reply.arrays else 0
-        hessians += min(size, 1) if name == "factor" else -(-size // triangle)
+        hessians += 0 if name in _PARTS else -(-size // triangle)
+    hessians += any(name in reply.arrays and reply.arrays[name].size > 0 for name in _PARTS)
     return max(1, (plain - _SCALARS) // dim), hessians
 
 

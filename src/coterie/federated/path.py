@@ -23,7 +23,6 @@ from coterie.federated.runtimes.in_process import Faults, Runtime
 from coterie.federated.settings import FederationSettings
 from coterie.graph import Graph
 from coterie.losses import Loss
-from coterie.losses.quadratic import Quadratic
 from coterie.problem import Problem
 
 _SEARCHES = 8  # for the smallest lam at which all users share one model
@@ -198,10 +197,10 @@ def together(run: Federated) -> float:
     if not isinstance(state, NewtonState):
         raise InvalidInput(f"second-order models come from Newton's method, and this run is by {run.solver}")
     active = ~state.aside
-    curvature = np.trace(state.hessians[active], axis1=1, axis2=2).mean() / run.problem.dim
-    hessians = state.hessians[active] + 1e-9 * max(float(curvature), 1e-300) * np.eye(run.problem.dim)
-    loss = Quadratic(point=state.points[active], value=state.values[active], gradient=state.gradients[active],
-                     hessian=hessians)
+    forms = state.forms.take(active)
+    curvature = forms.traces().mean() / run.problem.dim
+    forms = forms.shifted(np.full(int(active.sum()), 1e-9 * max(float(curvature), 1e-300)))
+    loss = forms.quadratic(state.points[active], state.values[active], state.gradients[active])
     return lam_max(Problem(run.problem.users, loss, 0.0, run.problem.graph), rtol=1e-3).upper
 
 

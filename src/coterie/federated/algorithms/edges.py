@@ -12,6 +12,7 @@ import numpy as np
 
 from coterie._typing import Array, Flags, Ints
 from coterie.federated.protocol.messages import Batch, Ragged
+from coterie.federated.spans import evaluated, mean_curvature, stiffness
 from coterie.graph import Graph
 from coterie.losses import Loss, Samples
 
@@ -46,21 +47,6 @@ class Pairs:
 
 def _offsets(counts: Ints) -> Ints:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
-def mean_curvature(hessians: Array) -> Array:
-    """(n,) det(H + 1e-3 tr(H)/d I)^(1/d): the geometric mean of the curvatures, kept away from zero."""
-    dim = hessians.shape[-1]
-    level = np.trace(hessians, axis1=1, axis2=2) / dim
-    with np.errstate(divide="ignore"):
-        logs = np.linalg.slogdet(hessians + (1e-3 * level)[:, None, None] * np.eye(dim))[1]
-    return np.exp(logs / dim)
-
-
-def stiffness(loss: Loss, samples: Samples, hessians: Array, users: Ints) -> Array:
-    """(n,) a bound on the largest curvature; if there is none, twice the largest at the current models."""
-    known = loss.lipschitz(samples)[users]
-    return np.where(np.isfinite(known), known, 2.0 * np.linalg.eigvalsh(hessians)[:, -1])
 
 
 def segment_sums(values: Array, offsets: Ints) -> Array:
@@ -137,14 +123,14 @@ def answer_edges(loss: Loss, samples: Samples, queries: Batch, memory: Mapping[s
             centres[half] += beyond.values[1::2]
         eta = np.full(len(moving), weight)
         if linearised:
-            values, slope, hessians = loss.evaluate(samples, points[moving], 2, moving)
+            values, slope, hessians = evaluated(loss, samples, points[moving], moving)
             slope = slope + step_slope(points[moving], linear, centres, pairs, rho)
             stiff = stiffness(loss, samples, hessians, moving)
             models[moving] = points[moving] - slope / step_length(eta, stiff, rho, pairs)[:, None]
         else:
             centre, t = step_centre(points[moving], linear, centres, pairs, rho, eta)
             models[moving] = loss.prox(samples, None, t, centre, users=moving).points
-            values, _, hessians = loss.evaluate(samples, models[moving], 2, moving)
+            values, _, hessians = evaluated(loss, samples, models[moving], moving)
         curvatures = mean_curvature(hessians)
     # S3: their differences, from the old models.
     at = _positions(queries, "update", offsets)

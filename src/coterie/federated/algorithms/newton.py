@@ -21,10 +21,10 @@ import numpy as np
 from coterie._typing import Array, Flags, Ints
 from coterie.errors import InvalidInput
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State, hessians_of, traces_of
+from coterie.federated.algorithms.forms import Forms, comes_in_parts, row_length, spans_of, wrong_parts
 from coterie.federated.algorithms.trust import between, trusted
 from coterie.federated.plausible import LARGEST, Statements, capped
 from coterie.federated.protocol.messages import Batch, Ragged
-from coterie.losses.quadratic import Quadratic
 from coterie.solvers import solve_quietly
 from coterie.solvers.base import Start
 
@@ -72,7 +72,13 @@ class NewtonState(State):
     points: Array  # (n_users, dim) the point of the last accepted reply; value, gradient and Hessian at it:
     values: Array
     gradients: Array
-    hessians: Array
+    hessians: Array  # and for wide models what follows: see `Forms`
+    basis: Array
+    axes: Array
+    gains: Array
+    inner: Array
+    outer: Array
+    sizes: Ints
     shift: Array  # (n_users,) a multiple of the identity that is added to the Hessian
     known: Flags  # (n_users,) whether there is a reply
     doubted: Flags  # (n_users,) whether the last reply was rejected
@@ -81,6 +87,11 @@ class NewtonState(State):
     promised: Array  # (n_users,) 1/2 s'Hs for the step s from each user's point to its model
     trust: float  # the error of the quadratics in the last round, relative to that
     error: float
+
+    @property
+    def forms(self) -> Forms:
+        """The Hessians."""
+        return Forms(*(getattr(self, name) for name in Forms._fields))
 
 
 class NewtonMethod(Method):
@@ -96,7 +107,7 @@ class NewtonMethod(Method):
         n, d = self.federation.n_users, self.federation.dim
         return NewtonState(
             **self.fresh, now=models, sent=models, points=models, values=np.zeros(n), gradients=np.zeros((n, d)),
-            hessians=np.zeros((n, d, d)), shift=np.zeros(n), known=np.zeros(n, dtype=bool),
+            **Forms.blank(n, d)._asdict(), shift=np.zeros(n), known=np.zeros(n, dtype=bool),
             doubted=np.zeros(n, dtype=bool), duals=np.zeros((self.federation.graph.n_edges, d)), sigma=0.0,
             promised=np.full(n, np.inf), trust=1.0, error=np.inf)
 
@@ -119,7 +130,8 @@ class NewtonMethod(Method):
     def _ask(self, state: NewtonState, users: Ints) -> Batch:
         doubted = state.doubted[users]
         ragged = {"anchor": Ragged.of(state.points[users[doubted]], doubted)} if doubted.any() else {}
-        return Batch(self.kind, state.round, users, {"model": state.now[users]}, ragged,
+        count = {"count": state.sizes[users].astype(float)} if state.forms.in_spans else {}
+        return Batch(self.kind, state.round, users, {"model": state.now[users], **count}, ragged,
                      {"rank": np.array(self.settings.rank, dtype=np.int64)})
 
     def _asked(self, state: NewtonState, users: Ints) -> NewtonState:
@@ -136,8 +148,31 @@ class NewtonMethod(Method):
         stepped_back, share = np.zeros(len(replies), dtype=bool), replies.ragged.get("share")
         if share is not None:
             stepped_back[share.owner] = share.values < 1.0
-        return self._taken(state, replies, self._at(state, replies), hessians_of(replies, self.federation.dim),
-                           stepped_back)
+        return self._taken(state, replies, self._at(state, replies), self._forms(state, replies), stepped_back)
+
+    def _forms(self, state: NewtonState, replies: Batch) -> Forms:
+        """The Hessians of replies."""
+        old, dim = state.forms.take(replies.users), self.federation.dim
+        if old.in_spans or comes_in_parts(replies):
+            new = spans_of(replies, old, dim, self._row_length)
+            return new.completed() if old.complete else new
+        return Forms.blank(len(replies), dim)._replace(hessians=hessians_of(replies, dim))
+
+    @property
+    def _row_length(self) -> int:
+        return row_length(self.federation.loss, len(self.federation.features), self.federation.dim)
+
+    def _objections(self, state: NewtonState, replies: Batch) -> list[tuple[int, str]]:
+        if not (state.forms.in_spans or comes_in_parts(replies)):
+            return super()._objections(state, replies)
+        reasons = wrong_parts(replies, state.forms.take(replies.users), self.federation.dim, self._row_length)
+        share = replies.ragged.get("share")
+        if share is not None:
+            for position in share.owner[~((share.values > 0) & (share.values <= 1))]:
+                reasons.setdefault(int(position), "its step share is not in (0, 1]")
+            for position in np.flatnonzero(share.counts > 1):
+                reasons.setdefault(int(position), "it has more or fewer rows than requested")
+        return [(int(replies.users[position]), reason) for position, reason in sorted(reasons.items())]
 
     def _at(self, state: NewtonState, replies: Batch) -> Array:
         """(n, dim) the points that replies are about: the models sent, or points on the way to them."""
@@ -157,18 +192,18 @@ class NewtonMethod(Method):
         return super()._implausible(state, replies.take(np.flatnonzero(~far)) if far.any() else replies)
 
     def _statements(self, state: NewtonState, replies: Batch) -> Statements:
-        return Statements(self._at(state, replies), replies.arrays["value"], replies.arrays["gradient"],
-                          traces_of(replies, self.federation.dim))
+        traces = self._forms(state, replies).traces() if state.forms.in_spans or comes_in_parts(replies) else \
+            traces_of(replies, self.federation.dim)
+        return Statements(self._at(state, replies), replies.arrays["value"], replies.arrays["gradient"], traces)
 
     @np.errstate(over="ignore", invalid="ignore")  # a finite reply can be too large to square
-    def _taken(self, state: NewtonState, replies: Batch, at: Array, hessians: Array,
+    def _taken(self, state: NewtonState, replies: Batch, at: Array, forms: Forms,
                stepped_back: Flags) -> NewtonState:
         """Accept the replies that agree with the quadratics."""
         users, share = replies.users, replies.ragged.get("share")
         step = at - state.points[users]
-        old = state.hessians[users]
         slopes = np.einsum("nd,nd->n", state.gradients[users], step)
-        second = 0.5 * np.einsum("nd,nde,ne->n", step, old, step) + 0.5 * state.shift[users] * (step**2).sum(axis=1)
+        second = 0.5 * state.forms.take(users).squares(step) + 0.5 * state.shift[users] * (step**2).sum(axis=1)
         good = trusted(state.values[users], slopes, second, replies.arrays["value"]) | ~state.known[users]
         if share is not None:
             good[share.owner] = True
@@ -178,44 +213,48 @@ class NewtonMethod(Method):
         trust = float(np.clip(off / second[seen].sum(), 1e-4, 1.0)) if seen.any() else 1.0
         trust = 0.0 if self.federation.loss.quadratic else trust
         taken = users[good]
-        points, values, gradients, matrices = (np.array(a) for a in (state.points, state.values, state.gradients,
-                                                                      state.hessians))
+        points, values, gradients = (np.array(a) for a in (state.points, state.values, state.gradients))
         points[taken], values[taken] = at[good], replies.arrays["value"][good]
-        gradients[taken], matrices[taken] = replies.arrays["gradient"][good], hessians[good]
+        gradients[taken], known_forms = replies.arrays["gradient"][good], state.forms.put(taken, forms.take(good))
         known, doubted = state.known.copy(), state.doubted.copy()
         known[taken], doubted[taken], doubted[users[~good]] = True, False, True
         # If a quadratic predicted too large a decrease, its shift is increased; if it was accurate, decreased.
-        curvature = np.trace(matrices, axis1=1, axis2=2) / self.federation.dim
+        curvature = known_forms.traces() / self.federation.dim
         stiffer = np.maximum(100.0 * state.shift, 0.03 * np.maximum(curvature, capped(curvature[known]).mean()))
         poor = np.zeros(self.federation.n_users, dtype=bool)
         poor[users[~good]] = poor[users[stepped_back]] = True
         shift = state.shift.copy()
         shift[taken] *= 0.1
         shift = np.where(poor, stiffer, shift)
-        return self._solved(replace(state, points=points, values=values, gradients=gradients, hessians=matrices,
-                                    shift=shift, known=known, doubted=doubted, trust=trust))
+        return self._solved(replace(state, points=points, values=values, gradients=gradients, shift=shift, known=known,
+                                    doubted=doubted, trust=trust, **known_forms._asdict()))
+
+    def _accuracy(self, state: NewtonState) -> float:
+        """The relative gap of the problem with quadratics; of wide models small beside the error of the quadratics."""
+        least = max(0.01 * self.tol, 1e-13)
+        return max(least, min(1e-5, 0.01 * state.error)) if state.forms.in_spans else least
 
     def _solved(self, state: NewtonState) -> NewtonState:
         """Compute the new models of all users that have replied."""
         known, federation = state.known & ~state.aside, self.federation
         if not known.any():
             return state
-        curvature = np.trace(state.hessians[known], axis1=1, axis2=2) / federation.dim
+        forms = state.forms.take(known)
+        curvature = forms.traces() / federation.dim
         shift = np.maximum(state.shift[known], 1e-9 * max(float(capped(curvature).mean()), 1e-300))
         points, values = state.points[known], capped(state.values[known])
-        hessians = state.hessians[known] + shift[:, None, None] * np.eye(federation.dim)
-        loss = Quadratic(point=points, value=values, gradient=state.gradients[known], hessian=hessians)
-        problem = federation.problem(known, loss)
+        forms = forms.shifted(shift)
+        problem = federation.problem(known, forms.quadratic(points, values, state.gradients[known]))
         inside: Any = slice(None) if known.all() else federation.graph.inside(known)
         warm = Start(state.now[known], state.duals[inside], state.sigma or None) if state.sigma else None
-        solution = solve_quietly(problem, tol=max(0.01 * self.tol, 1e-13), start=warm)
+        solution = solve_quietly(problem, tol=self._accuracy(state), start=warm)
         now, duals = state.now.copy(), state.duals.copy()
         now[known] = solution.models  # other users keep the start: no user receives a model built from other users only
         if solution.duals is not None:
             duals[inside] = solution.duals
         step = solution.models - points
         promised = np.full(federation.n_users, np.inf)
-        promised[known] = 0.5 * np.einsum("nd,nde,ne->n", step, hessians, step)
+        promised[known] = 0.5 * forms.squares(step)
         complete = known.sum() == (~state.aside).sum() and not (state.doubted & known).any()
         size = max(abs(solution.objective), 1e-300)
         error, rest = (state.trust * float(part.sum()) / size if complete else np.inf

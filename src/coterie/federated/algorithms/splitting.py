@@ -13,20 +13,24 @@ finite number of times, and s <- x + (t / t_new) (s - x) keeps models and duals.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array, Ints
+from coterie._typing import Array, Flags, Ints
 from coterie.errors import InvalidInput
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.plausible import Statements, capped, exact_steps, typical
 from coterie.federated.protocol.messages import Batch
 from coterie.losses.quadratic import Quadratic
+from coterie.problem import Problem
+from coterie.solution import Solution
 from coterie.solvers import solve_quietly
 from coterie.solvers.base import Start
 
 _CHANGES = 20  # largest number of changes of the step
 _OFF = 1.3  # smallest factor of a change
+_LONG = 150  # coordinates from which models can be too long for matrices of their length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +79,36 @@ class SplittingState(State):
     changes: int
     next_review: float  # number of sweeps after which the step is checked again
     error: float
+
+
+class Sides(NamedTuple):
+    """Coordinates in which the step of the server is solved: those of models, or if these are longer than there are
+    users the directions between their points. Nothing pulls a solution out of the plane through the points."""
+
+    centre: Array  # (dim,)
+    axes: Array | None  # (d, dim) orthonormal rows; None: all of them
+
+    @classmethod
+    def of(cls, points: Array) -> Sides:
+        n, dim = points.shape
+        if dim <= max(n, _LONG):
+            return cls(np.zeros(dim), None)
+        centre = points.mean(axis=0)
+        return cls(centre, np.linalg.qr((points - centre).T)[0].T)
+
+    def enter(self, points: Array) -> Array:
+        return points if self.axes is None else (points - self.centre) @ self.axes.T
+
+    def leave(self, points: Array) -> Array:
+        return points if self.axes is None else self.centre + points @ self.axes
+
+    def along(self, vectors: Array) -> Array:
+        """Vectors, not points, in these coordinates."""
+        return vectors if self.axes is None else vectors @ self.axes.T
+
+    def turn(self, vectors: Array) -> Array:
+        """Vectors in these coordinates in those of models."""
+        return vectors if self.axes is None else vectors @ self.axes
 
 
 class SplittingMethod(Method):
@@ -150,27 +184,34 @@ class SplittingMethod(Method):
             return state
         return replace(state, s=state.now + (state.t / t) * (state.s - state.now), t=t, changes=state.changes + 1)
 
-    def _solved(self, state: SplittingState) -> SplittingState:
-        active, d = ~state.aside, self.federation.dim
+    def _server_step(self, state: SplittingState, active: Flags) -> tuple[Problem, Sides, Solution]:
+        """The problem of the server, the coordinates it is solved in, and the solution."""
         s = state.s[active]
-        n = len(s)
-        if not n:
-            return state
-        loss = Quadratic(point=s, value=np.zeros(n), gradient=np.zeros_like(s),
+        sides = Sides.of(s)
+        points = sides.enter(s)
+        n, d = points.shape
+        loss = Quadratic(point=points, value=np.zeros(n), gradient=np.zeros_like(points),
                          hessian=np.broadcast_to(state.t * np.eye(d), (n, d, d)))
-        problem = self.federation.problem(active, loss)
-        warm = Start(state.now[active], state.duals, state.sigma) if state.sigma else None
+        problem = replace(self.federation, dim=d).problem(active, loss)
+        warm = Start(sides.enter(state.now[active]), sides.along(state.duals), state.sigma) if state.sigma else None
         # The optimum of the server's problem can be much smaller than that of the federation: use a small tolerance.
-        solution = solve_quietly(problem, tol=1e-9, start=warm)
+        return problem, sides, solve_quietly(problem, tol=1e-9, start=warm)
+
+    def _solved(self, state: SplittingState) -> SplittingState:
+        active = ~state.aside
+        if not active.any():
+            return state
+        problem, sides, solution = self._server_step(state, active)
         now = state.now.copy()
-        now[active] = solution.models
+        models = sides.leave(solution.models)
+        now[active] = models
         heard = np.isfinite(state.curvature[active])
         error = rest = np.inf
         if heard.all():
             # The error of the bound is about r^2 / 2h, with r = grad f(x) - slope = (t + h) (x - w).
             h = np.maximum(state.curvature[active], 1e-12 * state.t)
-            lack = ((state.t + h) * np.linalg.norm(solution.models - state.w[active], axis=1)) ** 2 / (2 * h)
-            total = capped(state.values[active]).sum() + problem.lam * problem.graph.penalty(solution.models)
+            lack = ((state.t + h) * np.linalg.norm(models - state.w[active], axis=1)) ** 2 / (2 * h)
+            total = capped(state.values[active]).sum() + problem.lam * problem.graph.penalty(models)
             error, rest = (float(part.sum() / max(abs(total), 1e-300)) for part in (lack, capped(lack)))
-        duals = np.zeros_like(state.duals) if solution.duals is None else solution.duals
+        duals = np.zeros_like(state.duals) if solution.duals is None else sides.turn(solution.duals)
         return replace(state, now=now, duals=duals, sigma=solution.sigma or 0.0, error=error, rest=rest)

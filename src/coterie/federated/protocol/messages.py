@@ -41,7 +41,7 @@ FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", 
           *(f"{name}2" for name in ("part", "t", "centre", "point", "value", "gradient", "hessian", "information",
                                     "models", "own", "values", "covariance", "step", "evidence", "rank", "model",
                                     "starts", "settings", "influence", "count")),
-          "stage", "mu", "scale", "released")
+          "stage", "mu", "scale", "released", "basis", "core")
 #: Questions of a fit, of which one message can carry two; the fields of the second have names that end in 2.
 PAIRED = ("settle", "slopes", "evidence", "around", "left_out", "alone")
 TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f8"), np.dtype("<i4"))
@@ -247,8 +247,10 @@ _MODEL = {"model": "d"}
 SCHEMAS: dict[str, Schema] = {
     "describe": Schema({}, {"count": "1", "means": "p", "m2": "p", "target": "*1"}),
     "local": Schema({"ridge": "=1"}, {"model": "d", "hessian": "h", "count": "1"}),
-    "expand": Schema({**_MODEL, "anchor": "*d", "rank": "=1"}, {
-        "value": "1", "gradient": "d", "share": "*1", "hessian": "*h", "factor": "*d", "sign": "*1", "diagonal": "*1"}),
+    # Hessians of wide models come in parts (see `spans`); the count is that of the vectors the server has.
+    "expand": Schema({**_MODEL, "anchor": "*d", "rank": "=1", "count": "?1"}, {
+        "value": "1", "gradient": "d", "share": "*1", "hessian": "*h", "factor": "*d", "sign": "*1", "diagonal": "*1",
+        "basis": "*d", "core": "*1"}),
     "gradient": Schema(_MODEL, {"gradient": "d", "value": "1", "curvature": "1", "stiffness": "1"}),
     "prox": Schema({"centre": "d", "t": "1"}, {"point": "d", "value": "1", "curvature": "1"}),
     "train": Schema({**_MODEL, "steps": "1", "rate": "=1"}, {"point": "d"}),

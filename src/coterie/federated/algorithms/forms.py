@@ -1,0 +1,217 @@
+"""The Hessians of users as the server knows them: complete matrices, or for wide models matrices in spans of vectors.
+
+Hessians of wide models arrive in parts (see `coterie.federated.spans`): every reply adds vectors to those that the
+server has of the user, and contains the matrix for all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie._typing import Array, Flags, Ints
+from coterie.federated.algorithms.base import hessians_of
+from coterie.federated.protocol.messages import Batch, square
+from coterie.losses import Loss
+from coterie.losses.affine import AffineLoss
+from coterie.losses.quadratic import Quadratic
+from coterie.losses.span import Span, SpanCurvature, SpanQuadratic
+
+_WIDE = 150  # coordinates from which replies decide how Hessians are kept
+
+
+class Forms(NamedTuple):
+    """Hessians of n users: `hessians`, or if that is empty those of `Span` with the fields in between."""
+
+    hessians: Array  # (n, dim, dim), or (n, 0, 0)
+    basis: Array  # (n, b, p), ..., as in `coterie.losses.span`
+    axes: Array
+    gains: Array
+    inner: Array
+    outer: Array
+    sizes: Ints  # (n,) number of vectors of each user
+
+    @classmethod
+    def blank(cls, n: int, dim: int) -> Forms:
+        """Nothing is known; of long models not even which form the Hessians will have."""
+        size = dim if dim < _WIDE else 0
+        return cls(np.zeros((n, size, size)), np.zeros((n, 0, 0)), np.zeros((n, 0, 0)), np.zeros((n, 0)), np.zeros(n),
+                   np.zeros(n), np.zeros(n, dtype=np.int64))
+
+    @property
+    def in_spans(self) -> bool:
+        return bool(self.basis.shape[2])
+
+    @property
+    def complete(self) -> bool:
+        """Whether the Hessians are kept as matrices."""
+        return bool(self.hessians.shape[1])
+
+    @property
+    def span(self) -> Span:
+        return Span(*self[1:-1])
+
+    def completed(self) -> Forms:
+        """Those in spans as matrices."""
+        dim = self.basis.shape[2] * self.span.outputs
+        curvature, rows = SpanCurvature(self.span), np.empty((len(self.outer), dim, dim))
+        for column in range(dim):
+            rows[:, column] = curvature.times(np.broadcast_to(np.eye(dim)[column], (len(rows), dim)))
+        return Forms.blank(len(rows), 0)._replace(hessians=rows)
+
+    def take(self, users: Ints | Flags) -> Forms:
+        return Forms._make(part[users] for part in self)
+
+    def put(self, users: Ints, new: Forms) -> Forms:
+        """These Hessians with those of some users replaced."""
+        if not new.in_spans:
+            hessians = self.hessians.copy() if self.complete else np.zeros((len(self.outer), *new.hessians.shape[1:]))
+            hessians[users] = new.hessians
+            return self._replace(hessians=hessians)
+        out: list[npt.NDArray[Any]] = [self.hessians]
+        for old, part in zip(self[1:], new[1:], strict=True):
+            full = np.zeros((len(old), *np.maximum(old.shape[1:], part.shape[1:])), dtype=part.dtype)
+            before: Any = tuple(map(slice, old.shape))
+            after: Any = (users, *map(slice, part.shape[1:]))
+            full[before] = old
+            full[users] = 0
+            full[after] = part
+            out.append(full)
+        return Forms._make(out)
+
+    def traces(self) -> Array:
+        """(n,)"""
+        if self.in_spans:
+            return SpanCurvature(self.span).trace()
+        return np.asarray(np.trace(self.hessians, axis1=1, axis2=2))
+
+    def squares(self, steps: Array) -> Array:
+        """(n,) steps' H steps."""
+        if self.in_spans:
+            return np.einsum("nd,nd->n", steps, SpanCurvature(self.span).times(steps))
+        if not self.complete:
+            return np.zeros(len(steps))
+        return np.einsum("nd,nde,ne->n", steps, self.hessians, steps)
+
+    def shifted(self, shift: Array) -> Forms:
+        """With multiples of the identity added."""
+        if self.in_spans:
+            return self._replace(inner=self.inner + shift, outer=self.outer + shift)
+        return self._replace(hessians=self.hessians + shift[:, None, None] * np.eye(self.hessians.shape[1]))
+
+    def quadratic(self, point: Array, value: Array, gradient: Array) -> Loss:
+        """The quadratic functions with these Hessians."""
+        if self.in_spans:
+            return SpanQuadratic(point=point, value=value, gradient=gradient, span=self.span)
+        return Quadratic(point=point, value=value, gradient=gradient, hessian=self.hessians)
+
+
+def row_length(loss: Loss, n_features: int, dim: int) -> int:
+    """The length p of the rows that models of dim = p k coordinates with k outputs act on."""
+    p = n_features + (loss.intercept if isinstance(loss, AffineLoss) else 0)
+    return p if p and dim % p == 0 else dim
+
+
+def comes_in_parts(replies: Batch) -> bool:
+    """Whether some Hessians are those of wide models; a bound alone can be one of either."""
+    return "core" in replies.ragged or "basis" in replies.ragged
+
+
+def spans_of(replies: Batch, old: Forms, dim: int, p: int) -> Forms:
+    """The Hessians of replies in spans, with the vectors that the server has of their users.
+
+    Parameters
+    ----------
+    replies : that `wrong_parts` does not object to.
+    old : what is known of the same users.
+    dim, p : the length of a model and of its rows.
+    """
+    k, own = dim // p, [_form(replies, position, old, dim, p) for position in range(len(replies))]
+    n, b, q = len(own), max(len(form.basis) for form in own), max(len(form.gains) for form in own)
+    out = Forms(np.zeros((n, 0, 0)), np.zeros((n, b, p)), np.zeros((n, q, b * k)), np.zeros((n, q)),
+                np.array([form.inner for form in own]), np.array([form.outer for form in own]),
+                np.array([len(form.basis) for form in own]))
+    for position, form in enumerate(own):
+        out.basis[position, :len(form.basis)] = form.basis
+        out.axes[position, :len(form.gains), :len(form.basis) * k] = form.axes
+        out.gains[position, :len(form.gains)] = form.gains
+    return out
+
+
+def _form(replies: Batch, position: int, old: Forms, dim: int, p: int) -> Span:
+    """The Hessian of one reply, without the first axis."""
+    if any(_rows(replies, name, position) is not None for name in ("hessian", "factor")):  # of a user with many rows
+        hessian = hessians_of(replies.take(np.array([position])), dim)[0]
+        return Span(np.eye(p), *_diagonalised(hessian), np.ones(()))
+    levels, numbers = _rows(replies, "diagonal", position), _rows(replies, "core", position)
+    assert levels is not None
+    if numbers is None and len(levels) == 1:  # a bound only
+        return Span(np.empty((0, p)), np.empty((0, 0)), np.empty(0), levels[0], levels[0])
+    basis = _basis(replies, position, old, p)
+    size = len(basis) * (dim // p)
+    if len(levels) == 1:
+        assert numbers is not None
+        return Span(basis, *_diagonalised(square(numbers[None], size)[0]), levels[0])
+    rows = np.empty((0, size)) if numbers is None else numbers.reshape(-1, size)
+    gains = np.einsum("qc,qc->q", rows, rows)
+    return Span(basis, rows / np.sqrt(np.maximum(gains, 1e-300))[:, None], gains, levels[1], levels[0])
+
+
+def _diagonalised(core: Array) -> tuple[Array, Array, Array]:
+    """Axes, gains and inner level of a matrix in a span."""
+    values, vectors = np.linalg.eigh(core)
+    return vectors.T[1:], values[1:] - values[0], values[0]
+
+
+def _rows(replies: Batch, name: str, position: int) -> Array | None:
+    part = replies.ragged.get(name)
+    rows = None if part is None else part.rows(position)
+    return rows if rows is not None and len(rows) else None
+
+
+def _basis(replies: Batch, position: int, old: Forms, p: int) -> Array:
+    """(b, p) the vectors of a user: those known before, and those of its reply; padding is left out."""
+    new = _rows(replies, "basis", position)
+    known = old.basis[position, :old.sizes[position]] if old.in_spans else np.empty((0, p))
+    if new is None:
+        return np.asarray(known)
+    vectors = new.reshape(-1, p)
+    used = np.flatnonzero(np.abs(vectors).max(axis=1) > 0)
+    return np.concatenate([known, vectors[:used[-1] + 1 if used.size else 0]])
+
+
+def wrong_parts(replies: Batch, old: Forms, dim: int, p: int) -> dict[int, str]:
+    """Why Hessians that come in parts cannot be used, by position."""
+    reasons = {position: _wrong_part(replies, position, old, dim, p) for position in range(len(replies))}
+    return {position: reason for position, reason in reasons.items() if reason}
+
+
+def _wrong_part(replies: Batch, position: int, old: Forms, dim: int, p: int) -> str:
+    levels, numbers = _rows(replies, "diagonal", position), _rows(replies, "core", position)
+    complete, factor = (_rows(replies, name, position) for name in ("hessian", "factor"))
+    if complete is None and factor is None:
+        basis = _basis(replies, position, old, p)
+        size, length = len(basis) * (dim // p), 0 if numbers is None else len(numbers)
+        if levels is None or len(levels) > 2:
+            return "it has more or fewer rows than requested"
+        if len(basis) > p or not _orthonormal(basis):
+            return "its vectors are not orthonormal"
+        if length and not (size and (length % size == 0 if len(levels) == 2 else length == size * (size + 1) // 2)):
+            return "its Hessian does not fit its vectors"
+    else:
+        if numbers is not None or _rows(replies, "basis", position) is not None:
+            return "it has more than one form of a Hessian"
+        counts = [0 if rows is None else len(rows) for rows in (complete, levels, factor,
+                                                                 _rows(replies, "sign", position))]
+        if counts[0] + counts[1] != 1 or counts[2] != counts[3] or (counts[0] and counts[2]):
+            return "it has more or fewer rows than requested"
+    form = _form(replies, position, old, dim, p)
+    if not (form.inner > 0 and form.outer > 0 and _orthonormal(form.axes)):
+        return "its Hessian is not positive definite"
+    return ""
+
+
+def _orthonormal(rows: Array) -> bool:
+    return bool(np.abs(rows @ rows.T - np.eye(len(rows))).max(initial=0.0) <= 1e-6)
