@@ -182,20 +182,20 @@ def evaluated(loss: Loss, samples: Samples, models: Array, users: Ints) -> tuple
 def mean_curvature(hessians: Array | RowCurvature) -> Array:
     """(n,) det(H + 1e-3 tr(H)/d I)^(1/d): the geometric mean of the curvatures, kept away from zero.
 
-    Of wide models with several outputs this is an estimate, from the mean of W over outputs: no matrix is larger than
-    the rows.
+    Of wide models it is the mean over the span of the user's rows, without the many directions that only the ridge
+    bends; with several outputs it is estimated from the mean of W over outputs. No matrix is larger than the rows.
     """
     if isinstance(hessians, RowCurvature):
-        (n, dim), ridge, k = hessians.shape, ridge_of(hessians), hessians.outputs
-        out = np.empty(n)
+        ridge, out = ridge_of(hessians), np.empty(hessians.shape[0])
         for part in hessians.terms:
             mass = part.mass[..., 0]
             if hessians.basis is not None:  # the trace of diag(P) - P P' / w
                 mass = part.weights - (part.mass**2).sum(axis=2) / np.maximum(part.weights, 1e-300)
-            values = _spectra(hessians, part, np.maximum(mass, 0.0) / k)
-            level = 1e-3 * (k * values.sum(axis=1) / dim + ridge) + ridge
-            logs = k * np.log(values + level[:, None]).sum(axis=1) + (dim - k * values.shape[1]) * np.log(level)
-            out[part.users] = np.exp(logs / dim)
+            values = _spectra(hessians, part, np.maximum(mass, 0.0) / hessians.outputs) + ridge
+            padding = np.arange(values.shape[1]) < values.shape[1] - (part.weights > 0).sum(axis=1)[:, None]
+            level = 1e-3 * np.where(padding, 0.0, values).sum(axis=1) / np.maximum((~padding).sum(axis=1), 1)
+            logs = np.where(padding, 0.0, np.log(values + level[:, None])).sum(axis=1)
+            out[part.users] = np.exp(logs / np.maximum((~padding).sum(axis=1), 1))
         return out
     dim = hessians.shape[-1]
     level = np.trace(hessians, axis1=1, axis2=2) / dim
