@@ -15,6 +15,7 @@ from coterie.federated.protocol.messages import Batch, Query, Reply, gather
 from coterie.federated.runtimes.in_process import Faults
 from coterie.federated.spans import mean_curvature, stiffness
 from coterie.losses import blocks
+from coterie.losses.quadratic import Quadratic
 from coterie.losses.span import Span, SpanCurvature, SpanQuadratic
 
 N, P = 6, 160
@@ -229,6 +230,12 @@ def test_quadratics_in_spans_are_those_of_matrices():
     assert np.allclose(loss.dual_bounds(samples, u).values, conjugate)
     with pytest.raises(Incompatible):
         loss.hessians(samples, v)
+    users = ct.Users.from_arrays(np.zeros((n, 1)))
+    matrices = Quadratic(point=v, value=np.ones(n), gradient=2.0 * v, hessian=hessian)
+    for lam in (0.1, 1.0, 100.0):  # from all models apart to one
+        one, other = (ct.solve(ct.Problem(users, part, lam=lam), tol=1e-7) for part in (loss, matrices))
+        assert one.n_clusters == other.n_clusters
+        assert np.allclose(one.models, other.models, atol=1e-3)
 
 
 def test_padding_changes_nothing():

@@ -29,6 +29,7 @@ from coterie.losses.curvature import RowCurvature, RowTerms
 
 _MODELS = 6.5  # length of a reply without its gradient, in models
 _SHARE = 0.6  # of it at least for vectors, while some are missing
+_EQUAL = 1e-9  # times the largest eigenvalue: a difference that is not sent
 _SOFTMAX = 0.5  # largest curvature of a row's loss under softmax, in any direction of the outputs
 _DENSE = 200  # size of a core up to which all its eigenvalues are computed
 
@@ -126,7 +127,8 @@ def part_of(rows: Rows, ridge: float, have: int, budget: float) -> Part:
     count = min(max(int(left // size), 0), size - 1)
     values, vectors = known.leading(count + 1)
     inner = max(float(values[-1]), 0.0)
-    core = vectors[:-1] * np.sqrt(np.maximum(values[:-1] - inner, 0.0))[:, None]
+    above = np.flatnonzero(values - inner > _EQUAL * values[0])
+    core = vectors[above] * np.sqrt(values[above] - inner)[:, None]
     return Part(sent.reshape(-1, p * k), core.ravel(), np.append(levels, inner + across + ridge))
 
 
@@ -175,7 +177,9 @@ def _rounded(rows: Rows, ridge: float) -> Array:
 def evaluated(loss: Loss, samples: Samples, models: Array, users: Ints) -> tuple[Array, Array, Array | RowCurvature]:
     """Values, gradients and Hessians of some users; Hessians of wide models are operators."""
     if isinstance(loss, AffineLoss) and loss.wide(samples):
-        return loss.expand(samples, models, users)
+        values, gradients, curvature = loss.expand(samples, models, users)
+        assert isinstance(curvature, RowCurvature)
+        return values, gradients, curvature
     return loss.evaluate(samples, models, 2, users)
 
 
@@ -188,10 +192,7 @@ def mean_curvature(hessians: Array | RowCurvature) -> Array:
     if isinstance(hessians, RowCurvature):
         ridge, out = ridge_of(hessians), np.empty(hessians.shape[0])
         for part in hessians.terms:
-            mass = part.mass[..., 0]
-            if hessians.basis is not None:  # the trace of diag(P) - P P' / w
-                mass = part.weights - (part.mass**2).sum(axis=2) / np.maximum(part.weights, 1e-300)
-            values = _spectra(hessians, part, np.maximum(mass, 0.0) / hessians.outputs) + ridge
+            values = _spectra(hessians, part, hessians.mean_mass(part)) + ridge
             padding = np.arange(values.shape[1]) < values.shape[1] - (part.weights > 0).sum(axis=1)[:, None]
             level = 1e-3 * np.where(padding, 0.0, values).sum(axis=1) / np.maximum((~padding).sum(axis=1), 1)
             logs = np.where(padding, 0.0, np.log(values + level[:, None])).sum(axis=1)

@@ -21,9 +21,8 @@ from coterie._typing import Array, Indices
 from coterie.data.users import Participants
 from coterie.errors import Incompatible, InvalidInput
 from coterie.losses.base import SUMS, DualBounds, Evaluation, Loss, Samples
-from coterie.losses.curvature import Inverse, RowCurvature, RowInverse, RowTerms
+from coterie.losses.curvature import Inverse, RowCurvature, RowInverse, RowTerms, WideEvaluation
 from coterie.losses.newton import Minimum
-from coterie.losses.rows import WideEvaluation
 
 
 class Span(NamedTuple):
@@ -58,7 +57,8 @@ class SpanCurvature(RowCurvature):
         nothing = np.empty((n, 0, 1))
         self.span, self.outputs = span, span.outputs
         self.terms = (RowTerms(np.arange(n), span.basis, nothing, nothing, nothing[..., 0]),)
-        self.ridges, self.basis, self.intercept = np.zeros(p), None, False
+        # What preconditioners ask for: the curvature everywhere, and beside it that of each vector.
+        self.ridges, self.basis, self.intercept = np.full(p, float(span.outer.min(initial=np.inf))), None, False
         self.shape = n, p * self.outputs
 
     def times(self, vectors: Array) -> Array:
@@ -68,6 +68,12 @@ class SpanCurvature(RowCurvature):
         change = (span.inner - span.outer)[:, None] * t + (along[:, None] @ span.axes)[:, 0]
         back = span.basis.swapaxes(1, 2) @ change.reshape(n, -1, self.outputs)
         return np.asarray(span.outer[:, None] * vectors + back.reshape(vectors.shape))
+
+    def mean_mass(self, part: RowTerms) -> Array:
+        span = self.span.take(part.users)
+        along = np.einsum("nq,nqc,nqc->nc", span.gains, span.axes, span.axes, optimize=True)
+        mean = along.reshape(len(along), -1, self.outputs).mean(axis=2)
+        return np.asarray(np.maximum((span.inner - span.outer)[:, None] + mean, 0.0))
 
     def trace(self) -> Array:
         inside = self.outputs * (self.span.basis != 0).any(axis=2).sum(axis=1)
