@@ -378,6 +378,16 @@ def test_odcl_goes_from_separate_models_to_one(planted):
     assert counts[0] == 18 > counts[1] > counts[2] == 1
 
 
+def test_odcl_has_the_same_clusters_with_more_coordinates_than_users():
+    data = clustered("squared", n_users=8, n_clusters=2, n_features=11, samples=30, seed=3)
+    fitted, loss = ODCL(share=0.8).fit(data.users, ct.Squared()), ct.Squared()
+    own = loss.prox(loss.prepare(data.users), None, 0.1, None).points
+    problem = ct.Problem(ct.Users.from_arrays(own), ct.SquaredDistance(), 0.0)
+    direct = ct.solve(problem.with_lam(0.8 * ct.lam_max(problem).upper))
+    assert 1 < direct.n_clusters < 8
+    np.testing.assert_array_equal(fitted.labels, direct.labels)
+
+
 @pytest.mark.parametrize("rule", ["code", "paper"])
 def test_cfl_splits_opposite_groups_and_nobody_else(rule):
     rng = np.random.default_rng(0)

@@ -81,6 +81,9 @@ class ODCL(_OneShot):
     def _labels(self, run: BaselineRun, own: Array) -> Ints:
         if run.n_users == 1 or self.share == 1.0:
             return np.zeros(run.n_users, dtype=np.int64)
+        if run.dim > run.n_users:  # the same distances in fewer coordinates
+            left, scales, _ = np.linalg.svd(own - own.mean(axis=0), full_matrices=False)
+            own = left * scales
         problem = Problem(Users.from_arrays(own), SquaredDistance(), 0.0)
         return solve_quietly(problem.with_lam(self.share * lam_max(problem).upper), tol=_TOL).labels
 
