@@ -31,6 +31,7 @@ from coterie._typing import Array, Indices, Ints
 
 _FREE = 1e-15  # times its curvature: what holds an intercept at least
 
+_CACHED = 4_000_000  # bytes of rows that are used twice in a row
 _LARGEST = 5e7  # numbers in the preconditioner of groups
 _STEPS, _EXACT = 100, 1e-4  # steps of conjugate gradients, and the share of the residual at which they end
 
@@ -50,7 +51,7 @@ class Curvature(ABC):
 
     @abstractmethod
     def times(self, vectors: Array) -> Array:
-        """(n_users, dim) H_i vectors_i."""
+        """(n_users, dim) H_i vectors_i, in the precision of the vectors."""
 
     @abstractmethod
     def inverse(self, shift: Array, dtype: type = np.float64) -> Inverse:
@@ -77,6 +78,21 @@ class RowTerms(NamedTuple):
     gram: Array  # (n, m, m) A A' without the intercept
     mass: Array  # (n, m, 1) D, or (n, m, C) P
     weights: Array  # (n, m); 0 for padding
+    copies: dict[str, Array]  # of A with fewer bits, kept for the next time
+    name: str  # of the copy; empty if none is kept
+
+    def take(self, users: slice) -> RowTerms:
+        """The same for some of these users; no copy of A is kept."""
+        return RowTerms(self.users[users], self.design[users], self.gram[users], self.mass[users],
+                        self.weights[users], {}, "")
+
+    def design_in(self, dtype: type) -> Array:
+        """A with so many bits."""
+        if self.design.dtype == dtype or not self.name:
+            return self.design.astype(dtype, copy=False)
+        if self.name not in self.copies:
+            self.copies[self.name] = self.design.astype(dtype)
+        return self.copies[self.name]
 
 
 class RowCurvature(Curvature):
@@ -99,9 +115,13 @@ class RowCurvature(Curvature):
         v = vectors.reshape(len(vectors), -1, self.outputs)
         out = np.empty_like(v)
         for part in self.terms:
-            t = part.design @ v[part.users]
-            out[part.users] = part.design.swapaxes(1, 2) @ self.between(part, t)
-        out += self.ridges[:, None] * v
+            design = part.design_in(v.dtype.type)
+            step = max(1, _CACHED // max(design[0].nbytes, 1))  # users whose rows stay near the processor
+            for start in range(0, len(design), step):
+                some = slice(start, start + step)
+                t = self.between(part.take(some), design[some] @ v[part.users[some]])
+                out[part.users[some]] = design[some].swapaxes(1, 2) @ t.astype(v.dtype, copy=False)
+        out += self.ridges[:, None].astype(v.dtype) * v
         return out.reshape(vectors.shape)
 
     def between(self, part: RowTerms, t: Array) -> Array:
@@ -149,7 +169,7 @@ class RowInverse:
         self.basis: Array | None = None if curvature.basis is None else curvature.basis.astype(dtype)
         self.designs, self.small = list[Array](), list[_Small]()
         for part in curvature.terms:
-            self.designs.append(part.design.astype(dtype, copy=False))
+            self.designs.append(part.design_in(dtype))
             self.small.append(self._factors(part, self.scales[part.users]))
         self.scales = np.where(self.scales > 0, self.scales, 1.0).astype(dtype)  # an intercept that nothing holds
 
@@ -186,18 +206,17 @@ class RowInverse:
         out = v / scales
         if self.curvature.intercept:
             out[:, -1] = 0.0
-        for number, (part, design) in enumerate(zip(self.curvature.terms, self.designs, strict=True)):
+        for part, design, small in zip(self.curvature.terms, self.designs, self.small, strict=True):
             everyone = len(part.users) == len(out)
-            z = out if everyone else out[part.users]
-            right = v[:, -1] if everyone else v[part.users, -1]
-            rows, last = self._bordered(self.small[number], design, design @ z, right)
-            moved = z - (design.swapaxes(1, 2) @ rows) / (scales if everyone else scales[part.users])
-            if last is not None:
-                moved[:, -1] = last
-            if everyone:
-                out = moved
-            else:
-                out[part.users] = moved
+            step = max(1, _CACHED // max(design[0].nbytes, 1))  # users whose rows stay near the processor
+            for start in range(0, len(design), step):
+                some = slice(start, start + step)
+                users = some if everyone else part.users[some]
+                rows, last = self._bordered(small.take(some), design[some], design[some] @ out[users], v[users, -1])
+                moved = out[users] - (design[some].swapaxes(1, 2) @ rows) / scales[users]
+                if last is not None:
+                    moved[:, -1] = last
+                out[users] = moved
         return out.reshape(vectors.shape)
 
     def _bordered(self, small: _Small, design: Array, t: Array, right: Array) -> tuple[Array, Array | None]:
@@ -239,6 +258,10 @@ class _Small(NamedTuple):
     inverse: Array | None  # (n, m, m) M^-1, for several outputs
     border: Array | None  # (n, m, k, k) C column
     inside: Array | None  # (n, k, k) (held + column' C column)^-1
+
+    def take(self, users: slice) -> _Small:
+        """The same for some users."""
+        return _Small(self.factors[users], *(None if part is None else part[users] for part in self[1:]))
 
 
 class EnvelopeCurvature(Curvature):

@@ -75,8 +75,21 @@ def is_wide(loss: RowLoss, samples: Samples) -> bool:
     return _FEWER * classes * numbers <= samples.n_users * samples.dim**2
 
 
-def _parts(loss: RowLoss, samples: Samples, users: Indices | None) -> list[tuple[Indices, Block, Array]]:
-    """Blocks of the users concerned, with their positions and Gram matrices."""
+class _Part(NamedTuple):
+    """Users who have equally many rows: their positions among those concerned, their rows and A A' of features."""
+
+    users: Indices
+    block: Block
+    gram: Array
+    copies: dict[str, Array]
+    name: str
+
+    def terms(self, mass: Array) -> RowTerms:
+        return RowTerms(self.users, self.block.features, self.gram, mass, self.block.weights, self.copies, self.name)
+
+
+def _parts(loss: RowLoss, samples: Samples, users: Indices | None) -> list[_Part]:
+    """Blocks of the users concerned."""
     samples = in_blocks(cast(Loss, loss), samples)
     out = []
     numbers = None if users is None else samples.positions[0][users]
@@ -84,15 +97,15 @@ def _parts(loss: RowLoss, samples: Samples, users: Indices | None) -> list[tuple
         if f"gram {k}" not in samples.known:
             columns = block.features[..., :-1] if loss.intercept else block.features
             samples.known[f"gram {k}"] = columns @ columns.swapaxes(1, 2)
-        gram, rows = samples.known[f"gram {k}"], block.index
+        gram, rows, name = samples.known[f"gram {k}"], block.index, f"single {k}"
         if users is not None:
             rows = np.flatnonzero(numbers == k)
             if not rows.size:
                 continue
             members = samples.positions[1][users[rows]]
             if len(members) < len(block.index) or (members != np.arange(len(members))).any():
-                block, gram = take_users(block, members), gram[members]
-        out.append((rows, block, gram))
+                block, gram, name = take_users(block, members), gram[members], ""
+        out.append(_Part(rows, block, gram, samples.known, name))
     return out
 
 
@@ -104,11 +117,12 @@ def expand(loss: RowLoss, samples: Samples, models: Array, users: Indices | None
     ridges = loss.ridge * loss.shrunk(p)
     values, gradients = np.empty(n), np.empty((n, p, k))
     x, terms = models.reshape(n, p, k), list[RowTerms]()
-    for rows, block, gram in _parts(loss, samples, users):
-        part = loss.row_terms(block, block.features @ x[rows])
-        values[rows] = part.values.sum(axis=1)
-        gradients[rows] = block.features.swapaxes(1, 2) @ part.slopes
-        terms.append(RowTerms(rows, block.features, gram, part.mass, block.weights))
+    for part in _parts(loss, samples, users):
+        rows, design = part.users, part.block.features
+        here = loss.row_terms(part.block, design @ x[rows])
+        values[rows] = here.values.sum(axis=1)
+        gradients[rows] = design.swapaxes(1, 2) @ here.slopes
+        terms.append(part.terms(here.mass))
     values += 0.5 * np.einsum("npk,p,npk->n", x, ridges, x, optimize=False)
     gradients += ridges[:, None] * x
     return WideEvaluation(values, gradients.reshape(n, dim),
@@ -167,8 +181,8 @@ class _Point:
         self.ridges = loss.ridge * loss.shrunk(self.p)
         self.parts = _parts(loss, samples, users)
         cube = self._cube(x)
-        self.outputs = [block.features @ _some(cube, rows) for rows, block, _ in self.parts]
-        self.terms = [loss.row_terms(block, t) for (_, block, _), t in zip(self.parts, self.outputs, strict=True)]
+        self.outputs = [part.block.features @ _some(cube, part.users) for part in self.parts]
+        self.terms = [loss.row_terms(part.block, t) for part, t in zip(self.parts, self.outputs, strict=True)]
         self.values = self._values(self.terms, x)
 
     def _cube(self, vectors: Array) -> Array:
@@ -176,8 +190,8 @@ class _Point:
 
     def _values(self, terms: list[Terms], x: Array) -> Array:
         values = 0.5 * np.einsum("npk,p,npk->n", self._cube(x), self.ridges, self._cube(x))
-        for (rows, _, _), part in zip(self.parts, terms, strict=True):
-            values[rows] += part.values.sum(axis=1)
+        for part, here in zip(self.parts, terms, strict=True):
+            values[part.users] += here.values.sum(axis=1)
         return values
 
     def bound(self, slopes: Array) -> DualBounds:
@@ -185,7 +199,7 @@ class _Point:
         n, held = len(self.x), self.ridges > 0
         u = self._cube(slopes)
         out = DualBounds(np.empty(n), np.empty(n), np.empty(n))
-        for (rows, block, gram), t in zip(self.parts, self.outputs, strict=True):
+        for (rows, block, gram, *_), t in zip(self.parts, self.outputs, strict=True):
             ends = _some(u, rows)
             alpha, conjugates = self.loss.row_duals(block, t, ends[:, -1] if self.loss.free_intercept else None)
             residual = ends - block.features.swapaxes(1, 2) @ alpha
@@ -206,18 +220,18 @@ class _Point:
         """(n, dim) the point after a damped Newton step towards the maximum of <slopes, x> - f(x)."""
         x, g = self._cube(self.x), np.empty_like(self._cube(self.x))
         terms = list[RowTerms]()
-        for (rows, block, gram), part in zip(self.parts, self.terms, strict=True):
-            g[rows] = block.features.swapaxes(1, 2) @ part.slopes
-            terms.append(RowTerms(rows, block.features, gram, part.mass, block.weights))
+        for part, here in zip(self.parts, self.terms, strict=True):
+            g[part.users] = part.block.features.swapaxes(1, 2) @ here.slopes
+            terms.append(part.terms(here.mass))
         g = (g + self.ridges[:, None] * x).reshape(self.x.shape) - slopes
         curvature = RowCurvature(terms, self.ridges, self.loss.output_basis(x.shape[2]), bool(self.loss.intercept))
         step = -curvature.inverse(np.zeros(len(x)))(g)
         gain = -np.einsum("nd,nd->n", g, step)
         value = self.values - np.einsum("nd,nd->n", slopes, self.x)
-        moves = [block.features @ _some(self._cube(step), rows) for rows, block, _ in self.parts]
+        moves = [part.block.features @ _some(self._cube(step), part.users) for part in self.parts]
         size = np.ones(len(x))
         for _ in range(_TRIALS):
-            trial = [self.loss.row_terms(block, t + size[rows, None, None] * move) for (rows, block, _), t, move
+            trial = [self.loss.row_terms(part.block, t + size[part.users, None, None] * move) for part, t, move
                      in zip(self.parts, self.outputs, moves, strict=True)]
             point = self.x + size[:, None] * step
             new = self._values(trial, point) - np.einsum("nd,nd->n", slopes, point)
@@ -237,7 +251,7 @@ def value_rounding(loss: RowLoss, samples: Samples, models: Array, users: Indice
     """(n,) what rounding may have done to values; outputs are bounded by the norms of rows and models."""
     out, most = np.empty(len(models)), getattr(loss, "max_curvature", 0.5)
     cube = models.reshape(len(models), samples.users.n_features + loss.intercept, -1)
-    for rows, block, gram in _parts(loss, samples, users):
+    for rows, block, gram, *_ in _parts(loss, samples, users):
         t = block.features @ _some(cube, rows)
         part = loss.row_terms(block, t)
         lengths = np.sqrt(np.einsum("nmm->nm", gram) + (loss.intercept != 0))

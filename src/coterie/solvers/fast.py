@@ -281,19 +281,25 @@ class _Run:
         fused = group_means(models, labels)[labels]
         if not self.losses.quadratic and self._few(labels, _SMALL):  # conjugates are more expensive than a polish
             return self._prove(labels, fused) or self._judge(fused, self.engine.duals())
-        if self.wide and self._far(fused):
-            return False
+        if self.wide:
+            return self._try_wide(models, fused)
         if self._judge(fused, self.engine.duals()):
-            if self.wide:
-                self._merge_wide(fused)
             return True
         return self._few(labels, _POLISH) and self._prove(labels, fused)
 
-    def _far(self, models: Array) -> bool:
-        """Whether duals and models differ by more than the tolerance, so that no certificate can be within it."""
+    def _try_wide(self, models: Array, fused: Array) -> bool:
+        """Certify the merged models, or else those as they are, if their duals fit well enough."""
         slopes = self.engine.read()[1]
-        penalty = self.problem.lam * self.problem.graph.penalty(models)
-        return penalty + float(np.einsum("nd,nd->", slopes, models)) > self.tol * (self.losses.scale + penalty)
+        for point in (fused, models):
+            penalty = self.problem.lam * self.problem.graph.penalty(point)
+            if penalty + float(np.einsum("nd,nd->", slopes, point)) <= 0.8 * self.tol * (self.losses.scale + penalty):
+                break
+        else:
+            return False
+        done = self._judge(point, self.engine.duals())
+        if done:
+            self._merge_wide(point)
+        return done
 
     def _merge_wide(self, models: Array) -> None:
         """Merge users that are very close together, if the objective shows hardly a difference."""

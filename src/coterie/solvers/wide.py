@@ -6,7 +6,7 @@ the user's rows only (`coterie.losses.curvature`), the linear system of a pass i
     M_i^-1 x_i - sigma sum_{j ~ i} x_j = q_i
 
 All pairs:    x_i = M_i (q_i + sigma S),   (I - sigma sum M) S = sum_i M_i q_i,    one system of dim unknowns
-Other graphs: conjugate gradients with the preconditioner M
+Other graphs: conjugate gradients, see `WideListed`
 
 Both are solved from the last pass's solution, and a few steps are enough. Passes are computed with 32 bits where the
 tolerance allows it; gradients, values and certificates never are.
@@ -14,7 +14,7 @@ tolerance allows it; gradients, values and certificates never are.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from coterie.solvers.expansion import Expansion
 
 _SINGLE = 5e-7  # smallest tolerance for which passes are computed with 32 bits
 _STEPS, _MORE_STEPS = 6, 20  # most steps of conjugate gradients in a pass; without a coarse matrix
+_PARTS = 8  # connected parts of a graph whose sums of Hessians are inverted
 _STALE = 1.5  # steps per system from which the coarse matrix is computed again
 _ENOUGH = 0.03  # they stop at this share of the first residual
 
@@ -236,47 +237,98 @@ class WideComplete(Wide):
 
 
 class WideListed(Wide):
-    """Any list of edges.
+    """Any list of edges, with sigma L of the graph's Laplacian L in the system.
+
+    The preconditioner is exact for two parts of it, and for both it does not matter how users' Hessians differ much:
+    (h + sigma L)^-1 with the mean curvature h of all users, for differences between neighbours, and the sum of all
+    Hessians of a connected part, of one output, for what its users have in common.
 
     Attributes
     ----------
-    product : (n_users, dim) M^-1 x of the last pass.
+    laplacian : L, sparse.
+    product : (n_users, dim) the system's matrix times x of the last pass.
+    curvature, shift : the Hessians and their shifts.
+    modelled, pairs_sigma : number of models so far, and the sigma of the preconditioner.
+    pairs : (n_users, n_users) (h + sigma L)^-1 without constant vectors on connected parts.
+    common : for each connected part its users, and the inverse of the sum of their Hessians, of one output.
     """
+
+    stiffness: ClassVar[float] = 80.0
+    modelled: int = 0
+    pairs_sigma: float = 0.0
 
     def __init__(self, graph: Graph, dim: int, lam: float, tol: float) -> None:
         super().__init__(graph, dim, lam, tol)
         from scipy import sparse
 
         ends = np.concatenate([self.first, self.second]), np.concatenate([self.second, self.first])
-        self.neighbours = sparse.csr_array((np.ones(len(ends[0]), dtype=self.dtype), ends),
-                                           shape=(graph.n_users, graph.n_users))
+        joined = sparse.csr_array((np.ones(len(ends[0])), ends), shape=(graph.n_users, graph.n_users))
+        self.laplacian = (sparse.diags_array(self.degrees) - joined).tocsr().astype(self.dtype)
 
-    def _prepare(self, curvature: Curvature, shift: Array) -> None:
-        x = self.x.astype(float)
-        held = shift + self.sigma * self.degrees
-        self.product = (curvature.times(x) + held[:, None] * x).astype(self.dtype)
+    def model(self, hessians: Any, linear: Array) -> None:
+        self.curvature, self.shift = hessians
+        self.linear = linear.astype(self.dtype)
+        if self.modelled < 2 or self.sigma != self.pairs_sigma:
+            self._precondition_pairs()
+        self.modelled, self.pairs_sigma = self.modelled + 1, self.sigma
+        self.product = self._times(self.x)
+
+    def _precondition_pairs(self) -> None:
+        parts, n = self.graph.components, self.graph.n_users
+        h = float(self.curvature.trace().mean()) / self.dim
+        sizes = np.bincount(parts)[parts].astype(float)
+        dense = self.sigma * self.laplacian.toarray().astype(float) + h * np.eye(n)
+        self.pairs = (np.linalg.inv(dense) - (parts[:, None] == parts) / (sizes * h)).astype(self.dtype)
+        self.common = list[tuple[Any, Array]]()
+        for part in range(int(parts.max()) + 1):
+            users = np.flatnonzero(parts == part)
+            self.common.append((users, self._sum_inverse(users, h)))
+
+    def _sum_inverse(self, users: Ints, h: float) -> Array:
+        """The inverse of the sum of the users' Hessians, of one output, or of that of h."""
+        curvature = self.curvature
+        if not isinstance(curvature, RowCurvature) or self.graph.components.max() >= _PARTS:
+            return np.eye(1, dtype=self.dtype) / self.dtype(h * len(users))
+        rows, chosen = list[Array](), np.zeros(self.graph.n_users, dtype=bool)
+        chosen[users] = True
+        for part in curvature.terms:
+            own = np.flatnonzero(chosen[part.users])
+            root = np.sqrt(curvature.mean_mass(part)[own])[..., None].astype(self.dtype)
+            rows.append((root * part.design_in(self.dtype)[own]).reshape(-1, part.design.shape[2]))
+        stacked = np.concatenate(rows)
+        matrix = (stacked.T @ stacked).astype(float)
+        matrix[np.diag_indices(len(matrix))] += len(users) * curvature.ridges + 1e-6 * h * len(users)
+        return np.linalg.inv(matrix).astype(self.dtype)
+
+    def _times(self, x: Array) -> Array:
+        held = self.shift[:, None].astype(self.dtype) * x
+        return self.curvature.times(x) + held + self.dtype(self.sigma) * (self.laplacian @ x)
+
+    def _precondition(self, r: Array) -> Array:
+        z = self.pairs @ r
+        for users, inverse in self.common:
+            total = r[users].sum(axis=0)
+            z[users] += (inverse @ total.reshape(len(inverse), -1)).ravel()
+        return z
 
     def _solve(self, q: Array) -> Array:
-        sigma = self.dtype(self.sigma)
         x = self.x
-        residual = q - self.product + sigma * (self.neighbours @ x)
-        z = self.inverse(residual)
+        residual = q - self.product
+        z = self._precondition(residual)
         direction, rz = z, float(np.vdot(residual, z))
-        heavy = residual  # M^-1 direction
         enough = _ENOUGH**2 * rz
         for _ in range(_STEPS):
             if not rz > 0:
                 break
-            product = heavy - sigma * (self.neighbours @ direction)
+            product = self._times(direction)
             length = self.dtype(rz / float(np.vdot(direction, product)))
-            x, self.product = x + length * direction, self.product + length * heavy
+            x, self.product = x + length * direction, self.product + length * product
             residual = residual - length * product
-            z = self.inverse(residual)
+            z = self._precondition(residual)
             new = float(np.vdot(residual, z))
             if not new > enough:
                 break
-            ratio = self.dtype(new / rz)
-            direction, heavy, rz = z + ratio * direction, residual + ratio * heavy, new
+            direction, rz = z + self.dtype(new / rz) * direction, new
         return x
 
 
@@ -287,4 +339,6 @@ def choose_wide(problem: Problem, tol: float) -> Wide:
     require_memory((numbers + 16.0) * graph.n_edges * dim, f"{graph.n_edges:,} edges with {dim:,} numbers each",
                    "Use a graph of nearest neighbours, Graph.knn or adaptive_graph, with fewer edges")
     complete = graph.n_edges == n * (n - 1) // 2 and n > 2
+    if not complete:
+        require_memory(20.0 * n**2, f"Systems of {n:,} users", "Use fewer users or fewer features")
     return (WideComplete if complete else WideListed)(graph, dim, problem.lam, tol)
