@@ -78,17 +78,16 @@ class RowTerms(NamedTuple):
     gram: Array  # (n, m, m) A A' without the intercept
     mass: Array  # (n, m, 1) D, or (n, m, C) P
     weights: Array  # (n, m); 0 for padding
-    copies: dict[str, Array]  # of A with fewer bits, kept for the next time
-    name: str  # of the copy; empty if none is kept
+    copies: dict[str, Array] | None = None  # of A with fewer bits, kept for the next time
+    name: str = ""  # of the copy
 
     def take(self, users: slice) -> RowTerms:
         """The same for some of these users; no copy of A is kept."""
-        return RowTerms(self.users[users], self.design[users], self.gram[users], self.mass[users],
-                        self.weights[users], {}, "")
+        return RowTerms(*(part[users] for part in self[:5]))
 
     def design_in(self, dtype: type) -> Array:
         """A with so many bits."""
-        if self.design.dtype == dtype or not self.name:
+        if self.design.dtype == dtype or self.copies is None:
             return self.design.astype(dtype, copy=False)
         if self.name not in self.copies:
             self.copies[self.name] = self.design.astype(dtype)

@@ -81,7 +81,7 @@ class _Part(NamedTuple):
     users: Indices
     block: Block
     gram: Array
-    copies: dict[str, Array]
+    copies: dict[str, Array] | None
     name: str
 
     def terms(self, mass: Array) -> RowTerms:
@@ -105,7 +105,7 @@ def _parts(loss: RowLoss, samples: Samples, users: Indices | None) -> list[_Part
             members = samples.positions[1][users[rows]]
             if len(members) < len(block.index) or (members != np.arange(len(members))).any():
                 block, gram, name = take_users(block, members), gram[members], ""
-        out.append(_Part(rows, block, gram, samples.known, name))
+        out.append(_Part(rows, block, gram, samples.known if name else None, name))
     return out
 
 
