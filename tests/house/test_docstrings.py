@@ -17,9 +17,11 @@ import coterie
 APART = ("federated.flower", "federated.masks", "federated.runtimes.cluster", "federated.runtimes.keys", "cli.__main__")
 NAMES = [info.name.removeprefix("coterie.") for info in pkgutil.walk_packages(coterie.__path__, "coterie.")]
 #: Modules that must have examples.
-WITH_EXAMPLES = ("data.encoding", "data.io", "data.participants", "data.scaling", "data.users", "estimators",
-                 "fitting.estimate", "fitting.prepare", "fitting.settings", "runs.from_table", "runs.load", "runs.save",
-                 "storage")
+WITH_EXAMPLES = ("data.encoding", "data.io", "data.participants", "data.scaling", "data.users", "embeddings",
+                 "estimators", "fitting.estimate", "fitting.prepare", "fitting.settings", "runs.from_table",
+                 "runs.load", "runs.save", "storage")
+#: Modules whose examples need torch, which `make test-all` installs.
+WITH_TORCH = ("embeddings",)
 
 
 def failures(module):
@@ -30,7 +32,8 @@ def failures(module):
     return len(tests), runner.summarize(verbose=False).failed
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in APART])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in WITH_TORCH))
+                                  for name in NAMES if name not in APART])
 def test_examples_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     n_tests, n_failed = failures(importlib.import_module(f"coterie.{name}"))
