@@ -24,6 +24,8 @@ from coterie.losses import Samples
 from coterie.losses.newton import minimise
 from coterie.problem import Problem
 
+_BOUNDED = 200  # most steps of the method for wide models
+
 
 class Joined(NamedTuple):
     """The models and groups of newcomers, in the order of `users.names`.
@@ -136,6 +138,8 @@ def _at_anchors(problem: Problem, samples: Samples, anchors: Array, pulls: Array
 def _own_models(problem: Problem, samples: Samples, anchors: Array, pulls: Array, start: Array,
                 unassigned: Indices) -> Array:
     """Newton's method on the smooth problem of unassigned newcomers, from a point close to their best anchor."""
+    if problem.loss.wide(samples):
+        return _own_wide_models(problem, samples, anchors, pulls, start, unassigned)
     eye = np.eye(anchors.shape[1])
 
     def evaluate(users: Indices, x: Array, order: int) -> tuple[Array, Array, Array]:
@@ -158,3 +162,23 @@ def _own_models(problem: Problem, samples: Samples, anchors: Array, pulls: Array
     # Move away from the anchor, against the gradient that remains after the pull of the anchor.
     size = 1e-3 * spread / np.maximum(np.linalg.norm(gradient, axis=1, keepdims=True), 1e-300)
     return minimise(evaluate, nearest - size * gradient).points
+
+
+def _own_wide_models(problem: Problem, samples: Samples, anchors: Array, pulls: Array, start: Array,
+                     unassigned: Indices) -> Array:
+    """The same for wide models: each norm is bounded by a quadratic at the current point (Weiszfeld 1937).
+
+        f(x) + sum_k pulls_k ||x - anchor_k||  <=  f(x) + t/2 ||x - centre||^2 + constant,
+        t = sum_k pulls_k / ||x_now - anchor_k||,    centre = the mean of the anchors with these weights
+    """
+    x = start[unassigned]
+    spread = float(np.abs(anchors - anchors.mean(axis=0)).max()) + float(np.abs(x).max()) + 1e-12
+    for turn in range(_BOUNDED):
+        lengths = np.linalg.norm(x[:, None] - anchors, axis=2)
+        weights = pulls / np.maximum(lengths, 1e-2 * spread if turn == 0 else 1e-12 * spread)
+        t = weights.sum(axis=1)
+        new = problem.loss.prox(samples, None, t, weights @ anchors / t[:, None], x, users=unassigned).points
+        moved, x = float(np.abs(new - x).max()), new
+        if moved <= 1e-7 * spread:
+            break
+    return x

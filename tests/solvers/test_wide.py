@@ -100,6 +100,19 @@ def test_equals_cvxpy(classes):
     assert abs(wide.objective - reference.objective) <= 1e-5 * wide.objective
 
 
+def test_newcomers_get_their_own_model(no_hessians, monkeypatch):
+    users, loss = heads(n_users=9)
+    old, new = users.take(np.arange(7)), users.take(np.array([7, 8]))
+    problem = ct.Problem(old, loss, lam=0.0)
+    solution = ct.solve(problem.with_lam(0.8 * ct.lam_max(problem, rtol=1e-2).lower), tol=1e-6)
+    joined = solution.personalize(new)
+    monkeypatch.undo()
+    monkeypatch.setattr(rows, "_LEAST_DIM", 10**9)
+    dense = solution.personalize(new)
+    np.testing.assert_array_equal(joined.clusters, dense.clusters)
+    np.testing.assert_allclose(joined.models, dense.models, atol=1e-4 * np.abs(dense.models).max())
+
+
 def test_users_of_one_class():
     """Free intercepts without a minimum of their own."""
     users, loss = heads(n_users=6)

@@ -75,7 +75,7 @@ def is_wide(loss: RowLoss, samples: Samples) -> bool:
     return _FEWER * classes * numbers <= samples.n_users * samples.dim**2
 
 
-class _Part(NamedTuple):
+class _RowBlock(NamedTuple):
     """Users who have equally many rows: their positions among those concerned, their rows and A A' of features."""
 
     users: Indices
@@ -88,7 +88,7 @@ class _Part(NamedTuple):
         return RowTerms(self.users, self.block.features, self.gram, mass, self.block.weights, self.copies, self.name)
 
 
-def _parts(loss: RowLoss, samples: Samples, users: Indices | None) -> list[_Part]:
+def _parts(loss: RowLoss, samples: Samples, users: Indices | None) -> list[_RowBlock]:
     """Blocks of the users concerned."""
     samples = in_blocks(cast(Loss, loss), samples)
     out = []
@@ -105,7 +105,7 @@ def _parts(loss: RowLoss, samples: Samples, users: Indices | None) -> list[_Part
             members = samples.positions[1][users[rows]]
             if len(members) < len(block.index) or (members != np.arange(len(members))).any():
                 block, gram, name = take_users(block, members), gram[members], ""
-        out.append(_Part(rows, block, gram, samples.known if name else None, name))
+        out.append(_RowBlock(rows, block, gram, samples.known if name else None, name))
     return out
 
 
