@@ -279,3 +279,9 @@ def test_a_run_at_another_lam_starts_from_what_is_known():
     again, anew = (ct.federate(heads(), ct.Logistic(), lam=0.015, start=start) for start in (first, None))
     assert abs(again.objective / anew.objective - 1) <= 2e-6
     assert again.n_rounds < anew.n_rounds
+
+
+@pytest.fixture(autouse=True)
+def small_counts_as_wide(monkeypatch):
+    """Otherwise Hessians of such small problems are used, where these are quick."""
+    monkeypatch.setattr("coterie.losses.rows._LEAST_NUMBERS", 0)

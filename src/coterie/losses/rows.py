@@ -23,6 +23,7 @@ from coterie.losses.blocks import BlockSamples, in_blocks, take_users
 from coterie.losses.curvature import RowCurvature, RowTerms, WideEvaluation
 
 _LEAST_DIM = 150  # coordinates from which models can be wide
+_LEAST_NUMBERS = 1e6  # numbers in all Hessians below which these are quick enough, and bear worse conditions
 _FEWER = 2.0  # times fewer numbers in systems of rows than in Hessians, from which models are wide
 _NEWTON, _TRIALS = 40, 40  # most Newton steps of a bound, and halvings of one
 _TIGHT = 1e-12  # times a conjugate: no more than this is left to be gained
@@ -68,6 +69,8 @@ class Terms(NamedTuple):
 def is_wide(loss: RowLoss, samples: Samples) -> bool:
     """Whether systems of rows are smaller than Hessians, by the shape of the data; not for odd units (`Frame`)."""
     if samples.dim < _LEAST_DIM or not loss.ridge > 0 or not isinstance(samples, BlockSamples) or samples.frame:
+        return False
+    if samples.n_users * samples.dim**2 < _LEAST_NUMBERS:
         return False
     outputs = samples.dim // (samples.users.n_features + loss.intercept)
     classes = 1 if outputs == 1 else outputs + 1

@@ -68,6 +68,9 @@ class Engine:
         """(n_edges, dim) feasible duals."""
         return self._out(np.ascontiguousarray((self.sigma * self.shrink * self.s).T))
 
+    def refine(self) -> None:
+        """Continue with more accurate arithmetic, if there is any."""
+
     def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> Array | None:
         """Build duals for these groups, with ||gradients + B'y||^2 <= enough if possible; None if that is expensive."""
         return None

@@ -39,6 +39,7 @@ _DIGITS = 1e-15  # relative decrease at which a polish ends
 _HOPELESS = 3  # failed attempts at a finite bound after which the solver stops trying
 _EXACT = 100  # largest number of unknowns for which the result is always polished to rounding accuracy
 _SMOOTH_AT = ((60, 100), (300, 400), (LARGEST, 1500))  # unknowns, and passes after which smoothing is tried
+_MORE_BITS = 150  # passes of wide models after which rounding may be what keeps them from the tolerance
 _ESTIMATE = 1e-9  # gap that smoothing aims at: it is estimated there, and a few more Newton steps cost little
 _TINY, _SMALL, _POLISH = 20, 300, 3000  # groups that are always polished; unknowns of a cheap polish, of any polish
 
@@ -245,6 +246,8 @@ class _Run:
                 done = self._smooth()
             if done or self.best.unbounded > _HOPELESS:
                 break
+            if self.wide and self.passes >= _MORE_BITS:
+                engine.refine()
             turn = int(error <= 0.1 * self.tol * scale) if self.exact_start else balance.turn(primal, moved)
             balance.apply(turn, engine, self.passes)
 

@@ -104,6 +104,13 @@ class Wide(Engine):
         self.sigma, self._known = sigma, None
         self._settle()
 
+    def refine(self) -> None:
+        """Continue with 64 bits."""
+        if self.dtype is np.float32:
+            self.dtype, self._known = np.float64, None
+            self.x, self.s, self.forces = (part.astype(float) for part in (self.x, self.s, self.forces))
+            self._settle()
+
     def _settle(self) -> None:
         self._pass(0.0, False)
 
@@ -171,11 +178,18 @@ class WideComplete(Wide):
     def _prepare(self, curvature: Curvature, shift: Array) -> None:
         from scipy.linalg import cho_factor
 
+        if self.coarse is not None and self.coarse[0].dtype != self.dtype:
+            self.coarse = None
+            self.shared = None if self.shared is None else self.shared.astype(self.dtype)
         if isinstance(curvature, RowCurvature) and (
                 self.coarse is None or self.coarse_sigma != self.sigma or self.steps > _STALE * self.solved):
             self.outputs = curvature.outputs
-            self.coarse = cho_factor(self._coarse_matrix(curvature, shift).T, lower=True, overwrite_a=True,
-                                     check_finite=False)
+            matrix = self._coarse_matrix(curvature, shift)
+            try:
+                self.coarse = cho_factor(matrix.T, lower=True, check_finite=False)
+            except np.linalg.LinAlgError:  # definite but for rounding
+                matrix[np.diag_indices(len(matrix))] += 1e-3 * np.trace(matrix)
+                self.coarse = cho_factor(matrix.T, lower=True, check_finite=False)
             self.coarse_sigma = self.sigma
         self.steps = self.solved = 0
         self.shared = np.zeros(self.dim, dtype=self.dtype) if self.shared is None else self.shared
@@ -268,7 +282,8 @@ class WideListed(Wide):
     def model(self, hessians: Any, linear: Array) -> None:
         self.curvature, self.shift = hessians
         self.linear = linear.astype(self.dtype)
-        if self.modelled < 2 or self.sigma != self.pairs_sigma:
+        self.laplacian = self.laplacian.astype(self.dtype, copy=False)
+        if self.modelled < 2 or self.sigma != self.pairs_sigma or self.pairs.dtype != self.dtype:
             self._precondition_pairs()
         self.modelled, self.pairs_sigma = self.modelled + 1, self.sigma
         self.product = self._times(self.x)
