@@ -14,6 +14,7 @@ from coterie.losses import BlockLoss, Evaluation
 from coterie.losses.grouped import Grouped
 from coterie.losses.quadratic import Quadratic
 from coterie.losses.remote import Remote
+from coterie.losses.span import Span, SpanQuadratic
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +136,7 @@ def test_every_kind_of_loss_is_among_them():
     def kinds(base):
         return {base}.union(*(kinds(kind) for kind in base.__subclasses__()))
 
-    wrapped = {type(case(kind)[0]) for kind in KINDS} | {Remote}
+    wrapped = {type(case(kind)[0]) for kind in KINDS} | {Remote, SpanQuadratic}  # which refuse, as tested below
     ready = {kind for kind in kinds(ct.Loss) if kind.__module__.startswith("coterie.losses.")
              and not kind.__abstractmethods__ and not kind.__name__.startswith("_")}
     assert ready == wrapped
@@ -203,3 +204,15 @@ def test_a_wrapper_is_in_coordinates_of_its_own(name, wrapper):
     bounds = loss.dual_bounds(samples, slopes, models)
     right = np.abs(bounds.values - attained) <= bounds.rounding + 1e-9 * np.abs(attained)
     assert right.all() == (wrapper is Wrapped)  # twin
+
+
+def test_hessians_that_are_operators_are_refused_through_a_wrapper():
+    span = Span(np.eye(3)[None, :1], np.ones((1, 1, 1)), np.full((1, 1), 3.0), np.ones(1), np.ones(1))
+    loss = SpanQuadratic(point=np.zeros((1, 3)), value=np.ones(1), gradient=np.ones((1, 3)), span=span)
+    wrapper, x = Wrapped(loss), np.array([[1.0, 2.0, 3.0]])
+    samples = wrapper.prepare(Participants(["ann"]))
+    values, gradients, _ = wrapper.evaluate(samples, x, 1)
+    np.testing.assert_allclose(gradients, [[3 * (1 + 4 * 1.0) + 1, 3 * (1 + 2.0) + 2, 3 * (1 + 3.0) + 3]])
+    np.testing.assert_allclose(values, 3 * (1 + 6 + 0.5 * (4 + 4 + 9)) + 0.5 * 14)
+    with pytest.raises(ct.Incompatible, match="operators"):
+        wrapper.evaluate(samples, x, 2)
