@@ -11,6 +11,8 @@ import numpy.typing as npt
 from coterie._typing import Array, Indices, Ints
 from coterie.errors import InvalidInput
 
+_MANY = 64  # columns from which sums go over whole rows
+
 
 def labels_of(models: Array) -> Ints:
     """(n_users,) the label of each user; users are in one group when their models are equal."""
@@ -63,8 +65,14 @@ def group_sums(rows: Array, labels: Ints | Indices, n_groups: int | None = None)
     `n_groups` is one more than the largest label unless given.
     """
     count = int(labels.max()) + 1 if n_groups is None else n_groups
-    columns = rows.reshape(len(rows), prod(rows.shape[1:])).T
-    sums = np.stack([np.bincount(labels, weights=column, minlength=count) for column in columns], axis=1)
+    flat = rows.reshape(len(rows), prod(rows.shape[1:]))
+    if flat.shape[1] > _MANY and len(rows):  # whole rows at once
+        order = np.argsort(labels, kind="stable")
+        present, starts = np.unique(labels[order], return_index=True)
+        sums = np.zeros((count, flat.shape[1]))
+        sums[present] = np.add.reduceat(flat[order].astype(float, copy=False), starts, axis=0)
+    else:
+        sums = np.stack([np.bincount(labels, weights=column, minlength=count) for column in flat.T], axis=1)
     return np.asarray(sums.reshape(count, *rows.shape[1:]), dtype=float)
 
 

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import coterie as ct
+from coterie.analysis import consensus
 from coterie.losses import blocks, rows
 from coterie.losses.grouped import Grouped
+from coterie.solvers import wide
 
 
 def heads(n_users=12, features=160, classes=2, n_rows=24, seed=0, groups=3):
@@ -127,3 +129,55 @@ def test_users_of_one_class():
 def small_counts_as_wide(monkeypatch):
     """Otherwise Hessians of such small problems are used, where these are quick."""
     monkeypatch.setattr("coterie.losses.rows._LEAST_NUMBERS", 0)
+
+
+def neighbours(n_users=60, features=190, seed=0):
+    """Heads on a graph of nearest neighbours, and without a lam."""
+    users, loss = heads(n_users=n_users, features=features, seed=seed)
+    graph = ct.Graph.knn(np.random.default_rng(seed).standard_normal((n_users, 3)), 5)
+    return ct.Problem(users, loss, lam=0.0, graph=graph)
+
+
+@pytest.mark.parametrize("rtol", [1e-2, 1e-5])
+def test_lam_max_by_operators_equals_that_by_matrices(monkeypatch, rtol):
+    problem = neighbours()
+    dense = ct.lam_max(problem, rtol=1e-7)
+    monkeypatch.setattr(consensus, "_LARGEST", 0.0)
+    bracket = ct.lam_max(problem, rtol=rtol)
+    assert bracket.upper - bracket.lower <= rtol * bracket.upper
+    assert bracket.lower <= dense.upper * (1 + 1e-12)
+    assert dense.lower <= bracket.upper * (1 + 1e-12)
+
+
+def test_bounds_of_lam_max_from_one_user():
+    graph = ct.Graph(3, np.array([2.0, 1.0]), np.array([[0, 1], [1, 2]]))
+    points = np.array([[3.0, 0.0], [-1.0, 0.0], [-2.0, 0.0]])
+    assert consensus._alone(graph, points) == pytest.approx(2.0)  # the last user, 2 / 1, not the first, 3 / 2
+    assert consensus._alone(graph, points) == pytest.approx(
+        consensus._below(graph, points, np.eye(3)[:, 2:] * points))
+
+
+def test_the_preconditioner_of_neighbours_is_exact_for_equal_hessians():
+    problem = neighbours(n_users=20)
+    engine = wide.choose_wide(problem.with_lam(0.1), 1e-9)
+    assert isinstance(engine, wide.WideListed)
+    models = np.zeros((problem.n_users, problem.dim))
+    _, _, curvature = problem.loss.expand(problem.samples, models)
+    engine.begin(models, None, 0.3)
+    engine.model((curvature, np.zeros(problem.n_users)), models)
+    vectors = np.random.default_rng(0).standard_normal(models.shape)
+    mean = curvature.times(np.broadcast_to(vectors.mean(axis=0), models.shape)).mean(axis=0)
+    back = engine._precondition(np.broadcast_to(mean, models.shape))  # constant: only the mean Hessian counts
+    assert np.allclose(back, vectors.mean(axis=0), rtol=1e-3, atol=1e-3 * np.abs(vectors.mean(axis=0)).max())
+    again = engine._precondition(vectors)
+    h = engine.axes @ np.diag(engine.bends) @ engine.axes.T
+    assert np.allclose(again @ h + 0.3 * (engine.laplacian @ again), vectors, atol=1e-8)
+    assert not np.allclose(again @ h, vectors, atol=1e-3)
+
+
+def test_modes_are_those_of_the_laplacian():
+    graph = neighbours(n_users=20).graph
+    values, vectors = wide.laplacian_modes(graph)
+    laplacian = graph.divergence(graph.differences(np.eye(20)))
+    assert np.allclose((vectors * values) @ vectors.T, laplacian)
+    assert not np.allclose((vectors * values[::-1]) @ vectors.T, laplacian)

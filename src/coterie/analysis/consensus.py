@@ -7,14 +7,19 @@ from typing import NamedTuple
 import numpy as np
 
 from coterie._typing import Array
-from coterie.data.users import Users
+from coterie.data.users import Participants, Users
 from coterie.errors import interruptible
+from coterie.graph import Graph
 from coterie.labels import group_means
 from coterie.losses import SquaredDistance
+from coterie.losses.span import Span, SpanQuadratic
 from coterie.problem import Problem
 from coterie.solution import Solution
 from coterie.solvers import solve_quietly
 from coterie.solvers.polish import polish
+
+_LARGEST = 1e7  # numbers in matrices dim x dim of all users, above which none is formed for points
+_LOOSE, _TIGHT = 1e-2, 1e-13  # tolerance of the first clustering, times that of the bounds; of the last one
 
 
 class Bracket(NamedTuple):
@@ -91,8 +96,10 @@ def consensus(problem: Problem, rtol: float = 1e-6) -> Consensus:
     if problem.dim > problem.n_users:  # the points lie in a space of fewer dimensions: nothing changes in it
         axes, triangle = np.linalg.qr(points.T)
         points, axes = np.ascontiguousarray(triangle.T), axes.T
-    lower, upper = float((points**2).sum()) / graph.penalty(points), above(proof) / unit
-    clustering = Problem(Users.from_arrays(points), SquaredDistance(), lam=lower, graph=graph)
+    lower, upper, tol = _below(graph, points, points), above(proof) / unit, _TIGHT
+    if problem.loss.wide(problem.samples):  # clusterings are expensive: begin closer, and with fewer digits
+        lower, tol = max(lower, _alone(graph, points)), max(_LOOSE * rtol, _TIGHT)
+    clustering = _clustering(points, graph)
     best: Solution | None = None
 
     def bracket() -> Bracket:
@@ -102,16 +109,41 @@ def consensus(problem: Problem, rtol: float = 1e-6) -> Consensus:
         if upper - lower <= rtol * upper:
             break
         with interruptible(bracket):
-            best = solve_quietly(clustering.with_lam(lower), tol=1e-13, start=best)
+            best = solve_quietly(clustering.with_lam(lower), tol=tol, start=best)
         assert best.duals is not None
         # B'y = points - x at the solution, so y plus a flow of the difference is a flow of the points.
         flow = best.duals + graph.flow(points - graph.divergence(best.duals))
         if above(flow) < upper:
             upper, proof = above(flow), unit * flow @ axes
-        x = best.models - group_means(best.models, parts)[parts]
-        length = graph.penalty(x)
-        step = float((points * x).sum()) / length if length > 0 else lower
-        if not step > lower * (1.0 + 1e-15):
-            break
-        lower = min(step, upper)
+        step = max(_below(graph, points, best.models - group_means(best.models, parts)[parts]),
+                   _below(graph, points, points - graph.divergence(best.duals)))
+        if not step > lower * (1.0 + (0.5 * rtol if tol > _TIGHT else 1e-15)):  # too little for this tolerance
+            if tol <= _TIGHT:
+                break
+            tol = max(1e-2 * tol, _TIGHT)
+        lower = min(max(step, lower), upper)
     return Consensus(bracket(), pooled, proof)
+
+
+def _below(graph: Graph, points: Array, x: Array) -> float:
+    """The lower bound <points, x> / sum_e w_e ||(Bx)_e||."""
+    length = graph.penalty(x)
+    return float((points * x).sum()) / length if length > 0 else 0.0
+
+
+def _alone(graph: Graph, points: Array) -> float:
+    """The largest lower bound from an x that is zero but for one user, ||points_i|| / sum of its weights."""
+    degrees = np.bincount(graph.edges.ravel(), weights=np.repeat(graph.weights, 2), minlength=graph.n_users)
+    norms = np.linalg.norm(points, axis=1)
+    return float(np.divide(norms, degrees, out=np.zeros_like(norms), where=degrees > 0).max())
+
+
+def _clustering(points: Array, graph: Graph) -> Problem:
+    """Convex clustering of points, by operators instead of matrices dim x dim where these would be large."""
+    n, dim = points.shape
+    if graph.is_complete or n * dim**2 <= _LARGEST:
+        return Problem(Users.from_arrays(points), SquaredDistance(), lam=0.0, graph=graph)
+    nothing, one = np.empty((n, 0)), np.ones(n)
+    loss = SpanQuadratic(point=points, value=np.zeros(n), gradient=np.zeros((n, dim)),
+                         span=Span(np.empty((n, 0, dim)), np.empty((n, 0, 0)), nothing, one, one))
+    return Problem(Participants(range(n)), loss, lam=0.0, graph=graph)

@@ -62,6 +62,11 @@ class Curvature(ABC):
         """(n_users,) the traces of H_i, or estimates of them."""
 
 
+    def level(self) -> float | None:
+        """h where H_i = h I for all users; None where it is not known to be so."""
+        return None
+
+
 class WideEvaluation(NamedTuple):
     """Values (n,), gradients (n, dim) and the Hessians as operators."""
 
@@ -173,17 +178,16 @@ class RowInverse:
         self.scales = np.where(self.scales > 0, self.scales, 1.0).astype(dtype)  # an intercept that nothing holds
 
     def _factors(self, part: RowTerms, scales: Array) -> _Small:
-        gram = part.gram / scales[:, :1, None]
-        eye, total = np.eye(gram.shape[1]), None
+        gram: Array = (part.gram / scales[:, :1, None]).astype(self.dtype, copy=False)
+        eye: Array = np.eye(gram.shape[1], dtype=self.dtype)
         factors: Array = np.empty((len(gram), part.mass.shape[2], *eye.shape), dtype=self.dtype)
         for c in range(part.mass.shape[2]):
-            root = np.sqrt(part.mass[..., c])
+            root: Array = np.sqrt(part.mass[..., c]).astype(self.dtype, copy=False)
             system = root[:, :, None] * gram * root[:, None, :] + eye
-            factor = root[:, :, None] * np.linalg.inv(system) * root[:, None, :]
-            factors[:, c], total = factor, factor if total is None else total + factor
+            factors[:, c] = root[:, :, None] * np.linalg.inv(system) * root[:, None, :]
         inverse: Array | None = None
         if self.basis is not None:
-            assert total is not None
+            total = factors.sum(axis=1, dtype=float)
             total += np.where(part.weights > 0, 0.0, 1.0)[:, :, None] * eye  # padding
             inverse = np.linalg.inv(total).astype(self.dtype)
         small = _Small(factors, inverse, None, None)
@@ -337,12 +341,13 @@ class GroupCurvature(Curvature):
         outputs = inside.outputs
         matrices = np.zeros((self.shape[0], len(inside.ridges), len(inside.ridges)))
         for part in inside.terms:
-            root = np.sqrt(inside.mean_mass(part) * self.weights[part.users, None])[..., None] * part.design
+            mass = inside.mean_mass(part) * self.weights[part.users, None]
+            root = np.sqrt(mass)[..., None].astype(np.float32) * part.design_in(np.float32)
             for group in np.unique(self.labels[part.users]):
                 rows = root[self.labels[part.users] == group].reshape(-1, root.shape[2])
                 matrices[group] += rows.T @ rows
         held = self._sums(np.ones(len(self.labels)))[:, None] * inside.ridges + shift[:, None]
-        held += 1e-12 * np.trace(matrices, axis1=1, axis2=2)[:, None]
+        held += 1e-8 * np.trace(matrices, axis1=1, axis2=2)[:, None]  # what 32 bits do not tell from zero
         matrices[:, np.arange(len(inside.ridges)), np.arange(len(inside.ridges))] += held
         inverses = np.linalg.inv(matrices)
         return lambda v: (inverses @ v.reshape(len(v), -1, outputs)).reshape(v.shape)

@@ -80,6 +80,10 @@ class SpanCurvature(RowCurvature):
         return np.asarray(self.span.outer * (self.shape[1] - inside) + self.span.inner * inside
                           + self.span.gains.sum(axis=1))
 
+    def level(self) -> float | None:
+        outer = self.span.outer
+        return float(outer[0]) if not self.span.basis.shape[1] and (outer == outer[0]).all() else None
+
     def inverse(self, shift: Array, dtype: type = np.float64) -> Inverse:
         return SpanInverse(self, np.broadcast_to(shift, self.shape[:1]), dtype)
 

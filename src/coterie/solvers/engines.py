@@ -58,6 +58,14 @@ class Engine:
         self._set_models(models)
         self._settle()
 
+    def lengths(self, models: Array) -> Array:
+        """(n_edges,) the distances of neighbours."""
+        return np.asarray(np.linalg.norm(self.graph.differences(models), axis=1))
+
+    def closeness(self, gradients: Array) -> float:
+        """The factor of the first sigma, for losses with these gradients at zero."""
+        return 1.0
+
     def retune(self, sigma: float) -> None:
         """Continue with another sigma; z and the duals do not change."""
         kernels.retune(self.s, self.shrink, self._radii / self.sigma, self._radii / sigma, self.sigma / sigma)

@@ -196,7 +196,10 @@ class _Run:
         self.exact_start = losses.quadratic and self.engine.exact_start and losses.isotropic()
         known = start.sigma if start is not None and not self.exact_start else None
         degree = 2.0 * problem.graph.n_edges / problem.n_users
-        sigma = settings.sigma or known or self.engine.stiffness * losses.curvature / degree
+        usual = self.engine.stiffness * losses.curvature / degree
+        if start is None and not losses.quadratic:
+            usual *= self.engine.closeness(losses.gradients)
+        sigma = settings.sigma or known or usual
         self.engine.begin(losses.centre, None if start is None else start.duals, sigma)
         self.passes, self.limit, self.next_try = 0, self.max_iter, 0
         unknowns = problem.n_users * problem.dim
@@ -260,7 +263,7 @@ class _Run:
         settled = np.array_equal(labels, self.labels) and not np.array_equal(labels, self.tried)
         self.labels = labels
         if error <= 3.0 * self.tol and self.passes >= self.next_try:
-            if self._try(models, labels):
+            if self._try(models, labels, error):
                 return True
             self.next_try = int(1.15 * self.passes)  # wait before the next attempt
             return False
@@ -279,23 +282,26 @@ class _Run:
         return not self.wide and clusters * self.problem.dim <= most and (
             clusters <= self.problem.n_users // 3 or clusters <= _TINY)
 
-    def _try(self, models: Array, labels: Ints) -> bool:
+    def _try(self, models: Array, labels: Ints, error: float = 0.0) -> bool:
         """Merge and certify; if that is not enough, polish. True if the tolerance is certified."""
         fused = group_means(models, labels)[labels]
         if not self.losses.quadratic and self._few(labels, _SMALL):  # conjugates are more expensive than a polish
             return self._prove(labels, fused) or self._judge(fused, self.engine.duals())
         if self.wide:
-            return self._try_wide(models, fused)
+            return self._try_wide(models, fused, error)
         if self._judge(fused, self.engine.duals()):
             return True
         return self._few(labels, _POLISH) and self._prove(labels, fused)
 
-    def _try_wide(self, models: Array, fused: Array) -> bool:
+    def _try_wide(self, models: Array, fused: Array, error: float) -> bool:
         """Certify the merged models, or else those as they are, if their duals fit well enough."""
-        slopes = self.engine.read()[1]
+        engine, scale = self.engine, self.losses.scale
+        slopes = engine.read()[1]
         for point in (fused, models):
-            penalty = self.problem.lam * self.problem.graph.penalty(point)
-            if penalty + float(np.einsum("nd,nd->", slopes, point)) <= 0.8 * self.tol * (self.losses.scale + penalty):
+            penalty = float(np.sum(self.problem.radii * engine.lengths(point)))
+            lack = penalty + float(np.einsum("nd,nd->", slopes, point))
+            allowed = self.tol * (scale + penalty)
+            if lack <= 0.8 * allowed and lack + error * scale <= 0.9 * allowed:
                 break
         else:
             return False
@@ -309,7 +315,7 @@ class _Run:
         graph, best = self.problem.graph, self.best.certificate
         assert best is not None
         assert best.duals is not None
-        lengths = np.linalg.norm(graph.differences(models), axis=1)
+        lengths = self.engine.lengths(models)
         for distance in (1e-2, 1e-3, 1e-4):
             near = graph.subgraph(lengths <= distance * float(np.abs(models).max())).components
             merged = group_means(models, near)[near]

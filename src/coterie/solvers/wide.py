@@ -15,6 +15,7 @@ tolerance allows it; gradients, values and certificates never are.
 from __future__ import annotations
 
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -29,9 +30,12 @@ from coterie.solvers.expansion import Expansion
 
 _SINGLE = 5e-7  # smallest tolerance for which passes are computed with 32 bits
 _STEPS, _MORE_STEPS = 6, 20  # most steps of conjugate gradients in a pass; without a coarse matrix
-_PARTS = 8  # connected parts of a graph whose sums of Hessians are inverted
+_REFRESHES, _LARGEST = 3, 1500  # models for which the mean Hessian is computed again, and its largest size
 _STALE = 1.5  # steps per system from which the coarse matrix is computed again
-_ENOUGH = 0.03  # they stop at this share of the first residual
+_ENOUGH, _NEAR = 0.03, 0.3  # they stop at this share of the first residual; of its norm, on a list of edges
+
+#: Modes of Laplacians by graph, so that a path computes them once.
+_MODES: WeakKeyDictionary[Graph, tuple[Array, Array]] = WeakKeyDictionary()
 
 
 class WideExpansion(Expansion):
@@ -91,7 +95,10 @@ class Wide(Engine):
     def begin(self, models: Array, duals: Array | None, sigma: float) -> None:
         self.sigma, self._known = sigma, None
         self.x = models.astype(self.dtype)
-        self.s = self.x[self.first] - self.x[self.second]
+        if models.any():
+            self.s = self.x[self.first] - self.x[self.second]
+        else:
+            self.s = np.zeros((self.graph.n_edges, self.dim), dtype=self.dtype)
         if duals is not None:
             self.s += (duals / sigma).astype(self.dtype)
         norms = np.sqrt(np.einsum("ek,ek->e", self.s, self.s)).astype(float) + 1e-300
@@ -103,6 +110,10 @@ class Wide(Engine):
         wide_kernels.wide_retune(self.s, self._radii / self.sigma, self._radii / sigma, self.sigma / sigma, self.shrink)
         self.sigma, self._known = sigma, None
         self._settle()
+
+    def lengths(self, models: Array) -> Array:
+        """(n_edges,) the distances of neighbours, without a difference in memory."""
+        return np.asarray(wide_kernels.wide_lengths(np.ascontiguousarray(models), self.first, self.second))
 
     def refine(self) -> None:
         """Continue with 64 bits."""
@@ -174,6 +185,15 @@ class WideComplete(Wide):
     def __init__(self, graph: Graph, dim: int, lam: float, tol: float) -> None:
         super().__init__(graph, dim, lam, tol)
         self.degrees += 1.0  # the sum below is over all users, and each one among them
+
+    def closeness(self, gradients: Array) -> float:
+        """The closer lam is to one model for all, the closer models are together, and the larger sigma is best.
+
+        All users share one model at zero where the flow (gradients_i - gradients_j) / n keeps to the radii.
+        """
+        n = len(gradients)
+        flow = np.sqrt(2.0 * ((gradients - gradients.mean(axis=0)) ** 2).sum() / (n - 1)) / n  # a mean of its norms
+        return float(np.clip(16.0 * (self._radii.mean() / (flow + 1e-300)) ** 3, 0.3, 30.0))
 
     def _prepare(self, curvature: Curvature, shift: Array) -> None:
         from scipy.linalg import cho_factor
@@ -253,23 +273,28 @@ class WideComplete(Wide):
 class WideListed(Wide):
     """Any list of edges, with sigma L of the graph's Laplacian L in the system.
 
-    The preconditioner is exact for two parts of it, and for both it does not matter how users' Hessians differ much:
-    (h + sigma L)^-1 with the mean curvature h of all users, for differences between neighbours, and the sum of all
-    Hessians of a connected part, of one output, for what its users have in common.
+    The preconditioner is the inverse for users who all have the mean H of the Hessians, of one output. With L = U diag(
+    stiffness) U' and H = Q diag(bends) Q' it is  R -> U ((U' R Q) / (bends_k + sigma stiffness_j)) Q'. What neighbours
+    have in common depends on sums of Hessians, and their differences on sigma: neither on how Hessians differ.
 
     Attributes
     ----------
     laplacian : L, sparse.
     product : (n_users, dim) the system's matrix times x of the last pass.
     curvature, shift : the Hessians and their shifts.
-    modelled, pairs_sigma : number of models so far, and the sigma of the preconditioner.
-    pairs : (n_users, n_users) (h + sigma L)^-1 without constant vectors on connected parts.
-    common : for each connected part its users, and the inverse of the sum of their Hessians, of one output.
+    level : h where all Hessians are h I, so that the system is one of users; else None.
+    modelled : number of models so far.
+    pairs, pairs_sigma : (n_users, n_users) (level + sigma L)^-1, and its sigma.
+    modes, moduli : (n_users, n_users) U, and (n_users,) the eigenvalues of L.
+    axes, bends : (p, p) Q, and (p,); None and h for Hessians that are no sums over rows.
     """
 
     stiffness: ClassVar[float] = 80.0
+    pairs: Array
+    modes: Array
     modelled: int = 0
     pairs_sigma: float = 0.0
+    level: float | None = None
 
     def __init__(self, graph: Graph, dim: int, lam: float, tol: float) -> None:
         super().__init__(graph, dim, lam, tol)
@@ -283,68 +308,81 @@ class WideListed(Wide):
         self.curvature, self.shift = hessians
         self.linear = linear.astype(self.dtype)
         self.laplacian = self.laplacian.astype(self.dtype, copy=False)
-        if self.modelled < 2 or self.sigma != self.pairs_sigma or self.pairs.dtype != self.dtype:
-            self._precondition_pairs()
-        self.modelled, self.pairs_sigma = self.modelled + 1, self.sigma
+        self.level = self.curvature.level()
+        if self.level is not None:
+            if self.sigma != self.pairs_sigma or self.pairs.dtype != self.dtype:
+                dense = self.sigma * self.laplacian.toarray().astype(float) + np.diag(self.level + self.shift)
+                self.pairs, self.pairs_sigma = np.linalg.inv(dense).astype(self.dtype), self.sigma
+            return
+        if self.modelled < _REFRESHES or self.modes.dtype != self.dtype:
+            moduli, modes = laplacian_modes(self.graph)
+            self.modes, self.moduli = modes.astype(self.dtype), moduli
+            self._precondition_mean()
+        self.modelled += 1
         self.product = self._times(self.x)
 
-    def _precondition_pairs(self) -> None:
-        parts, n = self.graph.components, self.graph.n_users
-        h = float(self.curvature.trace().mean()) / self.dim
-        sizes = np.bincount(parts)[parts].astype(float)
-        dense = self.sigma * self.laplacian.toarray().astype(float) + h * np.eye(n)
-        self.pairs = (np.linalg.inv(dense) - (parts[:, None] == parts) / (sizes * h)).astype(self.dtype)
-        self.common = list[tuple[Any, Array]]()
-        for part in range(int(parts.max()) + 1):
-            users = np.flatnonzero(parts == part)
-            self.common.append((users, self._sum_inverse(users, h)))
-
-    def _sum_inverse(self, users: Ints, h: float) -> Array:
-        """The inverse of the sum of the users' Hessians, of one output, or of that of h."""
-        curvature = self.curvature
-        if not isinstance(curvature, RowCurvature) or self.graph.components.max() >= _PARTS:
-            return np.eye(1, dtype=self.dtype) / self.dtype(h * len(users))
-        rows, chosen = list[Array](), np.zeros(self.graph.n_users, dtype=bool)
-        chosen[users] = True
+    def _precondition_mean(self) -> None:
+        """The axes and bends of the mean Hessian, of one output."""
+        curvature, n = self.curvature, self.graph.n_users
+        h = float(curvature.trace().mean()) / self.dim
+        self.axes, self.bends, self.outputs = None, np.full(1, h), 1
+        if not isinstance(curvature, RowCurvature) or len(curvature.ridges) > _LARGEST:
+            return
+        matrix = np.diag(curvature.ridges + 1e-6 * h)
         for part in curvature.terms:
-            own = np.flatnonzero(chosen[part.users])
-            root = np.sqrt(curvature.mean_mass(part)[own])[..., None].astype(self.dtype)
-            rows.append((root * part.design_in(self.dtype)[own]).reshape(-1, part.design.shape[2]))
-        stacked = np.concatenate(rows)
-        matrix = (stacked.T @ stacked).astype(float)
-        matrix[np.diag_indices(len(matrix))] += len(users) * curvature.ridges + 1e-6 * h * len(users)
-        return np.linalg.inv(matrix).astype(self.dtype)
+            root = np.sqrt(curvature.mean_mass(part) / n)[..., None].astype(self.dtype)
+            rows = (root * part.design_in(self.dtype)).reshape(-1, part.design.shape[2])
+            matrix += rows.T @ rows
+        self.bends, axes = np.linalg.eigh(matrix)
+        self.bends = np.maximum(self.bends, 1e-6 * h)
+        self.axes, self.outputs = axes.astype(self.dtype), curvature.outputs
 
     def _times(self, x: Array) -> Array:
         held = self.shift[:, None].astype(self.dtype) * x
         return self.curvature.times(x) + held + self.dtype(self.sigma) * (self.laplacian @ x)
 
     def _precondition(self, r: Array) -> Array:
-        z = self.pairs @ r
-        for users, inverse in self.common:
-            total = r[users].sum(axis=0)
-            z[users] += (inverse @ total.reshape(len(inverse), -1)).ravel()
-        return z
+        n, k = len(r), self.outputs
+        z = (self.modes.T @ r).reshape(n, -1, k).swapaxes(1, 2)
+        stiff = (self.sigma * self.moduli[:, None, None] + self.bends).astype(self.dtype)
+        if self.axes is None:
+            z = z / stiff
+        else:
+            z = ((z.reshape(n * k, -1) @ self.axes).reshape(n, k, -1) / stiff).reshape(n * k, -1) @ self.axes.T
+        return np.asarray(self.modes @ z.reshape(n, k, -1).swapaxes(1, 2).reshape(r.shape))
 
     def _solve(self, q: Array) -> Array:
         x = self.x
+        if self.level is not None:
+            return np.asarray(self.pairs @ q)
         residual = q - self.product
-        z = self._precondition(residual)
-        direction, rz = z, float(np.vdot(residual, z))
-        enough = _ENOUGH**2 * rz
+        first, rz, direction = float(np.vdot(residual, residual)), 0.0, np.zeros_like(q)
         for _ in range(_STEPS):
-            if not rz > 0:
+            z = self._precondition(residual)
+            new = float(np.vdot(residual, z))
+            if not new > 0:
                 break
+            direction, rz = z if not rz else z + self.dtype(new / rz) * direction, new
             product = self._times(direction)
             length = self.dtype(rz / float(np.vdot(direction, product)))
             x, self.product = x + length * direction, self.product + length * product
             residual = residual - length * product
-            z = self._precondition(residual)
-            new = float(np.vdot(residual, z))
-            if not new > enough:
+            if float(np.vdot(residual, residual)) <= _NEAR**2 * first:
                 break
-            direction, rz = z + self.dtype(new / rz) * direction, new
         return x
+
+
+def laplacian_modes(graph: Graph) -> tuple[Array, Array]:
+    """The eigenvalues (n_users,) and eigenvectors, in columns, of the graph's Laplacian; remembered for a path."""
+    if graph not in _MODES:
+        dense = np.zeros((graph.n_users, graph.n_users))
+        first, second = graph.edges.T
+        np.add.at(dense, (first, second), -1.0)
+        dense += dense.T
+        dense[np.diag_indices(graph.n_users)] = -dense.sum(axis=1)
+        values, vectors = np.linalg.eigh(dense)
+        _MODES[graph] = np.maximum(values, 0.0), vectors
+    return _MODES[graph]
 
 
 def choose_wide(problem: Problem, tol: float) -> Wide:

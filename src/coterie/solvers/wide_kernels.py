@@ -63,6 +63,20 @@ def wide_pass(x, s, shrink, radius, first, second, relax, forces, measure):
 
 
 @njit(**_FAST)
+def wide_lengths(x, first, second):
+    """(n_edges,) ||x_i - x_j||."""
+    out = np.empty(first.size)
+    for e in range(first.size):
+        xi, xj = x[first[e]], x[second[e]]
+        square = 0.0
+        for k in range(x.shape[1]):
+            gap = xi[k] - xj[k]
+            square += gap * gap
+        out[e] = np.sqrt(square)
+    return out
+
+
+@njit(**_FAST)
 def wide_retune(s, radius, new_radius, ratio, shrink):
     """`coterie.solvers.kernels.retune` for this order of numbers."""
     n_edges, d = s.shape
