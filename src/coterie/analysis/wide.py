@@ -228,6 +228,20 @@ class WideSearch:
         """The shortest description."""
         return min(self.examined, key=lambda description: description.length)
 
+    @property
+    def sentence(self) -> str:
+        """What the shortest description says."""
+        best, examined = self.best, f"none of {len(self.examined)} descriptions"
+        if best is self.examined[1]:
+            return f"Users differ, but continuously: no groups stand out ({examined} is better than one centre with " \
+                   "a spread of models)."
+        if not best.labels.any():
+            return f"All {len(best.labels)} user(s) are one group: {examined} is better than one model."
+        sizes, within = ", ".join(map(str, np.bincount(best.labels))), " Models also vary within groups."
+        return f"{best.n_groups} groups of {sizes} users describe the data better than one group: description " \
+               f"length {best.length:.6g} instead of {min(d.length for d in self.examined[:2]):.6g}." \
+               f"{within if best.within else ''}"
+
 
 @dataclass(frozen=True, eq=False)
 class _Evidence:
