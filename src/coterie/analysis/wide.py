@@ -9,9 +9,11 @@ A loss is replaced by a quadratic at the pooled model, and the curvature of a ro
 then the k outputs are separate, and have the same curvature in the p columns. With the slopes b (p x k) and the
 curvature B of a log-likelihood, models of variance t around x leave, as a function of x, a quadratic with
 
-    curvature  B (I + t B)^-1      slope  (I + t B)^-1 b      constant  tr b' (I + t B)^-1 b t / 2 - k log det(I + t B) / 2
+    curvature  B (I + t B)^-1        slope  (I + t B)^-1 b
+    constant   t tr b' (I + t B)^-1 b / 2 - k log det(I + t B) / 2
 
-which is applied to users, to groups and to the centre. Users have B = Q diag(d) Q' of low rank, Q (p x rows). A description costs what the evidence lacks, and the labels:
+which is applied to users, to groups and to the centre. Users have B = Q diag(d) Q' of low rank, Q (p x rows).
+A description costs what the evidence lacks, and the labels:
 
     - evidence + sum_i log(n_users / size of the group of i) + log(n_users) / 2 for each variance
 """
@@ -21,13 +23,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from coterie._typing import Array, Ints
+from coterie.analysis.wide_models import fit_models
 from coterie.data.users import Users
-from coterie.labels import check_labels, group_sums
+from coterie.labels import check_labels
 from coterie.losses import AffineLoss, Loss, Samples, Squared
 from coterie.losses.curvature import RowCurvature
 from coterie.memory import require_memory
@@ -37,70 +40,11 @@ _WITHIN, _NONE = 0.3, 1e-6  # a tried variance within groups, over that of all u
 _BETWEEN = (1e-4, 1e-3, 1e-2, 1e-1)  # tried variances of models of groups
 _ROUNDS = 8  # how often users may change their group
 _PATIENCE = 2  # the search ends after this many numbers of groups without a shorter description
-_STEPS = 300  # most steps of L-BFGS
-_ACCURATE = 1e-5  # the gradient at which it ends, over that at the start
-_MEMORY = 12  # steps that L-BFGS remembers
 _EXPANDED = 3  # how often quadratics are computed, each time at a better pooled model
 _PRIORS = tuple(np.geomspace(1e-7, 10.0, 41).tolist())  # tried variances of coefficients
 _VARIANCES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of users' models, the first ones tried
 _LEAST = 1e-8  # variance
 _NOISES = tuple(np.geomspace(0.01, 1.0, 16).tolist())  # tried variances of targets that have variance 1
-
-
-class Fitted(NamedTuple):
-    """The models of users around the centres of their groups."""
-
-    models: Array  # (n_users, dim)
-    centres: Array  # (n_groups, dim)
-
-
-def fit_models(loss: Loss, samples: Samples, labels: Ints, weights: Array, prices: Array | None = None,
-               start: Array | None = None, accurate: float = _ACCURATE) -> Fitted:
-    """Models and centres by L-BFGS: quick, and exact to a few digits.
-
-        minimise over models x and centres z   sum_i weights_i (f_i(x_i) + prices_i / 2 ||x_i - z_i||^2)
-
-    Without prices, all users of a group have the model of the group.
-
-    Parameters
-    ----------
-    loss, samples : the loss, and what it prepared.
-    labels : (n_users,) the groups.
-    weights : (n_users,)
-    prices : (n_users,) of leaving the centre; None where nobody does.
-    start : (n_groups, dim) or (n_users, dim) where to begin.
-    accurate : the gradient at which the search ends, over that at zero.
-
-    Returns
-    -------
-    Fitted
-    """
-    from scipy import optimize
-
-    n_groups, dim = int(labels.max()) + 1, samples.dim
-    shape = (n_groups if prices is None else len(labels), dim)
-    sums = np.ones(n_groups) if prices is None else group_sums(weights * prices, labels, n_groups)
-
-    def centres_of(x: Array) -> Array:
-        assert prices is not None
-        return group_sums((weights * prices)[:, None] * x, labels, n_groups) / sums[:, None]
-
-    def evaluate(vector: Array) -> tuple[float, Array]:
-        x = vector.reshape(shape)
-        with np.errstate(over="ignore", invalid="ignore"):
-            f, g, _ = loss.evaluate(samples, x[labels] if prices is None else x, 1)
-            if prices is None:
-                return float(weights @ f), group_sums(weights[:, None] * g, labels, n_groups).ravel()
-            away = x - centres_of(x)[labels]
-            value = weights @ (f + 0.5 * prices * np.einsum("nd,nd->n", away, away))
-            return float(value), (weights[:, None] * (g + prices[:, None] * away)).ravel()
-
-    begin = np.zeros(shape) if start is None else start if len(start) == shape[0] else start[labels]
-    level = float(np.abs(evaluate(np.zeros(shape).ravel())[1]).max())
-    found = optimize.minimize(evaluate, begin.ravel(), jac=True, method="L-BFGS-B", options={
-        "maxiter": _STEPS, "maxfun": 2 * _STEPS, "maxcor": _MEMORY, "gtol": accurate * level, "ftol": 1e-13})
-    x = found.x.reshape(shape)
-    return Fitted(x[labels], x) if prices is None else Fitted(x, centres_of(x))
 
 
 class Quadratic(NamedTuple):
@@ -124,7 +68,7 @@ class Quadratic(NamedTuple):
         return Quadratic(slope, 0.5 * (curvature + curvature.T), self.constant + constant)
 
 
-def _log_det(root: Array, slope: Array) -> float:
+def _log_det(root: Any, slope: Array) -> float:
     """k log det(root root') / 2."""
     return slope.shape[1] * float(np.log(np.diag(root)).sum())
 
@@ -379,7 +323,8 @@ def _spread(bare: UserQuadratics, point: Array, prior: float, noise: float,
     from scipy import optimize
 
     def missing(numbers: Array) -> float:
-        variance, s = max(float(np.exp(numbers[0])), _LEAST), noise * float(np.exp(numbers[1])) if len(numbers) > 1 else noise
+        variance = max(float(np.exp(numbers[0])), _LEAST)
+        s = noise * float(np.exp(numbers[1])) if len(numbers) > 1 else noise
         around = bare.around(variance, s)
         rows = 0.0 if users is None else 0.5 * users.n_samples * float(np.log(s))
         return rows - _Evidence(around, point, prior).centre(around.total)[0]
@@ -449,7 +394,7 @@ class _Groups:
         for c, part in enumerate(self.sums):
             V = np.linalg.inv(part.curvature + np.eye(len(part.curvature)) / self.between)
             pull = part.slope - part.curvature @ self.centre
-            for i in np.flatnonzero(self.labels == c):
+            for i in np.flatnonzero(self.labels == c).tolist():
                 d, Q = users.factors[i]
                 QV = Q @ V
                 others = pull - users.slopes[i] + Q.T @ (d[:, None] * (Q @ self.centre))

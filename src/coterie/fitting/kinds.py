@@ -39,7 +39,7 @@ from coterie.analysis.random_effects import learn_spread
 from coterie.analysis.refining import Refining
 from coterie.analysis.search import near_groups
 from coterie.analysis.spread import Expansions
-from coterie.analysis.wide import Fitted, fit_models
+from coterie.analysis.wide_models import Fitted, fit_models
 from coterie.data.users import Participants, Users
 from coterie.errors import Incompatible
 from coterie.fitting.oracle import FitOracle, LeavingOut, RowsFitOracle
@@ -252,32 +252,41 @@ def choose_wide(users: Users, loss: Loss, labels: Ints, settings: Settings) -> C
     Personal models have a covariance that is a multiple of the identity; the multiple is chosen in the same way.
     """
     everyone = np.zeros(users.n_users, dtype=np.int64)
-    plain, classes = without_ridge(loss), settings.task == "classification"
     partitions = [everyone, labels] if labels.any() else [everyone]
     names: tuple[tuple[Kind, Kind], ...] = (("one model", "personal"), ("groups", "personal in groups"))
-    tried = [Sharing(names[k][variance > 0], groups, np.array(variance) if variance else None, settings.count)
-             for k, groups in enumerate(partitions) for variance in (0.0, *_VARIANCES)]
-    sums, counts = np.zeros((len(tried), users.n_users)), np.zeros(users.n_users)
-    for turn in range(_FEWER):
-        kept, _, test = users.hold_out(_WIDE_SHARE, stratify=classes, seed=settings.seed + 1 + turn)
-        present = np.flatnonzero(test.counts > 0)
-        if not present.size:
-            continue
-        rows, start = test.take(present), None
-        judged = plain.prepare(rows)
-        counts[present] += rows.counts
-        for j, option in enumerate(tried):
-            outer = option.loss(loss, kept)
-            fitted = wide_models(outer, outer.prepare(kept), option.labels, settings.count,
-                                 start if option.covariance is not None else None, _ROUGH)
-            start = fitted.models if option.covariance is not None else fitted.centres
-            with np.errstate(over="ignore"):
-                sums[j, present] += rows.counts * plain.values(judged, fitted.models[present])
-    with np.errstate(invalid="ignore", divide="ignore"):
-        losses = sums / counts
-    best = {option.kind: j for j, option in sorted(enumerate(tried), key=lambda pair: -np.nanmean(losses[pair[0]]))}
+    options = [Sharing(names[k][variance > 0], groups, np.array(variance) if variance else None, settings.count)
+               for k, groups in enumerate(partitions) for variance in (0.0, *_VARIANCES)]
+    sums, counts = _wide_losses(options, users, loss, settings, settings.seed + 1)
+    order = np.argsort(-sums.sum(axis=1), kind="stable")
+    best = {options[j].kind: int(j) for j in order}  # the last, and so the best one of every kind
     chosen = [best[kind] for kind in KINDS if kind in best]
-    return _compare([tried[j] for j in chosen], losses[chosen], labels, isinstance(loss, Squared))
+    options, sums = [options[j] for j in chosen], sums[chosen]
+    for turn in range(1, _FEWER):
+        more, others = _wide_losses(options, users, loss, settings, settings.seed + 1 + turn)
+        sums, counts = sums + more, counts + others
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return _compare(options, sums / counts, labels, isinstance(loss, Squared))
+
+
+def _wide_losses(options: list[Sharing], users: Users, loss: Loss, settings: Settings,
+                 seed: int) -> tuple[Array, Array]:
+    """(n_options, n_users) sums of the losses of rows left out, by models without these rows; and (n_users,) rows."""
+    plain, sums, counts = without_ridge(loss), np.zeros((len(options), users.n_users)), np.zeros(users.n_users)
+    kept, _, test = users.hold_out(_WIDE_SHARE, stratify=settings.task == "classification", seed=seed)
+    present = np.flatnonzero(test.counts > 0)
+    if not present.size:
+        return sums, counts
+    rows, start = test.take(present), None
+    judged = plain.prepare(rows)
+    counts[present] = rows.counts
+    for j, option in enumerate(options):
+        outer = option.loss(loss, kept)
+        fitted = wide_models(outer, outer.prepare(kept), option.labels, settings.count,
+                             None if option.covariance is None else start, _ROUGH)
+        start = fitted.models
+        with np.errstate(over="ignore"):
+            sums[j, present] = rows.counts * plain.values(judged, fitted.models[present])
+    return sums, counts
 
 
 def choose_by_asking(users: Participants, oracle: FitOracle, labels: Ints, settings: Settings) -> Comparison:

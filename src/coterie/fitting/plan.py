@@ -204,9 +204,10 @@ def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints, lik
                 "errors": {} if compared is None else compared.errors}
 
     if loss.wide(loss.prepare(inner)) and settings.lam == "auto":
+        if like is not None and (labels.any() or "groups" not in like.kind):
+            return parts(replace(like, labels=labels if "groups" in like.kind else np.zeros_like(labels)))
         compared = choose_wide(inner, loss, labels, settings)
-        same = [option for option in compared.options if like is not None and option.kind == like.kind]
-        return parts(same[0] if same else compared.sharing, compared)
+        return parts(compared.sharing, compared)
     if settings.lam != "auto" or settings.task == "clustering":
         return parts(Sharing("groups" if labels.any() else "one model", labels))
     if like is not None:
