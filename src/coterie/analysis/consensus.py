@@ -68,12 +68,12 @@ def lam_max(problem: Problem, *, rtol: float = 1e-6) -> Bracket:
     return consensus(problem, rtol).bracket
 
 
-def consensus(problem: Problem, rtol: float = 1e-6, start: Array | None = None) -> Consensus:
-    """`lam_max` with the models and duals behind it; `start`, (n_users, dim), are models near the pooled ones."""
+def consensus(problem: Problem, rtol: float = 1e-6) -> Consensus:
+    """`lam_max` with the models and duals behind it."""
     graph = problem.graph
     used = graph.weights > 0
     zero = np.zeros((problem.n_users, problem.dim))
-    pooled = polish(problem, graph.components, zero if start is None else start)
+    pooled = polish(problem, graph.components, zero)
     gradients = problem.gradients(pooled)
     parts = graph.components
     gradients -= group_means(gradients, parts)[parts]  # remove the rounding error of the pooled optimum

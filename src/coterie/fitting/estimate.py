@@ -19,7 +19,7 @@ the largest silhouette (Rousseeuw 1987) is chosen.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path as FilePath
 
@@ -151,7 +151,9 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
         work.show("stability of the groups")
         stability = measure_stability(inner, units.loss, plan.sharing, settings, judged)
         why = f"{why} {stability}" if stability.stable else f"{stability} {why}"
-    chosen = path[index]
+    chosen, last = path[index], work.get("last", {"point": -1})
+    if last["point"] == index and units.loss.wide(units.loss.prepare(inner)):  # its duals are known
+        chosen = replace(chosen, duals=last["duals"], sigma=last["sigma"])
     solution = solve(chosen.problem, tol=settings.tol, start=chosen)  # once more, for its duals
     everyone = np.zeros(inner.n_users, dtype=np.int64)
     together = group_centres(plan.problem.loss, plan.problem.samples, everyone, settings.count)[0]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from coterie._typing import Array, Ints
-from coterie.analysis.consensus import consensus, lam_max
+from coterie.analysis.consensus import Bracket, lam_max
 from coterie.analysis.groups import find_groups
 from coterie.analysis.path import Path, alone_at, solve_path
 from coterie.analysis.proposals import first_merges
@@ -33,6 +33,7 @@ from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels, adaptive_graph
+from coterie.labels import group_means
 from coterie.losses import Loss
 from coterie.losses.grouped import Grouped
 from coterie.problem import Problem
@@ -265,9 +266,11 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
     inside = _inside(local, labels, settings.k)
     problem = _problem(inner, loss, inside)
     wide = loss.wide(problem.samples)
-    start = group_centres(loss, problem.samples, labels, "users")[labels] if wide and inside.n_edges else None
     # Any flow that balances the users of a group bounds the lam at which they merge; the electrical flow is quick.
-    fused = consensus(problem, 1.0, start).bracket.upper if inside.n_edges else 0.0
+    fused = 0.0
+    if inside.n_edges:
+        fused = _merging(problem, group_centres(loss, problem.samples, labels, "users")[labels]).upper if wide \
+            else lam_max(problem, rtol=1.0).upper
     fused = max(fused, 1e-9)  # all users of a group may have equal models already, up to rounding
     low = first_merges(local, inside) if inside.n_edges and not wide else 0.0
     n_lams = settings.n_lams if not wide else _affordable(problem, settings.n_lams)
@@ -288,6 +291,16 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
     if alone:
         return PathPlan(problem, np.array([0.0, *lams]), 0, sentence, None, sharing)
     return PathPlan(problem, lams, chosen, sentence, labels, sharing)
+
+
+def _merging(problem: Problem, pooled: Array) -> Bracket:
+    """Bounds of `lam_max` from models near the pooled ones: its first two, to the digits that these models have."""
+    graph, parts = problem.graph, problem.graph.components
+    gradients = problem.gradients(pooled)
+    gradients -= group_means(gradients, parts)[parts]
+    penalty = graph.penalty(gradients)
+    lower = float((gradients**2).sum()) / penalty if penalty > 0 else 0.0
+    return Bracket(lower, float((np.linalg.norm(graph.flow(-gradients), axis=1) / graph.weights).max(initial=0.0)))
 
 
 def _affordable(problem: Problem, n_lams: int) -> int:
@@ -324,8 +337,8 @@ def _between(inner: Participants, loss: Loss, labels: Ints, inside: Graph, fused
         len(sizes), np.stack([first, second], axis=1), weights))
     if loss.wide(samples):  # a bound of the first merge that is usually far below it, instead of a path
         everyone = np.zeros(n, dtype=np.int64)
-        ends = consensus(few, 1.0, np.repeat(group_centres(loss, samples, everyone, "users"), len(sizes), axis=0))
-        apart, joined = _EARLY * ends.bracket.lower, ends.bracket.upper
+        ends = _merging(few, np.repeat(group_centres(loss, samples, everyone, "users"), len(sizes), axis=0))
+        apart, joined = _EARLY * ends.lower, ends.upper
     else:
         path = solve_path(few, n_lams=12, tol=1e-4)
         merges = path.n_clusters < len(sizes)
