@@ -9,6 +9,7 @@ import numpy as np
 from coterie._typing import Array, Ints
 from coterie.labels import group_sums
 from coterie.losses import Loss, Samples
+from coterie.memory import require_memory
 
 _STEPS = 300  # most steps
 _ACCURATE = 1e-5  # the gradient at the end, over that at zero
@@ -42,11 +43,17 @@ def fit_models(loss: Loss, samples: Samples, labels: Ints, weights: Array, price
     Returns
     -------
     Fitted
+
+    Raises
+    ------
+    InvalidInput : where there is not enough memory.
     """
     from scipy import optimize
 
     n_groups, dim = int(labels.max()) + 1, samples.dim
     shape = (n_groups if prices is None else len(labels), dim)
+    require_memory(8.0 * shape[0] * dim * (2 * _MEMORY + 12), f"{shape[0]} models with {dim} coordinates",
+                   "Use fewer columns, for example their principal components, or fewer users at a time")
     sums = np.ones(n_groups) if prices is None else group_sums(weights * prices, labels, n_groups)
 
     def centres_of(x: Array) -> Array:
