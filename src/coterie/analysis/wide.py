@@ -47,14 +47,14 @@ _LEAST = 1e-8  # variance
 _NOISES = tuple(np.geomspace(0.01, 1.0, 16).tolist())  # tried variances of targets that have variance 1
 
 
-class Quadratic(NamedTuple):
+class CentreQuadratic(NamedTuple):
     """<slope, x> - tr x' curvature x / 2 for x (p, k), plus a constant."""
 
     slope: Array  # (p, k)
     curvature: Array  # (p, p)
     constant: float
 
-    def around(self, variance: float) -> Quadratic:
+    def around(self, variance: float) -> CentreQuadratic:
         """The log of the mean of its exponential over models of this variance, as a function of their centre."""
         if variance == 0:
             return self
@@ -65,7 +65,7 @@ class Quadratic(NamedTuple):
         slope = inverse @ self.slope
         constant = 0.5 * variance * float((self.slope * slope).sum()) - _log_det(root, self.slope)
         curvature = inverse @ self.curvature  # symmetric, because the factors commute
-        return Quadratic(slope, 0.5 * (curvature + curvature.T), self.constant + constant)
+        return CentreQuadratic(slope, 0.5 * (curvature + curvature.T), self.constant + constant)
 
 
 def _log_det(root: Any, slope: Array) -> float:
@@ -105,14 +105,14 @@ class UserQuadratics:
         return UserQuadratics(slopes, factors, constants, variance)
 
     @cached_property
-    def total(self) -> Quadratic:
+    def total(self) -> CentreQuadratic:
         """The sum over all users."""
         return self.sum(np.arange(len(self.slopes)))
 
-    def sum(self, members: Ints) -> Quadratic:
+    def sum(self, members: Ints) -> CentreQuadratic:
         """The sum over some users."""
         rows = np.concatenate([np.sqrt(self.factors[i][0])[:, None] * self.factors[i][1] for i in members])
-        return Quadratic(self.slopes[members].sum(axis=0), rows.T @ rows, float(self.constants[members].sum()))
+        return CentreQuadratic(self.slopes[members].sum(axis=0), rows.T @ rows, float(self.constants[members].sum()))
 
     def values(self, points: Array) -> Array:
         """(n_users, n_points) the values of all users at points (n_points, p, k)."""
@@ -202,7 +202,7 @@ class _Evidence:
     point: Array
     prior: float
 
-    def centre(self, sums: Quadratic) -> tuple[float, Array]:
+    def centre(self, sums: CentreQuadratic) -> tuple[float, Array]:
         """The evidence, and the centre less the point, from the sum of quadratics of the centre."""
         b = sums.slope - self.point / self.prior
         root = np.linalg.cholesky(np.eye(len(b)) + self.prior * sums.curvature)
@@ -211,9 +211,9 @@ class _Evidence:
         value += sums.constant - 0.5 * float((self.point**2).sum()) / self.prior
         return value, self.prior * np.linalg.solve(root.T, half)
 
-    def groups(self, around: list[Quadratic], between: float) -> tuple[float, Array, Array]:
+    def groups(self, around: list[CentreQuadratic], between: float) -> tuple[float, Array, Array]:
         """The evidence of groups, by quadratics of the centre; the models of groups and the centre, less the point."""
-        value, centre = self.centre(Quadratic(
+        value, centre = self.centre(CentreQuadratic(
             np.sum([g.slope for g in around], axis=0), np.sum([g.curvature for g in around], axis=0),
             sum(g.constant for g in around)))
         return value, np.stack([centre + between * (g.slope - g.curvature @ centre) for g in around]), centre

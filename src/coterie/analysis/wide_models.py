@@ -11,12 +11,12 @@ from coterie.labels import group_sums
 from coterie.losses import Loss, Samples
 from coterie.memory import require_memory
 
-_STEPS = 300  # most steps
+_STEPS = 600  # most steps
 _ACCURATE = 1e-5  # the gradient at the end, over that at zero
 _MEMORY = 12  # steps that are remembered
 
 
-class Fitted(NamedTuple):
+class WideModels(NamedTuple):
     """The models of users around the centres of their groups."""
 
     models: Array  # (n_users, dim)
@@ -24,7 +24,7 @@ class Fitted(NamedTuple):
 
 
 def fit_models(loss: Loss, samples: Samples, labels: Ints, weights: Array, prices: Array | None = None,
-               start: Array | None = None, accurate: float = _ACCURATE) -> Fitted:
+               start: Array | None = None, accurate: float = _ACCURATE) -> WideModels:
     """Models and centres.
 
         minimise over models x and centres z   sum_i weights_i (f_i(x_i) + prices_i / 2 ||x_i - z_i||^2)
@@ -42,7 +42,7 @@ def fit_models(loss: Loss, samples: Samples, labels: Ints, weights: Array, price
 
     Returns
     -------
-    Fitted
+    WideModels
 
     Raises
     ------
@@ -75,4 +75,4 @@ def fit_models(loss: Loss, samples: Samples, labels: Ints, weights: Array, price
     found = optimize.minimize(evaluate, begin.ravel(), jac=True, method="L-BFGS-B", options={
         "maxiter": _STEPS, "maxfun": 2 * _STEPS, "maxcor": _MEMORY, "gtol": accurate * level, "ftol": 1e-13})
     x = found.x.reshape(shape)
-    return Fitted(x[labels], x) if prices is None else Fitted(x, centres_of(x))
+    return WideModels(x[labels], x) if prices is None else WideModels(x, centres_of(x))

@@ -40,6 +40,7 @@ from coterie.fitting.settings import Settings
 from coterie.fitting.stability import measure_stability
 from coterie.fitting.units import Units
 from coterie.memory import require_memory
+from coterie.solution import Solution
 from coterie.solvers import solve
 
 _HESSIANS = 4  # sets of Hessians that a fit has at the same time, at least
@@ -154,15 +155,21 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
         work.show("stability of the groups")
         stability = measure_stability(inner, units.loss, plan.sharing, settings, judged)
         why = f"{why} {stability}" if stability.stable else f"{stability} {why}"
-    chosen, last = path[index], work.get("last", {"point": -1})
-    if last["point"] == index and units.loss.wide(units.loss.prepare(inner)):  # its duals are known
-        chosen = replace(chosen, duals=last["duals"], sigma=last["sigma"])
+    chosen = _start_of(path, index, work)
     solution = solve(chosen.problem, tol=settings.tol, start=chosen)  # once more, for its duals
     everyone = np.zeros(inner.n_users, dtype=np.int64)
     together = group_centres(plan.problem.loss, plan.problem.samples, everyone, settings.count)[0]
     return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together,
                why=" ".join([*concerns, why]), scores=scores, compared=compared.means,
                compared_errors=compared.errors, stability=stability)
+
+
+def _start_of(path: Path, index: int, work: Work) -> Solution:
+    """A point of the path; with its duals where they are known and models are wide, since then they take long."""
+    chosen, last = path[index], work.get("last", {"point": -1})
+    if last["point"] != index or not path.problem.loss.wide(path.problem.samples):
+        return chosen
+    return replace(chosen, duals=last["duals"], sigma=last["sigma"])
 
 
 def _require_memory(inner: Users, units: Units) -> None:

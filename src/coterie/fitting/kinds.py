@@ -39,7 +39,7 @@ from coterie.analysis.random_effects import learn_spread
 from coterie.analysis.refining import Refining
 from coterie.analysis.search import near_groups
 from coterie.analysis.spread import Expansions
-from coterie.analysis.wide_models import Fitted, fit_models
+from coterie.analysis.wide_models import WideModels, fit_models
 from coterie.data.users import Participants, Users
 from coterie.errors import Incompatible
 from coterie.fitting.oracle import FitOracle, LeavingOut, RowsFitOracle
@@ -130,7 +130,7 @@ def handed_out(loss: Loss, samples: Samples, labels: Ints, count: Count) -> Arra
 
 
 def wide_models(loss: Loss, samples: Samples, labels: Ints, count: Count, start: Array | None = None,
-                accurate: float = 1e-6) -> Fitted:
+                accurate: float = 1e-7) -> WideModels:
     """The centres of groups and the models around them, where these are wide; `group_centres` without Newton steps."""
     weights = samples.users.sizes / samples.users.sizes.mean() if count == "rows" else np.ones(samples.n_users)
     if isinstance(loss, Personal):
