@@ -26,6 +26,7 @@ LAYERS = [
     "analysis.metrics", "analysis.margins", "analysis.consensus", "analysis.path", "analysis.recovery",
     "analysis.ladder", "analysis.select", "analysis.spread", "analysis.dispersion", "analysis.noise",
     "analysis.oracle", "analysis.proposals", "analysis.partitions", "analysis.refining", "analysis.search",
+    "analysis.wide_models", "analysis.wide",
     "analysis.groups", "analysis.random_effects", "analysis", "privacy.home",
     "fitting.settings", "fitting.outliers", "fitting.units", "fitting.prepare", "fitting.oracle",
     "fitting.kinds", "fitting.plan",

@@ -24,6 +24,9 @@ The noise is estimated as in `coterie.analysis.dispersion`: the variance of real
 and pseudo-targets if real targets have heavy tails. The variance of points with one sample each is unknown and taken as
 1: scale them so that the spread within a group is 1. The squared hinge is used as if it were a log-likelihood.
 
+Wide models, with more coordinates than a user has rows, are compared by their evidence instead
+(`coterie.analysis.wide`).
+
 Of a user, the search needs no more than second moments with the squared loss, and a few numbers at models that it
 receives with others (`coterie.analysis.search`). So a federation does the same.
 """
@@ -37,14 +40,19 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import without_outliers
-from coterie.analysis.path import Path
+from coterie.analysis.path import Path, solve_path
 from coterie.analysis.search import Kind, SearchOptions, kind_of, search
+from coterie.analysis.wide import WideSearch, search_wide
+from coterie.analysis.wide_models import fit_models
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
 from coterie.errors import InvalidInput, interruptible
 from coterie.graph import Graph
+from coterie.graph.weights import LocalModels, adaptive_graph
 from coterie.losses import AffineLoss, Huber, Logistic, Loss, Squared, SquaredDistance
 from coterie.losses.grouped import Grouped
+from coterie.memory import require_memory
+from coterie.problem import Problem
 from coterie.solution import Solution
 
 
@@ -158,6 +166,8 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     loss = _checked_loss(users, loss, weight_ridge, max_groups=(max_groups, 1), n_lams=(n_lams, 2), k=(k, 1))
     given = loss.prepare(users)
     scaled, search_loss, unit = _with_unit_targets(_scaled(users, loss), loss)
+    if search_loss.wide(search_loss.prepare(scaled)):
+        return _wide_groups(users, loss, search_wide(scaled, search_loss, max_groups), unit, k)
     scaled, search_loss = without_outliers(scaled, search_loss)
     options = SearchOptions(max_groups=max_groups, n_lams=n_lams, k=k, ridge=weight_ridge, progress=progress)
     found = search(scaled, search_loss, options)
@@ -168,6 +178,24 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     return Groups(labels=best.labels, models=models, kind=kind_of(best), spread=spread, criterion=best.length,
                   candidates=tuple(dict.fromkeys((p.n_groups, p.length) for p in found.examined)), lam=best.lam,
                   graph=found.path.problem.graph, path=found.path)
+
+
+def _wide_groups(users: Users, loss: Loss, found: WideSearch, unit: float, k: int) -> Groups:
+    """The groups of users with wide models; the path is that of the users' models as points."""
+    best, given, n = found.best, loss.prepare(users), users.n_users
+    require_memory(8.0 * given.dim**2, f"a covariance of {given.dim} coordinates", "Use fewer columns")
+    grouped = Grouped(loss=loss, samples=given, labels=best.labels)
+    start = fit_models(loss, given, best.labels, np.ones(n)).centres
+    models = grouped.local(grouped.prepare(grouped.groups), start=start).points[best.labels]
+    values, axes = np.linalg.eigh(found.models @ found.models.T)  # points with the same distances, in n coordinates
+    points = Users.from_arrays(axes * np.sqrt(np.maximum(values, 0.0)))
+    local = LocalModels(points.features, np.empty((n, 0, 0)), users.sizes)
+    problem = Problem(points, SquaredDistance(), 0.0, adaptive_graph(local, "gaussian", min(k, max(n - 1, 1))))
+    kind: Kind = "groups" if best.labels.any() else "one centre with spread" if best.within else "one model"
+    examined = tuple(dict.fromkeys((d.n_groups, d.length) for d in found.examined))
+    return Groups(labels=best.labels, models=models, kind=kind, spread=unit**2 * best.within * np.eye(given.dim),
+                  criterion=best.length, candidates=examined, lam=None, graph=problem.graph,
+                  path=solve_path(problem, n_lams=10, tol=1e-5))
 
 
 def _checked_loss(users: Users, loss: Loss | None, ridge: float, **numbers: tuple[int | None, int]) -> Loss:

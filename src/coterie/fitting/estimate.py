@@ -19,7 +19,7 @@ the largest silhouette (Rousseeuw 1987) is chosen.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path as FilePath
 
@@ -39,8 +39,11 @@ from coterie.fitting.scores import Scores, score_held_out
 from coterie.fitting.settings import Settings
 from coterie.fitting.stability import measure_stability
 from coterie.fitting.units import Units
+from coterie.memory import require_memory
+from coterie.solution import Solution
 from coterie.solvers import solve
 
+_HESSIANS = 4  # sets of Hessians that a fit has at the same time, at least
 _CLEAR = 0.5  # below this silhouette the structure is weak and could be artificial (Kaufman and Rousseeuw 1990)
 
 
@@ -136,6 +139,7 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
     inner = units.inner(users)
     for concern in concerns + units.loss.concerns(inner):
         warnings.warn(concern, CoterieWarning, stacklevel=2)
+    _require_memory(inner, units)
     if with_scores and split is None:
         split = users.hold_out(settings.holdout, stratify=settings.task == "classification", seed=settings.seed)
     scores, judged, plan = _planned(split if with_scores else None, inner, units, settings, work)
@@ -151,13 +155,30 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
         work.show("stability of the groups")
         stability = measure_stability(inner, units.loss, plan.sharing, settings, judged)
         why = f"{why} {stability}" if stability.stable else f"{stability} {why}"
-    chosen = path[index]
+    chosen = _start_of(path, index, work)
     solution = solve(chosen.problem, tol=settings.tol, start=chosen)  # once more, for its duals
     everyone = np.zeros(inner.n_users, dtype=np.int64)
     together = group_centres(plan.problem.loss, plan.problem.samples, everyone, settings.count)[0]
     return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together,
                why=" ".join([*concerns, why]), scores=scores, compared=compared.means,
                compared_errors=compared.errors, stability=stability)
+
+
+def _start_of(path: Path, index: int, work: Work) -> Solution:
+    """A point of the path; with its duals where they are known and models are wide, since then they take long."""
+    chosen, last = path[index], work.get("last", {"point": -1})
+    if last["point"] != index or not path.problem.loss.wide(path.problem.samples):
+        return chosen
+    return replace(chosen, duals=last["duals"], sigma=last["sigma"])
+
+
+def _require_memory(inner: Users, units: Units) -> None:
+    """Raise InvalidInput where the Hessians of all users need more memory than there is; wide models have none."""
+    samples = units.loss.prepare(inner)
+    if not units.loss.wide(samples):
+        require_memory(8.0 * _HESSIANS * inner.n_users * samples.dim**2,
+                       f"the Hessians of {inner.n_users} users with {samples.dim} coordinates",
+                       "Use fewer columns, for example their principal components, or fewer users at a time")
 
 
 def _check_lam_can_be_chosen(settings: Settings, possible: bool) -> None:

@@ -39,12 +39,15 @@ from coterie.analysis.random_effects import learn_spread
 from coterie.analysis.refining import Refining
 from coterie.analysis.search import near_groups
 from coterie.analysis.spread import Expansions
+from coterie.analysis.wide_models import WideModels, fit_models
 from coterie.data.users import Participants, Users
+from coterie.errors import Incompatible
 from coterie.fitting.oracle import FitOracle, LeavingOut, RowsFitOracle
 from coterie.fitting.settings import Settings
 from coterie.labels import group_sums
 from coterie.losses import AffineLoss, Loss, Personal, Samples, Squared
 from coterie.losses.grouped import Grouped
+from coterie.losses.personal import PersonalSamples
 from coterie.losses.remote import Remote
 
 Count = Literal["rows", "users"]
@@ -59,6 +62,9 @@ _MOST_USED = 0.95  # share of its rows' targets that a user's model follows at m
 _NO_LOSS = 1e-12  # loss over the largest one below which differences do not count
 _DETERMINED = 3  # rows per number that they determine, on average, from which users can be left alone
 _ALONE = 1e-9  # pull of models that are users' own
+_VARIANCES = (1e-3, 1e-2, 1e-1, 1.0)  # tried variances of wide personal models, in units of the noise
+_WIDE_SHARE = 0.25  # of each user's rows that are left out to choose between them
+_ROUGH = 1e-3  # gradient, over that at zero, at which the fits for this choice end
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +75,8 @@ class Sharing:
     ----------
     kind : a name in KINDS.
     labels : (n_users,) the groups whose users share a centre.
-    covariance : (dim, dim) of personal models around their centre, in units of the noise; None without personal parts.
+    covariance : (dim, dim) of personal models around their centre, in units of the noise, or one number where models
+        are wide; None without personal parts.
     count : what counts alike in the centre of a group.
     gain : what the evidence gains by the personal parts, in nats.
     noise : (n_users,) the noise of each user over the common one; None if it is equal for all.
@@ -105,6 +112,8 @@ def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count, star
 
     Where rows count alike, a user with few rows, or noisy ones, has little influence.
     """
+    if loss.wide(samples):
+        return wide_models(loss, samples, labels, count, start).centres
     rows: Array = samples.users.sizes.astype(float)
     if isinstance(loss, Personal) and isinstance(loss.scale, np.ndarray):  # noise / rows
         rows = 1.0 / loss.scale
@@ -115,7 +124,19 @@ def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count, star
 
 def handed_out(loss: Loss, samples: Samples, labels: Ints, count: Count) -> Array:
     """(n_users, dim) the model of each user: the centre of its group or, with a `Personal` loss, its own around it."""
+    if loss.wide(samples):
+        return wide_models(loss, samples, labels, count).models
     return loss.own_models(samples, group_centres(loss, samples, labels, count)[labels])
+
+
+def wide_models(loss: Loss, samples: Samples, labels: Ints, count: Count, start: Array | None = None,
+                accurate: float = 1e-7) -> WideModels:
+    """The centres of groups and the models around them, where these are wide; `group_centres` without Newton steps."""
+    weights = samples.users.sizes / samples.users.sizes.mean() if count == "rows" else np.ones(samples.n_users)
+    if isinstance(loss, Personal):
+        assert isinstance(samples, PersonalSamples)
+        return fit_models(loss.loss, samples.inner, labels, weights, samples.metric.prices[:, 0], start, accurate)
+    return fit_models(loss, samples, labels, weights, None, start, accurate)
 
 
 def kind_of(loss: Loss, labels: Ints) -> Kind:
@@ -217,10 +238,55 @@ def choose(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Compar
     -------
     Comparison
     """
+    if loss.wide(loss.prepare(users)):
+        raise Incompatible("Kinds of wide models are compared by `choose_wide`.")
     if not isinstance(loss, Squared):
         return choose_by_asking(users, RowsFitOracle(users, loss), labels, settings)
     options = candidates(users, loss, labels, settings.count)
     return _compare(options, np.stack([new_row_losses(option, users, loss) for option in options]), labels, True)
+
+
+def choose_wide(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Comparison:
+    """The same for wide models: every kind is fitted anew without some rows of all users, and judged on these rows.
+
+    Personal models have a covariance that is a multiple of the identity; the multiple is chosen in the same way.
+    """
+    everyone = np.zeros(users.n_users, dtype=np.int64)
+    partitions = [everyone, labels] if labels.any() else [everyone]
+    names: tuple[tuple[Kind, Kind], ...] = (("one model", "personal"), ("groups", "personal in groups"))
+    options = [Sharing(names[k][variance > 0], groups, np.array(variance) if variance else None, settings.count)
+               for k, groups in enumerate(partitions) for variance in (0.0, *_VARIANCES)]
+    sums, counts = _wide_losses(options, users, loss, settings, settings.seed + 1)
+    order = np.argsort(-sums.sum(axis=1), kind="stable")
+    best = {options[j].kind: int(j) for j in order}  # the last, and so the best one of every kind
+    chosen = [best[kind] for kind in KINDS if kind in best]
+    options, sums = [options[j] for j in chosen], sums[chosen]
+    for turn in range(1, _FEWER):
+        more, others = _wide_losses(options, users, loss, settings, settings.seed + 1 + turn)
+        sums, counts = sums + more, counts + others
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return _compare(options, sums / counts, labels, isinstance(loss, Squared))
+
+
+def _wide_losses(options: list[Sharing], users: Users, loss: Loss, settings: Settings,
+                 seed: int) -> tuple[Array, Array]:
+    """(n_options, n_users) sums of the losses of rows left out, by models without these rows; and (n_users,) rows."""
+    plain, sums, counts = without_ridge(loss), np.zeros((len(options), users.n_users)), np.zeros(users.n_users)
+    kept, _, test = users.hold_out(_WIDE_SHARE, stratify=settings.task == "classification", seed=seed)
+    present = np.flatnonzero(test.counts > 0)
+    if not present.size:
+        return sums, counts
+    rows, start = test.take(present), None
+    judged = plain.prepare(rows)
+    counts[present] = rows.counts
+    for j, option in enumerate(options):
+        outer = option.loss(loss, kept)
+        fitted = wide_models(outer, outer.prepare(kept), option.labels, settings.count,
+                             None if option.covariance is None else start, _ROUGH)
+        start = fitted.models
+        with np.errstate(over="ignore"):
+            sums[j, present] = rows.counts * plain.values(judged, fitted.models[present])
+    return sums, counts
 
 
 def choose_by_asking(users: Participants, oracle: FitOracle, labels: Ints, settings: Settings) -> Comparison:

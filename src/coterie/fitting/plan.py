@@ -21,17 +21,19 @@ from typing import Any
 import numpy as np
 
 from coterie._typing import Array, Ints
-from coterie.analysis.consensus import lam_max
+from coterie.analysis.consensus import Bracket, lam_max
 from coterie.analysis.groups import find_groups
 from coterie.analysis.path import Path, alone_at, solve_path
 from coterie.analysis.proposals import first_merges
+from coterie.analysis.wide import search_wide
 from coterie.data.users import Participants, Users
 from coterie.errors import CoterieWarning, InvalidInput
-from coterie.fitting.kinds import Comparison, Kind, Sharing, choose, sharing_of
+from coterie.fitting.kinds import Comparison, Kind, Sharing, choose, choose_wide, group_centres, sharing_of
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels, adaptive_graph
+from coterie.labels import group_means
 from coterie.losses import Loss
 from coterie.losses.grouped import Grouped
 from coterie.problem import Problem
@@ -44,6 +46,8 @@ FinishedParts = MutableMapping[str, Any]
 _APART = 1000.0
 _ABOVE = 1.25  # the chosen lam, over one at which the groups are complete
 _PAIRS = 3000  # users up to whom all pairs are used
+_EARLY = 0.05  # first merge of groups of wide models, over the lam at which all merge, at least
+_STEPS = 3e8  # operations of one Newton step of all lams of a path of wide models
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,11 +131,12 @@ def learn_units(users: Users, settings: Settings, n_classes: int = 0) -> Units:
                        n_classes=max(n_classes, settings.n_classes), standardize=settings.standardize)
 
 
-def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sharing | None = None) -> PathPlan:
+def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sharing | None = None, *,
+              with_path: bool = True) -> PathPlan:
     """The problem, its weights and its lams for these users, whose data are in the solver's units.
 
     The kind of models is chosen by rows left out; see `coterie.fitting.kinds`. If `like` is given, its kind is taken
-    where these users have it too, with as many groups.
+    where these users have it too, with as many groups. Without a path, a plan whose groups are known has no edges.
     """
     n, k = inner.n_users, min(settings.k, max(inner.n_users - 1, 1))
     single = settings.task == "clustering" and int(inner.sizes.max()) == 1
@@ -147,7 +152,7 @@ def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sh
         weights = "gaussian" if settings.weights == "auto" else settings.weights
         graph = adaptive_graph(LocalModels.of(inner, loss, max(settings.ridge, 1e-6)), weights, k)
     else:
-        return _plan_with_groups(inner, loss, settings, work, like)
+        return _plan_with_groups(inner, loss, settings, work, like, with_path)
     problem = _problem(inner, loss, graph)
 
     def grid() -> Array:
@@ -182,6 +187,10 @@ def _search_groups(inner: Users, loss: Loss, settings: Settings, work: Work) -> 
     def searching(solution: Solution, _: int) -> None:
         work.show("searching for groups", text=f"{solution.n_clusters} groups")
 
+    if loss.wide(loss.prepare(inner)):
+        wide = search_wide(inner, loss, settings.max_groups,
+                           lambda count: work.show("searching for groups", text=f"{count} groups"))
+        return {"labels": wide.best.labels, "sentence": wide.sentence, "models": wide.models}
     groups = find_groups(inner, loss, max_groups=settings.max_groups, k=settings.k, progress=searching)
     at_limit = 1 < groups.n_clusters < inner.n_users and groups.n_clusters == settings.max_groups
     return {"labels": groups.labels, "sentence": str(groups),
@@ -195,6 +204,11 @@ def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints, lik
                 "noise": sharing.noise, "means": {} if compared is None else compared.means,
                 "errors": {} if compared is None else compared.errors}
 
+    if loss.wide(loss.prepare(inner)) and settings.lam == "auto":
+        if like is not None and (labels.any() or "groups" not in like.kind):
+            return parts(replace(like, labels=labels if "groups" in like.kind else np.zeros_like(labels)))
+        compared = choose_wide(inner, loss, labels, settings)
+        return parts(compared.sharing, compared)
     if settings.lam != "auto" or settings.task == "clustering":
         return parts(Sharing("groups" if labels.any() else "one model", labels))
     if like is not None:
@@ -205,7 +219,8 @@ def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints, lik
     return parts(compared.sharing, compared)
 
 
-def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sharing | None) -> PathPlan:
+def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sharing | None,
+                      with_path: bool) -> PathPlan:
     """The weights of two stages, and lams below and above the groups; see the module's text."""
     groups = work.once("groups", lambda: _search_groups(inner, loss, settings, work))
     labels, sentence = np.array(groups["labels"], dtype=np.int64), str(groups["sentence"])
@@ -215,9 +230,13 @@ def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, 
     sharing = Sharing(shared["kind"], np.asarray(shared["labels"], dtype=np.int64), covariance, settings.count,
                       noise=noise)
     sentence = sentence_about(labels, sharing, sentence) + str(groups.get("limit", ""))
-    work.show("range of lam")
-    local = LocalModels.of(inner, loss, max(settings.ridge, 1e-3))
     compared = dict(shared["means"]), dict(shared.get("errors", {}))
+    if not with_path and settings.lam == "auto":
+        problem = _problem(inner, sharing.loss(loss, inner), Graph.from_edges(inner.n_users, []))
+        return PathPlan(problem, np.zeros(1), 0, sentence, sharing.labels, sharing, *compared)
+    work.show("range of lam")
+    local = LocalModels.of(inner, loss, max(settings.ridge, 1e-3)) if "models" not in groups else LocalModels(
+        np.asarray(groups["models"]), np.empty((inner.n_users, 0, 0)), inner.sizes)
     return replace(weighted_plan(inner, sharing.loss(loss, inner), local, sharing, settings, sentence),
                    means=compared[0], errors=compared[1])
 
@@ -245,27 +264,51 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
     alone = sharing.kind == "alone"
     labels = np.zeros(inner.n_users, dtype=np.int64) if alone else sharing.labels
     inside = _inside(local, labels, settings.k)
+    problem = _problem(inner, loss, inside)
+    wide = loss.wide(problem.samples)
     # Any flow that balances the users of a group bounds the lam at which they merge; the electrical flow is quick.
-    fused = lam_max(_problem(inner, loss, inside), rtol=1.0).upper if inside.n_edges else 0.0
+    fused = 0.0
+    if inside.n_edges:
+        fused = _merging(problem, group_centres(loss, problem.samples, labels, "users")[labels]).upper if wide \
+            else lam_max(problem, rtol=1.0).upper
     fused = max(fused, 1e-9)  # all users of a group may have equal models already, up to rounding
-    low = first_merges(local, inside) if inside.n_edges else 0.0
+    low = first_merges(local, inside) if inside.n_edges and not wide else 0.0
+    n_lams = settings.n_lams if not wide else _affordable(problem, settings.n_lams)
     low = low if 0 < low < fused else 1e-3 * fused
     at_groups = _ABOVE * fused
     if labels.any():
         graph, top = _between(inner, loss, labels, inside, fused)
     else:
         graph, at_groups, top = inside, 1.001 * fused, 0.0
-    below = max(settings.n_lams * 2 // 3, 2)
-    lams = np.geomspace(low, at_groups, below if top > at_groups else settings.n_lams)
+    below = max(n_lams * 2 // 3, 2)
+    lams = np.geomspace(low, at_groups, below if top > at_groups else n_lams) if n_lams > 1 else np.array([at_groups])
     chosen = len(lams) - 1
-    if top > at_groups:
-        lams = np.concatenate([lams, np.geomspace(at_groups, top, max(settings.n_lams - below, 1) + 1)[1:]])
+    if top > at_groups and n_lams > 1:
+        lams = np.concatenate([lams, np.geomspace(at_groups, top, max(n_lams - below, 1) + 1)[1:]])
     problem = _problem(inner, loss, graph)
     if settings.lam != "auto":
         return _with_lam(problem, lams, settings)
     if alone:
         return PathPlan(problem, np.array([0.0, *lams]), 0, sentence, None, sharing)
     return PathPlan(problem, lams, chosen, sentence, labels, sharing)
+
+
+def _merging(problem: Problem, pooled: Array) -> Bracket:
+    """Bounds of `lam_max` from models near the pooled ones: its first two, to the digits that these models have."""
+    graph, parts = problem.graph, problem.graph.components
+    gradients = problem.gradients(pooled)
+    gradients -= group_means(gradients, parts)[parts]
+    penalty = graph.penalty(gradients)
+    lower = float((gradients**2).sum()) / penalty if penalty > 0 else 0.0
+    return Bracket(lower, float((np.linalg.norm(graph.flow(-gradients), axis=1) / graph.weights).max(initial=0.0)))
+
+
+def _affordable(problem: Problem, n_lams: int) -> int:
+    """The number of lams of a path of wide models, by the size of one Newton step: at most n_lams, at least 1."""
+    rows, p = problem.users.sizes.astype(float), problem.users.n_features + 1
+    classes = problem.dim // p + (problem.dim > p)
+    step = float((classes * rows**3 + p * rows**2).sum())
+    return int(np.clip(_STEPS / step, 1, n_lams))
 
 
 def _inside(local: LocalModels, labels: Ints, k: int) -> Graph:
@@ -275,7 +318,8 @@ def _inside(local: LocalModels, labels: Ints, k: int) -> Graph:
         members = np.flatnonzero(labels == c)
         if len(members) > 1:
             own = LocalModels(local.models[members], local.hessians[members], local.counts[members])
-            pairs.append(members[adaptive_graph(own, "wald", min(k, len(members) - 1)).edges])
+            kind = "wald" if local.hessians.size else "gaussian"
+            pairs.append(members[adaptive_graph(own, kind, min(k, len(members) - 1)).edges])
     return Graph.from_edges(len(labels), np.concatenate(pairs))
 
 
@@ -291,9 +335,16 @@ def _between(inner: Participants, loss: Loss, labels: Ints, inside: Graph, fused
     grouped = Grouped(loss=loss, samples=samples, labels=labels)
     few = _problem(grouped.groups, grouped, Graph.from_edges(
         len(sizes), np.stack([first, second], axis=1), weights))
-    path = solve_path(few, n_lams=12, tol=1e-4)
-    merged = int(np.argmax(path.n_clusters < len(sizes))) if (path.n_clusters < len(sizes)).any() else len(path) - 1
-    c = max(float(path.lams[max(merged - 1, 0)]), 1e-300) / (_APART * fused)
+    if loss.wide(samples):  # a bound of the first merge that is usually far below it, instead of a path
+        everyone = np.zeros(n, dtype=np.int64)
+        ends = _merging(few, np.repeat(group_centres(loss, samples, everyone, "users"), len(sizes), axis=0))
+        apart, joined = _EARLY * ends.lower, ends.upper
+    else:
+        path = solve_path(few, n_lams=12, tol=1e-4)
+        merges = path.n_clusters < len(sizes)
+        merged = int(np.argmax(merges)) if merges.any() else len(path) - 1
+        apart, joined = float(path.lams[max(merged - 1, 0)]), float(path.lams[-1])
+    c = max(apart, 1e-300) / (_APART * fused)
     pairs, light = [inside.edges], [np.ones(inside.n_edges)]
     for one, other in zip(first, second, strict=True):
         a, b = np.flatnonzero(labels == one), np.flatnonzero(labels == other)
@@ -301,7 +352,7 @@ def _between(inner: Participants, loss: Loss, labels: Ints, inside: Graph, fused
         pairs.append(np.sort(np.stack([a[m % len(a)], b[m % len(b)]], axis=1), axis=1))
         light.append(np.full(len(m), c * min(len(a), len(b)) / n))
     graph = Graph.from_edges(n, np.concatenate(pairs), np.concatenate(light))
-    return graph, 1.05 * float(path.lams[-1]) / c
+    return graph, 1.05 * joined / c
 
 
 def solve_plan(plan: PathPlan, settings: Settings, work: Work) -> Path:

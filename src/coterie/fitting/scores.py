@@ -112,9 +112,13 @@ def score_held_out(split: Split, settings: Settings, work: Work,
         return None, None
     units = learn_units(train, settings, int(max(train.targets.max(), test.targets.max())) + 1 if classes else 0)
     work = replace(work, prefix="held out: " if like is None else "held out again: ")
-    plan = make_plan(units.inner(train), units.loss, settings, work, like)
+    inner = units.inner(train)
+    wide = units.loss.wide(units.loss.prepare(inner))  # then the path takes long, and only the chosen point is scored
+    plan = make_plan(inner, units.loss, settings, work, like, with_path=not wide)
     problem = plan.problem
-    if train.n_users <= _COMPLETE or plan.chosen < 0:
+    if wide and plan.groups is not None:
+        labels, index = [plan.groups], 0
+    elif train.n_users <= _COMPLETE or plan.chosen < 0:
         path = solve_plan(plan, replace(settings, tol=max(settings.tol, _TOL)), work)
         labels, index = [s.labels for s in path.solutions], plan.choose(path)[0]
     else:
@@ -133,7 +137,8 @@ def score_held_out(split: Split, settings: Settings, work: Work,
     points = np.stack([units.scores(m, test) for m in models])
     own = loss.prepare(problem.users.data)
     pooled = handed_out(loss, own, np.zeros(train.n_users, dtype=np.int64), settings.count)
-    separate = loss.local(own).points
+    separate = loss.local(own).points if not loss.wide(own) else handed_out(
+        loss, own, np.arange(train.n_users), settings.count)
     scores = Scores(metric=METRICS[settings.task], larger=classes, fitted=points[chosen],
                     alone=units.scores(separate, test), together=units.scores(pooled, test),
                     points=points, losses=losses, chosen=chosen, n_clusters=int(labels[chosen].max()) + 1,

@@ -79,7 +79,7 @@ def measure_stability(users: Users, loss: Loss, sharing: Sharing, settings: Sett
     -------
     Stability
     """
-    if not isinstance(loss, Squared):
+    if not isinstance(loss, Squared) or loss.wide(loss.prepare(users)):
         centres = group_centres(sharing.loss(loss, users), sharing.loss(loss, users).prepare(users), sharing.labels,
                                 sharing.count)
         return stability_by_asking(RowsFitOracle(users, loss), centres, sharing, settings, judged)
@@ -101,7 +101,7 @@ def measure_stability(users: Users, loss: Loss, sharing: Sharing, settings: Sett
 def stability_by_asking(oracle: FitOracle, centres: Array, sharing: Sharing, settings: Settings,
                         judged: PathPlan | None = None) -> Stability:
     """Ask users which centre fits halves of their rows best."""
-    covariance = np.zeros((oracle.dim, oracle.dim)) if sharing.covariance is None else sharing.covariance
+    covariance = np.zeros(1) if sharing.covariance is None else sharing.covariance
     drawn = oracle.halves(centres, covariance, _DRAWS, settings.seed + 101, settings.task == "classification")
     return _summary(drawn, sharing, judged)
 

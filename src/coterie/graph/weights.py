@@ -11,7 +11,9 @@ It gives less weight to directions in which a model from few samples is uncertai
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -19,11 +21,15 @@ from coterie._typing import Array, Ints
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.graph import Graph
-from coterie.losses import Loss
+from coterie.losses import Loss, Samples
+from coterie.losses.curvature import GroupCurvature
 from coterie.losses.newton import whiten
 
 _SMALLEST = 1e-3  # weight in a graph that is kept connected
 _FARTHEST = 1e300  # squared distance; larger ones overflow
+_WIDE_PAIRS = 32  # pairs of users with wide models whose rows are copied at the same time
+#: Takes pairs (n, 2) of users to the squares of their Wald distances.
+WaldDistances = Callable[[Ints], Array]
 KINDS = ("auto", "unit", "gaussian", "inverse", "wald")
 
 
@@ -36,9 +42,11 @@ class LocalModels:
     models
         (n_users, dim) the local models.
     hessians
-        (n_users, dim, dim) the Hessian of each user's loss at its local model.
+        (n_users, dim, dim) the Hessian of each user's loss at its local model; empty where models are wide.
     counts
         (n_users,) the number of samples of each user.
+    wide
+        The squared Wald distances of pairs of users, where Hessians are operators because models are wide.
 
     Example
     -------
@@ -52,6 +60,7 @@ class LocalModels:
     models: Array
     hessians: Array
     counts: Ints
+    wide: WaldDistances | None = None
 
     @classmethod
     def of(cls, users: Users, loss: Loss, ridge: float = 1e-3) -> LocalModels:
@@ -76,6 +85,9 @@ class LocalModels:
         """
         samples = loss.prepare(users)
         models = loss.prox(samples, None, ridge, None).points
+        if loss.wide(samples):
+            return cls(models, np.empty((users.n_users, 0, 0)), users.sizes,
+                       partial(_wide_squares, loss, samples, ridge, models, users.sizes))
         hessians = loss.hessians(samples, models) + ridge * np.eye(samples.dim)
         return cls(models, hessians, users.sizes)
 
@@ -136,7 +148,8 @@ def adaptive_graph(local: LocalModels, kind: str = "auto", k: int | None = 5, *,
         raise InvalidInput(f"k must be at least 1, got {k!r}", remedy="Use for example 5, or None for all pairs")
     if kind == "unit" and (k is None or k >= n - 1):
         return Graph.complete(n)
-    pairs, squares = _pairs(local.models, local.covariances if kind == "wald" else None, k, connected)
+    metric = None if kind != "wald" else local.wide or local.covariances
+    pairs, squares = _pairs(local.models, metric, k, connected)
     if kind == "unit":
         return Graph.from_edges(n, pairs)
     distances = np.sqrt(squares) if kind == "inverse" else squares
@@ -150,7 +163,8 @@ def adaptive_graph(local: LocalModels, kind: str = "auto", k: int | None = 5, *,
     return Graph.from_edges(n, pairs, weights)
 
 
-def _pairs(models: Array, covariances: Array | None, k: int | None, connected: bool) -> tuple[Ints, Array]:
+def _pairs(models: Array, covariances: Array | WaldDistances | None, k: int | None,
+           connected: bool) -> tuple[Ints, Array]:
     """The edges and their squared distances."""
     n = len(models)
     if k is None or k >= n - 1:
@@ -160,8 +174,28 @@ def _pairs(models: Array, covariances: Array | None, k: int | None, connected: b
     return _connect(models, covariances, pairs, squares) if connected else (pairs, squares)
 
 
-def _squares(models: Array, pairs: Ints, covariances: Array | None) -> Array:
+def _wide_squares(loss: Loss, samples: Samples, ridge: float, models: Array, counts: Ints, pairs: Ints) -> Array:
+    """Squared Wald distances from Hessians as operators, A_i = m_i (H_i + ridge):
+
+        (A_i^-1 + A_j^-1)^-1 = A_i (A_i + A_j)^-1 A_j,      systems in A_i + A_j by conjugate gradients
+    """
+    out = np.empty(len(pairs))
+    for start in range(0, len(pairs), _WIDE_PAIRS):
+        some = pairs[start:start + _WIDE_PAIRS]
+        ends, n = some.T.ravel(), len(some)
+        curvature = loss.expand(samples, models[ends], ends).curvature
+        gaps, weights = np.tile(models[some[:, 0]] - models[some[:, 1]], (2, 1)), counts[ends].astype(float)
+        forces = weights[:, None] * (curvature.times(gaps) + ridge * gaps)  # A_i gap, then A_j gap
+        both = GroupCurvature(curvature, np.tile(np.arange(n), 2), weights, n)
+        moved = both.inverse(ridge * (weights[:n] + weights[n:]))(forces[n:])
+        out[start:start + n] = np.einsum("nd,nd->n", forces[:n], moved) / models.shape[1]
+    return np.clip(out, 0.0, _FARTHEST)
+
+
+def _squares(models: Array, pairs: Ints, covariances: Array | WaldDistances | None) -> Array:
     """Squared distances of pairs, in chunks to limit the memory."""
+    if callable(covariances):
+        return covariances(pairs)
     out = np.empty(len(pairs))
     chunk = max(1, 2_000_000 // models.shape[1] ** 2)
     for start in range(0, len(pairs), chunk):
@@ -177,7 +211,7 @@ def _squares(models: Array, pairs: Ints, covariances: Array | None) -> Array:
     return out
 
 
-def _nearest(models: Array, covariances: Array | None, k: int) -> tuple[Ints, Array]:
+def _nearest(models: Array, covariances: Array | WaldDistances | None, k: int) -> tuple[Ints, Array]:
     """Edges from each user to its k nearest; Wald neighbours are selected from Euclidean ones in the mean metric."""
     from scipy.spatial import cKDTree
 
@@ -185,7 +219,8 @@ def _nearest(models: Array, covariances: Array | None, k: int) -> tuple[Ints, Ar
     points, candidates = models, k
     if covariances is not None:
         # In the metric of the mean covariance, Wald distances are Euclidean up to the deviations of single users.
-        points = whiten(covariances.mean(axis=0)[None], models.T)[0].T
+        if not callable(covariances):
+            points = whiten(covariances.mean(axis=0)[None], models.T)[0].T
         candidates = min(n - 1, 6 * k + 10)
     neighbours = cKDTree(points).query(points, k=candidates + 1)[1]
     own = neighbours == np.arange(n)[:, None]
@@ -198,7 +233,8 @@ def _nearest(models: Array, covariances: Array | None, k: int) -> tuple[Ints, Ar
     return np.stack([keys // n, keys % n], axis=1), squares.ravel()[chosen.ravel()][first]
 
 
-def _connect(models: Array, covariances: Array | None, pairs: Ints, squares: Array) -> tuple[Ints, Array]:
+def _connect(models: Array, covariances: Array | WaldDistances | None, pairs: Ints,
+             squares: Array) -> tuple[Ints, Array]:
     """Connect each component of a graph to the nearest other one, until there is only one."""
     from scipy.spatial import cKDTree
 
