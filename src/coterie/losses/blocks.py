@@ -11,11 +11,13 @@ import numpy as np
 from coterie._typing import Array, Flags, Indices
 from coterie.data.users import Block, Participants, Users
 from coterie.errors import Incompatible
-from coterie.losses.base import Evaluation, Loss, Magnitudes, Samples
+from coterie.losses.base import DualBounds, Evaluation, Loss, Magnitudes, Samples
 from coterie.losses.frame import Frame
+from coterie.losses.newton import solve_scaled
 from coterie.memory import require_memory
 
 _COPIES = 4  # of all Hessians at a time, in a solver
+_ROUGH_STEPS = 4  # Newton steps to a rough bound
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +141,25 @@ class BlockLoss(Loss):
                 for full, piece in zip(out, part, strict=True):
                     full[rows] = piece
         return out
+
+    def rough_bounds(self, samples: Samples, slopes: Array, start: Array, about: Array, enough: float) -> DualBounds:
+        curved = self.curvatures(samples)
+        if self.wide(samples) or not (curved > 0).all():
+            return super().rough_bounds(samples, slopes, start, about, enough)
+        frame, who = self.coordinates(samples), np.arange(samples.n_users)
+        u, centre, z = slopes, about, start
+        if frame is not None:
+            u, centre, z = frame.slopes(slopes, who), frame.enter(about, who), frame.enter(start, who)
+        settled = np.zeros(len(who), dtype=bool)
+        for _ in range(_ROUGH_STEPS):
+            with np.errstate(over="ignore", invalid="ignore"):
+                f, g, h = self.evaluate_local(samples, z, 2)
+                slack = float(((u - g) ** 2 / (2.0 * curved)).sum())
+            if slack <= enough * np.abs(f).sum():
+                return self._dual_bound(samples, z, u, centre, curved, who, settled)
+            units = np.sqrt(np.maximum(np.einsum("nii->ni", h), 1e-300))
+            z = z + solve_scaled(h, units, np.full(len(z), 1e-15), u - g)
+        return super().rough_bounds(samples, slopes, start, about, enough)
 
     def evaluate_local(self, samples: Samples, models: Array, order: int = 2,
                        users: Indices | None = None) -> Evaluation:
