@@ -152,7 +152,7 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
         stability = measure_stability(inner, units.loss, plan.sharing, settings, judged)
         why = f"{why} {stability}" if stability.stable else f"{stability} {why}"
     chosen = path[index]
-    solution = solve(chosen.problem, tol=settings.tol, start=chosen)  # once more, for its duals
+    solution = chosen if chosen.duals is not None else solve(chosen.problem, tol=settings.tol, start=chosen)
     everyone = np.zeros(inner.n_users, dtype=np.int64)
     together = group_centres(plan.problem.loss, plan.problem.samples, everyone, settings.count)[0]
     return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together,

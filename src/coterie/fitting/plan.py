@@ -34,8 +34,10 @@ from coterie.graph import Graph
 from coterie.graph.weights import LocalModels, adaptive_graph
 from coterie.losses import Loss
 from coterie.losses.grouped import Grouped
+from coterie.losses.quadratic import Quadratic
 from coterie.problem import Problem
 from coterie.solution import Certificate, Solution, Status
+from coterie.solvers.base import Start
 
 #: Called with what is being done, how many steps are done, of how many, and a text.
 FitProgress = Callable[[str, int, int, str], None]
@@ -44,6 +46,7 @@ FinishedParts = MutableMapping[str, Any]
 _APART = 1000.0
 _ABOVE = 1.25  # the chosen lam, over one at which the groups are complete
 _PAIRS = 3000  # users up to whom all pairs are used
+_DRAWN = 1e-3  # certified relative gap of points of a path that are only drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +94,7 @@ class PathPlan:
     chosen : the index of the chosen lam; -1 where it is chosen after the path is solved.
     why : the reason for the choice, a sentence.
     groups : (n_users,) the groups from which the weights were made, if any.
+    start : (n_users, dim) models to start the path from, if any.
     sharing : what users share, where it was chosen.
     means, errors : the mean losses on rows left out by kind, where these were compared, and the standard errors of
         their differences from the kind taken.
@@ -102,6 +106,7 @@ class PathPlan:
     why: str
     groups: Ints | None = None
     sharing: Sharing | None = None
+    start: Array | None = None
     means: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
 
@@ -127,11 +132,13 @@ def learn_units(users: Users, settings: Settings, n_classes: int = 0) -> Units:
                        n_classes=max(n_classes, settings.n_classes), standardize=settings.standardize)
 
 
-def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sharing | None = None) -> PathPlan:
+def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sharing | None = None,
+              bare: bool = False) -> PathPlan:
     """The problem, its weights and its lams for these users, whose data are in the solver's units.
 
     The kind of models is chosen by rows left out; see `coterie.fitting.kinds`. If `like` is given, its kind is taken
-    where these users have it too, with as many groups.
+    where these users have it too, with as many groups. A `bare` plan has no weights and no path where the groups are
+    found before.
     """
     n, k = inner.n_users, min(settings.k, max(inner.n_users - 1, 1))
     single = settings.task == "clustering" and int(inner.sizes.max()) == 1
@@ -147,7 +154,7 @@ def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sh
         weights = "gaussian" if settings.weights == "auto" else settings.weights
         graph = adaptive_graph(LocalModels.of(inner, loss, max(settings.ridge, 1e-6)), weights, k)
     else:
-        return _plan_with_groups(inner, loss, settings, work, like)
+        return _plan_with_groups(inner, loss, settings, work, like, bare and settings.lam == "auto")
     problem = _problem(inner, loss, graph)
 
     def grid() -> Array:
@@ -205,7 +212,8 @@ def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints, lik
     return parts(compared.sharing, compared)
 
 
-def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sharing | None) -> PathPlan:
+def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sharing | None,
+                      bare: bool) -> PathPlan:
     """The weights of two stages, and lams below and above the groups; see the module's text."""
     groups = work.once("groups", lambda: _search_groups(inner, loss, settings, work))
     labels, sentence = np.array(groups["labels"], dtype=np.int64), str(groups["sentence"])
@@ -216,10 +224,14 @@ def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, 
                       noise=noise)
     sentence = sentence_about(labels, sharing, sentence) + str(groups.get("limit", ""))
     work.show("range of lam")
+    means, errors = dict(shared["means"]), dict(shared.get("errors", {}))
+    outer = sharing.loss(loss, inner)
+    if bare:
+        problem = _problem(inner, outer, Graph.from_edges(inner.n_users, np.empty((0, 2), dtype=np.int64)))
+        return PathPlan(problem, np.zeros(1), 0, sentence, None if sharing.kind == "alone" else sharing.labels, sharing,
+                        means=means, errors=errors)
     local = LocalModels.of(inner, loss, max(settings.ridge, 1e-3))
-    compared = dict(shared["means"]), dict(shared.get("errors", {}))
-    return replace(weighted_plan(inner, sharing.loss(loss, inner), local, sharing, settings, sentence),
-                   means=compared[0], errors=compared[1])
+    return replace(weighted_plan(inner, outer, local, sharing, settings, sentence), means=means, errors=errors)
 
 
 def sentence_about(labels: Ints, sharing: Sharing, sentence: str) -> str:
@@ -255,17 +267,17 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
         graph, top = _between(inner, loss, labels, inside, fused)
     else:
         graph, at_groups, top = inside, 1.001 * fused, 0.0
-    below = max(settings.n_lams * 2 // 3, 2)
-    lams = np.geomspace(low, at_groups, below if top > at_groups else settings.n_lams)
+    # With lam = "auto" what is above the groups is not shown: the path only ends there.
+    above = 0 if top <= at_groups else 1 if settings.lam == "auto" else max(settings.n_lams // 3, 1)
+    lams = np.geomspace(low, at_groups, max(settings.n_lams - above, 2))
     chosen = len(lams) - 1
-    if top > at_groups:
-        lams = np.concatenate([lams, np.geomspace(at_groups, top, max(settings.n_lams - below, 1) + 1)[1:]])
+    lams = np.concatenate([lams, np.geomspace(at_groups, top, above + 1)[1:] if above else lams[:0]])
     problem = _problem(inner, loss, graph)
     if settings.lam != "auto":
         return _with_lam(problem, lams, settings)
     if alone:
-        return PathPlan(problem, np.array([0.0, *lams]), 0, sentence, None, sharing)
-    return PathPlan(problem, lams, chosen, sentence, labels, sharing)
+        return PathPlan(problem, np.array([0.0, *lams]), 0, sentence, None, sharing, local.models)
+    return PathPlan(problem, lams, chosen, sentence, labels, sharing, local.models)
 
 
 def _inside(local: LocalModels, labels: Ints, k: int) -> Graph:
@@ -282,15 +294,17 @@ def _inside(local: LocalModels, labels: Ints, k: int) -> Graph:
 def _between(inner: Participants, loss: Loss, labels: Ints, inside: Graph, fused: float) -> tuple[Graph, float]:
     """The graph with the edges between groups added, and a lam at which all groups have merged.
 
-    No two groups merge below _APART * fused.
+    No two groups merge below _APART * fused, by the second-order models of the groups' losses at their centres.
     """
     n, sizes = inner.n_users, np.bincount(labels)
     first, second = np.triu_indices(len(sizes), 1)
     weights = sizes[first] * sizes[second] / n  # of all edges between two groups, over c
-    samples = loss.prepare(inner)
-    grouped = Grouped(loss=loss, samples=samples, labels=labels)
+    grouped = Grouped(loss=loss, samples=loss.prepare(inner), labels=labels)
     few = _problem(grouped.groups, grouped, Graph.from_edges(
         len(sizes), np.stack([first, second], axis=1), weights))
+    top = lam_max(few, rtol=1.0).upper
+    if not grouped.wide(few.samples):
+        few = _problem(grouped.groups, _near_centres(grouped), few.graph)
     path = solve_path(few, n_lams=12, tol=1e-4)
     merged = int(np.argmax(path.n_clusters < len(sizes))) if (path.n_clusters < len(sizes)).any() else len(path) - 1
     c = max(float(path.lams[max(merged - 1, 0)]), 1e-300) / (_APART * fused)
@@ -301,42 +315,63 @@ def _between(inner: Participants, loss: Loss, labels: Ints, inside: Graph, fused
         pairs.append(np.sort(np.stack([a[m % len(a)], b[m % len(b)]], axis=1), axis=1))
         light.append(np.full(len(m), c * min(len(a), len(b)) / n))
     graph = Graph.from_edges(n, np.concatenate(pairs), np.concatenate(light))
-    return graph, 1.05 * float(path.lams[-1]) / c
+    return graph, 1.05 * top / c
+
+
+def _near_centres(grouped: Grouped) -> Quadratic:
+    """Second-order models of the groups' losses at their centres."""
+    samples = grouped.prepare(grouped.groups)
+    centres = grouped.local(samples).points
+    value, gradient, hessian = grouped.evaluate(samples, centres, 2)
+    return Quadratic(point=centres, value=value, gradient=gradient, hessian=hessian)
 
 
 def solve_plan(plan: PathPlan, settings: Settings, work: Work) -> Path:
-    """The path of a plan; points that are kept are not solved for again."""
+    """The path of a plan; points that are kept are not solved for again.
+
+    Where the chosen point is known before, it is certified to the tolerance of the settings and has its duals; the
+    others, which are only drawn, to `_DRAWN`.
+    """
     done: list[Solution] = []
     last: dict[str, Any] = work.get("last", {"point": -1})
     while len(done) <= last["point"]:
         done.append(_restored(plan.problem.with_lam(float(plan.lams[len(done)])), work.get(f"point {len(done)}")))
     # The next point starts from the last one's duals as well, so that a resumed run ends with the same bits.
-    start = replace(done[-1], duals=last["duals"], sigma=last["sigma"]) if done else None
+    start: Solution | Start | None = None if plan.start is None else Start(plan.start)
+    if done:
+        start = replace(done[-1], duals=last["duals"], sigma=last["sigma"])
 
     def keep(solution: Solution, _: int) -> None:
-        work.keep(f"point {len(done)}", _state(solution))
-        work.keep("last", {"point": len(done), "duals": solution.duals, "sigma": solution.sigma})
-        done.append(replace(solution, duals=None, certificate=replace(solution.certificate, duals=None)))
+        nonlocal start
+        k, start = len(done), solution
+        shown = solution if k == plan.chosen else replace(
+            solution, duals=None, certificate=replace(solution.certificate, duals=None))
+        work.keep(f"point {k}", _state(shown))
+        work.keep("last", {"point": k, "duals": solution.duals, "sigma": solution.sigma})
+        done.append(shown)
         work.show("path", len(done), len(plan.lams), f"objective {solution.objective:.6g}, gap {solution.gap:.1e}, "
                                                      f"{solution.n_clusters} groups")
 
-    rest = plan.lams[len(done):]
-    if len(rest):
-        solve_path(plan.problem, rest, tol=settings.tol, progress=keep, start=start)
-    return Path(problem=plan.problem, solutions=tuple(done), tol=settings.tol)
+    rough = settings.tol if plan.start is None else max(settings.tol, _DRAWN)
+    for stop, tol in ((plan.chosen, rough), (plan.chosen + 1, settings.tol), (len(plan.lams), rough)):
+        if len(done) < stop:
+            solve_path(plan.problem, plan.lams[len(done):stop], tol=tol, progress=keep, start=start)
+    return Path(problem=plan.problem, solutions=tuple(done), tol=rough)
 
 
 def _state(solution: Solution) -> dict[str, Any]:
     """A solution as arrays, numbers and texts."""
     proof = solution.certificate
     certificate = {f.name: getattr(proof, f.name) for f in fields(proof) if f.name != "duals"}
-    return {"models": solution.models, "certificate": certificate, "status": solution.status.name,
-            "solver": solution.solver, "seconds": solution.seconds, "sigma": solution.sigma}
+    return {"models": solution.models, "duals": solution.duals, "certificate": certificate,
+            "status": solution.status.name, "solver": solution.solver, "seconds": solution.seconds,
+            "sigma": solution.sigma}
 
 
 def _restored(problem: Problem, state: dict[str, Any]) -> Solution:
     """The solution whose `_state` this is."""
     proof = {**state["certificate"], "infinite_users": tuple(state["certificate"]["infinite_users"])}
-    return Solution(problem=problem, models=problem.check_models(state["models"]), duals=None,
-                    certificate=Certificate(**proof), status=Status[state["status"]], solver=state["solver"],
-                    seconds=state["seconds"], sigma=state["sigma"])
+    duals = state.get("duals")
+    return Solution(problem=problem, models=problem.check_models(state["models"]), duals=duals,
+                    certificate=Certificate(**proof).with_duals(duals), status=Status[state["status"]],
+                    solver=state["solver"], seconds=state["seconds"], sigma=state["sigma"])
