@@ -47,6 +47,7 @@ _APART = 1000.0
 _ABOVE = 1.25  # the chosen lam, over one at which the groups are complete
 _PAIRS = 3000  # users up to whom all pairs are used
 _DRAWN = 1e-3  # certified relative gap of points of a path that are only drawn
+_NUMBERS, _FEWEST = 10_000, 8  # numbers in all models up to which all points are drawn, and the fewest points drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,7 +270,7 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
         graph, at_groups, top = inside, 1.001 * fused, 0.0
     # With lam = "auto" what is above the groups is not shown: the path only ends there.
     above = 0 if top <= at_groups else 1 if settings.lam == "auto" else max(settings.n_lams // 3, 1)
-    lams = np.geomspace(low, at_groups, max(settings.n_lams - above, 2))
+    lams = np.geomspace(low, at_groups, max(_n_points(inner.n_users * local.models.shape[1], settings) - above, 2))
     chosen = len(lams) - 1
     lams = np.concatenate([lams, np.geomspace(at_groups, top, above + 1)[1:] if above else lams[:0]])
     problem = _problem(inner, loss, graph)
@@ -278,6 +279,13 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
     if alone:
         return PathPlan(problem, np.array([0.0, *lams]), 0, sentence, None, sharing, local.models)
     return PathPlan(problem, lams, chosen, sentence, labels, sharing, local.models)
+
+
+def _n_points(numbers: int, settings: Settings) -> int:
+    """How many points the path has; fewer than asked for with many numbers in all models and a chosen lam."""
+    if settings.lam != "auto" or numbers <= _NUMBERS:
+        return settings.n_lams
+    return min(settings.n_lams, max(_FEWEST, round(settings.n_lams * _NUMBERS / numbers)))
 
 
 def _inside(local: LocalModels, labels: Ints, k: int) -> Graph:
