@@ -18,6 +18,7 @@ the largest silhouette (Rousseeuw 1987) is chosen.
 
 from __future__ import annotations
 
+import time
 import warnings
 from dataclasses import dataclass
 from os import PathLike
@@ -51,7 +52,7 @@ class Fit(FitResult, PredictsRows):
     Parameters
     ----------
     settings, units, solution, path, chosen, together, why, scores : see `FitResult`.
-    compared, compared_errors, stability, recipe, table : see `FitResult`.
+    compared, compared_errors, stability, recipe, table, seconds : see `FitResult`.
 
     Example
     -------
@@ -127,6 +128,7 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
     >>> fit(clustered("squared").users, Settings(task="regression", n_lams=4, holdout=0.0)).n_clusters
     3
     """
+    began = time.perf_counter()
     users.require_samples()
     points, with_scores = settings.task == "clustering", settings.holdout > 0 and settings.task != "clustering"
     _check_lam_can_be_chosen(settings, points or with_scores or users.n_users == 1)
@@ -157,7 +159,7 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
     together = group_centres(plan.problem.loss, plan.problem.samples, everyone, settings.count)[0]
     return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together,
                why=" ".join([*concerns, why]), scores=scores, compared=compared.means,
-               compared_errors=compared.errors, stability=stability)
+               compared_errors=compared.errors, stability=stability, seconds=time.perf_counter() - began)
 
 
 def _check_lam_can_be_chosen(settings: Settings, possible: bool) -> None:
