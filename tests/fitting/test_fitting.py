@@ -109,12 +109,15 @@ def test_planted_groups_are_found_and_proven(kind):
     assert result.coefficients.shape[:2] == (12, 2 + (kind not in ("points", "rows")))
 
 
-def test_points_that_are_drawn_only_are_certified_roughly():
-    result = fitted("binary")
+@pytest.mark.parametrize(("small", "tol"), [(2000, 1e-6), (0, 1e-3)])
+def test_points_of_large_problems_that_are_only_drawn_are_certified_roughly(small, tol, monkeypatch):
+    monkeypatch.setattr("coterie.fitting.plan._SMALL", small)
+    result = fit(planted("binary").users, settings("binary"))
     gaps = result.path.gaps
     assert gaps[result.chosen] == result.gap <= result.settings.tol
-    assert result.path.tol == 1e-3
-    assert (gaps <= result.path.tol).all()
+    assert result.path.tol == tol
+    assert (gaps <= tol).all()
+    assert (gaps > 1e-6).any() == (small == 0)
     assert result.path[result.chosen].duals is result.solution.duals is not None
 
 

@@ -46,7 +46,7 @@ FinishedParts = MutableMapping[str, Any]
 _APART = 1000.0
 _ABOVE = 1.25  # the chosen lam, over one at which the groups are complete
 _PAIRS = 3000  # users up to whom all pairs are used
-_DRAWN = 1e-3  # certified relative gap of points of a path that are only drawn
+_DRAWN, _SMALL = 1e-3, 2000  # certified gap of points that are only drawn, with more numbers than this in all models
 _NUMBERS, _FEWEST = 10_000, 8  # numbers in all models up to which all points are drawn, and the fewest points drawn
 
 
@@ -337,8 +337,8 @@ def _near_centres(grouped: Grouped) -> Quadratic:
 def solve_plan(plan: PathPlan, settings: Settings, work: Work) -> Path:
     """The path of a plan; points that are kept are not solved for again.
 
-    Where the chosen point is known before, it is certified to the tolerance of the settings and has its duals; the
-    others, which are only drawn, to `_DRAWN`.
+    Where the chosen point is known before, it is certified to the tolerance of the settings and has its duals. The
+    others are only drawn: those of large problems are certified to `_DRAWN`.
     """
     done: list[Solution] = []
     last: dict[str, Any] = work.get("last", {"point": -1})
@@ -360,7 +360,8 @@ def solve_plan(plan: PathPlan, settings: Settings, work: Work) -> Path:
         work.show("path", len(done), len(plan.lams), f"objective {solution.objective:.6g}, gap {solution.gap:.1e}, "
                                                      f"{solution.n_clusters} groups")
 
-    rough = settings.tol if plan.start is None else max(settings.tol, _DRAWN)
+    small = plan.start is None or plan.start.size <= _SMALL
+    rough = settings.tol if small else max(settings.tol, _DRAWN)
     for stop, tol in ((plan.chosen, rough), (plan.chosen + 1, settings.tol), (len(plan.lams), rough)):
         if len(done) < stop:
             solve_path(plan.problem, plan.lams[len(done):stop], tol=tol, progress=keep, start=start)
