@@ -73,7 +73,7 @@ class FitResult(InNotebook):
     recipe : how the table became numbers; None for a fit of `Users`.
     table : the table; None for a fit of `Users`.
     sent : centres and models, where they cannot be computed because the rows are with their users.
-    seconds : that the fit took, with reading the table; 0 if it was not measured.
+    seconds : that the run took, from reading the table to drawing the report; 0 if it was not measured.
     """
 
     settings: Settings

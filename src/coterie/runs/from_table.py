@@ -19,7 +19,7 @@ from coterie.fitting.result import TableSource
 from coterie.fitting.settings import Settings
 from coterie.runs.folder import check_free
 from coterie.runs.parts import StoredParts
-from coterie.runs.save import write_run
+from coterie.runs.save import document_of, write_run
 
 
 def fit_table(data: Any, *, user: str = "", target: str = "", features: str | Iterable[str] = (),
@@ -79,8 +79,9 @@ def fit_table(data: Any, *, user: str = "", target: str = "", features: str | It
     parts = StoredParts(run, {**asdict(table), **asdict(settings)}, resume=resume)
     with _nothing_left_of_a_refusal(parts, run):
         fitted = replace(fit(users, settings, progress=progress, store=parts), recipe=recipe, table=table)
+    document = document_of(fitted)
     fitted = replace(fitted, seconds=time.perf_counter() - began)
-    write_run(fitted, run)
+    write_run(fitted, run, document=document)
     parts.remove()
     return fitted
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -64,11 +63,10 @@ def save_run(result: FitResult | Solution, folder: str | PathLike[str], *, setti
 
 
 def write_run(result: FitResult | Solution, folder: Path, *, settings: Mapping[str, Any] | None = None,
-              title: str = "") -> None:
-    """Write the files of a run, also if the folder has files."""
-    began = time.perf_counter()
+              title: str = "", document: dict[str, Any] | None = None) -> None:
+    """Write the files of a run, also if the folder has files; `document` is what the report shows, if it is known."""
     asked = dict(settings) if settings is not None else result.asked() if isinstance(result, FitResult) else {}
-    document = document_of(result, settings=asked, title=title)
+    document = document or document_of(result, settings=asked, title=title)
     clear(folder)
     write_atomically(folder / "report.json", json.dumps(document, allow_nan=False).encode())
     report.write(document, folder / "report.html")
@@ -80,9 +78,8 @@ def write_run(result: FitResult | Solution, folder: Path, *, settings: Mapping[s
     shown = Shown(coefficients.reshape(len(coefficients), -1), centres.reshape(len(centres), -1),
                   model_columns(result.units, classes), result.models, result.centres)
     facts = _facts(result)
-    if result.seconds:  # of the whole run, this page included
-        facts |= {"solve_seconds": round(result.solution.seconds, 3),
-                  "seconds": round(result.seconds + time.perf_counter() - began, 3)}
+    if result.seconds:
+        facts |= {"solve_seconds": round(result.solution.seconds, 3), "seconds": round(result.seconds, 3)}
     write(folder, result.solution, asked, path=_path_columns(result), more=facts, shown=shown,
           account=result if hasattr(result, "ledger") else None)
     if hasattr(result, "statement"):
