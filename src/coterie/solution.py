@@ -122,7 +122,7 @@ class Certificate:
             return np.inf
         return max(self.gap / max(abs(self.objective), abs(self.bound), self.floor, 1e-300), self.others)
 
-    def with_duals(self, duals: Array) -> Certificate:
+    def with_duals(self, duals: Array | None) -> Certificate:
         """The same certificate with its duals."""
         return replace(self, duals=duals)
 

@@ -164,7 +164,7 @@ def run_info(path: Path) -> dict[str, Any]:
 
 def comparable(folder: Path) -> dict[str, bytes]:
     """The files of a run as bytes, without the time it took."""
-    plain = {**run_info(folder), "seconds": 0}
+    plain = {**run_info(folder), "seconds": 0, "solve_seconds": 0}
     return {"run.json": json.dumps(plain).encode()} | {
         name: (folder / name).read_bytes() for name in sorted(FILES - {"run.json"})}
 
@@ -208,6 +208,7 @@ def test_run_json(folders, kind):
     assert info["fingerprint"] == coterie.data.io.fingerprint(base / "data.csv")
     assert (info["status"], info["n_users"], info["n_clusters"]) == ("CONVERGED", 8, 2)
     assert 0 <= info["gap"] <= 1e-6
+    assert info["seconds"] > info["solve_seconds"] >= 0  # the whole run, and the chosen point of the path
     assert info["bound"] <= info["objective"] + 1e-12 * abs(info["objective"])
     assert info["task"] == settings["task"] == {"binary": "classification", "classes": "classification", "points":
                                                  "clustering", "rows": "clustering"}.get(kind, kind)

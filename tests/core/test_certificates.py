@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.planted import planted
-from support.problems import LOSS_NAMES, graph_for, problem_for
+from support.problems import LOSS_NAMES, graph_for, loss_for, problem_for, users_for
 
 import coterie as ct
-from coterie.certificates import build_duals, feasible_flow, project
+from coterie.certificates import _LAST, build_duals, feasible_flow, judge, project
 
 KINDS = ["complete", "weighted", "knn", "disconnected"]
 
@@ -35,6 +36,25 @@ def test_the_bound_is_below_every_objective(seed, name, kind, lam, scale, given_
         # What convexity alone says, in the certificate's words.
         reach = certificate.stationarity * np.linalg.norm(models - point) + certificate.complementarity
         assert certificate.objective - value <= reach + 1e-9 * (1 + abs(value) + reach)
+
+
+@pytest.mark.parametrize("enough", [1e-2, 1e-4])
+@pytest.mark.parametrize("lam", [0.003, 0.1])
+def test_a_rough_bound_is_below_the_exact_one_and_near_it(loss_name, lam, enough):
+    loss = loss_for(loss_name)
+    if hasattr(loss, "penalize_intercept"):
+        loss = replace(loss, penalize_intercept=True)  # so that every coordinate has curvature
+    problem = ct.Problem(users_for(loss_name), loss, lam=lam)
+    rough = ct.solve(problem, tol=1e-2)
+    _LAST.clear()
+    exact = judge(problem, rough.models, rough.duals)
+    _LAST.clear()
+    loose = judge(problem, rough.models, rough.duals, enough)
+    best = ct.solve(problem, tol=1e-10).objective
+    assert loose.bound <= exact.bound + 1e-12 * abs(exact.bound)
+    assert loose.bound <= best + 1e-9 * abs(best)
+    losses = np.abs(problem.loss.values(problem.samples, rough.models)).sum()
+    assert loose.bound >= exact.bound - 3 * enough * losses
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,6 +22,7 @@ from coterie.fitting import Fit, Settings, fit
 from coterie.fitting.units import Units
 from coterie.labels import check_labels
 from coterie.solution import Status
+from coterie.threads import set_threads
 
 RIDGE = 1e-3
 SUPERVISED = ("binary", "classes", "regression", "counts")
@@ -106,6 +107,44 @@ def test_planted_groups_are_found_and_proven(kind):
     assert len(counts) == 6
     assert result.path[result.chosen].lam == solution.lam
     assert result.coefficients.shape[:2] == (12, 2 + (kind not in ("points", "rows")))
+
+
+@pytest.mark.parametrize(("small", "tol"), [(2000, 1e-6), (0, 1e-3)])
+def test_points_of_large_problems_that_are_only_drawn_are_certified_roughly(small, tol, monkeypatch):
+    monkeypatch.setattr("coterie.fitting.plan._SMALL", small)
+    result = fit(planted("binary").users, settings("binary"))
+    gaps = result.path.gaps
+    assert gaps[result.chosen] == result.gap <= result.settings.tol
+    assert result.path.tol == tol
+    assert (gaps <= tol).all()
+    assert (gaps > 1e-6).any() == (small == 0)
+    assert result.path[result.chosen].duals is result.solution.duals is not None
+
+
+def test_larger_fits_draw_fewer_points_and_score_at_the_groups(monkeypatch):
+    data = planted("binary", rows=32)
+    small = fit(data.users, settings("binary", n_lams=12, holdout=0.25))
+    monkeypatch.setattr("coterie.fitting.plan._NUMBERS", 20)
+    monkeypatch.setattr("coterie.fitting.scores._COMPLETE", 0)
+    large = fit(data.users, settings("binary", n_lams=12, holdout=0.25))
+    assert (len(small.path), len(large.path)) == (12, 8)
+    assert (len(small.scores.points), len(large.scores.points)) == (12, 1)
+    np.testing.assert_array_equal(small.labels, large.labels)
+    np.testing.assert_array_equal(small.scores.fitted, large.scores.fitted)
+    np.testing.assert_allclose(small.models, large.models, rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", SUPERVISED)
+def test_threads_do_not_change_a_bit(kind, monkeypatch):
+    monkeypatch.setattr("coterie.losses.blocks._PART", 40)  # so that there are many parts
+    results = []
+    for threads in (1, 3):
+        set_threads(threads)
+        try:
+            results.append(fit(planted(kind).users, settings(kind, n_lams=4)))
+        finally:
+            set_threads(None)
+    assert same(*results)
 
 
 def test_the_proof_can_fail():

@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "coterie"
 #: From the bottom up. A file may import files of lower layers, and of its own layer as long as no circle arises.
 #: A name stands for a file or for all files of a package that no longer name stands for.
 LAYERS = [
-    "errors", "_typing", "labels", "memory", "storage", "privacy.accounting", "privacy.policy",
+    "errors", "_typing", "labels", "memory", "threads", "storage", "privacy.accounting", "privacy.policy",
     "privacy.ledger", "privacy",
     "data.validation", "data.frames", "data.io", "data.participants", "data.splitting", "data.users", "data.scaling",
     "data.columns", "data.summary", "data.declared", "data.merging", "data.rules", "data.encoding", "data",

@@ -269,7 +269,8 @@ def _root(parent: dict[int, int], item: int) -> int:
 
 def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int = 50, *, tol: float = 1e-8,
                solver: Solver | str = "fast", progress: Callable[[Solution, int], None] | None = None,
-               enough: Callable[[list[Solution]], bool] | None = None, start: Solution | None = None) -> Path:
+               enough: Callable[[list[Solution]], bool] | None = None,
+               start: Solution | Start | None = None) -> Path:
     """Solve at many lams, each solution starting from the one before.
 
     Parameters
@@ -282,7 +283,7 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
     solver : a name in `SOLVERS`, or a solver with your own settings.
     progress : called after each lam with its solution, including duals, and the number of lams.
     enough : called after each lam with the solutions so far; the path ends if it returns True.
-    start : a solution to start the first lam from.
+    start : a solution, or a `Start`, to start the first lam from.
 
     Returns
     -------

@@ -18,8 +18,9 @@ the largest silhouette (Rousseeuw 1987) is chosen.
 
 from __future__ import annotations
 
+import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path as FilePath
 
@@ -40,7 +41,6 @@ from coterie.fitting.settings import Settings
 from coterie.fitting.stability import measure_stability
 from coterie.fitting.units import Units
 from coterie.memory import require_memory
-from coterie.solution import Solution
 from coterie.solvers import solve
 
 _HESSIANS = 4  # sets of Hessians that a fit has at the same time, at least
@@ -54,7 +54,7 @@ class Fit(FitResult, PredictsRows):
     Parameters
     ----------
     settings, units, solution, path, chosen, together, why, scores : see `FitResult`.
-    compared, compared_errors, stability, recipe, table : see `FitResult`.
+    compared, compared_errors, stability, recipe, table, seconds : see `FitResult`.
 
     Example
     -------
@@ -130,6 +130,7 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
     >>> fit(clustered("squared").users, Settings(task="regression", n_lams=4, holdout=0.0)).n_clusters
     3
     """
+    began = time.perf_counter()
     users.require_samples()
     points, with_scores = settings.task == "clustering", settings.holdout > 0 and settings.task != "clustering"
     _check_lam_can_be_chosen(settings, points or with_scores or users.n_users == 1)
@@ -155,21 +156,13 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
         work.show("stability of the groups")
         stability = measure_stability(inner, units.loss, plan.sharing, settings, judged)
         why = f"{why} {stability}" if stability.stable else f"{stability} {why}"
-    chosen = _start_of(path, index, work)
-    solution = solve(chosen.problem, tol=settings.tol, start=chosen)  # once more, for its duals
+    chosen = path[index]
+    solution = chosen if chosen.duals is not None else solve(chosen.problem, tol=settings.tol, start=chosen)
     everyone = np.zeros(inner.n_users, dtype=np.int64)
     together = group_centres(plan.problem.loss, plan.problem.samples, everyone, settings.count)[0]
     return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together,
                why=" ".join([*concerns, why]), scores=scores, compared=compared.means,
-               compared_errors=compared.errors, stability=stability)
-
-
-def _start_of(path: Path, index: int, work: Work) -> Solution:
-    """A point of the path; with its duals where they are known and models are wide, since then they take long."""
-    chosen, last = path[index], work.get("last", {"point": -1})
-    if last["point"] != index or not path.problem.loss.wide(path.problem.samples):
-        return chosen
-    return replace(chosen, duals=last["duals"], sigma=last["sigma"])
+               compared_errors=compared.errors, stability=stability, seconds=time.perf_counter() - began)
 
 
 def _require_memory(inner: Users, units: Units) -> None:

@@ -53,7 +53,9 @@ from coterie.losses.remote import Remote
 Count = Literal["rows", "users"]
 Kind = Literal["one model", "groups", "personal", "personal in groups", "alone"]
 KINDS: tuple[Kind, ...] = ("one model", "groups", "personal", "personal in groups", "alone")
-_SPLITS, _FEWER, _MANY = 4, 2, 20_000  # how often rows are left out to choose the kind; of many rows less often
+#: Rows, and how often some of them are left out to choose the kind: many rows say enough at once.
+_SPLITS = ((20_000, 4), (50_000, 2), (np.inf, 1))
+_WIDE_SPLITS = 2  # the same for wide models
 _REFINED = 2  # steps from centres by second-order models to those that are judged
 _LITTLE = 0.05  # share of what the best kind gains over one model, and of its loss, that a simpler kind may miss
 _MOST = 0.5  # share of this gain that kinds other than one model may miss at most
@@ -261,7 +263,7 @@ def choose_wide(users: Users, loss: Loss, labels: Ints, settings: Settings) -> C
     best = {options[j].kind: int(j) for j in order}  # the last, and so the best one of every kind
     chosen = [best[kind] for kind in KINDS if kind in best]
     options, sums = [options[j] for j in chosen], sums[chosen]
-    for turn in range(1, _FEWER):
+    for turn in range(1, _WIDE_SPLITS):
         more, others = _wide_losses(options, users, loss, settings, settings.seed + 1 + turn)
         sums, counts = sums + more, counts + others
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -361,7 +363,7 @@ def _left_out_losses(options: list[Sharing], users: Participants, oracle: FitOra
         np.concatenate([part.models for part in refined]), np.cumsum([0, *(len(part.models) for part in refined)]),
         np.stack([part.labels for part in refined], axis=1), covariances,
         np.stack([share * inverse[part.labels] for inverse, part in zip(inverses, refined, strict=True)], axis=1),
-        len(asked) < len(options), _SPLITS if rows <= _MANY else _FEWER, settings.seed,
+        len(asked) < len(options), next(times for most, times in _SPLITS if rows <= most), settings.seed,
         settings.task == "classification")
     sums, counts = oracle.left_out(question)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -36,8 +36,10 @@ from coterie.graph.weights import LocalModels, adaptive_graph
 from coterie.labels import group_means
 from coterie.losses import Loss
 from coterie.losses.grouped import Grouped
+from coterie.losses.quadratic import Quadratic
 from coterie.problem import Problem
 from coterie.solution import Certificate, Solution, Status
+from coterie.solvers.base import Start
 
 #: Called with what is being done, how many steps are done, of how many, and a text.
 FitProgress = Callable[[str, int, int, str], None]
@@ -48,6 +50,8 @@ _ABOVE = 1.25  # the chosen lam, over one at which the groups are complete
 _PAIRS = 3000  # users up to whom all pairs are used
 _EARLY = 0.05  # first merge of groups of wide models, over the lam at which all merge, at least
 _STEPS = 3e8  # operations of one Newton step of all lams of a path of wide models
+_DRAWN, _SMALL = 1e-3, 2000  # certified gap of points that are only drawn, with more numbers than this in all models
+_NUMBERS, _FEWEST = 10_000, 8  # numbers in all models up to which all points are drawn, and the fewest points drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +99,7 @@ class PathPlan:
     chosen : the index of the chosen lam; -1 where it is chosen after the path is solved.
     why : the reason for the choice, a sentence.
     groups : (n_users,) the groups from which the weights were made, if any.
+    start : (n_users, dim) models to start the path from, if any.
     sharing : what users share, where it was chosen.
     means, errors : the mean losses on rows left out by kind, where these were compared, and the standard errors of
         their differences from the kind taken.
@@ -106,6 +111,7 @@ class PathPlan:
     why: str
     groups: Ints | None = None
     sharing: Sharing | None = None
+    start: Array | None = None
     means: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
 
@@ -230,15 +236,16 @@ def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, 
     sharing = Sharing(shared["kind"], np.asarray(shared["labels"], dtype=np.int64), covariance, settings.count,
                       noise=noise)
     sentence = sentence_about(labels, sharing, sentence) + str(groups.get("limit", ""))
-    compared = dict(shared["means"]), dict(shared.get("errors", {}))
+    means, errors = dict(shared["means"]), dict(shared.get("errors", {}))
+    outer = sharing.loss(loss, inner)
     if not with_path and settings.lam == "auto":
-        problem = _problem(inner, sharing.loss(loss, inner), Graph.from_edges(inner.n_users, []))
-        return PathPlan(problem, np.zeros(1), 0, sentence, sharing.labels, sharing, *compared)
+        problem = _problem(inner, outer, Graph.from_edges(inner.n_users, []))
+        return PathPlan(problem, np.zeros(1), 0, sentence, None if sharing.kind == "alone" else sharing.labels, sharing,
+                        means=means, errors=errors)
     work.show("range of lam")
     local = LocalModels.of(inner, loss, max(settings.ridge, 1e-3)) if "models" not in groups else LocalModels(
         np.asarray(groups["models"]), np.empty((inner.n_users, 0, 0)), inner.sizes)
-    return replace(weighted_plan(inner, sharing.loss(loss, inner), local, sharing, settings, sentence),
-                   means=compared[0], errors=compared[1])
+    return replace(weighted_plan(inner, outer, local, sharing, settings, sentence), means=means, errors=errors)
 
 
 def sentence_about(labels: Ints, sharing: Sharing, sentence: str) -> str:
@@ -273,24 +280,32 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
             else lam_max(problem, rtol=1.0).upper
     fused = max(fused, 1e-9)  # all users of a group may have equal models already, up to rounding
     low = first_merges(local, inside) if inside.n_edges and not wide else 0.0
-    n_lams = settings.n_lams if not wide else _affordable(problem, settings.n_lams)
+    n_lams = _affordable(problem, settings.n_lams) if wide else _n_points(problem.n_users * problem.dim, settings)
     low = low if 0 < low < fused else 1e-3 * fused
     at_groups = _ABOVE * fused
     if labels.any():
         graph, top = _between(inner, loss, labels, inside, fused)
     else:
         graph, at_groups, top = inside, 1.001 * fused, 0.0
-    below = max(n_lams * 2 // 3, 2)
-    lams = np.geomspace(low, at_groups, below if top > at_groups else n_lams) if n_lams > 1 else np.array([at_groups])
+    # With lam = "auto" what is above the groups is not shown: the path only ends there.
+    above = 0 if top <= at_groups or n_lams < 2 else 1 if settings.lam == "auto" else max(n_lams // 3, 1)
+    lams = np.geomspace(low, at_groups, max(n_lams - above, 2)) if n_lams > 1 else np.array([at_groups])
     chosen = len(lams) - 1
-    if top > at_groups and n_lams > 1:
-        lams = np.concatenate([lams, np.geomspace(at_groups, top, max(n_lams - below, 1) + 1)[1:]])
+    lams = np.concatenate([lams, np.geomspace(at_groups, top, above + 1)[1:] if above else lams[:0]])
     problem = _problem(inner, loss, graph)
     if settings.lam != "auto":
         return _with_lam(problem, lams, settings)
+    start = None if wide else local.models
     if alone:
-        return PathPlan(problem, np.array([0.0, *lams]), 0, sentence, None, sharing)
-    return PathPlan(problem, lams, chosen, sentence, labels, sharing)
+        return PathPlan(problem, np.array([0.0, *lams]), 0, sentence, None, sharing, start)
+    return PathPlan(problem, lams, chosen, sentence, labels, sharing, start)
+
+
+def _n_points(numbers: int, settings: Settings) -> int:
+    """How many points the path has; fewer than asked for with many numbers in all models and a chosen lam."""
+    if settings.lam != "auto" or numbers <= _NUMBERS:
+        return settings.n_lams
+    return min(settings.n_lams, max(_FEWEST, round(settings.n_lams * _NUMBERS / numbers)))
 
 
 def _merging(problem: Problem, pooled: Array) -> Bracket:
@@ -326,7 +341,7 @@ def _inside(local: LocalModels, labels: Ints, k: int) -> Graph:
 def _between(inner: Participants, loss: Loss, labels: Ints, inside: Graph, fused: float) -> tuple[Graph, float]:
     """The graph with the edges between groups added, and a lam at which all groups have merged.
 
-    No two groups merge below _APART * fused.
+    No two groups merge below _APART * fused, by the second-order models of the groups' losses at their centres.
     """
     n, sizes = inner.n_users, np.bincount(labels)
     first, second = np.triu_indices(len(sizes), 1)
@@ -340,10 +355,11 @@ def _between(inner: Participants, loss: Loss, labels: Ints, inside: Graph, fused
         ends = _merging(few, np.repeat(group_centres(loss, samples, everyone, "users"), len(sizes), axis=0))
         apart, joined = _EARLY * ends.lower, ends.upper
     else:
-        path = solve_path(few, n_lams=12, tol=1e-4)
+        joined = lam_max(few, rtol=1.0).upper
+        path = solve_path(_problem(few.users, _near_centres(grouped), few.graph), n_lams=12, tol=1e-4)
         merges = path.n_clusters < len(sizes)
         merged = int(np.argmax(merges)) if merges.any() else len(path) - 1
-        apart, joined = float(path.lams[max(merged - 1, 0)]), float(path.lams[-1])
+        apart = float(path.lams[max(merged - 1, 0)])
     c = max(apart, 1e-300) / (_APART * fused)
     pairs, light = [inside.edges], [np.ones(inside.n_edges)]
     for one, other in zip(first, second, strict=True):
@@ -355,39 +371,61 @@ def _between(inner: Participants, loss: Loss, labels: Ints, inside: Graph, fused
     return graph, 1.05 * joined / c
 
 
+def _near_centres(grouped: Grouped) -> Quadratic:
+    """Second-order models of the groups' losses at their centres."""
+    samples = grouped.prepare(grouped.groups)
+    centres = grouped.local(samples).points
+    value, gradient, hessian = grouped.evaluate(samples, centres, 2)
+    return Quadratic(point=centres, value=value, gradient=gradient, hessian=hessian)
+
+
 def solve_plan(plan: PathPlan, settings: Settings, work: Work) -> Path:
-    """The path of a plan; points that are kept are not solved for again."""
+    """The path of a plan; points that are kept are not solved for again.
+
+    Where the chosen point is known before, it is certified to the tolerance of the settings and has its duals. The
+    others are only drawn: those of large problems are certified to `_DRAWN`.
+    """
     done: list[Solution] = []
     last: dict[str, Any] = work.get("last", {"point": -1})
     while len(done) <= last["point"]:
         done.append(_restored(plan.problem.with_lam(float(plan.lams[len(done)])), work.get(f"point {len(done)}")))
     # The next point starts from the last one's duals as well, so that a resumed run ends with the same bits.
-    start = replace(done[-1], duals=last["duals"], sigma=last["sigma"]) if done else None
+    start: Solution | Start | None = None if plan.start is None else Start(plan.start)
+    if done:
+        start = replace(done[-1], duals=last["duals"], sigma=last["sigma"])
 
     def keep(solution: Solution, _: int) -> None:
-        work.keep(f"point {len(done)}", _state(solution))
-        work.keep("last", {"point": len(done), "duals": solution.duals, "sigma": solution.sigma})
-        done.append(replace(solution, duals=None, certificate=replace(solution.certificate, duals=None)))
+        nonlocal start
+        k, start = len(done), solution
+        shown = solution if k == plan.chosen else replace(
+            solution, duals=None, certificate=replace(solution.certificate, duals=None))
+        work.keep(f"point {k}", _state(shown))
+        work.keep("last", {"point": k, "duals": solution.duals, "sigma": solution.sigma})
+        done.append(shown)
         work.show("path", len(done), len(plan.lams), f"objective {solution.objective:.6g}, gap {solution.gap:.1e}, "
                                                      f"{solution.n_clusters} groups")
 
-    rest = plan.lams[len(done):]
-    if len(rest):
-        solve_path(plan.problem, rest, tol=settings.tol, progress=keep, start=start)
-    return Path(problem=plan.problem, solutions=tuple(done), tol=settings.tol)
+    small = plan.start is None or plan.start.size <= _SMALL
+    rough = settings.tol if small else max(settings.tol, _DRAWN)
+    for stop, tol in ((plan.chosen, rough), (plan.chosen + 1, settings.tol), (len(plan.lams), rough)):
+        if len(done) < stop:
+            solve_path(plan.problem, plan.lams[len(done):stop], tol=tol, progress=keep, start=start)
+    return Path(problem=plan.problem, solutions=tuple(done), tol=rough)
 
 
 def _state(solution: Solution) -> dict[str, Any]:
     """A solution as arrays, numbers and texts."""
     proof = solution.certificate
     certificate = {f.name: getattr(proof, f.name) for f in fields(proof) if f.name != "duals"}
-    return {"models": solution.models, "certificate": certificate, "status": solution.status.name,
-            "solver": solution.solver, "seconds": solution.seconds, "sigma": solution.sigma}
+    return {"models": solution.models, "duals": solution.duals, "certificate": certificate,
+            "status": solution.status.name, "solver": solution.solver, "seconds": solution.seconds,
+            "sigma": solution.sigma}
 
 
 def _restored(problem: Problem, state: dict[str, Any]) -> Solution:
     """The solution whose `_state` this is."""
     proof = {**state["certificate"], "infinite_users": tuple(state["certificate"]["infinite_users"])}
-    return Solution(problem=problem, models=problem.check_models(state["models"]), duals=None,
-                    certificate=Certificate(**proof), status=Status[state["status"]], solver=state["solver"],
-                    seconds=state["seconds"], sigma=state["sigma"])
+    duals = state.get("duals")
+    return Solution(problem=problem, models=problem.check_models(state["models"]), duals=duals,
+                    certificate=Certificate(**proof).with_duals(duals), status=Status[state["status"]],
+                    solver=state["solver"], seconds=state["seconds"], sigma=state["sigma"])

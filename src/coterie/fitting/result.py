@@ -73,6 +73,7 @@ class FitResult(InNotebook):
     recipe : how the table became numbers; None for a fit of `Users`.
     table : the table; None for a fit of `Users`.
     sent : centres and models, where they cannot be computed because the rows are with their users.
+    seconds : that the run took, from reading the table to drawing the report; 0 if it was not measured.
     """
 
     settings: Settings
@@ -89,6 +90,7 @@ class FitResult(InNotebook):
     recipe: Recipe | None = None
     table: TableSource | None = None
     sent: SentModels | None = field(default=None, repr=False)
+    seconds: float = 0.0
 
     @property
     def names(self) -> tuple[Any, ...]:

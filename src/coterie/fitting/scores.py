@@ -15,12 +15,11 @@ from coterie.fitting.kinds import Sharing, handed_out
 from coterie.fitting.plan import PathPlan, Work, learn_units, make_plan, solve_plan
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
-from coterie.solvers import solve_quietly
 
 METRICS: dict[Task, str] = {"classification": "accuracy", "regression": "RMSE", "counts": "deviance"}
 _CHANCE = 0.01  # p value below which a difference is more than chance
 _TOL = 1e-4  # relative gap of solutions of which only the groups are used
-_COMPLETE = 2000  # users up to whom the complete path is scored
+_COMPLETE = 5000  # numbers in all models up to which the complete path is scored
 
 
 class JudgedModels(NamedTuple):
@@ -113,17 +112,15 @@ def score_held_out(split: Split, settings: Settings, work: Work,
     units = learn_units(train, settings, int(max(train.targets.max(), test.targets.max())) + 1 if classes else 0)
     work = replace(work, prefix="held out: " if like is None else "held out again: ")
     inner = units.inner(train)
-    wide = units.loss.wide(units.loss.prepare(inner))  # then the path takes long, and only the chosen point is scored
-    plan = make_plan(inner, units.loss, settings, work, like, with_path=not wide)
+    # Where a path takes long, only the chosen point is scored.
+    complete = train.n_users * units.loss.dim(train) <= _COMPLETE and not units.loss.wide(units.loss.prepare(inner))
+    plan = make_plan(inner, units.loss, settings, work, like, with_path=complete)
     problem = plan.problem
-    if wide and plan.groups is not None:
-        labels, index = [plan.groups], 0
-    elif train.n_users <= _COMPLETE or plan.chosen < 0:
+    if complete or plan.sharing is None:
         path = solve_plan(plan, replace(settings, tol=max(settings.tol, _TOL)), work)
         labels, index = [s.labels for s in path.solutions], plan.choose(path)[0]
-    else:
-        work.show("path")
-        labels, index = [solve_quietly(problem.with_lam(float(plan.lams[plan.chosen])), tol=_TOL).labels], 0
+    else:  # the groups at the chosen lam are known
+        labels, index = [plan.sharing.labels], 0
     known: dict[bytes, Array] = {}
     for groups in labels:
         if groups.tobytes() not in known:

@@ -28,7 +28,7 @@ class Settings:
     count : what counts alike in the model of a group: "rows", so that a user with few rows has little influence, or
         "users", as in the convex problem.
     ridge : L2 strength, intercept included.
-    n_lams : number of points of the path.
+    n_lams : number of points of the path; with lam "auto" and more than 10,000 numbers in all models, fewer.
     max_groups : largest number of groups; None for no limit.
     k : number of nearest users that each user is connected to.
     tol : the certified relative gap to reach.

@@ -341,6 +341,13 @@ class Loss(ABC):
             z = self._refined(samples, z[again], u[rows], who[rows])
         return best
 
+    def rough_bounds(self, samples: Samples, slopes: Array, start: Array, about: Array, enough: float) -> DualBounds:
+        """`dual_bounds` of all users that may be loose by `enough` times the sum of their losses, in all.
+
+        A few Newton steps from `start` are taken together by all users, and no user is solved for exactly.
+        """
+        return self.dual_bounds(samples, slopes, start, None, about)
+
     def _dual_bound(self, samples: Samples, z: Array, u: Array, centre: Array, curved: Array, who: Indices,
                     settled: Flags) -> DualBounds:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

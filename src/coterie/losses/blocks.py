@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,11 +12,15 @@ import numpy as np
 from coterie._typing import Array, Flags, Indices
 from coterie.data.users import Block, Participants, Users
 from coterie.errors import Incompatible
-from coterie.losses.base import Evaluation, Loss, Magnitudes, Samples
+from coterie.losses.base import DualBounds, Evaluation, Loss, Magnitudes, Samples
 from coterie.losses.frame import Frame
+from coterie.losses.newton import solve_scaled
 from coterie.memory import require_memory
+from coterie.threads import in_parts
 
 _COPIES = 4  # of all Hessians at a time, in a solver
+_ROUGH_STEPS = 4  # Newton steps to a rough bound
+_PART = 2**17  # numbers in the rows of the users that are computed at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,18 +132,39 @@ class BlockLoss(Loss):
 
     def magnitudes(self, samples: Samples, models: Array, users: Indices | None = None) -> Magnitudes:
         samples = in_blocks(self, samples)
-        who = np.arange(samples.n_users) if users is None else users
-        out = Magnitudes(np.empty(len(who)), np.empty(models.shape), np.empty(models.shape))
-        numbers = samples.positions[0][who]
-        for k, block in enumerate(samples.blocks):
-            rows = np.flatnonzero(numbers == k)
-            if rows.size:
-                part = self.magnitudes_block(take_users(block, samples.positions[1][who[rows]]), models[rows])
-                if part is None:
-                    return super().magnitudes(samples, models, users)
-                for full, piece in zip(out, part, strict=True):
-                    full[rows] = piece
-        return out
+        n = samples.n_users if users is None else len(users)
+        out, unknown = Magnitudes(np.empty(n), np.empty(models.shape), np.empty(models.shape)), list[slice]()
+        for block, rows, who in self._chosen(samples, users):
+            def part(some: slice, block: Block = block, rows: Indices = rows, who: Indices | None = who) -> None:
+                piece = slice_users(block, some) if who is None else take_users(block, who[some])
+                result = self.magnitudes_block(piece, models[rows[some]])
+                if result is None:
+                    unknown.append(some)
+                    return
+                for full, values in zip(out, result, strict=True):
+                    full[rows[some]] = values
+
+            in_parts(part, len(rows), _part_of(block))
+        return super().magnitudes(samples, models, users) if unknown else out
+
+    def rough_bounds(self, samples: Samples, slopes: Array, start: Array, about: Array, enough: float) -> DualBounds:
+        curved = self.curvatures(samples)
+        if self.wide(samples) or not (curved > 0).all():
+            return super().rough_bounds(samples, slopes, start, about, enough)
+        frame, who = self.coordinates(samples), np.arange(samples.n_users)
+        u, centre, z = slopes, about, start
+        if frame is not None:
+            u, centre, z = frame.slopes(slopes, who), frame.enter(about, who), frame.enter(start, who)
+        settled = np.zeros(len(who), dtype=bool)
+        for _ in range(_ROUGH_STEPS):
+            with np.errstate(over="ignore", invalid="ignore"):
+                f, g, h = self.evaluate_local(samples, z, 2)
+                slack = float(((u - g) ** 2 / (2.0 * curved)).sum())
+            if slack <= enough * np.abs(f).sum():
+                return self._dual_bound(samples, z, u, centre, curved, who, settled)
+            units = np.sqrt(np.maximum(np.einsum("nii->ni", h), 1e-300))
+            z = z + solve_scaled(h, units, np.full(len(z), 1e-15), u - g)
+        return super().rough_bounds(samples, slopes, start, about, enough)
 
     def evaluate_local(self, samples: Samples, models: Array, order: int = 2,
                        users: Indices | None = None) -> Evaluation:
@@ -147,29 +173,45 @@ class BlockLoss(Loss):
             users = None  # everyone, in order
         if order > 1:
             _require_hessians(*models.shape)
-        if users is None and len(samples.blocks) == 1:  # nothing to gather
-            return self.evaluate_block(samples.blocks[0], models, order)
+        if users is None and len(samples.blocks) == 1 and samples.blocks[0].features.size <= 2 * _PART:
+            return self.evaluate_block(samples.blocks[0], models, order)  # nothing to gather
         n, d = models.shape
         out = Evaluation(np.empty(n), np.empty((n if order > 0 else 0, d)), np.empty((n if order > 1 else 0, d, d)))
+        for block, rows, who in self._chosen(samples, users):
+            def part(some: slice, block: Block = block, rows: Indices = rows, who: Indices | None = who) -> None:
+                piece = slice_users(block, some) if who is None else take_users(block, who[some])
+                result = self.evaluate_block(piece, models[rows[some]], order)
+                for full, values in zip(out[: order + 1], result[: order + 1], strict=True):
+                    full[rows[some]] = values
+
+            in_parts(part, len(rows), _part_of(block))
+        return out
+
+    def _chosen(self, samples: BlockSamples, users: Indices | None) -> Iterator[tuple[Block, Indices, Indices | None]]:
+        """Every block, where its users stand in the result, and which of its users are meant; None for all."""
         numbers = None if users is None else samples.positions[0][users]
         for k, block in enumerate(samples.blocks):
             if users is None:
-                rows = block.index
-            else:
-                rows = np.flatnonzero(numbers == k)
-                if not rows.size:
-                    continue
-                block = take_users(block, samples.positions[1][users[rows]])
-            part = self.evaluate_block(block, models[rows], order)
-            for full, piece in zip(out[: order + 1], part[: order + 1], strict=True):
-                full[rows] = piece
-        return out
+                yield block, block.index, None
+            elif (rows := np.flatnonzero(numbers == k)).size:
+                yield block, rows, samples.positions[1][users[rows]]
+
+
+def _part_of(block: Block) -> int:
+    """How many users of a block are computed at a time: what fits into a cache, and many enough to pay."""
+    return max(1, _PART // max(block.features[0].size, 1)) if len(block.features) else 1
 
 
 def _require_hessians(n: int, dim: int) -> None:
     require_memory(8.0 * _COPIES * n * dim**2, f"Second derivatives of {n:,} users with models of {dim:,} coordinates",
                    "Standardise the features and use a ridge > 0 if users have fewer rows than that, or use fewer "
                    "features, such as the first principal components, or fewer classes")
+
+
+def slice_users(block: Block, rows: slice) -> Block:
+    """The users in these rows of a block, without copies."""
+    return Block(block.index[rows], block.features[rows], block.targets[rows], block.weights[rows],
+                 None if block.units is None else block.units[rows])
 
 
 def take_users(block: Block, rows: Indices) -> Block:

@@ -243,10 +243,22 @@ class Personal(Loss):
         without their part along these directions, the same for all users; so this part is left out.
         """
         samples = _personal(samples)
-        metric = samples.metric.take(users)
-        u = metric.bounded(slopes)
+        u = samples.metric.take(users).bounded(slopes)
         begin = None if start is None else self._leave(samples, self._near(samples, start, users).points, users)
         inner = self.loss.dual_bounds(samples.inner, u, begin, users, about)
+        return self._with_price(samples, slopes, begin, users, about, inner)
+
+    def rough_bounds(self, samples: Samples, slopes: Array, start: Array, about: Array, enough: float) -> DualBounds:
+        samples = _personal(samples)
+        u, begin = samples.metric.bounded(slopes), self._leave(samples, self._near(samples, start, None).points, None)
+        inner = self.loss.rough_bounds(samples.inner, u, begin, about, enough)
+        return self._with_price(samples, slopes, begin, None, about, inner)
+
+    def _with_price(self, samples: PersonalSamples, slopes: Array, begin: Array | None, users: Indices | None,
+                    about: Array | None, inner: DualBounds) -> DualBounds:
+        """The bounds of the envelope from those of the loss inside."""
+        metric = samples.metric.take(users)
+        u = metric.bounded(slopes)
         if metric.free.any() and isinstance(self.loss, AffineLoss):  # free intercepts of users with one class run off
             inner = self.loss.ridge_bounds(inner, samples.inner, u, about)
         with np.errstate(over="ignore", invalid="ignore"):

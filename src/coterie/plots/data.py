@@ -154,8 +154,9 @@ class View:
             return solution.models[np.unique(solution.labels, return_index=True)[1]]
         key = solution.labels.tobytes()
         if key not in self._centres:
+            start = solution.models[np.unique(solution.labels, return_index=True)[1]]
             self._centres[key] = group_centres(self.path.problem.loss, self.path.problem.samples, solution.labels,
-                                               self.count)
+                                               self.count, start)
         return self._centres[key]
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from os import PathLike
@@ -18,7 +19,7 @@ from coterie.fitting.result import TableSource
 from coterie.fitting.settings import Settings
 from coterie.runs.folder import check_free
 from coterie.runs.parts import StoredParts
-from coterie.runs.save import write_run
+from coterie.runs.save import document_of, write_run
 
 
 def fit_table(data: Any, *, user: str = "", target: str = "", features: str | Iterable[str] = (),
@@ -60,6 +61,7 @@ def fit_table(data: Any, *, user: str = "", target: str = "", features: str | It
     >>> ct.fit_table(frame, user="who", target="y").n_clusters
     2
     """
+    began = time.perf_counter()
     if target and not user:
         raise InvalidInput("the column with the owner of each row is not given", remedy="Give --user COLUMN")
     run = None if folder is None else _free_folder(Path(folder), data, resume=resume, overwrite=overwrite)
@@ -77,7 +79,9 @@ def fit_table(data: Any, *, user: str = "", target: str = "", features: str | It
     parts = StoredParts(run, {**asdict(table), **asdict(settings)}, resume=resume)
     with _nothing_left_of_a_refusal(parts, run):
         fitted = replace(fit(users, settings, progress=progress, store=parts), recipe=recipe, table=table)
-    write_run(fitted, run)
+    document = document_of(fitted)
+    fitted = replace(fitted, seconds=time.perf_counter() - began)
+    write_run(fitted, run, document=document)
     parts.remove()
     return fitted
 

@@ -218,7 +218,7 @@ class Run(PredictsRows):
         problem = Problem(users.take([users.index(name) for name in self.names]), loss, self.lam, self.graph)
         return Solution(problem=problem, models=self.solved, duals=None, status=self.status,
                         certificate=certify(problem, self.solved, self.duals), solver=str(self.info["solver"]),
-                        seconds=float(self.info["seconds"]))
+                        seconds=float(self.info.get("solve_seconds", self.info["seconds"])))
 
     def report(self, path: str | PathLike[str] | None = None, *, title: str = "") -> Path:
         """Write the report again.

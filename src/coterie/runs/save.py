@@ -63,10 +63,10 @@ def save_run(result: FitResult | Solution, folder: str | PathLike[str], *, setti
 
 
 def write_run(result: FitResult | Solution, folder: Path, *, settings: Mapping[str, Any] | None = None,
-              title: str = "") -> None:
-    """Write the files of a run, also if the folder has files."""
+              title: str = "", document: dict[str, Any] | None = None) -> None:
+    """Write the files of a run, also if the folder has files; `document` is what the report shows, if it is known."""
     asked = dict(settings) if settings is not None else result.asked() if isinstance(result, FitResult) else {}
-    document = document_of(result, settings=asked, title=title)
+    document = document or document_of(result, settings=asked, title=title)
     clear(folder)
     write_atomically(folder / "report.json", json.dumps(document, allow_nan=False).encode())
     report.write(document, folder / "report.html")
@@ -77,7 +77,10 @@ def write_run(result: FitResult | Solution, folder: Path, *, settings: Mapping[s
     coefficients, centres = result.coefficients, result.units.coefficients(result.centres)
     shown = Shown(coefficients.reshape(len(coefficients), -1), centres.reshape(len(centres), -1),
                   model_columns(result.units, classes), result.models, result.centres)
-    write(folder, result.solution, asked, path=_path_columns(result), more=_facts(result), shown=shown,
+    facts = _facts(result)
+    if result.seconds:
+        facts |= {"solve_seconds": round(result.solution.seconds, 3), "seconds": round(result.seconds, 3)}
+    write(folder, result.solution, asked, path=_path_columns(result), more=facts, shown=shown,
           account=result if hasattr(result, "ledger") else None)
     if hasattr(result, "statement"):
         write_released(result.solution.problem, folder)

@@ -41,6 +41,7 @@ _EXACT = 100  # largest number of unknowns for which the result is always polish
 _SMOOTH_AT = ((60, 100), (300, 400), (LARGEST, 1500))  # unknowns, and passes after which smoothing is tried
 _MORE_BITS = 150  # passes of wide models after which rounding may be what keeps them from the tolerance
 _ESTIMATE = 1e-9  # gap that smoothing aims at: it is estimated there, and a few more Newton steps cost little
+_ROUGH, _ENOUGH = 1e-4, 0.1  # tol from which rough bounds are enough, and the share of it that they may miss
 _TINY, _SMALL, _POLISH = 20, 300, 3000  # groups that are always polished; unknowns of a cheap polish, of any polish
 
 
@@ -88,6 +89,7 @@ class _Best:
     ----------
     problem, tol : what is solved, and how accurately.
     models, certificate : the point; no certificate as long as there is none.
+    enough : by how much bounds may be too low, relative to the losses.
     repair_at : the passes before which duals without a finite bound are not repaired.
     unbounded : how many certificates had no finite bound even after a repair.
     """
@@ -95,6 +97,7 @@ class _Best:
     def __init__(self, problem: Problem, tol: float, models: Array) -> None:
         self.problem, self.tol, self.models = problem, tol, models
         self.certificate: Certificate | None = None
+        self.enough = _ENOUGH * tol if tol >= _ROUGH else 0.0
         self.repair_at = self.unbounded = 0
 
     @property
@@ -110,7 +113,7 @@ class _Best:
         """Certify a point, and keep it if it is the best so far, or as good and preferred; whether that is enough."""
         if not (np.isfinite(models).all() and np.isfinite(duals).all()):
             return False  # a step that overflowed
-        certificate = judge(self.problem, models, duals)
+        certificate = judge(self.problem, models, duals, self.enough)
         if not np.isfinite(certificate.bound) and passes >= self.repair_at:
             # The duals may be only slightly outside the domain of a conjugate: repair them, but not every time.
             certificate = certify(self.problem, models, duals)
@@ -162,6 +165,7 @@ class _Run:
     Attributes
     ----------
     problem, tol, max_iter, progress : the arguments of the solve.
+    digits : relative decrease at which a polish ends.
     began, history : time of the start, and one `Record` per batch of passes.
     losses, engine, best : second-order models, the splitting on the graph, and the best certified point.
     exact_start : whether the first sigma is the right one.
@@ -179,6 +183,7 @@ class _Run:
         from coterie.solvers.wide import WideExpansion, choose_wide
 
         self.problem, self.tol, self.max_iter, self.progress = problem, tol, settings.max_iter, progress
+        self.digits = _DIGITS if tol < _ROUGH else 1e-3 * tol
         self.began = time.perf_counter()
         self.history: list[Record] = []
         self.wide = problem.loss.wide(problem.samples)
@@ -228,7 +233,7 @@ class _Run:
 
     def _iterate(self) -> None:
         losses, engine, balance = self.losses, self.engine, _Balance(self.engine.sigma)
-        batch = 20 if losses.quadratic else 10
+        batch = 20 if losses.quadratic else 10 if self.tol < _ROUGH else 5
         while self.passes < self.limit:
             engine.model(*losses.forms())
             steps = min(batch, self.max_iter - self.passes)
@@ -331,7 +336,7 @@ class _Run:
     def _prove(self, labels: Ints, models: Array) -> bool:
         """Certify the exact optimum for these groups, with the current duals and with duals built for it."""
         self.proven = True
-        polished = polish(self.problem, labels, models, tol=_DIGITS)
+        polished = polish(self.problem, labels, models, tol=self.digits)
         if not self._defend(polished):
             return False
         # Merge groups that are very close together, if the certificate is as good.
@@ -339,7 +344,7 @@ class _Run:
             closer = nearly_equal(self.problem, polished, distance)
             if closer is None:
                 break
-            self._defend(polish(self.problem, closer, polished, tol=_DIGITS), prefer=True)
+            self._defend(polish(self.problem, closer, polished, tol=self.digits), prefer=True)
             if self.best.models is not polished:
                 break
         return True
