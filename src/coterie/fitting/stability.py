@@ -101,7 +101,7 @@ def measure_stability(users: Users, loss: Loss, sharing: Sharing, settings: Sett
 def stability_by_asking(oracle: FitOracle, centres: Array, sharing: Sharing, settings: Settings,
                         judged: PathPlan | None = None) -> Stability:
     """Ask users which centre fits halves of their rows best."""
-    covariance = np.zeros(1) if sharing.covariance is None else sharing.covariance
+    covariance = np.zeros((oracle.dim, oracle.dim)) if sharing.covariance is None else sharing.covariance
     drawn = oracle.halves(centres, covariance, _DRAWS, settings.seed + 101, settings.task == "classification")
     return _summary(drawn, sharing, judged)
 
