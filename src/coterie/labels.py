@@ -62,10 +62,14 @@ def group_sums(rows: Array, labels: Ints | Indices, n_groups: int | None = None)
 
     `n_groups` is one more than the largest label unless given.
     """
-    count = int(labels.max()) + 1 if n_groups is None else n_groups
-    columns = rows.reshape(len(rows), prod(rows.shape[1:])).T
-    sums = np.stack([np.bincount(labels, weights=column, minlength=count) for column in columns], axis=1)
-    return np.asarray(sums.reshape(count, *rows.shape[1:]), dtype=float)
+    count, n = int(labels.max()) + 1 if n_groups is None else n_groups, len(rows)
+    if rows.ndim == 1:
+        return np.bincount(labels, weights=rows, minlength=count).astype(float, copy=False)
+    from scipy import sparse
+
+    columns = np.ascontiguousarray(rows, dtype=float).reshape(n, prod(rows.shape[1:]))
+    member = sparse.csc_array((np.ones(n), labels, np.arange(n + 1)), shape=(count, n))  # one entry in each column
+    return np.asarray(member @ columns).reshape(count, *rows.shape[1:])
 
 
 def group_means(rows: Array, labels: Ints | Indices, n_groups: int | None = None) -> Array:
