@@ -22,8 +22,8 @@ carry little information on a rare class.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import combinations
 from math import lgamma
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,8 +63,18 @@ class Partition:
         return int(self.labels.max()) + 1
 
 
+class Fitted(NamedTuple):
+    """The groups of a partition: sums over their users, their models, and what they add to the description length."""
+
+    sums: Expansions
+    weights: Array  # (n_groups,)
+    sizes: Array  # (n_groups,) number of users
+    models: Array  # (n_groups, dim)
+    parts: Array  # (n_groups,)
+
+
 class Judge:
-    """Description lengths and their minimisation. The fit of a group depends on its users only and is computed once.
+    """Description lengths and their minimisation. A partition is judged once.
 
     Parameters
     ----------
@@ -77,9 +87,9 @@ class Judge:
 
     def __init__(self, loss: Loss, samples: Samples, weights: Array, ridge: Array, n_eff: float) -> None:
         self.n, self.dim, self.weights, self.ridge = samples.n_users, samples.dim, weights, ridge
-        self.models: dict[bytes, Array] = {}  # of groups, by their users
-        self.likelihoods: dict[bytes, Array] = {}  # of all users, for the same models
-        self.parts: dict[bytes, float] = {}
+        self.known: dict[bytes, tuple[Array, Array]] = {}  # models and likelihoods of groups, by their users
+        self.lengths: dict[bytes, float] = {}  # of partitions, by their labels
+        self.polished: dict[bytes, tuple[float, Ints]] = {}
         self.expansions = Expansions.at(loss, samples, weights, np.zeros((self.n, self.dim)))
         self.number_cost = 0.5 * float(np.log(max(n_eff, np.e)))
         self.model_cost = self.dim * self.number_cost
@@ -92,52 +102,49 @@ class Judge:
         weights = users.sizes / dispersion(loss, users, samples)
         return cls(loss, samples, weights, ridge, float(users.sizes.sum()))
 
-    def know(self, members: Ints, model: Array, likelihood: Array) -> None:
-        """Take the model of a group, and the log-likelihood of every user for it, as known."""
-        key, size = members.tobytes(), len(members)
-        self.models[key], self.likelihoods[key] = model, likelihood
-        self.parts[key] = float(size * np.log(self.n / size)) - float(likelihood[members].sum()) + self.model_cost
+    def know(self, labels: Ints, models: Array, likelihoods: Array) -> None:
+        """Take the models of the groups of a partition, and (n_users, n_groups) the log-likelihoods, as known."""
+        for k, model in enumerate(models):
+            self.known[np.flatnonzero(labels == k).tobytes()] = model, likelihoods[:, k]
 
-    def fit(self, members: Ints) -> Array:
-        """The best model of a group, with all samples weighted equally."""
-        key = members.tobytes()
-        if key not in self.models:
-            self.models[key] = self.expansions.take(members).centres(np.zeros(len(members), dtype=np.int64))[0]
-        return self.models[key]
+    def fitted(self, labels: Ints) -> Fitted:
+        """The best models of the groups of a partition, with all samples weighted equally."""
+        sizes = np.bincount(labels)
+        fitted = self._with_models(self.expansions.sums(labels), group_sums(self.weights, labels), sizes)
+        for k in range(len(sizes) if self.known else 0):
+            members = np.flatnonzero(labels == k)
+            if (known := self.known.get(members.tobytes())) is not None:
+                fitted.models[k] = known[0]
+                fitted.parts[k] = self._label_cost(sizes[k]) - known[1][members].sum() + self.model_cost
+        return fitted
 
-    def likelihood(self, members: Ints) -> Array:
-        """(n_users,) the log-likelihood of every user for the model of this group."""
-        key = members.tobytes()
-        if key not in self.likelihoods:
-            self.likelihoods[key] = self._values(self.fit(members), None)
-        return self.likelihoods[key]
+    def _with_models(self, sums: Expansions, weights: Array, sizes: Array) -> Fitted:
+        models = solve_damped(sums.curvatures, sums.slopes)
+        likelihoods = sums.at_own(models) + 0.5 * weights * (models**2 @ self.ridge)  # without ridge
+        return Fitted(sums, weights, sizes, models, self._label_cost(sizes) - likelihoods + self.model_cost)
 
-    def _values(self, model: Array, users: Ints | None) -> Array:
-        """The log-likelihoods of some users, or of all, for one model."""
-        weights = self.weights if users is None else self.weights[users]
-        values = (self.expansions if users is None else self.expansions.take(users)).values(model[None])[:, 0]
-        return np.asarray(values + 0.5 * weights * float(self.ridge @ model**2))  # without ridge
+    def _label_cost(self, sizes: Array) -> Array:
+        """The length of the labels of groups."""
+        return np.asarray(sizes * np.log(self.n / sizes))
 
-    def groups(self, labels: Ints) -> list[Ints]:
-        """The users of each group."""
-        return [np.flatnonzero(labels == c) for c in range(int(labels.max()) + 1)]
+    def likelihoods(self, labels: Ints, models: Array) -> Array:
+        """(n_users, n_models) the log-likelihood of every user for the model of every group."""
+        values = self.expansions.values(models) + 0.5 * self.weights[:, None] * (models**2 @ self.ridge)
+        for k in range(len(models) if self.known else 0):
+            if (known := self.known.get(np.flatnonzero(labels == k).tobytes())) is not None:
+                values[:, k] = known[1]
+        return values
 
     def move_cost(self, n_groups: int) -> float:
         """The cost of one moved user."""
         return float(np.log(self.n * max(n_groups - 1, 1)))
 
-    def part(self, members: Ints) -> float:
-        """The contribution of one group to the description length."""
-        key, size = members.tobytes(), len(members)
-        if key not in self.parts:
-            likelihood = float(self._values(self.fit(members), members).sum())
-            self.parts[key] = float(size * np.log(self.n / size)) - likelihood + self.model_cost
-        return self.parts[key]
-
     def criterion(self, labels: Ints, moves: int = 0) -> float:
         """The description length of a partition without spread, after this number of moves."""
-        parts = self.groups(labels)
-        return sum(self.part(members) for members in parts) + moves * self.move_cost(len(parts))
+        key = labels.tobytes()
+        if key not in self.lengths:
+            self.lengths[key] = float(self.fitted(labels).parts.sum())
+        return self.lengths[key] + moves * self.move_cost(int(labels.max()) + 1)
 
     def absorb(self, labels: Ints, max_groups: int) -> tuple[Ints, float]:
         """Keep the largest groups and assign all other users to the most likely of them; returns also the cost."""
@@ -145,53 +152,47 @@ class Judge:
         if len(sizes) <= max_groups:
             return labels, 0.0
         kept = [c for c in np.argsort(-sizes, kind="stable")[:max_groups] if sizes[c] > 1] or [0]
-        likelihoods = np.stack([self.likelihood(np.flatnonzero(labels == c)) for c in kept], axis=1)
-        for column, c in enumerate(kept):
-            likelihoods[labels == c, column] = np.inf
-        assigned = self.n - int(sizes[kept].sum())
+        column = np.full(len(sizes), -1)
+        column[kept] = np.arange(len(kept))
+        own = column[labels]
+        models = self.expansions.centres(np.where(own < 0, len(kept), own))[:len(kept)]
+        new = np.where(own < 0, self.likelihoods(own, models).argmax(axis=1), own)
+        assigned = int((own < 0).sum())
         cost = lgamma(self.n + 1) - lgamma(assigned + 1) - lgamma(self.n - assigned + 1)  # log(n choose assigned)
-        return check_labels(likelihoods.argmax(axis=1), self.n), cost
+        return check_labels(new, self.n), cost
 
     def polish(self, labels: Ints, rounds: int = _ROUNDS) -> tuple[float, Ints]:
         """Merge groups and move users while the description length decreases."""
-        moved: set[int] = set()
+        key = labels.tobytes()
+        if key not in self.polished:
+            self.polished[key] = self._polish(labels, rounds)
+        return self.polished[key]
+
+    def _polish(self, labels: Ints, rounds: int) -> tuple[float, Ints]:
+        moved, rows = np.zeros(self.n, dtype=bool), np.arange(self.n)
         for _ in range(rounds):
             before, labels = labels, self._merge(labels)
-            parts = self.groups(labels)
-            likelihoods = np.stack([self.likelihood(members) for members in parts], axis=1)
-            gains = likelihoods.max(axis=1) - likelihoods[np.arange(self.n), labels]
-            moving = np.flatnonzero(gains > self.move_cost(len(parts)))
-            new = labels.copy()
-            new[moving] = likelihoods[moving].argmax(axis=1)
-            new = check_labels(new, self.n)
-            if moving.size and self.criterion(new, moving.size) < self.criterion(labels):
-                moved.update(moving.tolist())
+            if not labels.any():
+                break
+            likelihoods = self.likelihoods(labels, self.fitted(labels).models)
+            gains = likelihoods.max(axis=1) - likelihoods[rows, labels]
+            moving = gains > self.move_cost(likelihoods.shape[1])
+            new = check_labels(np.where(moving, likelihoods.argmax(axis=1), labels), self.n)
+            if moving.any() and self.criterion(new, int(moving.sum())) < self.criterion(labels):
+                moved |= moving
                 labels = new
             if np.array_equal(before, labels):
                 break
-        return self.criterion(labels, len(moved) if labels.any() else 0), labels
+        return self.criterion(labels, int(moved.sum()) if labels.any() else 0), labels
 
     def _merge(self, labels: Ints) -> Ints:
         """Merge two groups at a time, the pair that decreases the description length most."""
-        while labels.any():
-            parts = self.groups(labels)
-            cost = [self.part(members) for members in parts]
-            change, a, b = min((self.part(np.union1d(parts[a], parts[b])) - cost[a] - cost[b], a, b)
-                               for a, b in self._pairs(parts))
-            if change >= 0:
-                break
-            labels = check_labels(np.where(labels == b, a, labels), self.n)
-        return labels
-
-    def _pairs(self, parts: list[Ints]) -> list[tuple[int, int]]:
-        """Pairs of groups to merge: all, or those that lose least if one group takes the model of the other."""
-        pairs = list(combinations(range(len(parts)), 2))
-        if len(parts) <= _ALL_PAIRS:
-            return pairs
-        likelihoods = np.stack([self.likelihood(members) for members in parts], axis=1)
-        sums = np.stack([likelihoods[members].sum(axis=0) for members in parts])  # [group, model]
-        lost = np.diag(sums)[:, None] - sums
-        return sorted(pairs, key=lambda pair: min(lost[pair], lost[pair[::-1]]))[:2 * len(parts)]
+        if not labels.any():
+            return labels
+        merging = Merging(self, self.fitted(labels))
+        while len(merging.alive) > 1 and merging.step():
+            pass
+        return labels if len(merging.alive) == len(merging.target) else check_labels(merging.target[labels], self.n)
 
     def with_spread(self, labels: Ints, rank: int, covariance: Array) -> Partition:
         """The partition with a spread within groups; the arguments are those of `fit_spread`."""
@@ -230,6 +231,73 @@ class Judge:
                 break
             best = more
         return best
+
+
+def _parts(sums: Expansions) -> tuple[Array, Array, Array]:
+    return sums.constants, sums.slopes, sums.curvatures
+
+
+class Merging:
+    """Merges of groups by their sums, two at a time; the work of one merge does not depend on the number of users.
+
+    Parameters
+    ----------
+    judge : of the users.
+    fitted : the groups.
+    """
+
+    def __init__(self, judge: Judge, fitted: Fitted) -> None:
+        self.judge, self.groups = judge, fitted
+        n = len(fitted.parts)
+        self.alive = self.target = np.arange(n)  # groups that are left, and the group that each has become
+        self.changes = np.full((n, n), np.nan)  # of the description length by merging two groups, where it is known
+        self.values = self._values(slice(None), slice(None)) if n > _ALL_PAIRS else None
+
+    def step(self) -> bool:
+        """Merge the pair that decreases the description length most; returns whether there is one."""
+        groups = self.groups
+        first, second = self._pairs()
+        new = np.isnan(self.changes[first, second])
+        if new.any():
+            a, b = first[new], second[new]
+            self.changes[a, b] = self._merged(a, b).parts - groups.parts[a] - groups.parts[b]
+        best = int(self.changes[first, second].argmin())
+        a, b = int(first[best]), int(second[best])
+        if not self.changes[a, b] < 0:
+            return False
+        merged = self._merged(np.array([a]), np.array([b]))
+        for whole, part in zip((*_parts(groups.sums), *groups[1:]), (*_parts(merged.sums), *merged[1:]), strict=True):
+            whole[a] = part[0]
+        self.alive = self.alive[self.alive != b]
+        self.target = np.where(self.target == b, a, self.target)
+        self.changes[a] = self.changes[:, a] = np.nan
+        if self.values is not None:
+            self.values[a] = self._values(slice(a, a + 1), slice(None))[0]
+            self.values[:, a] = self._values(slice(None), slice(a, a + 1))[:, 0]
+        return True
+
+    def _merged(self, a: Ints, b: Ints) -> Fitted:
+        """Unions of two groups."""
+        groups = self.groups
+        union = Expansions(*(part[a] + part[b] for part in _parts(groups.sums)))
+        return self.judge._with_models(union, groups.weights[a] + groups.weights[b], groups.sizes[a] + groups.sizes[b])
+
+    def _values(self, groups: slice, models: slice) -> Array:
+        """[group, model] the log-likelihood of a group for the model of another."""
+        at = self.groups.models[models]
+        return Expansions(*(part[groups] for part in _parts(self.groups.sums))).values(at) \
+            + 0.5 * self.groups.weights[groups][:, None] * (at**2 @ self.judge.ridge)
+
+    def _pairs(self) -> tuple[Ints, Ints]:
+        """Pairs of groups to merge: all, or those that lose least if one group takes the model of the other."""
+        first, second = np.triu_indices(len(self.alive), 1)
+        a, b = self.alive[first], self.alive[second]
+        if self.values is None or len(self.alive) <= _ALL_PAIRS:
+            return a, b
+        own = np.diag(self.values)
+        lost = np.minimum(own[a] - self.values[a, b], own[b] - self.values[b, a])
+        least = np.sort(np.argpartition(lost, 2 * len(self.alive))[:2 * len(self.alive)])
+        return a[least], b[least]
 
 
 class ModelTree:

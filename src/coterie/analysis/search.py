@@ -252,8 +252,8 @@ def _with_spread(judge: Judge, tree: ModelTree, centre: Partition, groups: Parti
 
 def refining(judge: Judge, labels: Ints) -> Refining:
     """The models of the groups by second-order models, to be refined."""
-    models = np.stack([judge.fit(members) for members in judge.groups(labels)])
-    return Refining(labels, judge.weights, models, judge.expansions.sums(labels).curvatures)
+    fitted = judge.fitted(labels)
+    return Refining(labels, judge.weights, fitted.models, fitted.sums.curvatures)
 
 
 class _Judged(NamedTuple):
@@ -353,8 +353,7 @@ class _Asking:
                 labels, models = part.partition.labels, part.models[part.partition.labels]
                 value = -part.likelihoods[rows, labels] / self.weights + 0.5 * (models**2 @ self.ridge)
                 judge = self._judge(replace(self.near, point=models, value=value, gradient=part.gradients), self.n_eff)
-                for k, members in enumerate(judge.groups(labels)):
-                    judge.know(members, part.models[k], part.likelihoods[:, k])
+                judge.know(labels, part.models, part.likelihoods)
                 length, moved = judge.polish(labels)
                 if moved.any() and not np.array_equal(moved, labels):
                     again.append((judge, moved, part.cost + length - judge.criterion(moved), None))

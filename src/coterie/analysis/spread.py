@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coterie._typing import Array, Indices, Ints
+from coterie.labels import group_sums
 from coterie.losses import Loss, Samples
 from coterie.losses.newton import minimise
 
@@ -98,11 +99,7 @@ class Expansions:
 
     def sums(self, labels: Ints) -> Expansions:
         """The sum over the users of each group."""
-        n, dim = self.slopes.shape
-        member = np.zeros((int(labels.max()) + 1, n))
-        member[labels, np.arange(n)] = 1.0
-        curvatures = (member @ self.curvatures.reshape(n, -1)).reshape(-1, dim, dim)
-        return Expansions(member @ self.constants, member @ self.slopes, curvatures)
+        return Expansions(*(group_sums(part, labels) for part in (self.constants, self.slopes, self.curvatures)))
 
     def centres(self, labels: Ints) -> Array:
         """(n_groups, dim) where the sum of the values of each group is largest."""
