@@ -21,7 +21,9 @@ carry little information on a rare class.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import lgamma
 from typing import NamedTuple
 
@@ -29,7 +31,7 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import dispersion
-from coterie.analysis.spread import Expansions, Spread, fit_spread, project, sample_users, solve_damped
+from coterie.analysis.spread import Expansions, Round, Spread, fit_spread, sample_users, solve_damped
 from coterie.data.users import Users
 from coterie.labels import check_labels, group_sums
 from coterie.losses import AffineLoss, Loss, Samples
@@ -50,12 +52,14 @@ class Partition:
     length : the description length in nats.
     lam : the point of the path that the labels come from, if any.
     spread : the spread of the models within groups, if any.
+    cost : what moves and assignments of users add to the length.
     """
 
     labels: Ints
     length: float
     lam: float | None = None
     spread: Spread | None = None
+    cost: float = 0.0
 
     @property
     def n_groups(self) -> int:
@@ -91,8 +95,17 @@ class Judge:
         self.lengths: dict[bytes, float] = {}  # of partitions, by their labels
         self.polished: dict[bytes, tuple[float, Ints]] = {}
         self.expansions = Expansions.at(loss, samples, weights, np.zeros((self.n, self.dim)))
-        self.number_cost = 0.5 * float(np.log(max(n_eff, np.e)))
-        self.model_cost = self.dim * self.number_cost
+        self.n_eff = n_eff
+        self.model_cost = 0.5 * self.dim * float(np.log(max(n_eff, np.e)))
+
+    def take(self, some: Ints) -> Judge:
+        """The judge of some of the users."""
+        few = copy(self)
+        few.n, few.weights, few.expansions = len(some), self.weights[some], self.expansions.take(some)
+        few.known, few.lengths, few.polished = {}, {}, {}
+        few.n_eff = self.n_eff * float(few.weights.sum() / self.weights.sum())
+        few.model_cost = 0.5 * self.dim * float(np.log(max(few.n_eff, np.e)))
+        return few
 
     @classmethod
     def of(cls, users: Users, loss: Loss) -> Judge:
@@ -109,7 +122,7 @@ class Judge:
 
     def fitted(self, labels: Ints) -> Fitted:
         """The best models of the groups of a partition, with all samples weighted equally."""
-        sizes = np.bincount(labels)
+        sizes = np.bincount(labels).astype(float)
         fitted = self._with_models(self.expansions.sums(labels), group_sums(self.weights, labels), sizes)
         for k in range(len(sizes) if self.known else 0):
             members = np.flatnonzero(labels == k)
@@ -161,6 +174,12 @@ class Judge:
         cost = lgamma(self.n + 1) - lgamma(assigned + 1) - lgamma(self.n - assigned + 1)  # log(n choose assigned)
         return check_labels(new, self.n), cost
 
+    def extended(self, labels: Ints, some: Ints) -> Ints:
+        """The labels of all users, from those of some: of each user the group that is most likely by its size."""
+        models, sizes = self.expansions.take(some).centres(labels), np.bincount(labels)
+        values = self.expansions.values(models) + 0.5 * self.weights[:, None] * (models**2 @ self.ridge)
+        return check_labels((values + np.log(sizes)).argmax(axis=1), self.n)
+
     def polish(self, labels: Ints, rounds: int = _ROUNDS) -> tuple[float, Ints]:
         """Merge groups and move users while the description length decreases."""
         key = labels.tobytes()
@@ -202,9 +221,9 @@ class Judge:
     def described(self, labels: Ints, spread: Spread) -> Partition:
         """The partition with this spread within groups."""
         sizes = np.bincount(labels)
-        length = float(sizes @ np.log(self.n / sizes)) + len(sizes) * self.model_cost - spread.evidence
-        length += spread.cost + (self.move_cost(len(sizes)) if len(sizes) > 1 else 0.0)
-        return Partition(labels, length, None, spread)
+        cost = self.move_cost(len(sizes)) if len(sizes) > 1 else 0.0
+        length = float(sizes @ np.log(self.n / sizes)) + len(sizes) * self.model_cost - spread.evidence + spread.cost
+        return Partition(labels, length + cost, None, spread, cost)
 
     def _without_ridge(self, spread: Spread, weights: Array) -> Spread:
         return replace(spread, evidence=spread.evidence + 0.5 * float(weights @ (spread.models**2 @ self.ridge)))
@@ -216,9 +235,8 @@ class Judge:
         rank = min(prior.rank, (len(sizes) - 2) // self.dim)  # T has fewer numbers than there are groups
         fitted = fit_spread(self.expansions.sums(labels), together, rank, prior.covariance)
         fitted = self._without_ridge(fitted, group_sums(self.weights, labels, len(sizes)))
-        length = float(sizes @ np.log(self.n / sizes)) + self.model_cost - fitted.evidence
-        length += fitted.cost + self.move_cost(len(sizes))
-        return Partition(labels, length), fitted.models
+        length, cost = float(sizes @ np.log(self.n / sizes)) + self.model_cost, self.move_cost(len(sizes))
+        return Partition(labels, length - fitted.evidence + fitted.cost + cost, cost=cost), fitted.models
 
     def one_centre(self) -> Partition:
         """One group with the best spread."""
@@ -309,87 +327,111 @@ class ModelTree:
     ----------
     judge : of the same users.
     centre : the spread around one centre.
+    some : positions of the users in the tree; all by default.
     """
 
-    def __init__(self, judge: Judge, centre: Spread) -> None:
+    def __init__(self, judge: Judge, centre: Spread, some: Ints | None = None) -> None:
         from scipy.cluster.hierarchy import linkage
 
-        self.judge, self.centre = judge, centre
-        self.expansions = judge.expansions
+        self.judge, self.centre, self.some = judge, centre, some
+        self.leaves = judge if some is None else judge.take(some)
+        self.expansions = self.leaves.expansions
         scales, axes = np.linalg.eigh(self.expansions.marginal(centre.covariance)[1].mean(axis=0))
-        self.links = linkage(centre.models @ (axes / np.sqrt(np.maximum(scales, 1e-12 * scales[-1]))), "ward")
-        self.sizes = np.append(np.ones(judge.n), self.links[:, 3])
-        self.nodes = self._sums()
-
-    def _sums(self) -> Expansions:
-        """The sums of the expansions of the users of each node."""
-        n, leaves = self.judge.n, self.expansions
-        constants, slopes, curvatures = (np.concatenate([part, np.empty((n - 1, *part.shape[1:]))])
-                                         for part in (leaves.constants, leaves.slopes, leaves.curvatures))
-        for node, (first, second) in enumerate(self.links[:, :2].astype(int).tolist(), start=n):
-            for part in (constants, slopes, curvatures):
-                part[node] = part[first] + part[second]
-        return Expansions(constants, slopes, curvatures)
+        models = centre.models if some is None else centre.models[some]
+        self.links = linkage(models @ (axes / np.sqrt(np.maximum(scales, 1e-12 * scales[-1]))), "ward")
+        self.sizes = np.append(np.ones(self.leaves.n), self.links[:, 3])
+        self.nodes = sums_of_nodes(self.expansions, self.links)
 
     def cut(self, n_groups: int) -> Ints:
-        """The labels of this number of groups."""
+        """The labels of this number of groups, or of a few more if there are users who are not in the tree."""
         from scipy.cluster.hierarchy import fcluster
 
-        return check_labels(fcluster(self.links, n_groups, "maxclust"), self.judge.n)
+        labels = check_labels(fcluster(self.links, n_groups, "maxclust"), self.leaves.n)
+        return labels if self.some is None else self.judge.extended(labels, self.some)
 
     def lengths(self, *, with_prior: bool = False) -> Array:
-        """(n_users,) the approximate description lengths without spread of 1, 2, ... groups.
+        """(n_leaves,) the approximate description lengths without spread of 1, 2, ... groups of the users in the tree.
 
         They are computed from the expansions; if `with_prior`, with models of the groups that vary around one centre.
         """
-        n = self.judge.n
+        n = self.leaves.n
         parts = np.concatenate([self._parts(slice(k, k + _BLOCK), with_prior) for k in range(0, 2 * n - 1, _BLOCK)])
         merged = self.links[:, :2].astype(np.intp)
         lengths = parts[:n].sum() + np.append(0.0, np.cumsum(parts[n:] - parts[merged].sum(axis=1)))[::-1]
         if with_prior:
-            lengths += self.judge.model_cost + self.centre.cost
+            lengths += self.leaves.model_cost + self.centre.cost
         return np.asarray(lengths)
 
     def _parts(self, nodes: slice, with_prior: bool) -> Array:
         """The contribution of some nodes of the tree, if each is a group."""
         sums = Expansions(self.nodes.constants[nodes], self.nodes.slopes[nodes], self.nodes.curvatures[nodes])
-        sizes, n = self.sizes[nodes], self.judge.n
+        sizes, n = self.sizes[nodes], self.leaves.n
         if with_prior:
             return np.asarray(sizes * np.log(n / sizes)
                               - sums.marginal(self.centre.covariance)[0].values(self.centre.centres)[:, 0])
         likelihoods = sums.constants + 0.5 * (sums.slopes * solve_damped(sums.curvatures, sums.slopes)).sum(axis=1)
-        return np.asarray(sizes * np.log(n / sizes) - likelihoods + self.judge.model_cost)
+        return np.asarray(sizes * np.log(n / sizes) - likelihoods + self.leaves.model_cost)
 
     def prior_cut(self, n_groups: int) -> Partition:
         """A cut, improved by moving users, with models of the groups that vary around one centre."""
         best, models = self.judge.with_prior(self.cut(n_groups), self.centre)
         for _ in range(_ROUNDS):
-            values = self.expansions.values(models) + np.log(np.bincount(best.labels))
+            values = self.judge.expansions.values(models) + np.log(np.bincount(best.labels))
             moved, models = self.judge.with_prior(check_labels(values.argmax(axis=1), self.judge.n), self.centre)
             if moved.length >= best.length:
                 break
             best = moved
         return best
 
-    def spread_cut(self, n_groups: int) -> tuple[float, Ints]:
-        """A cut, improved by moving users, with a spread within groups: its approximate description length and labels.
+    def spread_cut(self, n_groups: int) -> tuple[float, SpreadCut]:
+        """A cut, improved by moving users, with a spread within groups, and its approximate description length.
 
-        T, centres and length are estimated from a sample of the users, and all users are assigned to these centres.
+        T, centres and length are estimated from a sample of the users.
         """
-        judge, some = self.judge, sample_users(self.judge.n)
-        expansions, labels = self.expansions.take(some), check_labels(self.cut(n_groups)[some], len(some))
-        covariance, best = project(self.centre.covariance / n_groups, 0), np.inf
+        from scipy.cluster.hierarchy import fcluster
+
+        some, alike = self.sample
+        n, labels = len(some), check_labels(fcluster(self.links, n_groups, "maxclust")[some], len(some))
+        t, least = float(np.trace(self.centre.covariance)) / (self.judge.dim * n_groups), np.inf
+        cost = self.judge.model_cost + self.judge.dim * (self.judge.n / n - 1)  # other users fit these centres less
         for _ in range(_ROUNDS):
-            marginal, posterior = expansions.marginal(covariance)
-            centres, sizes = marginal.centres(labels), np.bincount(labels)
-            values = marginal.values(centres) + np.log(sizes / len(some))
-            likelihood = float(values[np.arange(len(some)), labels].sum()) * judge.n / len(some)
-            length = len(sizes) * judge.model_cost - likelihood
-            if length > best - 0.1:
+            centres, values = alike.fit(t, labels)
+            sizes = np.bincount(labels)
+            values += np.log(sizes / n)
+            likelihood = float(values[np.arange(n), labels].sum()) * self.judge.n / n
+            length = len(sizes) * cost - likelihood
+            if length > least - 0.1:
                 break
-            best, chosen = length, (covariance, centres, sizes)
-            covariance = project(expansions.second_moment(centres[labels], posterior), 0)
-            labels = check_labels(values.argmax(axis=1), len(some))
-        covariance, centres, sizes = chosen
-        everyone = self.expansions.marginal(covariance)[0].values(centres) + np.log(sizes)
-        return best, check_labels(everyone.argmax(axis=1), judge.n)
+            least, chosen = length, SpreadCut(t * np.eye(self.judge.dim), centres, sizes)
+            t, labels = alike.next(t, centres[labels]), check_labels(values.argmax(axis=1), n)
+        return least, chosen
+
+    @cached_property
+    def sample(self) -> tuple[Ints, Round]:
+        """Positions of some of the users in the tree, and their expansions."""
+        some = sample_users(self.leaves.n)
+        return some, Round(self.expansions.take(some))
+
+    def labels_of(self, cut: SpreadCut) -> Ints:
+        """The most likely group of every user."""
+        values = self.judge.expansions.marginal(cut.covariance)[0].values(cut.centres) + np.log(cut.sizes)
+        return check_labels(values.argmax(axis=1), self.judge.n)
+
+
+class SpreadCut(NamedTuple):
+    """Groups with a spread within, known from a sample of users."""
+
+    covariance: Array
+    centres: Array
+    sizes: Ints
+
+
+def sums_of_nodes(leaves: Expansions, links: Array) -> Expansions:
+    """The sums of the expansions of the users of each node of a tree."""
+    n = len(leaves.slopes)
+    constants, slopes, curvatures = (np.concatenate([part, np.empty((n - 1, *part.shape[1:]))])
+                                     for part in _parts(leaves))
+    for node, (first, second) in enumerate(links[:, :2].astype(int).tolist(), start=n):
+        for part in (constants, slopes, curvatures):
+            part[node] = part[first] + part[second]
+    return Expansions(constants, slopes, curvatures)
