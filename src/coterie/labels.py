@@ -11,7 +11,6 @@ import numpy.typing as npt
 from coterie._typing import Array, Indices, Ints
 from coterie.errors import InvalidInput
 
-_MANY = 64  # columns from which sums go over whole rows
 
 
 def labels_of(models: Array) -> Ints:
@@ -64,16 +63,14 @@ def group_sums(rows: Array, labels: Ints | Indices, n_groups: int | None = None)
 
     `n_groups` is one more than the largest label unless given.
     """
-    count = int(labels.max()) + 1 if n_groups is None else n_groups
-    flat = rows.reshape(len(rows), prod(rows.shape[1:]))
-    if flat.shape[1] > _MANY and len(rows):  # whole rows at once
-        order = np.argsort(labels, kind="stable")
-        present, starts = np.unique(labels[order], return_index=True)
-        sums = np.zeros((count, flat.shape[1]))
-        sums[present] = np.add.reduceat(flat[order].astype(float, copy=False), starts, axis=0)
-    else:
-        sums = np.stack([np.bincount(labels, weights=column, minlength=count) for column in flat.T], axis=1)
-    return np.asarray(sums.reshape(count, *rows.shape[1:]), dtype=float)
+    count, n = int(labels.max()) + 1 if n_groups is None else n_groups, len(rows)
+    if rows.ndim == 1:
+        return np.bincount(labels, weights=rows, minlength=count).astype(float, copy=False)
+    from scipy import sparse
+
+    columns = np.ascontiguousarray(rows, dtype=float).reshape(n, prod(rows.shape[1:]))
+    member = sparse.csc_array((np.ones(n), labels, np.arange(n + 1)), shape=(count, n))  # one entry in each column
+    return np.asarray(member @ columns).reshape(count, *rows.shape[1:])
 
 
 def group_means(rows: Array, labels: Ints | Indices, n_groups: int | None = None) -> Array:

@@ -33,10 +33,11 @@ receives with others (`coterie.analysis.search`). So a federation does the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import without_outliers
@@ -49,6 +50,7 @@ from coterie.data.users import Users
 from coterie.errors import InvalidInput, interruptible
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels, adaptive_graph
+from coterie.labels import check_labels
 from coterie.losses import AffineLoss, Huber, Logistic, Loss, Squared, SquaredDistance
 from coterie.losses.grouped import Grouped
 from coterie.memory import require_memory
@@ -79,9 +81,12 @@ class Groups:
     lam
         The point of the path that the labels come from; None if they do not come from the path.
     graph
-        The graph of the search.
+        The graph of the search; that of a sample if there are more than 300 users.
     path
-        The path of the search, with quadratic losses, standardised features and targets, and a stronger ridge.
+        The path of the search, with quadratic losses, standardised features and targets, and a stronger ridge; that of
+        a sample if there are more than 300 users, and empty if proposals were given.
+    proposals
+        The best partitions, each with what its moves cost, for another search among the same users.
 
     Example
     -------
@@ -101,6 +106,7 @@ class Groups:
     lam: float | None
     graph: Graph = field(repr=False)
     path: Path = field(repr=False)
+    proposals: tuple[tuple[Ints, float], ...] = field(default=(), repr=False)
 
     @property
     def n_clusters(self) -> int:
@@ -123,7 +129,8 @@ class Groups:
 
 @interruptible()
 def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | None = None, n_lams: int = 60, k: int = 5,
-                weight_ridge: float = 0.1, progress: Callable[[Solution, int], None] | None = None) -> Groups:
+                weight_ridge: float = 0.1, progress: Callable[[Solution, int], None] | None = None,
+                proposals: Sequence[tuple[npt.ArrayLike, float]] | None = None) -> Groups:
     """Find the groups among the users, and one model per group.
 
     The result is deterministic. For losses with <w, a> + b the search uses features standardised by the pooled moments
@@ -146,6 +153,8 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
         L2 strength, intercept included, of the local models for the graph, and of the path.
     progress
         Called after each lam of the search with its solution and the largest number of lams.
+    proposals
+        Partitions to start from instead of a path: `proposals` of another search among the same users, with other rows.
 
     Returns
     -------
@@ -164,20 +173,22 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     [0, 0, 1, 1]
     """
     loss = _checked_loss(users, loss, weight_ridge, max_groups=(max_groups, 1), n_lams=(n_lams, 2), k=(k, 1))
-    given = loss.prepare(users)
     scaled, search_loss, unit = _with_unit_targets(_scaled(users, loss), loss)
     if search_loss.wide(search_loss.prepare(scaled)):
         return _wide_groups(users, loss, search_wide(scaled, search_loss, max_groups), unit, k)
     scaled, search_loss = without_outliers(scaled, search_loss)
-    options = SearchOptions(max_groups=max_groups, n_lams=n_lams, k=k, ridge=weight_ridge, progress=progress)
+    given = None if proposals is None else tuple((check_labels(labels, users.n_users), float(cost))
+                                                 for labels, cost in proposals)
+    options = SearchOptions(max_groups=max_groups, n_lams=n_lams, k=k, ridge=weight_ridge, progress=progress,
+                            proposals=given)
     found = search(scaled, search_loss, options)
-    best = found.best
-    grouped = Grouped(loss=loss, samples=given, labels=best.labels)
+    best, samples = found.best, loss.prepare(users)
+    grouped = Grouped(loss=loss, samples=samples, labels=best.labels)
     models = grouped.local(grouped.prepare(grouped.groups)).points[best.labels]
-    spread = np.zeros((given.dim, given.dim)) if best.spread is None else unit**2 * best.spread.covariance
+    spread = np.zeros((samples.dim, samples.dim)) if best.spread is None else unit**2 * best.spread.covariance
     return Groups(labels=best.labels, models=models, kind=kind_of(best), spread=spread, criterion=best.length,
                   candidates=tuple(dict.fromkeys((p.n_groups, p.length) for p in found.examined)), lam=best.lam,
-                  graph=found.path.problem.graph, path=found.path)
+                  graph=found.path.problem.graph, path=found.path, proposals=found.proposals)
 
 
 def _wide_groups(users: Users, loss: Loss, found: WideSearch, unit: float, k: int) -> Groups:

@@ -13,7 +13,7 @@ import numpy as np
 from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import dispersion, without_ridge
 from coterie.analysis.spread import Expansions, find_modes
-from coterie.data.users import Users
+from coterie.data.users import Participants, Users
 from coterie.losses import AffineLoss, Logistic, Loss, Poisson, Samples, SquaredHinge
 from coterie.losses.quadratic import Quadratic
 
@@ -140,3 +140,34 @@ def start_of(loss: Loss, mean: float, dim: int) -> Array:
     elif isinstance(loss, Poisson):
         start[-1] = np.log(max(mean, 1e-6))
     return start
+
+
+def near_everyone(users: Participants, oracle: UserOracle, pull: float = 0.1) -> tuple[Quadratic, Settled]:
+    """Second-order models around the model of the mean target, and around the pooled model that these give.
+
+    An oracle is asked once.
+    """
+    key = ("near everyone", pull)
+    if key not in oracle.known:
+        n, start = users.n_users, start_of(oracle.loss, oracle.target_mean, oracle.dim)
+        local = oracle.settle(np.tile(start, (n, 1)), pull).model
+        pooled = expansions_of(users, oracle, local).centres(np.zeros(n, dtype=np.int64))
+        oracle.known[key] = local, oracle.settle(np.tile(pooled, (n, 1)), pull)
+    known: tuple[Quadratic, Settled] = oracle.known[key]
+    return known
+
+
+def near_groups(users: Participants, oracle: UserOracle, labels: Ints, pull: float = 0.1) -> Quadratic:
+    """Second-order models around the models of these groups."""
+    near = near_everyone(users, oracle, pull)[1].model
+    key = ("near groups", labels.tobytes())
+    if labels.any() and key not in oracle.known:
+        centres = expansions_of(users, oracle, near).centres(labels)
+        oracle.known[key] = oracle.settle(centres[labels], pull).model
+    known: Quadratic = oracle.known[key] if labels.any() else near
+    return known
+
+
+def expansions_of(users: Participants, oracle: UserOracle, near: Quadratic) -> Expansions:
+    samples = near.prepare(users)
+    return Expansions.at(near, samples, oracle.sizes / oracle.scale, np.zeros((users.n_users, oracle.dim)))

@@ -30,8 +30,7 @@ import numpy as np
 from coterie._typing import Array, Flags, Ints
 from coterie.analysis.dispersion import dispersion, without_ridge
 from coterie.analysis.noise import noise_of_users
-from coterie.analysis.oracle import RowsOracle, UserOracle, ridge_of
-from coterie.analysis.search import near_groups
+from coterie.analysis.oracle import RowsOracle, UserOracle, near_groups, ridge_of
 from coterie.analysis.spread import Expansions, project, total
 from coterie.data.users import Participants, Users
 from coterie.losses import AffineLoss, Loss, Samples, Squared

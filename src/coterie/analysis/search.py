@@ -21,25 +21,29 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from coterie._typing import Array, Ints
-from coterie.analysis.oracle import RowsOracle, Settled, UserOracle, ridge_of, start_of
+from coterie.analysis.oracle import RowsOracle, UserOracle, near_everyone, ridge_of
+from coterie.analysis.oracle import near_groups as near_groups
 from coterie.analysis.partitions import Judge, ModelTree, Partition
 from coterie.analysis.path import Path
 from coterie.analysis.proposals import WithRidge, nearest_users, proposals_of, search_path
 from coterie.analysis.refining import Refining
-from coterie.analysis.spread import Expansions
+from coterie.analysis.sampling import sample_of, split_off
+from coterie.analysis.spread import Spread
 from coterie.data.users import Participants, Users
+from coterie.graph import Graph
 from coterie.losses import Loss, Samples
 from coterie.losses.quadratic import Quadratic
 from coterie.problem import Problem
 from coterie.solution import Solution
 
 _FIRST_LIMIT = 8  # number of groups of the first search; doubled while that many are found
-_EXAMINED = 4  # partitions of the path that are improved with losses that are not quadratic
+_EXAMINED = 4  # partitions of the path of a sample of the users, or with losses that are not quadratic, to examine
+_TOL, _TOL_OF_SAMPLE = 1e-5, 1e-3  # relative gaps on the path; only its groups are used
 _CUTS = 3  # cuts of the tree of models that are improved
 _MARGIN = 50.0  # cuts of that tree that are worse than other descriptions by more nats are ignored
 _PATIENCE = 3  # the search for groups with spread ends after this many numbers of groups without improvement
-_LARGEST_TREE = 3000  # users; Ward's tree needs the distances of all pairs
 _REFINED, _REFINED_AGAIN = 3, 1  # steps from models of groups by second-order models to those that are judged
+_KEPT = 6  # partitions that are proposed to another search
 _IMPROVED = 4  # rounds of moving and merging by true values
 
 Kind = Literal["one model", "one centre with spread", "groups"]
@@ -49,6 +53,7 @@ Kind = Literal["one model", "one centre with spread", "groups"]
 class SearchOptions:
     """What can be chosen in a search; see `find_groups`."""
 
+    proposals: tuple[tuple[Ints, float], ...] | None = None
     max_groups: int | None = None
     n_lams: int = 60
     k: int = 5
@@ -67,10 +72,31 @@ class SearchResult(NamedTuple):
         """The shortest description."""
         return shortest(self.examined)
 
+    @property
+    def proposals(self) -> tuple[tuple[Ints, float], ...]:
+        """The best partitions, and what moves cost in each, for another search on the same users."""
+        return tuple((part.labels, part.cost) for part in _best(self.examined, _KEPT))
+
+
+class Sources(NamedTuple):
+    """Where proposals come from: a path, unless there are proposals already."""
+
+    path: Path
+    given: tuple[tuple[Ints, float], ...] | None
+
 
 def shortest(descriptions: Iterable[Partition]) -> Partition:
     """The description of least length."""
     return min(descriptions, key=lambda partition: partition.length)
+
+
+def _best(descriptions: Iterable[Partition], most: int) -> list[Partition]:
+    """The shortest descriptions with different groups."""
+    distinct = dict[bytes, Partition]()
+    for part in sorted(descriptions, key=lambda part: part.length):
+        if part.labels.any():
+            distinct.setdefault(part.labels.tobytes(), part)
+    return list(distinct.values())[:most]
 
 
 def kind_of(description: Partition) -> Kind:
@@ -84,9 +110,9 @@ def search(users: Users, loss: Loss, options: SearchOptions) -> SearchResult:
     """The search among users whose rows are in this process, with standardised features."""
     if not loss.quadratic:
         return search_by_asking(users, RowsOracle(users, loss), options)
-    samples = loss.prepare(users)
-    judge, path = Judge.of(users, loss), _path(users, loss, samples.dim, users.sizes, options)
-    return SearchResult(_within_limit(lambda limit: _descriptions(judge, path, limit), options.max_groups), path)
+    judge, path = Judge.of(users, loss), _path(users, loss, users.sizes, options)
+    sources = Sources(path, options.proposals)
+    return SearchResult(_within_limit(lambda limit: _descriptions(judge, sources, limit), options.max_groups), path)
 
 
 def search_by_asking(users: Participants, oracle: UserOracle, options: SearchOptions) -> SearchResult:
@@ -95,42 +121,29 @@ def search_by_asking(users: Participants, oracle: UserOracle, options: SearchOpt
     return SearchResult(_within_limit(asking.descriptions, options.max_groups), asking.path)
 
 
-def near_everyone(users: Participants, oracle: UserOracle, pull: float = 0.1) -> tuple[Quadratic, Settled]:
-    """Second-order models around the model of the mean target, and around the pooled model that these give.
-
-    An oracle is asked once.
-    """
-    key = ("near everyone", pull)
-    if key not in oracle.known:
-        n, start = users.n_users, start_of(oracle.loss, oracle.target_mean, oracle.dim)
-        local = oracle.settle(np.tile(start, (n, 1)), pull).model
-        pooled = _expansions(users, oracle, local).centres(np.zeros(n, dtype=np.int64))
-        oracle.known[key] = local, oracle.settle(np.tile(pooled, (n, 1)), pull)
-    known: tuple[Quadratic, Settled] = oracle.known[key]
-    return known
-
-
-def near_groups(users: Participants, oracle: UserOracle, labels: Ints, pull: float = 0.1) -> Quadratic:
-    """Second-order models around the models of these groups."""
-    near = near_everyone(users, oracle, pull)[1].model
-    key = ("near groups", labels.tobytes())
-    if labels.any() and key not in oracle.known:
-        centres = _expansions(users, oracle, near).centres(labels)
-        oracle.known[key] = oracle.settle(centres[labels], pull).model
-    known: Quadratic = oracle.known[key] if labels.any() else near
-    return known
-
-
-def _expansions(users: Participants, oracle: UserOracle, near: Quadratic) -> Expansions:
-    samples = near.prepare(users)
-    return Expansions.at(near, samples, oracle.sizes / oracle.scale, np.zeros((users.n_users, oracle.dim)))
-
-
-def _path(users: Participants, loss: Loss, dim: int, sizes: Ints, options: SearchOptions) -> Path:
-    """The path with quadratic losses."""
+def _path(users: Participants, loss: Loss, sizes: Ints, options: SearchOptions) -> Path:
+    """The path with quadratic losses, of a sample if there are many users; empty if there are proposals already."""
+    if options.proposals is not None:
+        problem = Problem(users, WithRidge(loss, options.ridge), 0.0, Graph.from_edges(users.n_users, []))
+        return Path(problem=problem, solutions=(), tol=_TOL)
+    some, tol = sample_of(users.n_users), _TOL
+    if some is not None:
+        users, loss, sizes, tol = Participants([users.names[i] for i in some], users.feature_names), \
+            _expanded(users, loss, some), sizes[some], _TOL_OF_SAMPLE
     local, graph = nearest_users(users, loss, sizes, options.k, options.ridge)
     problem = Problem(users, WithRidge(loss, options.ridge), 0.0, graph)
-    return search_path(problem, local, options.max_groups or _FIRST_LIMIT, options.n_lams, options.progress)
+    return search_path(problem, local, options.max_groups or _FIRST_LIMIT, options.n_lams, tol, options.progress)
+
+
+def _expanded(users: Participants, loss: Loss, some: Ints) -> Quadratic:
+    """The quadratic losses of some users, without their rows."""
+    if isinstance(loss, Quadratic):
+        return Quadratic(point=loss.point[some], value=loss.value[some], gradient=loss.gradient[some],
+                         hessian=loss.hessian[some])
+    samples = loss.prepare(users.data.take(some))
+    zero = np.zeros((len(some), samples.dim))
+    value, gradient, hessian = loss.evaluate(samples, zero, 2)
+    return Quadratic(point=zero, value=value, gradient=gradient, hessian=hessian)
 
 
 def _within_limit(descriptions: Callable[[int | None], list[Partition]], max_groups: int | None) -> list[Partition]:
@@ -146,33 +159,36 @@ def _within_limit(descriptions: Callable[[int | None], list[Partition]], max_gro
     return [partition for partition in examined if kind_of(partition) != "one centre with spread"]
 
 
-def _descriptions(judge: Judge, path: Path, max_groups: int | None) -> list[Partition]:
+def _descriptions(judge: Judge, sources: Sources, max_groups: int | None) -> list[Partition]:
     """All descriptions to compare: one model, one centre with spread, and partitions as proposed and improved."""
     everyone = np.zeros(judge.n, dtype=np.int64)
     together = Partition(everyone, judge.criterion(everyone))
     if judge.n == 1 or max_groups == 1:
         return [together]
     centre = judge.one_centre()
-    proposed = [partition for start, _ in _from_path(judge, path, max_groups)
+    assert centre.spread is not None
+    proposed = [partition for start, _ in _proposed(judge, sources, max_groups, centre.spread)
                 for partition in _improved(judge, start.labels, start.length, start.lam)]
-    if judge.n <= _LARGEST_TREE:
-        assert centre.spread is not None
-        tree, limit = ModelTree(judge, centre.spread), min(judge.n, max_groups or judge.n)
-        known, best = {partition.labels.tobytes() for partition in proposed}, shortest([together, centre, *proposed])
-        for labels, cost in _cuts(judge, tree, limit, best.length):
-            if labels.tobytes() not in known:
-                proposed += _improved(judge, labels, cost, None)
-        groups = shortest([together, *proposed])
-        proposed += _with_prior(judge, tree, centre, groups, limit)
-        if centre.length < together.length:
-            proposed += _with_spread(judge, tree, centre, groups, limit)
+    tree, limit = _tree(judge, centre.spread), min(judge.n, max_groups or judge.n)
+    known, best = {partition.labels.tobytes() for partition in proposed}, shortest([together, centre, *proposed])
+    for labels, cost in _cuts(judge, tree, limit, best.length):
+        if labels.tobytes() not in known:
+            proposed += _improved(judge, labels, cost, None)
+    groups = shortest([together, *proposed])
+    proposed += _with_prior(judge, tree, centre, groups, limit)
+    if centre.length < together.length:
+        proposed += _with_spread(judge, tree, centre, groups, limit)
     return [together, centre, *proposed]
+
+
+def _tree(judge: Judge, centre: Spread) -> ModelTree:
+    return ModelTree(judge, centre, sample_of(judge.n))
 
 
 def _cuts(judge: Judge, tree: ModelTree, limit: int, best: float) -> Iterator[tuple[Ints, float]]:
     """The shortest cuts of the tree that are not much worse than the best description, and what they cost more."""
     for count, length in _best_cuts(tree.lengths()[:limit]):
-        if length < best + judge.model_cost + _MARGIN:
+        if tree.some is not None or length < best + judge.model_cost + _MARGIN:
             yield tree.cut(count), judge.move_cost(count)
 
 
@@ -190,7 +206,7 @@ def _with_prior(judge: Judge, tree: ModelTree, centre: Partition, groups: Partit
     """
     assert centre.spread is not None
     cuts = [count for count, length in _best_cuts(tree.lengths(with_prior=True)[:limit])
-            if length < min(groups.length, centre.length) + _MARGIN]
+            if tree.some is not None or length < min(groups.length, centre.length) + _MARGIN]
     if max(cuts, default=0) <= judge.dim:
         return []
     proposed = [tree.prior_cut(count) for count in cuts]
@@ -202,9 +218,9 @@ def _with_prior(judge: Judge, tree: ModelTree, centre: Partition, groups: Partit
 
 def _improved(judge: Judge, labels: Ints, cost: float, lam: float | None) -> Iterator[Partition]:
     """A partition as proposed, and after merges and moves."""
-    yield Partition(labels, judge.criterion(labels) + cost, lam)
+    yield Partition(labels, judge.criterion(labels) + cost, lam, cost=cost)
     value, polished = judge.polish(labels)
-    yield Partition(polished, value + cost, lam)
+    yield Partition(polished, value + cost, lam, cost=value + cost - judge.criterion(polished))
 
 
 def _from_path(judge: Judge, path: Path, max_groups: int | None) -> list[tuple[Partition, Partition]]:
@@ -225,6 +241,36 @@ def _from_path(judge: Judge, path: Path, max_groups: int | None) -> list[tuple[P
         limit *= 2
 
 
+def _proposed(judge: Judge, sources: Sources, max_groups: int | None,
+              centre: Spread) -> list[tuple[Partition, Partition]]:
+    """As `_from_path`; where the path is that of a sample, its best proposals for all users, and rare groups added."""
+    some, labels = sample_of(judge.n), list[tuple[Ints, float]]()
+    if sources.given is not None:
+        for each, cost in sources.given:
+            kept, toll = judge.absorb(each, max_groups or judge.n)
+            labels.append((kept, cost + toll))
+    elif some is None:
+        return _from_path(judge, sources.path, max_groups)
+    else:
+        found = [improved for _, improved in _from_path(judge.take(some), sources.path, max_groups)]
+        for part in _best(found, _EXAMINED):
+            labels.append((judge.extended(part.labels, some), judge.move_cost(part.n_groups)))
+    if some is not None:
+        everyone = np.zeros(judge.n, dtype=np.int64)
+        best = min([everyone, *(each for each, _ in labels)], key=lambda each: judge.polish(each)[0])
+        split, toll = judge.absorb(split_off(judge, judge.polish(best)[1], centre.covariance), max_groups or judge.n)
+        labels.append((split, toll + judge.move_cost(int(split.max()) + 1)))
+    return [(Partition(each, cost), shortest(_improved(judge, each, cost, None))) for each, cost in labels]
+
+
+def _counts(most: int) -> Iterator[int]:
+    """Numbers of groups to try: 2, 3, ..., and then with growing steps."""
+    count = 2
+    while count <= most:
+        yield count
+        count += max(count // 4, 1)
+
+
 def _with_spread(judge: Judge, tree: ModelTree, centre: Partition, groups: Partition,
                  limit: int) -> Iterator[Partition]:
     """Groups with a spread within: the best groups without spread, and a cut of the tree."""
@@ -232,16 +278,16 @@ def _with_spread(judge: Judge, tree: ModelTree, centre: Partition, groups: Parti
     covariance = 0.1 * centre.spread.covariance
     if groups.labels.any():
         yield judge.with_spread(groups.labels, 0, covariance)
-    shortest, labels, waited = np.inf, groups.labels, 0
-    for count in range(2, limit + 1):
+    least, best, waited = np.inf, None, 0
+    for count in _counts(min(limit, tree.leaves.n)):
         length, cut = tree.spread_cut(count)
         waited += 1
-        if length < shortest:
-            shortest, labels, waited = length, cut, 0
+        if length < least:
+            least, best, waited = length, cut, 0
         if waited == _PATIENCE:
             break
-    if shortest < min(groups.length, centre.length) + _MARGIN:
-        length = np.inf
+    if best is not None and least < min(groups.length, centre.length) + _MARGIN:
+        length, labels = np.inf, tree.labels_of(best)
         for rank in range(centre.spread.rank + 1):
             within = judge.with_spread(labels, rank, covariance)
             yield within
@@ -252,8 +298,8 @@ def _with_spread(judge: Judge, tree: ModelTree, centre: Partition, groups: Parti
 
 def refining(judge: Judge, labels: Ints) -> Refining:
     """The models of the groups by second-order models, to be refined."""
-    models = np.stack([judge.fit(members) for members in judge.groups(labels)])
-    return Refining(labels, judge.weights, models, judge.expansions.sums(labels).curvatures)
+    fitted = judge.fitted(labels)
+    return Refining(labels, judge.weights, fitted.models, fitted.sums.curvatures)
 
 
 class _Judged(NamedTuple):
@@ -276,7 +322,8 @@ class _Asking:
         self.local, (self.near, information) = near_everyone(users, oracle, options.ridge)
         self.n_eff = float(oracle.sizes @ information)
         self.quick = self._judge(self.near, self.n_eff)
-        self.path = _path(users, self.near, oracle.dim, oracle.sizes, options)
+        self.path = _path(users, self.near, oracle.sizes, options)
+        self.sources = Sources(self.path, options.proposals)
 
     def _judge(self, loss: Quadratic, n_eff: float) -> Judge:
         return Judge(loss, loss.prepare(self.users), self.weights, self.ridge, n_eff)
@@ -286,36 +333,36 @@ class _Asking:
         quick, everyone = self.quick, self.everyone
         if self.n == 1 or max_groups == 1:
             return [self._true([(quick, everyone, 0.0, None)])[0].partition]
-        proposed, limit = self._proposals(max_groups), min(self.n, max_groups or self.n)
         spread_judge = self._judge(self.local, self.n_eff)
         centre, near = spread_judge.one_centre(), quick.one_centre()
         assert near.spread is not None
-        tree = ModelTree(quick, near.spread) if self.n <= _LARGEST_TREE else None
-        if tree is not None:
-            lengths = [quick.criterion(labels) + cost for _, labels, cost, _ in proposed]
-            best = min([quick.criterion(everyone), near.length, *lengths])
-            for labels, cost in _cuts(quick, tree, limit, best):
-                proposed += [(quick, p.labels, p.length - quick.criterion(p.labels), None)
-                             for p in _improved(quick, labels, cost, None)]
+        proposed, limit = self._proposals(max_groups, near.spread), min(self.n, max_groups or self.n)
+        tree = _tree(quick, near.spread)
+        lengths = [quick.criterion(labels) + cost for _, labels, cost, _ in proposed]
+        best = min([quick.criterion(everyone), near.length, *lengths])
+        for labels, cost in _cuts(quick, tree, limit, best):
+            proposed += [(quick, p.labels, p.length - quick.criterion(p.labels), None)
+                         for p in _improved(quick, labels, cost, None)]
         different = {labels.tobytes(): (judge, labels, cost, lam) for judge, labels, cost, lam in proposed[::-1]
                      if labels.any()}
         judged = self._true([(quick, everyone, 0.0, None), *list(different.values())[::-1]])
         together, asked = judged[0].partition, self._improve(judged[1:])
         groups, spreads = shortest([together, *asked]), [centre]
-        if tree is not None:
-            for p in _with_prior(quick, tree, near, groups, limit):
-                true = self._true([(quick, p.labels, 0.0, None)])[0].partition.length
-                asked.append(replace(p, length=p.length - quick.criterion(p.labels) + true))
-            spreads += _with_spread(spread_judge, tree, centre, groups, limit)
+        for p in _with_prior(quick, tree, near, groups, limit):
+            true = self._true([(quick, p.labels, 0.0, None)])[0].partition.length
+            asked.append(replace(p, length=p.length - quick.criterion(p.labels) + true))
+        spreads += _with_spread(spread_judge, tree, centre, groups, limit)
         with_evidence = self._with_evidence(spreads)
         if with_evidence[0].length >= together.length:  # no spread within groups where there is none around one centre
             with_evidence = with_evidence[:1]
         return [together, *with_evidence, *asked]
 
-    def _proposals(self, max_groups: int | None) -> list[tuple[Judge, Ints, float, float | None]]:
+    def _proposals(self, max_groups: int | None,
+                   centre: Spread) -> list[tuple[Judge, Ints, float, float | None]]:
         """The best proposals of the path by second-order models, as they are and improved."""
         quick, chosen, seen = self.quick, list[tuple[Judge, Ints, float, float | None]](), set[bytes]()
-        for start, improved in sorted(_from_path(quick, self.path, max_groups), key=lambda pair: pair[1].length):
+        for start, improved in sorted(_proposed(quick, self.sources, max_groups, centre),
+                                      key=lambda pair: pair[1].length):
             if start.labels.any() and start.labels.tobytes() not in seen and len(seen) < _EXAMINED:
                 seen.add(start.labels.tobytes())
                 chosen.append((quick, start.labels, start.length, start.lam))
@@ -340,7 +387,7 @@ class _Asking:
             length = float(sizes @ np.log(self.n / sizes) - likelihoods[rows, labels].sum()) \
                 + len(sizes) * judge.model_cost
             self.oracle.known["models", labels.tobytes()] = part.models
-            judged.append(_Judged(Partition(labels, length + cost, lam), cost, part.models, likelihoods,
+            judged.append(_Judged(Partition(labels, length + cost, lam, cost=cost), cost, part.models, likelihoods,
                                   part.gradients))
         return judged
 
@@ -353,8 +400,7 @@ class _Asking:
                 labels, models = part.partition.labels, part.models[part.partition.labels]
                 value = -part.likelihoods[rows, labels] / self.weights + 0.5 * (models**2 @ self.ridge)
                 judge = self._judge(replace(self.near, point=models, value=value, gradient=part.gradients), self.n_eff)
-                for k, members in enumerate(judge.groups(labels)):
-                    judge.know(members, part.models[k], part.likelihoods[:, k])
+                judge.know(labels, part.models, part.likelihoods)
                 length, moved = judge.polish(labels)
                 if moved.any() and not np.array_equal(moved, labels):
                     again.append((judge, moved, part.cost + length - judge.criterion(moved), None))

@@ -20,6 +20,7 @@ probabilistic principal components (Tipping and Bishop 1999).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -27,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coterie._typing import Array, Indices, Ints
+from coterie.labels import group_sums
 from coterie.losses import Loss, Samples
 from coterie.losses.newton import minimise
 
@@ -44,6 +46,13 @@ class Factors(NamedTuple):
 
     floors: Array  # (n,)
     factors: Array  # (n, dim, rank)
+
+
+class Spectra(NamedTuple):
+    """curvature_i = sum_r scale_ir axis_ir axis_ir'."""
+
+    scales: Array  # (n, dim)
+    axes: Array  # (n, dim, dim) one axis in each row
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,18 +82,29 @@ class Expansions:
 
     def take(self, users: Indices | Ints) -> Expansions:
         """The expansions of some users."""
-        return Expansions(self.constants[users], self.slopes[users], self.curvatures[users])._with_factors(
-            self.factors and Factors(self.factors.floors[users], self.factors.factors[users]))
+        return Expansions(self.constants[users], self.slopes[users], self.curvatures[users])._knowing(
+            self, lambda low: Factors(low.floors[users], low.factors[users]),
+            lambda known: Spectra(known.scales[users], known.axes[users]))
 
     def scaled(self, factor: float) -> Expansions:
         """All log-likelihoods times a factor."""
-        return Expansions(factor * self.constants, factor * self.slopes, factor * self.curvatures)._with_factors(
-            self.factors and Factors(factor * self.factors.floors, factor**0.5 * self.factors.factors))
+        return Expansions(factor * self.constants, factor * self.slopes, factor * self.curvatures)._knowing(
+            self, lambda low: Factors(factor * low.floors, factor**0.5 * low.factors),
+            lambda known: Spectra(factor * known.scales, known.axes))
 
-    def _with_factors(self, factors: Factors | None) -> Expansions:
-        """The same, with factors that are known already."""
-        vars(self)["factors"] = factors
+    def _knowing(self, other: Expansions, factors: Callable[[Factors], Factors],
+                 spectra: Callable[[Spectra], Spectra]) -> Expansions:
+        """The same, with factors and spectra that come from those of others."""
+        vars(self)["factors"] = None if other.factors is None else factors(other.factors)
+        if "spectra" in vars(other):
+            vars(self)["spectra"] = spectra(other.spectra)
         return self
+
+    @cached_property
+    def spectra(self) -> Spectra:
+        """The eigenvalues and eigenvectors of the curvatures."""
+        scales, axes = np.linalg.eigh(self.curvatures)
+        return Spectra(np.maximum(scales, 0.0), np.ascontiguousarray(np.swapaxes(axes, 1, 2)))
 
     def values(self, centres: Array) -> Array:
         """(n, n_centres) the value of every user at every centre."""
@@ -98,11 +118,7 @@ class Expansions:
 
     def sums(self, labels: Ints) -> Expansions:
         """The sum over the users of each group."""
-        n, dim = self.slopes.shape
-        member = np.zeros((int(labels.max()) + 1, n))
-        member[labels, np.arange(n)] = 1.0
-        curvatures = (member @ self.curvatures.reshape(n, -1)).reshape(-1, dim, dim)
-        return Expansions(member @ self.constants, member @ self.slopes, curvatures)
+        return Expansions(*(group_sums(part, labels) for part in (self.constants, self.slopes, self.curvatures)))
 
     def centres(self, labels: Ints) -> Array:
         """(n_groups, dim) where the sum of the values of each group is largest."""
@@ -129,13 +145,17 @@ class Expansions:
         if self.factors is not None:
             return self._marginal_of_factors(self.factors, np.maximum(scales, 0.0), axes)
         root = axes * np.sqrt(np.maximum(scales, 0.0))  # covariance = root root'
-        inner = root.T @ self.curvatures @ root + np.eye(len(root))
-        posterior = root @ np.linalg.inv(inner) @ root.T
-        constants = self.constants + 0.5 * (self.slopes * _times(posterior, self.slopes)).sum(axis=1) \
-            - 0.5 * np.linalg.slogdet(inner)[1]
-        product = self.curvatures @ posterior
-        return Expansions(constants, self.slopes - _times(product, self.slopes),
-                          self.curvatures - product @ self.curvatures), posterior
+        n, dim = self.slopes.shape
+        # One product for the matrices of all users is much faster than one for each.
+        half = np.swapaxes((self.curvatures.reshape(-1, dim) @ root).reshape(n, dim, dim), 1, 2)
+        inner = (np.ascontiguousarray(half).reshape(-1, dim) @ root).reshape(n, dim, dim) + np.eye(dim)
+        left = (np.linalg.inv(inner).reshape(-1, dim) @ root.T).reshape(n, dim, dim)
+        posterior = root @ left
+        own = _times(posterior, self.slopes)
+        diagonals = np.einsum("nii->ni", np.linalg.cholesky(inner))
+        constants = self.constants + 0.5 * (self.slopes * own).sum(axis=1) - np.log(diagonals).sum(axis=1)
+        return Expansions(constants, self.slopes - _times(self.curvatures, own),
+                          self.curvatures - self.curvatures @ posterior @ self.curvatures), posterior
 
     def _marginal_of_factors(self, low: Factors, scales: Array, axes: Array) -> tuple[Expansions, Array]:
         """The same by the formulas for a matrix of low rank, for T = axes diag(scales) axes'.
@@ -212,24 +232,72 @@ def sample_users(n_users: int) -> Indices:
     return np.unique(np.linspace(0, n_users - 1, min(n_users, _SAMPLE)).astype(np.intp))
 
 
+class Round:
+    """Models that vary alike in all directions, T = t I, in groups that may change.
+
+    In the coordinates of user i's axes E with scales a, and with u = 1 / (1 + t a) and z = E slope_i:
+
+        curvature  E' diag(a u) E,      slope  E' (u z),      constant  constant_i + sum (t u z^2 + log u) / 2
+        V = E' diag(t u) E,             expected model - centre  E' (t u (z - a E centre))
+
+    Parameters
+    ----------
+    expansions : of the users.
+    """
+
+    def __init__(self, expansions: Expansions) -> None:
+        self.constants, (self.scales, self.axes) = expansions.constants, expansions.spectra
+        self.turned = _times(self.axes, expansions.slopes)  # z
+
+    def fit(self, t: float, labels: Ints) -> tuple[Array, Array]:
+        """The centres of the groups, and (n, n_groups) the evidence of every user for each."""
+        n, dim = self.scales.shape
+        u, order = 1.0 / (1.0 + t * self.scales), np.argsort(labels, kind="stable")
+        ends = np.cumsum(np.bincount(labels))
+        axes = self.axes[order].reshape(-1, dim)
+        curved, pulled = (part[order].reshape(-1, 1) * axes for part in (self.scales * u, u * self.turned))
+        slices = [slice(dim * start, dim * end) for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(),
+                                                                       strict=True)]
+        curvatures = np.stack([curved[each].T @ axes[each] for each in slices])
+        centres = solve_damped(curvatures, np.stack([pulled[each].sum(axis=0) for each in slices]))
+        at = (self.axes.reshape(-1, dim) @ centres.T).reshape(n, dim, -1)  # E centre
+        constants = self.constants + 0.5 * (t * u * self.turned**2 + np.log(u)).sum(axis=1)
+        pull, bend = (u * self.turned)[:, None, :] @ at, (self.scales * u)[:, None, :] @ at**2
+        return centres, constants[:, None] + (pull - 0.5 * bend)[:, 0]
+
+    def next(self, t: float, centres: Array) -> float:
+        """An EM step for t, with (n, dim) the centre of every user."""
+        u = 1.0 / (1.0 + t * self.scales)
+        deviations = t * u * (self.turned - self.scales * _times(self.axes, centres))
+        return float((deviations**2).sum() + t * u.sum()) / u.size
+
+
 def estimate_covariance(expansions: Expansions, labels: Ints, rank: int, start: Array) -> Array:
     """The T with the largest evidence for these groups, each with its best centre."""
     some = sample_users(len(labels))
     if len(some) < len(labels):
         expansions, labels = expansions.take(some), np.unique(labels[some], return_inverse=True)[1]
+    alike = Round(expansions) if rank == 0 and expansions.factors is None else None
     trial = plain = best = project(start, rank)
     largest, stretch = -np.inf, 1.0
     for _ in range(_ROUNDS):
-        marginal, posterior = expansions.marginal(trial)
-        centres = marginal.centres(labels)
-        evidence = total(marginal, labels, centres)
+        if alike is not None:
+            centres, values = alike.fit(float(trial[0, 0]), labels)
+            evidence = float(values[np.arange(len(labels)), labels].sum())
+        else:
+            marginal, posterior = expansions.marginal(trial)
+            centres = marginal.centres(labels)
+            evidence = total(marginal, labels, centres)
         if evidence < largest and stretch > 1.0:  # the extrapolated step was too long; a plain one is safe
             trial, stretch = plain, 1.0
             continue
         gain, best, largest = evidence - largest, trial, max(evidence, largest)
         if gain < _SETTLED:
             break
-        plain = project(expansions.second_moment(centres[labels], posterior), rank)
+        if alike is not None:
+            plain = alike.next(float(trial[0, 0]), centres[labels]) * np.eye(len(trial))
+        else:
+            plain = project(expansions.second_moment(centres[labels], posterior), rank)
         # Plain EM is slow if T is small: extrapolate the logarithms of the eigenvalues.
         stretch = min(2.0 * stretch, _LONGEST)
         trial = _extrapolated(best, plain, stretch)
@@ -241,6 +309,8 @@ def project(covariance: Array, rank: int, *, flat: bool = False) -> Array:
     scales, axes = np.linalg.eigh(0.5 * (covariance + covariance.T))
     smallest = _SMALLEST * max(float(scales[-1]), 1e-20)
     scales = np.maximum(scales, smallest)
+    if rank == 0 and not flat:
+        return float(scales.mean()) * np.eye(len(scales))
     if rank < len(scales):
         others = slice(0, len(scales) - rank)
         scales[others] = smallest if flat else scales[others].mean()
@@ -266,14 +336,14 @@ def description_length(covariance: Array, rank: int, noise: Array, n_users: int,
 def _extrapolated(old: Array, new: Array, stretch: float) -> Array:
     """The covariance `new` with eigenvalues new * (new / old)^(stretch - 1)."""
     before = np.linalg.eigvalsh(old)
-    scales, axes = np.linalg.eigh(new)
+    scales, axes = np.linalg.eigh(new)  # of a multiple of the identity, exactly the coordinates
     scales = scales * np.clip((scales / before) ** (stretch - 1.0), 0.01, 10.0)
     return np.asarray((axes * np.maximum(scales, _SMALLEST * scales.max())) @ axes.T)
 
 
 def total(marginal: Expansions, labels: Ints, centres: Array) -> float:
     """The sum of the values of all users, each at the centre of its group."""
-    return float(marginal.values(centres)[np.arange(len(labels)), labels].sum())
+    return float(marginal.at_own(centres[labels]).sum())
 
 
 def find_modes(loss: Loss, samples: Samples, weights: Array, centres: Array, covariance: Array, start: Array,

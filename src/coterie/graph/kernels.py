@@ -131,3 +131,36 @@ def member_flow(potential: Array, order: Ints, starts: Ints, radius: float, out:
                     flow = scale * (potential[i, h] - potential[j, h])
                     out[i, h] += flow
                     out[j, h] -= flow
+
+
+@njit(cache=True, error_model="numpy")
+def mahalanobis(models: Array, covariances: Array, first: Ints, second: Ints) -> Array:
+    """(x_i - x_j)' (S_i + S_j)^-1 (x_i - x_j) for pairs, by Cholesky's factors; NaN where rounding prevents these.
+
+    Rows and columns are scaled to a unit diagonal first, as in `whiten`.
+    """
+    d = models.shape[1]
+    out = np.empty(first.size)
+    L, units, gap = np.empty((d, d)), np.empty(d), np.empty(d)
+    for e in range(first.size):
+        i, j = first[e], second[e]
+        for r in range(d):
+            units[r] = 1.0 / np.sqrt(max(covariances[i, r, r] + covariances[j, r, r], 1e-300))
+        total = 0.0
+        for r in range(d):
+            gap[r] = units[r] * (models[i, r] - models[j, r])
+            for c in range(r + 1):
+                value = units[r] * units[c] * (covariances[i, r, c] + covariances[j, r, c])
+                for h in range(c):
+                    value -= L[r, h] * L[c, h]
+                if c < r:
+                    value *= L[c, c]  # the diagonal holds reciprocals
+                L[r, c] = value
+            L[r, r] = 1.0 / np.sqrt(L[r, r]) if L[r, r] > 0.0 else np.nan
+            value = gap[r]
+            for h in range(r):
+                value -= L[r, h] * gap[h]
+            gap[r] = value * L[r, r]
+            total += gap[r] * gap[r]
+        out[e] = total
+    return out

@@ -30,6 +30,7 @@ _FARTHEST = 1e300  # squared distance; larger ones overflow
 _WIDE_PAIRS = 32  # pairs of users with wide models whose rows are copied at the same time
 #: Takes pairs (n, 2) of users to the squares of their Wald distances.
 WaldDistances = Callable[[Ints], Array]
+_CHUNK = 4000  # pairs that are computed at the same time
 KINDS = ("auto", "unit", "gaussian", "inverse", "wald")
 
 
@@ -193,22 +194,30 @@ def _wide_squares(loss: Loss, samples: Samples, ridge: float, models: Array, cou
 
 
 def _squares(models: Array, pairs: Ints, covariances: Array | WaldDistances | None) -> Array:
-    """Squared distances of pairs, in chunks to limit the memory."""
+    """Squared distances of pairs."""
     if callable(covariances):
         return covariances(pairs)
-    out = np.empty(len(pairs))
-    chunk = max(1, 2_000_000 // models.shape[1] ** 2)
-    for start in range(0, len(pairs), chunk):
-        i, j = pairs[start:start + chunk].T
-        gap = models[i] - models[j]
-        with np.errstate(over="ignore"):
-            if covariances is None:
-                squares = (gap**2).sum(axis=1)
-            else:
-                white = whiten(covariances[i] + covariances[j], gap[..., None])
-                squares = (white**2).sum(axis=(1, 2)) / models.shape[1]
-        out[start:start + chunk] = np.minimum(squares, _FARTHEST)
-    return out
+    i, j = np.ascontiguousarray(pairs.T)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if covariances is None:
+            return np.minimum(_in_chunks(lambda some: ((models[i[some]] - models[j[some]]) ** 2).sum(axis=1), i),
+                              _FARTHEST)
+        from coterie.graph import kernels
+
+        squares = kernels.mahalanobis(np.ascontiguousarray(models), np.ascontiguousarray(covariances), i, j)
+        rest = np.flatnonzero(~np.isfinite(squares))  # rounding made these indefinite, or they overflow
+        if rest.size:
+            a, b = i[rest], j[rest]
+            squares[rest] = _in_chunks(lambda some: (whiten(
+                covariances[a[some]] + covariances[b[some]],
+                (models[a[some]] - models[b[some]])[..., None]) ** 2).sum(axis=(1, 2)), a)
+        return np.minimum(squares / models.shape[1], _FARTHEST)
+
+
+def _in_chunks(function: Callable[[slice], Array], pairs: Ints) -> Array:
+    """The numbers of all pairs, computed for some of them at a time to limit the memory."""
+    chunks = [function(slice(start, start + _CHUNK)) for start in range(0, len(pairs), _CHUNK)]
+    return np.concatenate([np.empty(0), *chunks])
 
 
 def _nearest(models: Array, covariances: Array | WaldDistances | None, k: int) -> tuple[Ints, Array]:
