@@ -12,6 +12,7 @@ Forty users have 45 images of handwritten digits each to learn from. In two sett
    turns (as in FedRep), and Flower's FedAvg averages the copies. This file is the Flower app.
 2. `coterie.embeddings.extract` turns images into embeddings.
 3. All methods get the same embeddings, split in the same way, and are scored on images that nobody has learned from.
+   The oracle knows the groups, and IFCA their number.
 """
 
 from __future__ import annotations
@@ -318,7 +319,7 @@ def by_fedrep(benchmark: Benchmark, split: PreparedSplit, stored: dict[str, np.n
 
 # ---- the table and the picture
 
-METHODS = {"coterie": "coterie", "oracle": "oracle (knows the groups)", "ifca": "IFCA (knows their number)",
+METHODS = {"coterie": "coterie", "oracle": "oracle", "ifca": "IFCA",
            "odcl": "ODCL", "fedper": "FedPer", "fedrep": "FedRep", "fine_tuning": "fine-tuning", "ditto": "Ditto",
            "local": "local heads", "global": "one global head"}
 
@@ -351,10 +352,10 @@ def summarise(results: list[tuple[list[Scored], ct.Users]]) -> dict[tuple[str, s
 def show(cells: dict[tuple[str, str], Cell]) -> None:
     """Print the table, and how far coterie is from the method to reach."""
     settings = list(dict.fromkeys(setting for setting, _ in cells))
-    print("\n" + " " * 26 + "".join(f"{setting:>26}" for setting in settings))
-    print(" " * 26 + "  accuracy groups  ARI worse" .rjust(26) * len(settings))
+    print("\n" + " " * 16 + "".join(f"{setting:>26}" for setting in settings))
+    print(f"{'method':16}" + f"{'accuracy':>9}{'groups':>7}{'ARI':>5}{'less':>5}" * len(settings))
     for method, title in METHODS.items():
-        line = f"{title:26}"
+        line = f"{title:16}"
         for setting in settings:
             if (setting, method) not in cells:
                 line += " " * 26
@@ -362,11 +363,12 @@ def show(cells: dict[tuple[str, str], Cell]) -> None:
             cell = cells[setting, method]
             counts = "-".join(map(str, sorted({min(cell.groups), max(cell.groups)})))
             index = "" if np.isnan(cell.indices).any() else f"{np.mean(cell.indices):.2f}"
-            line += f"{cell.accuracies.mean():10.3f}{counts:>6}{index:>5}{cell.worse:>5}"
+            line += f"{cell.accuracies.mean():9.3f}{counts:>7}{index:>5}{cell.worse:>5}"
         print(line.rstrip())
     n = len(cells[settings[0], "coterie"].accuracies)
-    print(f"\naccuracy: mean over {n} users; groups: different heads; ARI: adjusted Rand index with the true groups;\n"
-          "worse: users who are worse off than with FedPer or fine-tuning by more than chance")
+    print(f"\naccuracy: mean over {n} users; groups: of users who share a head, or the centre of their heads; ARI: adjusted "
+          "Rand index\nwith the true groups; less: users with less accuracy than with FedPer or fine-tuning, by more than "
+          "chance")
     for setting in settings:
         goal = "oracle" if (setting, "oracle") in cells else \
             max(("fedper", "fedrep", "fine_tuning"), key=lambda method: cells[setting, method].accuracies.mean())
