@@ -366,9 +366,9 @@ def show(cells: dict[tuple[str, str], Cell]) -> None:
             line += f"{cell.accuracies.mean():9.3f}{counts:>7}{index:>5}{cell.worse:>5}"
         print(line.rstrip())
     n = len(cells[settings[0], "coterie"].accuracies)
-    print(f"\naccuracy: mean over {n} users; groups: of users who share a head, or the centre of their heads; ARI: adjusted "
-          "Rand index\nwith the true groups; less: users with less accuracy than with FedPer or fine-tuning, by more than "
-          "chance")
+    print(f"\naccuracy: mean over {n} users; groups: of users who share a head, or the centre of their heads;\n"
+          "ARI: adjusted Rand index with the true groups; less: users with less accuracy than with FedPer or\n"
+          "fine-tuning, by more than chance")
     for setting in settings:
         goal = "oracle" if (setting, "oracle") in cells else \
             max(("fedper", "fedrep", "fine_tuning"), key=lambda method: cells[setting, method].accuracies.mean())
