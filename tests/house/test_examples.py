@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -31,6 +33,33 @@ def test_an_example_runs(tmp_path, name, printed, file):
     assert (tmp_path / file).stat().st_size > 1000
 
 
+@pytest.mark.flower
+def test_heads_find_the_groups_on_embeddings_and_reach_the_oracle(tmp_path):
+    done = subprocess.run([sys.executable, EXAMPLES / "heads.py", tmp_path, "--quick", "--seeds", "0"],
+                          capture_output=True, text=True, timeout=600, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = {line[:16].strip(): [float(cell) for cell in line[16:].split()] for line in done.stdout.splitlines()
+            if re.match(r"(coterie|oracle|FedPer|one global head)\s+0\.", line)}
+    ours, oracle = (np.reshape(rows[name], (2, 4)) for name in ("coterie", "oracle"))
+    np.testing.assert_array_equal(ours[:, 1:], [[4, 1, 0]] * 2)  # four groups, the true ones; nobody is worse off
+    assert (ours[:, 0] >= oracle[:, 0] - 0.005).all(), done.stdout
+    for other in ("FedPer", "one global head"):
+        assert (ours[:, 0] > np.reshape(rows[other], (2, 4))[:, 0] + 0.02).all(), done.stdout
+    assert (tmp_path / "heads.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", ["torch", "flwr"])
+def test_heads_say_what_to_install(tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text(f"raise ModuleNotFoundError('none', name={name!r})")
+    (tmp_path / "torch").mkdir(exist_ok=True)  # without the true one
+    done = subprocess.run([sys.executable, EXAMPLES / "heads.py"], capture_output=True, text=True, timeout=60,
+                          cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert "pip install 'coterie[flower-sim,torch,plots]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_every_example_is_run():
     scripts = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert scripts == {"shops", "points", "hospitals"}
+    assert scripts == {"shops", "points", "hospitals", "heads"}

@@ -208,13 +208,18 @@ class Cluster:
 
     def submit(self, config: Mapping[str, Any]) -> None:
         """Submit the app and its configuration to the SuperLink."""
-        app = self.folder / "app"
-        write_app(app, config)
+        self.submit_app(write_app(self.folder / "app", config))
+
+    def submit_app(self, app: Path) -> None:
+        """Submit the Flower app in this folder; for `follow` it writes its files as coterie's own app does."""
         words = ["run", str(app), "local"]
         if self.virtual:
             words += ["--federation-config", f"num-supernodes={self.virtual} client-resources-num-cpus=1"]
         text = self.command(*words, "--format", "json")
-        self.run = str(json.loads(text[text.index("{"):])["run-id"])
+        answer = json.loads(text[text.index("{"):])
+        if "run-id" not in answer:
+            raise Incompatible(f"Flower refuses the app: {str(answer.get('error-message', text)).strip()}")
+        self.run = str(answer["run-id"])
 
     def ended(self) -> str | None:
         """How Flower says the run ended: "completed", "failed", ...; None while it runs."""
