@@ -12,7 +12,6 @@ from coterie._typing import Array, Indices, Ints
 from coterie.errors import InvalidInput
 
 
-
 def labels_of(models: Array) -> Ints:
     """(n_users,) the label of each user; users are in one group when their models are equal."""
     # Equal rows have equal bytes, once -0.0 is made 0.0; sorting bytes is much faster than sorting rows.

@@ -100,6 +100,7 @@ class PathPlan:
     why : the reason for the choice, a sentence.
     groups : (n_users,) the groups from which the weights were made, if any.
     start : (n_users, dim) models to start the path from, if any.
+    centres : (n_users, dim) the models near those at the chosen lam, if they are known before.
     sharing : what users share, where it was chosen.
     means, errors : the mean losses on rows left out by kind, where these were compared, and the standard errors of
         their differences from the kind taken.
@@ -112,6 +113,7 @@ class PathPlan:
     groups: Ints | None = None
     sharing: Sharing | None = None
     start: Array | None = None
+    centres: Array | None = None
     means: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
 
@@ -274,10 +276,12 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
     problem = _problem(inner, loss, inside)
     wide = loss.wide(problem.samples)
     # Any flow that balances the users of a group bounds the lam at which they merge; the electrical flow is quick.
-    fused = 0.0
-    if inside.n_edges:
-        fused = _merging(problem, group_centres(loss, problem.samples, labels, "users")[labels]).upper if wide \
-            else lam_max(problem, rtol=1.0).upper
+    fused, centres = 0.0, None
+    if inside.n_edges and wide:
+        centres = group_centres(loss, problem.samples, labels, "users")[labels]
+        fused = _merging(problem, centres).upper
+    elif inside.n_edges:
+        fused = lam_max(problem, rtol=1.0).upper
     fused = max(fused, 1e-9)  # all users of a group may have equal models already, up to rounding
     low = first_merges(local, inside) if inside.n_edges and not wide else 0.0
     n_lams = _affordable(problem, settings.n_lams) if wide else _n_points(problem.n_users * problem.dim, settings)
@@ -298,7 +302,7 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
     start = None if wide else local.models
     if alone:
         return PathPlan(problem, np.array([0.0, *lams]), 0, sentence, None, sharing, start)
-    return PathPlan(problem, lams, chosen, sentence, labels, sharing, start)
+    return PathPlan(problem, lams, chosen, sentence, labels, sharing, start, centres)
 
 
 def _n_points(numbers: int, settings: Settings) -> int:
@@ -409,6 +413,8 @@ def solve_plan(plan: PathPlan, settings: Settings, work: Work) -> Path:
     rough = settings.tol if small else max(settings.tol, _DRAWN)
     for stop, tol in ((plan.chosen, rough), (plan.chosen + 1, settings.tol), (len(plan.lams), rough)):
         if len(done) < stop:
+            if len(done) == plan.chosen and plan.centres is not None:
+                start = Start(plan.centres)
             solve_path(plan.problem, plan.lams[len(done):stop], tol=tol, progress=keep, start=start)
     return Path(problem=plan.problem, solutions=tuple(done), tol=rough)
 

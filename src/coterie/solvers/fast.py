@@ -173,6 +173,7 @@ class _Run:
     next_try, smooth_at : passes before which no certificate or smoothing is tried.
     labels, tried : groups of the last batch, and the groups that were polished last.
     warm : the groups of a start with duals; None without one.
+    guess : the groups of a start without duals, where models are wide; None without one.
     proven : whether a polish was tried.
     wide : whether models are wide, so that nothing of dim x dim is computed.
     """
@@ -212,6 +213,8 @@ class _Run:
                               self.max_iter + 1)
         self.labels = self.tried = np.empty(0, dtype=np.int64)
         self.warm = labels_of(losses.centre) if start is not None and start.duals is not None else None
+        guess = labels_of(losses.centre) if self.wide and start is not None and start.duals is None else None
+        self.guess = guess if guess is not None and guess.max() + 1 <= problem.n_users // 2 else None
         self.proven = False
 
     def go(self) -> Point:
@@ -220,6 +223,8 @@ class _Run:
             # The groups of the start may still be right: then it is enough to solve the reduced problem.
             if self.warm is not None and self._small(self.warm) and self._prove(self.warm, self.losses.centre):
                 self._report(self.warm)
+            elif self.guess is not None and self._prove_wide(self.guess):
+                self._report(self.guess)
             else:
                 self._iterate()
         except KeyboardInterrupt as stop:
@@ -297,6 +302,11 @@ class _Run:
         if self._judge(fused, self.engine.duals()):
             return True
         return self._few(labels, _POLISH) and self._prove(labels, fused)
+
+    def _prove_wide(self, labels: Ints) -> bool:
+        """Certify the optimum for these groups of wide models, with duals built for it."""
+        self.best.models = polish(self.problem, labels, self.losses.centre, tol=1e-3 * self.tol)
+        return self.best.build()
 
     def _try_wide(self, models: Array, fused: Array, error: float) -> bool:
         """Certify the merged models, or else those as they are, if their duals fit well enough."""
