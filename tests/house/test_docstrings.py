@@ -18,8 +18,8 @@ APART = ("federated.flower", "federated.masks", "federated.runtimes.cluster", "f
 NAMES = [info.name.removeprefix("coterie.") for info in pkgutil.walk_packages(coterie.__path__, "coterie.")]
 #: Modules that must have examples.
 WITH_EXAMPLES = ("data.encoding", "data.io", "data.participants", "data.scaling", "data.users", "embeddings",
-                 "estimators", "fitting.estimate", "fitting.prepare", "fitting.settings", "runs.from_table",
-                 "runs.load", "runs.save", "storage")
+                 "estimators.classifier", "estimators.clustering", "estimators.regressor", "fitting.estimate",
+                 "fitting.prepare", "fitting.settings", "runs.from_table", "runs.load", "runs.save", "storage")
 #: Modules whose examples need torch, which `make test-all` installs.
 WITH_TORCH = ("embeddings",)
 

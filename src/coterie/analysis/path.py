@@ -162,13 +162,13 @@ class Path:
         _warn([solution], self.tol)
         return solution
 
-    def merge_point(self, first: int, second: int, *, rtol: float = 1e-4) -> Bracket:
+    def merge_point(self, first: Any, second: Any, *, rtol: float = 1e-4) -> Bracket:
         """Find the smallest lam on the path at which two users share a model, by bisection.
 
         Parameters
         ----------
         first, second
-            Positions of the users; `users.index(name)` gives them.
+            The users, by name or position, as for `Users.positions`.
         rtol
             Relative distance of the two bounds to reach.
 
@@ -180,20 +180,25 @@ class Path:
         Raises
         ------
         InvalidInput
-            If a position is out of range.
+            If one of them is not among the users.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]], user=["ann", "bob", "eve"])
+        >>> path = ct.solve_path(ct.Problem(users, ct.SquaredDistance(), lam=0.0), lams=[0.1, 1.0, 5.0])
+        >>> low, high = path.merge_point("ann", "bob")
+        >>> round(low, 3), round(high, 3)
+        (0.5, 0.5)
         """
-        n = self.problem.n_users
-        for user in (first, second):
-            if not 0 <= user < n:
-                raise InvalidInput(f"expected user numbers from 0 to {n - 1}, got {user}",
-                                   remedy="users.index(name) gives the number of a user")
-        together = [bool(s.labels[first] == s.labels[second]) for s in self.solutions]
+        i, j = self.problem.users.positions([first, second])
+        together = [bool(s.labels[i] == s.labels[j]) for s in self.solutions]
         if not any(together):
             return Bracket(float(self.lams[-1]), np.inf)
         k = together.index(True)
         with interruptible():
             below = self.solutions[k - 1] if k else self.at(0.0)
-        return self._bisect(below, self.solutions[k], lambda s: bool(s.labels[first] == s.labels[second]), rtol)
+        return self._bisect(below, self.solutions[k], lambda s: bool(s.labels[i] == s.labels[j]), rtol)
 
     @interruptible()
     def window(self, labels: npt.ArrayLike, *, rtol: float = 1e-4) -> tuple[Bracket, Bracket]:

@@ -159,9 +159,7 @@ class Users(Participants):
         """Position of the user that owns each row, (n_samples,)."""
         return freeze(np.repeat(np.arange(self.n_users), self.counts))
 
-    def take(self, indices: npt.ArrayLike) -> Users:
-        """The users at these positions, in this order; a boolean mask works too."""
-        chosen = self._chosen(indices)
+    def _taken(self, chosen: Ints) -> Users:
         counts = self.counts[chosen]
         # Within one user, old and new row numbers differ by the difference of the user's two starts.
         rows = np.arange(counts.sum()) + np.repeat(self.offsets[chosen] - offsets_of(counts)[:-1], counts)
