@@ -134,16 +134,7 @@ class Problem:
     @property
     def coefficient_names(self) -> list[str]:
         """(dim,) the name of each coordinate of a model: a feature, or the intercept."""
-        loss = self.loss
-        while isinstance(loss, (Remote, Personal)):
-            loss = loss.loss
-        names = list(self.users.feature_names)
-        if isinstance(loss, AffineLoss) and loss.intercept:
-            names.append("intercept")
-        if isinstance(loss, Multinomial):
-            outputs = self.dim // max(len(names), 1)
-            names = [f"{name}.{k}" for name in names for k in range(outputs)]
-        return names if len(names) == self.dim else [f"m{k}" for k in range(self.dim)]
+        return coefficient_names(self.loss, self.users, self.dim)
 
     @property
     def radii(self) -> Array:
@@ -185,3 +176,15 @@ class Problem:
 
     def __repr__(self) -> str:
         return f"Problem({self.n_users:,} users, {self.loss!r}, lam={self.lam:g}, dim={self.dim}, {self.graph!r})"
+
+
+def coefficient_names(loss: Loss, users: Participants, dim: int) -> list[str]:
+    """(dim,) the name of each coordinate of a model: a feature, or the intercept; m0, m1, ... where none is known."""
+    while isinstance(loss, (Remote, Personal)):
+        loss = loss.loss
+    names = list(users.feature_names)
+    if isinstance(loss, AffineLoss) and loss.intercept:
+        names.append("intercept")
+    if isinstance(loss, Multinomial):
+        names = [f"{name}.{k}" for name in names for k in range(dim // max(len(names), 1))]
+    return names if len(names) == dim else [f"m{k}" for k in range(dim)]

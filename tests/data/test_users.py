@@ -366,10 +366,10 @@ def test_users_are_given_by_name_or_position():
     numbered = Users.from_arrays(np.eye(4), user=[7, 0, 3, 5])  # sorted: 0, 3, 5, 7
     plain = Users.from_arrays(np.eye(4))
     pairs = Users.from_arrays(np.eye(4), user=[("a", k) for k in range(4)])
-    for given, expected in ((["eve", "ann"], [2, 0]), ([2, "ann"], [2, 0]), (np.array(["zoe"]), [3]),
+    for asked, expected in ((["eve", "ann"], [2, 0]), ([2, "ann"], [2, 0]), (np.array(["zoe"]), [3]),
                             (np.array([1, 3]), [1, 3]), (pd.Series(["bob"]), [1]), (pl.Series(["bob"]), [1])):
-        assert people.positions(given).tolist() == expected
-        assert people.take(given).names == tuple(people.names[i] for i in expected)
+        assert people.positions(asked).tolist() == expected
+        assert people.take(asked).names == tuple(people.names[i] for i in expected)
     assert numbered.positions([7, 3]).tolist() == [3, 1]
     assert numbered.take(numbered.positions([7, 3])).names == (7, 3)
     assert numbered.take([3, 1]).names == (7, 3)

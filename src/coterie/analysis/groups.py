@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -39,12 +40,14 @@ from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import without_outliers
 from coterie.analysis.path import Path
 from coterie.analysis.search import Kind, SearchOptions, kind_of, search
+from coterie.data.frames import users_frame
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
 from coterie.errors import InvalidInput, interruptible
 from coterie.graph import Graph
 from coterie.losses import AffineLoss, Huber, Logistic, Loss, Squared, SquaredDistance
 from coterie.losses.grouped import Grouped
+from coterie.problem import coefficient_names
 from coterie.solution import Solution
 
 
@@ -74,6 +77,8 @@ class Groups:
         The graph of the search.
     path
         The path of the search, with quadratic losses, standardised features and targets, and a stronger ridge.
+    coefficient_names
+        (dim,) what each coordinate of the models is.
 
     Example
     -------
@@ -93,11 +98,45 @@ class Groups:
     lam: float | None
     graph: Graph = field(repr=False)
     path: Path = field(repr=False)
+    coefficient_names: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def n_clusters(self) -> int:
         """The number of groups."""
         return int(self.labels.max()) + 1
+
+    @property
+    def names(self) -> tuple[Any, ...]:
+        """The users' names, in the order of `labels` and `models`."""
+        return self.path.problem.users.names
+
+    def to_frame(self) -> Any:
+        """The groups and their models as a table.
+
+        Returns
+        -------
+        A frame of polars, or of pandas where polars is not installed, with a row for each user: `user`, `group`, and
+        the coordinates of the model of its group by feature.
+
+        Raises
+        ------
+        MissingExtra
+            If neither is installed.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> users = ct.Users.from_arrays([[0.0], [0.1], [9.0], [9.2]], user=["ann", "bob", "eve", "zoe"])
+        >>> ct.find_groups(users, ct.SquaredDistance()).to_frame()["group"].to_list()
+        [0, 0, 1, 1]
+        """
+        return users_frame(self.names, self.labels, self.models, self.coefficient_names)
+
+    def __repr__(self) -> str:
+        sizes = np.bincount(self.labels).tolist()
+        shown = ", ".join(map(str, sizes[:8])) + ", ..." * (len(sizes) > 8)
+        found = f"{len(sizes)} groups of {shown}" if self.kind == "groups" else f"{self.kind} for {sizes[0]}"
+        return f"Groups({found} user{'s' * (len(self.labels) != 1)}, criterion {self.criterion:.6g})"
 
     def __str__(self) -> str:
         examined = f"none of {len(self.candidates)} descriptions"
@@ -167,7 +206,8 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     spread = np.zeros((given.dim, given.dim)) if best.spread is None else unit**2 * best.spread.covariance
     return Groups(labels=best.labels, models=models, kind=kind_of(best), spread=spread, criterion=best.length,
                   candidates=tuple(dict.fromkeys((p.n_groups, p.length) for p in found.examined)), lam=best.lam,
-                  graph=found.path.problem.graph, path=found.path)
+                  graph=found.path.problem.graph, path=found.path,
+                  coefficient_names=tuple(coefficient_names(loss, users, given.dim)))
 
 
 def _checked_loss(users: Users, loss: Loss | None, ridge: float, **numbers: tuple[int | None, int]) -> Loss:

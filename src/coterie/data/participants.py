@@ -165,11 +165,12 @@ class Participants:
             return np.zeros(0, dtype=np.int64)
         if given.dtype == bool and given.shape == (self.n_users,):
             return np.flatnonzero(given)
-        if given.ndim == 1 and given.dtype.kind in "iu" and 0 <= given.min() and given.max() < self.n_users:
+        if given.ndim == 1 and given.dtype.kind in "iu" and given.min() >= 0 and given.max() < self.n_users:
             return given.astype(np.int64)
         if given.ndim != 1 or given.dtype.kind in "biuf":
             raise InvalidInput(f"indices must be names or positions of users, 0..{self.n_users - 1}, got "
-                               f"{show(indices)}", remedy="Give a list of names, of positions as by users.index(name), or a mask")
+                               f"{show(indices)}",
+                               remedy="Give a list of names, of positions as by users.index(name), or a mask")
         return np.array([self._position(user, False) for user in given.tolist()], dtype=np.int64)
 
 
