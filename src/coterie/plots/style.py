@@ -45,7 +45,7 @@ def empty_figure(width: float, height: float, figure: Any = None) -> Figure:
     if not hasattr(figure, "subplots"):
         raise InvalidInput(f"figure must be a figure of Matplotlib, got {type(figure).__name__}",
                            remedy="Give a figure, or one of those that figure.subfigures() returns")
-    return figure  # type: ignore[no-any-return]
+    return figure
 
 
 def finish(axes: Any, xlabel: str, ylabel: str, title: str = "") -> None:
