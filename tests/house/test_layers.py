@@ -16,7 +16,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "coterie"
 LAYERS = [
     "errors", "_typing", "labels", "memory", "storage", "privacy.accounting", "privacy.policy",
     "privacy.ledger", "privacy",
-    "data.validation", "data.frames", "data.io", "data.participants", "data.splitting", "data.users", "data.scaling",
+    "data.validation", "data.blocks", "data.frames", "data.io", "data.participants", "data.splitting", "data.users",
+    "data.scaling",
     "data.columns", "data.summary", "data.declared", "data.merging", "data.rules", "data.encoding", "data",
     "privacy.release", "privacy.effective",
     "losses.newton", "losses.curvature", "losses.frame", "losses.base", "losses", "losses.checks",
