@@ -176,7 +176,7 @@ class Problem:
         -------
         >>> import coterie as ct
         >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
-        >>> problem.values([[1.0], [2.0]]).tolist()
+        >>> problem.values(np.array([[1.0], [2.0]])).tolist()
         [0.5, 0.0]
         """
         return self.loss.values(self.samples, models)
@@ -196,7 +196,7 @@ class Problem:
         -------
         >>> import coterie as ct
         >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
-        >>> problem.gradients([[1.0], [2.0]]).tolist()
+        >>> problem.gradients(np.array([[1.0], [2.0]])).tolist()
         [[1.0], [0.0]]
         """
         return self.loss.gradients(self.samples, models)
@@ -216,7 +216,7 @@ class Problem:
         -------
         >>> import coterie as ct
         >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
-        >>> problem.hessians([[1.0], [2.0]]).tolist()
+        >>> problem.hessians(np.array([[1.0], [2.0]])).tolist()
         [[[1.0]], [[1.0]]]
         """
         return self.loss.hessians(self.samples, models)
@@ -237,7 +237,7 @@ class Problem:
         -------
         >>> import coterie as ct
         >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
-        >>> problem.conjugates(problem.gradients([[1.0], [2.0]])).round(6).tolist()
+        >>> problem.conjugates(problem.gradients(np.array([[1.0], [2.0]]))).round(6).tolist()
         [0.5, 0.0]
         """
         return self.loss.conjugates(self.samples, slopes, start)
@@ -257,7 +257,7 @@ class Problem:
         -------
         >>> import coterie as ct
         >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
-        >>> problem.objective([[1.0], [2.0]])
+        >>> problem.objective(np.array([[1.0], [2.0]]))
         1.0
         """
         return float(self.values(models).sum()) + self.lam * self.graph.penalty(models)

@@ -247,8 +247,8 @@ class Solution:
         >>> import coterie as ct
         >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 2, [0.0, 1.0, 2.0] * 2, ["ann"] * 3 + ["bob"] * 3)
         >>> solution = ct.solve(ct.Problem(users, ct.Squared(), lam=0.1))
-        >>> solution.predict([[5.0]], ["bob"]).round(3).tolist()
-        [5.0]
+        >>> solution.predict([[5.0], [0.0]], ["bob", "ann"]).round(1).tolist()
+        [5.0, 0.0]
         """
         models = self.problem.loss.own_models(self.problem.samples, self.models)
         return predict_rows(self.problem.loss, self.problem.users, models, X, users)
