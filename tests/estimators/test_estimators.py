@@ -16,13 +16,13 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import make_column_transformer
 from sklearn.datasets import make_blobs
 from sklearn.ensemble import BaggingClassifier
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError, SkipTestWarning
 from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 from sklearn.metrics import adjusted_rand_score
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_predict, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import check_dict_unchanged, parametrize_with_checks
+from sklearn.utils.estimator_checks import check_dict_unchanged, check_estimator, parametrize_with_checks
 
 import coterie as ct
 from coterie.datasets import clustered
@@ -50,6 +50,11 @@ def test_scikit_learns_own_checks(estimator, check):
     expected_failed_checks=lambda estimator: EXPECTED)
 def test_scikit_learns_own_checks_of_the_others(estimator, check):
     check(estimator)
+
+
+def test_where_users_are_required_the_checks_are_skipped_openly():
+    with pytest.warns(SkipTestWarning, match="Explicit SKIP"):
+        check_estimator(PersonalizedRegressor())
 
 
 class Remembers(PersonalizedRegressor):
