@@ -82,6 +82,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'coterie' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 __all__ = [
     "ALGORITHMS", "LOSSES", "PDMM", "SOLVERS", "Certificate", "Choice", "ConvergenceWarning", "ConvexClustering",
     "CoterieError", "CoterieWarning", "Custom", "Explanation", "Fast", "Faults", "FedAvg", "Federated",

@@ -111,7 +111,27 @@ class Problem:
             warnings.warn(concern, CoterieWarning, stacklevel=3)
 
     def with_lam(self, lam: float) -> Problem:
-        """The same problem at another lam; nothing is copied or checked again."""
+        """The same problem at another lam; nothing is copied or checked again.
+
+        Parameters
+        ----------
+        lam : the penalty strength.
+
+        Returns
+        -------
+        The problem at this lam.
+
+        Raises
+        ------
+        InvalidInput : lam is not a finite number >= 0.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
+        >>> problem.with_lam(2.0).lam
+        2.0
+        """
         other = copy.copy(self)
         object.__setattr__(other, "lam", check_lam(lam))
         return other
@@ -134,16 +154,7 @@ class Problem:
     @property
     def coefficient_names(self) -> list[str]:
         """(dim,) the name of each coordinate of a model: a feature, or the intercept."""
-        loss = self.loss
-        while isinstance(loss, (Remote, Personal)):
-            loss = loss.loss
-        names = list(self.users.feature_names)
-        if isinstance(loss, AffineLoss) and loss.intercept:
-            names.append("intercept")
-        if isinstance(loss, Multinomial):
-            outputs = self.dim // max(len(names), 1)
-            names = [f"{name}.{k}" for name in names for k in range(outputs)]
-        return names if len(names) == self.dim else [f"m{k}" for k in range(self.dim)]
+        return coefficient_names(self.loss, self.users, self.dim)
 
     @property
     def radii(self) -> Array:
@@ -151,27 +162,128 @@ class Problem:
         return self.lam * self.graph.weights
 
     def values(self, models: Array) -> Array:
-        """(n_users,) f_i(models_i)."""
+        """The loss of every user at its own model.
+
+        Parameters
+        ----------
+        models : (n_users, dim), in the order of `users.names`.
+
+        Returns
+        -------
+        (n_users,) f_i(models_i).
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
+        >>> problem.values(np.array([[1.0], [2.0]])).tolist()
+        [0.5, 0.0]
+        """
         return self.loss.values(self.samples, models)
 
     def gradients(self, models: Array) -> Array:
-        """(n_users, dim) grad f_i(models_i)."""
+        """The gradient of every user's loss at its own model.
+
+        Parameters
+        ----------
+        models : (n_users, dim), in the order of `users.names`.
+
+        Returns
+        -------
+        (n_users, dim) grad f_i(models_i).
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
+        >>> problem.gradients(np.array([[1.0], [2.0]])).tolist()
+        [[1.0], [0.0]]
+        """
         return self.loss.gradients(self.samples, models)
 
     def hessians(self, models: Array) -> Array:
-        """(n_users, dim, dim) second derivatives of f_i at models_i."""
+        """The second derivatives of every user's loss at its own model.
+
+        Parameters
+        ----------
+        models : (n_users, dim), in the order of `users.names`.
+
+        Returns
+        -------
+        (n_users, dim, dim).
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
+        >>> problem.hessians(np.array([[1.0], [2.0]])).tolist()
+        [[[1.0]], [[1.0]]]
+        """
         return self.loss.hessians(self.samples, models)
 
     def conjugates(self, slopes: Array, start: Array | None = None) -> Array:
-        """(n_users,) upper bounds on f_i*(slopes_i); +inf if it is not finite."""
+        """Upper bounds on the conjugate of every user's loss.
+
+        Parameters
+        ----------
+        slopes : (n_users, dim).
+        start : (n_users, dim) models near which the conjugate is attained, to start from.
+
+        Returns
+        -------
+        (n_users,) bounds on f_i*(slopes_i); +inf if it is not finite.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
+        >>> problem.conjugates(problem.gradients(np.array([[1.0], [2.0]]))).round(6).tolist()
+        [0.5, 0.0]
+        """
         return self.loss.conjugates(self.samples, slopes, start)
 
     def objective(self, models: Array) -> float:
-        """F(models)."""
+        """The value of (C) at some models.
+
+        Parameters
+        ----------
+        models : (n_users, dim), in the order of `users.names`.
+
+        Returns
+        -------
+        F(models), the losses plus lam times the penalty.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
+        >>> problem.objective(np.array([[1.0], [2.0]]))
+        1.0
+        """
         return float(self.values(models).sum()) + self.lam * self.graph.penalty(models)
 
     def check_models(self, models: npt.ArrayLike) -> Array:
-        """Convert models to an array of shape (n_users, dim); raises InvalidInput if that is not possible."""
+        """Convert models to an array of shape (n_users, dim).
+
+        Parameters
+        ----------
+        models : (n_users, dim), in the order of `users.names`.
+
+        Returns
+        -------
+        The models as an array.
+
+        Raises
+        ------
+        InvalidInput : another shape, or numbers that are not finite.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
+        >>> problem.check_models([[1], [2]]).tolist()
+        [[1.0], [2.0]]
+        """
         array = np.ascontiguousarray(models, dtype=float)
         if array.shape != (self.n_users, self.dim):
             raise InvalidInput(f"expected models of shape ({self.n_users}, {self.dim}), got {array.shape}",
@@ -185,3 +297,15 @@ class Problem:
 
     def __repr__(self) -> str:
         return f"Problem({self.n_users:,} users, {self.loss!r}, lam={self.lam:g}, dim={self.dim}, {self.graph!r})"
+
+
+def coefficient_names(loss: Loss, users: Participants, dim: int) -> list[str]:
+    """(dim,) the name of each coordinate of a model: a feature, or the intercept; m0, m1, ... where none is known."""
+    while isinstance(loss, (Remote, Personal)):
+        loss = loss.loss
+    names = list(users.feature_names)
+    if isinstance(loss, AffineLoss) and loss.intercept:
+        names.append("intercept")
+    if isinstance(loss, Multinomial):
+        names = [f"{name}.{k}" for name in names for k in range(dim // max(len(names), 1))]
+    return names if len(names) == dim else [f"m{k}" for k in range(dim)]

@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array, Ints
+from coterie.data.frames import to_frame, users_frame
 from coterie.data.users import Participants, Users
-from coterie.errors import Incompatible, InvalidInput
+from coterie.explanation import Explanation as Explanation
+from coterie.explanation import explain
 from coterie.labels import labels_of, rows_owner
 from coterie.losses import Loss
 from coterie.losses.grouped import Grouped
@@ -123,7 +125,18 @@ class Certificate:
         return max(self.gap / max(abs(self.objective), abs(self.bound), self.floor, 1e-300), self.others)
 
     def with_duals(self, duals: Array | None) -> Certificate:
-        """The same certificate with its duals."""
+        """The same certificate with its duals.
+
+        Parameters
+        ----------
+        duals
+            (n_edges, dim) the duals of the bound.
+
+        Returns
+        -------
+        Certificate
+            The certificate, with the same numbers.
+        """
         return replace(self, duals=duals)
 
     def __str__(self) -> str:
@@ -228,6 +241,14 @@ class Solution:
         ------
         InvalidInput
             If a user is not in the problem.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 2, [0.0, 1.0, 2.0] * 2, ["ann"] * 3 + ["bob"] * 3)
+        >>> solution = ct.solve(ct.Problem(users, ct.Squared(), lam=0.1))
+        >>> solution.predict([[5.0], [0.0]], ["bob", "ann"]).round(1).tolist()
+        [5.0, 0.0]
         """
         models = self.problem.loss.own_models(self.problem.samples, self.models)
         return predict_rows(self.problem.loss, self.problem.users, models, X, users)
@@ -272,16 +293,24 @@ class Solution:
         ------
         InvalidInput
             If the features or targets do not fit the models, or the weight is not valid.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+        >>> solution = ct.solve(ct.Problem(users, ct.SquaredDistance(), lam=1.0))
+        >>> solution.personalize(ct.Users.from_arrays([[0.8]], user=["new"])).clusters.tolist()
+        [0]
         """
         return join(self.problem, self.models, self.labels, new_users, weight)
 
-    def explain(self, first: int, second: int) -> Explanation:
+    def explain(self, first: Any, second: Any) -> Explanation:
         """Explain why two users share a model or not: the force between them, and its limit.
 
         Parameters
         ----------
         first, second
-            Positions of the users; `users.index(name)` gives them.
+            The users, by name or position, as for `Users.positions`.
 
         Returns
         -------
@@ -291,11 +320,45 @@ class Solution:
         Raises
         ------
         InvalidInput
-            If the positions are not those of two different users.
+            If they are not two different users.
         Incompatible
             If the solution has no duals.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]], user=["ann", "bob", "eve"])
+        >>> print(ct.solve(ct.Problem(users, ct.SquaredDistance(), lam=1.0)).explain("ann", "eve"))
+        'ann' and 'eve' are in different groups, at distance 5.5: the force between them has its largest value, 1, but \
+their own data pull harder.
         """
-        return explain(self, first, second)
+        return explain(self.problem, self.models, self.labels, self.duals, (first, second))
+
+    def to_frame(self) -> Any:
+        """The groups and models as a table.
+
+        Returns
+        -------
+        A frame of polars, or of pandas where polars is not installed, with a row for each user: `user`, `group`, and
+        the coordinates of its model by feature.
+
+        Raises
+        ------
+        MissingExtra
+            If neither is installed.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]], user=["ann", "bob", "eve"], feature_names=["dose"])
+        >>> solution = ct.solve(ct.Problem(users, ct.SquaredDistance(), lam=1.0))
+        >>> solution.to_frame()["group"].to_list(), list(solution.to_frame().columns)
+        ([0, 0, 1], ['user', 'group', 'dose'])
+        """
+        return users_frame(self.problem.users.names, self.labels, self.models, self.problem.coefficient_names)
+
+    def __repr__(self) -> str:
+        return f"Solution({outline(self.n_clusters, self.problem.n_users, self.lam, self.gap)})"
 
     def __str__(self) -> str:
         return (f"{self.n_clusters} group(s) of {self.problem.n_users} user(s) at lam = {self.lam:g}: "
@@ -314,6 +377,20 @@ class Solution:
         return html_table(f"{self.n_clusters} group(s) of {self.problem.n_users} user(s) at lam = {self.lam:g}: "
                           f"objective {self.objective:.6g}, {gap}. {self.status.value}",
                           ("group", "users", "first users"), rows)
+
+
+def outline(n_clusters: int, n_users: int, lam: float, gap: float) -> str:
+    """Groups, users, lam and the certified gap in a few words, for the short form of results."""
+    proof = f"certified to {gap:.1e}" if np.isfinite(gap) else "not certified"
+    groups, users = f"group{'s' * (n_clusters != 1)}", f"user{'s' * (n_users != 1)}"
+    return f"{n_clusters} {groups} of {n_users} {users}, lam {lam:.4g}, {proof}"
+
+
+def points_frame(solutions: Sequence[Solution]) -> Any:
+    """A frame with a row for each solution along lam."""
+    return to_frame({"lam": [s.lam for s in solutions], "n_clusters": [s.n_clusters for s in solutions],
+                     "objective": [float(s.objective) for s in solutions], "gap": [float(s.gap) for s in solutions],
+                     "status": [s.status.name for s in solutions], "seconds": [float(s.seconds) for s in solutions]})
 
 
 def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[object]], above: str = "") -> str:
@@ -345,87 +422,3 @@ def predict_rows(loss: Loss, users: Participants, models: Array, X: npt.ArrayLik
     back = np.argsort(np.argsort(rows_owner(owners, rows.names), kind="stable"), kind="stable")
     known = np.array([users.index(name) for name in rows.names], dtype=np.int64)
     return loss.predict(rows.features, models[known[rows.owner]])[back]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """Why two users share a model or not.
-
-    Attributes
-    ----------
-    users
-        The names of the two users.
-    together
-        Whether they share a model.
-    distance
-        The distance of their models.
-    force
-        ||y_ij||, the norm of the dual of the pair.
-    limit
-        lam w_ij, the largest possible force; 0 without an edge.
-    shared_with
-        Number of users with the model of the first user.
-
-    Example
-    -------
-    >>> import coterie as ct
-    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
-    >>> held = ct.solve(ct.Problem(users, ct.SquaredDistance(), lam=1.0)).explain(0, 1)
-    >>> held.together, held.limit, held.slack > 0
-    (True, 1.0, True)
-    """
-
-    users: tuple[object, object]
-    together: bool
-    distance: float
-    force: float
-    limit: float
-    shared_with: int
-
-    @property
-    def slack(self) -> float:
-        """limit - force: positive between users who share a model, 0 at the largest possible force."""
-        return self.limit - self.force
-
-    def __str__(self) -> str:
-        first, second = map(repr, self.users)
-        if self.together and self.limit > 0:
-            return (f"{first} and {second} are in one group of {self.shared_with} users: the force between them is "
-                    f"{self.force:.3g}, of at most {self.limit:.3g}.")
-        if self.together:
-            return (f"{first} and {second} are in one group of {self.shared_with} users, connected by other users; "
-                    "there is no edge between the two.")
-        if self.limit > 0:
-            return (f"{first} and {second} are in different groups, at distance {self.distance:.3g}: the force between "
-                    f"them has its largest value, {self.limit:.3g}, but their own data pull harder.")
-        return (f"{first} and {second} are in different groups, at distance {self.distance:.3g}; there is no edge "
-                "between the two.")
-
-
-def explain(solution: Solution, first: int, second: int) -> Explanation:
-    """See `Solution.explain`."""
-    n, graph = solution.problem.n_users, solution.problem.graph
-    for user in (first, second):
-        if not 0 <= user < n:
-            raise InvalidInput(f"expected user numbers from 0 to {n - 1}, got {user}",
-                               remedy="users.index(name) gives the number of a user")
-    if first == second:
-        raise InvalidInput("expected two different users", remedy="Give two numbers")
-    if solution.duals is None:
-        raise Incompatible("This solution has no duals, which are needed for the explanation. "
-                           "Solve again at this lam with ct.solve(problem).")
-    i, j = sorted((first, second))
-    if graph.is_complete:
-        edge: int | None = i * n - i * (i + 1) // 2 + j - i - 1
-    else:
-        matches = np.flatnonzero((graph.edges[:, 0] == i) & (graph.edges[:, 1] == j))
-        edge = int(matches[0]) if matches.size else None
-    names = solution.problem.users.names
-    return Explanation(
-        users=(names[first], names[second]),
-        together=bool(solution.labels[first] == solution.labels[second]),
-        distance=float(np.linalg.norm(solution.models[first] - solution.models[second])),
-        force=0.0 if edge is None else float(np.linalg.norm(solution.duals[edge])),
-        limit=0.0 if edge is None else float(solution.problem.lam * graph.weights[edge]),
-        shared_with=int((solution.labels == solution.labels[first]).sum()),
-    )

@@ -355,9 +355,33 @@ def test_take_refuses():
     users = ragged([1, 0, 2])
     assert users.take(users.counts > 0).names == (0, 2)
     for bad, part in (([3], "0..2"), ([-1], "0..2"), ([0.0], "users.index"), ([[0]], "users.index"), ([0, 0], "unique"),
-                      (["a"], "users.index")):
+                      (["a"], "no user 'a'"), ("a", "list of users"), (1, "list of users")):
         with raises(part):
             users.take(bad)
+
+
+def test_users_are_given_by_name_or_position():
+    """Integers are positions unless integers name the users; `take` takes positions like NumPy, and other names."""
+    people = Users.from_arrays(np.eye(4), user=["ann", "bob", "eve", "zoe"])
+    numbered = Users.from_arrays(np.eye(4), user=[7, 0, 3, 5])  # sorted: 0, 3, 5, 7
+    plain = Users.from_arrays(np.eye(4))
+    pairs = Users.from_arrays(np.eye(4), user=[("a", k) for k in range(4)])
+    for asked, expected in ((["eve", "ann"], [2, 0]), ([2, "ann"], [2, 0]), (np.array(["zoe"]), [3]),
+                            (np.array([1, 3]), [1, 3]), (pd.Series(["bob"]), [1]), (pl.Series(["bob"]), [1])):
+        assert people.positions(asked).tolist() == expected
+        assert people.take(asked).names == tuple(people.names[i] for i in expected)
+    assert numbered.positions([7, 3]).tolist() == [3, 1]
+    assert numbered.take(numbered.positions([7, 3])).names == (7, 3)
+    assert numbered.take([3, 1]).names == (7, 3)
+    assert plain.positions([3, 1]).tolist() == [3, 1]
+    assert pairs.positions([("a", 3), 0]).tolist() == [3, 0]
+    assert pairs.take([("a", 3)]).names == (("a", 3),)
+    for users, wrong, part in ((people, ["evi"], "no user 'evi'. Did you mean 'eve'"), (people, [4], "from 0 to 3"),
+                               (people, [-1], "from 0 to 3"), (numbered, [1], "There is no user 1. "),
+                               (numbered, ["7"], "Did you mean 7"), (people, "eve", "list of users"),
+                               (people, [True], "no user True")):
+        with raises(part):
+            users.positions(wrong)
 
 
 def test_require_samples_names_the_empty():
@@ -862,7 +886,7 @@ def test_some_participants_can_be_taken_as_users_can(indices):
     away = Participants(users.names, users.feature_names)
     assert away.take(indices).names == users.take(indices).names
     assert away.take(indices).feature_names == users.feature_names
-    for wrong in ([3], [-1], [[0]], ["a"]):
+    for wrong in ([3], [-1], [[0]], [0.5, 1.5], [True, False]):
         with pytest.raises(InvalidInput, match="positions of users"):
             away.take(wrong)
 

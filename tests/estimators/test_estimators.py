@@ -12,14 +12,17 @@ import polars as pl
 import pytest
 import sklearn
 from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import make_column_transformer
 from sklearn.datasets import make_blobs
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.ensemble import BaggingClassifier
+from sklearn.exceptions import ConvergenceWarning, NotFittedError, SkipTestWarning
 from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 from sklearn.metrics import adjusted_rand_score
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_predict, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import check_dict_unchanged, parametrize_with_checks
+from sklearn.utils.estimator_checks import check_dict_unchanged, check_estimator, parametrize_with_checks
 
 import coterie as ct
 from coterie.datasets import clustered
@@ -44,6 +47,11 @@ def test_scikit_learns_own_checks(estimator, check):
     expected_failed_checks=lambda estimator: EXPECTED)
 def test_scikit_learns_own_checks_of_the_others(estimator, check):
     check(estimator)
+
+
+def test_where_users_are_required_the_checks_are_skipped_openly():
+    with pytest.warns(SkipTestWarning, match="Explicit SKIP"):
+        check_estimator(PersonalizedRegressor(no_users="error"))
 
 
 class Remembers(PersonalizedRegressor):
@@ -114,7 +122,7 @@ def pooled(family: str, X, y, n_rows: int, ridge: float):
 def test_one_user_is_an_ordinary_linear_model(family):
     data = Data(family, n_users=3)
     y = data.y - data.y.mean() if family == "squared" else data.y
-    ours = data.model(standardize=False, tol=1e-12).fit(data.X, y)
+    ours = data.model(standardize=False, tol=1e-12, no_users="together").fit(data.X, y)
     theirs = pooled(family, data.X, y, len(y), 1e-3)
     stacked = np.concatenate([ours.coef_[0], ours.intercept_[0][..., None]], axis=-1)
     assert stacked == pytest.approx(theirs, rel=1e-4, abs=1e-5)
@@ -246,7 +254,7 @@ def test_random_state_is_of_the_rows_held_out():
 # ---- users
 
 def test_users_without_a_model_get_the_one_for_everyone(model, logistic):
-    together = logistic.model().fit(logistic.X, logistic.y)
+    together = logistic.model(no_users="together").fit(logistic.X, logistic.y)
     learner = model.decision_function(logistic.X, users=["new"] * len(logistic.y))
     assert learner == pytest.approx(together.decision_function(logistic.X), abs=1e-2 * np.abs(learner).max())
     assert learner != pytest.approx(model.decision_function(logistic.X, users=logistic.users), abs=1e-2)
@@ -261,9 +269,15 @@ def test_users_without_a_model_get_the_one_for_everyone(model, logistic):
 
 
 def test_users_left_out_or_of_another_type_are_noticed(model, logistic):
-    with pytest.warns(ct.CoterieWarning, match="no users are given"):
-        learner = model.predict(logistic.X)
-    assert np.array_equal(learner, model.predict(logistic.X, users=["new"] * len(learner)))
+    strict = logistic.model(no_users="error")
+    for method in (model.predict, model.predict_proba, model.decision_function, strict.fit, model.score):
+        rows = (logistic.X, logistic.y) if method.__name__ in ("fit", "score") else (logistic.X,)
+        with pytest.raises(ct.InvalidInput, match=r"no users are given.*metadata_routing.*user_column.*no_users="):
+            method(*rows)
+    pooled_on_purpose = logistic.fitted(no_users="together").predict(logistic.X)
+    assert np.array_equal(pooled_on_purpose, model.predict(logistic.X, users=["new"] * len(logistic.y)))
+    with pytest.raises(ct.InvalidInput, match="no_users must be 'auto' or 'error' or 'together', got 'one'"):
+        logistic.fitted(no_users="one")
     with pytest.raises(ct.InvalidInput, match=r"no user '100', but there is 100.*type"):
         model.predict(logistic.X, users=logistic.users.astype(str))
     with pytest.raises(ct.InvalidInput, match="600 rows and users has 2 values"):
@@ -442,12 +456,76 @@ def test_users_are_routed_through_searches_over_pipelines(logistic):
     assert search.best_estimator_[-1].n_clusters_ == 3
 
 
-def test_without_routing_a_search_is_told_that_users_are_missing(logistic):
-    fold = cross_val_score(logistic.model(n_lams=4), logistic.X, logistic.y, cv=2)  # one model for all: no users known
-    with pytest.warns(ct.CoterieWarning, match="no users are given"):
-        search = GridSearchCV(logistic.model(n_lams=4), {"lam": ["auto"]}, cv=2).fit(
-            logistic.X, logistic.y, users=logistic.users)
-    assert search.best_score_ == pytest.approx(fold.mean(), abs=0.05)
+def test_without_routing_what_drops_users_raises(logistic):
+    """Searches that lose `users` between fit and score raise; with no_users="error", all that never had them do."""
+    X, y, users, missing = logistic.X, logistic.y, logistic.users, "no users are given"
+    learner, usual = logistic.model(n_lams=4, no_users="error"), logistic.model(n_lams=4)
+    pipe = make_pipeline(StandardScaler(), learner)
+    with pytest.raises(ValueError, match="users"):
+        pipe.fit(X, y, users=users)  # by scikit-learn
+    for whole in (pipe, BaggingClassifier(learner, n_estimators=2), CalibratedClassifierCV(learner, cv=2)):
+        with pytest.raises(ct.InvalidInput, match=missing):
+            whole.fit(X, y)
+    for given in ({"cv": 2}, {"cv": GroupKFold(2), "groups": users}):  # groups split the rows, and nothing else
+        with pytest.raises(ct.InvalidInput, match=missing):
+            cross_val_score(learner, X, y, error_score="raise", **given)
+        with pytest.raises(ValueError, match=missing), warnings.catch_warnings(action="ignore"):
+            cross_val_score(learner, X, y, **given)  # all fits failed
+    search = GridSearchCV(learner, {"lam": ["auto"]}, cv=2, error_score="raise")
+    with pytest.raises(ct.InvalidInput, match=missing):
+        search.fit(X, y)
+    with pytest.raises(ct.InvalidInput, match=missing):
+        search.set_params(estimator=usual).fit(X, y, users=users)  # fit gets them, score does not
+    with pytest.raises(ct.InvalidInput, match=missing):
+        cross_val_predict(usual, X, y, cv=2, params={"users": users})  # fit gets them, predict does not
+
+
+def test_with_routing_what_drops_users_raises(logistic):
+    X, y, users, missing = logistic.X, logistic.y, logistic.users, "no users are given"
+    with sklearn.config_context(enable_metadata_routing=True):
+        with pytest.raises(ct.InvalidInput, match=missing):
+            make_pipeline(StandardScaler(), logistic.model(no_users="error")).fit(X, y)
+        with pytest.raises(ct.InvalidInput, match=missing):  # a scorer by name asks predict without users
+            cross_val_score(logistic.model(n_lams=4), X, y, cv=2, params={"users": users}, scoring="accuracy",
+                            error_score="raise")
+        off = clone(logistic.model(no_users="error").set_fit_request(users=False))
+        assert off.get_metadata_routing().fit.requests["users"] is False
+        with pytest.raises((ct.InvalidInput, TypeError), match=r"users"):
+            make_pipeline(StandardScaler(), off).fit(X, y, users=users)
+
+
+@pytest.mark.parametrize("library", [pd, pl])
+def test_a_column_of_the_frame_names_the_users(library, model, logistic):
+    """Everything works without routing: scorers by name, cross_val_predict, pipelines that keep frames."""
+    X, y, users = logistic.X, logistic.y, logistic.users
+    frame = library.DataFrame({"age": X[:, 0], "clinic": users, "dose": X[:, 1]})
+    learner = logistic.model(user_column="clinic").fit(frame, y)
+    assert np.array_equal(learner.coef_, model.coef_)
+    assert list(learner.feature_names_in_) == ["age", "dose"]
+    assert learner.predict_proba(frame) == pytest.approx(model.predict_proba(X, users=users), rel=1e-12)
+    assert learner.score(frame, y) == model.score(X, y, users=users)
+    new = library.DataFrame({"age": X[:4, 0], "clinic": list("aabb"), "dose": X[:4, 1]})
+    assert learner.personalize(new, y[:4]).users.names == ("a", "b")
+    with pytest.raises(ct.InvalidInput, match=r"There is no column 'clinics'.*'clinic'"):
+        logistic.model(user_column="clinics").fit(frame, y)
+    with pytest.raises(ct.InvalidInput, match=r"needs a frame with this column, got ndarray.*set_output"):
+        learner.predict(X)
+    with pytest.raises(ct.InvalidInput, match="Leave out one of the two"):
+        learner.predict(frame, users=users)
+    with pytest.raises(ct.InvalidInput, match="Leave out one of the two"):
+        logistic.model(user_column="clinic").fit(frame, y, users=users)
+
+
+def test_a_user_column_passes_through_what_cannot_route(logistic):
+    frame = pd.DataFrame(logistic.X, columns=["age", "dose"]).assign(clinic=logistic.users)
+    scaled = make_column_transformer((StandardScaler(), ["age", "dose"]), remainder="passthrough",
+                                     verbose_feature_names_out=False).set_output(transform="pandas")
+    learner = logistic.model(user_column="clinic", n_lams=4)
+    assert cross_val_score(make_pipeline(scaled, learner), frame, logistic.y, cv=2, scoring="roc_auc").min() > 0.9
+    predictions = cross_val_predict(learner, frame, logistic.y, cv=2)
+    assert (predictions == logistic.y).mean() > 0.8
+    search = GridSearchCV(learner, {"lam": ["auto", 1e6]}, cv=2).fit(frame, logistic.y)
+    assert search.best_params_ == {"lam": "auto"}
 
 
 def test_it_is_shown_in_notebooks_and_takes_parameters(model):

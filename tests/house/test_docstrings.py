@@ -18,8 +18,8 @@ APART = ("federated.flower", "federated.masks", "federated.runtimes.cluster", "f
 NAMES = [info.name.removeprefix("coterie.") for info in pkgutil.walk_packages(coterie.__path__, "coterie.")]
 #: Modules that must have examples.
 WITH_EXAMPLES = ("data.encoding", "data.io", "data.participants", "data.scaling", "data.users", "embeddings",
-                 "estimators", "fitting.estimate", "fitting.prepare", "fitting.settings", "runs.from_table",
-                 "runs.load", "runs.save", "storage")
+                 "estimators.classifier", "estimators.clustering", "estimators.regressor", "fitting.estimate",
+                 "fitting.prepare", "fitting.settings", "runs.from_table", "runs.load", "runs.save", "storage")
 #: Modules whose examples need torch, which `make test-all` installs.
 WITH_TORCH = ("embeddings",)
 
@@ -64,11 +64,70 @@ def missing_sections(name: str, value: object) -> list[str]:
         wanted.append({"Parameters", "Attributes"})
     if inspect.isfunction(value) and "return " in inspect.getsource(value):
         wanted.append({"Returns"})
+    if inspect.isfunction(value) and "raise " in inspect.getsource(value):
+        wanted.append({"Raises"})
     return [f"{name}: {' or '.join(sorted(names))}" for names in wanted if not names & has]
 
 
 def test_public_names_are_explained():
     assert [line for name in coterie.__all__ for line in missing_sections(name, getattr(coterie, name))] == []
+
+
+#: Classes whose methods solvers and federations call, not users: their interface is in docs/adding-a-loss.md and
+#: CONTRIBUTING.md.
+PARTS = (coterie.Loss, coterie.Participation, *coterie.SOLVERS.values(), *coterie.ALGORITHMS.values())
+
+
+def missing_in_methods(name: str, kind: object) -> list[str]:
+    """Sections that the docstrings of a public class's own and inherited methods lack; constructors need no Returns."""
+    wrong: list[str] = []
+    for method in dir(kind) if inspect.isclass(kind) and not issubclass(kind, (*PARTS, BaseException)) else []:
+        raw = inspect.getattr_static(kind, method)
+        makes = isinstance(raw, classmethod)
+        function = raw.__func__ if isinstance(raw, (classmethod, staticmethod)) else raw
+        if method.startswith("_") or not inspect.isfunction(function) or not function.__module__.startswith("coterie"):
+            continue
+        source, text = inspect.getsource(function), inspect.getdoc(getattr(kind, method)) or ""
+        has = set(re.findall(r"^(\w+)\n-{3,}$", text, re.M))
+        wanted = {"Parameters"} if set(inspect.signature(function).parameters) - {"self", "cls"} else set()
+        wanted |= {"Returns"} if "return " in source and not makes else set()
+        wanted |= {"Raises"} if "raise " in source else set()
+        wrong += [f"{name}.{method}: {section}" for section in sorted(wanted - has)]
+    return wrong
+
+
+def test_methods_of_public_classes_are_explained():
+    assert [line for name in coterie.__all__ for line in missing_in_methods(name, getattr(coterie, name))] == []
+
+
+class Bare:
+    """A class with a method that says too little, one that says enough, and a constructor."""
+
+    def half(self, x):
+        """Half of x."""
+        if x % 2:
+            raise ValueError(x)
+        return x // 2
+
+    def nothing(self):
+        """Do nothing."""
+
+    @classmethod
+    def of(cls, x):
+        """One of these.
+
+        Parameters
+        ----------
+        x : anything.
+        """
+        return cls()
+
+
+def test_a_missing_section_of_a_method_is_seen(monkeypatch):
+    assert missing_in_methods("Bare", Bare) == []  # not a class of coterie
+    monkeypatch.setattr(Bare.half, "__module__", "coterie.bare")
+    monkeypatch.setattr(Bare.of.__func__, "__module__", "coterie.bare")
+    assert missing_in_methods("Bare", Bare) == ["Bare.half: Parameters", "Bare.half: Raises", "Bare.half: Returns"]
 
 
 def test_a_missing_section_is_seen():

@@ -16,12 +16,13 @@ SOURCE = Path(__file__).parents[2] / "src" / "coterie"
 LAYERS = [
     "errors", "_typing", "labels", "memory", "threads", "storage", "privacy.accounting", "privacy.policy",
     "privacy.ledger", "privacy",
-    "data.validation", "data.frames", "data.io", "data.participants", "data.splitting", "data.users", "data.scaling",
+    "data.validation", "data.blocks", "data.frames", "data.io", "data.participants", "data.splitting", "data.users",
+    "data.scaling",
     "data.columns", "data.summary", "data.declared", "data.merging", "data.rules", "data.encoding", "data",
     "privacy.release", "privacy.effective",
     "losses.newton", "losses.curvature", "losses.frame", "losses.base", "losses", "losses.checks",
-    "graph.kernels", "graph.graph", "graph", "problem", "newcomers", "solution", "certificates", "graph.weights",
-    "datasets", "embeddings",
+    "graph.kernels", "graph.graph", "graph", "problem", "newcomers", "explanation", "solution", "certificates",
+    "graph.weights", "datasets", "embeddings",
     "solvers",
     "analysis.metrics", "analysis.margins", "analysis.consensus", "analysis.path", "analysis.recovery",
     "analysis.ladder", "analysis.select", "analysis.spread", "analysis.dispersion", "analysis.noise",
@@ -60,7 +61,7 @@ LEVEL = {name: level for level, name in enumerate(LAYERS)}
 #: Where each third-party adapter may be imported; a part of a library may have a home of its own.
 HOMES = {
     "cvxpy": {"solvers.reference"}, "matplotlib": {"plots", "experiments"}, "plotly": {"experiments"},
-    "typer": {"cli"}, "rich": {"cli"}, "polars": {"data.frames"}, "zstandard": {"data.io"},
+    "typer": {"cli"}, "rich": {"cli"}, "polars": {"data.frames"}, "pandas": {"data.frames"}, "zstandard": {"data.io"},
     "torch": {"embeddings"},
     "numba": {"graph.kernels", "solvers"},
     "flwr": {"federated.flower", "federated.runtimes.cluster"},

@@ -290,3 +290,37 @@ def test_a_fit_shows_its_scores(fitted):
     assert str(fitted.scores) in page
     assert page.count("<table>") == 2
     assert str(fitted.scores) not in replace(fitted, scores=None)._repr_html_()
+
+
+# On axes of the caller
+
+
+def test_figures_are_drawn_on_given_axes(fitted):
+    """Each figure of one axes leaves on given axes what it has on its own: the same lines, dots, texts and labels."""
+    solution = ct.solve(ct.Problem(ellipses(seed=0).users, ct.SquaredHinge(ridge=1e-3), lam=0.05))
+    for draw, source in ((plots.tree, fitted), (plots.clusters, fitted), (plots.gaps, fitted), (plots.scores, fitted),
+                         (plots.model_map, fitted), (plots.coefficients, fitted), (plots.separators, solution)):
+        mine = Figure()
+        left, right = mine.subplots(1, 2)
+        assert draw(source, ax=right) is mine
+        assert mine.axes == [left, right]
+        assert not left.has_data()
+        own = draw(source).axes[0]
+        for part in ("get_xlabel", "get_ylabel", "get_xscale", "get_yscale"):
+            assert getattr(right, part)() == getattr(own, part)()
+        for part in ("lines", "collections", "texts", "images"):
+            assert len(getattr(right, part)) == len(getattr(own, part))
+        assert right.has_data()
+        with pytest.raises(ct.InvalidInput, match="ax must be axes of Matplotlib, got Figure"):
+            draw(source, ax=mine)
+
+
+def test_figures_of_several_axes_take_a_figure(run):
+    mine = Figure()
+    above, below = mine.subfigures(2, 1)
+    assert plots.rounds(run, figure=below) is below
+    assert len(below.axes) == len(mine.axes) == 2
+    assert len(above.axes) == 0
+    assert plots.rounds(run).axes[1].get_ylabel() == below.axes[1].get_ylabel()
+    with pytest.raises(ct.InvalidInput, match="figure must be a figure of Matplotlib, got"):
+        plots.rounds(run, figure=below.axes[0])

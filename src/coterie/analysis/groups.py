@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,7 @@ from coterie.analysis.path import Path, solve_path
 from coterie.analysis.search import Kind, SearchOptions, kind_of, search
 from coterie.analysis.wide import WideSearch, search_wide
 from coterie.analysis.wide_models import fit_models
+from coterie.data.frames import users_frame
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
 from coterie.errors import InvalidInput, interruptible
@@ -54,7 +56,7 @@ from coterie.labels import check_labels
 from coterie.losses import AffineLoss, Huber, Logistic, Loss, Squared, SquaredDistance
 from coterie.losses.grouped import Grouped
 from coterie.memory import require_memory
-from coterie.problem import Problem
+from coterie.problem import Problem, coefficient_names
 from coterie.solution import Solution
 
 
@@ -87,6 +89,8 @@ class Groups:
         a sample if there are more than 300 users, and empty if proposals were given.
     proposals
         The best partitions, each with what its moves cost, for another search among the same users.
+    coefficient_names
+        (dim,) what each coordinate of the models is.
 
     Example
     -------
@@ -107,11 +111,45 @@ class Groups:
     graph: Graph = field(repr=False)
     path: Path = field(repr=False)
     proposals: tuple[tuple[Ints, float], ...] = field(default=(), repr=False)
+    coefficient_names: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def n_clusters(self) -> int:
         """The number of groups."""
         return int(self.labels.max()) + 1
+
+    @property
+    def names(self) -> tuple[Any, ...]:
+        """The users' names, in the order of `labels` and `models`."""
+        return self.path.problem.users.names
+
+    def to_frame(self) -> Any:
+        """The groups and their models as a table.
+
+        Returns
+        -------
+        A frame of polars, or of pandas where polars is not installed, with a row for each user: `user`, `group`, and
+        the coordinates of the model of its group by feature.
+
+        Raises
+        ------
+        MissingExtra
+            If neither is installed.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> users = ct.Users.from_arrays([[0.0], [0.1], [9.0], [9.2]], user=["ann", "bob", "eve", "zoe"])
+        >>> ct.find_groups(users, ct.SquaredDistance()).to_frame()["group"].to_list()
+        [0, 0, 1, 1]
+        """
+        return users_frame(self.names, self.labels, self.models, self.coefficient_names)
+
+    def __repr__(self) -> str:
+        sizes = np.bincount(self.labels).tolist()
+        shown = ", ".join(map(str, sizes[:8])) + ", ..." * (len(sizes) > 8)
+        found = f"{len(sizes)} groups of {shown}" if self.kind == "groups" else f"{self.kind} for {sizes[0]}"
+        return f"Groups({found} user{'s' * (len(self.labels) != 1)}, criterion {self.criterion:.6g})"
 
     def __str__(self) -> str:
         examined = f"none of {len(self.candidates)} descriptions"
@@ -188,7 +226,8 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     spread = np.zeros((samples.dim, samples.dim)) if best.spread is None else unit**2 * best.spread.covariance
     return Groups(labels=best.labels, models=models, kind=kind_of(best), spread=spread, criterion=best.length,
                   candidates=tuple(dict.fromkeys((p.n_groups, p.length) for p in found.examined)), lam=best.lam,
-                  graph=found.path.problem.graph, path=found.path, proposals=found.proposals)
+                  graph=found.path.problem.graph, path=found.path, proposals=found.proposals,
+                  coefficient_names=tuple(coefficient_names(loss, users, samples.dim)))
 
 
 def _wide_groups(users: Users, loss: Loss, found: WideSearch, unit: float, k: int) -> Groups:
@@ -206,7 +245,8 @@ def _wide_groups(users: Users, loss: Loss, found: WideSearch, unit: float, k: in
     examined = tuple(dict.fromkeys((d.n_groups, d.length) for d in found.examined))
     return Groups(labels=best.labels, models=models, kind=kind, spread=unit**2 * best.within * np.eye(given.dim),
                   criterion=best.length, candidates=examined, lam=None, graph=problem.graph,
-                  path=solve_path(problem, n_lams=10, tol=1e-5))
+                  path=solve_path(problem, n_lams=10, tol=1e-5),
+                  coefficient_names=tuple(coefficient_names(loss, users, given.dim)))
 
 
 def _checked_loss(users: Users, loss: Loss | None, ridge: float, **numbers: tuple[int | None, int]) -> Loss:

@@ -17,7 +17,7 @@ from coterie.analysis.consensus import Bracket, Consensus, consensus
 from coterie.errors import ConvergenceWarning, InvalidInput, interruptible
 from coterie.labels import check_labels
 from coterie.problem import Problem, check_lam
-from coterie.solution import Solution, Status, html_table
+from coterie.solution import Solution, Status, html_table, points_frame
 from coterie.solvers import Solver, solve_quietly
 from coterie.solvers.base import Start
 
@@ -71,6 +71,37 @@ class Path:
 
     def __getitem__(self, index: int) -> Solution:
         return self.solutions[index]
+
+    def __repr__(self) -> str:
+        lams, counts, gap = self.lams, self.n_clusters, max(self.gaps, default=np.inf)
+        if not len(self):
+            return "Path(no lams)"
+        proof = f"certified to {gap:.1e}" if np.isfinite(gap) else f"{np.isinf(self.gaps).sum()} not certified"
+        return f"Path({len(lams)} lam{'s' * (len(lams) != 1)} from {lams[0]:.4g} to {lams[-1]:.4g}, " \
+               f"{counts[0]} -> {counts[-1]} groups, {proof})"
+
+    def to_frame(self) -> Any:
+        """The path as a table.
+
+        Returns
+        -------
+        A frame of polars, or of pandas where polars is not installed, with a row for each lam: `lam`, `n_clusters`,
+        `objective`, `gap`, `status` and `seconds`.
+
+        Raises
+        ------
+        MissingExtra
+            If neither is installed.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+        >>> path = ct.solve_path(ct.Problem(users, ct.SquaredDistance(), lam=0.0), lams=[0.1, 1.0, 5.0])
+        >>> path.to_frame()["n_clusters"].to_list()
+        [3, 2, 1]
+        """
+        return points_frame(self.solutions)
 
     def _repr_html_(self) -> str:
         lams, counts = self.lams, self.n_clusters
@@ -153,6 +184,14 @@ class Path:
         ------
         InvalidInput
             If lam is not a finite number >= 0.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+        >>> path = ct.solve_path(ct.Problem(users, ct.SquaredDistance(), lam=0.0), lams=[0.1, 5.0])
+        >>> path.at(1.0).n_clusters
+        2
         """
         lam = check_lam(lam)
         nearest = self.solutions[int(np.abs(np.log((self.lams + 1e-300) / (lam + 1e-300))).argmin())]
@@ -162,13 +201,13 @@ class Path:
         _warn([solution], self.tol)
         return solution
 
-    def merge_point(self, first: int, second: int, *, rtol: float = 1e-4) -> Bracket:
+    def merge_point(self, first: Any, second: Any, *, rtol: float = 1e-4) -> Bracket:
         """Find the smallest lam on the path at which two users share a model, by bisection.
 
         Parameters
         ----------
         first, second
-            Positions of the users; `users.index(name)` gives them.
+            The users, by name or position, as for `Users.positions`.
         rtol
             Relative distance of the two bounds to reach.
 
@@ -180,20 +219,25 @@ class Path:
         Raises
         ------
         InvalidInput
-            If a position is out of range.
+            If one of them is not among the users.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]], user=["ann", "bob", "eve"])
+        >>> path = ct.solve_path(ct.Problem(users, ct.SquaredDistance(), lam=0.0), lams=[0.1, 1.0, 5.0])
+        >>> low, high = path.merge_point("ann", "bob")
+        >>> round(low, 3), round(high, 3)
+        (0.5, 0.5)
         """
-        n = self.problem.n_users
-        for user in (first, second):
-            if not 0 <= user < n:
-                raise InvalidInput(f"expected user numbers from 0 to {n - 1}, got {user}",
-                                   remedy="users.index(name) gives the number of a user")
-        together = [bool(s.labels[first] == s.labels[second]) for s in self.solutions]
+        i, j = self.problem.users.positions([first, second])
+        together = [bool(s.labels[i] == s.labels[j]) for s in self.solutions]
         if not any(together):
             return Bracket(float(self.lams[-1]), np.inf)
         k = together.index(True)
         with interruptible():
             below = self.solutions[k - 1] if k else self.at(0.0)
-        return self._bisect(below, self.solutions[k], lambda s: bool(s.labels[first] == s.labels[second]), rtol)
+        return self._bisect(below, self.solutions[k], lambda s: bool(s.labels[i] == s.labels[j]), rtol)
 
     @interruptible()
     def window(self, labels: npt.ArrayLike, *, rtol: float = 1e-4) -> tuple[Bracket, Bracket]:
@@ -217,6 +261,15 @@ class Path:
         ------
         InvalidInput
             If no point of the path has these groups.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+        >>> path = ct.solve_path(ct.Problem(users, ct.SquaredDistance(), lam=0.0), lams=[0.1, 1.0, 5.0])
+        >>> first, last = path.window([0, 0, 1])
+        >>> round(first.upper, 3), round(last.lower, 2)
+        (0.5, 2.83)
         """
         wanted = check_labels(labels, self.problem.n_users)
         match = np.array([np.array_equal(s.labels, wanted) for s in self.solutions])

@@ -119,10 +119,10 @@ class Condensed(Users):
     def sizes(self) -> Ints:
         return self.represented
 
-    def take(self, indices: Any) -> Condensed:
-        few = super().take(indices)
+    def _taken(self, chosen: Ints) -> Condensed:
+        few = super()._taken(chosen)
         return Condensed(few.features, few.targets, few.offsets, few.names, few.feature_names,
-                         self.represented[self._chosen(indices)])
+                         self.represented[chosen])
 
     def moments(self) -> Moments:
         counts, means, m2 = super().moments()

@@ -6,7 +6,7 @@ polars is the extra `tables`; it is imported when it is needed, and no other mod
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,20 +83,53 @@ def _read(path: str | PathLike[str], reader: Callable[[Any], Any]) -> Any:
 
 
 def to_frame(columns: dict[str, list[Any]]) -> Any:
-    """Columns as a polars frame; values of several types in one column become texts."""
+    """Columns as a frame of polars, or of pandas where polars is not installed.
+
+    Values of several types in one column, and tuples, become texts.
+    """
+    plain = {name: _of_one_type(values) for name, values in columns.items()}
     try:
         import polars
     except ImportError as error:
-        raise MissingExtra("polars", "tables", "Making a table") from error
-    return polars.DataFrame({
-        name: values if len({type(value) for value in values} - {type(None)}) <= 1 else list(map(str, values))
-        for name, values in columns.items()})
+        try:
+            import pandas
+        except ImportError:
+            raise MissingExtra("polars", "tables", "Making a table") from error
+        return pandas.DataFrame(plain)
+    return polars.DataFrame(plain)
+
+
+def _of_one_type(values: list[Any]) -> list[Any]:
+    kinds = {type(value) for value in values} - {type(None)}
+    return values if len(kinds) <= 1 and tuple not in kinds else list(map(str, values))
+
+
+def users_frame(names: Sequence[Any], labels: Ints, numbers: Array, columns: Iterable[str]) -> Any:
+    """A frame with a row for each user: `user`, `group`, and (n_users, n_columns) numbers."""
+    numbers = np.asarray(numbers, dtype=float).reshape(len(names), -1)
+    return to_frame({"user": list(names), "group": labels.tolist(),
+                     **dict(zip(distinct(columns, ("user", "group")), numbers.T.tolist(), strict=True))})
+
+
+def distinct(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
+    """The names, with underscores appended to those that are taken or come again."""
+    unique, seen = list[str](), set(taken)
+    for name in names:
+        while name in seen:
+            name += "_"
+        unique.append(name)
+        seen.add(name)
+    return unique
 
 
 def write_parquet(columns: dict[str, list[Any]], path: str | PathLike[str]) -> None:
     """Columns as a Parquet file, written atomically."""
+    try:
+        import polars
+    except ImportError as error:
+        raise MissingExtra("polars", "tables", "Writing Parquet files") from error
     stream = io.BytesIO()
-    to_frame(columns).write_parquet(stream)
+    polars.DataFrame({name: _of_one_type(values) for name, values in columns.items()}).write_parquet(stream)
     write_atomically(path, stream.getvalue())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -74,29 +74,126 @@ class Participants:
     def index(self, name: Hashable) -> int:
         """Position of a user, which is its row in the models of a solution.
 
+        Parameters
+        ----------
+        name : of the user.
+
+        Returns
+        -------
+        The position, from 0.
+
         Raises
         ------
         InvalidInput : no user has this name; the message suggests one.
+
+        Example
+        -------
+        >>> Participants(["ann", "bob"]).index("bob")
+        1
         """
         try:
             return self._positions[name]
         except (KeyError, TypeError):
             raise InvalidInput(f"There is no user {show(name)}", remedy=suggest(name, self.names)) from None
 
-    def take(self, indices: npt.ArrayLike) -> Participants:
-        """The users at these positions, in this order; a boolean mask is also accepted."""
-        return Participants([self.names[i] for i in self._chosen(indices)], self.feature_names)
+    def positions(self, users: Iterable[Any]) -> Ints:
+        """Positions of users given by name or by position.
+
+        The rule, for every method that asks for users: a user is given by its name, and where no name is an integer,
+        an integer is a position. Where names are integers, integers are names.
+
+        Parameters
+        ----------
+        users : names or positions.
+
+        Returns
+        -------
+        (n,) the positions, in the order given.
+
+        Raises
+        ------
+        InvalidInput : somebody is not among the users; the message names them and the nearest name.
+
+        Example
+        -------
+        >>> Participants(["ann", "bob", "eve"]).positions(["eve", 0]).tolist()
+        [2, 0]
+        >>> Participants([30, 10, 20]).positions([10, 20]).tolist()
+        [1, 2]
+        """
+        integers_are_names = any(map(_is_integer, self.names)) and self.names != tuple(range(self.n_users))
+        return np.array([self._position(user, integers_are_names) for user in _listed(users)], dtype=np.int64)
+
+    def _position(self, user: Any, integers_are_names: bool) -> int:
+        if integers_are_names or not _is_integer(user):
+            return self.index(user)
+        if not 0 <= user < self.n_users:
+            raise InvalidInput(f"expected user numbers from 0 to {self.n_users - 1}, or names, got {user}",
+                               remedy=suggest(user, self.names))
+        return int(user)
+
+    def take(self, indices: npt.ArrayLike) -> Self:
+        """Some of the users, in the order given.
+
+        Parameters
+        ----------
+        indices : positions, as in NumPy, also where names are integers (`positions` turns these into positions);
+            names that are no integers; or a boolean mask of all users.
+
+        Returns
+        -------
+        These users.
+
+        Raises
+        ------
+        InvalidInput : somebody is not among the users; the message names them and the nearest name.
+
+        Example
+        -------
+        >>> Participants(["ann", "bob", "eve"]).take(["eve", "ann"]).names
+        ('eve', 'ann')
+        """
+        return self._taken(self._chosen(indices))
+
+    def _taken(self, chosen: Ints) -> Any:
+        return Participants([self.names[i] for i in chosen], self.feature_names)
 
     def _chosen(self, indices: npt.ArrayLike) -> Ints:
-        """Positions of users, checked."""
-        chosen = np.asarray(indices)
-        if chosen.dtype == bool and chosen.shape == (self.n_users,):
-            chosen = np.flatnonzero(chosen)
-        if chosen.ndim != 1 or (chosen.size and (chosen.dtype.kind not in "iu" or chosen.min() < 0
-                                                 or chosen.max() >= self.n_users)):
-            raise InvalidInput(f"indices must be positions of users, 0..{self.n_users - 1}, got {show(indices)}",
-                               remedy="Turn a name into a position with users.index(name)")
-        return chosen.astype(np.int64)
+        """Positions of the users that `take` is given."""
+        given = indices if isinstance(indices, np.ndarray) else _array(indices)
+        if given.ndim == 1 and not given.size:
+            return np.zeros(0, dtype=np.int64)
+        if given.dtype == bool and given.shape == (self.n_users,):
+            return np.flatnonzero(given)
+        if given.ndim == 1 and given.dtype.kind in "iu" and given.min() >= 0 and given.max() < self.n_users:
+            return given.astype(np.int64)
+        if given.ndim != 1 or given.dtype.kind in "biuf":
+            raise InvalidInput(f"indices must be names or positions of users, 0..{self.n_users - 1}, got "
+                               f"{show(indices)}",
+                               remedy="Give a list of names, of positions as by users.index(name), or a mask")
+        return np.array([self._position(user, False) for user in given.tolist()], dtype=np.int64)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _listed(users: Any) -> list[Any]:
+    """Users as a list; one text is no list of users."""
+    if isinstance(users, (str, bytes)) or not hasattr(users, "__iter__"):
+        raise InvalidInput(f"expected a list of users, got {show(users)}", remedy=f"Give [{show(users)}]")
+    return list(users.tolist() if hasattr(users, "tolist") else users)
+
+
+def _array(users: Any) -> npt.NDArray[Any]:
+    """A list of users as an array in which integers stay integers next to texts, and tuples stay tuples."""
+    values = _listed(users)
+    if all(isinstance(value, (int, float, np.number, np.bool_)) for value in values) or \
+            any(isinstance(value, (list, np.ndarray)) for value in values):
+        return np.array(values)
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
 
 
 class Counted(Participants):
@@ -121,6 +218,5 @@ class Counted(Participants):
     def sizes(self) -> Ints:
         return self._sizes
 
-    def take(self, indices: npt.ArrayLike) -> Counted:
-        chosen = self._chosen(indices)
+    def _taken(self, chosen: Ints) -> Counted:
         return Counted([self.names[i] for i in chosen], self.feature_names, self._sizes[chosen])

@@ -70,9 +70,23 @@ class Standardizer:
     def transform(self, users: Users) -> Users:
         """The same users with standardised features.
 
+        Parameters
+        ----------
+        users : with the features of the scaler.
+
+        Returns
+        -------
+        The users, with features (a - mean) / scale.
+
         Raises
         ------
         InvalidInput : the users have other features than the scaler.
+
+        Example
+        -------
+        >>> users = Users.from_arrays([[1.0], [3.0]])
+        >>> Standardizer.from_moments(users.moments()).transform(users).features.tolist()
+        [[-1.0], [1.0]]
         """
         if users.n_features != len(self.mean) or (self.feature_names and users.feature_names != self.feature_names):
             raise InvalidInput(f"The scaler is for {len(self.mean)} features ({show(*self.feature_names)}), got "
@@ -87,9 +101,19 @@ class Standardizer:
         models : the last coordinate is the intercept b of the margin <w, a> + intercept_sign * b.
         intercept_sign : of the loss: 1 or -1.
 
+        Returns
+        -------
+        (..., n_features + 1) the models in original units.
+
         Raises
         ------
         InvalidInput : models of another length, or another sign.
+
+        Example
+        -------
+        >>> scaler = Standardizer.from_moments(Users.from_arrays([[1.0], [3.0]]).moments())
+        >>> scaler.restore([2.0, 0.5], intercept_sign=1).tolist()
+        [2.0, -3.5]
         """
         fitted = np.asarray(models, dtype=np.float64)
         if fitted.ndim == 0 or fitted.shape[-1] != len(self.mean) + 1 or intercept_sign not in (1, -1):

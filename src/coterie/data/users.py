@@ -14,9 +14,11 @@ from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from coterie._typing import Array, Ints
+from coterie.data.blocks import Block as Block
+from coterie.data.blocks import freeze as freeze
+from coterie.data.blocks import padded_blocks
 from coterie.data.frames import read_numbers, read_parquet
 from coterie.data.io import read_table
 from coterie.data.participants import Participants as Participants
@@ -35,16 +37,6 @@ from coterie.data.validation import (
     suggest,
 )
 from coterie.errors import InvalidInput
-
-
-class Block(NamedTuple):
-    """Users of one padded length as dense arrays; padding is 0 and has weight 0."""
-
-    index: Ints       # type: ignore[assignment]  # (n,) positions of these users; hides tuple.index
-    features: Array   # (n, m, p)
-    targets: Array    # (n, m), zeros when there are no targets
-    weights: Array    # (n, m), 1 / count on real rows
-    units: Array | None = None  # (n, dim) of a model's coordinates, where a loss has changed them
 
 
 class Moments(NamedTuple):
@@ -159,9 +151,7 @@ class Users(Participants):
         """Position of the user that owns each row, (n_samples,)."""
         return freeze(np.repeat(np.arange(self.n_users), self.counts))
 
-    def take(self, indices: npt.ArrayLike) -> Users:
-        """The users at these positions, in this order; a boolean mask works too."""
-        chosen = self._chosen(indices)
+    def _taken(self, chosen: Ints) -> Users:
         counts = self.counts[chosen]
         # Within one user, old and new row numbers differ by the difference of the user's two starts.
         rows = np.arange(counts.sum()) + np.repeat(self.offsets[chosen] - offsets_of(counts)[:-1], counts)
@@ -172,7 +162,12 @@ class Users(Participants):
                        targets=None if self.targets is None else self.targets[rows])
 
     def require_samples(self) -> None:
-        """Raise InvalidInput when some user has no row."""
+        """Check that every user has a row.
+
+        Raises
+        ------
+        InvalidInput : some user has none.
+        """
         if (self.counts == 0).any():
             empty = [self.names[i] for i in np.flatnonzero(self.counts == 0)]
             raise InvalidInput(f"Every user needs a row, {len(empty)} of {self.n_users} have none",
@@ -396,7 +391,17 @@ class Users(Participants):
         return Split(*(self._rows(rows, size, self.names) for rows, size in zip(parts, sizes, strict=True)))
 
     def moments(self) -> Moments:
-        """Count, means and centred sums of squares of each user; `Standardizer.from_moments` combines them."""
+        """Count, means and centred sums of squares of each user; `Standardizer.from_moments` combines them.
+
+        Returns
+        -------
+        The moments, with zeros for users without rows.
+
+        Example
+        -------
+        >>> Users.from_arrays([[1.0], [3.0], [5.0]], user=["a", "a", "b"]).moments().means.tolist()
+        [[2.0], [5.0]]
+        """
         means, m2 = np.zeros((2, self.n_users, self.n_features))
         some = self.counts > 0  # reduceat wants non-empty segments
         if some.any():
@@ -414,32 +419,17 @@ class Users(Participants):
     def blocks(self) -> tuple[Block, ...]:
         """All users with rows as dense zero-padded blocks, one for each padded length.
 
-        The padded length depends on the user's own count only, so a user alone gives bitwise the block it gives in a
-        crowd. Up to 16 rows are exact; above, less than one eighth is padding.
+        Returns
+        -------
+        The blocks, see `Block`; a user alone gives bitwise the block it gives in a crowd.
+
+        Example
+        -------
+        >>> [block.index.tolist() for block in Users.from_arrays([[1.0], [2.0], [3.0]], user=["a", "b", "b"]).blocks()]
+        [[0], [1]]
         """
         return self._blocks
 
     @cached_property
     def _blocks(self) -> tuple[Block, ...]:
-        # Above 16 rows: the next multiple of 2^(floor(log2(count)) - 3); frexp's exponent is floor(log2(count)) + 1.
-        step = 2 ** np.maximum(np.frexp(self.counts)[1].astype(np.int64) - 4, 0)
-        lengths = np.where(self.counts <= 16, self.counts, -(-self.counts // step) * step)
-        return tuple(self._block(np.flatnonzero(lengths == m), int(m)) for m in np.unique(lengths[lengths > 0]))
-
-    def _block(self, index: Ints, m: int) -> Block:
-        counts, start, stop = self.counts[index, None], self.offsets[index[0]], self.offsets[index[-1] + 1]
-        real = np.arange(m) < counts
-        values = np.zeros(self.n_samples) if self.targets is None else self.targets
-        if real.all() and stop - start == real.size:  # adjacent users without padding: views
-            features = self.features[start:stop].reshape(*real.shape, self.n_features)
-            targets = values[start:stop].reshape(real.shape)
-        else:
-            rows = np.where(real, self.offsets[index, None] + np.arange(m), 0)
-            features, targets = np.take(self.features, rows, axis=0), np.where(real, values[rows], 0.0)
-            features[~real] = 0.0
-        return Block(freeze(index), freeze(features), freeze(targets), freeze(real / counts))
-
-
-def freeze(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    array.flags.writeable = False
-    return array
+        return padded_blocks(self.features, self.targets, self.offsets)

@@ -24,11 +24,12 @@ from coterie.federated.settings import FederationSettings
 from coterie.graph import Graph
 from coterie.losses import Loss
 from coterie.problem import Problem
+from coterie.solution import points_frame
 
 _SEARCHES = 8  # for the smallest lam at which all users share one model
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class FederatedPath:
     """Runs from the largest lam to the smallest, each started from the one before.
 
@@ -79,12 +80,55 @@ class FederatedPath:
         """(n_lams,) the mean over users of their mean held-out loss; nan where nothing was held out."""
         return np.array([np.nan if run.scores is None else _means(run.scores).mean() for run in self.runs])
 
+    def __repr__(self) -> str:
+        lams, counts = self.lams, self.n_clusters
+        found = f"{len(self)} lams from {lams[0]:.4g} to {lams[-1]:.4g}, {counts[0]} -> {counts[-1]} groups, " \
+            if len(self) else "no lams, "
+        return f"FederatedPath({found}{self.n_rounds} rounds, {self.bytes:,} bytes)"
+
+    def to_frame(self) -> Any:
+        """The runs as a table; see `Path.to_frame`.
+
+        Returns
+        -------
+        A frame with a row for each lam: `lam`, `n_clusters`, `objective`, `gap`, `status` and `seconds`.
+
+        Raises
+        ------
+        MissingExtra : neither polars nor pandas is installed.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+        >>> ct.federate_path(users, ct.SquaredDistance(), lams=[9.0, 1.0]).to_frame()["n_clusters"].to_list()
+        [1, 2]
+        """
+        return points_frame(self.runs)
+
     def best(self, one_standard_error: bool = True) -> Federated:
         """The run with the least held-out loss, or the one with the fewest groups within one standard error of it.
+
+        Parameters
+        ----------
+        one_standard_error : whether fewer groups are preferred within one standard error.
+
+        Returns
+        -------
+        The run.
 
         Raises
         ------
         InvalidInput : no rows were held out.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> from coterie.datasets import clustered
+        >>> users = clustered("squared", n_users=6, n_clusters=2, samples=20, seed=0).users
+        >>> path = ct.federate_path(users, ct.Squared(ridge=1e-3), [10.0, 0.1], held_out=0.3)
+        >>> path.best().lam in path.lams
+        True
         """
         if any(run.scores is None for run in self.runs):
             raise InvalidInput("nothing was held out along this path", remedy="Give federate_path(..., held_out=rows)")

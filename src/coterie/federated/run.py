@@ -20,10 +20,10 @@ from coterie.federated.settings import FederationSettings
 from coterie.graph import Graph
 from coterie.losses import Loss
 from coterie.problem import Problem
-from coterie.solution import Solution, Status
+from coterie.solution import Solution, Status, outline
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Federated(Solution):
     """A `Solution` found by a federation, with the account of what it took.
 
@@ -54,6 +54,10 @@ class Federated(Solution):
     n_rounds: int
     aside: dict[Any, str] = field(repr=False, default_factory=dict)
     refusals: tuple[tuple[int, Any, str], ...] = field(repr=False, default=())
+
+    def __repr__(self) -> str:
+        found = outline(self.n_clusters, self.problem.n_users, self.lam, self.gap)
+        return f"Federated({found}, {self.n_rounds} rounds, {self.ledger.bytes:,} bytes)"
 
     def __str__(self) -> str:
         left = f" {len(self.aside)} user(s) were excluded." if self.aside else ""

@@ -47,7 +47,7 @@ _HESSIANS = 4  # sets of Hessians that a fit has at the same time, at least
 _CLEAR = 0.5  # below this silhouette the structure is weak and could be artificial (Kaufman and Rousseeuw 1990)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Fit(FitResult, PredictsRows):
     """A fit, and what can be done with it. `coterie.load_run` gives a `Run`, which can do the same.
 
@@ -75,6 +75,12 @@ class Fit(FitResult, PredictsRows):
         Returns
         -------
         The certificate; `holds` says whether the models are optimal to the tolerance of the fit.
+
+        Example
+        -------
+        >>> from coterie.datasets import clustered
+        >>> fit(clustered("squared").users, Settings(task="regression", n_lams=4, holdout=0.0)).certify().holds
+        True
         """
         return RunCertificate.of(self.solution.problem, self.solution.models, self.settings.tol)
 
@@ -89,6 +95,13 @@ class Fit(FitResult, PredictsRows):
         Returns
         -------
         The file.
+
+        Example
+        -------
+        >>> from coterie.datasets import clustered
+        >>> fitted = fit(clustered("squared").users, Settings(task="regression", n_lams=4, holdout=0.0))
+        >>> fitted.report("groups.html").name
+        'groups.html'
         """
         from coterie import report
         from coterie.runs.save import document_of
@@ -96,7 +109,29 @@ class Fit(FitResult, PredictsRows):
         return report.write(document_of(self, title=title), path)
 
     def save(self, folder: str | PathLike[str], *, overwrite: bool = False) -> FilePath:
-        """Write the fit as a run folder; see `coterie.save_run`."""
+        """Write the fit as a run folder; see `coterie.save_run`.
+
+        Parameters
+        ----------
+        folder : created if needed.
+        overwrite : whether a run that is there may be replaced.
+
+        Returns
+        -------
+        The folder.
+
+        Raises
+        ------
+        InvalidInput : the folder holds something else, or a run that may not be replaced.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> from coterie.datasets import clustered
+        >>> fitted = fit(clustered("squared").users, Settings(task="regression", n_lams=4, holdout=0.0))
+        >>> ct.load_run(fitted.save("a run")).n_clusters
+        3
+        """
         from coterie.runs.save import save_run
 
         return save_run(self, folder, overwrite=overwrite)

@@ -17,7 +17,7 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.data.encoding import Recipe
-from coterie.data.frames import as_frame, to_frame
+from coterie.data.frames import as_frame, to_frame, users_frame
 from coterie.data.io import fingerprint, read_table
 from coterie.data.users import Users
 from coterie.data.validation import show
@@ -158,5 +158,38 @@ class PredictsRows(ABC):
         ------
         InvalidInput : columns are missing, or cells are not of the kind that was learned from.
         MissingExtra : polars is not installed.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> from coterie.fitting import Settings, fit
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 4, [0.1, 1.0, 1.9] * 4, ["a"] * 6 + ["b"] * 6)
+        >>> fitted = fit(users, Settings(task="regression", n_lams=4, holdout=0.0))
+        >>> list(fitted.predict(users.take(["b"])).columns)
+        ['user', 'known', 'cluster', 'prediction']
         """
         return to_frame(self._predictor().columns(data, separator))
+
+    def to_frame(self) -> Any:
+        """The groups and the models that predict as a table, in the units given.
+
+        Returns
+        -------
+        A frame of polars, or of pandas where polars is not installed, with a row for each user: `user`, `group`, and
+        the coefficients by feature, with several classes by feature and class.
+
+        Raises
+        ------
+        MissingExtra : neither is installed.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> from coterie.fitting import Settings, fit
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 4, [0.1, 1.0, 1.9] * 4, ["a"] * 6 + ["b"] * 6)
+        >>> list(fit(users, Settings(task="regression", n_lams=4, holdout=0.0)).to_frame().columns)
+        ['user', 'group', 'x0', 'intercept']
+        """
+        known = self._predictor()
+        columns = known.units.columns(() if known.recipe is None else known.recipe.classes)
+        return users_frame(known.names, known.labels, known.units.coefficients(known.models), columns)

@@ -55,6 +55,16 @@ class RunCertificate(Certificate):
         """Certify models of a problem.
 
         First with duals built from the models; where these are not good enough, with those of a new solution.
+
+        Parameters
+        ----------
+        problem, models : what is certified; the models are (n_users, dim).
+        tol : the certified relative gap to reach.
+        same_data, same_claims, same_models : what is known about the run.
+
+        Returns
+        -------
+        The certificate.
         """
         proof = certify(problem, models)
         if proof.relative_gap > tol:

@@ -21,7 +21,7 @@ from coterie.fitting.stability import Stability
 from coterie.fitting.units import Units
 from coterie.losses import Personal
 from coterie.newcomers import Joined, join
-from coterie.solution import Solution
+from coterie.solution import Solution, outline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class SentModels(NamedTuple):
     models: Array  # (n_users, dim)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class FitResult(InNotebook):
     """The solution of a fit, the path it lies on, and its scores on held-out rows.
 
@@ -91,6 +91,10 @@ class FitResult(InNotebook):
     table: TableSource | None = None
     sent: SentModels | None = field(default=None, repr=False)
     seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        found = outline(self.n_clusters, len(self.names), self.lam, self.gap)
+        return f"{type(self).__name__}({self.kind}: {found})"
 
     @property
     def names(self) -> tuple[Any, ...]:
@@ -161,13 +165,35 @@ class FitResult(InNotebook):
         return self.units.coefficients(self.models)
 
     def asked(self) -> dict[str, Any]:
-        """What the user asked for, as run.json has it."""
+        """What the user asked for, as run.json has it.
+
+        Returns
+        -------
+        The settings, and of a table its file and columns, by name.
+        """
         table = {} if self.table is None else asdict(self.table)
         table.pop("fingerprint", None)
         return {**table, **asdict(self.settings)}
 
     def models_of(self, names: npt.ArrayLike) -> tuple[Array, Flags]:
-        """(n, dim) the model of each user named, the pooled model for unknown users; and (n,) who is known."""
+        """The model of each user named, as predictions use it.
+
+        Parameters
+        ----------
+        names : of users. Like the owners of rows, they are always names, and unknown users get the pooled model.
+
+        Returns
+        -------
+        (n, dim) the models, in the solver's units, and (n,) who is known.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> from coterie.fitting import Settings, fit
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 4, [0.1, 1.0, 1.9] * 4, ["a"] * 6 + ["b"] * 6)
+        >>> fit(users, Settings(task="regression", n_lams=4, holdout=0.0)).models_of(["b", "stranger"])[1].tolist()
+        [True, False]
+        """
         models, index = models_by_name(np.asarray(names, dtype=object).tolist(), self.names, self.models,
                                        self.together)
         return models, index >= 0
@@ -185,6 +211,15 @@ class FitResult(InNotebook):
         Returns
         -------
         Their models (in the solver's units) and groups; -1 for those who are unassigned.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> from coterie.fitting import Settings, fit
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 4, [0.1, 1.0, 1.9] * 4, ["a"] * 6 + ["b"] * 6)
+        >>> new = ct.Users.from_arrays([[0.0], [2.0]], [0.0, 2.0], ["new"] * 2)
+        >>> fit(users, Settings(task="regression", n_lams=4, holdout=0.0)).personalize(new).users.names
+        ('new',)
         """
         newcomers, loss = self.units.inner(newcomers), self.solution.problem.loss
         samples = loss.prepare(newcomers)

@@ -239,6 +239,12 @@ class Units:
         """What each row of `coefficients` is."""
         return [*self.feature_names, *([] if self.task == "clustering" else [INTERCEPT])]
 
+    def columns(self, classes: Sequence[str] = ()) -> list[str]:
+        """What each number of one user's `coefficients` is, with several classes by their names or numbers."""
+        if not isinstance(self.loss, Multinomial):
+            return self.coefficient_names
+        return [f"{name} [{c}]" for name in self.coefficient_names for c in classes or range(self.n_classes)]
+
     def state(self) -> dict[str, Any]:
         """Arrays, numbers and texts, for `from_state`."""
         return {"task": self.task, "loss": next(name for name, kind in LOSSES.items() if isinstance(self.loss, kind)),

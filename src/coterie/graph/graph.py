@@ -185,7 +185,22 @@ class Graph:
         return np.stack(np.triu_indices(self.n_users, 1), axis=1)
 
     def differences(self, models: Array) -> Array:
-        """B models: (n_edges, dim)."""
+        """The difference of the models of every edge, the operator B.
+
+        Parameters
+        ----------
+        models : (n_users, dim).
+
+        Returns
+        -------
+        (n_edges, dim) models_i - models_j.
+
+        Example
+        -------
+        >>> graph = Graph.from_edges(3, [[0, 1], [1, 2]], [1.0, 2.0])
+        >>> graph.differences(np.array([[0.0], [1.0], [5.0]])).tolist()
+        [[-1.0], [-4.0]]
+        """
         if self.pairs is not None:
             return models[self.pairs[:, 0]] - models[self.pairs[:, 1]]
         from coterie.graph import kernels
@@ -193,7 +208,22 @@ class Graph:
         return kernels.complete_differences(np.ascontiguousarray(models))
 
     def divergence(self, duals: Array) -> Array:
-        """B' duals: (n_users, dim), the sum of each user's edge vectors, with the sign of the edge's direction."""
+        """The sum of each user's edge vectors with the sign of the edge's direction, the operator B'.
+
+        Parameters
+        ----------
+        duals : (n_edges, dim).
+
+        Returns
+        -------
+        (n_users, dim) B' duals.
+
+        Example
+        -------
+        >>> graph = Graph.from_edges(3, [[0, 1], [1, 2]], [1.0, 2.0])
+        >>> graph.divergence(np.array([[1.0], [3.0]])).tolist()
+        [[1.0], [2.0], [-3.0]]
+        """
         from coterie.graph import kernels
 
         if self.pairs is not None:
@@ -201,7 +231,22 @@ class Graph:
         return kernels.complete_divergence(np.ascontiguousarray(duals), self.n_users)
 
     def penalty(self, models: Array) -> float:
-        """sum_e weights_e ||models_i - models_j||."""
+        """The weighted sum of the lengths of the differences.
+
+        Parameters
+        ----------
+        models : (n_users, dim).
+
+        Returns
+        -------
+        sum_e weights_e ||models_i - models_j||.
+
+        Example
+        -------
+        >>> graph = Graph.from_edges(3, [[0, 1], [1, 2]], [1.0, 2.0])
+        >>> graph.penalty(np.array([[0.0], [1.0], [5.0]]))
+        9.0
+        """
         if self.n_edges == 0:
             return 0.0
         if self.pairs is not None:
@@ -222,11 +267,41 @@ class Graph:
         return np.asarray(connected_components(self._adjacency(), directed=False)[1], dtype=np.int64)
 
     def subgraph(self, chosen: Flags) -> Graph:
-        """The same users with only the chosen edges."""
+        """The same users with only some of the edges.
+
+        Parameters
+        ----------
+        chosen : (n_edges,) which edges to keep.
+
+        Returns
+        -------
+        The graph.
+
+        Example
+        -------
+        >>> graph = Graph.from_edges(3, [[0, 1], [1, 2]], [1.0, 2.0])
+        >>> graph.subgraph(np.array([True, False])).edges.tolist()
+        [[0, 1]]
+        """
         return Graph(self.n_users, np.ascontiguousarray(self.weights[chosen]), self.edges[chosen])
 
     def take(self, users: Flags) -> Graph:
-        """The graph of some of the users only, renumbered in order."""
+        """The graph of some of the users only, renumbered in order.
+
+        Parameters
+        ----------
+        users : (n_users,) who is kept.
+
+        Returns
+        -------
+        The graph.
+
+        Example
+        -------
+        >>> graph = Graph.from_edges(3, [[0, 1], [1, 2]], [1.0, 2.0])
+        >>> graph.take(np.array([False, True, True])).edges.tolist()
+        [[0, 1]]
+        """
         n = int(users.sum())
         if self.pairs is None:
             return Graph(n, np.full(n * (n - 1) // 2, self.weights[0] if self.n_edges else 1.0), None)
@@ -235,7 +310,22 @@ class Graph:
         return Graph(n, np.ascontiguousarray(self.weights[inside]), np.ascontiguousarray(number[self.pairs[inside]]))
 
     def inside(self, users: Flags) -> Flags:
-        """(n_edges,) whether both users of each edge are among these users."""
+        """Which edges are between some of the users.
+
+        Parameters
+        ----------
+        users : (n_users,) who is meant.
+
+        Returns
+        -------
+        (n_edges,) whether both users of each edge are among them.
+
+        Example
+        -------
+        >>> graph = Graph.from_edges(3, [[0, 1], [1, 2]], [1.0, 2.0])
+        >>> graph.inside(np.array([False, True, True])).tolist()
+        [False, True]
+        """
         return np.asarray(users[self.edges].all(axis=1))
 
     def flow(self, forces: Array) -> Array:
@@ -244,11 +334,30 @@ class Graph:
         It has the least norm, weighted by 1/weights, of all flows with B'y = forces. Forces that do not sum to zero
         over a component have no flow; their mean is subtracted. Weights below 1e-8 times the largest are raised to this
         value, so that L can be inverted.
+
+        Parameters
+        ----------
+        forces : (n_users, dim).
+
+        Returns
+        -------
+        (n_edges, dim) the flow.
+
+        Example
+        -------
+        >>> graph = Graph.from_edges(3, [[0, 1], [1, 2]], [1.0, 2.0])
+        >>> graph.flow(np.array([[1.0], [0.0], [-1.0]])).round(9).tolist()
+        [[1.0], [1.0]]
         """
         return self.flow_solver()(forces)
 
     def flow_solver(self) -> Callable[[Array], Array]:
-        """A function that computes `flow` for many forces, with one factorisation of L."""
+        """A function that computes `flow` for many forces, with one factorisation of L.
+
+        Returns
+        -------
+        The function, from (n_users, dim) forces to (n_edges, dim) flows.
+        """
         if self.n_edges == 0 or not (self.weights > 0).any():
             return lambda forces: np.zeros((self.n_edges, forces.shape[1]))
         if self.pairs is None:  # L = w (n I - 11'), so W B L^+ = B / n

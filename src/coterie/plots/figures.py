@@ -20,6 +20,7 @@ from coterie.plots.style import (
     add_legend,
     count_groups,
     count_users,
+    empty_figure,
     finish,
     lam_axis,
     looks_of,
@@ -29,12 +30,14 @@ from coterie.plots.style import (
 from coterie.solution import Solution
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _ROWS = 30  # largest number of coefficients in a figure
 
 
-def clusters(source: FitResult | Path, *, bounds: RecoveryBounds | None = None, index: int | None = None) -> Figure:
+def clusters(source: FitResult | Path, *, bounds: RecoveryBounds | None = None, index: int | None = None,
+             ax: Axes | None = None) -> Figure:
     """Draw the number of groups along lam.
 
     Parameters
@@ -45,6 +48,8 @@ def clusters(source: FitResult | Path, *, bounds: RecoveryBounds | None = None, 
         Recovery bounds; the range of lam in which they hold is shaded.
     index
         The point of the path to mark instead of the chosen one.
+    ax
+        The axes to draw on; a new figure if omitted.
 
     Returns
     -------
@@ -58,7 +63,7 @@ def clusters(source: FitResult | Path, *, bounds: RecoveryBounds | None = None, 
     """
     view = View.of(source, index)
     lams, counts = view.path.lams, view.path.n_clusters
-    figure, axes = new_figure(5.6, 3.2)
+    figure, axes = new_figure(5.6, 3.2, ax)
     axes.plot(lam_positions(lams), counts, color=HUES[0], marker="o", markersize=3.5, linewidth=1.2,
               drawstyle="steps-post", zorder=2)
     mark_chosen(axes, view)
@@ -80,7 +85,7 @@ def clusters(source: FitResult | Path, *, bounds: RecoveryBounds | None = None, 
     return figure
 
 
-def gaps(source: FitResult | Path, *, index: int | None = None) -> Figure:
+def gaps(source: FitResult | Path, *, index: int | None = None, ax: Axes | None = None) -> Figure:
     """Draw the certified relative gap along lam, and the tolerance; crosses mark points without a bound.
 
     Parameters
@@ -89,6 +94,8 @@ def gaps(source: FitResult | Path, *, index: int | None = None) -> Figure:
         A fit or a path.
     index
         The point of the path to mark instead of the chosen one.
+    ax
+        The axes to draw on; a new figure if omitted.
 
     Returns
     -------
@@ -102,7 +109,7 @@ def gaps(source: FitResult | Path, *, index: int | None = None) -> Figure:
     """
     view = View.of(source, index)
     positions, values = lam_positions(view.path.lams), view.path.gaps
-    figure, axes = new_figure(5.6, 3.2)
+    figure, axes = new_figure(5.6, 3.2, ax)
     finite = np.isfinite(values)
     axes.plot(positions[finite], np.maximum(values[finite], 1e-17), color=HUES[0], marker="o", markersize=4,
               linewidth=1.0, label="certified")
@@ -117,7 +124,7 @@ def gaps(source: FitResult | Path, *, index: int | None = None) -> Figure:
     return figure
 
 
-def model_map(source: FitResult | Path | Solution, index: int | None = None) -> Figure:
+def model_map(source: FitResult | Path | Solution, index: int | None = None, *, ax: Axes | None = None) -> Figure:
     """Draw the models in the plane in which they differ most: one dot per group, larger for more users.
 
     Grey lines show how the models move from smaller lams. Models with one coordinate are drawn against lam.
@@ -128,6 +135,8 @@ def model_map(source: FitResult | Path | Solution, index: int | None = None) -> 
         A fit, a path or a solution.
     index
         The point of the path to show instead of the chosen one.
+    ax
+        The axes to draw on; a new figure if omitted.
 
     Returns
     -------
@@ -149,7 +158,7 @@ def model_map(source: FitResult | Path | Solution, index: int | None = None) -> 
         points, shares = project(view.models)
         xlabel, ylabel = (f"{name} direction" + f" ({100 * share:.0f}%)" * bool(share) for name, share in
                           zip(("first", "second"), shares, strict=True))
-    figure, axes = new_figure(6.4, 4.4)
+    figure, axes = new_figure(6.4, 4.4, ax)
     from matplotlib.collections import LineCollection
 
     if n <= 300:
@@ -177,13 +186,15 @@ def model_map(source: FitResult | Path | Solution, index: int | None = None) -> 
     return figure
 
 
-def scores(fit: FitResult) -> Figure:
+def scores(fit: FitResult, *, ax: Axes | None = None) -> Figure:
     """Draw the score of every user on held-out rows: with its group, with its own model, with one model for all.
 
     Parameters
     ----------
     fit
         A fit with held-out rows.
+    ax
+        The axes to draw on; a new figure if omitted.
 
     Returns
     -------
@@ -200,7 +211,7 @@ def scores(fit: FitResult) -> Figure:
         raise Incompatible("No rows were held out, so there are no scores. Fit with holdout > 0.")
     kinds = (("with its\ngroup", held_out.fitted), ("own\nmodel", held_out.alone),
              ("one model\nfor all", held_out.together))
-    figure, axes = new_figure(5.6, 3.4)
+    figure, axes = new_figure(5.6, 3.4, ax)
     every = np.concatenate([values[np.isfinite(values)] for _, values in kinds])
     log = bool(every.min() > 0 and every.max() > 10 * every.min())
     axes.set_xscale("log" if log else "linear")
@@ -230,7 +241,7 @@ def scores(fit: FitResult) -> Figure:
 
 
 def coefficients(source: FitResult | Path | Solution, index: int | None = None, *, classes: Sequence[str] | None = None,
-                 most: int = 12) -> Figure:
+                 most: int = 12, ax: Axes | None = None) -> Figure:
     """Draw the coefficients of the largest groups side by side.
 
     Colours compare groups within a row, because rows have different units. If there are many coefficients, those that
@@ -246,6 +257,8 @@ def coefficients(source: FitResult | Path | Solution, index: int | None = None, 
         Names of the classes.
     most
         Largest number of groups to show.
+    ax
+        The axes to draw on; a new figure if omitted.
 
     Returns
     -------
@@ -266,7 +279,7 @@ def coefficients(source: FitResult | Path | Solution, index: int | None = None, 
     size = np.abs(table).max(axis=1, keepdims=True)
     shade = np.divide(table, size, out=np.zeros_like(table), where=size > 0)
     kept = np.sort(np.argsort(-np.ptp(shade, axis=1), kind="stable")[:_ROWS])
-    figure, axes = new_figure(1.6 + 0.62 * max(len(which), 3), 1.0 + 0.24 * len(kept))
+    figure, axes = new_figure(1.6 + 0.62 * max(len(which), 3), 1.0 + 0.24 * len(kept), ax)
     axes.imshow(shade[kept], cmap="PuOr_r", vmin=-1.3, vmax=1.3, aspect="auto")
     for (r, c), value in np.ndenumerate(table[kept]):
         axes.text(c, r, f"{value:.2g}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.0e}", ha="center",
@@ -279,13 +292,15 @@ def coefficients(source: FitResult | Path | Solution, index: int | None = None, 
     return figure
 
 
-def rounds(run: Federated) -> Figure:
-    """Draw the gap and the total bytes sent after each round of a federated run.
+def rounds(run: Federated, *, figure: Figure | None = None) -> Figure:
+    """Draw the gap and the total bytes sent after each round of a federated run, on two axes.
 
     Parameters
     ----------
     run
         A run of `federate`.
+    figure
+        The figure, or part of a figure, to draw the two axes on; a new one if omitted.
 
     Returns
     -------
@@ -300,8 +315,7 @@ def rounds(run: Federated) -> Figure:
     history = run.history
     if not history:
         raise Incompatible("This run has no rounds to draw.")
-    figure, axes = new_figure(5.6, 4.6)
-    figure.delaxes(axes)
+    figure = empty_figure(5.6, 4.6, figure)
     upper, lower = figure.subplots(2, 1, sharex=True)
     number = np.array([record.iteration for record in history])
     gap = np.array([record.gap for record in history], dtype=float)
@@ -326,7 +340,8 @@ def rounds(run: Federated) -> Figure:
     return figure
 
 
-def separators(solution: Solution, *, alone: Array | None = None, title: str | None = None) -> Figure:
+def separators(solution: Solution, *, alone: Array | None = None, title: str | None = None,
+               ax: Axes | None = None) -> Figure:
     """Draw two-dimensional samples, coloured by the group of their user, and the separating line of each group.
 
     The lines are those of the models that predict: each group fitted again without the penalty (`Solution.refit`).
@@ -339,6 +354,8 @@ def separators(solution: Solution, *, alone: Array | None = None, title: str | N
         (n_users, 3) local models, drawn in grey in the background.
     title
         Another title.
+    ax
+        The axes to draw on; a new figure if omitted.
 
     Returns
     -------
@@ -355,7 +372,7 @@ def separators(solution: Solution, *, alone: Array | None = None, title: str | N
     if users.n_features != 2 or solution.models.shape[1] != 3 or sign is None or users.targets is None:
         raise Incompatible("Separators can be drawn for linear classifiers of two features with an intercept; "
                            f"these models have {solution.models.shape[1]} coordinates.")
-    figure, axes = new_figure(6.4, 5.6)
+    figure, axes = new_figure(6.4, 5.6, ax)
     colours = [HUES[k % len(HUES)] for k in range(solution.n_clusters)]
     reach = float(np.linalg.norm(users.features, axis=1).max()) * 1.05
     if alone is not None:

@@ -12,10 +12,11 @@ from coterie.plots.data import Branches, View, branches, lam_positions
 from coterie.plots.style import HUES, Look, add_legend, count_users, lam_axis, looks_of, mark_chosen, new_figure
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-def tree(source: FitResult | Path, *, index: int | None = None) -> Figure:
+def tree(source: FitResult | Path, *, index: int | None = None, ax: Axes | None = None) -> Figure:
     """Draw the merge tree: which users get the same model at which lam.
 
     Parameters
@@ -24,6 +25,8 @@ def tree(source: FitResult | Path, *, index: int | None = None) -> Figure:
         A fit or a path. Colours show the groups at the chosen lam.
     index
         The point of the path to use instead of the chosen one.
+    ax
+        The axes to draw on; a new figure if omitted.
 
     Returns
     -------
@@ -48,7 +51,7 @@ def tree(source: FitResult | Path, *, index: int | None = None) -> Figure:
     path, names = view.path, view.path.problem.users.names
     layout, n, looks = branches(path.linkage), len(names), looks_of(view.solution.labels)
     height = float(np.clip(1.2 + 0.13 * n, 2.4, 7.5))
-    figure, axes = new_figure(6.4, height)
+    figure, axes = new_figure(6.4, height, ax)
     left = float(lam_positions(np.append(path.lams, 0.0)).min())
     right = max(float(path.lams[-1]) * 1.15, 3 * left)
     _draw_branches(axes, view, layout, looks, (left, right), np.clip(30 * height / n, 0.25, 1.3))

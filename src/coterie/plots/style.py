@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from coterie._typing import Array, Ints
-from coterie.errors import MissingExtra
+from coterie.errors import InvalidInput, MissingExtra
 from coterie.plots.data import View, lam_positions
 
 if TYPE_CHECKING:
@@ -23,14 +23,29 @@ GREY = "0.62"
 _NAMED = 10  # largest number of groups in a legend
 
 
-def new_figure(width: float, height: float) -> tuple[Figure, Any]:
-    """An empty figure of this size in inches, and its axes."""
+def new_figure(width: float, height: float, ax: Any = None) -> tuple[Figure, Any]:
+    """An empty figure of this size in inches, and its axes; or the axes given, and their figure."""
+    if ax is None:
+        figure = empty_figure(width, height)
+        return figure, figure.subplots()
+    if not hasattr(ax, "plot") or not hasattr(ax, "get_figure"):
+        raise InvalidInput(f"ax must be axes of Matplotlib, got {type(ax).__name__}",
+                           remedy="Give one of the axes that figure.subplots() returns")
+    return ax.get_figure(), ax
+
+
+def empty_figure(width: float, height: float, figure: Any = None) -> Figure:
+    """An empty figure of this size in inches; or the figure given."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtra("matplotlib", "plots", "Drawing figures") from error
-    figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
-    return figure, figure.subplots()
+    if figure is None:
+        return Figure(figsize=(width, height), layout="constrained", dpi=150)
+    if not hasattr(figure, "subplots"):
+        raise InvalidInput(f"figure must be a figure of Matplotlib, got {type(figure).__name__}",
+                           remedy="Give a figure, or one of those that figure.subfigures() returns")
+    return figure
 
 
 def finish(axes: Any, xlabel: str, ylabel: str, title: str = "") -> None:

@@ -73,19 +73,42 @@ class Privacy:
         return tuple(self.mu * math.sqrt(share) * (1 - 1e-12) for share in shares)
 
     def range_of(self, name: str) -> Range | None:
-        """The public bounds of a column of numbers; None where there are none."""
+        """The public bounds of a column of numbers.
+
+        Parameters
+        ----------
+        name : of the column.
+
+        Returns
+        -------
+        The lowest and the highest value; None where there are no bounds.
+        """
         if isinstance(self.clip, Mapping):
             bound = self.clip.get(name)
             return bound if bound is None or isinstance(bound[0], float) else None
         return None if self.clip is None else (-float(self.clip), float(self.clip))
 
     def levels_of(self, name: str) -> tuple[str, ...]:
-        """The public levels of a column of texts; empty where there are none."""
+        """The public levels of a column of texts.
+
+        Parameters
+        ----------
+        name : of the column.
+
+        Returns
+        -------
+        The levels; empty where there are none.
+        """
         bound = self.clip.get(name) if isinstance(self.clip, Mapping) else None
         return () if bound is None or isinstance(bound[0], float) else tuple(bound)
 
     def statement(self) -> Statement:
-        """What is promised, for run.json and the page."""
+        """What is promised, for run.json and the page.
+
+        Returns
+        -------
+        The statement.
+        """
         row = self.unit == "row"
         noise = "from the operating system's entropy" if self.experiment is None else \
             f"from the known seed {self.experiment}: an experiment, which protects nobody"

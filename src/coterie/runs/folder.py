@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie._typing import Array
-from coterie.data.frames import write_parquet
+from coterie.data.frames import distinct, write_parquet
 from coterie.errors import InvalidInput, MissingExtra
 from coterie.fitting.units import Units
-from coterie.losses import Loss, Multinomial, Personal
+from coterie.losses import Loss, Personal
 from coterie.problem import Problem
 from coterie.solution import Solution
 from coterie.storage import json_ready, pack, safe_cell, unpack, write_atomically
@@ -217,21 +217,7 @@ def _is_run(file: Path) -> bool:
 
 def model_columns(units: Units, classes: Sequence[str]) -> list[str]:
     """The names of the coefficients in models.csv, for models in the units given."""
-    names = units.coefficient_names
-    if isinstance(units.loss, Multinomial):
-        names = [f"{name} [{c}]" for name in names for c in classes or range(units.n_classes)]
-    return distinct(names, RESERVED)
-
-
-def distinct(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
-    """The names, with underscores appended to those that are taken or come again."""
-    unique, seen = list[str](), set(taken)
-    for name in names:
-        while name in seen:
-            name += "_"
-        unique.append(name)
-        seen.add(name)
-    return unique
+    return distinct(units.columns(classes), RESERVED)
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:

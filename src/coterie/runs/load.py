@@ -17,6 +17,7 @@ from coterie import report
 from coterie._typing import Array, Ints
 from coterie.certificates import certify
 from coterie.data.encoding import Recipe
+from coterie.data.frames import users_frame
 from coterie.data.io import fingerprint, read_table
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
@@ -87,6 +88,11 @@ class Run(PredictsRows):
     centres: Array | None = field(repr=False, default=None)
     noise: float = field(repr=False, default=1.0)
 
+    def __repr__(self) -> str:
+        gap = f"claims a gap of {self.gap:.1e}" if np.isfinite(self.gap) else "claims no bound"
+        found = f"{self.n_clusters} group{'s' * (self.n_clusters != 1)} of {len(self.names)} users, lam {self.lam:.4g}"
+        return f"Run({str(self.folder)!r}, {self.kind + ': ' if self.kind else ''}{found}, {gap})"
+
     @cached_property
     def labels(self) -> Ints:
         """(n_users,) the group of each user, by the solved models."""
@@ -142,6 +148,29 @@ class Run(PredictsRows):
                                remedy="Give the folder of `coterie fit` or `coterie path`")
         with (self.folder / "path.csv").open(newline="", encoding="utf-8") as file:
             return [{name: _value(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
+
+    def to_frame(self) -> Any:
+        """The groups and the models that predict as a table; see `Fit.to_frame`.
+
+        Returns
+        -------
+        A frame with a row for each user: `user`, `group`, and the coefficients by feature in the units given; of a run
+        that is no fit, the coordinates m0, m1, ... of its models.
+
+        Raises
+        ------
+        MissingExtra : neither polars nor pandas is installed.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0)
+        >>> list(ct.load_run(ct.save_run(ct.solve(problem), "three")).to_frame().columns)
+        ['user', 'group', 'm0']
+        """
+        if self.units is not None:
+            return super().to_frame()
+        return users_frame(self.names, self.labels, self.models, [f"m{k}" for k in range(self.models.shape[1])])
 
     def _predictor(self) -> Predictor:
         return Predictor(units=self._known_units(), recipe=self.recipe, names=self.names, models=self.models,

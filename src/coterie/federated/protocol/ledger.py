@@ -52,7 +52,14 @@ class Ledger:
         self.per_user: dict[tuple[str, str], Ints] = {}  # (direction, field) -> (n_users, 2) numbers and bytes
 
     def record(self, batch: Batch, direction: str, turn: int) -> None:
-        """Enter a batch of messages."""
+        """Enter a batch of messages.
+
+        Parameters
+        ----------
+        batch : the messages.
+        direction : "up" or "down".
+        turn : the number of the round.
+        """
         for name, numbers, size, shared_numbers, shared_size in batch.traffic() if len(batch) else ():
             total, weight = int(numbers.sum()) + shared_numbers, int(size.sum()) + shared_size
             if weight:
@@ -61,7 +68,14 @@ class Ledger:
                 np.add.at(account, batch.users, np.stack([numbers, size], axis=1))
 
     def record_one(self, user: int, message: Message, turn: int) -> None:
-        """Enter a single reply, valid or not."""
+        """Enter a single reply, valid or not.
+
+        Parameters
+        ----------
+        user : the position of its sender; others than users are not counted by user.
+        message : the reply.
+        turn : the number of the round.
+        """
         rows = [(name, array.size, field_size(array.shape, array.dtype)) for name, array in message.arrays.items()]
         for name, numbers, size in [*rows, ("frame", 0, FRAME)]:
             self.entries.append(Entry(turn, message.kind, "up", name, 1, numbers, size))
@@ -71,7 +85,17 @@ class Ledger:
 
     def record_round(self, queries: Batch, replies: Iterable[Batch], singles: Iterable[tuple[int, Message]],
                      ) -> tuple[list[Entry], int, int]:
-        """Enter a round: queries down, replies up. Returns its entries, and its bytes up and down."""
+        """Enter a round: queries down, replies up.
+
+        Parameters
+        ----------
+        queries : what was asked.
+        replies, singles : what came back, in batches and one by one with the sender's position.
+
+        Returns
+        -------
+        The entries of the round, its bytes up and its bytes down.
+        """
         first, turn = len(self.entries), queries.round
         self.record(queries, "down", turn)
         for batch in replies:
@@ -84,13 +108,48 @@ class Ledger:
 
     def total(self, what: str = "bytes", *, direction: str | None = None, kind: str | None = None,
               field: str | None = None, round: int | None = None) -> int:
-        """The sum of `what` ("bytes" or "numbers") over the entries that match."""
+        """The sum over all entries that match.
+
+        Parameters
+        ----------
+        what : "bytes" or "numbers".
+        direction : "up" or "down"; both if omitted.
+        kind, field, round : of the message; all if omitted.
+
+        Returns
+        -------
+        The sum.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0).ledger
+        >>> ledger.total() == ledger.total(direction="up") + ledger.total(direction="down")
+        True
+        """
         return sum(getattr(entry, what) for entry in self.entries
                    if direction in (None, entry.direction) and kind in (None, entry.kind)
                    and field in (None, entry.field) and round in (None, entry.round))
 
     def by(self, key: str, what: str = "bytes") -> dict[tuple[Any, str], int]:
-        """Sums of `what` for each value of "round", "kind" or "field", and direction."""
+        """Sums for each value of a key, and direction.
+
+        Parameters
+        ----------
+        key : "round", "kind" or "field".
+        what : "bytes" or "numbers".
+
+        Returns
+        -------
+        The sums, by value and direction.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0).ledger
+        >>> sum(ledger.by("round").values()) == ledger.bytes
+        True
+        """
         sums: dict[tuple[Any, str], int] = {}
         for entry in self.entries:
             group = (getattr(entry, key), entry.direction)
@@ -98,23 +157,79 @@ class Ledger:
         return sums
 
     def user(self, number: int) -> dict[tuple[str, str], tuple[int, int]]:
-        """Numbers and bytes of one user, by direction and field."""
+        """Numbers and bytes of one user.
+
+        Parameters
+        ----------
+        number : the position of the user among those of the federation.
+
+        Returns
+        -------
+        The two, by direction and field.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0).ledger
+        >>> sum(size for (way, _), (_, size) in ledger.user(0).items() if way == "up") - ledger.bytes_of_users("up")[0]
+        np.int64(0)
+        """
         return {key: (int(account[number, 0]), int(account[number, 1])) for key, account in self.per_user.items()}
 
     def by_kind(self) -> dict[str, dict[str, int]]:
-        """Bytes "up" and "down" for each kind of question."""
+        """Bytes for each kind of question.
+
+        Returns
+        -------
+        The bytes "up" and "down", by kind.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0).ledger
+        >>> sum(sum(sizes.values()) for sizes in ledger.by_kind().values()) == ledger.bytes
+        True
+        """
         kinds: dict[str, dict[str, int]] = {}
         for (kind, way), size in self.by("kind").items():
             kinds.setdefault(kind, {"up": 0, "down": 0})[way] = size
         return kinds
 
     def bytes_of_users(self, direction: str) -> Ints:
-        """(n_users,) bytes of each user's own part in one direction."""
+        """Bytes of each user's own part in one direction.
+
+        Parameters
+        ----------
+        direction : "up" or "down".
+
+        Returns
+        -------
+        (n_users,) the bytes.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0).ledger
+        >>> ledger.bytes_of_users("up").shape
+        (3,)
+        """
         return sum((account[:, 1] for (way, _), account in self.per_user.items() if way == direction),
                    np.zeros(self.n_users, dtype=np.int64))
 
     def participants(self) -> int:
-        """The number of users who sent something."""
+        """The number of users who sent something.
+
+        Returns
+        -------
+        The number.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0).ledger
+        >>> ledger.participants()
+        3
+        """
         return int((self.bytes_of_users("up") > 0).sum())
 
     @property

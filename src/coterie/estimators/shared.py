@@ -1,0 +1,54 @@
+"""What all estimators share: parameters as settings, quiet fits, and what is kept of a fit."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
+from sklearn.utils import check_random_state
+
+from coterie.data.encoding import Task
+from coterie.data.users import Users
+from coterie.errors import ConvergenceWarning
+from coterie.fitting import Fit, Settings, fit
+from coterie.solution import Status
+
+#: Parameters whose name is another one in `Settings`.
+RENAMED = {"most": "max_groups"}
+
+
+def settings_of(estimator: Any, task: Task) -> Settings:
+    """The estimator's parameters as settings; rows are held out where lam is chosen by them."""
+    names = {field.name for field in fields(Settings)}
+    given = {RENAMED.get(name, name): value for name, value in estimator.get_params(deep=False).items()}
+    given = {name: value for name, value in given.items() if name in names}
+    if given.get("holdout", 0.0) is None:
+        lam, weights = given["lam"], given["weights"]
+        by_rows = isinstance(lam, str) and (lam == "score" or weights != "auto")
+        given["holdout"] = Settings.holdout if by_rows else 0.0
+    seed = estimator.random_state
+    if not isinstance(seed, (int, np.integer)):
+        seed = check_random_state(seed).randint(2**31 - 1)
+    return Settings(**{"holdout": 0.0, **given}, task=task, seed=int(seed))
+
+
+class EstimatorConvergenceWarning(ConvergenceWarning, SklearnConvergenceWarning):  # type: ignore[misc]
+    """An estimator's solution did not reach `tol`. It is coterie's and scikit-learn's: filters for either apply."""
+
+
+def fit_quietly(users: Users, settings: Settings) -> Fit:
+    """The fit; one warning, by `keep`, replaces those of its parts."""
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
+        return fit(users, settings)
+
+
+def keep(estimator: Any, fitted: Fit, stacklevel: int = 3) -> None:
+    if fitted.solution.status is not Status.CONVERGED:
+        warnings.warn(f"relative gap {fitted.gap:.1e} at tol = {fitted.settings.tol:g}. "
+                      f"{fitted.solution.status.value}", EstimatorConvergenceWarning, stacklevel=stacklevel)
+    estimator.fit_, estimator.path_, estimator.solution_ = fitted, fitted.path, fitted.solution
+    estimator.labels_, estimator.n_clusters_ = fitted.labels, fitted.n_clusters
+    estimator.gap_, estimator.lam_ = fitted.gap, fitted.solution.lam
