@@ -109,8 +109,18 @@ class Groups:
         sizes = ", ".join(map(str, np.bincount(self.labels)))
         one = min(value for count, value in self.candidates if count == 1)
         within = " Models also vary within groups." if self.spread.any() else ""
-        return f"{self.n_clusters} groups of {sizes} users describe the data better than one group: description " \
-               f"length {self.criterion:.6g} instead of {one:.6g}.{within}"
+        return f"{self.n_clusters} groups of {sizes} users {describe_better(one - self.criterion)}.{within}"
+
+
+def describe_better(nats: float) -> str:
+    """How much better groups describe the data than one group, by the nats that their description is shorter.
+
+    A difference of d nats is a factor exp(d) in likelihood, after all that the groups cost; more than 3 is strong
+    evidence, more than 5 very strong (Kass and Raftery 1995).
+    """
+    much = "much better" if nats > 5 else "clearly better" if nats > 3 else "slightly better"
+    return (f"describe the data {much} than one group: by {nats:.3g} nats, after the cost of the additional models "
+            "(above 3 is strong evidence)")
 
 
 @interruptible()

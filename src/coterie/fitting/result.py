@@ -149,6 +149,11 @@ class FitResult(InNotebook):
         return problem.loss.own_models(problem.samples, self.centres[self.labels])
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against these models: simpler ones that predict held-out rows better by more than chance."""
+        return () if self.scores is None else self.scores.warnings
+
+    @property
     def gap(self) -> float:
         """The certified relative gap."""
         return self.solution.gap

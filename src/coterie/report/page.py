@@ -113,8 +113,11 @@ def _packed(document: Mapping[str, Any]) -> dict[str, Any]:
             packed[part] = {**packed[part], **{name: _pack(packed[part][name], "<f4") for name in names
                                                if packed[part].get(name)}}
     if packed.get("coefficients"):
-        rows = [cluster for clusters in packed["coefficients"]["clusters"] for cluster in clusters]
-        packed["coefficients"] = {**packed["coefficients"], "clusters": _pack(rows, "<f4") if rows else None}
+        table = dict(packed["coefficients"])
+        for name in ("clusters", "standardized"):
+            rows = [cluster for clusters in table.get(name) or () for cluster in clusters]
+            table[name] = _pack(rows, "<f4") if rows else None
+        packed["coefficients"] = table
     return packed
 
 

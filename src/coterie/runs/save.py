@@ -128,7 +128,7 @@ def _facts(fit: FitResult) -> dict[str, Any]:
     recipe, table = fit.recipe, fit.table
     facts = {"seed": fit.settings.seed, "fingerprint": table.fingerprint if table else "", "task": fit.settings.task,
              "kind": fit.kind, "why": fit.why, "compared": fit.compared,
-             "compared_errors": fit.compared_errors, "scores": _summary(fit.scores)}
+             "compared_errors": fit.compared_errors, "scores": _summary(fit.scores), "warnings": list(fit.warnings)}
     if fit.stability is not None:
         facts["stability"] = json_ready({"index": fit.stability.index, "searched": fit.stability.searched,
                                          "stays": fit.stability.stays})
