@@ -106,10 +106,16 @@ class Groups:
         if self.kind == "one centre with spread":
             return f"Users differ, but continuously: no groups stand out ({examined} of the {len(self.labels)} users " \
                    "is better than one centre with a spread of models)."
-        sizes = ", ".join(map(str, np.bincount(self.labels)))
+        sizes = describe_sizes(self.labels)
         one = min(value for count, value in self.candidates if count == 1)
         within = " Models also vary within groups." if self.spread.any() else ""
         return f"{self.n_clusters} groups of {sizes} users {describe_better(one - self.criterion)}.{within}"
+
+
+def describe_sizes(labels: Ints) -> str:
+    """The sizes of groups, or their range if there are more than ten."""
+    sizes = np.bincount(labels)
+    return ", ".join(map(str, sizes)) if len(sizes) <= 10 else f"{sizes.min()} to {sizes.max()}"
 
 
 def describe_better(nats: float) -> str:

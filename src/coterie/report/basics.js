@@ -100,7 +100,7 @@ export function logTicks(low, high, count) {
 }
 
 // Labels that would touch an earlier one are left out.
-function spaced(values, scale, text, size = 6.4) {
+function spaced(values, scale, text, size = 7) {
   let last = -Infinity;
   return values.filter((x) => {
     const half = (text(x).length * size) / 2 + 5;
@@ -318,7 +318,7 @@ export function figure(parent, { name, title, draw, rows, note }) {
 
 /** Widths are measured only when they change: each measure makes the browser lay out the page. */
 export function measure() {
-  for (const holder of figures) holder.width = holder.slot.clientWidth;
+  for (const holder of figures) holder.width = Math.floor(holder.slot.getBoundingClientRect().width);
 }
 export function redrawAll() {
   for (const holder of figures) holder.redraw();

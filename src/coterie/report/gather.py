@@ -15,7 +15,7 @@ from coterie.data.users import Users
 from coterie.errors import CoterieError, InvalidInput
 from coterie.federated.run import Federated
 from coterie.fitting.result import FitResult
-from coterie.fitting.scores import Scores
+from coterie.fitting.scores import Scores, mean_and_error
 from coterie.graph import Graph
 from coterie.losses.remote import Remote
 from coterie.plots import View, project
@@ -96,7 +96,7 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
     # A server does not always know how many rows there are.
     private = hasattr(source, "statement")
     rows = f"{many(int(users.sizes.sum()), 'row')}, " if isinstance(users, Users) and not private else ""
-    noun = "point" if view.task == "clustering" and isinstance(users, Users) and users.sizes.max() == 1 else "user"
+    noun = source.noun if isinstance(source, FitResult) else "user"
     return {
         "headline": headline(source, full.solution.labels, full.task, noun), "noun": noun,
         "warnings": list(source.warnings) if isinstance(source, FitResult) else [],
@@ -132,7 +132,9 @@ def _groups(fit: FitResult, keep: Ints) -> dict[str, Any]:
     if scores is not None:
         evidence["held_out"] = json_ready({
             "gain": scores.gain[0], "error": scores.gain[1], "worse": int(scores.worse.sum()),
-            "users": int(np.isfinite(scores.fitted).sum()), "rows": scores.n_rows})
+            "users": int(np.isfinite(scores.fitted).sum()), "rows": scores.n_rows,
+            "means": [np.nanmean(m) for m in (scores.fitted, scores.alone, scores.together)],
+            "over_together": mean_and_error(scores.gains_over(scores.together))})
     return {"sentence": fit.why, "kind": fit.kind, "compared": json_ready(fit.compared),
             "errors": json_ready(fit.compared_errors), "from_groups": fit.weights_from_groups,
             "stays": None if stability is None else json_ready(stability.stays[keep]), **evidence}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie._typing import Ints
+from coterie._typing import Array, Ints
 from coterie.analysis.path import Path
 from coterie.federated.run import Federated
 from coterie.fitting.result import FitResult
@@ -34,15 +34,14 @@ def many(count: int, what: str) -> str:
 
 def title_of(source: FitResult | Path | Solution, n_groups: int, n_users: int) -> str:
     """The title of the page where none is given."""
+    users = many(n_users, source.noun if isinstance(source, FitResult) else "user")
     if isinstance(source, FitResult) and source.kind == "personal":
-        return f"Personal models of {many(n_users, 'user')}"
-    if n_groups == n_users > 1:
-        return f"No groups among {many(n_users, 'user')}"
-    return f"{many(n_groups, 'group')} of {many(n_users, 'user')}"
+        return f"Personal models of {users}"
+    return f"No groups among {users}" if n_groups == n_users > 1 else f"{many(n_groups, 'group')} of {users}"
 
 
 def headline(source: FitResult | Path | Solution, labels: Ints, task: str, noun: str = "user") -> dict[str, str | None]:
-    """Three sentences: what was `found`, whom it `helps` on held-out rows, and how `sure` that is.
+    """What was `found`, for how many users it is `better`, how it `helps` on held-out rows, and how `sure` that is.
 
     Parameters
     ----------
@@ -57,11 +56,13 @@ def headline(source: FitResult | Path | Solution, labels: Ints, task: str, noun:
         None for what is not known.
     """
     if not isinstance(source, FitResult):
-        return {"found": _found("", labels, noun), "helps": _federated(source, task), "sure": None}
-    kind = "" if source.settings.task == "clustering" else source.kind
-    return {"found": _found(kind, labels, noun),
-            "helps": None if source.scores is None else _helps(source.kind, source.scores),
-            "sure": _sure(source)}
+        return {"found": _found("", labels, noun), "better": None, "helps": _federated(source, task), "sure": None}
+    kind, scores = "" if source.settings.task == "clustering" else source.kind, source.scores
+    if scores is None:
+        unknown = "No rows were held out, so it is not known whether sharing helps." if kind else None
+        return {"found": _found(kind, labels, noun), "better": None, "helps": unknown, "sure": _sure(source)}
+    return {"found": _found(kind, labels, noun), "better": _better(source.kind, scores),
+            "helps": _helps(source.kind, scores), "sure": _sure(source)}
 
 
 def _found(kind: str, labels: Ints, noun: str) -> str:
@@ -78,26 +79,33 @@ def _found(kind: str, labels: Ints, noun: str) -> str:
     if k > _LISTED:
         least = "" if order[-1] == order[0] else f"{order[-1]:,} to "
         listed = f"{least}{many(int(order[0]), noun)} each"
-    end = "; each user has a model of its own around the centre of its group" if kind == "personal in groups" else \
-        "; the users of a group share one model" if kind else ""
+    end = "; each user has a model of its own around the centre of its group" if kind == "personal in groups" else ""
     return f"{many(k, 'group')} among {n} ({listed}){end}."
 
 
+def _gains(kind: str, scores: Scores) -> Array:
+    """(n_judged,) what users gain over models from own rows; where they have these, over one model for all."""
+    return scores.gains_over(scores.together if kind == "alone" else scores.alone)
+
+
+def _better(kind: str, scores: Scores) -> str:
+    gains = _gains(kind, scores)
+    other = "one model for all" if kind == "alone" else "a model from the user's own rows"
+    equal = int((gains == 0).sum())
+    same = f", and equally well for {equal:,}" if equal else ""
+    return (f"{_SHARING[kind]} predicts better than {other} for {int((gains > 0).sum()):,} of "
+            f"{many(len(gains), 'user')}{same}.")
+
+
 def _helps(kind: str, scores: Scores) -> str:
-    """Whom the models help on held-out rows, against models from own rows; these are compared with one model."""
+    """How good the models are on held-out rows, and how many users are worse off."""
     alone = kind == "alone"
-    gains = scores.gains_over(scores.together if alone else scores.alone)
-    other = "one model for all" if alone else "a model of each user's own"
     means = [scores.text(float(np.nanmean(m)), 3) for m in (scores.fitted, scores.alone, scores.together)]
     others = [f"{means[1]} with users' own models"] if not alone else []
     others += [f"{means[2]} with one model for all"] if kind != "one model" else []
-    equal = int((gains == 0).sum())
-    same = f", and equally well for {equal:,}" if equal else ""
-    sentences = [f"{_SHARING[kind]} predicts better than {other} for {int((gains > 0).sum()):,} of "
-                 f"{many(len(gains), 'user')}{same}.",
-                 f"On {many(scores.n_rows, 'held-out row')}, the {scores.metric} is {means[0]} on average over users, "
+    sentences = [f"On {many(scores.n_rows, 'held-out row')}, the {scores.metric} is {means[0]} on average over users, "
                  f"instead of {' and '.join(others)}{'' if scores.larger else ' (smaller is better)'}.",
-                 _gain(scores, *mean_and_error(gains))]
+                 _gain(scores, "one model for all" if alone else "own models", *mean_and_error(_gains(kind, scores)))]
     if len(scores.worse) and not alone:
         worse = int(scores.worse.sum())
         sentences.append(f"{f'{worse:,}' if worse else 'No'} user{'s are' if worse > 1 else ' is'} worse off than with "
@@ -105,15 +113,17 @@ def _helps(kind: str, scores: Scores) -> str:
     return " ".join(filter(None, sentences))
 
 
-def _gain(scores: Scores, gain: float, error: float) -> str:
-    """The gain, with its standard error and what that means."""
+def _gain(scores: Scores, other: str, gain: float, error: float) -> str:
+    """The gain over other models, with its standard error and what that means."""
     if not np.isfinite(error):
         return ""
     size, sure = (f"{100 * x:.1f}" if scores.metric == "accuracy" else f"{x:.2g}" for x in (abs(gain), error))
     points = " percentage points" if scores.metric == "accuracy" else ""
     chance = "more than chance" if abs(gain) > 2 * error else "this can be chance"
-    what = "That is better" if gain >= 0 else "That is worse"
-    return f"{what} by {size}{points}, with a standard error of {sure}: {chance}."
+    if gain == 0:
+        return f"Compared with {other}, this is the same on average."
+    what = "better" if gain > 0 else "worse"
+    return f"Compared with {other}, this is {what} by {size}{points}, with a standard error of {sure}: {chance}."
 
 
 def _sure(fit: FitResult) -> str:

@@ -313,7 +313,10 @@ export function setUpAbout() {
   }
   if (doc.task) add("task", doc.task);
   if (doc.version) add("coterie", doc.version);
-  if (facts.children.length) body.append(element("h3", { text: "Settings" }), facts);
+  if (doc.settings_sentence)
+    body.append(element("h3", { text: "Settings" }), element("p", { id: "settings", text: doc.settings_sentence }));
+  if (facts.children.length)
+    body.append(element("details", {}, element("summary", { text: "All settings, by name" }), facts));
   if (doc.command)
     body.append(element("h3", { text: "Command" }), element("pre", { tabindex: "0", text: doc.command }));
   if (doc.notes && doc.notes.length)

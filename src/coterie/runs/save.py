@@ -115,7 +115,7 @@ def command_of(settings: Settings, table: TableSource, command: str = "fit", pri
 def count_groups(result: FitResult) -> str:
     """For example "2 groups among 30 users", or what users have instead of groups."""
     k, n = result.n_clusters, len(result.names)
-    users = f"{n} user{'s' * (n != 1)}"
+    users = f"{n} {result.noun}{'s' * (n != 1)}"
     if result.kind == "personal":
         return f"personal models around one centre for {users}"
     if result.kind == "alone" and n > 1:
