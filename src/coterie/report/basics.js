@@ -318,7 +318,10 @@ export function figure(parent, { name, title, draw, rows, note }) {
 
 /** Widths are measured only when they change: each measure makes the browser lay out the page. */
 export function measure() {
-  for (const holder of figures) holder.width = Math.floor(holder.slot.getBoundingClientRect().width);
+  for (const holder of figures)
+    holder.width = holder.slot.closest("details:not([open])")
+      ? 0
+      : Math.floor(holder.slot.getBoundingClientRect().width);
 }
 export function redrawAll() {
   for (const holder of figures) holder.redraw();

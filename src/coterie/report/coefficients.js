@@ -71,7 +71,7 @@ function drawCoefficients(width) {
   const perBand = scrolled ? which.length : Math.min(fit, which.length);
   const step = scrolled ? 108 : Math.min(280, (width - left) / Math.max(1, perBand));
   const [top, tall] = [46, 22];
-  const full = scrolled ? left + step * which.length : width,
+  const full = scrolled ? Math.ceil(left + step * which.length) : width,
     band = top + tall * order.length + 16,
     bands = Math.max(1, Math.ceil(which.length / Math.max(1, perBand))),
     height = band * bands;
@@ -322,8 +322,8 @@ export function setUpShares() {
       (names.length > FEW
         ? `The ${FEW} of ${integer(names.length)} coefficients that differ most between users. `
         : "") +
-      "The mean over users of a coefficient's square, in parts: the square of the mean of the centres, which all " +
-      `users share; the variance between ${word}s; and the mean square of personal models around their centre. ` +
+      "The mean over users of a coefficient's square, in parts: the square of its mean, which all users share; the " +
+      `variance between ${word}s; and the variance within ${word}s, which is personal. ` +
       "Spread: the standard deviation between users. For standardised features.",
     rows: () => [
       ["coefficient", ...PARTS.map(([, text]) => text)],

@@ -217,22 +217,21 @@ def _coefficients(full: View, view: View, keep: Ints, classes: Sequence[str] | N
 
 
 def _shares(fit: FitResult) -> dict[str, Any] | None:
-    """How personal each coefficient is: its mean square over users, for standardised features, in three parts.
+    """How personal each coefficient is: the mean over users of its square, for standardised features, in three parts.
 
-        mean of x_ij^2  =  shared: square of the mean centre
-                         + groups: variance of the centres between users
-                         + personal: mean square of the models around their centres
+        mean of x_ij^2  =  shared: (mean of x_ij)^2
+                         + groups: variance of the means of groups
+                         + personal: variance within groups
 
-    Models from own rows only have one centre, their mean. None where all users have the same model, or are points.
+    None where all users have the same model, or are points.
     """
     if fit.kind == "one model" or fit.settings.task == "clustering":
         return None
     models = fit.units.standardized(fit.models)
-    centres = fit.units.standardized(fit.centres)[fit.labels]
-    if fit.kind == "alone":
-        centres = np.broadcast_to(models.mean(axis=0), models.shape)
-    parts = {"shared": centres.mean(axis=0) ** 2, "groups": centres.var(axis=0),
-             "personal": ((models - centres) ** 2).mean(axis=0)}
+    labels = np.zeros_like(fit.labels) if fit.kind == "alone" else fit.labels
+    means = np.stack([models[labels == k].mean(axis=0) for k in range(labels.max() + 1)])[labels]
+    parts = {"shared": models.mean(axis=0) ** 2, "groups": means.var(axis=0),
+             "personal": ((models - means) ** 2).mean(axis=0)}
     return {"names": fit.units.coefficient_names,
             **{name: json_ready(part.sum(axis=1)) for name, part in parts.items()}}  # over classes
 
@@ -243,8 +242,8 @@ def _scores(source: FitResult | Path | Solution, view: View, keep: Ints) -> dict
         rows = aligned(scores, len(source.path), source.chosen)
         rows = rows[:len(view.path)]
         points = np.where(rows[:, None] >= 0, scores.points[rows][:, keep], np.nan)
-        note = (f"On {many(scores.n_rows, 'row')} held out, with models fitted without these rows "
-                f"({many(scores.n_clusters, 'group')}).")
+        groups = "no groups" if scores.n_clusters == len(scores.fitted) > 1 else many(scores.n_clusters, "group")
+        note = f"On {many(scores.n_rows, 'row')} held out, with models fitted without these rows ({groups})."
         if (rows < 0).any():
             note += " Computed at the chosen lam only."
         return {"metric": scores.metric, "larger": scores.larger, "alone": json_ready(scores.alone[keep]),
