@@ -522,6 +522,10 @@ def test_it_prints(show):
     pdf = tab.pdf()
     assert pdf.startswith(b"%PDF")
     assert 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 12
+    tab.size(690)
+    tab.page.emulate_media(media="print")
+    tab.value("dispatchEvent(new Event('beforeprint'))")
+    assert tab.value(SMALL) == []
 
 
 SECTIONS = {"evidence", "stability", "personal", "path", "map", "scores", "users", "coefficients", "certificate",

@@ -317,11 +317,11 @@ export function figure(parent, { name, title, draw, rows, note }) {
 }
 
 /** Widths are measured only when they change: each measure makes the browser lay out the page. */
-export function measure() {
+export function measure(most = Infinity) {
   for (const holder of figures)
     holder.width = holder.slot.closest("details:not([open])")
       ? 0
-      : Math.floor(holder.slot.getBoundingClientRect().width);
+      : Math.min(most, Math.floor(holder.slot.getBoundingClientRect().width));
 }
 export function redrawAll() {
   for (const holder of figures) holder.redraw();

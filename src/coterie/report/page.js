@@ -153,6 +153,15 @@ for (const pair of document.querySelectorAll(".pair")) {
   pair.hidden = !shown.length;
 }
 views.push(redrawAll);
+const PAPER = 680; // of a page of A4 between its margins, in CSS pixels; charts that are wider would be made smaller
+addEventListener("beforeprint", () => {
+  measure(PAPER);
+  redrawAll();
+});
+addEventListener("afterprint", () => {
+  measure();
+  redrawAll();
+});
 let wide = byId("main").clientWidth;
 measure();
 show();
