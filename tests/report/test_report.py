@@ -250,6 +250,7 @@ def test_a_private_run_shows_what_it_promises(show):
                "facts": [["Protected", "a row"], ["Certificate", "optimal for <b>released</b> statistics"]]}
     tab = show(solved() | {"privacy": promise})
     assert tab.text("#privacy-lead") == promise["sentence"]
+    assert tab.text("#badge").startswith("Optimum certified for the released statistics, gap ")
     assert tab.text("#privacy .body") == "".join(": ".join(fact) for fact in promise["facts"])
     assert "#privacy" in tab.value("[...document.querySelectorAll('nav a')].map((a) => a.hash)")
 

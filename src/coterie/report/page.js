@@ -30,7 +30,8 @@ function setUpHeader() {
   );
   byId("warnings").hidden = !(doc.warnings || []).length;
   const sure = known(point.gap);
-  byId("badge").textContent = sure ? `Optimum certified, gap ${number(point.gap, 2)}` : "Optimum not certified";
+  const of = doc.privacy ? " for the released statistics" : "";
+  byId("badge").textContent = sure ? `Optimum certified${of}, gap ${number(point.gap, 2)}` : "Optimum not certified";
   byId("badge").classList.toggle("open", !sure);
   byId("badge").hidden = byId("certificate").hidden;
   byId("subtitle").textContent = doc.subtitle || "";
