@@ -11,7 +11,7 @@ from sklearn.metrics import adjusted_rand_score
 import coterie as ct
 from coterie import datasets
 from coterie.analysis.dispersion import dispersion
-from coterie.analysis.groups import Groups, _scaled, find_groups
+from coterie.analysis.groups import Groups, _scaled, describe_better, describe_sizes, find_groups
 from coterie.analysis.partitions import Judge, ModelTree
 from coterie.analysis.select import refit
 from coterie.analysis.spread import description_length, fit_spread
@@ -181,6 +181,19 @@ def test_nothing_examined_is_better(seed):
         if solution.n_clusters <= 8:
             assert found.criterion <= length(solution.labels) + 1.0
     assert found.criterion >= length(found.labels) - 1.0  # and moves have their price
+
+
+@pytest.mark.parametrize(("nats", "much"), [(1.0, "slightly"), (4.0, "clearly"), (53.54, "much")])
+def test_the_evidence_for_groups_is_said_in_words(nats, much):
+    assert describe_better(nats).startswith(f"describe the data {much} better than one group: by {nats:.3g} nats")
+
+
+def test_the_sentence_about_groups_has_the_difference_of_lengths():
+    found = ct.find_groups(datasets.clustered("squared", n_users=12, n_clusters=3).users)
+    one = min(value for count, value in found.candidates if count == 1)
+    assert str(found).startswith(f"3 groups of 4, 4, 4 users {describe_better(one - found.criterion)}.")
+    assert describe_sizes(np.arange(22) // 2) == "2 to 2"
+    assert describe_sizes(np.arange(20) // 2) == ", ".join(["2"] * 10)
 
 
 def test_criterion_is_the_formula():

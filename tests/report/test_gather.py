@@ -23,7 +23,7 @@ from coterie.storage import json_ready
 
 KEYS = {"title", "subtitle", "version", "command", "task", "users", "counts", "lams", "chosen", "points", "labels",
         "tree", "map", "coefficients", "scores", "bounds", "groups", "federated", "privacy", "settings", "notes",
-        "reduced"}
+        "reduced", "headline", "noun", "warnings", "shares", "settings_sentence"}
 
 
 def of_classes(users: ct.Users) -> ct.Users:
@@ -67,10 +67,12 @@ def check(document: dict) -> None:
     assert n == 1 or is_valid_linkage(np.array(document["tree"], dtype=float))
     assert len(document["counts"]) == n
     width = len(document["coefficients"]["names"]) * len(document["coefficients"]["outputs"] or [1])
-    for which, rows, labels in zip(document["coefficients"]["which"], document["coefficients"]["clusters"],
-                                   document["labels"], strict=True):
-        assert np.shape(rows) == (len(which), width)
-        assert len(which) == min(12, len(set(labels)))
+    scaled = document["coefficients"]["standardized"] or document["coefficients"]["clusters"]
+    for k, (which, rows, same, labels) in enumerate(zip(
+            document["coefficients"]["which"], document["coefficients"]["clusters"], scaled, document["labels"],
+            strict=True)):
+        assert np.shape(rows) == np.shape(same) == (len(which), width)
+        assert len(which) == min(200 if k == document["chosen"] else 24, len(set(labels)))
         sizes = np.bincount(labels)[which]
         assert (np.diff(sizes) <= 0).all()
     if document["scores"]:
@@ -114,6 +116,97 @@ def test_a_fit_of_each_task(family, task):
     assert document["bounds"] is None  # weights that were made from groups prove nothing about these groups
 
 
+def test_the_headline_says_what_was_found_whom_it_helps_and_how_sure_that_is():
+    found = fitted("squared", "regression")
+    said, scores = gather(found)["headline"], found.scores
+    assert said["found"] == "2 groups among 9 users (5 and 4 users)."
+    assert said["better"] == ("Sharing within groups predicts better than a model from the user's own rows for "
+                              f"{(scores.gains > 0).sum()} of 9 users.")
+    gain, error = scores.gain
+    assert f"better by {gain:.2g}, with a standard error of {error:.2g}" in said["helps"]
+    assert said["helps"].endswith("No user is worse off than with their own model by more than chance.")
+    assert said["sure"].startswith("The groups are stable: with other rows of the same users, 100% of the users stay")
+    assert "certif" not in "".join(said.values())
+    other = replace(scores, alone=scores.fitted - 3 * np.arange(9), worse=np.arange(9) > 6)  # RMSE: they are better
+    worse = gather(replace(found, scores=other))["headline"]
+    assert "predicts better than a model from the user's own rows for 0 of 9 users, and equally well for 1." \
+        in worse["better"]
+    assert "this is worse by 12, with a standard error of 2.7: more than chance." in worse["helps"]
+    assert "2 users are worse off" in worse["helps"]
+    unknown = gather(replace(found, scores=None))["headline"]
+    assert unknown["better"] is None
+    assert unknown["helps"].startswith("No rows were held out")
+    unstable = replace(found.stability, index=0.4, searched=0.2, stays=np.full(9, 0.5))
+    assert gather(replace(found, stability=unstable))["headline"]["sure"] == (
+        "The groups are unstable: with other rows of the same users, 50% of the users stay in their group, and a new "
+        "search without the held-out rows finds other groups.")
+
+
+@pytest.mark.parametrize(("lam", "kind", "title", "text"), [
+    (0.0, "alone", "No groups among 9 users", "No groups among 9 users: each has a model of its own."),
+    (1e4, "one model", "1 group of 9 users", "One group: all 9 users share one model.")])
+def test_no_groups_and_one_group_are_called_so(lam, kind, title, text):
+    result = fitted("squared", "regression", lam=lam)
+    document = gather(result)
+    assert result.kind == kind
+    assert (document["title"], document["headline"]["found"]) == (title, text)
+    assert document["headline"]["sure"] == "The penalty strength was given, not chosen by the data."
+    assert "penalty strength" in document["settings_sentence"]
+    assert " as given; 20% of the rows held out; tolerance 1e-06; seed 0." in document["settings_sentence"]
+
+
+def test_models_that_do_better_are_a_warning():
+    result = fitted("squared", "regression", lam=1e4)  # one model, where users differ
+    [warning] = gather(result)["warnings"]
+    assert warning.startswith("On held-out rows, models from each user's own rows only would predict better: RMSE ")
+    assert warning in result._repr_html_().replace("&#x27;", "'")
+    together = replace(result.scores, fitted=result.scores.together + np.linspace(0.4, 0.6, 9),
+                       alone=np.full(9, 1e3))
+    [warning] = gather(replace(result, scores=together))["warnings"]
+    assert warning.startswith("On held-out rows, one model for all users would predict better")
+    chance = replace(together, fitted=together.together + [3.0, -2.0, 1.0, -1.0, 2.0, -3.0, 1.0, 0.0, 0.0])
+    assert gather(replace(result, scores=chance))["warnings"] == []  # 0.1, with a standard error of 0.6
+    found = fitted("squared", "regression")
+    assert gather(found)["warnings"] == []
+    assert "Warning" not in found._repr_html_()
+
+
+@pytest.mark.parametrize("family", ["squared", "logistic", "multinomial"])
+def test_standardised_coefficients_are_of_standardised_features(family):
+    found = fitted(family, "regression" if family == "squared" else "classification")
+    document, units = gather(found), found.units
+    shape = (-1, len(document["coefficients"]["names"]), len(document["coefficients"]["outputs"] or [1]))
+    raw, scaled = (np.reshape(document["coefficients"][name][found.chosen], shape)
+                   for name in ("clusters", "standardized"))
+    X = np.random.default_rng(0).standard_normal((5, 4)) * units.scale + units.mean
+    expected = (np.einsum("np,gpk->gnk", X, raw[:, :-1]) + raw[:, -1:] - units.centre) / units.spread
+    margins = np.einsum("np,gpk->gnk", (X - units.mean) / units.scale, scaled[:, :-1]) + scaled[:, -1:]
+    np.testing.assert_allclose(margins, expected, atol=1e-9)
+    unscaled = fitted(family, found.settings.task, standardize=False)
+    assert gather(unscaled)["coefficients"]["standardized"] is None
+
+
+def test_shares_of_coefficients_add_up_to_their_mean_squares():
+    rng = np.random.default_rng(3)
+    owner, effects = np.repeat(np.arange(30), 30), rng.normal([1.0, -1.0, 0.5], [0.7, 0.0, 0.0], size=(30, 3))
+    X = rng.standard_normal((900, 3))
+    y = (X * effects[owner]).sum(axis=1) + rng.standard_normal(900)
+    personal = fit(ct.Users.from_arrays(X, y, owner), Settings(n_lams=4))
+    grouped, several = fitted("squared", "regression"), fitted("multinomial", "classification")
+    assert (personal.kind, grouped.kind, several.kind) == ("personal", "groups", "groups")
+    for result in (personal, grouped, several):
+        shares = gather(result)["shares"]
+        total = np.sum([shares[name] for name in ("shared", "groups", "personal")], axis=0)
+        squares = (result.units.standardized(result.models) ** 2).mean(axis=0).sum(axis=1)
+        np.testing.assert_allclose(total, squares, rtol=1e-9)
+        assert len(shares["names"]) == len(total)
+    assert max(gather(grouped)["shares"]["personal"]) < 1e-20  # all differences are between groups
+    shares = gather(personal)["shares"]
+    assert max(shares["groups"]) < 1e-20
+    assert shares["personal"][0] > 20 * max(shares["personal"][1:3])  # users differ in the first effect only
+    assert gather(fitted("squared", "regression", lam=1e4))["shares"] is None
+
+
 def test_recovery_bounds_for_weights_that_do_not_come_from_groups():
     settings = Settings(task="regression", weights="unit", lam=0.05, n_lams=4, holdout=0.0)
     result = fit(clustered("squared").users, settings)
@@ -141,6 +234,8 @@ def test_points_without_targets():
     document = gather(fit_of_kind)
     check(document)
     assert document["scores"] is None
+    assert (document["noun"], document["subtitle"].split(",")[0]) == ("point", "20 points")
+    assert "20 points" in document["headline"]["found"]
     assert document["map"]["kind"] == "projection"
     assert (document["map"]["xlabel"], document["map"]["ylabel"]) == ("x0", "x1")
     shown = fit_of_kind.units.coefficients(fit_of_kind.models)

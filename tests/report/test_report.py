@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -231,7 +232,8 @@ def test_the_chosen_lam_is_shown_first(show):
     document = solved()
     tab = show(document)
     chosen = document["points"][document["chosen"]]
-    assert tab.text("#answer").startswith("3 groups among 60 users at lam = 0.09, certified to within ")
+    assert tab.text("#answer") == "3 groups among 60 users at lam = 0.09."
+    assert tab.text("#badge").startswith("Optimum certified, gap ")
     assert tab.text("title") == document["title"]
     assert (tab.text("#now-lam"), tab.text("#now-clusters")) == ("0.09", "3")
     assert float(tab.text("#objective")) == pytest.approx(chosen["objective"], rel=1e-9)
@@ -248,6 +250,7 @@ def test_a_private_run_shows_what_it_promises(show):
                "facts": [["Protected", "a row"], ["Certificate", "optimal for <b>released</b> statistics"]]}
     tab = show(solved() | {"privacy": promise})
     assert tab.text("#privacy-lead") == promise["sentence"]
+    assert tab.text("#badge").startswith("Optimum certified for the released statistics, gap ")
     assert tab.text("#privacy .body") == "".join(": ".join(fact) for fact in promise["facts"])
     assert "#privacy" in tab.value("[...document.querySelectorAll('nav a')].map((a) => a.hash)")
 
@@ -520,10 +523,14 @@ def test_it_prints(show):
     pdf = tab.pdf()
     assert pdf.startswith(b"%PDF")
     assert 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 12
+    tab.size(690)
+    tab.page.emulate_media(media="print")
+    tab.value("dispatchEvent(new Event('beforeprint'))")
+    assert tab.value(SMALL) == []
 
 
-SECTIONS = {"evidence", "path", "map", "scores", "users", "coefficients", "certificate", "privacy", "federated",
-            "about"}
+SECTIONS = {"evidence", "stability", "personal", "path", "map", "scores", "users", "coefficients", "certificate",
+            "privacy", "federated", "about"}
 
 
 def on_a_line() -> dict[str, Any]:
@@ -553,7 +560,7 @@ def multiclass() -> dict[str, Any]:
     (synthetic(900, 8) | {"reduced": {"users": 100_000, "shown": 900}}, {"federated"}),
 ], ids=["bare", "none", "no parts", "one user, one lam", "one user", "one lam", "lam 0", "classes", "line", "reduced"])
 def test_what_is_not_there_is_not_shown(show, document, hidden):
-    hidden = hidden | {"evidence", "privacy"}  # of a fit, and of a private one, only
+    hidden = hidden | {"evidence", "stability", "personal", "privacy"}  # of a fit, and of a private one, only
     tab = show(document)
     assert set(tab.value("[...document.querySelectorAll('section[hidden]')].map((s) => s.id)")) == hidden
     assert "undefined" not in tab.value("document.body.innerText")
@@ -585,9 +592,12 @@ def test_the_evidence_for_groups_is_shown(show):
     assert rows == [["Kind of models", "Mean loss", "Difference"], ["One model for all", "0.5", "+0.3 ± 0.03"],
                     ["One model per group (chosen)", "0.2", "\u2013"], ["Everyone alone", "0.25", "+0.05 ± 0.01"]]
     assert tab.texts("#stability tbody td:last-child") == ["90%", "50%", "50%", "50%"]
-    lead = tab.text("#evidence-lead")
+    assert tab.text("#groups") == "The groups are unstable."
+    lead = tab.text("#stability-lead")
     assert lead.startswith("The groups are unstable: the adjusted Rand index")
     assert "0.61, 0.40 for a new search" in lead
+    assert tab.texts("#stability dd") == ["0.61", "0.40", "15"]
+    lead = tab.text("#evidence-lead")
     assert "better than that of each user's own model by 0.031 (standard error 0.012)" in lead
     assert "1 of 20 users is worse off than alone by more than chance" in lead
     assert tab.text("#answer").startswith("Unstable groups: ")
@@ -597,7 +607,7 @@ def test_the_evidence_for_groups_is_shown(show):
     assert tab.texts("#roster [data-column='stays']") != []
     stable = show(with_evidence(stability={"stable": True, "index": 1, "searched": None, "groups": [1, 1, 1, 1]},
                                 held_out=None, from_groups=False), "stable.html")
-    assert stable.text("#evidence-lead").startswith("The groups are stable: ")
+    assert stable.text("#stability-lead").startswith("The groups are stable: ")
     assert not stable.text("#answer").startswith("Unstable")
     assert "no evidence" not in stable.text("#path-lead")
 
@@ -611,3 +621,130 @@ def test_outputs_of_a_classifier_are_chosen(show):
         tab.value(f"(() => {{ const s = document.getElementById('output'); s.value = {output};"
                   "s.dispatchEvent(new Event('change')); })()")
         assert [float(x) for x in tab.texts(value)] == pytest.approx([cluster[output], cluster[3 + output]], rel=0.01)
+
+
+# What a manager reads first
+
+
+def of_a_fit(**settings: Any) -> dict[str, Any]:
+    users = clustered("squared", n_users=9, n_clusters=3, samples=40, n_features=3, separation=2.0, seed=0).users
+    scaled = dataclasses.replace(users, features=users.features * [1.0, 100.0, 0.01] + 5.0)
+    return gather(ct.fitting.fit(scaled, ct.fitting.Settings(n_lams=5, **settings)))
+
+
+@pytest.mark.browser
+def test_the_headline_is_first_and_the_certificate_a_badge(show):
+    document = of_a_fit()
+    tab = show(document)
+    said = document["headline"]
+    assert tab.text("#answer") == f"{said['found']} {said['better']}"
+    assert (tab.text("#helps dd"), tab.text("#sure dd")) == (said["helps"], said["sure"])
+    assert tab.value("document.getElementById('warnings').hidden")
+    assert "certif" not in tab.text("#answer").lower()
+    tab.click("#badge")
+    assert tab.value("location.hash") == "#certificate"
+    assert tab.text("#settings") == document["settings_sentence"]
+    one = show(of_a_fit(lam=1e4), "one.html")
+    assert one.text("#warnings").startswith("Warning: On held-out rows, models from each user's own rows only")
+    document["points"][document["chosen"]]["gap"] = None
+    assert show(document, "open.html").text("#badge") == "Optimum not certified"
+
+
+@pytest.mark.browser
+def test_coefficients_are_standardised_until_the_switch_is_pressed(show):
+    document = of_a_fit()
+    tab = show(document)
+    value, at = "#figure-coefficients [data-cluster='0'] .value", document["chosen"]
+    k = document["coefficients"]["which"][at].index(0)
+    raw, scaled = (document["coefficients"][name][at][k] for name in ("clusters", "standardized"))
+    assert [float(x) for x in tab.texts(value)] == pytest.approx(scaled, rel=0.01, abs=1e-3)
+    assert "standardised features" in tab.text("#coefficients-lead")
+    tab.click("#raw-units")
+    assert [float(x) for x in tab.texts(value)] == pytest.approx(raw, rel=0.01, abs=1e-3)
+    assert "in the units of the table" in tab.text("#coefficients-lead")
+    _, data = tab.download("coefficients-csv")
+    rows = list(csv.DictReader(io.StringIO(data.decode("utf-8"), newline="")))
+    assert [float(row["group 0"]) for row in rows] == pytest.approx(raw, rel=1e-5)
+    tab.click("#raw-units")
+    assert [float(x) for x in tab.texts(value)] == pytest.approx(scaled, rel=0.01, abs=1e-3)
+    assert show(solved(), "solved.html").value("document.getElementById('raw-units')") is None  # no units to go back to
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_column_of_twenty_groups_is_clipped(show, width):
+    document = synthetic(40, 7, shown=40) | {"chosen": 1}
+    tab = show(document, width=width)
+    slot, columns = "document.querySelector('#figure-coefficients .plot')", "#figure-coefficients [data-cluster]"
+    assert tab.value(f"document.querySelectorAll('{columns}').length") == 20
+    inside = tab.value(f"""(() => {{
+        const slot = {slot}, box = slot.querySelector("svg").getBoundingClientRect();
+        return [...document.querySelectorAll("{columns}")].every((column) => {{
+            const own = column.getBoundingClientRect();
+            return own.left >= box.left && own.right <= box.right + 0.5 && own.bottom <= box.bottom + 0.5;
+        }});
+    }})()""")
+    assert inside
+    if width > 600:  # wrapped
+        assert tab.value(f"{slot}.scrollWidth <= {slot}.clientWidth")
+        return
+    assert tab.value("document.documentElement.scrollWidth") <= width
+    names = "document.querySelector('#figure-coefficients .feature').getBoundingClientRect().left"
+    before = tab.value(names)
+    tab.value(f"new Promise((done) => {{ {slot}.scrollLeft = 900; setTimeout(done, 200); }})")
+    assert tab.value(f"{slot}.scrollLeft") == 900
+    assert tab.value(names) == pytest.approx(before, abs=1)  # names stay where they are
+
+
+SMALL = """[...document.querySelectorAll("body *")].filter((node) => {
+    if (node.closest("script, style, noscript") || !node.getClientRects().length) return false;
+    if (![...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim())) return false;
+    const svg = node.ownerSVGElement;
+    const scale = svg ? svg.getBoundingClientRect().width / svg.viewBox.baseVal.width : 1;
+    return parseFloat(getComputedStyle(node).fontSize) * scale < 12;
+}).map((node) => node.outerHTML.slice(0, 90))"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("make", [solved, separators, of_a_fit, lambda: synthetic(1000, 31), lambda: with_evidence(),
+                                  lambda: synthetic(40, 7, shown=40) | {"chosen": 1}])
+def test_no_text_is_smaller_than_twelve_pixels(show, make, width):
+    tab = show(make(), width=width)
+    assert tab.value(SMALL) == []
+    tab.value("document.querySelector('.lead').style.fontSize = '11.9px'")
+    tab.value("document.querySelector('.lead').textContent = 'small'")
+    tab.value("document.querySelector('.lead').closest('section').hidden = false")
+    assert len(tab.value(SMALL)) == 1  # the twin
+
+
+@pytest.mark.browser
+def test_users_without_groups_are_not_called_groups(show):
+    tab = show(of_a_fit(lam=0.0))
+    assert tab.text("h1") == "No groups among 9 users"
+    assert "9 groups" not in tab.value("document.body.innerText")
+    assert (tab.text("#now-clusters"), tab.text("#now-clusters-name")) == ("9", "separate models")
+    assert set(tab.texts("#roster tbody td:nth-child(2)")) == {"none"}
+    assert tab.text("#users-lead") == "Every user has a model of its own at this lam."
+
+
+@pytest.mark.browser
+def test_the_tree_of_one_group_is_drawn_where_it_is_asked_for(show):
+    tab = show(of_a_fit(lam=1e4))
+    assert tab.value("document.querySelectorAll('#figure-tree path').length") == 0
+    tab.click("#more-tree summary")
+    tab.value("new Promise((done) => setTimeout(done, 200))")
+    assert tab.value("document.querySelectorAll('#figure-tree path').length") > 0
+    tab = show(of_a_fit(), "groups.html")
+    assert tab.value("document.querySelectorAll('#figure-tree path').length") > 0
+
+
+@pytest.mark.browser
+def test_shares_of_coefficients_are_drawn(show):
+    shares = {"names": ["price", "level"], "shared": [6.0, 0.0], "groups": [3.0, 0.0], "personal": [1.0, 4.0]}
+    tab = show(with_evidence(kind="personal in groups") | {"shares": shares})
+    assert tab.texts("#figure-shares .inside") == ["60%", "30%", "10%", "100%"]
+    assert tab.texts("#figure-shares .value") == ["2", "2"]
+    assert "63% are personal" in tab.text("#personal-lead")
+    _, data = tab.download("shares-csv")
+    assert data.decode().splitlines()[1] == "price,6,3,1"

@@ -71,6 +71,16 @@ def copied(made, tmp_path, monkeypatch):
     return Path("run")
 
 
+def test_a_run_keeps_its_warnings(made, tmp_path):
+    fitted, _ = made("regression")
+    worse = replace(fitted, scores=replace(fitted.scores, alone=fitted.scores.fitted / 2))
+    assert len(worse.warnings) == 1
+    run = ct.load_run(ct.save_run(worse, tmp_path / "worse"))
+    assert run.warnings == worse.warnings
+    assert json.loads((tmp_path / "worse" / "run.json").read_text())["warnings"] == list(worse.warnings)
+    assert worse.warnings[0] in json.loads((tmp_path / "worse" / "report.json").read_text())["warnings"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loaded_run_is_the_fit(made, kind):
     fitted, folder = made(kind)
@@ -78,6 +88,7 @@ def test_a_loaded_run_is_the_fit(made, kind):
     assert {file.name for file in (folder / "run").iterdir()} == FILES
     assert (run.n_clusters, run.lam, run.gap, run.why) == (fitted.n_clusters, fitted.lam, fitted.gap, fitted.why)
     assert run.status is fitted.solution.status
+    assert run.warnings == fitted.warnings == ()
     assert run.names == fitted.names
     np.testing.assert_array_equal(run.labels, fitted.labels)
     np.testing.assert_array_equal(run.models, fitted.models)

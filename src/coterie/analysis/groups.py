@@ -158,11 +158,27 @@ class Groups:
         if self.kind == "one centre with spread":
             return f"Users differ, but continuously: no groups stand out ({examined} of the {len(self.labels)} users " \
                    "is better than one centre with a spread of models)."
-        sizes = ", ".join(map(str, np.bincount(self.labels)))
+        sizes = describe_sizes(self.labels)
         one = min(value for count, value in self.candidates if count == 1)
         within = " Models also vary within groups." if self.spread.any() else ""
-        return f"{self.n_clusters} groups of {sizes} users describe the data better than one group: description " \
-               f"length {self.criterion:.6g} instead of {one:.6g}.{within}"
+        return f"{self.n_clusters} groups of {sizes} users {describe_better(one - self.criterion)}.{within}"
+
+
+def describe_sizes(labels: Ints) -> str:
+    """The sizes of groups, or their range if there are more than ten."""
+    sizes = np.bincount(labels)
+    return ", ".join(map(str, sizes)) if len(sizes) <= 10 else f"{sizes.min()} to {sizes.max()}"
+
+
+def describe_better(nats: float) -> str:
+    """How much better groups describe the data than one group, by the nats that their description is shorter.
+
+    A difference of d nats is a factor exp(d) in likelihood, after all that the groups cost; more than 3 is strong
+    evidence, more than 5 very strong (Kass and Raftery 1995).
+    """
+    much = "much better" if nats > 5 else "clearly better" if nats > 3 else "slightly better"
+    return (f"describe the data {much} than one group: by {nats:.3g} nats, after the cost of the additional models "
+            "(above 3 is strong evidence)")
 
 
 @interruptible()

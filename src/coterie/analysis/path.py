@@ -306,11 +306,12 @@ class Path:
 
 
 class InNotebook:
-    """The notebook view of a result with `solution`, `shown_path`, `scores` and `why`."""
+    """The notebook view of a result with `solution`, `shown_path`, `scores`, `warnings` and `why`."""
 
     def _repr_html_(self: Any) -> str:
         texts = [self.why, *([] if self.scores is None else [str(self.scores)])]
-        return self.solution._repr_html_() + "".join(f"<p>{escape(s)}</p>" for s in texts) \
+        warnings = "".join(f"<p><strong>Warning:</strong> {escape(s)}</p>" for s in self.warnings)
+        return self.solution._repr_html_() + warnings + "".join(f"<p>{escape(s)}</p>" for s in texts) \
             + self.shown_path._repr_html_()
 
 

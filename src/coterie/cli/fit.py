@@ -78,22 +78,12 @@ def show(fitted: Fit, out: Path) -> None:
     console.print(f"Why            {fitted.why}", soft_wrap=True, highlight=False, markup=False)
     if fitted.scores is not None:
         console.print(f"Held out       {fitted.scores}", soft_wrap=True, highlight=False, markup=False)
-    if _alone_is_better(fitted):
-        console.print("               Models from each user's own rows predict better on these rows.",
-                      soft_wrap=True, highlight=False, markup=False)
+    for warning in fitted.warnings:
+        console.print(f"Warning        {warning}", soft_wrap=True, highlight=False, markup=False)
     gap = f"{fitted.gap:.1e} (relative)" if np.isfinite(fitted.gap) else "none"
     console.print(f"Certified gap  {gap}", highlight=False)
     console.print(fitted.solution.status.value, soft_wrap=True)
     console.print(f"Results        {out}; open {out / 'report.html'} to look at them", soft_wrap=True, markup=False)
-
-
-def _alone_is_better(fitted: Fit) -> bool:
-    """Whether the users' own models are better on held-out rows by more than two paired standard errors."""
-    scores = fitted.scores
-    if scores is None or fitted.settings.lam != "auto":
-        return False
-    gain, error = scores.gain
-    return bool(-gain > 2 * error)
 
 
 @contextlib.contextmanager

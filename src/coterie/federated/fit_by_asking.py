@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie._typing import Array, Ints
+from coterie.analysis.groups import describe_better, describe_sizes
 from coterie.analysis.refining import Refining, updated
 from coterie.analysis.search import SearchOptions, SearchResult, kind_of, near_groups, search_by_asking
 from coterie.analysis.spread import Expansions
@@ -227,10 +228,8 @@ def _describe(part: Part) -> str:
     if kind_of(best) == "one centre with spread":
         return (f"Users differ, but continuously: no groups stand out (none of {many} descriptions of the {n} users is "
                 "better than one centre with a spread of models).")
-    sizes, one = ", ".join(map(str, np.bincount(best.labels))), min(p.length for p in part.found.examined
-                                                                     if not p.labels.any())
-    return (f"{best.n_groups} groups of {sizes} users describe the data better than one group: description length "
-            f"{best.length:.6g} instead of {one:.6g}.")
+    one = min(p.length for p in part.found.examined if not p.labels.any())
+    return f"{best.n_groups} groups of {describe_sizes(best.labels)} users {describe_better(one - best.length)}."
 
 
 def solve_by_asking(part: Part, plan: PathPlan, start: Solution, hessian: Array, tol: float) -> Solution:

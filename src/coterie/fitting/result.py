@@ -119,9 +119,13 @@ class FitResult(InNotebook):
     @property
     def weights_from_groups(self) -> bool:
         """Whether the weights were made from the groups: then the path proves nothing about these groups."""
-        settings, users = self.settings, self.solution.problem.users
-        points = settings.task == "clustering" and int(users.data.sizes.max()) == 1
-        return settings.weights == "auto" and not points and 1 < self.n_clusters < users.n_users
+        return self.settings.weights == "auto" and self.noun == "user" and 1 < self.n_clusters < len(self.names)
+
+    @property
+    def noun(self) -> str:
+        """What a user is called: "point" where every user is one row without a target, else "user"."""
+        points = self.settings.task == "clustering" and int(self.solution.problem.users.data.sizes.max()) == 1
+        return "point" if points else "user"
 
     @property
     def shown_path(self) -> Path:
@@ -153,6 +157,11 @@ class FitResult(InNotebook):
             return self.sent.models
         problem = self.solution.problem
         return problem.loss.own_models(problem.samples, self.centres[self.labels])
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against these models: simpler ones that predict held-out rows better by more than chance."""
+        return () if self.scores is None else self.scores.warnings
 
     @property
     def gap(self) -> float:

@@ -68,22 +68,39 @@ class Scores:
     @property
     def gains(self) -> Array:
         """(n_judged,) how much better each user's score is than with its own model, for users who have both."""
+        return self.gains_over(self.alone)
+
+    def gains_over(self, others: Array) -> Array:
+        """(n_judged,) how much better each user's score is than another one, for users who have both."""
         with np.errstate(invalid="ignore"):
-            gains = (self.fitted - self.alone) * (1.0 if self.larger else -1.0)
+            gains = (self.fitted - others) * (1.0 if self.larger else -1.0)
         return np.asarray(gains[np.isfinite(gains)])
 
     @property
     def gain(self) -> tuple[float, float]:
         """The mean of `gains` and its standard error; nan where there are too few users."""
-        gains = self.gains
-        return (float(gains.mean()) if gains.size else np.nan,
-                float(gains.std(ddof=1) / np.sqrt(gains.size)) if gains.size > 1 else np.nan)
+        return mean_and_error(self.gains)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A sentence for each simpler choice that is better by more than two paired standard errors."""
+        sentences = []
+        for others, name in ((self.alone, "models from each user's own rows only"),
+                             (self.together, "one model for all users")):
+            gain, error = mean_and_error(self.gains_over(others))
+            if -gain > 2 * error:
+                fitted, other = (self.text(float(np.nanmean(m)), 4) for m in (self.fitted, others))
+                sentences.append(f"On held-out rows, {name} would predict better: {self.metric} {other} instead of "
+                                 f"{fitted} (standard error of the difference: {self.text(error, 2)}).")
+        return tuple(sentences)
+
+    def text(self, value: float, digits: int) -> str:
+        """A score as a text."""
+        return f"{100 * value:.1f}%" if self.metric == "accuracy" else f"{value:.{digits}g}"
 
     def __str__(self) -> str:
         """Means over users."""
-        def text(value: float, digits: int) -> str:
-            return f"{100 * value:.1f}%" if self.metric == "accuracy" else f"{value:.{digits}g}"
-
+        text = self.text
         fitted, alone, together = (text(float(np.nanmean(m)), 4) for m in (self.fitted, self.alone, self.together))
         gain, error = self.gain
         sure = f", standard error {text(error, 2)}" if np.isfinite(error) else ""
@@ -91,6 +108,12 @@ class Scores:
         return (f"{self.metric} on {self.n_rows} held-out rows, mean over users: {fitted}; local models {alone}, "
                 f"one model for all {together}. Gain over local models: {text(gain, 2)}{sure}. "
                 f"{lower} of {n} users score worse than alone, {int(self.worse.sum())} by more than chance.")
+
+
+def mean_and_error(values: Array) -> tuple[float, float]:
+    """The mean and its standard error; nan where there are too few values."""
+    return (float(values.mean()) if values.size else np.nan,
+            float(values.std(ddof=1) / np.sqrt(values.size)) if values.size > 1 else np.nan)
 
 
 def score_held_out(split: Split, settings: Settings, work: Work,

@@ -33,7 +33,7 @@ from coterie.losses import Loss, Squared
 
 _DRAWS = 10
 _MOVES = 3  # how often users may change their group
-_STABLE = 0.75  # adjusted Rand index below which groups are called unstable
+STABLE = 0.75  # adjusted Rand index below which groups are called unstable
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Stability:
     @property
     def stable(self) -> bool:
         """Whether the groups are about the same with other rows."""
-        return min(self.index, self.searched if np.isfinite(self.searched) else 1.0) >= _STABLE
+        return min(self.index, self.searched if np.isfinite(self.searched) else 1.0) >= STABLE
 
     def __str__(self) -> str:
         again = f", {self.searched:.2f} for a search without the held-out rows" if np.isfinite(self.searched) else ""

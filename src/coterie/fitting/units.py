@@ -207,16 +207,22 @@ class Units:
 
     def coefficients(self, models: Array) -> Array:
         """(n, n_features + 1, outputs) models in the units given, the intercept last; points: (n, n_features, 1)."""
-        n = len(models)
+        w = self.standardized(models)
         if self.task == "clustering":
-            return (models * self.scale + self.mean)[..., None]
-        w = models.reshape(n, len(self.mean) + 1, -1)
+            return w * self.scale[:, None] + self.mean[:, None]
+        # <w, (x - mean) / scale> + b = <w / scale, x> + (b - <w / scale, mean>)
+        slopes = w[:, :-1] / self.scale[:, None] * self.spread
+        constant = w[:, -1] * self.spread + self.centre - np.einsum("npk,p->nk", slopes, self.mean)
+        return np.concatenate([slopes, constant[:, None]], axis=1)
+
+    def standardized(self, models: Array) -> Array:
+        """The same as `coefficients`, for standardised features and targets: comparable between features."""
+        if self.task == "clustering":
+            return models[..., None]
+        w = models.reshape(len(models), len(self.mean) + 1, -1)
         if isinstance(self.loss, Multinomial):
             w = w @ sum_zero_basis(w.shape[2] + 1)
-        # <w, (x - mean) / scale> + sign b = <w / scale, x> + (sign b - <w / scale, mean>)
-        slopes = w[:, :-1] / self.scale[:, None] * self.spread
-        constant = self._sign * w[:, -1] * self.spread + self.centre - np.einsum("npk,p->nk", slopes, self.mean)
-        return np.concatenate([slopes, constant[:, None]], axis=1)
+        return np.concatenate([w[:, :-1], self._sign * w[:, -1:]], axis=1)
 
     def restored(self, coefficients: Array) -> Array:
         """The models whose `coefficients` these are."""

@@ -100,7 +100,7 @@ export function logTicks(low, high, count) {
 }
 
 // Labels that would touch an earlier one are left out.
-function spaced(values, scale, text, size = 6.4) {
+function spaced(values, scale, text, size = 7) {
   let last = -Infinity;
   return values.filter((x) => {
     const half = (text(x).length * size) / 2 + 5;
@@ -317,8 +317,11 @@ export function figure(parent, { name, title, draw, rows, note }) {
 }
 
 /** Widths are measured only when they change: each measure makes the browser lay out the page. */
-export function measure() {
-  for (const holder of figures) holder.width = holder.slot.clientWidth;
+export function measure(most = Infinity) {
+  for (const holder of figures)
+    holder.width = holder.slot.closest("details:not([open])")
+      ? 0
+      : Math.min(most, Math.floor(holder.slot.getBoundingClientRect().width));
 }
 export function redrawAll() {
   for (const holder of figures) holder.redraw();

@@ -1,7 +1,7 @@
 // What users share, and the evidence for it: kinds of models on rows left out, stability, held-out gain.
 
-import { byId, element, known, number, percent, plural, integer } from "./basics.js";
-import { chosen, clusters, doc, glyph, naming, scores, slotOf, word } from "./model.js";
+import { byId, element, known, number, percent, plural, trimmed, integer } from "./basics.js";
+import { chosen, clusters, doc, glyph, naming, noun, scores, slotOf, users, word } from "./model.js";
 
 const KIND_NAMES = {
   "one model": "One model for all",
@@ -58,49 +58,94 @@ function kindsTable({ compared, errors = {}, kind }) {
   return evidenceTable("kinds", ["Kind of models", "Mean loss", "Difference"], rows);
 }
 
+function heldOutTable({ means, gain, error, over_together: overTogether }) {
+  const score = (x, digits = 2) =>
+    scores && scores.metric === "accuracy" ? `${(100 * x).toFixed(1)}%` : number(x, digits);
+  const better = (value, deviation) =>
+    value === 0 && deviation === 0
+      ? "the same"
+      : known(value)
+        ? `${value > 0 ? "+" : ""}${score(value)}${known(deviation) ? ` ± ${score(deviation)}` : ""}`
+        : "–";
+  const names = ["These models", "Users' own models", "One model for all"];
+  const gains = ["–", better(gain, error), better(...(overTogether || []))];
+  const rows = names.map((name, k) => ({ strong: k === 0, cells: [name, score(means[k], 3), gains[k]] }));
+  const metric = `Mean ${scores ? scores.metric : "score"}`;
+  return evidenceTable("held-out", ["On held-out rows", metric, "Gain over it"], rows);
+}
+
 function stabilityTable({ groups }) {
-  const rows = groups.map((stays, k) => {
+  const stays = doc.groups.stays || [];
+  const someLeave = stays.some((share) => share < 1);
+  const rows = groups.map((share, k) => {
     const members = clusters(chosen).get(k) || [];
     const name = element("span", { class: "tag" });
     name.append(glyph(slotOf(k, chosen)), naming(k));
-    return { cells: [name, integer(members.length), percent(stays)] };
+    const least = members.reduce((a, b) => (a === null || stays[b] < stays[a] ? b : a), null);
+    const who = least === null || stays[least] >= 1 ? "–" : `${trimmed(users[least], 24)}, ${percent(stays[least])}`;
+    return { cells: [name, integer(members.length), ...(someLeave ? [who] : []), percent(share)] };
   });
   const shown = doc.reduced ? "Users shown" : "Users";
-  return evidenceTable("stability", [word === "group" ? "Group" : "Cluster", shown, "Stay"], rows);
+  return evidenceTable("stays", ["Group", shown, ...(someLeave ? ["Least stable user"] : []), "Stay"], rows);
+}
+
+export function setUpStability() {
+  const section = byId("stability"),
+    { stability, stays = null } = doc.groups || {};
+  if (!stability) {
+    section.hidden = true;
+    return;
+  }
+  const searched = known(stability.searched)
+    ? `, ${stability.searched.toFixed(2)} for a new search without the held-out rows`
+    : "";
+  byId("stability-lead").textContent =
+    `The ${word}s are ${stability.stable ? "stable" : "unstable"}: the adjusted Rand index between them and the ` +
+    `${word}s with other rows is ${stability.index.toFixed(2)}${searched} (1: the same, 0: chance). ` +
+    (stability.stable ? "" : `Do not read much into who is in which ${word}.`);
+  const fact = (name, text) => element("div", {}, element("dt", { text: name }), element("dd", { text }));
+  const body = section.querySelector(".body");
+  const leave = stays ? stays.filter((share) => share < 0.75).length : 0;
+  body.append(
+    element(
+      "dl",
+      { class: "three" },
+      fact("Agreement with other rows (index)", stability.index.toFixed(2)),
+      fact("Agreement of a new search", known(stability.searched) ? stability.searched.toFixed(2) : "not known"),
+      fact("Users who leave in more than a quarter of the draws", stays ? integer(leave) : "not known"),
+    ),
+    stabilityTable(stability),
+    element("p", {
+      class: "note",
+      text:
+        `Stay: how often the users of a ${word} stay in it when other rows of the same users are drawn ten times. ` +
+        "The number of every user is in the table of users.",
+    }),
+  );
 }
 
 export function setUpEvidence() {
   const section = byId("evidence"),
     groups = doc.groups || {},
-    { stability, held_out: heldOut } = groups;
+    { held_out: heldOut } = groups;
   const body = section.querySelector(".body");
   const compared = Object.keys(groups.compared || {}).length > 1;
-  if (!compared && !stability && !heldOut) {
+  byId("groups").textContent = groups.sentence || "";
+  const more = groups.sentence && groups.sentence !== (doc.headline || {}).sure;
+  if (!compared && !heldOut && !more) {
     section.hidden = true;
     return;
   }
-  const lead = [];
-  if (stability) {
-    const searched = known(stability.searched)
-      ? `, ${stability.searched.toFixed(2)} for a new search without the held-out rows`
-      : "";
-    lead.push(
-      `The ${word}s are ${stability.stable ? "stable" : "unstable"}: the adjusted Rand index between them and the ` +
-        `${word}s with other rows is ${stability.index.toFixed(2)}${searched} (1: the same, 0: chance).`,
-    );
-  }
-  if (heldOut && known(heldOut.gain)) {
+  if (heldOut && known(heldOut.gain) && groups.kind !== "alone") {
     const error = known(heldOut.error) ? ` (standard error ${number(heldOut.error, 2)})` : "";
     const better = heldOut.gain >= 0 ? "better" : "worse";
     const metric = (scores && scores.metric) || "score";
-    lead.push(
+    byId("evidence-lead").textContent =
       `On ${integer(heldOut.rows)} held-out rows the ${metric} is ${better} than that of each user's own model by ` +
-        `${number(Math.abs(heldOut.gain), 2)}${error}, as a mean over users. ` +
-        `${integer(heldOut.worse)} of ${plural(heldOut.users, "user")} ` +
-        `${heldOut.worse === 1 ? "is" : "are"} worse off than alone by more than chance.`,
-    );
+      `${number(Math.abs(heldOut.gain), 2)}${error}, as a mean over users. ` +
+      `${integer(heldOut.worse)} of ${plural(heldOut.users, noun)} ` +
+      `${heldOut.worse === 1 ? "is" : "are"} worse off than alone by more than chance.`;
   }
-  byId("evidence-lead").textContent = lead.join(" ");
   const pair = element("div", { class: "columns evidence" });
   if (compared)
     pair.append(
@@ -116,13 +161,16 @@ export function setUpEvidence() {
         }),
       ),
     );
-  if (stability)
+  if (heldOut && heldOut.means)
     pair.append(
       element(
         "div",
         {},
-        stabilityTable(stability),
-        element("p", { class: "note", text: "How often users stay in their group when half of all rows are drawn." }),
+        heldOutTable(heldOut),
+        element("p", {
+          class: "note",
+          text: "Scores of models fitted without these rows. Gains are means over users, ± their standard error.",
+        }),
       ),
     );
   if (pair.children.length) body.append(pair);

@@ -15,15 +15,17 @@ from coterie.data.users import Users
 from coterie.errors import CoterieError, InvalidInput
 from coterie.federated.run import Federated
 from coterie.fitting.result import FitResult
-from coterie.fitting.scores import Scores
+from coterie.fitting.scores import Scores, mean_and_error
 from coterie.graph import Graph
 from coterie.losses.remote import Remote
 from coterie.plots import View, project
 from coterie.problem import Problem
+from coterie.report.headline import headline, many, settings_sentence, title_of
 from coterie.solution import Solution
 from coterie.storage import json_ready
 
-_CLUSTERS = 12  # most groups whose coefficients are shown at each lam
+_CLUSTERS = (200, 24, 12)  # most groups whose coefficients are shown: at the chosen lam, at others, of wide models
+_NUMBERS = 200_000  # most coefficients at lams that are not chosen; above it models are wide
 _SAMPLES = 3000  # most samples drawn under separating lines
 _BOUNDED = (2000, 100)  # most users and groups for which recovery bounds are computed
 
@@ -74,10 +76,11 @@ def gather(source: FitResult | Path | Solution, *, path: Path | None = None, cho
         full = replace(full, count="users")
     n, n_groups = full.path.problem.users.n_users, full.solution.n_clusters
     keep = sample(full.solution.labels, most_users) if n > most_users else np.arange(n)
+    settings = _settings(source, full) if settings is None else settings
     return {
-        "title": title or _title(source, n_groups, n),
+        "title": title or title_of(source, n_groups, n),
         "version": _version(), "command": command, "notes": [str(note) for note in notes],
-        "settings": json_ready(_settings(source, full) if settings is None else settings),
+        "settings": json_ready(settings), "settings_sentence": settings_sentence(source, json_ready(settings)),
         "reduced": {"users": n, "shown": len(keep)} if len(keep) < n else None,
         **_results(source, full, keep, classes),
     }
@@ -92,9 +95,12 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
     features = users.feature_names if full.units is None else full.units.feature_names
     # A server does not always know how many rows there are.
     private = hasattr(source, "statement")
-    rows = f"{_many(int(users.sizes.sum()), 'row')}, " if isinstance(users, Users) and not private else ""
+    rows = f"{many(int(users.sizes.sum()), 'row')}, " if isinstance(users, Users) and not private else ""
+    noun = source.noun if isinstance(source, FitResult) else "user"
     return {
-        "subtitle": f"{_many(users.n_users, 'user')}, {rows}{_many(len(features), 'feature')}; "
+        "headline": headline(source, full.solution.labels, full.task, noun), "noun": noun,
+        "warnings": list(source.warnings) if isinstance(source, FitResult) else [],
+        "subtitle": f"{many(users.n_users, noun)}, {rows}{many(len(features), 'feature')}; "
                     f"{type(full.loss.own_loss).__name__} loss",
         "task": view.task,
         "users": [str(users.names[k]) for k in keep],
@@ -110,15 +116,10 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
         # Weights that were made from groups prove nothing about these groups.
         "bounds": None if isinstance(source, FitResult) and source.settings.weights == "auto" else _bounds(full),
         "groups": _groups(source, keep) if isinstance(source, FitResult) else None,
+        "shares": _shares(source) if isinstance(source, FitResult) else None,
         "federated": _federated(source, keep) if hasattr(source, "ledger") else None,
         "privacy": _privacy(source) if hasattr(source, "statement") else None,
     }
-
-
-def _title(source: FitResult | Path | Solution, n_groups: int, n_users: int) -> str:
-    if isinstance(source, FitResult) and source.kind == "personal":
-        return f"Personal models of {_many(n_users, 'user')}"
-    return f"{_many(n_groups, 'group')} of {_many(n_users, 'user')}"
 
 
 def _groups(fit: FitResult, keep: Ints) -> dict[str, Any]:
@@ -131,7 +132,9 @@ def _groups(fit: FitResult, keep: Ints) -> dict[str, Any]:
     if scores is not None:
         evidence["held_out"] = json_ready({
             "gain": scores.gain[0], "error": scores.gain[1], "worse": int(scores.worse.sum()),
-            "users": int(np.isfinite(scores.fitted).sum()), "rows": scores.n_rows})
+            "users": int(np.isfinite(scores.fitted).sum()), "rows": scores.n_rows,
+            "means": [np.nanmean(m) for m in (scores.fitted, scores.alone, scores.together)],
+            "over_together": mean_and_error(scores.gains_over(scores.together))})
     return {"sentence": fit.why, "kind": fit.kind, "compared": json_ready(fit.compared),
             "errors": json_ready(fit.compared_errors), "from_groups": fit.weights_from_groups,
             "stays": None if stability is None else json_ready(stability.stays[keep]), **evidence}
@@ -197,13 +200,40 @@ def _coefficients(full: View, view: View, keep: Ints, classes: Sequence[str] | N
     Groups have the numbers that they have among the users shown.
     """
     names, outputs = view.names(classes)
-    which, rows = [], []
+    which, rows, standardized = [], [], []
+    width = full.models.shape[2]
+    others = _CLUSTERS[1 if len(full.path) * _CLUSTERS[1] * width <= _NUMBERS else 2]
+    scaled = full.units is not None and bool((full.units.scale != 1.0).any())
     for k, s in enumerate(view.path.solutions):
-        largest = np.argsort(-np.bincount(s.labels), kind="stable")[:_CLUSTERS]
+        largest = np.argsort(-np.bincount(s.labels), kind="stable")[:_CLUSTERS[0] if k == full.index else others]
         members = keep[np.unique(s.labels, return_index=True)[1][largest]]
+        models = full.centres(k)[full.path[k].labels[members]]
         which.append(largest.tolist())
-        rows.append(json_ready(full.coefficients(full.centres(k)[full.path[k].labels[members]])))
-    return {"names": names, "outputs": outputs, "clusters": rows, "which": which}
+        rows.append(json_ready(full.coefficients(models)))
+        if scaled and full.units is not None:
+            standardized.append(json_ready(full.units.standardized(models).reshape(len(models), -1)))
+    return {"names": names, "outputs": outputs, "clusters": rows, "which": which,
+            "standardized": standardized or None}
+
+
+def _shares(fit: FitResult) -> dict[str, Any] | None:
+    """How personal each coefficient is: the mean over users of its square, for standardised features, in three parts.
+
+        mean of x_ij^2  =  shared: (mean of x_ij)^2
+                         + groups: variance of the means of groups
+                         + personal: variance within groups
+
+    None where all users have the same model, or are points.
+    """
+    if fit.kind == "one model" or fit.settings.task == "clustering":
+        return None
+    models = fit.units.standardized(fit.models)
+    labels = np.zeros_like(fit.labels) if fit.kind == "alone" else fit.labels
+    means = np.stack([models[labels == k].mean(axis=0) for k in range(labels.max() + 1)])[labels]
+    parts = {"shared": models.mean(axis=0) ** 2, "groups": means.var(axis=0),
+             "personal": ((models - means) ** 2).mean(axis=0)}
+    return {"names": fit.units.coefficient_names,
+            **{name: json_ready(part.sum(axis=1)) for name, part in parts.items()}}  # over classes
 
 
 def _scores(source: FitResult | Path | Solution, view: View, keep: Ints) -> dict[str, Any] | None:
@@ -212,8 +242,8 @@ def _scores(source: FitResult | Path | Solution, view: View, keep: Ints) -> dict
         rows = aligned(scores, len(source.path), source.chosen)
         rows = rows[:len(view.path)]
         points = np.where(rows[:, None] >= 0, scores.points[rows][:, keep], np.nan)
-        note = (f"On {_many(scores.n_rows, 'row')} held out, with models fitted without these rows "
-                f"({_many(scores.n_clusters, 'group')}).")
+        groups = "no groups" if scores.n_clusters == len(scores.fitted) > 1 else many(scores.n_clusters, "group")
+        note = f"On {many(scores.n_rows, 'row')} held out, with models fitted without these rows ({groups})."
         if (rows < 0).any():
             note += " Computed at the chosen lam only."
         return {"metric": scores.metric, "larger": scores.larger, "alone": json_ready(scores.alone[keep]),
@@ -228,7 +258,7 @@ def _scores(source: FitResult | Path | Solution, view: View, keep: Ints) -> dict
         points[view.index] = per_user[keep]
         return {"metric": "accuracy" if classify else "loss", "larger": classify, "alone": None, "together": None,
                 "points": json_ready(points),
-                "note": f"On {_many(int(sums[:, 2].sum()), 'row')} held out by their users."}
+                "note": f"On {many(int(sums[:, 2].sum()), 'row')} held out by their users."}
     return None
 
 
@@ -266,7 +296,7 @@ def _federated(run: Any, keep: Ints) -> dict[str, Any]:
                "bytes_up": int(line.bytes_up), "bytes_down": int(line.bytes_down)} for line in run.history]
     aside = getattr(run, "aside", {})
     reasons = "; ".join(f"{name}: {reason}" for name, reason in list(aside.items())[:3]) + "; ..." * (len(aside) > 3)
-    excluded = f" {_many(len(aside), 'user')} excluded ({reasons})." if aside else ""
+    excluded = f" {many(len(aside), 'user')} excluded ({reasons})." if aside else ""
     solver = f" of {run.solver}" if isinstance(run, Federated) else ""
     part = run.ledger.participants()
     up, down = (run.ledger.bytes_of_users(way) for way in ("up", "down"))
@@ -274,7 +304,7 @@ def _federated(run: Any, keep: Ints) -> dict[str, Any]:
     shown = keep if len(up) == (run if isinstance(run, Solution) else run.solution).problem.n_users else ()
     return {"rounds": rounds, "kinds": json_ready(run.ledger.by_kind()),
             "users": [[int(up[k]), int(down[k])] for k in shown],
-            "sentence": f"{_many(part, 'user')} took part in {_many(run.n_rounds, 'round')}{solver}: "
+            "sentence": f"{many(part, 'user')} took part in {many(run.n_rounds, 'round')}{solver}: "
                         f"{run.ledger}.{excluded}"}
 
 
@@ -294,11 +324,7 @@ def _settings(source: FitResult | Path | Solution, view: View) -> dict[str, Any]
         return asdict(source.settings)
     graph = view.path.problem.graph
     return {"loss": repr(view.loss), "lam": view.solution.lam, "solver": view.solution.solver,
-            "graph": "all pairs" if graph.is_complete else _many(graph.n_edges, "edge"), "tol": view.path.tol}
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}" + "s" * (count != 1)
+            "graph": "all pairs" if graph.is_complete else many(graph.n_edges, "edge"), "tol": view.path.tol}
 
 
 def _version() -> str:

@@ -4,7 +4,8 @@ import {
   bottomAxis, byId, drawing, element, explain, figure, leftAxis, linear, mean, roving, shape, single, ticks, unpack,
 } from "./basics.js";
 import {
-  clusters, describe, dimmed, doc, hue, labelOf, labels, lams, naming, outline, select, slotOf, state, users, word,
+  clusters, describe, dimmed, doc, hue, labelOf, labels, lams, naming, noun, outline, select, sharing, slotOf, state,
+  users, word,
 } from "./model.js";
 
 const plan =
@@ -12,6 +13,8 @@ const plan =
 const lines = plan !== null && plan.kind === "separators";
 const stride = plan ? plan.points.shape[2] : 0;
 const model = (user, at, axis) => (axis < stride ? plan.points.values[(at * users.length + user) * stride + axis] : 0);
+/** Whether users of a group have models of their own, so that each is drawn. */
+const own = sharing.startsWith("personal");
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 /** What was drawn last, from which the next moves, and whether the axes are the same at every lam. */
 const mapView = { before: null, scale: null, frame: 0, fixed: false };
@@ -59,7 +62,8 @@ function frame(width, height, margin) {
 }
 
 function radius(size) {
-  return size === 1 ? 3.6 : Math.max(8.5, 5 + 21 * Math.sqrt(size / users.length));
+  // Wide enough for the number in it.
+  return size === 1 ? 3.6 : Math.max(8.5, 3 + 4.1 * String(size).length, 5 + 21 * Math.sqrt(size / users.length));
 }
 
 const overlap = (a, b) => a[0] < b[2] && a[2] > b[0] && a[1] < b[3] && a[3] > b[1];
@@ -122,13 +126,14 @@ function drawDots(chart, scale, flat, [left, top, right, bottom]) {
     );
   }
   const marks = [...clusters()]
+    .flatMap(([k, members]) => (own ? members.map((user) => [k, [user]]) : [[k, members]]))
     .map(([k, members]) => {
       const average = (when, axis) => mean(members.map((user) => model(user, when, axis)));
       return {
         k,
         members,
         slot: slotOf(k),
-        r: radius(members.length),
+        r: own ? 4.6 : radius(members.length),
         x: scale.x(average(at, 0)),
         y: scale.y(average(at, 1)),
         x0: old.x(average(from, 0)),
@@ -150,7 +155,7 @@ function drawDots(chart, scale, flat, [left, top, right, bottom]) {
         {
           class: `press mark-group ${away ? "dim" : ""}`,
           role: "button",
-          "data-key": `cluster-${k}`,
+          "data-key": own ? `user-${members[0]}` : `cluster-${k}`,
           "data-cluster": k,
           "data-size": members.length,
           "data-x": mark.x.toFixed(2),
@@ -160,18 +165,18 @@ function drawDots(chart, scale, flat, [left, top, right, bottom]) {
         shape("path", { d: outline(slot, r), class: `mark ${hue(slot)}` }),
         members.length > 1
           ? shape("text", {
-              y: slot !== undefined && outline(slot, 1) === outline(3, 1) ? 6 : 3.8,
+              y: slot !== undefined && outline(slot, 1) === outline(3, 1) ? 6.4 : 4.3,
               "text-anchor": "middle",
               class: `count on-${hue(slot)}`,
               text: members.length,
             })
           : null,
       ),
-      () => describe(k, members),
+      () => (own ? [`user ${users[members[0]]}`, naming(k)] : describe(k, members)),
     );
     if (members.length < 2 || named.length > 11) continue;
     // The name goes below the dot or above it, where there is room, or nowhere.
-    const half = naming(k).length * 3.3;
+    const half = naming(k).length * 3.5;
     for (const y of [r + 13, -r - 7]) {
       const down = mark.y + mark.lift + y;
       const box = [mark.x - half, down - 10, mark.x + half, down + 3];
@@ -185,7 +190,7 @@ function drawDots(chart, scale, flat, [left, top, right, bottom]) {
   }
   roving(
     marks.map((mark) => mark.node),
-    (k) => pick(marks[k].k, marks[k].members),
+    (k) => pick(marks[k].k, own ? clusters().get(marks[k].k) : marks[k].members),
   );
   chart.append(...marks.map((mark) => mark.node));
   const put = (share) => {
@@ -303,7 +308,7 @@ function drawLines(chart, scale, [left, top, right, bottom]) {
           { transform: `translate(${x},${y})` },
           shape("path", { d: outline(slot, 10.5), class: `mark ${hue(slot)}` }),
           shape("text", {
-            y: slot !== undefined && outline(slot, 1) === outline(3, 1) ? 6 : 3.8,
+            y: slot !== undefined && outline(slot, 1) === outline(3, 1) ? 6.4 : 4.3,
             "text-anchor": "middle",
             class: `count on-${hue(slot)}`,
             text: members.length,
@@ -336,8 +341,10 @@ export function setUpMap() {
   byId("map-lead").textContent = lines
     ? `One separating line for each model, over the samples in the colour of their user's ${word}. ` +
       "A number on a line: how many users share it."
-    : "One dot for each model. Users who share a model are one larger dot with their number in it; " +
-      "hollow dots are users with a model of their own.";
+    : own
+      ? `One dot for each user's model, in the colour and shape of its ${word}.`
+      : `One dot for each model. Those ${noun}s who share a model are one larger dot with their number in it; ` +
+        `hollow dots are ${noun}s with a model of their own.`;
   const body = section.querySelector(".body");
   const ways =
     users.length <= 300 && lams.length > 1 ? "Thin lines: paths of the models from the smallest lam to this one." : "";

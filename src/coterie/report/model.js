@@ -18,7 +18,15 @@ export const scores = doc.scores
     }
   : null;
 export const chosen = Math.min(Math.max(doc.chosen || 0, 0), Math.max(lams.length - 1, 0));
-export const word = doc.task === "clustering" ? "cluster" : "group";
+export const word = "group";
+export const sharing = (doc.groups && doc.groups.kind) || "";
+/** What a row of the table of users is: a user, or a point. */
+export const noun = doc.noun || "user";
+export const everyone = doc.reduced ? doc.reduced.users : users.length;
+/** Whether users share nothing, and "3 groups" or what there is instead. */
+export const separate = (count) => count === everyone && everyone > 1;
+export const counted = (count) =>
+  separate(count) ? "no groups" : sharing === "personal" && count === 1 ? "one shared centre" : plural(count, word);
 
 /** What the page shows: the path's point, the selected users (null: all) and how they were selected. */
 export const state = { at: chosen, selected: null, because: "" };
@@ -132,7 +140,7 @@ export function describe(k, members) {
   const score = values.length ? `${scores.metric} ${number(mean(values))}${values.length > 1 ? " on average" : ""}` : "";
   if (members.length === 1) return [`user ${users[members[0]]}`, `alone (${naming(k)})`, score];
   const more = members.length > 6 ? ` and ${integer(members.length - 6)} more` : "";
-  return [`${naming(k)}: ${plural(members.length, "user")}`, names + more, score];
+  return [`${naming(k)}: ${plural(members.length, noun)}`, names + more, score];
 }
 
 /** Where lam lies between left and right on a logarithmic axis; 0, where it occurs, is set apart on the left. */

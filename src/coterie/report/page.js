@@ -1,33 +1,49 @@
 // The header, the control and the start.
 
 import { byId, element, known, measure, number, plural, redrawAll, integer } from "./basics.js";
-import { chosen, doc, lams, move, points, select, show, state, users, views, word } from "./model.js";
+import {
+  chosen, counted, doc, everyone, lams, move, noun, points, select, separate, sharing, show, state, views, word,
+} from "./model.js";
 import { setUpPath } from "./path.js";
 import { setUpMap } from "./map.js";
-import { setUpCoefficients, setUpScores, setUpTable } from "./people.js";
-import { setUpEvidence } from "./evidence.js";
+import { setUpScores, setUpTable } from "./people.js";
+import { setUpCoefficients, setUpShares } from "./coefficients.js";
+import { setUpEvidence, setUpStability } from "./evidence.js";
 import { setUpAbout, setUpCertificate, setUpFederated, setUpPrivacy } from "./proof.js";
 
 function setUpHeader() {
-  const n = doc.reduced ? doc.reduced.users : users.length,
-    point = points[chosen] || {};
-  const sure = known(point.gap) ? `, certified to within ${number(point.gap, 2)} of the optimum` : "";
-  const personal = ((doc.groups && doc.groups.kind) || "").startsWith("personal");
-  const what = personal && point.n_clusters === 1 ? "Personal models around one centre" : plural(point.n_clusters, word);
+  const point = points[chosen] || {},
+    said = doc.headline || {};
   const unstable = doc.groups && doc.groups.stability && !doc.groups.stability.stable ? "Unstable groups: " : "";
-  byId("answer").textContent =
+  const what = counted(point.n_clusters);
+  const counts =
     lams.length && known(point.n_clusters)
-      ? `${unstable}${what} among ${plural(n, "user")} at lam = ${number(lams[chosen])}${sure}.`
-      : plural(n, "user") + ".";
+      ? `${what[0].toUpperCase()}${what.slice(1)} among ${plural(everyone, noun)} at lam = ${number(lams[chosen])}.`
+      : plural(everyone, noun) + ".";
+  byId("answer").textContent = unstable + [said.found || counts, said.better].filter(Boolean).join(" ");
+  for (const id of ["helps", "sure"]) {
+    byId(id).querySelector("dd").textContent = said[id] || "";
+    byId(id).hidden = !said[id];
+  }
+  byId("warnings").append(
+    ...(doc.warnings || []).map((text) => element("p", {}, element("strong", { text: "Warning: " }), text)),
+  );
+  byId("warnings").hidden = !(doc.warnings || []).length;
+  const sure = known(point.gap);
+  const of = doc.privacy ? " for the released statistics" : "";
+  byId("badge").textContent = sure ? `Optimum certified${of}, gap ${number(point.gap, 2)}` : "Optimum not certified";
+  byId("badge").classList.toggle("open", !sure);
+  byId("badge").hidden = byId("certificate").hidden;
   byId("subtitle").textContent = doc.subtitle || "";
-  byId("groups").textContent = (doc.groups && doc.groups.sentence) || "";
   byId("reduced").textContent = doc.reduced
     ? `This page shows ${integer(doc.reduced.shown)} of ${integer(doc.reduced.users)} users; ` +
       `the number of ${word}s, the objective and the gap are those of all users, sizes count the users shown.`
     : "";
-  for (const id of ["subtitle", "groups", "reduced"]) byId(id).hidden = !byId(id).textContent;
+  for (const id of ["subtitle", "reduced"]) byId(id).hidden = !byId(id).textContent;
   const names = {
     evidence: "Evidence",
+    stability: "Stability",
+    personal: "Personal",
     path: "Path",
     map: "Map",
     scores: "Scores",
@@ -99,16 +115,18 @@ function setUpControl() {
   views.push(() => {
     const point = points[state.at] || {};
     slider.value = state.at;
-    slider.setAttribute("aria-valuetext", `lam ${number(lams[state.at])}, ${plural(point.n_clusters, word)}`);
+    slider.setAttribute("aria-valuetext", `lam ${number(lams[state.at])}, ${counted(point.n_clusters)}`);
     byId("now-lam").textContent = number(lams[state.at]);
     byId("now-clusters").textContent = integer(point.n_clusters);
-    byId("now-clusters-name").textContent = point.n_clusters === 1 ? word : `${word}s`;
+    byId("now-clusters-name").textContent = separate(point.n_clusters)
+      ? "separate models"
+      : (sharing === "personal" ? "centre" : word) + (point.n_clusters === 1 ? "" : "s");
     byId("now-gap").textContent = number(point.gap, 2);
     byId("previous").disabled = state.at === 0;
     byId("next").disabled = state.at === last;
     byId("back").disabled = state.at === chosen;
     byId("chip").hidden = state.selected === null;
-    byId("chip-text").textContent = state.selected ? `Selection: ${plural(state.selected.size, "user")}` : "";
+    byId("chip-text").textContent = state.selected ? `Selection: ${plural(state.selected.size, noun)}` : "";
   });
 }
 
@@ -116,6 +134,8 @@ for (const setUp of [
   setUpTheme,
   setUpControl,
   setUpEvidence,
+  setUpStability,
+  setUpShares,
   setUpPath,
   setUpMap,
   setUpTable,
@@ -134,6 +154,15 @@ for (const pair of document.querySelectorAll(".pair")) {
   pair.hidden = !shown.length;
 }
 views.push(redrawAll);
+const PAPER = 680; // of a page of A4 between its margins, in CSS pixels; charts that are wider would be made smaller
+addEventListener("beforeprint", () => {
+  measure(PAPER);
+  redrawAll();
+});
+addEventListener("afterprint", () => {
+  measure();
+  redrawAll();
+});
 let wide = byId("main").clientWidth;
 measure();
 show();

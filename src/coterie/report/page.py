@@ -22,7 +22,8 @@ import numpy as np
 from coterie.storage import json_ready, write_atomically
 
 #: The script's parts in the order in which they run.
-SCRIPTS = ("basics.js", "model.js", "path.js", "map.js", "people.js", "evidence.js", "proof.js", "page.js")
+SCRIPTS = ("basics.js", "model.js", "path.js", "map.js", "people.js", "coefficients.js", "evidence.js", "proof.js",
+           "page.js")
 #: The parts are modules, so that a linter sees which names each one needs; as one script they need no import or export.
 _MODULE = re.compile(r"^import [^;]*;\n|^export (?=\w)", re.M)
 #: What could end the element the JSON is in, or a line of script, inside a text of it.
@@ -113,8 +114,11 @@ def _packed(document: Mapping[str, Any]) -> dict[str, Any]:
             packed[part] = {**packed[part], **{name: _pack(packed[part][name], "<f4") for name in names
                                                if packed[part].get(name)}}
     if packed.get("coefficients"):
-        rows = [cluster for clusters in packed["coefficients"]["clusters"] for cluster in clusters]
-        packed["coefficients"] = {**packed["coefficients"], "clusters": _pack(rows, "<f4") if rows else None}
+        table = dict(packed["coefficients"])
+        for name in ("clusters", "standardized"):
+            rows = [cluster for clusters in table.get(name) or () for cluster in clusters]
+            table[name] = _pack(rows, "<f4") if rows else None
+        packed["coefficients"] = table
     return packed
 
 

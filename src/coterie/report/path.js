@@ -1,11 +1,12 @@
 // The number of clusters over lam, and the merge tree on the same axis.
 
 import {
-  bottomAxis, byId, drawing, explain, figure, known, leftAxis, linear, logarithmic, logTicks, mean, number, plural,
-  roving, shape, ticks, trimmed, integer,
+  bottomAxis, byId, drawing, element, explain, figure, known, leftAxis, linear, logarithmic, logTicks, mean, measure,
+  number, plural, redrawAll, roving, shape, ticks, trimmed, integer,
 } from "./basics.js";
 import {
-  chosen, dimmed, doc, hue, labelOf, labels, lamAxis, lams, move, points, select, slotOf, state, users, views, word,
+  chosen, counted, dimmed, doc, hue, labelOf, labels, lamAxis, lams, move, noun, points, select, separate, slotOf,
+  state, users, views, word,
 } from "./model.js";
 
 /** Left and right ends of the axes of lam and of rounds. */
@@ -89,7 +90,7 @@ function drawSteps(width) {
           role: "button",
           "data-key": `lam-${k}`,
           "data-lam": k,
-          "aria-label": `lam ${number(lams[k])}: ${plural(n, word)}`,
+          "aria-label": `lam ${number(lams[k])}: ${counted(n)}`,
           "aria-pressed": k === state.at,
         },
         shape("circle", { cx: axis.scale(lams[k]), cy: scale(n), r: 11, class: "hit" }),
@@ -101,7 +102,7 @@ function drawSteps(width) {
         }),
         k === chosen ? shape("circle", { cx: axis.scale(lams[k]), cy: scale(n), r: 9, class: "ring" }) : null,
       ),
-      () => [`lam ${number(lams[k])}${k === chosen ? ", chosen" : ""}`, plural(n, word)],
+      () => [`lam ${number(lams[k])}${k === chosen ? ", chosen" : ""}`, counted(n)],
     ),
   );
   roving(dots, move, state.at);
@@ -115,7 +116,7 @@ function drawSteps(width) {
         y: 12,
         "text-anchor": "middle",
         class: "strong",
-        text: plural(count, word),
+        text: counted(count),
       }),
     );
   }
@@ -125,7 +126,7 @@ function drawSteps(width) {
 export function spacedDown(values, scale) {
   let last = Infinity;
   return values.filter((y) => {
-    if (scale(y) > last - 15) return false;
+    if (scale(y) > last - 16) return false;
     last = scale(y);
     return true;
   });
@@ -203,7 +204,7 @@ function together() {
 }
 
 function drawTree(width) {
-  const rowHeight = tree.leaves <= 30 ? 16 : tree.leaves <= 62 ? 11 : Math.max(3, 620 / tree.leaves);
+  const rowHeight = tree.leaves <= 62 ? 15 : Math.max(3, 620 / tree.leaves);
   const top = 8,
     bottom = top + Math.max(60, tree.leaves * rowHeight),
     height = bottom + 38;
@@ -249,16 +250,16 @@ function drawTree(width) {
   for (const key of ["picked", "plain", "h0", "h1", "h2", "h3", "h4", "h5"]) {
     if (lines.has(key)) chart.append(shape("path", { d: lines.get(key), class: `branch ${key}` }));
   }
-  if (!tree.collapsed && rowHeight >= 10) {
+  if (!tree.collapsed && rowHeight >= 13) {
     for (const node of tree.order.filter((k) => k.id < tree.n)) {
       const name = users[node.id];
       chart.append(
         shape("text", {
           x: left - 6,
-          y: placeY(node.y) + 3,
+          y: placeY(node.y) + 4,
           "text-anchor": "end",
           class: dimmed(node.id) ? "leaf dim" : "leaf",
-          text: trimmed(name, Math.floor(left / 7)),
+          text: trimmed(name, Math.floor((left - 6) / 6.6)),
         }),
       );
     }
@@ -275,7 +276,7 @@ function drawTree(width) {
           role: "button",
           "data-key": `node-${node.id}`,
           "data-size": node.size,
-          "aria-label": `${plural(node.size, "user")}, ${when}`,
+          "aria-label": `${plural(node.size, noun)}, ${when}`,
           "aria-pressed": picked[node.id],
         },
         shape("circle", { ...centre, r: 8, class: "hit" }),
@@ -284,13 +285,13 @@ function drawTree(width) {
           ? null
           : shape("text", {
               x: centre.cx - 7,
-              y: centre.cy + 3,
+              y: centre.cy + 4,
               "text-anchor": "end",
               class: "leaf",
               text: integer(node.size),
             }),
       ),
-      () => [plural(node.size, "user"), when, "press to select them"],
+      () => [plural(node.size, noun), when, "press to select them"],
     );
   });
   roving(marks, (k) => {
@@ -338,7 +339,16 @@ export function setUpPath() {
     });
   }
   if (tree && labels) {
-    figure(body, {
+    // A tree whose users end as one group, or none, says little: it is drawn where it is asked for.
+    const count = (points[chosen] || {}).n_clusters;
+    const hidden = doc.groups && doc.groups.kind && (count === 1 || separate(count));
+    const details = element("details", { id: "more-tree" }, element("summary", { text: "Show the merge tree" }));
+    details.addEventListener("toggle", () => {
+      measure();
+      redrawAll();
+    });
+    if (hidden) body.append(details);
+    figure(hidden ? details : body, {
       name: "tree",
       title: tree.collapsed ? `Merge tree, its last ${KEPT_MERGES} merges` : "Merge tree",
       draw: drawTree,
@@ -361,6 +371,9 @@ export function setUpPath() {
           "merge into exactly these: this is no evidence for them. " +
           `Larger lams, at which the weights keep the ${word}s apart, are not shown. `
         : "A larger penalty strength lam merges users, until all share one model. ") +
-      `At lam = ${number(lams[state.at])} there ${count === 1 ? "is" : "are"} ${plural(count, word)}.`;
+      `At lam = ${number(lams[state.at])} ` +
+      (separate(count)
+        ? `every ${noun} has a model of its own.`
+        : `there ${count === 1 ? "is" : "are"} ${counted(count)}.`);
   });
 }

@@ -1,12 +1,12 @@
-// The users one by one, their scores together, and the models of their clusters.
+// The users one by one, and their scores together.
 
 import {
-  bottomAxis, byId, drawing, element, figure, known, linear, mean, number, percent, plural, saveCsv, shape, single,
-  ticks, trimmed, unpack, integer,
+  bottomAxis, byId, drawing, element, figure, known, linear, mean, number, percent, plural, saveCsv, shape, ticks,
+  integer,
 } from "./basics.js";
 import {
-  clusters, dimmed, doc, glyph, hue, labelOf, labels, naming, outline, points, scoreOf, scores, sizeOf, slotOf, state,
-  users, views, word,
+  clusters, dimmed, doc, glyph, labelOf, labels, naming, noun, points, scoreOf, scores, separate, sharing, sizeOf,
+  slotOf, state, users, views,
 } from "./model.js";
 import { pick } from "./map.js";
 
@@ -16,8 +16,8 @@ const roster = { sort: "user", down: false, query: "", page: 0 };
 function columns() {
   const metric = scores ? scores.metric : "score";
   const all = [
-    { key: "user", name: "User", value: (user) => users[user] },
-    { key: "cluster", name: word === "group" ? "Group" : "Cluster", value: (user) => labelOf(user), skip: !labels },
+    { key: "user", name: noun === "point" ? "Point" : "User", value: (user) => users[user] },
+    { key: "cluster", name: "Group", value: (user) => labelOf(user), skip: !labels },
     { key: "size", name: doc.reduced ? "Size (shown)" : "Size", value: (user) => sizeOf(user), skip: !labels },
     {
       key: "stays",
@@ -78,10 +78,10 @@ function tableRow(user, shown) {
               type: "button",
               class: "tag",
               onclick: () => pick(k, members),
-              "aria-label": `Select ${naming(k)}, ${plural(members.length, "user")}`,
+              "aria-label": `Select ${naming(k)}, ${plural(members.length, noun)}`,
             },
             glyph(slotOf(k)),
-            String(entry),
+            sharing && separate(points[state.at].n_clusters) ? "none" : String(entry),
           ),
         );
       }
@@ -113,11 +113,12 @@ export function setUpTable() {
     return;
   }
   const shown = columns();
+  if (noun === "point") section.querySelector("h2").textContent = "Points and their groups";
   const search = element("input", {
     type: "search",
     id: "search",
-    placeholder: "Find a user",
-    "aria-label": "Find a user by name",
+    placeholder: `Find a ${noun}`,
+    "aria-label": `Find a ${noun} by name`,
     autocomplete: "off",
     spellcheck: "false",
   });
@@ -188,7 +189,7 @@ export function setUpTable() {
     count.textContent =
       rows.length > PAGE
         ? `${integer(start + 1)} to ${integer(end)} of ${integer(rows.length)}`
-        : plural(rows.length, "user");
+        : plural(rows.length, noun);
     back.hidden = forth.hidden = pages === 1;
     back.disabled = roster.page === 0;
     forth.disabled = roster.page === pages - 1;
@@ -199,13 +200,17 @@ export function setUpTable() {
     draw();
   });
   views.push(() => {
+    const alone = points.length && separate(points[state.at].n_clusters);
+    const same = `${noun === "point" ? "Points" : "Users"} with the same number share exactly the same`;
     byId("users-lead").textContent = state.selected
-      ? `The ${plural(state.selected.size, "selected user")} only; clear the selection to see all.`
-      : labels
-        ? ((doc.groups && doc.groups.kind) || "").startsWith("personal")
-          ? `Users with the same number share exactly the same centre at this lam; every user has a model of its own.`
-          : `Users with the same number share exactly the same model at this lam.`
-        : "";
+      ? `The ${plural(state.selected.size, `selected ${noun}`)} only; clear the selection to see all.`
+      : !labels
+        ? ""
+        : alone
+          ? `Every ${noun} has a model of its own at this lam.`
+          : sharing.startsWith("personal")
+            ? `${same} centre at this lam; every user has a model of its own.`
+            : `${same} model at this lam.`;
     draw();
   });
 }
@@ -319,7 +324,7 @@ function verdict() {
   });
   const all = better + worse + same;
   if (!all) return "";
-  const who = plural(all, state.selected ? "selected user" : "user");
+  const who = plural(all, state.selected ? `selected ${noun}` : noun);
   return (
     `At this lam ${integer(better)} of ${who} (${percent(better / all)}) score better than with a model of their own, ` +
     `${integer(same)} the same and ${integer(worse)} worse.`
@@ -346,164 +351,5 @@ export function setUpScores() {
   });
   views.push(() => {
     byId("scores-lead").textContent = verdict();
-  });
-}
-
-// Coefficients ------------------------------------------------------------------------------------------------------
-
-const table = doc.coefficients ? { ...doc.coefficients, clusters: unpack(doc.coefficients.clusters) } : null;
-const FEW = 24;
-const view = { output: 0, all: false, sorted: false };
-
-function coefficientRow(at, position) {
-  const names = table.names,
-    outputs = table.outputs ? table.outputs.length : 1;
-  let row = position;
-  for (let k = 0; k < at; k += 1) row += table.which[k].length;
-  const start = row * names.length * outputs;
-  return names.map((_, j) => table.clusters.values[start + j * outputs + view.output]);
-}
-
-function drawCoefficients(width) {
-  const which = table.which[state.at] || [];
-  const rows = which.map((_, position) => coefficientRow(state.at, position));
-  let order = [...table.names.keys()];
-  const spread = (j) => Math.max(...rows.map((row) => row[j])) - Math.min(...rows.map((row) => row[j]));
-  if (view.sorted) order.sort((a, b) => spread(b) - spread(a) || a - b);
-  if (!view.all) order = order.slice(0, FEW);
-  const longest = order.reduce((most, j) => Math.max(most, table.names[j].length), 4);
-  const left = Math.min(width * 0.34, 14 + 6.6 * Math.min(longest, 26)),
-    room = Math.floor((left - 14) / 6.2);
-  const step = Math.max(96, Math.min(220, (width - left) / Math.max(1, which.length)));
-  const full = Math.max(width, left + step * which.length),
-    top = 44,
-    tall = 22,
-    height = top + tall * order.length + 12;
-  const most = rows.flat().reduce((high, x) => (known(x) ? Math.max(high, Math.abs(x)) : high), 0) || 1;
-  const chart = drawing(full, height, `Coefficients of the ${word}s at this lam`);
-  order.forEach((j, k) => {
-    const y = top + tall * k,
-      name = table.names[j];
-    if (k % 2 === 0) chart.append(shape("rect", { x: 0, y, width: full, height: tall, class: "stripe" }));
-    chart.append(
-      shape(
-        "text",
-        {
-          x: left - 10,
-          y: y + 15,
-          "text-anchor": "end",
-          class: "feature",
-          text: trimmed(name, room),
-        },
-        shape("title", { text: name }),
-      ),
-    );
-  });
-  which.forEach((k, position) => {
-    const slot = slotOf(k),
-      x = left + step * position,
-      bar = (step - 62) / 2,
-      zero = x + 6 + bar;
-    const members = clusters().get(k) || [];
-    const away = members.length > 0 && members.every(dimmed);
-    const column = shape(
-      "g",
-      { class: away ? "dim" : "", "data-cluster": k },
-      shape("path", { d: outline(slot, 5), transform: `translate(${x + 12},14)`, class: `mark ${hue(slot)}` }),
-      shape("text", { x: x + 23, y: 18, class: "strong", text: naming(k) }),
-      shape("text", { x: x + 23, y: 33, class: "soft", text: members.length ? plural(members.length, "user") : "" }),
-      shape("line", { x1: zero, x2: zero, y1: top, y2: height - 12, class: "rule" }),
-    );
-    order.forEach((j, i) => {
-      const value = rows[position][j];
-      if (!Number.isFinite(value)) return;
-      const long = (value / most) * bar,
-        y = top + tall * i;
-      column.append(
-        shape("rect", {
-          x: Math.min(zero, zero + long),
-          width: Math.max(0.5, Math.abs(long)),
-          y: y + 5,
-          height: tall - 10,
-          rx: 1.5,
-          class: `bar ${hue(slot)}`,
-        }),
-        shape("text", { x: x + step - 6, y: y + 15, "text-anchor": "end", class: "value", text: number(value, 3) }),
-      );
-    });
-    chart.append(column);
-  });
-  return chart;
-}
-
-export function setUpCoefficients() {
-  const section = byId("coefficients");
-  if (!table || !table.clusters || !table.names || !table.which) {
-    section.hidden = true;
-    return;
-  }
-  const body = section.querySelector(".body");
-  const tools = element("div", { class: "tools" });
-  let holder = null;
-  if (table.outputs && table.outputs.length > 1) {
-    const choice = element(
-      "select",
-      {
-        id: "output",
-        onchange: () => {
-          view.output = Number(choice.value);
-          holder.redraw();
-        },
-      },
-      ...table.outputs.map((name, k) => element("option", { value: k, text: name })),
-    );
-    tools.append(element("label", {}, "Output ", choice));
-  }
-  const toggle = (id, text, key) => {
-    const box = element("input", {
-      type: "checkbox",
-      id,
-      onchange: () => {
-        view[key] = box.checked;
-        holder.redraw();
-      },
-    });
-    tools.append(element("label", {}, box, ` ${text}`));
-  };
-  toggle("sort-coefficients", "Largest differences first", "sorted");
-  if (table.names.length > FEW) toggle("all-coefficients", `All ${integer(table.names.length)} coefficients`, "all");
-  body.append(tools);
-  holder = figure(body, {
-    name: "coefficients",
-    title: "Coefficients",
-    draw: drawCoefficients,
-    rows: () => {
-      const which = table.which[state.at] || [],
-        kept = view.output;
-      const outputs = table.outputs || [null];
-      const rows = outputs.flatMap((output, o) => {
-        view.output = o;
-        const models = which.map((_, position) => coefficientRow(state.at, position));
-        return table.names.map((name, j) => [
-          ...(output === null ? [] : [output]),
-          name,
-          ...models.map((row) => single(row[j])),
-        ]);
-      });
-      view.output = kept;
-      return [[...(table.outputs ? ["output"] : []), "coefficient", ...which.map(naming)], ...rows];
-    },
-  });
-  holder.slot.classList.add("wide");
-  holder.slot.setAttribute("tabindex", "0");
-  holder.slot.setAttribute("role", "region");
-  holder.slot.setAttribute("aria-label", "Coefficients");
-  views.push(() => {
-    const shown = (table.which[state.at] || []).length,
-      all = (points[state.at] || {}).n_clusters;
-    byId("coefficients-lead").textContent =
-      known(all) && shown < all
-        ? `The ${integer(shown)} largest of ${integer(all)} ${word}s at this lam, on one scale.`
-        : `All ${word}s at this lam, on one scale.`;
   });
 }

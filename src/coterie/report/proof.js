@@ -149,7 +149,7 @@ export function setUpCertificate() {
 
 function drawBytes(width) {
   const { rounds } = doc.federated;
-  const [height, top, bottom] = [220, 24, 178];
+  const [height, top, bottom] = [256, 60, 214];
   const [left, right] = sides(width);
   let [up, down] = [0, 0];
   const sums = rounds.map((r) => {
@@ -162,10 +162,10 @@ function drawBytes(width) {
     y = linear(0, most * 1.05, bottom, top);
   const chart = drawing(width, height, "Bytes sent, summed over rounds");
   chart.append(leftAxis(y, ticks(0, most, 4), left, right, "total sent", bytes), roundAxis(bottom, left, right));
-  // Sums only grow, so the upper left corner is free for the legend.
+  // The legend is above the chart.
   for (const [key, name, style, y0] of [
-    ["up", `users to server, ${bytes(up)}`, "step", top + 12],
-    ["down", `server to users, ${bytes(down)}`, "step dashed", top + 30],
+    ["up", `users to server, ${bytes(up)}`, "step", 26],
+    ["down", `server to users, ${bytes(down)}`, "step dashed", 44],
   ]) {
     chart.append(
       shape("path", {
@@ -313,7 +313,10 @@ export function setUpAbout() {
   }
   if (doc.task) add("task", doc.task);
   if (doc.version) add("coterie", doc.version);
-  if (facts.children.length) body.append(element("h3", { text: "Settings" }), facts);
+  if (doc.settings_sentence)
+    body.append(element("h3", { text: "Settings" }), element("p", { id: "settings", text: doc.settings_sentence }));
+  if (facts.children.length)
+    body.append(element("details", {}, element("summary", { text: "All settings, by name" }), facts));
   if (doc.command)
     body.append(element("h3", { text: "Command" }), element("pre", { tabindex: "0", text: doc.command }));
   if (doc.notes && doc.notes.length)

@@ -131,6 +131,11 @@ class Run(PredictsRows):
         return scores
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against the models of a fit; see `Fit.warnings`."""
+        return tuple(map(str, self.info.get("warnings", ())))
+
+    @property
     def coefficients(self) -> Array:
         """(n_users, n_features + 1, outputs) the models in the units given; see `Units.coefficients`."""
         return self._known_units().coefficients(self.models)

@@ -118,7 +118,7 @@ def command_of(settings: Settings, table: TableSource, command: str = "fit", pri
 def count_groups(result: FitResult) -> str:
     """For example "2 groups among 30 users", or what users have instead of groups."""
     k, n = result.n_clusters, len(result.names)
-    users = f"{n} user{'s' * (n != 1)}"
+    users = f"{n} {result.noun}{'s' * (n != 1)}"
     if result.kind == "personal":
         return f"personal models around one centre for {users}"
     if result.kind == "alone" and n > 1:
@@ -131,7 +131,7 @@ def _facts(fit: FitResult) -> dict[str, Any]:
     recipe, table = fit.recipe, fit.table
     facts = {"seed": fit.settings.seed, "fingerprint": table.fingerprint if table else "", "task": fit.settings.task,
              "kind": fit.kind, "why": fit.why, "compared": fit.compared,
-             "compared_errors": fit.compared_errors, "scores": _summary(fit.scores)}
+             "compared_errors": fit.compared_errors, "scores": _summary(fit.scores), "warnings": list(fit.warnings)}
     if fit.stability is not None:
         facts["stability"] = json_ready({"index": fit.stability.index, "searched": fit.stability.searched,
                                          "stays": fit.stability.stays})

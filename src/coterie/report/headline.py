@@ -1,0 +1,187 @@
+"""What the report says first: what was found, whether it helps and whom, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from coterie._typing import Array, Ints
+from coterie.analysis.path import Path
+from coterie.federated.run import Federated
+from coterie.fitting.result import FitResult
+from coterie.fitting.scores import Scores, mean_and_error
+from coterie.fitting.stability import STABLE
+from coterie.losses import LOSSES
+from coterie.solution import Solution
+
+KIND_NAMES = {"one model": "one model for all", "groups": "one model per group",
+              "personal": "personal models around one centre",
+              "personal in groups": "personal models around the centre of each group",
+              "alone": "models from each user's own rows only"}
+_SHARING = {"one model": "One model for all", "groups": "Sharing within groups",
+            "personal": "A personal model around the centre of all users",
+            "personal in groups": "A personal model around the centre of the group",
+            "alone": "A model from its own rows only"}
+_LISTED = 6  # most groups whose sizes are listed
+
+
+def many(count: int, what: str) -> str:
+    """For example "1 row" or "2,000 rows"."""
+    return f"{count:,} {what}" + "s" * (count != 1)
+
+
+def title_of(source: FitResult | Path | Solution, n_groups: int, n_users: int) -> str:
+    """The title of the page where none is given."""
+    users = many(n_users, source.noun if isinstance(source, FitResult) else "user")
+    if isinstance(source, FitResult) and source.kind == "personal":
+        return f"Personal models of {users}"
+    return f"No groups among {users}" if n_groups == n_users > 1 else f"{many(n_groups, 'group')} of {users}"
+
+
+def headline(source: FitResult | Path | Solution, labels: Ints, task: str, noun: str = "user") -> dict[str, str | None]:
+    """What was `found`, for how many users it is `better`, how it `helps` on held-out rows, and how `sure` that is.
+
+    Parameters
+    ----------
+    source : the result.
+    labels : (n_users,) the groups shown first.
+    task : of the models.
+    noun : what a user is: "user" or "point".
+
+    Returns
+    -------
+    dict
+        None for what is not known.
+    """
+    if not isinstance(source, FitResult):
+        return {"found": _found("", labels, noun), "better": None, "helps": _federated(source, task), "sure": None}
+    kind, scores = "" if source.settings.task == "clustering" else source.kind, source.scores
+    if scores is None:
+        unknown = "No rows were held out, so it is not known whether sharing helps." if kind else None
+        return {"found": _found(kind, labels, noun), "better": None, "helps": unknown, "sure": _sure(source)}
+    return {"found": _found(kind, labels, noun), "better": _better(source.kind, scores),
+            "helps": _helps(source.kind, scores), "sure": _sure(source)}
+
+
+def _found(kind: str, labels: Ints, noun: str) -> str:
+    sizes = np.bincount(labels)
+    n, k = many(len(labels), noun), len(sizes)
+    if kind == "personal":
+        return f"No groups among {n}: each has a model of its own, around a centre that all of them share."
+    if k == len(labels) > 1:
+        return f"No groups among {n}: each has a model of its own."
+    if k == 1:
+        return f"One group: all {n} share one model." if len(labels) > 1 else f"There is one {noun}."
+    order = np.sort(sizes)[::-1]
+    listed = ", ".join(map(str, order[:-1])) + f" and {order[-1]} {noun}s"
+    if k > _LISTED:
+        least = "" if order[-1] == order[0] else f"{order[-1]:,} to "
+        listed = f"{least}{many(int(order[0]), noun)} each"
+    end = "; each user has a model of its own around the centre of its group" if kind == "personal in groups" else ""
+    return f"{many(k, 'group')} among {n} ({listed}){end}."
+
+
+def _gains(kind: str, scores: Scores) -> Array:
+    """(n_judged,) what users gain over models from own rows; where they have these, over one model for all."""
+    return scores.gains_over(scores.together if kind == "alone" else scores.alone)
+
+
+def _better(kind: str, scores: Scores) -> str:
+    gains = _gains(kind, scores)
+    other = "one model for all" if kind == "alone" else "a model from the user's own rows"
+    equal = int((gains == 0).sum())
+    same = f", and equally well for {equal:,}" if equal else ""
+    return (f"{_SHARING[kind]} predicts better than {other} for {int((gains > 0).sum()):,} of "
+            f"{many(len(gains), 'user')}{same}.")
+
+
+def _helps(kind: str, scores: Scores) -> str:
+    """How good the models are on held-out rows, and how many users are worse off."""
+    alone = kind == "alone"
+    means = [scores.text(float(np.nanmean(m)), 3) for m in (scores.fitted, scores.alone, scores.together)]
+    others = [f"{means[1]} with users' own models"] if not alone else []
+    others += [f"{means[2]} with one model for all"] if kind != "one model" else []
+    sentences = [f"On {many(scores.n_rows, 'held-out row')}, the {scores.metric} is {means[0]} on average over users, "
+                 f"instead of {' and '.join(others)}{'' if scores.larger else ' (smaller is better)'}.",
+                 _gain(scores, "one model for all" if alone else "own models", *mean_and_error(_gains(kind, scores)))]
+    if len(scores.worse) and not alone:
+        worse = int(scores.worse.sum())
+        sentences.append(f"{f'{worse:,}' if worse else 'No'} user{'s are' if worse > 1 else ' is'} worse off than with "
+                         "their own model by more than chance.")
+    return " ".join(filter(None, sentences))
+
+
+def _gain(scores: Scores, other: str, gain: float, error: float) -> str:
+    """The gain over other models, with its standard error and what that means."""
+    if not np.isfinite(error):
+        return ""
+    size, sure = (f"{100 * x:.1f}" if scores.metric == "accuracy" else f"{x:.2g}" for x in (abs(gain), error))
+    points = " percentage points" if scores.metric == "accuracy" else ""
+    chance = "more than chance" if abs(gain) > 2 * error else "this can be chance"
+    if gain == 0:
+        return f"Compared with {other}, this is the same on average."
+    what = "better" if gain > 0 else "worse"
+    return f"Compared with {other}, this is {what} by {size}{points}, with a standard error of {sure}: {chance}."
+
+
+def _sure(fit: FitResult) -> str:
+    stability, compared, kind = fit.stability, fit.compared, fit.kind
+    if stability is not None:
+        again = ""
+        if np.isfinite(stability.searched):
+            same = "the same groups" if stability.searched > 0.995 else "about the same groups" \
+                if stability.searched >= STABLE else "other groups"
+            again = f", and a new search without the held-out rows finds {same}"
+        return (f"The groups are {'stable' if stability.stable else 'unstable'}: with other rows of the same users, "
+                f"{stability.stays.mean():.0%} of the users stay in their group{again}.")
+    if not isinstance(fit.settings.lam, str):
+        return "The penalty strength was given, not chosen by the data."
+    others = {name: loss for name, loss in compared.items() if name != kind}
+    if not others or kind not in compared:
+        return fit.why
+    name = min(others, key=others.__getitem__)
+    excess, error = others[name] - compared[kind], fit.compared_errors.get(name, np.nan)
+    values = f"estimated loss on new rows {others[name]:.3g} instead of {compared[kind]:.3g}"
+    best = "The next best choice" if excess >= 0 else "The best choice"
+    if abs(excess) <= 2 * error:
+        return f"{best}, {KIND_NAMES[name]}, is about as good ({values}); the difference can be chance."
+    if excess < 0:
+        return f"{best}, {KIND_NAMES[name]}, is only a little better ({values}), so the simpler one is taken."
+    return f"{best}, {KIND_NAMES[name]}, is worse by more than chance ({values})."
+
+
+def _federated(source: Path | Solution, task: str) -> str | None:
+    """How many held-out rows are right, where users of a federation have said so."""
+    if not isinstance(source, Federated) or source.scores is None or task != "classification":
+        return None
+    right, count = source.scores[:, 1].sum(), source.scores[:, 2].sum()
+    if not count > 0:
+        return None
+    return f"On {many(int(count), 'held-out row')}, {right / count:.1%} are predicted right."
+
+
+def settings_sentence(source: FitResult | Path | Solution, settings: Mapping[str, Any]) -> str:
+    """The settings of a fit in words; other settings as they are."""
+    if not isinstance(source, FitResult):
+        return ", ".join(f"{name} {value}" for name, value in settings.items())
+    s, units = source.settings, source.units
+    loss = next((name for name, kind in LOSSES.items() if isinstance(units.loss, kind)), type(units.loss).__name__)
+    parts = [f"{s.task} with the loss {loss.replace('_', ' ')}",
+             "standardised features" if s.standardize else "features as given", f"L2 strength {s.ridge:g}"]
+    if s.weights == "unit":
+        parts.append("weight 1 on all pairs")
+    elif s.weights != "auto":
+        parts.append(f"{s.weights} weights of the {s.k} nearest users")
+    if not isinstance(s.lam, str):
+        parts.append(f"penalty strength {s.lam:g} as given")
+    elif s.lam == "score" or s.weights != "auto":
+        parts.append("penalty strength chosen by " + ("silhouette" if s.task == "clustering" else "held-out rows"))
+    else:
+        parts.append("groups and penalty strength chosen automatically")
+    parts += [f"at most {s.max_groups} groups"] * (s.max_groups is not None)
+    parts += ["users count alike"] * (s.count == "users")
+    parts.append(f"{s.holdout:.0%} of the rows held out" if source.scores is not None else "no rows held out")
+    sentence = f"{'; '.join(parts)}; tolerance {s.tol:g}; seed {s.seed}."
+    return sentence[0].upper() + sentence[1:]
