@@ -14,9 +14,10 @@ SOURCE = Path(__file__).parents[2] / "src" / "coterie"
 #: From the bottom up. A file may import files of lower layers, and of its own layer as long as no circle arises.
 #: A name stands for a file or for all files of a package that no longer name stands for.
 LAYERS = [
-    "errors", "_typing", "labels", "memory", "storage", "privacy.accounting", "privacy.policy",
+    "errors", "_typing", "labels", "memory", "threads", "storage", "privacy.accounting", "privacy.policy",
     "privacy.ledger", "privacy",
-    "data.validation", "data.frames", "data.io", "data.participants", "data.splitting", "data.users", "data.scaling",
+    "data.validation", "data.files", "data.frames", "data.io", "data.participants", "data.splitting", "data.users",
+    "data.scaling",
     "data.columns", "data.summary", "data.declared", "data.merging", "data.rules", "data.encoding", "data",
     "privacy.release", "privacy.effective",
     "losses.newton", "losses.curvature", "losses.frame", "losses.base", "losses", "losses.checks",
@@ -59,7 +60,7 @@ LEVEL = {name: level for level, name in enumerate(LAYERS)}
 #: Where each third-party adapter may be imported; a part of a library may have a home of its own.
 HOMES = {
     "cvxpy": {"solvers.reference"}, "matplotlib": {"plots", "experiments"}, "plotly": {"experiments"},
-    "typer": {"cli"}, "rich": {"cli"}, "polars": {"data.frames"}, "zstandard": {"data.io"},
+    "typer": {"cli"}, "rich": {"cli"}, "polars": {"data.frames"}, "zstandard": {"data.files"},
     "torch": {"embeddings"},
     "numba": {"graph.kernels", "solvers"},
     "flwr": {"federated.flower", "federated.runtimes.cluster"},
