@@ -17,5 +17,5 @@ from coterie.cli import (
 )
 from coterie.cli.base import app, main, root
 
-__all__ = ["app", "audit", "bench", "certify", "demo", "doctor", "federate", "fit", "ledger", "main", "membership", "path",
-           "predict", "report", "reproduce", "root"]
+__all__ = ["app", "audit", "bench", "certify", "demo", "doctor", "federate", "fit", "ledger", "main", "membership",
+           "path", "predict", "report", "reproduce", "root"]

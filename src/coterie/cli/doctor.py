@@ -23,6 +23,7 @@ from coterie.storage import json_ready
 from coterie.threads import n_threads
 
 _CORE = ("numpy", "scipy", "numba", "scikit-learn", "typer", "rich")
+_GPU_LIBRARIES = ("torch", "cupy", "cupy-cuda12x", "cupy-cuda13x")
 _NOT_SHOWN = ("dev", "all", "browser", "cli")  # for development, or made of others
 _GIB = 2**30
 
@@ -47,7 +48,7 @@ def inspect() -> dict[str, Any]:
     """Everything that `coterie doctor` shows."""
     extras, cache = installed_extras(), compiled_cache()
     missing = [name for name, libraries in extras.items() if None in libraries.values()]
-    remedies = [f"To add an extra: pip install 'coterie[{missing[0]}]'"] if missing else []
+    remedies = [f"To add what is missing: pip install 'coterie[{','.join(missing)}]'"] if missing else []
     if not cache["writable"]:
         remedies.append("Compiled code cannot be kept, so every start compiles again. Set NUMBA_CACHE_DIR to a folder "
                         "that you may write to.")
@@ -55,7 +56,7 @@ def inspect() -> dict[str, Any]:
             "versions": {name: _version(name) for name in _CORE}, "extras": extras,
             "cores": os.cpu_count(), "usable_cores": _usable_cores(), "threads": n_threads(),
             "memory": {"total": _total_memory(), "free": free_memory()},
-            "gpus": _gpus(), "gpu_libraries": {name: _version(name) for name in ("torch", "cupy")},
+            "gpus": _gpus(), "gpu_libraries": {name: _version(name) for name in _GPU_LIBRARIES},
             "compiled_code": cache, "remedies": remedies}
 
 

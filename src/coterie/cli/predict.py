@@ -22,10 +22,12 @@ from coterie.storage import write_atomically
 @app.command("predict")
 def run_predict(
     run: options.RunFolder,
-    table: Annotated[Path, typer.Argument(help="A table with the columns that were learned from; - is standard input.")],
+    table: Annotated[Path, typer.Argument(help="A table with the columns that were learned from; - reads standard "
+                                               "input.")],
     out: Annotated[Path, typer.Option(help="File for the predictions, .csv or .parquet.")] = Path("predictions.csv"),
     separator: options.Separator = "",
-    only_predictions: Annotated[bool, typer.Option("--only-predictions", help="Leave out the table's columns.")] = False,
+    only_predictions: Annotated[bool, typer.Option("--only-predictions",
+                                                   help="Leave out the columns of the table.")] = False,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> None:

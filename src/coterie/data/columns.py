@@ -130,7 +130,8 @@ def check_size(values: Array, name: str) -> None:
     large = np.flatnonzero(~(np.abs(values) <= LARGEST))
     if large.size:
         raise InvalidInput(f"A number must be finite and at most {LARGEST:g}, got {values[large[0]]:g}",
-                           where=f"column {name!r}, {ROW}", remedy="Correct it, or leave the cell empty", row=int(large[0]))
+                           where=f"column {name!r}, {ROW}", remedy="Correct it, or leave the cell empty",
+                           row=int(large[0]))
 
 
 def first_text(cells: Cells) -> str:

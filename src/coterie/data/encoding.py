@@ -1,7 +1,8 @@
 """From any table to numbers: a recipe is learned from a table and turns it, and other tables, into Users.
 
-**Files.** CSV (any of , ; tab | between cells; UTF-8, UTF-16 or Windows-1252; plain, gzip or zstd) or Parquet, known
-by their content. Cells "", NA, N/A, NaN, null, ?, -, #N/A and <NA> are missing. The file is only ever read.
+**Files.** CSV (any of , ; tab | between cells; UTF-8, UTF-16 or Windows-1252), Parquet, JSON lines or Excel, also packed
+with gzip, bzip2, xz or zstd; known by their content. Cells "", NA, N/A, NaN, null, ?, -, #N/A and <NA> are missing. The
+file is only ever read.
 
 **Columns.** What a column becomes is decided by its values, in this order:
 
@@ -18,10 +19,11 @@ Where more than 1 % of a column is missing, one more column marks the rows. Drop
 features: a column that counts at least 10 rows (from 0 or 1, top to bottom), one called id, index or row whose integers
 all differ, and one without a name (such as pandas and R write first) whose integers or texts all differ.
 
-**User and target.** Rows without user are left out, with a note, and so are rows without target; if they are more than
-half, the table is refused. Unless the task is given: texts and truth values are classes; so are two different numbers, and integers 0..K-1 or 1..K with K <= 10 and at
-least 2 K rows; other integers from 0 whose mean is at least their median are counts; other numbers are a regression.
-There are at most 50 classes, and texts have at least twice as many rows as classes. Without target users are clustered.
+**User and target.** Rows without user or without target are left out, with a note; the table is refused if they are
+more than half. Unless the task is given: texts and truth values are classes; so are two different numbers, and integers
+0..K-1 or 1..K with K <= 10 and at least 2 K rows; other integers from 0 whose mean is at least their median are counts;
+other numbers are a regression. There are at most 50 classes, and texts have at least twice as many rows as classes.
+Without target users are clustered.
 """
 
 from __future__ import annotations

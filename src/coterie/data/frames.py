@@ -25,7 +25,7 @@ from coterie.storage import write_atomically
 def read_parquet(path: str | PathLike[str], raw: bytes | None = None) -> Any:
     """One Parquet file, or its bytes, as a polars frame; a column of lists of d numbers becomes d columns."""
     if raw is None:
-        check_file(path)
+        check_readable(path)
     return _unfolded(_read(path, lambda pl: pl.read_parquet(path, glob=False) if raw is None else
                            pl.read_parquet(io.BytesIO(raw))))
 
@@ -122,18 +122,24 @@ def check_lists(column: Any) -> None:
                            remedy="Correct or remove the row, or give the numbers one column each")
 
 
-def check_file(path: str | PathLike[str]) -> None:
-    """Refuse a path at which there is no file."""
+def check_readable(path: str | PathLike[str]) -> None:
+    """Raise MissingExtra without polars, and InvalidInput for a path at which there is no file."""
+    _polars()
     if not is_input(path) and not Path(path).is_file():
         raise InvalidInput(f"There is {'a directory, not a' if Path(path).is_dir() else 'no'} file at this path",
                            where=str(path), remedy="Check the path")
 
 
-def _read(path: str | PathLike[str], reader: Callable[[Any], Any]) -> Any:
+def _polars() -> Any:
     try:
         import polars
     except ImportError as error:
         raise MissingExtra("polars", "tables", "Reading tables from files") from error
+    return polars
+
+
+def _read(path: str | PathLike[str], reader: Callable[[Any], Any]) -> Any:
+    polars = _polars()
     try:
         frame = reader(polars)
     except InvalidInput:

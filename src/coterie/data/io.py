@@ -21,7 +21,7 @@ from coterie._typing import Flags, Ints
 from coterie.data.files import fingerprint as fingerprint
 from coterie.data.files import is_input, is_packed, kind_of_name, read_bytes, start_of, unpack
 from coterie.data.frames import (
-    check_file,
+    check_readable,
     filled_rows,
     read_excel,
     read_json_lines,
@@ -121,7 +121,7 @@ def shown(path: str | PathLike[str]) -> str:
 
 def _opened(path: str | PathLike[str]) -> tuple[str, bytes | None]:
     """What kind of table a file is, and its bytes, unpacked; None where polars reads the file itself."""
-    check_file(path)
+    check_readable(path)
     start, name = start_of(path), kind_of_name(path)
     if not is_packed(start) and not is_input(path) and (start[:4] == b"PAR1" or name in (".parquet", ".pq")):
         return "parquet", None
@@ -151,7 +151,7 @@ def _content(path: str, raw: bytes, separator: str | None) -> tuple[bytes, list[
     """The records after the header without blank lines, the names of the columns, the separator, and their number."""
     data = decode(path, raw)
     named, skipped = _named_separator(data)
-    separator, data = separator or named, data[skipped:]
+    separator, data = named if separator is None else separator, data[skipped:]
     if not data or data.isspace():
         raise InvalidInput("The file is empty", where=path, remedy=COMPLETE)
     data += b"" if data.endswith(b"\n") else b"\n"
