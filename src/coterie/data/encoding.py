@@ -1,8 +1,8 @@
 """From any table to numbers: a recipe is learned from a table and turns it, and other tables, into Users.
 
-**Files.** CSV (any of , ; tab | between cells; UTF-8, UTF-16 or Windows-1252), Parquet, JSON lines or Excel, also packed
-with gzip, bzip2, xz or zstd; known by their content. Cells "", NA, N/A, NaN, null, ?, -, #N/A and <NA> are missing. The
-file is only ever read.
+**Files.** CSV (any of , ; tab | between cells; UTF-8, UTF-16 or Windows-1252), Parquet, JSON lines or Excel, also with
+gzip, bzip2, xz or zstd; known by their content. Cells "", NA, N/A, NaN, null, ?, -, #N/A and <NA> are missing. The file
+is only ever read.
 
 **Columns.** What a column becomes is decided by its values, in this order:
 
