@@ -11,7 +11,7 @@ ALL    := $(VENV)/.all
 COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
     --python-version 3.11
 
-.PHONY: help env demo test test-all test-long lint docs bench lock clean
+.PHONY: help env demo test test-all test-long package lint docs bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -45,14 +45,24 @@ test: lint  ## lint and the quick tests: less than five minutes with the install
 	@$(BIN)/python -m pytest -m "not slow and not flower and not browser" -n 2 --dist worksteal
 	@echo "Took $$(($$(date +%s) - $(START))) s. Left to 'make test-all': $$(cat .pytest_cache/v/coterie/left-out) slow tests, tests on Flower and in a browser, and the docs build."
 
-test-all: $(ALL)  ## what `make test` leaves out: slow tests, a browser (Debian's chromium), Flower and the docs
+test-all: $(ALL)  ## what `make test` leaves out: slow tests, a browser (Debian's chromium), Flower, the docs, the package
 	@$(BIN)/python -m pytest -m "slow and not flower and not browser" -n 2 --dist worksteal
 	@$(BIN)/python -m pytest -m "browser and not flower" -n 0
 	@$(BIN)/python -m pytest -m "flower and not long" -n 0
 	@$(MAKE) --no-print-directory docs
+	@$(MAKE) --no-print-directory package
 
 test-long: $(ALL)  ## what `make test-all` leaves out: kills and faults over the wire on Flower, a thousand users
 	@$(BIN)/python -m pytest -m long -n 0
+
+# The wheel is built from the sdist, and installed alone, without extras, by $(PYTHON), which may be another version.
+package: $(READY)  ## build sdist and wheel into dist/, and run the wheel alone in an empty environment
+	@rm -rf dist && mkdir dist
+	@$(BIN)/python -m build --outdir dist . >dist/build.log 2>&1 || (cat dist/build.log; exit 1)
+	@$(PYTHON) -m venv dist/env
+	@$(BIN)/uv pip install --quiet --python dist/env/bin/python dist/*.whl 2>/dev/null || \
+	    dist/env/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	@cd dist && env/bin/python ../tests/support/wheel_alone.py
 
 lint: $(READY)  ## ruff, mypy, and oxlint for the page's scripts
 	@$(BIN)/ruff check --quiet .
@@ -70,4 +80,4 @@ lock: $(READY)  ## pin the newest versions that fit pyproject.toml, with Flower 
 	@$(COMPILE) --upgrade --extra dev --constraint requirements-all.lock pyproject.toml -o requirements.lock
 
 clean:  ## remove what was made
-	rm -rf $(VENV) site demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) site demo dist .mypy_cache .pytest_cache .ruff_cache

@@ -68,7 +68,7 @@ from coterie.runs import Run, fit_table, load_run, save_run
 from coterie.solution import Certificate, Explanation, Solution, Status
 from coterie.solvers import SOLVERS, Fast, Lean, Reference, solve
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: Taken from `coterie.estimators` when they are asked for: scikit-learn takes a second to load.
 _ESTIMATORS = ("ConvexClustering", "PersonalizedClassifier", "PersonalizedRegressor")

@@ -21,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.data.frames import check_lists, read_parquet
+from coterie.data.io import row_place
 from coterie.data.users import Users
 from coterie.data.validation import show, suggest
-from coterie.errors import InvalidInput, MissingExtra
+from coterie.errors import InvalidInput, MissingExtra, located
 from coterie.storage import pack, unpack, write_atomically
 
 #: Rows in one file of the cache. An interrupted extraction continues at the first missing file.
@@ -104,10 +105,11 @@ def load(path: str | PathLike[str], *, embedding: str = "embedding", target: str
         return from_arrays(arrays[embedding], None if target is None else arrays[target], arrays[user],
                            normalize=normalize)
     frame = read_parquet(path)
-    if embedding in frame.columns:
-        check_lists(frame[embedding], str(path))
     names = [name for name in frame.columns if name.startswith(f"{embedding}[")]
-    users = Users.from_frame(frame, user=user, target=target, features=names or None)
+    with located(row_place(path)):
+        if embedding in frame.columns:
+            check_lists(frame[embedding])
+        users = Users.from_frame(frame, user=user, target=target, features=names or None)
     return _normalized_users(users) if normalize else users
 
 

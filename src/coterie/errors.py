@@ -14,6 +14,10 @@ class CoterieError(Exception):
     """Anything coterie raises on purpose."""
 
 
+#: Stands for the row in the texts of an `InvalidInput` that has one.
+ROW = "\0row\0"
+
+
 class InvalidInput(CoterieError, ValueError):
     """Data or settings that cannot be worked with.
 
@@ -22,11 +26,42 @@ class InvalidInput(CoterieError, ValueError):
     problem : what was expected and what came.
     where : which user, row, column or edge; empty when the whole input is meant.
     remedy : the next thing to do.
+    row : the row that is meant, from 0 as in Python; it is shown where the texts have `ROW`.
     """
 
-    def __init__(self, problem: str, *, where: str = "", remedy: str = "") -> None:
+    def __init__(self, problem: str, *, where: str = "", remedy: str = "", row: int | None = None) -> None:
+        self.row, self._texts = row, (problem, where)
         self.problem, self.where, self.remedy = problem, where, remedy
-        super().__init__(_sentences(f"{problem} ({where})" if where else problem, remedy))
+        self._show(f"row {row}")
+
+    def _show(self, row: str) -> None:
+        self.problem, self.where = (text.replace(ROW, row) for text in self._texts)
+        self.args = (_sentences(f"{self.problem} ({self.where})" if self.where else self.problem, self.remedy),)
+
+
+@contextmanager
+def located(place: Callable[[int], str] | None) -> Iterator[None]:
+    """Say where the row of an `InvalidInput` is in a file.
+
+    Parameters
+    ----------
+    place : the words for a row, such as "line 17 of shops.csv" for row 15; None where the data are no file.
+
+    Example
+    -------
+    >>> with located(lambda row: f"line {row + 2} of shops.csv"):
+    ...     raise InvalidInput("A user name is missing", where=ROW, row=15)
+    Traceback (most recent call last):
+        ...
+    coterie.errors.InvalidInput: A user name is missing (line 17 of shops.csv).
+    """
+    try:
+        yield
+    except InvalidInput as problem:
+        if problem.row is not None and place is not None:
+            problem._show(place(problem.row))
+            problem.row = None  # it is shown as it is in the file
+        raise
 
 
 class Incompatible(CoterieError, TypeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import io
 import json
 import os
@@ -330,12 +331,55 @@ def test_other_tables_are_predicted(folders):
     assert np.isfinite(info["prediction"].to_numpy()).all()
 
 
+def test_predictions_stand_beside_the_table_and_are_scored(folders):
+    base, rows = folders("regression"), rows_of("regression")
+    said = good("predict", base / "run", base / "data.csv")
+    info = lines(Path("predictions.csv"))
+    assert list(info[0]) == [*rows[0], "user", "known", "cluster", "prediction"]
+    assert [float(row["y"]) for row in info] == [row["y"] for row in rows]
+    assert [row["colour"] for row in info] == [row["colour"] for row in rows]
+    errors: dict[str, list[float]] = {}
+    for row in info:
+        errors.setdefault(row["user"], []).append((float(row["y"]) - float(row["prediction"])) ** 2)
+    means = {name: float(np.sqrt(np.mean(values))) for name, values in errors.items()}
+    worst = max(means, key=lambda name: means[name])
+    assert f"RMSE on 80 rows with a target: {np.mean(list(means.values())):.4g}, mean over 8 users; worst " \
+        f"{means[worst]:.4g} (user {worst}). These are the rows of the fit" in said
+    good("predict", base / "run", base / "data.csv", "--only-predictions", "--out", "bare.csv")
+    assert list(lines(Path("bare.csv"))[0]) == ["user", "known", "cluster", "prediction"]
+    # Rows without user get the pooled model; without target there is no score; names that are taken are kept.
+    other = [{**row, "subject": "" if i == 3 else row["subject"], "prediction": i, "user": "x"}
+             for i, row in enumerate(rows[:6])]
+    Path("other.csv").write_bytes(text_of([{k: v for k, v in row.items() if k != "y"} for row in other]))
+    done = run("predict", base / "run", "other.csv", "--out", "other.parquet")
+    assert done.code == 0
+    assert "1 of 6 rows have no user" in done.err
+    assert "RMSE" not in done.out
+    frame = pl.read_parquet("other.parquet")
+    assert frame["prediction"].to_list() == list(range(6))
+    assert frame["coterie prediction"][:3].to_list() == [float(row["prediction"]) for row in info[:3]]
+    assert frame["coterie user"].to_list() == ["10", "10", "10", None, "10", "10"]
+    assert frame["known"].to_list() == [1, 1, 1, 0, 1, 1]
+
+
+def test_new_classes_are_predicted_and_not_scored(folders):
+    base, rows = folders("binary"), rows_of("binary")[:4]
+    Path("new.csv").write_bytes(text_of([*rows[:3], {**rows[3], "y": "maybe"}]))
+    done = run("predict", base / "run", "new.csv")
+    assert done.code == 0
+    line = text_of(rows[:3]).count(b"\n") + 1  # a name may have several lines
+    assert f"not scored: The class 'maybe' is not among those learned (column 'y', line {line} of new.csv)" in done.err
+    Path("new.csv").write_bytes(text_of(rows))
+    said = good("predict", base / "run", "new.csv")
+    assert re.search(r"accuracy on 4 rows with a target: \d+\.\d%\.\n", said)
+
+
 @pytest.mark.parametrize(("change", "parts"), [
     (lambda rows: [{k: v for k, v in row.items() if k != "a"} for row in rows], ["no column 'a'", "There are"]),
     (lambda rows: [{k: v for k, v in row.items() if k != "subject"} for row in rows], ["no column 'subject'"]),
     (lambda rows: [{**row, "a": "tall"} for row in rows], ["must hold numbers", "'tall'", "column 'a'"]),
-    (lambda rows: [{**row, "subject": ""} if i == 2 else row for i, row in enumerate(rows)],
-     ["user name is missing", "row 2", "'subject'"]),
+    (lambda rows: [{**row, "a": "inf"} if i == 2 else row for i, row in enumerate(rows)],
+     ["got inf", "column 'a', line 4 of other.csv"]),
 ])
 def test_other_tables_that_are_refused(folders, change, parts):
     base = folders("regression")
@@ -535,14 +579,62 @@ def test_json_is_all_that_is_printed(copied):
     done = run("fit", "data.csv", *asked("regression"), "--json", "--overwrite")
     assert (done.code, done.err) == (0, "")
     assert json.loads(done.out) == run_info(base)
-    assert json.loads(good("predict", "run", "data.csv", "--json")) == {
-        "rows": 80, "users": 8, "unknown_users": 0, "out": "predictions.csv"}
+    info = json.loads(good("predict", "run", "data.csv", "--json"))
+    scores = info.pop("score_of_users")
+    assert info.pop("score") == pytest.approx(np.mean(list(scores.values())))
+    assert info == {"rows": 80, "users": 8, "unknown_users": 0, "out": "predictions.csv", "metric": "RMSE",
+                    "scored_rows": 80, "rows_of_the_fit": True}
     rows = json.loads(good("path", "run", "--json"))
     assert [[str(cell) for cell in row.values()] for row in rows] == [
         list(row.values()) for row in lines(base / "path.csv")]
     assert all(isinstance(row["lam"], float) and isinstance(row["n_clusters"], int) for row in rows)
     done = run("path", "data.csv", *asked("regression"), "--out", "other", "--json")
     assert {"lam", "n_clusters", "gap"} <= set(json.loads(done.out)[0])
+
+
+def test_quiet_commands_print_nothing(copied):
+    base = copied("regression")
+    before = lines(base / "models.csv")
+    (base / "models.csv").unlink()
+    assert run("fit", "data.csv", *asked("regression"), "--overwrite", "--quiet") == (0, "", "")
+    assert lines(base / "models.csv") == before
+    for arguments in (("certify", "run"), ("predict", "run", "data.csv"), ("path", "run")):
+        assert run(*arguments, "--quiet") == (0, "", "")
+        assert run(*arguments).out
+    assert "no column 'z'" in bad("fit", "data.csv", *asked("regression"), "--features", "z", "--out", "o", "--quiet")
+    assert json.loads(good("certify", "run", "--quiet", "--json"))["certified"]
+
+
+def test_a_table_from_standard_input(copied):
+    base = copied("regression")
+    raw, coterie = Path("data.csv").read_bytes(), [sys.executable, "-m", "coterie.cli"]
+    packed = gzip.compress(raw)
+
+    def piped(*arguments: str, content: bytes = raw) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run([*coterie, *arguments], input=content, capture_output=True, timeout=120)
+
+    done = piped("fit", "-", *asked("regression"), "--out", "other", content=packed)
+    assert done.returncode == 0, done.stderr
+    assert lines(Path("other/models.csv")) == lines(base / "models.csv")
+    assert run_info(Path("other"))["settings"]["data"] == "-"
+    assert "was not made from a file" in bad("certify", "other")
+    proof = json.loads(piped("certify", "other", "-", "--json", content=packed).stdout)
+    assert (proof["certified"], proof["same_data"]) == (True, True)
+    assert piped("predict", "other", "-").returncode == 0
+    assert len(lines(Path("predictions.csv"))) == 80
+    said = piped("fit", "-", "--user", "u", "--target", "y", "--out", "bad", content=b"u,x,y\na,1,2\nb,inf,3\n").stderr
+    assert b"column 'x', line 3 of standard input" in said
+    flower = ("federate", "-", "--user", "u", "--target", "y", "--runtime", "flower-sim", "--out", "o")
+    assert b"cannot read standard input" in piped(*flower, content=b"u,x,y\n").stderr
+
+
+def test_rows_without_user_are_left_out_of_a_fit(folders):
+    rows = rows_of("regression")
+    Path("gaps.csv").write_bytes(text_of([{**rows[0], "subject": "", "a": 0.0}, *rows]))
+    assert "1 of 81 rows have no user ('subject') and are ignored." in good("fit", "gaps.csv", *asked("regression"))
+    models, expected = lines(Path("run/models.csv")), lines(folders("regression") / "run" / "models.csv")
+    assert models == expected
+    good("certify", "run")
 
 
 def test_path_and_report(copied):
@@ -627,8 +719,8 @@ PLAIN = "u,x,y\n" + "".join(f"{u},{x},{x * (1 if u == 'a' else -1) + 0.5}\n" for
     ("u,x,y\na,1,2\n", ["--user", "u", "--target", "y"], ["At least two rows"]),
     ("u,x,y\na,1,\nb,2,\nb,3,1\n", ["--user", "u", "--target", "y"], ["missing in 2 of 3 rows", "column 'y'"]),
     ("u,x,y\na,1,5\nb,2,5\n", ["--user", "u", "--target", "y"], ["one value only, '5", "column 'y'"]),
-    ("u,x,y\na,1,2\n,2,3\n", ["--user", "u", "--target", "y"], ["user name is missing", "row 1", "'u'"]),
-    ("u,x,y\na,1,2\nb,inf,3\n", ["--user", "u", "--target", "y"], ["column 'x'"]),
+    ("u,x,y\na,1,2\n,2,3\n,4,1\n", ["--user", "u", "--target", "y"], ["user is missing in 2 of 3 rows", "'u'"]),
+    ("u,x,y\na,1,2\nb,inf,3\n", ["--user", "u", "--target", "y"], ["column 'x', line 3 of data.csv"]),
     ("u,x,y\na,1,2\nb,1e200,3\n", ["--user", "u", "--target", "y"], ["column 'x'"]),
     ("u,t,y\n" + "".join(f"a,word{i},{i * i}\n" for i in range(30)), ["--user", "u", "--target", "y"],
      ["30 different texts", "column 't'", "--drop"]),

@@ -77,11 +77,11 @@ def test_every_reader_of_tables_takes_lists_of_numbers(tmp_path):
 
 
 @pytest.mark.parametrize(("lists", "complaint"), [
-    ([[1.0, 2.0], [1.0, 2.0], [1.0]], r"all of one length.*\[1.0\] \(.*row 2, column 'embedding'\)"),
-    ([[1.0, 2.0], None, [1.0, 2.0]], "got .* and None .*row 1"),
-    ([["a"], ["b"], ["c"]], "lists of numbers.*row 0"),
-    ([[1.0], [2.0], [None]], r"user 'ann', row 2, column 'embedding\[0\]'"),
-    ([[], [], []], "row 0"),
+    ([[1.0, 2.0], [1.0, 2.0], [1.0]], r"all of one length.*\[1.0\] \(row 3 of .*, column 'embedding'\)"),
+    ([[1.0, 2.0], None, [1.0, 2.0]], "got .* and None .*row 2 of "),
+    ([["a"], ["b"], ["c"]], "lists of numbers.*row 1 of "),
+    ([[1.0], [2.0], [None]], r"user 'ann', row 3 of .*, column 'embedding\[0\]'"),
+    ([[], [], []], "row 1 of "),
 ])
 def test_wrong_lists_name_the_row(tmp_path, lists, complaint):
     path = tmp_path / "rows.parquet"

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from coterie.data.declared import check_summary
 from coterie.data.encoding import Recipe, read_table
 from coterie.data.merging import merge
 from coterie.data.summary import TableSummary, summarise
@@ -362,5 +363,21 @@ def test_what_a_node_refuses_for_itself():
     for values, parts in ((["1", "1e400", "2"], ["got inf", "row 1"]), ([[1], [2], [3]], ["cannot be used"])):
         with raises(*parts, "column 'x'") if "inf" not in parts[0] else raises("got inf", "column 'x', row 1"):
             summarise(pl.DataFrame({"who": ["a", "a", "b"], "x": values}), user="who")
-    with raises("user name is missing", "row 1"):
-        summarise(pl.DataFrame({"who": ["a", None, "b"], "x": [1.0, 2.0, 3.0]}), user="who")
+    with raises("texts, integers or dates, got 0.5", "row 1"):
+        summarise(pl.DataFrame({"who": [1.0, 0.5, 2.0], "x": [1.0, 2.0, 3.0]}), user="who")
+
+
+def test_rows_without_user_are_counted_and_do_not_count():
+    frame = pl.DataFrame({"who": ["a", None, "b", "a"], "x": [1.0, 99.0, 3.0, 2.0], "y": [0, 7, None, 1]})
+    summary = summarise(frame, user="who", target="y")
+    assert (summary.rows, summary.users, summary.unnamed, summary.kept) == (3, 2, 1, 2)
+    assert summary.columns[0].numbers.high == 2.0  # of the rows with a user and a target
+    assert (summary.answers.rows, summary.answers.missing, summary.answers.numbers.high) == (3, 1, 1)
+    check_summary(summary)
+    assert TableSummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
+    assert merge([summary, summary]).unnamed == 2
+    older = summary.to_json()
+    del older["unnamed"]  # a node that does not count them
+    assert TableSummary.from_json(older).unnamed == 0
+    with raises("rows without a user"):
+        check_summary(replace(summary, unnamed=-1))

@@ -388,8 +388,8 @@ def test_codes_of_users_keep_their_zeros(tmp_path):
 
 
 @pytest.mark.parametrize(("values", "parts"), [
-    (["a", None, "b"], ["user name is missing", "row 1, column 'u'", "Fill it in"]), (["a", "b", ""], ["row 2"]),
-    ([1.0, math.nan, 2.0], ["user name is missing", "row 1"]), ([None] * 3, ["user name is missing", "row 0"]),
+    ([None, "a", ""], ["user is missing in 2 of 3 rows", "column 'u'", "Fill it in"]),
+    ([1.0, math.nan, math.nan], ["missing in 2 of 3 rows"]), ([None] * 3, ["missing in 3 of 3 rows"]),
     ([1.0, 1.1, 2.0], ["texts, integers or dates, got 1.1", "row 1, column 'u'"]), ([1e300, 1.0, 2.0], ["got 1e+300"]),
     ([[1], [2], [3]], ["texts, integers or dates, got List"]), ([timedelta(1)] * 3, ["got Duration"]),
     ([math.inf, 1.0, 2.0], ["got inf"]),
@@ -397,6 +397,24 @@ def test_codes_of_users_keep_their_zeros(tmp_path):
 def test_user_names_that_are_refused(values, parts):
     with raises(*parts):
         Recipe.learn(pl.DataFrame({"u": values, "x": [1.0, 2.0, 4.0]}), user="u")
+
+
+@pytest.mark.parametrize("values", [["b", None, "a", "b"], ["b", "", "a", "b"], [2.0, math.nan, 1.0, 2.0],
+                                    [2, None, 1, 2]])
+def test_rows_without_user_are_left_out_with_a_note(values):
+    frame = pl.DataFrame({"u": values, "x": [1.0, 50.0, 4.0, 2.0], "y": ["no", "new", "yes", "yes"]})
+    recipe = Recipe.learn(frame, user="u", target="y")
+    assert recipe.notes[0] == "1 of 4 rows have no user ('u') and are ignored."
+    assert recipe.classes == ("no", "yes")
+    users = recipe.encode(frame)
+    assert users.features[:, 0].tolist() == [4, 1, 2]
+    assert users.targets.tolist() == [1, 0, 1]
+    assert len(users.names) == 2
+    assert recipe.matrix(frame)[1][1] is None
+    everyone = frame.with_columns(u=pl.Series(values[:1] * 4), y=pl.Series(["no", "yes"] * 2))
+    assert not any("no user" in note for note in Recipe.learn(everyone, user="u", target="y").notes)
+    with raises("user is missing in all rows", "column 'u'"):
+        recipe.encode(frame[1:2])
 
 
 def test_without_user_rows_are_users_with_their_numbers():
@@ -530,7 +548,7 @@ def test_a_recipe_works_on_other_tables(tmp_path):
     ({"colour": [date(2020, 1, 1)] * 2}, ["must hold texts", "dates", "column 'colour'"]),
     ({"y": ["no", "maybe"]}, ["class 'maybe'", "column 'y', row 1", "There are: 'no', 'yes'"]),
     ({"y": [0, 1]}, ["class '0.0'"]), ({"y": [None, None]}, ["target is missing in all rows"]),
-    ({"u": ["a", None]}, ["user name is missing", "row 1"]),
+    ({"u": [None, None]}, ["user is missing in all rows", "column 'u'"]),
 ])
 def test_other_tables_that_are_refused(change, parts):
     frame = pl.DataFrame({"u": ["a", "b"] * 2, "age": [1, 5, 2, 3], "colour": ["r", "b"] * 2, "y": ["no", "yes"] * 2,

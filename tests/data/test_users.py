@@ -538,10 +538,10 @@ def test_csv_files_that_are_refused(tmp_path, content, parts):
 
 @pytest.mark.parametrize(("content", "parts"), [
     (b"who,x,x\na,1,2\n", ["must be unique", "'x'"]),
-    (b"who,x\na,1\nb,\n", ["missing value", "user 'b', row 1, column 'x'"]),
-    (b"who,x\na,1\nb,NA\n", ["missing value", "user 'b', row 1, column 'x'"]),
+    (b"who,x\na,1\nb,\n", ["missing value", "user 'b', line 3 of ", "bad.csv, column 'x'"]),
+    (b"who,x\n\na,1\nb,NA\n", ["missing value", "user 'b', line 4 of ", "bad.csv, column 'x'"]),
     (b"who,x\na,1\nb,many\n", ["'1'", "column 'x'", "coterie.fitting.prepare"]),
-    (b"who,x\na,1\n,2\n", ["user name is missing", "row 1"]),
+    (b"who,x\na,1\n,2\n", ["user name is missing", "line 3 of ", "bad.csv"]),
     (b"whom;x\na;1\n", ["There is no column 'who'", "'whom;x'"]),
 ])
 def test_csv_contents_that_are_refused(tmp_path, content, parts):

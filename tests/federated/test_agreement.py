@@ -205,7 +205,8 @@ def test_python_command_and_run_configuration_say_the_same():
     assert keywords <= choices
     assert {key_of(name) for name in choices - {"start", "score"}} <= CONFIG.keys()  # models and states are no texts
     options = {key_of(name) for name in signature(run).parameters}
-    assert options - CONFIG.keys() == {"context", "table", "runtime", "local-cluster", "timeout", "overwrite"}
+    assert options - CONFIG.keys() == {"context", "table", "runtime", "local-cluster", "timeout", "overwrite",
+                                       "threads", "quiet"}
     defaults = FederationSettings()
     given = RunConfig.of({}).settings
     for name in choices - {"checkpoint", "participation", "algorithm"}:

@@ -36,7 +36,7 @@ def with_target(users: ct.Users, row: int, value: float) -> ct.Users:
 def test_one_target_does_not_decide_the_groups(tmp_path):
     users = three_groups()
     wrong = with_target(users, 137, 1e12)
-    with pytest.warns(ct.CoterieWarning, match=r"1 target .* left out: 1e\+12 \(user 'u06', row 17 .*--loss squared"):
+    with pytest.warns(ct.CoterieWarning, match=r"1 target .* left out: 1e\+12 \(user 'u06', row 18 .*--loss squared"):
         fitted = fit(wrong, QUICK)
     np.testing.assert_array_equal(fitted.labels, np.arange(15) % 3)
     without = fit(replace(users, features=np.delete(users.features, 137, 0), targets=np.delete(users.targets, 137),
@@ -63,7 +63,7 @@ def test_which_targets_are_far(value, says):
     users = three_groups()
     kept, concerns = without_far_targets(with_target(users, 137, value), QUICK)
     assert len(concerns) == (says is not None)
-    assert all(says in concern and "user 'u06', row 17" in concern for concern in concerns)
+    assert all(says in concern and "user 'u06', row 18" in concern for concern in concerns)
     assert users.n_samples - kept.n_samples == (says == "left out")
 
 

@@ -16,7 +16,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "coterie"
 LAYERS = [
     "errors", "_typing", "labels", "memory", "threads", "storage", "privacy.accounting", "privacy.policy",
     "privacy.ledger", "privacy",
-    "data.validation", "data.blocks", "data.frames", "data.io", "data.participants", "data.splitting", "data.users",
+    "data.validation", "data.blocks", "data.files", "data.frames", "data.io", "data.participants", "data.splitting",
+    "data.users",
     "data.scaling",
     "data.columns", "data.summary", "data.declared", "data.merging", "data.rules", "data.encoding", "data",
     "privacy.release", "privacy.effective",
@@ -61,7 +62,8 @@ LEVEL = {name: level for level, name in enumerate(LAYERS)}
 #: Where each third-party adapter may be imported; a part of a library may have a home of its own.
 HOMES = {
     "cvxpy": {"solvers.reference"}, "matplotlib": {"plots", "experiments"}, "plotly": {"experiments"},
-    "typer": {"cli"}, "rich": {"cli"}, "polars": {"data.frames"}, "pandas": {"data.frames"}, "zstandard": {"data.io"},
+    "typer": {"cli"}, "rich": {"cli"}, "polars": {"data.frames"}, "pandas": {"data.frames"},
+    "zstandard": {"data.files"},
     "torch": {"embeddings"},
     "numba": {"graph.kernels", "solvers"},
     "flwr": {"federated.flower", "federated.runtimes.cluster"},

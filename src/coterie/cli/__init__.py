@@ -1,11 +1,11 @@
 """The `coterie` command: one file per command; `base` and `options` hold what they share."""
 
-from coterie.cli.base import app, main, root  # isort: skip  (says what to install where typer is missing)
 from coterie.cli import (
     audit,
     bench,
     certify,
     demo,
+    doctor,
     federate,
     fit,
     ledger,
@@ -15,6 +15,7 @@ from coterie.cli import (
     report,
     reproduce,
 )
+from coterie.cli.base import app, main, root
 
-__all__ = ["app", "audit", "bench", "certify", "demo", "federate", "fit", "ledger", "main", "membership", "path",
-           "predict", "report", "reproduce", "root"]
+__all__ = ["app", "audit", "bench", "certify", "demo", "doctor", "federate", "fit", "ledger", "main", "membership",
+           "path", "predict", "report", "reproduce", "root"]

@@ -42,7 +42,7 @@ def run_audit(
     drop: options.Drop = "", separator: options.Separator = "", loss: options.LossName = "auto",
     ridge: options.Ridge = 1e-3, algorithm: _Algorithm = "", rows: _Rows = "1,5,10,20,50", lam: _Lam = 0.02,
     epsilon: _Epsilon = None, delta: _Delta = 1e-5, clip: _Clip = "", max_users: _MaxUsers = 60, seed: _Seed = 0,
-    out: _Out = None, as_json: options.Json = False,
+    out: _Out = None, threads: options.Threads = None, quiet: options.Quiet = False, as_json: options.Json = False,
 ) -> None:
     """Attack what a server sees of a federation: rebuild rows, test membership, guess an attribute.
 

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 import warnings
 from typing import Annotated, Any
 
+import typer
+from rich.console import Console
+
 from coterie import __version__
 from coterie.errors import CoterieError, CoterieWarning, MissingExtra, NotConverged
 
-try:
-    import typer
-    from rich.console import Console
-except ImportError:  # the core installs without them
-    print(MissingExtra("typer and rich", "cli", "The coterie command"), file=sys.stderr)
-    raise SystemExit(3) from None
-
 CODES = ("Exit codes: 0 done; 1 not solved to the tolerance; 2 input that cannot be used; 3 an extra is missing; "
          "130 interrupted.")
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Personalised federated learning that finds its own groups, with a proof of optimality.",
                   epilog=CODES)
 console, error = Console(), Console(stderr=True)
+#: Where libraries look for their number of threads.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS",
+                    "POLARS_MAX_THREADS")
 
 
 def _version(wanted: bool) -> None:
@@ -36,6 +36,25 @@ def _version(wanted: bool) -> None:
 def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
                                                help="Print the version and stop.")] = False) -> None:
     pass
+
+
+def be_quiet(quiet: bool) -> bool:
+    """Whether results and progress are printed; warnings and errors always are. The option --quiet."""
+    console.quiet = quiet
+    return quiet
+
+
+def limit_threads(most: int | None) -> int | None:
+    """Use at most so many threads, here and in processes that are started from here. The option --threads."""
+    from coterie.threads import set_threads
+
+    set_threads(most)
+    if most is not None:
+        os.environ |= dict.fromkeys(THREAD_VARIABLES, str(most))  # read by libraries that are loaded later
+        from threadpoolctl import threadpool_limits
+
+        threadpool_limits(most)  # those that are loaded
+    return most
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from coterie.cli.base import app, console
-from coterie.cli.options import split_names
+from coterie.cli.options import Quiet, Threads, split_names
 from coterie.errors import Interrupted, InvalidInput
 from coterie.experiments import federations as lab
 from coterie.experiments.federations_data import BUNDLED, FILES, Benchmark, federations
@@ -37,6 +37,7 @@ def data(
                                        min=0)] = 200,
     quick: Annotated[bool, typer.Option(help="One split of a few small sets.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for tables and figures; created if needed.")] = Path("federations"),
+    threads: Threads = None, quiet: Quiet = False,
 ) -> None:
     """Run all methods on real federations: same splits, same budget, scored per user on unseen rows.
 

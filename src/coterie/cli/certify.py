@@ -19,7 +19,7 @@ def run_certify(
     run: options.RunFolder,
     data: Annotated[Path | None, typer.Argument(help="The table of the run; by default the file of the run.")
                     ] = None,
-    as_json: options.Json = False,
+    threads: options.Threads = None, quiet: options.Quiet = False, as_json: options.Json = False,
 ) -> None:
     """Certify the models of a run again, from its table.
 

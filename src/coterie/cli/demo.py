@@ -15,9 +15,10 @@ from coterie._typing import Array
 from coterie.analysis.consensus import lam_max
 from coterie.analysis.path import solve_path
 from coterie.analysis.select import refit
+from coterie.cli import options
 from coterie.cli.base import app, console
 from coterie.datasets import Dataset, ellipses
-from coterie.errors import Interrupted
+from coterie.errors import Interrupted, MissingExtra
 from coterie.losses import SquaredHinge
 from coterie.plots import separators
 from coterie.problem import Problem
@@ -32,6 +33,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of the data.", min=0)] = 0,
     tol: Annotated[float, typer.Option(help="Relative duality gap to reach.")] = 1e-8,
     solver: Annotated[str, typer.Option(help=f"One of: {', '.join(SOLVERS)}.")] = "fast",
+    threads: options.Threads = None, quiet: options.Quiet = False,
 ) -> None:
     """Solve, certify and plot the paper's data: sixty users of three kinds, ten samples each.
 
@@ -56,8 +58,11 @@ def demo(
     console.print(f"Certified gap  {solution.gap:.1e} (relative), in {solution.seconds:.2f} s")
     console.print(solution.status.value)
     figure = out / "separators.png"
-    separators(solution, alone=alone).savefig(figure)
-    console.print(f"Figure         {figure}", soft_wrap=True)
+    try:
+        separators(solution, alone=alone).savefig(figure)
+        console.print(f"Figure         {figure}", soft_wrap=True)
+    except MissingExtra as missing:
+        console.print(f"Figure         none. {missing}", soft_wrap=True, markup=False, highlight=False)
     if page is not None:
         console.print(f"Report         {page}", soft_wrap=True)
     if interrupted:

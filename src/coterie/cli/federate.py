@@ -21,12 +21,15 @@ from coterie.cli.options import (
     LossName,
     MaxGroups,
     Overwrite,
+    Quiet,
     Ridge,
     Separator,
     Target,
     TaskName,
+    Threads,
     Tol,
 )
+from coterie.data.files import is_input
 from coterie.data.users import Users
 from coterie.errors import Interrupted, InvalidInput
 from coterie.federated import ALGORITHMS, sources
@@ -55,7 +58,7 @@ command = typer.Typer(cls=_Federate, invoke_without_command=True, no_args_is_hel
 app.add_typer(command, name="federate")
 RUNTIMES = ("local", "flower-sim", "flower")
 
-_Source = Annotated[Path | None, typer.Argument(help="A CSV or Parquet file with one row per sample.",
+_Source = Annotated[Path | None, typer.Argument(help="A file with one row per sample, as for `coterie fit`.",
                                                  metavar="[TABLE]")]
 _User = Annotated[str, typer.Option(help="Column with the owner of each row.")]
 _Standardize = Annotated[bool | None, typer.Option(
@@ -106,11 +109,11 @@ def run(
     max_rounds: _MaxRounds = 0, patience: _Patience = 0, seed: _Seed = 0, epsilon: _Epsilon = CONFIG["epsilon"],
     delta: _Delta = CONFIG["delta"], clip: _Clip = "", unit: _Unit = CONFIG["unit"], runtime: _Runtime = "local",
     local_cluster: _Cluster = 5, round_timeout: _RoundTimeout = CONFIG["round-timeout"], timeout: _Timeout = 3600.0,
-    out: _Out = Path("run"), overwrite: Overwrite = False,
+    out: _Out = Path("run"), overwrite: Overwrite = False, threads: Threads = None, quiet: Quiet = False,
 ) -> None:
     """A federation: every user answers from its own data, and the result is certified.
 
-    TABLE is a CSV or Parquet file with one row per sample; it means the same task, encoding, scaling and intercept as
+    TABLE is a file with one row per sample; it means the same task, encoding, scaling and intercept as
     for `coterie fit`. Unless --lam is a number, groups, lam and models are chosen as by `coterie fit`, and the folder
     has the same files. With a number, the convex problem of the paper is solved at this lam, by the algorithm named.
 
@@ -127,6 +130,8 @@ def run(
         return
     if runtime not in RUNTIMES:
         raise InvalidInput(f"unknown runtime {runtime!r}", remedy=f"Choose one of: {', '.join(RUNTIMES)}")
+    if table is not None:
+        check_shared(table, runtime)
     config = complete({
         **{key: value for key, value in options.items() if key in CONFIG}, **_source(table, user, dataset, seed),
         "out": str(out.resolve()), "wait": min(timeout, 600.0),
@@ -178,6 +183,12 @@ def write_app(out: Annotated[Path, typer.Option(help="Folder for the app.")] = P
                   soft_wrap=True)
 
 
+def check_shared(table: Path, runtime: str) -> None:
+    """Refuse a table that the nodes of a runtime cannot read."""
+    if is_input(table) and runtime != "local":
+        raise InvalidInput("Nodes on Flower cannot read standard input", remedy="Save the table in a file")
+
+
 def _check_folder(out: Path, overwrite: bool) -> None:
     """Refuse a folder that is in use; a finished run is removed only if `overwrite`, an unfinished one is continued."""
     check_free(out, overwrite=overwrite)
@@ -196,7 +207,7 @@ def _source(table: Path | None, user: str, dataset: str, seed: int) -> dict[str,
                            remedy="Give TABLE --user COLUMN, or --dataset ellipses")
     if not user:
         raise InvalidInput("the column that names the owner of a row is not given", remedy="Give --user COLUMN")
-    return {"data": "csv", "path": str(table.resolve())}
+    return {"data": "csv", "path": str(table) if is_input(table) else str(table.resolve())}
 
 
 def _in_process(source: Users | sources.Table, config: dict[str, Any], out: Path) -> list[dict[str, Any]]:

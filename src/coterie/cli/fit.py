@@ -34,15 +34,17 @@ def run_fit(data: options.Table, user: options.User = "", target: options.Target
             tol: options.Tol = _DEFAULTS.tol, holdout: options.Holdout = _DEFAULTS.holdout,
             standardize: options.Standardize = _DEFAULTS.standardize, seed: options.Seed = _DEFAULTS.seed,
             out: options.Out = Path("run"), resume: options.Resume = False, overwrite: options.Overwrite = False,
-            as_json: options.Json = False) -> None:
+            threads: options.Threads = None, quiet: options.Quiet = False, as_json: options.Json = False) -> None:
     """Find groups and models from a table: who belongs together, a model for everyone, a certificate, and a report.
 
-    DATA is a CSV or Parquet file with one row per sample.
+    DATA is a file with one row per sample: CSV, Parquet, Excel or JSON lines, also compressed; - is standard input.
     Writes run.json, models.csv and .parquet, clusters.csv, path.csv and .parquet, and report.html into the folder.
 
     Example: coterie fit data.csv --user subject --target y
 
     Example: coterie fit points.csv --drop id --out clusters
+
+    Example: zcat data.csv.gz | coterie fit - --user subject --target y
     """
     settings = Settings(loss=loss, lam=options.parse_lam(lam), weights=weights, count=cast(Any, count), ridge=ridge,
                         n_lams=n_lams, max_groups=max_groups or None, tol=tol, holdout=holdout,
@@ -90,7 +92,7 @@ def show(fitted: Fit, out: Path) -> None:
 def progress_bars(silent: bool) -> Iterator[FitProgress | None]:
     """A line for each thing that is being done. Ctrl-C ends the command with the way to continue."""
     try:
-        if silent or not console.is_terminal:
+        if silent or console.quiet or not console.is_terminal:
             yield None
             return
         with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"),

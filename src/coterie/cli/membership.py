@@ -11,9 +11,9 @@ import typer
 
 from coterie import runs
 from coterie.cli.base import console
-from coterie.cli.federate import RUNTIMES, _Cluster, _Timeout, command
+from coterie.cli.federate import RUNTIMES, _Cluster, _Timeout, check_shared, command
 from coterie.cli.options import Overwrite, Separator
-from coterie.data.io import read_table
+from coterie.data.io import read_table, row_place
 from coterie.errors import InvalidInput
 from coterie.federated import sources
 from coterie.federated.config import complete
@@ -51,9 +51,11 @@ def join(
         raise InvalidInput(f"{folder} is no run of a table with a column of users", remedy="Use Fit.personalize")
     if runtime not in RUNTIMES:
         raise InvalidInput(f"unknown runtime {runtime!r}", remedy=f"Choose one of: {', '.join(RUNTIMES)}")
+    check_shared(table, runtime)
     if runtime == "local":
         frame = read_table(table, separator or None)
-        source = sources.Table(frame=frame, user=run.recipe.user, target=run.recipe.target)
+        source = sources.Table(frame=frame, user=run.recipe.user, target=run.recipe.target,
+                               place=row_place(table, separator or None))
         newcomers = join_run(LocalNodes([source]), run, wait=0.0)
         if models_dir is not None:
             keep_models(models_dir, agreement_of(run), newcomers.models.items())

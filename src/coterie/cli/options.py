@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from coterie.cli.base import be_quiet, limit_threads
 from coterie.data.encoding import TASKS
 from coterie.data.validation import split_names as split_names
 from coterie.errors import InvalidInput
@@ -14,7 +15,8 @@ from coterie.fitting.units import FITTING
 from coterie.graph.weights import KINDS
 
 _LOSSES = ", ".join(dict.fromkeys(name for names in FITTING.values() for name in names))
-Table = Annotated[Path, typer.Argument(help="A CSV or Parquet file with one row per sample.")]
+Table = Annotated[Path, typer.Argument(help="A file with one row per sample (CSV, Parquet, Excel or JSON lines, also "
+                                            "compressed); - is standard input.")]
 Separator = Annotated[str, typer.Option(help="Separator of a CSV file; detected if omitted.")]
 User = Annotated[str, typer.Option(help="Column with the owner of each row; if omitted, every row is a separate user.")]
 Target = Annotated[str, typer.Option(help="Column to predict; if omitted, users are clustered.")]
@@ -37,6 +39,9 @@ Out = Annotated[Path, typer.Option(help="Folder for the results; created if need
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in the folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a finished run in the folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.", callback=be_quiet)]
+Threads = Annotated[int | None, typer.Option(help="Largest number of threads; default: one per core.", min=1,
+                                             callback=limit_threads)]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run of `coterie fit`.")]
 
 

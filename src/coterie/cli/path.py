@@ -27,7 +27,8 @@ def run_path(
     weights: options.Weights = _DEFAULTS.weights, ridge: options.Ridge = _DEFAULTS.ridge,
     n_lams: options.Lams = _DEFAULTS.n_lams, tol: options.Tol = _DEFAULTS.tol,
     standardize: options.Standardize = _DEFAULTS.standardize, out: options.Out = Path("run"),
-    resume: options.Resume = False, overwrite: options.Overwrite = False, as_json: options.Json = False,
+    resume: options.Resume = False, overwrite: options.Overwrite = False, threads: options.Threads = None,
+    quiet: options.Quiet = False, as_json: options.Json = False,
 ) -> None:
     """Show the complete path over lam, from one model per user to one model for all.
 

@@ -11,6 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from coterie.cli import options
 from coterie.cli.base import app, console
 from coterie.experiments import paper_figures
 from coterie.experiments.paper import ReproductionSettings
@@ -27,6 +28,7 @@ def reproduce(
         "reproduction"),
     quick: Annotated[bool, typer.Option(help="Fewer seeds, lambdas and rounds: within two minutes.")] = False,
     seeds: Annotated[int, typer.Option(help="Seeds to average over; 0 takes 10, or 3 with --quick.", min=0)] = 0,
+    threads: options.Threads = None, quiet: options.Quiet = False,
 ) -> None:
     """Reproduce every figure and claim of the paper and compare them with it.
 

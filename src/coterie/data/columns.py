@@ -13,7 +13,7 @@ import numpy as np
 from coterie._typing import Array, Ints
 from coterie.data.frames import Cells
 from coterie.data.validation import show
-from coterie.errors import CoterieWarning, InvalidInput
+from coterie.errors import ROW, CoterieWarning, InvalidInput
 
 LARGEST, DAY = 1e150, 86_400_000_000
 OTHER = "(other)"
@@ -74,7 +74,7 @@ class Column:
         if not fits:
             raise InvalidInput(f"The column must hold {HOLDS[self.kind]}, as in the table learned from, it holds "
                                f"{HOLDS[cells.kind]}{first_text(cells)}", where=f"column {self.name!r}",
-                               remedy=AS_LEARNED)
+                               remedy=AS_LEARNED, row=first_text_row(cells))
         values = in_days(self.kind, cells.values, self.origin)
         check_size(values, self.name)
         encoded[:, 0] = np.where(cells.missing, self.fill, values)
@@ -130,12 +130,19 @@ def check_size(values: Array, name: str) -> None:
     large = np.flatnonzero(~(np.abs(values) <= LARGEST))
     if large.size:
         raise InvalidInput(f"A number must be finite and at most {LARGEST:g}, got {values[large[0]]:g}",
-                           where=f"column {name!r}, row {large[0]}", remedy="Correct it, or leave the cell empty")
+                           where=f"column {name!r}, {ROW}", remedy="Correct it, or leave the cell empty",
+                           row=int(large[0]))
 
 
 def first_text(cells: Cells) -> str:
-    """The first text that is no number, and its row, in brackets."""
-    if cells.kind != "text":
-        return ""
-    code = next((i for i, level in enumerate(cells.levels) if not LOCAL.fullmatch(level)), 0)
-    return f" ({show(cells.levels[code])} in row {np.argmax((cells.values == code) & ~cells.missing)})"
+    """A text that is no number, and `ROW` for its row, in brackets."""
+    return f" ({show(cells.levels[_no_number(cells)])} in {ROW})" if cells.kind == "text" else ""
+
+
+def first_text_row(cells: Cells) -> int | None:
+    """The first row with the text that `first_text` shows."""
+    return int(np.argmax((cells.values == _no_number(cells)) & ~cells.missing)) if cells.kind == "text" else None
+
+
+def _no_number(cells: Cells) -> int:
+    return next((i for i, level in enumerate(cells.levels) if not LOCAL.fullmatch(level)), 0)

@@ -27,6 +27,7 @@ def check_summary(summary: TableSummary) -> None:
         _need(name is None or is_text(name), "the name of a column is no text")
     _need(is_count(summary.rows) and is_count(summary.users) and summary.users <= summary.rows,
           "it has fewer rows than users, or no number of them")
+    _need(is_count(summary.unnamed), "it has no number of rows without a user")
     _need(len(summary.columns) <= MOST_COLUMNS, f"it has more than {MOST_COLUMNS:,} columns")
     names = [column.name for column in summary.columns]
     _need(all(map(is_text, names)) and len(set(names)) == len(names), "a column has no name, or that of another one")

@@ -1,7 +1,8 @@
 """From any table to numbers: a recipe is learned from a table and turns it, and other tables, into Users.
 
-**Files.** CSV (any of , ; tab | between cells; UTF-8, UTF-16 or Windows-1252; plain, gzip or zstd) or Parquet, known
-by their content. Cells "", NA, N/A, NaN, null, ?, -, #N/A and <NA> are missing. The file is only ever read.
+**Files.** CSV (any of , ; tab | between cells; UTF-8, UTF-16 or Windows-1252), Parquet, JSON lines or Excel, also with
+gzip, bzip2, xz or zstd; known by their content. Cells "", NA, N/A, NaN, null, ?, -, #N/A and <NA> are missing. The file
+is only ever read.
 
 **Columns.** What a column becomes is decided by its values, in this order:
 
@@ -18,10 +19,11 @@ Where more than 1 % of a column is missing, one more column marks the rows. Drop
 features: a column that counts at least 10 rows (from 0 or 1, top to bottom), one called id, index or row whose integers
 all differ, and one without a name (such as pandas and R write first) whose integers or texts all differ.
 
-**Target.** Rows without target are left out, with a note, and refused if they are more than half. Unless the task is
-given: texts and truth values are classes; so are two different numbers, and integers 0..K-1 or 1..K with K <= 10 and at
-least 2 K rows; other integers from 0 whose mean is at least their median are counts; other numbers are a regression.
-There are at most 50 classes, and texts have at least twice as many rows as classes. Without target users are clustered.
+**User and target.** Rows without user or without target are left out, with a note; the table is refused if they are
+more than half. Unless the task is given: texts and truth values are classes; so are two different numbers, and integers
+0..K-1 or 1..K with K <= 10 and at least 2 K rows; other integers from 0 whose mean is at least their median are counts;
+other numbers are a regression. There are at most 50 classes, and texts have at least twice as many rows as classes.
+Without target users are clustered.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from coterie.data.summary import TableSummary, summarise, target_cells
 from coterie.data.summary import Task as Task
 from coterie.data.users import Users
 from coterie.data.validation import check_unique, show, suggest
-from coterie.errors import InvalidInput
+from coterie.errors import ROW, InvalidInput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +136,12 @@ class Recipe:
         >>> Recipe.from_summary(merge([summarise(frame, user="who", target="y") for frame in frames])).task
         'classification'
         """
-        user, notes = summary.user, list[str]()
+        user, notes, everything = summary.user, list[str](), summary.rows + summary.unnamed
+        if summary.unnamed > everything / 2:
+            raise InvalidInput(f"The user is missing in {summary.unnamed} of {everything} rows",
+                               where=f"column {user!r}", remedy="Fill it in, or name another column: --user")
+        if summary.unnamed:
+            notes.append(f"{summary.unnamed} of {everything} rows have no user ({user!r}) and are ignored.")
         if summary.rows < 2:
             raise InvalidInput(f"At least two rows are needed, got {summary.rows}",
                                remedy="Give a table with more rows")
@@ -172,7 +179,7 @@ class Recipe:
 
         Returns
         -------
-        (n_rows, n_encoded) numbers, and a list of n_rows names.
+        (n_rows, n_encoded) numbers, and a list of n_rows names; None for rows without a user.
 
         Raises
         ------
@@ -198,7 +205,8 @@ class Recipe:
         Parameters
         ----------
         frame : a polars frame with the columns learned from.
-        targets : whether targets are encoded as well, as class numbers or numbers; rows without one are left out.
+        targets : whether targets are encoded as well, as class numbers or numbers; rows without one are left out, as
+            are rows without a user.
 
         Raises
         ------
@@ -206,22 +214,26 @@ class Recipe:
         """
         frame = as_frame(frame)
         X, names = self.matrix(frame)
-        if not targets or self.target is None:
-            return Users.from_arrays(X, None, names, feature_names=self.feature_names)
-        if self.target not in frame.columns:
-            raise InvalidInput(f"There is no column {show(self.target)}", remedy=suggest(self.target, frame.columns))
-        y, kept = self._targets(frame[self.target])
+        kept, y = np.array([name is not None for name in names], dtype=bool), None
         if not kept.any():
-            raise InvalidInput("The target is missing in all rows", where=f"column {self.target!r}",
-                               remedy="Give targets, or encode without them")
+            raise InvalidInput("The user is missing in all rows", where=f"column {self.user!r}",
+                               remedy="Name the owner of each row")
+        if targets and self.target is not None:
+            y, answered = self._answers(frame, kept)
+            if not (kept & answered).any():
+                raise InvalidInput("The target is missing in all rows", where=f"column {self.target!r}",
+                                   remedy="Give targets, or encode without them")
+            kept &= answered
         if not kept.all():
             rows = np.flatnonzero(kept)
-            X, y, names = X[rows], y[rows], [names[row] for row in rows]
+            X, y, names = X[rows], None if y is None else y[rows], [names[row] for row in rows]
         return Users.from_arrays(X, y, names, feature_names=self.feature_names)
 
-    def _targets(self, series: Any) -> tuple[Array, Flags]:
-        """Targets as numbers, and which rows have one."""
-        target = str(self.target)
+    def _answers(self, frame: Any, owned: Flags) -> tuple[Array, Flags]:
+        """Targets as numbers, and which rows have one; new classes are refused in rows that have a user."""
+        if self.target not in frame.columns:
+            raise InvalidInput(f"There is no column {show(self.target)}", remedy=suggest(self.target, frame.columns))
+        series, target = frame[self.target], str(self.target)
         if self.task != "classification":
             cells = target_cells(series, target, self.task)
             return cells.values.astype(np.float64), ~cells.missing
@@ -231,10 +243,11 @@ class Recipe:
         texts, codes = as_texts(cells)
         known = positions(self.classes, cells)
         numbers = np.array([known.get(text, -1) for text in texts])[codes]
-        new = np.flatnonzero((numbers < 0) & ~cells.missing)
+        new = np.flatnonzero((numbers < 0) & ~cells.missing & owned)
         if new.size:
             raise InvalidInput(f"The class {show(texts[codes[new[0]]])} is not among those learned",
-                               where=f"column {target!r}, row {new[0]}", remedy=f"There are: {show(*self.classes)}")
+                               where=f"column {target!r}, {ROW}", remedy=f"There are: {show(*self.classes)}",
+                               row=int(new[0]))
         return np.where(cells.missing, 0, numbers).astype(np.float64), ~cells.missing
 
     def to_json(self) -> dict[str, Any]:

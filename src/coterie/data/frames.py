@@ -6,7 +6,9 @@ polars is the extra `tables`; it is imported when it is needed, and no other mod
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +16,72 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie._typing import Array, Flags, Ints
+from coterie.data.files import is_input
 from coterie.data.validation import check_unique, show
-from coterie.errors import InvalidInput, MissingExtra
+from coterie.errors import ROW, InvalidInput, MissingExtra
 from coterie.storage import write_atomically
 
 
-def read_parquet(path: str | PathLike[str]) -> Any:
-    """One Parquet file as a polars frame; a column of lists of d numbers becomes d columns."""
-    return _unfolded(_read(path, lambda pl: pl.read_parquet(path, glob=False)))
+def read_parquet(path: str | PathLike[str], raw: bytes | None = None) -> Any:
+    """One Parquet file, or its bytes, as a polars frame; a column of lists of d numbers becomes d columns."""
+    if raw is None:
+        check_readable(path)
+    return _unfolded(_read(path, lambda pl: pl.read_parquet(path, glob=False) if raw is None else
+                           pl.read_parquet(io.BytesIO(raw))))
+
+
+def read_excel(path: str, raw: bytes) -> Any:
+    """The first sheet of an Excel file as a polars frame, with its blank rows."""
+    engines = {"fastexcel": "calamine", "openpyxl": "openpyxl"}
+    engine = next((engine for library, engine in engines.items() if find_spec(library) is not None), None)
+    if engine is None:
+        raise MissingExtra("fastexcel", "excel", "Reading Excel files")
+
+    def read(pl: Any) -> Any:
+        try:
+            return pl.read_excel(io.BytesIO(raw), engine=engine, infer_schema_length=None, drop_empty_rows=False)
+        except Exception as error:  # each engine has its own
+            raise ValueError(str(error) or type(error).__name__) from error
+
+    return _read(path, read)
+
+
+def filled_rows(frame: Any) -> list[int]:
+    """The rows in which some cell has a value."""
+    import polars as pl
+
+    return list(frame.select(pl.any_horizontal(pl.all().is_not_null()).arg_true()).to_series().to_list())
+
+
+def read_json_lines(path: str, content: Callable[[], list[tuple[int, bytes]]]) -> Any:
+    """JSON objects as a polars frame: from the lines of a file that are not blank, with their numbers."""
+    def read(pl: Any) -> Any:
+        lines = content()
+        if not lines:
+            raise InvalidInput("The file is empty", where=path, remedy="Check that it was written completely")
+        try:
+            frame = pl.read_ndjson(b"\n".join(line for _, line in lines), infer_schema_length=None)
+        except pl.exceptions.PolarsError:
+            _check_objects(path, lines)
+            raise
+        if len(frame) != len(lines):
+            _check_objects(path, lines)
+            raise InvalidInput(f"{len(lines)} lines are read as {len(frame)} rows", where=path,
+                               remedy="Save the table as Parquet")
+        return frame
+
+    return _unfolded(_read(path, read))
+
+
+def _check_objects(path: str, lines: Iterable[tuple[int, bytes]]) -> None:
+    """Refuse the first line that is no JSON object."""
+    for number, line in lines:
+        try:
+            if not isinstance(json.loads(line), dict):
+                raise ValueError("it is something else")
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(f"Every line must be a JSON object: {error}", where=f"line {number} of {path}",
+                               remedy='Write one object per line, such as {"shop": "A", "price": 1.5}') from error
 
 
 def _unfolded(frame: Any) -> Any:
@@ -51,25 +111,35 @@ def uneven_list(column: Any) -> int | None:
     return int(wrong.arg_max()) if wrong.any() else None if lengths[0] else 0
 
 
-def check_lists(column: Any, path: str) -> None:
+def check_lists(column: Any) -> None:
     """Raise InvalidInput unless the column holds lists of numbers, all of one length."""
     row = uneven_list(column)
     if row is not None:
         first, other = (show(column[k].to_list() if hasattr(column[k], "to_list") else column[k]) for k in (0, row))
         raise InvalidInput(f"Embeddings must be lists of numbers, all of one length, got {column.dtype}: "
-                           f"{first} in row 0" + (f" and {other}" if row else ""),
-                           where=f"{path}, row {row}, column {column.name!r}",
+                           f"{first} in the first row" + (f" and {other}" if row else ""),
+                           where=f"{ROW}, column {column.name!r}", row=row,
                            remedy="Correct or remove the row, or give the numbers one column each")
 
 
-def _read(path: str | PathLike[str], reader: Callable[[Any], Any]) -> Any:
+def check_readable(path: str | PathLike[str]) -> None:
+    """Raise MissingExtra without polars, and InvalidInput for a path at which there is no file."""
+    _polars()
+    if not is_input(path) and not Path(path).is_file():
+        raise InvalidInput(f"There is {'a directory, not a' if Path(path).is_dir() else 'no'} file at this path",
+                           where=str(path), remedy="Check the path")
+
+
+def _polars() -> Any:
     try:
         import polars
     except ImportError as error:
-        raise MissingExtra("polars", "tables", "Reading CSV and Parquet files") from error
-    if not Path(path).is_file():
-        raise InvalidInput(f"There is {'a directory, not a' if Path(path).is_dir() else 'no'} file at this path",
-                           where=str(path), remedy="Check the path")
+        raise MissingExtra("polars", "tables", "Reading tables from files") from error
+    return polars
+
+
+def _read(path: str | PathLike[str], reader: Callable[[Any], Any]) -> Any:
+    polars = _polars()
     try:
         frame = reader(polars)
     except InvalidInput:
@@ -122,14 +192,21 @@ def distinct(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
     return unique
 
 
-def write_parquet(columns: dict[str, list[Any]], path: str | PathLike[str]) -> None:
-    """Columns as a Parquet file, written atomically."""
+def beside(frame: Any, columns: dict[str, list[Any]]) -> Any:
+    """The frame with more columns."""
+    return frame.hstack(to_frame(columns).get_columns())
+
+
+def write_parquet(columns: Any, path: str | PathLike[str]) -> None:
+    """Columns, or a frame, as a Parquet file, written atomically."""
     try:
         import polars
     except ImportError as error:
         raise MissingExtra("polars", "tables", "Writing Parquet files") from error
+    if isinstance(columns, dict):
+        columns = polars.DataFrame({name: _of_one_type(values) for name, values in columns.items()})
     stream = io.BytesIO()
-    polars.DataFrame({name: _of_one_type(values) for name, values in columns.items()}).write_parquet(stream)
+    columns.write_parquet(stream)
     write_atomically(path, stream.getvalue())
 
 
@@ -285,7 +362,10 @@ def as_frame(frame: Any) -> Any:
 
 
 def row_names(column: Any) -> list[Any]:
-    """The names in a user column: texts, integers, truth values, dates; fractions lose their last digits and zeros."""
+    """The names in a user column: texts, integers, truth values, dates; None where there is none.
+
+    Fractions are refused: they lose their last digits and zeros.
+    """
     import polars as pl
 
     dtype, where = column.dtype, f"column {column.name!r}"
@@ -296,12 +376,11 @@ def row_names(column: Any) -> list[Any]:
     elif not (dtype.is_integer() or dtype in (pl.String, pl.Boolean, pl.Date, pl.Datetime, pl.Null)):
         raise InvalidInput(f"User names must be texts, integers or dates, got {dtype}", where=where,
                            remedy="Name another column as the user")
-    gone = column.is_null() | (column == "") if column.dtype == pl.String else column.is_null()
-    if gone.any():
-        raise InvalidInput("A user name is missing", where=f"row {gone.arg_max()}, {where}",
-                           remedy="Fill it in or delete the row")
-    wrong = (column != column.floor()) | (column.abs() >= 2**53) if dtype.is_float() else gone
-    if wrong.any():
+    if column.dtype == pl.String:
+        column = column.set(column == "", None)
+    wrong = (column != column.floor()) | (column.abs() >= 2**53) if dtype.is_float() else None
+    if wrong is not None and wrong.any():
         raise InvalidInput(f"User names must be texts, integers or dates, got {column[wrong.arg_max()]!r}",
-                           where=f"row {wrong.arg_max()}, {where}", remedy="Write the names as texts, such as s1.10")
+                           where=f"{ROW}, {where}", remedy="Write the names as texts, such as s1.10",
+                           row=int(wrong.arg_max()))
     return list(column.to_list())

@@ -1,4 +1,4 @@
-"""Table files as they come: Parquet, or CSV of any encoding, separator and line end with every cell in its own column.
+"""Table files as they come: CSV of any encoding, separator and line end, Parquet, JSON lines or Excel, packed or not.
 
 The text of a CSV file is checked as bytes before a parser sees it: every record has as many fields as the header and
 quotes enclose complete fields, so there is one way to read it. Blank lines are skipped. Messages count the lines of
@@ -8,40 +8,51 @@ the file from 1.
 from __future__ import annotations
 
 import csv
-import gzip
-import hashlib
 import io
+import json
 import warnings
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from coterie._typing import Flags, Ints
-from coterie.data.frames import read_parquet, read_texts
+from coterie.data.files import fingerprint as fingerprint
+from coterie.data.files import is_input, is_packed, kind_of_name, read_bytes, start_of, unpack
+from coterie.data.frames import (
+    check_readable,
+    filled_rows,
+    read_excel,
+    read_json_lines,
+    read_parquet,
+    read_texts,
+)
 from coterie.data.validation import check_unique, show
-from coterie.errors import CoterieWarning, InvalidInput, MissingExtra
+from coterie.errors import CoterieWarning, InvalidInput
 
 SEPARATORS = ",;\t|"
+EXCEL = (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods")
+JSON_LINES = (".jsonl", ".ndjson")
 COMPLETE = "Check that it was written completely"
 SAVE = "Save it as UTF-8 CSV or as Parquet"
 
 
 def read_table(path: str | PathLike[str], separator: str | None = None) -> Any:
-    """A CSV or Parquet file as a polars frame, one row per sample.
+    """A file as a polars frame, one row per sample.
+
+    It is CSV, Parquet, JSON lines (one object per line) or Excel (the first sheet), and may be packed with gzip, bzip2,
+    xz or zstd. Which of them it is, is recognised by its content.
 
     Parameters
     ----------
-    path : the file; Parquet and packed files are recognised by their content.
+    path : the file; "-" is standard input.
     separator : between the cells of a CSV file; detected if omitted.
 
     Raises
     ------
     InvalidInput : no file, no table, or one that can be read in more than one way; with the line.
-    MissingExtra : polars, or for files packed with zstd zstandard, is not installed.
+    MissingExtra : polars is not installed, or what it needs for this kind of file.
 
     Example
     -------
@@ -51,40 +62,103 @@ def read_table(path: str | PathLike[str], separator: str | None = None) -> Any:
     >>> read_table(path)["price"].to_list()
     [1.5, 2.25]
     """
-    start = b""
-    if Path(path).is_file():
-        try:
-            with Path(path).open("rb") as file:
-                start = file.read(4)
-        except OSError as error:
-            raise InvalidInput(f"The file cannot be opened: {error.strerror}", where=str(path),
-                               remedy="Check who may read it") from error
-    parquet = start == b"PAR1" or Path(path).suffix.lower() in (".parquet", ".pq")
-    return read_parquet(path) if parquet else read_texts(
-        path, lambda: _content(str(path), Path(path).read_bytes(), separator))
+    kind, raw = _opened(path)
+    if kind == "parquet":
+        return read_parquet(path, raw)
+    name, content = shown(path), raw or b""
+    if kind == "excel":
+        frame = read_excel(name, content)
+        return frame[filled_rows(frame)]
+    if kind == "json":
+        return read_json_lines(name, lambda: _filled_lines(decode(name, content)))
+    return read_texts(name, lambda: _content(name, content, separator))
 
 
-def fingerprint(path: str | PathLike[str]) -> str:
-    """SHA-256 of the file's bytes."""
+def row_place(path: str | PathLike[str], separator: str | None = None) -> Callable[[int], str]:
+    """Where a row of `read_table` is in its file, in words: "line 17 of shops.csv"; the file is read when asked.
+
+    Files without lines have rows from 1, in Excel those under the header.
+
+    Parameters
+    ----------
+    path, separator : as for `read_table`.
+
+    Returns
+    -------
+    A function of the number of a row, from 0, for `coterie.errors.located`.
+
+    Example
+    -------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "shops.csv")
+    >>> _ = path.write_text("shop,price\\nA,1\\n\\nB,2\\n")
+    >>> row_place(path)(1).split(" of ")[0]
+    'line 4'
+    """
+    def place(row: int) -> str:
+        kind, raw = _opened(path)
+        name, content = shown(path), raw or b""
+        if kind == "parquet":
+            return f"row {row + 1} of {name}"
+        if kind == "excel":
+            return f"row {filled_rows(read_excel(name, content))[row] + 1} under the header of {name}"
+        with warnings.catch_warnings():  # they were shown when the file was read
+            warnings.simplefilter("ignore", CoterieWarning)
+            data = decode(name, content)
+        if kind == "json":
+            return f"line {_filled_lines(data)[row][0]} of {name}"
+        skipped = _named_separator(data)[1]
+        starts = _record_starts(data[skipped:] + b"\n")
+        return f"line {_line(data, skipped + int(starts[row + 1]))} of {name}"
+
+    return place
+
+
+def shown(path: str | PathLike[str]) -> str:
+    """The name of a file in messages."""
+    return "standard input" if is_input(path) else str(path)
+
+
+def _opened(path: str | PathLike[str]) -> tuple[str, bytes | None]:
+    """What kind of table a file is, and its bytes, unpacked; None where polars reads the file itself."""
+    check_readable(path)
+    start, name = start_of(path), kind_of_name(path)
+    if not is_packed(start) and not is_input(path) and (start[:4] == b"PAR1" or name in (".parquet", ".pq")):
+        return "parquet", None
+    raw = unpack(path, read_bytes(path))
+    if raw[:4] == b"PAR1" or name in (".parquet", ".pq"):
+        return "parquet", raw
+    if raw[:4] == b"\xd0\xcf\x11\xe0" or (raw[:4] == b"PK\x03\x04" and (name in EXCEL or b"xl/workbook" in raw)):
+        return "excel", raw
+    return "json" if name in JSON_LINES or _is_object(raw) else "csv", raw
+
+
+def _is_object(raw: bytes) -> bool:
+    """Whether the first line is a JSON object, which no header of a CSV file is."""
+    first = raw[:1 << 20].lstrip().split(b"\n", 1)[0]
     try:
-        with Path(path).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError) as error:
-        raise InvalidInput("There is no file to read at this path", where=str(path), remedy="Check the path") from error
+        return first.startswith(b"{") and isinstance(json.loads(first), dict)
+    except ValueError:
+        return False
+
+
+def _filled_lines(data: bytes) -> list[tuple[int, bytes]]:
+    """The lines that are not blank, with their numbers from 1."""
+    return [(number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
 
 
 def _content(path: str, raw: bytes, separator: str | None) -> tuple[bytes, list[str], str, int]:
     """The records after the header without blank lines, the names of the columns, the separator, and their number."""
-    data, skipped = _decoded(path, raw), 0
-    if data[:4].lower() == b"sep=" and data[5:6] == b"\n":  # Excel's own first line
-        separator, data, skipped = separator or chr(data[4]), data[6:], 1
+    data = decode(path, raw)
+    named, skipped = _named_separator(data)
+    separator, data = named if separator is None else separator, data[skipped:]
     if not data or data.isspace():
         raise InvalidInput("The file is empty", where=path, remedy=COMPLETE)
     data += b"" if data.endswith(b"\n") else b"\n"
     separator = _sniff(path, data) if separator is None else separator
     if len(separator) != 1 or not separator.isascii() or separator in '"\r\n':
         raise InvalidInput(f"The separator must be one character, got {separator!r}", remedy="For example ';'")
-    n = _check_records(path, data, separator.encode(), skipped)
+    n = _check_records(path, data, separator.encode(), bool(skipped))
     data = _without_blank_lines(data)
     end = int(next(newlines for newlines in _outside(data, b"\n") if newlines.size)[0]) + 1
     try:
@@ -103,18 +177,16 @@ def _content(path: str, raw: bytes, separator: str | None) -> tuple[bytes, list[
     return data[end:], names, separator, n
 
 
-def _decoded(path: str, raw: bytes) -> bytes:
-    """The file's text in UTF-8 with newlines as line ends, without control characters."""
+def _named_separator(data: bytes) -> tuple[str | None, int]:
+    """The separator that Excel's own first line names, and the length of this line; None and 0 without one."""
+    return (chr(data[4]), 6) if data[:4].lower() == b"sep=" and data[5:6] == b"\n" else (None, 0)
+
+
+def decode(path: str, raw: bytes) -> bytes:
+    """A file's text in UTF-8 with newlines as line ends; control characters and files that are no text are refused."""
     if raw.startswith(b"PK\x03\x04"):
         raise InvalidInput("The file is a workbook or a ZIP archive, not a table", where=path,
                            remedy="Save it as CSV or unpack it")
-    if raw.startswith(b"\x28\xb5\x2f\xfd"):
-        raw = _unpack_zstd(path, raw)
-    try:
-        raw = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
-    except (EOFError, OSError, zlib.error) as error:
-        raise InvalidInput("The compressed file cannot be read: it is damaged or cut short", where=path,
-                           remedy="Copy or download it again") from error
     zero = np.frombuffer(raw[:4096].ljust(2, b"x"), np.uint8) == 0
     marked = "utf-8" if raw[:3] == b"\xef\xbb\xbf" else "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else \
         "utf-16-le" if zero[1::2].mean() > 0.3 and not zero[::2].any() else \
@@ -136,30 +208,11 @@ def _decoded(path: str, raw: bytes) -> bytes:
     if strange:
         what = "NUL byte" if strange[0] == 0 else f"control character {strange[:1]!r}"
         raise InvalidInput(f"The file has a {what}: it is possibly binary", remedy=SAVE,
-                           where=f"{path}, line {_line(raw, raw.index(strange[:1]))}")
+                           where=f"line {_line(raw, raw.index(strange[:1]))} of {path}")
     if encoding == "cp1252":
         warnings.warn(f"{path} is not UTF-8 and is read as Windows-1252 (Latin-1); check its accented letters.",
                       CoterieWarning, stacklevel=2)
     return raw
-
-
-def _unpack_zstd(path: str, raw: bytes) -> bytes:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise MissingExtra("zstandard", "tables", "Reading files packed with zstd") from error
-    parts = []
-    try:
-        while raw:  # a file may be several frames, one after the other
-            frame = zstandard.ZstdDecompressor().decompressobj()
-            parts.append(frame.decompress(raw))
-            if not frame.eof:
-                raise zstandard.ZstdError("it ends in the middle")
-            raw = frame.unused_data
-    except zstandard.ZstdError as error:
-        raise InvalidInput(f"The compressed file cannot be read: it is damaged or cut short ({error})", where=path,
-                           remedy="Copy or download it again") from error
-    return b"".join(parts)
 
 
 def _line(data: bytes, position: int) -> int:
@@ -202,6 +255,14 @@ def _widths(data: bytes, separator: bytes) -> Ints:
     return np.diff(np.flatnonzero(np.concatenate(kinds) == 10), prepend=-1)
 
 
+def _record_starts(data: bytes) -> Ints:
+    """Where each record starts, the header first."""
+    ends = np.concatenate([newlines[~_blank(data, newlines)] for newlines in _outside(data, b"\n")])
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    filled = np.flatnonzero(np.frombuffer(data, np.uint8) != 10)  # blank lines are before the record
+    return np.asarray(filled[np.searchsorted(filled, starts)])
+
+
 def _sniff(path: str, data: bytes) -> str:
     """The one separator with which all of the first records have as many fields as the header, two at least."""
     head = data[:1 << 16] if len(_widths(data[:1 << 16], b",")) > 1 else data
@@ -224,16 +285,14 @@ def _check_records(path: str, data: bytes, separator: bytes, skipped: int) -> in
              *closes[~np.isin(array[closes + 1], border)][:1], *opens[len(closes):]]
     if wrong:
         raise InvalidInput("A quote must open at the start of a field and close at its end",
-                           where=f"{path}, line {_line(data, int(min(wrong))) + skipped}",
+                           where=f"line {_line(data, int(min(wrong))) + skipped} of {path}",
                            remedy='Quote the field and double the quotes in it: "6"" pipe"')
     widths = _widths(data, separator)
     ragged = np.flatnonzero(widths != widths[0])
     if ragged.size:
-        ends = np.concatenate([newlines[~_blank(data, newlines)] for newlines in _outside(data, b"\n")])
-        start = int(ends[ragged[0] - 1]) + 1
-        start += len(data) - start - len(data[start:].lstrip(b"\n"))
+        start = int(_record_starts(data)[ragged[0]])
         raise InvalidInput(f"The header has {widths[0]} fields and this record {widths[ragged[0]]}, with the separator "
-                           f"{separator.decode()!r}", where=f"{path}, line {_line(data, start) + skipped}",
+                           f"{separator.decode()!r}", where=f"line {_line(data, start) + skipped} of {path}",
                            remedy="Correct the line, quote texts that hold the separator, or name it (--separator)")
     return len(widths) - 1
 

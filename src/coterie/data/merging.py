@@ -63,7 +63,7 @@ def merge(summaries: Sequence[TableSummary], min_count: int = 1, tables: Sequenc
     columns = tuple(replace(_merged([columns[name] for columns in by_name], tables),
                             order=_merged_order([columns[name].order for columns in ordered])) for name in names[0])
     merged = replace(first, rows=sum(s.rows for s in summaries), users=sum(s.users for s in summaries),
-                     answers=answers, columns=columns)
+                     answers=answers, columns=columns, unnamed=sum(s.unnamed for s in summaries))
     return merged if min_count <= 1 else _without_rare(merged, min_count)
 
 

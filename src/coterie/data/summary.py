@@ -20,10 +20,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from coterie._typing import Flags
-from coterie.data.columns import HOLDS, LARGEST, LOCAL, check_size, first_text, in_days
+from coterie.data.columns import HOLDS, LARGEST, LOCAL, check_size, first_text, first_text_row, in_days
 from coterie.data.frames import Cells, as_frame, read_cells, row_names
 from coterie.data.validation import check_unique, show, suggest
-from coterie.errors import InvalidInput
+from coterie.errors import ROW, InvalidInput
 
 Task = Literal["classification", "regression", "counts", "clustering"]
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -104,7 +104,7 @@ class RowOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnSummary:
-    """Facts about a column, from the rows that have a target.
+    """Facts about a column, from the rows that have a user and a target.
 
     Parameters
     ----------
@@ -142,9 +142,10 @@ class TableSummary:
     ----------
     user, target, task : as asked; task may be "auto".
     named : whether the features were named.
-    rows, users : how many.
+    rows, users : how many; rows without a user do not count.
     answers : facts about the target; None without one.
     columns : facts about the features.
+    unnamed : rows without a user.
     """
 
     user: str | None
@@ -155,6 +156,7 @@ class TableSummary:
     users: int
     answers: ColumnSummary | None
     columns: tuple[ColumnSummary, ...]
+    unnamed: int = 0
 
     @property
     def kept(self) -> int:
@@ -210,15 +212,16 @@ def summarise(frame: Any, *, user: str | None = None, target: str | None = None,
     frame = as_frame(frame)
     chosen = _chosen(list(frame.columns), user, target, features, drop)
     _check_task(task, target)
-    rows = len(frame)
-    users = rows if user is None else len(set(row_names(frame[user])))
-    kept, answers = np.ones(rows, dtype=bool), None
+    names: list[Any] = list(range(len(frame))) if user is None else row_names(frame[user])
+    owned, answers = np.array([name is not None for name in names], dtype=bool), None
+    kept, rows = owned, int(owned.sum())
     if target is not None:
         cells = target_cells(frame[target], target, task)
-        kept = ~cells.missing
-        answers = _answers(frame[target], cells, target, task, min_count)
-    return TableSummary(user=user, target=target, task=task, named=features is not None, rows=rows, users=users,
-                        answers=answers, columns=tuple(_column(frame[name], name, kept, min_count) for name in chosen))
+        kept = owned & ~cells.missing
+        answers = _answers(frame[target], cells, owned, task, min_count)
+    return TableSummary(user=user, target=target, task=task, named=features is not None, rows=rows,
+                        users=len(set(names) - {None}), answers=answers, unnamed=len(frame) - rows,
+                        columns=tuple(_column(frame[name], name, kept, min_count) for name in chosen))
 
 
 def _chosen(columns: list[str], user: str | None, target: str | None, features: Iterable[str] | str | None,
@@ -330,20 +333,20 @@ def target_cells(series: Any, name: str, task: str) -> Cells:
     if cells.kind in ("date", "duration", "other") or (cells.kind == "text" and task in ("regression", "counts")):
         raise InvalidInput(f"The target must hold numbers{' or classes' if task != 'regression' else ''}, it holds "
                            f"{HOLDS[cells.kind]}{first_text(cells)}", where=where,
-                           remedy="Name another column: --target")
+                           remedy="Name another column: --target", row=first_text_row(cells))
     if cells.kind == "number":
         check_size(np.where(cells.missing, 0.0, cells.values), name)
     if task == "counts":
         bad = np.flatnonzero(~cells.missing & ((cells.values < 0) | (cells.values != np.floor(cells.values))))
         if bad.size:
             raise InvalidInput(f"Counts are integers from 0, got {cells.values[bad[0]]:g}",
-                               where=f"{where}, row {bad[0]}", remedy="Use --task regression")
+                               where=f"{where}, {ROW}", remedy="Use --task regression", row=int(bad[0]))
     return cells
 
 
-def _answers(series: Any, cells: Cells, name: str, task: str, min_count: int) -> ColumnSummary:
+def _answers(series: Any, cells: Cells, owned: Flags, task: str, min_count: int) -> ColumnSummary:
     """Facts about the target; texts that are all numbers are both, until all nodes are known."""
-    kind, present, numbers = cells.kind, ~cells.missing, cells
+    kind, present, numbers = cells.kind, owned & ~cells.missing, cells
     if cells.kind == "text" and task == "auto":
         parsed = read_cells(series)
         if parsed.kind == "number" and (np.abs(parsed.values) <= LARGEST).all():
@@ -351,11 +354,12 @@ def _answers(series: Any, cells: Cells, name: str, task: str, min_count: int) ->
     if task in ("regression", "counts"):
         most = 1  # enough to see whether the target has one value only
     elif cells.kind == "number" and task == "auto":
-        most = MOST_VALUES if (cells.values == np.floor(cells.values)).all() else 2
+        values = cells.values[present]
+        most = MOST_VALUES if (values == np.floor(values)).all() else 2
     else:
         most = MOST_CLASSES
-    return ColumnSummary(name=name, kind=kind, written=cells.written, integer=cells.dtype == "int",
-                         rows=len(present), missing=int(cells.missing.sum()),
+    return ColumnSummary(name=series.name, kind=kind, written=cells.written, integer=cells.dtype == "int",
+                         rows=int(owned.sum()), missing=int((owned & cells.missing).sum()),
                          levels=_few(cells, present, most, min_count),
                          numbers=_numbers(numbers, present, median=True), order=RowOrder())
 

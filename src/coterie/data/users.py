@@ -20,7 +20,7 @@ from coterie.data.blocks import Block as Block
 from coterie.data.blocks import freeze as freeze
 from coterie.data.blocks import padded_blocks
 from coterie.data.frames import read_numbers, read_parquet
-from coterie.data.io import read_table
+from coterie.data.io import read_table, row_place
 from coterie.data.participants import Participants as Participants
 from coterie.data.splitting import choose_own_rows, choose_rows, offsets_of, part_sizes
 from coterie.data.validation import (
@@ -36,7 +36,7 @@ from coterie.data.validation import (
     show,
     suggest,
 )
-from coterie.errors import InvalidInput
+from coterie.errors import InvalidInput, located
 
 
 class Moments(NamedTuple):
@@ -301,7 +301,8 @@ class Users(Participants):
         """
         frame = read_table(path, separator)
         frame = read_numbers(frame, [name for name in frame.columns if name != user])
-        return cls.from_frame(frame, user=user, target=target, features=features)
+        with located(row_place(path, separator)):
+            return cls.from_frame(frame, user=user, target=target, features=features)
 
     @classmethod
     def from_parquet(cls, path: str | PathLike[str], *, user: str, target: str | None = None,
@@ -326,7 +327,9 @@ class Users(Participants):
         >>> Users.from_parquet(path, user="shop")
         Users(2 users, 2 samples, 1 features, no targets)
         """
-        return cls.from_frame(read_parquet(path), user=user, target=target, features=features)
+        frame = read_parquet(path)
+        with located(row_place(path)):
+            return cls.from_frame(frame, user=user, target=target, features=features)
 
     def split(self, *, test: float | None = None, validation: float = 0.0, train: float | None = None,
               stratify: bool = False, seed: int | np.random.Generator = 0) -> Split:

@@ -1,6 +1,7 @@
 """Checks of what a caller passes in: numbers, names, columns that exist.
 
-Messages count rows from 0, as in the caller's input (in a CSV file, without the header).
+Messages about arrays and frames count rows from 0, as Python does. Those about a file say the line of the file, or
+the row of a file without lines (`coterie.data.io.row_place`), both from 1.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie._typing import Array, Ints
-from coterie.errors import InvalidInput
+from coterie.errors import ROW, InvalidInput
 
 FILL = "Fill in or drop missing and infinite values first"
 ENCODE = "Encode it as numbers (coterie.fitting.prepare makes one-hot columns of a table's texts) or drop it"
@@ -31,8 +32,8 @@ class Rows(NamedTuple):
     codes: Ints
 
     def where(self, row: int, column: Any = None) -> str:
-        """The user, the row and the column of a cell, in words."""
-        cell = f"user {show(self.names[self.codes[row]])}, row {row}"
+        """The user, the row and the column of a cell, in words, with `ROW` for the row."""
+        cell = f"user {show(self.names[self.codes[row]])}, {ROW}"
         return cell if column is None else f"{cell}, column {column!r}"
 
 
@@ -52,10 +53,10 @@ def group(user: Any) -> Rows:
             codes.append(table.setdefault(value, len(table)))
     except TypeError as error:
         raise InvalidInput("A user name must be hashable, such as a string, a number or a tuple of them",
-                           where=f"row {len(codes)}") from error
+                           where=ROW, row=len(codes)) from error
     missing = next((code for name, code in table.items() if is_missing(name)), None)
     if missing is not None:
-        raise InvalidInput("A user name is missing", where=f"row {codes.index(missing)}", remedy="Fill it in")
+        raise InvalidInput("A user name is missing", where=ROW, remedy="Fill it in", row=codes.index(missing))
     names = [plain(name) for name in table]
     try:
         order = sorted(range(len(names)), key=names.__getitem__)
@@ -86,10 +87,10 @@ def as_numbers(values: Any, what: str, rows: Rows, column: Any, remedy: str) -> 
         every = array if array.dtype.kind == "O" else ()
         bad = next((i for i, v in enumerate(every) if not isinstance(v, (Real, Decimal, np.bool_))), None)
     if bad is not None and is_missing(array[bad]):
-        raise InvalidInput(f"{what} has a missing value", where=rows.where(bad, column), remedy=FILL)
+        raise InvalidInput(f"{what} has a missing value", where=rows.where(bad, column), remedy=FILL, row=bad)
     if bad is not None:
         raise InvalidInput(f"{what} must hold numbers, got {show(array[bad])} of dtype {dtype}",
-                           where=rows.where(bad, column), remedy=remedy)
+                           where=rows.where(bad, column), remedy=remedy, row=bad)
     try:
         numbers = array.astype(np.float64)
     except OverflowError as error:
@@ -104,7 +105,7 @@ def check_finite(values: Array, what: str, rows: Rows, columns: Sequence[Any] = 
     if not finite.all():
         row, column = divmod(int(np.argmin(finite)), len(columns))
         kind = "a missing value (NaN)" if np.isnan(values.flat[row * len(columns) + column]) else "an infinite value"
-        raise InvalidInput(f"{what} has {kind}", where=rows.where(row, columns[column]), remedy=FILL)
+        raise InvalidInput(f"{what} has {kind}", where=rows.where(row, columns[column]), remedy=FILL, row=row)
 
 
 def check_unique(values: Collection[Any], what: str) -> None:

@@ -29,7 +29,7 @@ from coterie.data.participants import Participants
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Moments, Users
 from coterie.data.validation import show
-from coterie.errors import Incompatible, InvalidInput
+from coterie.errors import Incompatible, InvalidInput, located
 from coterie.federated import plausible
 from coterie.federated.client import Data
 from coterie.federated.config import DataSettings
@@ -112,7 +112,11 @@ class Agreement:
             raise InvalidInput("this node has " + ("a table, and the federation agreed on prepared numbers" if
                                self.recipe is None else "prepared numbers, and the federation agreed on a table"),
                                remedy="Give all nodes the same kind of data")
-        users = source if isinstance(source, Users) else _recipe(self).encode(source.frame)
+        if isinstance(source, Users):
+            users = source
+        else:
+            with located(source.place):
+                users = _recipe(self).encode(source.frame)
         return replace(users, targets=0.5 * (users.targets + 1.0)) if self.signs and users.targets is not None \
             else users
 

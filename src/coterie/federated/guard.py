@@ -298,7 +298,8 @@ def row_digests(source: Users | Table) -> dict[Any, str]:
         hashes, owners = source.frame.hash_rows(seed=0).to_numpy(), row_names(source.frame[source.user])
         rows: dict[Any, list[int]] = {}
         for owner, number in zip(owners, hashes.tolist(), strict=True):
-            rows.setdefault(owner, []).append(number)
+            if owner is not None:
+                rows.setdefault(owner, []).append(number)
         parts = {name: [np.sort(np.array(own, dtype=np.uint64))] for name, own in rows.items()}
     return {name: hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()[:32]
             for name, arrays in parts.items()}

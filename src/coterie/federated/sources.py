@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from coterie import datasets
-from coterie.data.encoding import read_table
 from coterie.data.frames import as_frame, read_cells, row_names
+from coterie.data.io import read_table, row_place
 from coterie.data.summary import TableSummary, summarise, target_cells
 from coterie.data.users import Users
 from coterie.data.validation import split_names, suggest
-from coterie.errors import InvalidInput
+from coterie.errors import InvalidInput, located
 from coterie.losses import LOSSES, Loss
 
 Config = Mapping[str, Any]
@@ -40,6 +40,7 @@ class Table:
     features, drop : columns to learn from (all others unless named) and to leave out.
     task : "auto", or one of TASKS.
     min_count : levels with fewer rows are pooled before they leave the node.
+    place : where a row is in its file, in words, for messages; None where there is no file.
     """
 
     frame: Any
@@ -49,15 +50,16 @@ class Table:
     drop: tuple[str, ...] = ()
     task: str = "auto"
     min_count: int = 1
+    place: Callable[[int], str] | None = None
 
     @property
     def names(self) -> tuple[Any, ...]:
         """The users who have a row that counts: with a target, where there is one."""
-        owners = row_names(self.frame[self.user])
-        if self.target is None:
-            return in_order(owners)
-        missing = target_cells(self.frame[self.target], self.target, self.task).missing
-        return in_order(owner for owner, gone in zip(owners, missing, strict=True) if not gone)
+        with located(self.place):
+            owners = row_names(self.frame[self.user])
+            missing = np.zeros(len(owners), dtype=bool) if self.target is None else \
+                target_cells(self.frame[self.target], self.target, self.task).missing
+        return in_order(owner for owner, gone in zip(owners, missing, strict=True) if owner is not None and not gone)
 
     @property
     def n_columns(self) -> int:
@@ -68,8 +70,9 @@ class Table:
 
     def summary(self) -> TableSummary:
         """What the node tells of its table, for the recipe of all."""
-        return summarise(self.frame, user=self.user, target=self.target, features=self.features, drop=self.drop,
-                         task=self.task, min_count=self.min_count)
+        with located(self.place):
+            return summarise(self.frame, user=self.user, target=self.target, features=self.features, drop=self.drop,
+                             task=self.task, min_count=self.min_count)
 
     def number_columns(self) -> tuple[str, ...]:
         """The columns of numbers to learn from."""
@@ -82,7 +85,8 @@ class Table:
         """The rows of these users."""
         wanted = set(names)
         rows = [k for k, owner in enumerate(row_names(self.frame[self.user])) if owner in wanted]
-        return replace(self, frame=self.frame[rows])
+        place = self.place
+        return replace(self, frame=self.frame[rows], place=None if place is None else lambda k: place(rows[k]))
 
 
 def in_order(names: Iterable[Any]) -> tuple[Any, ...]:
@@ -95,12 +99,15 @@ def in_order(names: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def table(config: Config) -> Table:
-    """A CSV or Parquet file: `path`, `user` and `target` name the file and its columns."""
+    """A file: `path`, `user` and `target` name the file and its columns."""
     _need(config, "user")  # asked for before the file is read
     file = Path(_path(config))
     state = file.stat() if file.exists() else None
     version = None if state is None else (state.st_mtime_ns, state.st_size)
-    return _table(_read(str(file), str(config.get("separator", "")), version), config)
+    separator = str(config.get("separator", ""))
+    place = row_place(file, separator or None)
+    return replace(_table(_read(str(file), separator, version), config),  # messages may leave the node: no folders
+                   place=lambda row: place(row).replace(f" of {file}", f" of {file.name}"))
 
 
 @lru_cache(maxsize=1)

@@ -72,4 +72,5 @@ def _left_out(users: Users, far: Indices, loss: str) -> str:
 def _row(users: Users, row: int) -> str:
     assert users.targets is not None
     owner = int(users.owner[row])
-    return f"{users.targets[row]:g} (user {show(users.names[owner])}, row {row - users.offsets[owner]} of this user)"
+    number = row - users.offsets[owner] + 1
+    return f"{users.targets[row]:g} (user {show(users.names[owner])}, row {number} of its {users.counts[owner]} rows)"

@@ -1,27 +1,30 @@
 """From rows and their users to predictions: the one order in which every fit, run and command predicts.
 
-1. Each row's user is looked up by name; unknown users get the pooled model.
+1. Each row's user is looked up by name; unknown users, and rows without one, get the pooled model.
 2. The row is brought into the solver's units and predicted by its user's model (`Units.predict`).
 3. Class numbers become the classes' own values, where a recipe knows them.
 """
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.data.encoding import Recipe
-from coterie.data.frames import as_frame, to_frame, users_frame
-from coterie.data.io import fingerprint, read_table
+from coterie.data.files import fingerprint
+from coterie.data.frames import as_frame, beside, read_cells, to_frame, users_frame
+from coterie.data.io import read_table, row_place
 from coterie.data.users import Users
 from coterie.data.validation import show
-from coterie.errors import InvalidInput
+from coterie.errors import CoterieWarning, InvalidInput, located
+from coterie.fitting.scores import METRICS
 from coterie.fitting.units import Units
 from coterie.losses import SquaredHinge
 
@@ -34,13 +37,75 @@ def name_text(name: Any) -> str:
     return str(int(name)) if isinstance(name, float) and name.is_integer() else str(name)
 
 
+class RowScores(NamedTuple):
+    """How good predictions are where the target is known.
+
+    Parameters
+    ----------
+    metric : accuracy, RMSE or deviance.
+    n_rows : rows with a target.
+    users : the score of each user who has such rows.
+    seen : whether these are the rows of the fit, on which scores are too good.
+    """
+
+    metric: str
+    n_rows: int
+    users: dict[Any, float]
+    seen: bool = False
+
+    @property
+    def mean(self) -> float:
+        """The mean over users."""
+        return float(np.mean(list(self.users.values())))
+
+    def __str__(self) -> str:
+        larger = self.metric == "accuracy"
+        worst = (min if larger else max)(self.users, key=lambda name: self.users[name])
+        shown = [f"{100 * value:.1f}%" if larger else f"{value:.4g}" for value in (self.mean, self.users[worst])]
+        return (f"{self.metric} on {self.n_rows} rows with a target: {shown[0]}"
+                + (f", mean over {len(self.users)} users; worst {shown[1]} (user {show(worst)})"
+                   if len(self.users) > 1 else "") + "."
+                + " These are the rows of the fit: on new rows expect worse." * self.seen)
+
+
+class PredictedTable(NamedTuple):
+    """A table and the predictions of its rows.
+
+    Parameters
+    ----------
+    given : the table, a polars frame.
+    user : its column with the owner of each row, or None.
+    columns : the columns that `predict` gives.
+    scores : how good the predictions are; None without targets.
+    """
+
+    given: Any
+    user: str | None
+    columns: dict[str, list[Any]]
+    scores: RowScores | None
+
+    def joined(self) -> Any:
+        """The table with its predictions beside its own columns, a polars frame.
+
+        The names of the table's columns come first: a prediction of the same name is called `coterie ...`.
+        """
+        added = {}
+        for name, values in self.columns.items():
+            if name == "user" and self.user == "user":
+                continue  # the table has it
+            while name in self.given.columns:
+                name = f"coterie {name}"
+            added[name] = values
+        return beside(self.given, added)
+
+
 def models_by_name(names: Sequence[Any], known: Sequence[Any], models: Array, together: Array | None,
                    key: Callable[[Any], Any] = lambda name: name) -> tuple[Array, Ints]:
     """The model of each user named.
 
     Parameters
     ----------
-    names : users to look up.
+    names : users to look up; None is an unknown one.
     known : users with a model.
     models : (n_known, dim) their models.
     together : (dim,) the model of all other users; None where there is none.
@@ -55,7 +120,7 @@ def models_by_name(names: Sequence[Any], known: Sequence[Any], models: Array, to
     InvalidInput : an unknown user, and there is no model for these.
     """
     positions = {key(name): i for i, name in enumerate(known)}
-    index = np.array([positions.get(key(name), -1) for name in names], dtype=np.int64)
+    index = np.array([-1 if name is None else positions.get(key(name), -1) for name in names], dtype=np.int64)
     if together is None:
         unknown = np.flatnonzero(index < 0)
         if unknown.size:
@@ -90,7 +155,23 @@ class Predictor:
 
     def columns(self, data: Data, separator: str = "") -> dict[str, list[Any]]:
         """Columns `user`, `known`, `cluster`, and unless points are clustered `prediction` and `probability ...`."""
-        X, names, same_file = self._rows(data, separator)
+        return self._columns(*self._rows(data, separator)[1:])
+
+    def table(self, data: Data, separator: str = "") -> PredictedTable:
+        """The rows of a table with their predictions, scored where it has targets."""
+        frame, X, names, same_file = self._rows(data, separator)
+        if frame is None:
+            raise InvalidInput("Users are no table", remedy="Use `predict`, or give a file or a polars frame")
+        own = self.recipe.user if self.recipe is not None else None
+        scores = self._scores(frame, _place(data, separator))
+        return PredictedTable(frame, own, self._columns(X, names, same_file),
+                              None if scores is None else scores._replace(seen=same_file))
+
+    def _columns(self, X: Array, names: list[Any], same_file: bool) -> dict[str, list[Any]]:
+        unnamed = sum(name is None for name in names)
+        if unnamed:
+            warnings.warn(f"{unnamed} of {len(names)} rows have no user and are predicted as those of an unknown one.",
+                          CoterieWarning, stacklevel=4)
         models, index = models_by_name(names, self.names, self.models, self.together, key=name_text)
         clusters, known = np.append(self.labels, -1)[index], index >= 0
         if self.recipe is not None and self.recipe.user is None and not same_file:
@@ -99,25 +180,45 @@ class Predictor:
 
             clusters = self.labels[cKDTree(self.models).query(self.units.rows(X))[1]]
             known = np.zeros(len(X), dtype=bool)
-        columns: dict[str, list[Any]] = {"user": [str(name) for name in names], "known": known.astype(int).tolist(),
+        columns: dict[str, list[Any]] = {"user": [None if name is None else str(name) for name in names],
+                                         "known": known.astype(int).tolist(),
                                          "cluster": [int(k) if k >= 0 else None for k in clusters]}
         if self.units.task != "clustering":
             columns |= self._targets(X, models)
         return columns
 
-    def _rows(self, data: Data, separator: str) -> tuple[Array, list[Any], bool]:
-        """Encoded rows, the user of each, and whether they come from the file of the fit."""
+    def _rows(self, data: Data, separator: str) -> tuple[Any, Array, list[Any], bool]:
+        """The table (None for users), encoded rows, the user of each, and whether they are the file of the fit."""
         if isinstance(data, Users):
             if data.feature_names != self.units.feature_names:
                 raise InvalidInput(f"The users have the features {show(*data.feature_names)}, those of the fit have "
                                    f"{show(*self.units.feature_names)}", remedy="Give the same, in this order")
-            return data.features, [data.names[i] for i in data.owner], False
+            return None, data.features, [data.names[i] for i in data.owner], False
         if self.recipe is None:
             raise InvalidInput("This fit was made from Users, so it cannot read a table", remedy="Give Users")
-        if not isinstance(data, (str, PathLike)):
-            return *self.recipe.matrix(as_frame(data)), False
-        rows = self.recipe.matrix(read_table(data, separator or None))
-        return *rows, self.recipe.user is None and fingerprint(data) == self.fingerprint
+        is_file = isinstance(data, (str, PathLike))
+        frame = read_table(data, separator or None) if is_file else as_frame(data)
+        with located(_place(data, separator)):
+            X, names = self.recipe.matrix(frame)
+        return frame, X, names, is_file and fingerprint(data) == self.fingerprint
+
+    def _scores(self, frame: Any, place: Callable[[int], str] | None) -> RowScores | None:
+        """How good predictions are where the table has the target; None where it has none, or new classes."""
+        recipe = self.recipe
+        if recipe is None or recipe.user is None or recipe.target not in frame.columns \
+                or read_cells(frame[recipe.target], parse=False).missing.all():
+            return None
+        try:
+            with located(place), warnings.catch_warnings():
+                warnings.simplefilter("ignore", CoterieWarning)  # shown already
+                users = recipe.encode(frame)
+        except InvalidInput as error:
+            warnings.warn(f"The predictions are not scored: {error}", CoterieWarning, stacklevel=4)
+            return None
+        models, _ = models_by_name(users.names, self.names, self.models, self.together, key=name_text)
+        scores = self.units.scores(models, users)
+        by_user = {name: float(score) for name, score in zip(users.names, scores, strict=True) if np.isfinite(score)}
+        return RowScores(METRICS[self.units.task], users.n_samples, by_user) if by_user else None
 
     def _targets(self, X: Array, models: Array) -> dict[str, list[Any]]:
         with np.errstate(over="ignore"):
@@ -132,6 +233,10 @@ class Predictor:
             names = values if recipe is None else recipe.classes
             columns |= {f"probability {name}": shares[:, c].tolist() for c, name in enumerate(names)}
         return columns
+
+
+def _place(data: Data, separator: str) -> Callable[[int], str] | None:
+    return row_place(data, separator or None) if isinstance(data, (str, PathLike)) else None
 
 
 class PredictsRows(ABC):
@@ -193,3 +298,22 @@ class PredictsRows(ABC):
         known = self._predictor()
         columns = known.units.columns(() if known.recipe is None else known.recipe.classes)
         return users_frame(known.names, known.labels, known.units.coefficients(known.models), columns)
+
+    def predict_table(self, data: Data, *, separator: str = "") -> PredictedTable:
+        """Predict every row of a table and keep the table's columns; score where it has targets.
+
+        Parameters
+        ----------
+        data : a file, or a polars frame with the columns that were learned from.
+        separator : of a CSV file; detected if omitted.
+
+        Returns
+        -------
+        The table and its predictions; `joined()` is one frame with both, `scores` is None without targets.
+
+        Raises
+        ------
+        InvalidInput : columns are missing, or cells are not of the kind that was learned from.
+        MissingExtra : polars is not installed.
+        """
+        return self._predictor().table(data, separator)

@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from coterie.data.encoding import Recipe, read_table
+from coterie.data.encoding import Recipe
+from coterie.data.io import read_table, row_place
 from coterie.data.users import Users
+from coterie.errors import located
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.graph import Graph
@@ -62,7 +64,7 @@ def prepare(table: str | PathLike[str] | Any, *, user: str | None = None, target
 
     Parameters
     ----------
-    table : a CSV or Parquet file, or a polars frame; one row per sample.
+    table : a file (see `coterie.data.io.read_table`), or a polars frame; one row per sample.
     user : the column that names the owner of each row; None makes every row a separate user.
     target : the column to predict; None clusters users.
     features : the columns to learn from; all others unless named.
@@ -90,9 +92,11 @@ def prepare(table: str | PathLike[str] | Any, *, user: str | None = None, target
     >>> prepared.units.coefficient_names, prepared.units.coefficients(solution.models).shape
     (['x', 'intercept'], (2, 2, 1))
     """
-    frame = read_table(table, separator) if isinstance(table, (str, PathLike)) else table
-    recipe = Recipe.learn(frame, user=user, target=target, features=features, drop=drop, task=task)
-    given = recipe.encode(frame)
+    is_file = isinstance(table, (str, PathLike))
+    frame = read_table(table, separator) if is_file else table
+    with located(row_place(table, separator) if is_file else None):
+        recipe = Recipe.learn(frame, user=user, target=target, features=features, drop=drop, task=task)
+        given = recipe.encode(frame)
     units = Units.learn(given, recipe.task, loss=loss, ridge=ridge, n_classes=len(recipe.classes),
                         standardize=standardize)
     return Prepared(recipe=recipe, given=given, units=units)

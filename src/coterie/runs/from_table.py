@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from coterie.data.io import fingerprint
+from coterie.data.files import fingerprint, is_input
 from coterie.errors import InvalidInput
 from coterie.fitting.estimate import Fit, fit
 from coterie.fitting.plan import FitProgress
@@ -30,7 +30,8 @@ def fit_table(data: Any, *, user: str = "", target: str = "", features: str | It
 
     Parameters
     ----------
-    data : a CSV or Parquet file, or a polars frame, with one row per sample.
+    data : a file (CSV, Parquet, Excel or JSON lines, also compressed; "-" is standard input), or a polars frame, with
+        one row per sample.
     user : the column with the owner of each row; if omitted, every row is a separate user.
     target : the column to predict; if omitted, users are clustered.
     features : columns used as features; all others by default.
@@ -95,7 +96,7 @@ def _file_facts(data: Any) -> dict[str, str]:
 
 
 def _free_folder(run: Path, data: Any, *, resume: bool, overwrite: bool) -> Path:
-    if _is_file(data) and Path(data).resolve().parent == run.resolve():
+    if _is_file(data) and not is_input(data) and Path(data).resolve().parent == run.resolve():
         raise InvalidInput(f"{data} is in the folder for the results", remedy="Name another folder with --out")
     return check_free(run, overwrite=overwrite, resume=resume)
 

@@ -17,10 +17,11 @@ from coterie import report
 from coterie._typing import Array, Ints
 from coterie.certificates import certify
 from coterie.data.encoding import Recipe
+from coterie.data.files import fingerprint, is_input
 from coterie.data.frames import users_frame
-from coterie.data.io import fingerprint, read_table
+from coterie.data.io import read_table, row_place
 from coterie.data.users import Users
-from coterie.errors import InvalidInput
+from coterie.errors import InvalidInput, located
 from coterie.fitting.kinds import handed_out, kind_of
 from coterie.fitting.outliers import without_far_targets
 from coterie.fitting.plan import learn_units
@@ -205,11 +206,11 @@ class Run(PredictsRows):
             raise self._no_fit()
         if "privacy" in self.info:  # the certificate is about what was released, whatever the rows are
             return certify_released(self)
-        data = self.info["settings"].get("data") or None if data is None else data
+        given, data = data, self.info["settings"].get("data") or None if data is None else data
         if data is None and "n_rounds" in self.info:
             raise InvalidInput("The rows of this federation stayed with its users, who answered for the certificate in "
                                "run.json", remedy="Where all rows are in one table, give this table")
-        if data is None:
+        if data is None or (given is None and is_input(data)):
             raise InvalidInput("The run was not made from a file", remedy="Give the data it was made from")
         users = self._users(data)
         if list(map(str, users.names)) != list(map(str, self.names)):
@@ -297,8 +298,12 @@ class Run(PredictsRows):
             return data
         if self.recipe is None:
             raise InvalidInput("The run was made from Users, so it cannot read a table", remedy="Give Users")
+        if not isinstance(data, (str, PathLike)):
+            return self.recipe.encode(data)
         separator = self.info["settings"].get("separator") or None
-        return self.recipe.encode(read_table(data, separator) if isinstance(data, (str, PathLike)) else data)
+        frame = read_table(data, separator)
+        with located(row_place(data, separator)):
+            return self.recipe.encode(frame)
 
     def _models_csv(self, units: Units) -> tuple[Array, Ints]:
         """models.csv in the solver's units, in the order of `names`, and its groups."""
