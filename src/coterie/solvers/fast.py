@@ -28,6 +28,7 @@ from coterie.solution import Certificate, Record
 from coterie.solvers.base import Point, Start
 from coterie.solvers.expansion import Expansion
 from coterie.solvers.polish import nearly_equal, polish
+from coterie.solvers.small import solve_small
 from coterie.solvers.smoothed import LARGEST, solve_smoothed
 
 if TYPE_CHECKING:
@@ -77,6 +78,11 @@ class Fast:
         if problem.lam == 0 or not (problem.graph.weights > 0).any():
             models = problem.loss.local(problem.samples, start=None if start is None else start.models).points
             return Point(models, np.zeros((problem.graph.n_edges, problem.dim)))
+        point = solve_small(problem, tol, start, self.sigma, self.max_iter)
+        if point is not None:
+            if progress is not None:
+                progress(point.history[0])
+            return point
         with np.errstate(over="ignore", invalid="ignore"):  # points with overflow are not kept
             return _Run(self, problem, tol, start, progress).go()
 

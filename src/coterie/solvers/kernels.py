@@ -293,9 +293,9 @@ def complete_duals(s, shrink, sigma, n):
                 out[i, k] += y
                 out[j, k] -= y
             if shrink[e] >= 1.0:
-                _join(parent, i, j)
+                join(parent, i, j)
             e += 1
-    return out, _labels(parent)
+    return out, labels_from(parent)
 
 
 @njit(cache=True)
@@ -310,8 +310,8 @@ def edges_duals(s, shrink, sigma, first, second, n):
             out[i, k] += y
             out[j, k] -= y
         if shrink[e] >= 1.0:
-            _join(parent, i, j)
-    return out, _labels(parent)
+            join(parent, i, j)
+    return out, labels_from(parent)
 
 
 @njit(cache=True)
@@ -377,12 +377,13 @@ def joined(n, first, second, chosen):
     parent = np.arange(n)
     for e in range(chosen.size):
         if chosen[e]:
-            _join(parent, first[e], second[e])
-    return _labels(parent)
+            join(parent, first[e], second[e])
+    return labels_from(parent)
 
 
 @njit(cache=True)
-def _join(parent, i, j):
+def join(parent, i, j):
+    """Join the parts of i and j; the smaller root stays one."""
     while parent[i] != i:
         parent[i] = parent[parent[i]]
         i = parent[i]
@@ -396,7 +397,8 @@ def _join(parent, i, j):
 
 
 @njit(cache=True)
-def _labels(parent):
+def labels_from(parent):
+    """Labels by first appearance, from the roots of the parts."""
     labels, count = np.empty(parent.size, np.int64), 0
     for i in range(parent.size):
         root = i
