@@ -14,10 +14,11 @@ from coterie.errors import InvalidInput
 
 def labels_of(models: Array) -> Ints:
     """(n_users,) the label of each user; users are in one group when their models are equal."""
-    # Equal rows have equal bytes, once -0.0 is made 0.0; sorting bytes is much faster than sorting rows.
+    # Equal rows have equal bytes, once -0.0 is made 0.0.
     rows = np.ascontiguousarray(models + 0.0)
-    keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
-    return first_labels(np.unique(keys, return_inverse=True)[1].ravel())
+    seen: dict[bytes, int] = {}
+    keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel().tolist()
+    return np.array([seen.setdefault(key, len(seen)) for key in keys], dtype=np.int64)
 
 
 def first_labels(labels: Ints) -> Ints:

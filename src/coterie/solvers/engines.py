@@ -17,8 +17,9 @@ import numpy as np
 from coterie._typing import Array, Ints
 from coterie.certificates import project
 from coterie.graph import Graph
+from coterie.losses.flat import MOST_COORDINATES
 from coterie.memory import require_memory
-from coterie.solvers import kernels
+from coterie.solvers import kernels, model_kernels, proof_kernels
 
 RELAX = 1.8
 _PROOF = 2e6  # pairs visited while duals are built, if that allows more than a few rounds
@@ -72,7 +73,10 @@ class Engine:
         """Continue with more accurate arithmetic, if there is any."""
 
     def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> Array | None:
-        """Build duals for these groups, with ||gradients + B'y||^2 <= enough if possible; None if that is expensive."""
+        """Build duals for these groups, with ||gradients + B'y||^2 <= enough if possible.
+
+        None if that is expensive; no rows if some group must split.
+        """
         return None
 
     # Edges and users may be stored in another order internally.
@@ -115,10 +119,12 @@ class Complete(Engine):
         kernels.complete_pass(self.x, self.s, self.shrink, self._radii / self.sigma, 0.0, self.forces, False)
 
     def model(self, hessians: Array, linear: Array) -> None:
-        eye, n = np.eye(self.dim), self.graph.n_users
-        self.inverses = np.linalg.inv(hessians + self.sigma * n * eye)
-        # I - sigma sum M = mean of M_i H_i, without cancellation.
-        self.total = np.linalg.inv((self.inverses @ hessians).mean(axis=0))
+        self.inverses, share = np.empty_like(hessians), np.empty((self.dim, self.dim))
+        n, compiled = self.graph.n_users, self.dim <= MOST_COORDINATES
+        if not (compiled and model_kernels.complete_system(hessians, self.sigma, self.inverses, share)):
+            self.inverses = np.linalg.inv(hessians + self.sigma * n * np.eye(self.dim))
+            share = (self.inverses @ hessians).mean(axis=0)
+        self.total = np.linalg.inv(share)  # I - sigma sum M = mean of M_i H_i, without cancellation
         self.linear = np.ascontiguousarray(linear.T)
 
     def run(self, steps: int) -> tuple[float, float]:
@@ -130,10 +136,10 @@ class Complete(Engine):
         return np.array(self.x.T, order="C"), -flow, labels
 
     def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> Array | None:
-        counts = np.bincount(labels).astype(float)
         rounds = int(np.clip(_PROOF / self.graph.n_edges, 4, 60))
-        return np.asarray(kernels.complete_proof(self.s, self.shrink, self.sigma, self._radii, labels, counts, models,
-                                                 gradients, rounds, enough))
+        duals, possible = proof_kernels.complete_proof(self.s, self.shrink, self.sigma, self._radii, labels,
+                                                       int(labels.max()) + 1, models, gradients, rounds, enough)
+        return duals if possible else np.empty((0, self.dim))
 
 
 class _Listed(Engine):

@@ -26,9 +26,8 @@ from coterie.labels import group_means, labels_of
 from coterie.problem import Problem
 from coterie.solution import Certificate, Record
 from coterie.solvers.base import Point, Start
-from coterie.solvers.expansion import Expansion
+from coterie.solvers.expansion import expansion
 from coterie.solvers.polish import nearly_equal, polish
-from coterie.solvers.small import solve_small
 from coterie.solvers.smoothed import LARGEST, solve_smoothed
 
 if TYPE_CHECKING:
@@ -78,11 +77,6 @@ class Fast:
         if problem.lam == 0 or not (problem.graph.weights > 0).any():
             models = problem.loss.local(problem.samples, start=None if start is None else start.models).points
             return Point(models, np.zeros((problem.graph.n_edges, problem.dim)))
-        point = solve_small(problem, tol, start, self.sigma, self.max_iter)
-        if point is not None:
-            if progress is not None:
-                progress(point.history[0])
-            return point
         with np.errstate(over="ignore", invalid="ignore"):  # points with overflow are not kept
             return _Run(self, problem, tol, start, progress).go()
 
@@ -188,7 +182,7 @@ class _Run:
         self.began = time.perf_counter()
         self.history: list[Record] = []
         self.wide = problem.loss.wide(problem.samples)
-        losses = (WideExpansion if self.wide else Expansion)(
+        losses = (WideExpansion if self.wide else expansion)(
             problem, np.zeros((problem.n_users, problem.dim)) if start is None else start.models)
         if start is None and losses.quadratic:
             losses.expand(losses.newton_point())
@@ -351,6 +345,8 @@ class _Run:
         # The error of the bound is about ||lack||^2 / (2 curvature); the factor allows for users with less curvature.
         enough = 0.02 * self.tol * self.losses.curvature * self.losses.scale
         proof = self.engine.proof(labels, polished, gradients, enough)
+        if proof is not None and len(proof) < self.problem.graph.n_edges:
+            return False
         return self._judge(polished, self.engine.duals() if proof is None else proof, prefer)
 
     def _judge(self, models: Array, duals: Array, prefer: bool = False) -> bool:

@@ -315,63 +315,6 @@ def edges_duals(s, shrink, sigma, first, second, n):
 
 
 @njit(cache=True)
-def complete_proof(s, shrink, sigma, radii, labels, counts, models, gradients, rounds, enough):
-    """Duals for these groups: lam w_e times the unit vector between groups, and inside a flow of the remaining forces.
-
-    The flow starts from the current duals and minimises ||lack||^2, lack = gradients + B'y, over the balls by
-    accelerated projected gradients (Beck and Teboulle 2009): in a group of n_k users the step
-    y_ij -= (lack_i - lack_j) / n_k is exact except for the balls. At most `rounds` rounds, until ||lack||^2 <= enough.
-    """
-    n, d = models.shape
-    duals, last = np.empty((shrink.size, d)), np.zeros((shrink.size if rounds > 1 else 1, d))
-    across, flow, lack = np.zeros((n, d)), np.zeros((n, d)), np.zeros((n, d))
-    momentum, gain, missing = 1.0, 0.0, np.inf
-    for turn in range(rounds + 1):
-        flow[:] = across
-        e = 0
-        for i in range(n - 1):
-            for j in range(i + 1, n):
-                together = labels[i] == labels[j]
-                if turn == 0 or together:
-                    square = 0.0
-                    for k in range(d):
-                        if turn == 0:
-                            y = sigma * shrink[e] * s[k, e] if together else models[i, k] - models[j, k]
-                        else:
-                            old = duals[e, k]
-                            y = old - lack[i, k] + lack[j, k]
-                            if turn > 1:
-                                y += gain * (old - last[e, k])
-                            if rounds > 1:
-                                last[e, k] = old
-                        duals[e, k] = y
-                        square += y * y
-                    length, radius = np.sqrt(square), radii[min(e, radii.size - 1)]
-                    if length > radius or not together:
-                        for k in range(d):
-                            duals[e, k] *= radius / (length + 1e-300)
-                    for k in range(d):
-                        flow[i, k] += duals[e, k]
-                        flow[j, k] -= duals[e, k]
-                        if not together:
-                            across[i, k] += duals[e, k]
-                            across[j, k] -= duals[e, k]
-                e += 1
-        before, missing = missing, 0.0
-        for i in range(n):
-            for k in range(d):
-                lack[i, k] = gradients[i, k] + flow[i, k]
-                missing += lack[i, k] ** 2
-                lack[i, k] /= counts[labels[i]]
-        if missing <= enough:
-            break
-        # `lack` is taken at the duals, not ahead of them: a safe variant of the momentum, restarted when it fails.
-        momentum = 1.0 if missing > before else 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * momentum * momentum))
-        gain = (momentum - 1.0) / momentum
-    return duals
-
-
-@njit(cache=True)
 def joined(n, first, second, chosen):
     """(n,) the connected parts of 0 .. n-1 along the chosen pairs."""
     parent = np.arange(n)

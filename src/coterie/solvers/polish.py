@@ -14,9 +14,11 @@ import numpy as np
 from coterie._typing import Array, Flags, Ints
 from coterie.labels import group_means, group_sums, labels_of
 from coterie.losses.curvature import GroupCurvature, Inverse, conjugate_gradients
+from coterie.losses.flat import Flat, flat
 from coterie.losses.grouped import Grouped
 from coterie.problem import Problem
 
+_COMPILED = 300  # largest number of unknowns for which compiled loops are faster than libraries
 _DENSE = 600  # largest number of unknowns for which a Newton system is solved densely
 
 
@@ -29,6 +31,9 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, ma
     w = group_means(models, labels)
     if problem.loss.wide(problem.samples):
         return _polish_wide(problem, labels, w, tol, max_iter)
+    data = flat(problem.loss, problem.samples) if problem.graph.is_complete and w.size <= _COMPILED else None
+    if data is not None:
+        return _polish_compiled(problem, data, labels, w, tol, max_iter)
     reduced = _Reduced(problem, labels)
     value, gradient, blocks, stiff = reduced.evaluate(w, 2)
     reach = 10.0 * (1.0 + float(np.abs(w).max()))
@@ -59,6 +64,21 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, ma
         else:
             w = w + size * step
         value, gradient, blocks, stiff = reduced.evaluate(w, 2)
+    return w[labels]
+
+
+def _polish_compiled(problem: Problem, data: Flat, labels: Ints, w: Array, tol: float, max_iter: int) -> Array:
+    """The same in compiled code, for losses that it knows and all pairs with one weight."""
+    from coterie.solvers import polish_kernels as kernels
+
+    radius = float(problem.radii[0]) if problem.graph.n_edges else 0.0
+    for _ in range(len(w)):
+        counts, step = np.bincount(labels).astype(float), np.empty_like(w)
+        if not kernels.newton(data, radius, labels, counts, w, step, tol, max_iter):
+            break
+        merged = kernels.joined(w, step, -1.0)
+        users, labels = w[labels], merged[labels]
+        w = group_means(users, labels)
     return w[labels]
 
 
@@ -97,8 +117,14 @@ def _polish_wide(problem: Problem, labels: Ints, w: Array, tol: float, max_iter:
 
 def nearly_equal(problem: Problem, models: Array, relative: float = 1e-6) -> Ints | None:
     """The groups of `models` after merging those with an edge and almost equal models; None if there are none."""
-    reduced = _Reduced(problem, labels_of(models))
-    w = group_means(models, reduced.labels)
+    labels = labels_of(models)
+    w = group_means(models, labels)
+    if problem.graph.is_complete:
+        from coterie.solvers.polish_kernels import joined
+
+        merged = joined(w, np.zeros_like(w), relative * float(np.abs(w).max()))
+        return merged[labels] if merged.max() + 1 < len(w) else None
+    reduced = _Reduced(problem, labels)
     close = np.linalg.norm(w[reduced.first] - w[reduced.second], axis=1) <= relative * float(np.abs(w).max())
     return reduced.merged(close) if close.any() else None
 
