@@ -260,24 +260,18 @@ def _sums(data, i, d):
 
 
 @njit(**_EXACT)
-def _value_rounding(data, i, x, slopes, levels):
-    total = _magnitudes(data, i, x, slopes, levels)
-    for k in range(x.size):
-        total += slopes[k] * abs(x[k])
-    return _sums(data, i, x.size) * total
+def _bound_at(data, i, z, f, terms, u, centre, size, work):
+    """A bound on f_i*(u) - <u, centre> by the point z, its rounding and its slack; see `Loss._dual_bound`.
 
-
-@njit(**_EXACT)
-def _bound_at(data, i, z, u, centre, size, settled, work):
-    """A bound on f_i*(u) - <u, centre> by the point z, its rounding and its slack; see `Loss._dual_bound`."""
+    `work` holds the derivatives and magnitudes at z; f is the value there, and `terms` its magnitude.
+    """
     g, slopes, levels, residual, units, h, scaled, axes = work
     d, sums = z.size, _sums(data, i, z.size)
-    bound, slack, rounding, length, free = -derive(data, i, z, g, h), 0.0, 0.0, 0.0, False
-    terms = _magnitudes(data, i, z, slopes, levels)
+    bound, slack, rounding, length, free = -f, 0.0, 0.0, 0.0, False
     for k in range(d):
         level, away = abs(u[k]) + levels[k], abs(z[k] - centre[k])
         gap = abs(u[k] - g[k])
-        exact = settled and gap <= TINY * level
+        exact = gap <= TINY * level
         gap += sums * level  # it is rounded itself
         residual[k] = 0.0
         if data.curved[k] > 0.0:
@@ -301,25 +295,28 @@ def _bound_at(data, i, z, u, centre, size, settled, work):
 
 @njit(**_EXACT)
 def _settle(data, i, u, z, step, trial, work):
-    """Damped Newton from z on f_i(z) - <u, z>, in place; whether it ended at a minimum."""
+    """Damped Newton from z on f_i(z) - <u, z>, in place; f_i there, and whether it is a minimum.
+
+    `work` holds the derivatives at z, before and after.
+    """
     g, _, _, r, units, h, scaled, _ = work
     d, last = z.size, False
     for _ in range(_STEPS):
-        now = derive(data, i, z, g, h)
-        scale = 1e-300
+        f = derive(data, i, z, g, h)
+        now, scale = f, 1e-300
         for k in range(d):
             r[k] = u[k] - g[k]
             now -= u[k] * z[k]
             scale += 1e-9 * h[k, k] * z[k] * z[k]
         decrement = _newton_step(h, r, 1e-13, scaled, units, step)
         if not decrement >= 0.0:
-            return False
+            return f, False
         slope = 0.0
         for k in range(d):
             slope += r[k] * z[k]
         scale += abs(now) + abs(slope)
         if last:
-            return decrement <= _ACCEPT * scale
+            return f, decrement <= _ACCEPT * scale
         last = decrement <= _SETTLED * scale  # one more full step halves the digits that the gradient lacks
         size = 1.0
         for _ in range(_HALVINGS):
@@ -333,40 +330,42 @@ def _settle(data, i, u, z, step, trial, work):
                 break
             size *= 0.5
         else:
-            return False
-        z[:] = trial
-    return False
+            return f, False
+        for k in range(d):
+            z[k] = trial[k]
+    return np.inf, False
 
 
 @njit(**_EXACT)
-def conjugate(data, i, x, u, centre, size, best, step, trial, work):
+def _conjugate(data, i, x, f, terms, u, centre, size, best, step, trial, work):
     """A bound on f_i*(u) - <u, centre> from above, started at x, and its rounding; see `Loss.dual_bounds`.
 
-    The bound is inf where another method may find one. `best`, `step`, `trial` (dim,) and `work` are scratch memory.
+    The bound is inf where another method may find one. `f`, `terms` and `work` are as in `_bound_at`; `best`, `step`
+    and `trial` (dim,) are scratch memory.
     """
-    if data.kind == POINTS:
-        return _point_conjugate(data, i, u, centre, best)
-    bound, rounding, slack = _bound_at(data, i, x, u, centre, size, True, work)
+    g, slopes, levels, r, units, h, scaled, _ = work
+    bound, rounding, slack = _bound_at(data, i, x, f, terms, u, centre, size, work)
     if np.isfinite(bound) and slack <= TIGHT * abs(bound):
         return bound, rounding
-    best[:] = x
-    if not _settle(data, i, u, best, step, trial, work):
-        return np.inf, 0.0
-    for _ in range(4):
-        other, error, gained = _bound_at(data, i, best, u, centre, size, True, work)
+    for k in range(x.size):
+        best[k] = x[k]
+    f, settled = _settle(data, i, u, best, step, trial, work)
+    for _ in range(4 if settled else 0):
+        terms = _magnitudes(data, i, best, slopes, levels)
+        other, error, gained = _bound_at(data, i, best, f, terms, u, centre, size, work)
         if other + error < bound + rounding:
             bound, rounding, slack = other, error, gained
         if np.isfinite(bound):
             break
         # Infinite only since a residual is not quite at rounding level: a Newton step more may take it there.
-        g, _, _, r, units, h, scaled, _ = work
         for k in range(best.size):
             r[k] = u[k] - g[k]
         if _newton_step(h, r, 1e-15, scaled, units, step) < 0.0:
             break
         for k in range(best.size):
             best[k] += step[k]
-    return (bound, rounding) if np.isfinite(bound) and slack <= _LOOSE * (abs(bound) + size) else (np.inf, 0.0)
+        f = derive(data, i, best, g, h)
+    return (bound, rounding) if slack <= _LOOSE * (abs(bound) + size) and np.isfinite(bound) else (np.inf, 0.0)
 
 
 @njit(**_EXACT)
@@ -385,27 +384,25 @@ def _point_conjugate(data, i, u, centre, mean):
 
 
 @njit(**_EXACT)
-def scratch(d):
-    """The scratch memory of `conjugate`."""
-    return (np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty((d, d)), np.empty((d, d)),
-            np.empty((d, d)))
-
-
-@njit(**_EXACT)
 def answers(data, models, slopes, about, sizes):
-    """(5, n) for each user the numbers of `coterie.certificates.Answers`; conjugates inf as said at `conjugate`."""
+    """(5, n) for each user the numbers of `coterie.certificates.Answers`; conjugates inf as said at `_conjugate`."""
     n, d = models.shape
     out = np.empty((5, n))
-    best, step, trial, zero, work = np.empty(d), np.empty(d), np.empty(d), np.zeros(d), scratch(d)
+    best, step, trial, zero = np.empty(d), np.empty(d), np.empty(d), np.zeros(d)
+    work = (np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty((d, d)), np.empty((d, d)),
+            np.empty((d, d)))
     for i in range(n):
         x, u = models[i], slopes[i]
-        out[4, i] = _value_rounding(data, i, x, step, trial)
-        out[0, i] = derive(data, i, x, work[0], work[5])
-        square = 0.0
+        f, terms = derive(data, i, x, work[0], work[5]), _magnitudes(data, i, x, work[1], work[2])
+        square, rounding = 0.0, terms
         for k in range(d):
             square += (work[0][k] - u[k]) ** 2
-        out[2, i] = np.sqrt(square)
+            rounding += work[1][k] * abs(x[k])
+        out[0, i], out[2, i] = f, np.sqrt(square)
         out[3, i] = sizes[i] + min(abs(value(data, i, about[i])), abs(value(data, i, zero)))
-        out[1, i], rounding = conjugate(data, i, x, u, about[i], sizes[i], best, step, trial, work)
-        out[4, i] += rounding
+        if data.kind == POINTS:
+            out[1, i], error = _point_conjugate(data, i, u, about[i], best)
+        else:
+            out[1, i], error = _conjugate(data, i, x, f, terms, u, about[i], sizes[i], best, step, trial, work)
+        out[4, i] = _sums(data, i, d) * rounding + error
     return out

@@ -9,7 +9,7 @@ quadratic models q_i(x) = 1/2 x'H_i x - <linear_i, x>,
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,8 +21,11 @@ from coterie.losses.flat import MOST_COORDINATES
 from coterie.memory import require_memory
 from coterie.solvers import kernels, model_kernels, proof_kernels
 
+if TYPE_CHECKING:
+    from coterie.solvers.expansion import Expansion
+
 RELAX = 1.8
-_PROOF = 2e6  # pairs visited while duals are built, if that allows more than a few rounds
+_PROOF, _MOST_ROUNDS = 2e6, 240  # pairs visited while duals are built, if that allows a few rounds; and rounds
 _ROUNDS, _PROVABLE = 8, 3_000  # rounds of building duals on a list of edges, and the largest number of edges for it
 _DENSE = 300  # largest number of unknowns for which the complete system is inverted
 
@@ -38,6 +41,7 @@ class Engine:
     sigma: float
     stiffness: ClassVar[float] = 12.0  # first sigma, in units of curvature / degree
     exact_start: ClassVar[bool] = False  # whether it is right for quadratic losses, except for groups close together
+    lack: Array | None = None  # (n_users, dim) what the last proof's duals lack, if some group must split
     _radii: Array  # lam * weights: (1,) or (n_edges,)
 
     def __init__(self, graph: Graph, dim: int, lam: float) -> None:
@@ -75,7 +79,7 @@ class Engine:
     def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> Array | None:
         """Build duals for these groups, with ||gradients + B'y||^2 <= enough if possible.
 
-        None if that is expensive; no rows if some group must split.
+        None if that is expensive, or if some group must split.
         """
         return None
 
@@ -96,6 +100,10 @@ class Engine:
     def model(self, hessians: Array, linear: Array) -> None:
         """Set new quadratic models, and prepare the linear system."""
         raise NotImplementedError
+
+    def take(self, losses: Expansion) -> None:
+        """`model` with the quadratic models of the losses."""
+        self.model(*losses.forms())
 
     def run(self, steps: int) -> tuple[float, float]:
         """Make steps; returns ||B x - z_before||^2 and ||z - z_before||^2 of the last one."""
@@ -119,13 +127,21 @@ class Complete(Engine):
         kernels.complete_pass(self.x, self.s, self.shrink, self._radii / self.sigma, 0.0, self.forces, False)
 
     def model(self, hessians: Array, linear: Array) -> None:
-        self.inverses, share = np.empty_like(hessians), np.empty((self.dim, self.dim))
-        n, compiled = self.graph.n_users, self.dim <= MOST_COORDINATES
-        if not (compiled and model_kernels.complete_system(hessians, self.sigma, self.inverses, share)):
-            self.inverses = np.linalg.inv(hessians + self.sigma * n * np.eye(self.dim))
-            share = (self.inverses @ hessians).mean(axis=0)
-        self.total = np.linalg.inv(share)  # I - sigma sum M = mean of M_i H_i, without cancellation
+        eye, n = np.eye(self.dim), self.graph.n_users
+        self.inverses = np.linalg.inv(hessians + self.sigma * n * eye)
+        # I - sigma sum M = mean of M_i H_i, without cancellation.
+        self.total = np.linalg.inv((self.inverses @ hessians).mean(axis=0))
         self.linear = np.ascontiguousarray(linear.T)
+
+    def take(self, losses: Expansion) -> None:
+        d, n = self.x.shape
+        if d <= MOST_COORDINATES and isinstance(losses.hessians, np.ndarray):
+            self.inverses, share, self.linear = np.empty((n, d, d)), np.empty((d, d)), np.empty((d, n))
+            if model_kernels.complete_system(losses.hessians, losses.shift, losses.centre, losses.gradients, self.sigma,
+                                             self.inverses, share, self.linear):
+                self.total = np.linalg.inv(share)
+                return
+        super().take(losses)
 
     def run(self, steps: int) -> tuple[float, float]:
         return kernels.complete_run(self.linear, self.inverses, self.total, self.sigma, self.x, self.s, self.shrink,
@@ -136,10 +152,11 @@ class Complete(Engine):
         return np.array(self.x.T, order="C"), -flow, labels
 
     def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> Array | None:
-        rounds = int(np.clip(_PROOF / self.graph.n_edges, 4, 60))
-        duals, possible = proof_kernels.complete_proof(self.s, self.shrink, self.sigma, self._radii, labels,
+        rounds = int(np.clip(_PROOF / self.graph.n_edges, 4, _MOST_ROUNDS))
+        duals, lack, small = proof_kernels.complete_proof(self.s, self.shrink, self.sigma, self._radii, labels,
                                                        int(labels.max()) + 1, models, gradients, rounds, enough)
-        return duals if possible else np.empty((0, self.dim))
+        self.lack = None if small else lack
+        return duals if small else None
 
 
 class _Listed(Engine):

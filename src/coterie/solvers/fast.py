@@ -26,8 +26,8 @@ from coterie.labels import group_means, labels_of
 from coterie.problem import Problem
 from coterie.solution import Certificate, Record
 from coterie.solvers.base import Point, Start
-from coterie.solvers.expansion import expansion
-from coterie.solvers.polish import nearly_equal, polish
+from coterie.solvers.expansion import CompiledExpansion, expansion
+from coterie.solvers.polish import nearly_equal, polish, split
 from coterie.solvers.smoothed import LARGEST, solve_smoothed
 
 if TYPE_CHECKING:
@@ -37,10 +37,13 @@ _TURN = 3.0  # first factor of a change of sigma
 _TOO_LOW, _TOO_HIGH = 2.0, 1.03 / 1.8  # limits of ||B x - z|| / ||change of z|| outside which sigma is changed
 _DIGITS = 1e-15  # relative decrease at which a polish ends
 _HOPELESS = 3  # failed attempts at a finite bound after which the solver stops trying
+_ROUGH = 1e-3  # relative error below which the groups are worth a polish
+_COMPILED = 150  # largest number of unknowns of a polish that costs little more than a few passes if it is compiled
 _EXACT = 100  # largest number of unknowns for which the result is always polished to rounding accuracy
 _SMOOTH_AT = ((60, 100), (300, 400), (LARGEST, 1500))  # unknowns, and passes after which smoothing is tried
 _MORE_BITS = 150  # passes of wide models after which rounding may be what keeps them from the tolerance
 _ESTIMATE = 1e-9  # gap that smoothing aims at: it is estimated there, and a few more Newton steps cost little
+_SPLITS = 4  # of groups, in one attempt at a proof
 _TINY, _SMALL, _POLISH = 20, 300, 3000  # groups that are always polished; unknowns of a cheap polish, of any polish
 
 
@@ -169,7 +172,8 @@ class _Run:
     next_try, smooth_at : passes before which no certificate or smoothing is tried.
     labels, tried : groups of the last batch, and the groups that were polished last.
     warm : the groups of a start with duals; None without one.
-    proven : whether a polish was tried.
+    proven, ending : whether a polish was tried, and whether these are the last tries.
+    splits : whether polish and proof are compiled, and split groups that must split.
     wide : whether models are wide, so that nothing of dim x dim is computed.
     """
 
@@ -204,7 +208,9 @@ class _Run:
                               self.max_iter + 1)
         self.labels = self.tried = np.empty(0, dtype=np.int64)
         self.warm = labels_of(losses.centre) if start is not None and start.duals is not None else None
-        self.proven = False
+        self.proven = self.ending = False
+        # A proof that mends wrong groups need not wait until they have settled.
+        self.splits = isinstance(losses, CompiledExpansion) and problem.graph.is_complete
 
     def go(self) -> Point:
         """Iterate until the tolerance is certified or the passes are used up."""
@@ -227,7 +233,7 @@ class _Run:
         losses, engine, balance = self.losses, self.engine, _Balance(self.engine.sigma)
         batch = 20 if losses.quadratic else 10
         while self.passes < self.limit:
-            engine.model(*losses.forms())
+            engine.take(losses)
             steps = min(batch, self.max_iter - self.passes)
             primal, moved = engine.run(steps)
             self.passes += steps
@@ -257,14 +263,15 @@ class _Run:
 
     def _look(self, models: Array, labels: Ints, error: float) -> bool:
         """Try to finish if the groups do not change any more, or if the iterate is close to the optimum."""
-        settled = np.array_equal(labels, self.labels) and not np.array_equal(labels, self.tried)
+        settled = np.array_equal(labels, self.labels)
         self.labels = labels
         if error <= 3.0 * self.tol and self.passes >= self.next_try:
             if self._try(models, labels):
                 return True
             self.next_try = int(1.15 * self.passes)  # wait before the next attempt
             return False
-        if settled and error <= 1e-3 and self._few(labels, _SMALL):
+        if (settled or self.splits) and error <= _ROUGH and self._few(labels, _SMALL) and \
+                not np.array_equal(labels, self.tried):
             self.tried = labels
             return self._prove(labels, models)
         return False
@@ -277,7 +284,8 @@ class _Run:
         """Whether there are so few groups that solving for them is cheaper than passes over the edges."""
         clusters = int(labels.max()) + 1
         return not self.wide and clusters * self.problem.dim <= most and (
-            clusters <= self.problem.n_users // 3 or clusters <= _TINY)
+            clusters <= self.problem.n_users // 3 or clusters <= _TINY
+            or (self.splits and clusters * self.problem.dim <= _COMPILED))
 
     def _try(self, models: Array, labels: Ints) -> bool:
         """Merge and certify; if that is not enough, polish. True if the tolerance is certified."""
@@ -326,34 +334,57 @@ class _Run:
         """Certify the exact optimum for these groups, with the current duals and with duals built for it."""
         self.proven = True
         polished = polish(self.problem, labels, models, tol=_DIGITS)
-        if not self._defend(polished):
+        proved = self._defend(polished)
+        for _ in range(_SPLITS):  # of groups that no duals can hold together
+            if proved or self.engine.lack is None:
+                break
+            parts = split(self.problem, polished, self.engine.lack, self.losses.hessians)
+            if parts is None:
+                break
+            polished = polish(self.problem, *parts, tol=_DIGITS)
+            proved = self._defend(polished)
+        if not proved:
             return False
         # Merge groups that are very close together, if the certificate is as good.
         for distance in (1e-2, 1e-4, 1e-6):
             closer = nearly_equal(self.problem, polished, distance)
             if closer is None:
                 break
-            self._defend(polish(self.problem, closer, polished, tol=_DIGITS), prefer=True)
+            fewer = polish(self.problem, closer, polished, tol=_DIGITS)
+            if self._as_good(fewer):
+                self._defend(fewer, prefer=True)
             if self.best.models is not polished:
                 break
         return True
+
+    def _as_good(self, models: Array) -> bool:
+        """Whether these models may have as small a gap as the best ones, by their objective."""
+        best = self.best.certificate
+        assert best is not None
+        return self.problem.objective(models) - best.objective <= best.gap + 4.0 * best.rounding
 
     def _defend(self, polished: Array, prefer: bool = False) -> bool:
         """Certify the optimum for given groups, with duals built for it if the engine can build them."""
         labels = labels_of(polished)
         gradients = self.problem.gradients(polished)
         # The error of the bound is about ||lack||^2 / (2 curvature); the factor allows for users with less curvature.
-        enough = 0.02 * self.tol * self.losses.curvature * self.losses.scale
+        enough, self.engine.lack = 0.02 * self.tol * self.losses.curvature * self.losses.scale, None
         proof = self.engine.proof(labels, polished, gradients, enough)
-        if proof is not None and len(proof) < self.problem.graph.n_edges:
-            return False
         return self._judge(polished, self.engine.duals() if proof is None else proof, prefer)
 
     def _judge(self, models: Array, duals: Array, prefer: bool = False) -> bool:
+        """Certify a point, unless it cannot be good enough: its gap is at least its complementarity."""
+        if not self.ending and self.best.certificate is not None:
+            problem, scale = self.problem, self.losses.scale
+            penalty = problem.lam * problem.graph.penalty(models)
+            slack = penalty - float(np.vdot(problem.graph.divergence(duals), models))
+            if slack > 2.0 * self.tol * (scale + penalty):
+                return False
         return self.best.judge(models, duals, self.passes, prefer)
 
     def _last_try(self) -> None:
         """Certify the last iterate, also with duals built for its groups, and keep the best."""
+        self.ending = True
         models, _, labels = self.engine.read()
         if np.isfinite(models).all():
             self._try(models, labels)

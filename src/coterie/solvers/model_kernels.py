@@ -77,17 +77,22 @@ def bound_error(hessians, gradients, slopes, shift):
 
 
 @njit(**_PLAIN)
-def complete_system(hessians, sigma, inverses, share):
-    """inverses <- (H_i + sigma n)^-1, share <- mean of inverses_i H_i; whether all are positive definite."""
+def complete_system(hessians, shift, centre, gradients, sigma, inverses, share, linear):
+    """The splitting's system on all pairs: linear (d, n) <- H_i centre_i - gradients_i, H the Hessians with `shift`.
+
+    inverses <- (H_i + sigma n)^-1, share <- mean of inverses_i H_i; returns whether all are positive definite.
+    """
     n, d = hessians.shape[:2]
-    matrix, column = np.empty((d, d)), np.empty(d)
+    matrix, column, own = np.empty((d, d)), np.empty(d), np.empty((d, d))
     for k in range(d):
         for q in range(d):
             share[k, q] = 0.0
     for i in range(n):
         for k in range(d):
+            linear[k, i] = -gradients[i, k]
             for q in range(d):
-                matrix[k, q] = hessians[i, k, q]
+                matrix[k, q] = own[k, q] = hessians[i, k, q] + (shift[i] if q == k else 0.0)
+                linear[k, i] += own[k, q] * centre[i, q]
             matrix[k, k] += sigma * n
         if not factor(matrix, d):
             return False
@@ -101,6 +106,6 @@ def complete_system(hessians, sigma, inverses, share):
             for q in range(d):
                 entry = 0.0
                 for p in range(d):
-                    entry += inverses[i, k, p] * hessians[i, p, q]
+                    entry += inverses[i, k, p] * own[p, q]
                 share[k, q] += entry / n
     return True

@@ -19,6 +19,7 @@ from coterie.losses.grouped import Grouped
 from coterie.problem import Problem
 
 _COMPILED = 300  # largest number of unknowns for which compiled loops are faster than libraries
+_SPLITTING = 6  # shorter and shorter steps by which groups are split
 _DENSE = 600  # largest number of unknowns for which a Newton system is solved densely
 
 
@@ -74,9 +75,10 @@ def _polish_compiled(problem: Problem, data: Flat, labels: Ints, w: Array, tol: 
     radius = float(problem.radii[0]) if problem.graph.n_edges else 0.0
     for _ in range(len(w)):
         counts, step = np.bincount(labels).astype(float), np.empty_like(w)
-        if not kernels.newton(data, radius, labels, counts, w, step, tol, max_iter):
+        share = kernels.newton(data, radius, labels, counts, w, step, tol, max_iter)
+        if share == 0.0:
             break
-        merged = kernels.joined(w, step, -1.0)
+        merged = kernels.joined(w, step, share, -1.0)
         users, labels = w[labels], merged[labels]
         w = group_means(users, labels)
     return w[labels]
@@ -122,11 +124,36 @@ def nearly_equal(problem: Problem, models: Array, relative: float = 1e-6) -> Int
     if problem.graph.is_complete:
         from coterie.solvers.polish_kernels import joined
 
-        merged = joined(w, np.zeros_like(w), relative * float(np.abs(w).max()))
+        merged = joined(w, np.zeros_like(w), 1.0, relative * float(np.abs(w).max()))
         return merged[labels] if merged.max() + 1 < len(w) else None
     reduced = _Reduced(problem, labels)
     close = np.linalg.norm(w[reduced.first] - w[reduced.second], axis=1) <= relative * float(np.abs(w).max())
     return reduced.merged(close) if close.any() else None
+
+
+def split(problem: Problem, models: Array, lack: Array, hessians: Array) -> tuple[Ints, Array] | None:
+    """Groups split into users whose lacks are alike, and models moved against the lack; None if that does not help.
+
+    `lack` (n_users, dim) is what no duals can supply to the users of a group, see `proof_kernels`: minus it is a
+    direction of descent, along which second-order models of a group's losses have their minimum at
+        step = sum_i ||lack_i||^2 / sum_i lack_i' H_i lack_i
+    """
+    from coterie.solvers.proof_kernels import apart
+
+    before = labels_of(models)
+    labels = apart(before, lack)
+    if labels.max() == before.max():
+        return None
+    way = group_means(lack, labels)[labels]
+    curvature = np.bincount(before, np.einsum("nd,nde,ne->n", way, hessians, way))
+    step = np.bincount(before, (way**2).sum(axis=1)) / np.maximum(curvature, 1e-300)
+    way *= step[before][:, None]
+    now = problem.objective(models)
+    for _ in range(_SPLITTING):
+        if problem.objective(models - way) < now:
+            return labels, models - way
+        way *= 0.25
+    return None
 
 
 def _norm(rows: Array) -> float:

@@ -108,24 +108,35 @@ def newton_step(gradient, matrix, reach, step):
 
 
 @njit(**_PLAIN)
-def joined(w, step, distance):
-    """The labels of groups after merging those that `step` moves past each other, or those nearer than `distance`."""
-    (k, d), parent = w.shape, np.arange(w.shape[0])
-    for a in range(k):
-        for b in range(a):
-            along, square = 0.0, 0.0
-            for q in range(d):
-                gap = w[a, q] - w[b, q]
-                square += gap * gap
-                along += gap * (gap + step[a, q] - step[b, q])
-            if along <= 0.0 or np.sqrt(square) <= distance:
-                join(parent, b, a)
+def joined(w, step, share, distance):
+    """The labels of groups after merging those that `share` of the step moves past each other, or nearer ones.
+
+    Groups pass each other where gap' (gap + t move) = 0. The first that do so at t <= 1 are merged in any case, also if
+    `share` is less; so are those nearer than `distance`.
+    """
+    (k, d), parent, first = w.shape, np.arange(w.shape[0]), 1.0
+    for turn in range(2):
+        for a in range(k):
+            for b in range(a):
+                along, square = 0.0, 0.0
+                for q in range(d):
+                    gap = w[a, q] - w[b, q]
+                    square += gap * gap
+                    along += gap * (gap + step[a, q] - step[b, q])
+                at = square / (square - along) if along < 0.0 else 1.0 if along == 0.0 else 2.0
+                if turn == 0:
+                    first = min(first, at)
+                elif at <= max(first, share) or np.sqrt(square) <= distance:
+                    join(parent, b, a)
     return labels_from(parent)
 
 
 @njit(**_PLAIN)
 def newton(data, radius, labels, counts, w, step, tol, most):
-    """Minimise V for given groups by Newton's method, w in place; whether `step` moves groups past each other."""
+    """Minimise V for given groups by Newton's method, w in place.
+
+    Returns 0 at the end; if groups are in each other's way, twice the share of `step` that was possible.
+    """
     k, d = w.shape
     gradient, matrix, trial = np.empty(k * d), np.empty((k * d, k * d)), np.empty((k, d))
     reach = 1.0
@@ -137,7 +148,7 @@ def newton(data, radius, labels, counts, w, step, tol, most):
         now = reduced_system(data, radius, labels, counts, w, gradient, matrix)
         decrement = newton_step(gradient, matrix, reach, step)
         if not decrement > tol * abs(now):
-            return False
+            return 0.0
         longest, taken = 1e-300, False
         for a in range(k):
             for q in range(d):
@@ -153,11 +164,11 @@ def newton(data, radius, labels, counts, w, step, tol, most):
             size *= 0.5
         if taken and size == first < 1.0:
             reach *= 4.0
-        if (size < 1.0 or not taken) and joined(w, step, -1.0).max() + 1 < k:
-            return True
+        if (size < 1.0 or not taken) and joined(w, step, 2.0 * size, -1.0).max() + 1 < k:
+            return 2.0 * size
         if not taken:
-            return False
+            return 0.0
         for a in range(k):
             for q in range(d):
                 w[a, q] = trial[a, q]
-    return False
+    return 0.0

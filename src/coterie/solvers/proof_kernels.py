@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from coterie.solvers.kernels import join, labels_from
+
 _FAST: dict[str, Any] = {"cache": True, "fastmath": True, "error_model": "numpy"}
-_HOPELESS = 100.0  # times `enough`: no flow that lacks more than this is waited for
+_HOPELESS = 100.0  # times `enough`: a group whose flows lack more than this must split
+_LEAST, _CLOSE = 8, 0.9  # rounds before the lack is compared with the least one, and share of it that is the least
+_ALIKE = 0.05  # times the largest lack in a group: users whose lacks differ by less stay together
 
 
 @njit(**_FAST)
@@ -126,7 +130,7 @@ def complete_proof(s, shrink, sigma, radii, labels, groups, models, gradients, r
     accelerated projected gradients (Beck and Teboulle 2009): in a group of n_k users the step
     y_ij -= (lack_i - lack_j) / n_k is exact except for the balls. At most `rounds` rounds, until ||lack||^2 <= enough.
 
-    Returns the duals, and whether there may be a flow; else `least_lack` shows that a group must split.
+    Returns the duals, the lack (n, d), and whether it is small; if not, `least_lack` shows that a group must split.
     """
     (n, d), edges = models.shape, shrink.size
     starts, rank = by_group(labels, groups)
@@ -140,7 +144,7 @@ def complete_proof(s, shrink, sigma, radii, labels, groups, models, gradients, r
             for k in range(d):
                 y[k, place[e]] = sigma * shrink[e] * s[k, e]
     last, lack, flow, scale = y.copy(), np.zeros((d, n)), np.empty((d, n)), np.empty(n)
-    momentum, gain, missing, possible = 1.0, 0.0, np.inf, True
+    momentum, gain, missing, least = 1.0, 0.0, np.inf, 0.0
     for turn in range(rounds + 1):
         before, missing, least = missing, 0.0, 0.0
         for i in range(n):
@@ -149,7 +153,7 @@ def complete_proof(s, shrink, sigma, radii, labels, groups, models, gradients, r
         for group in range(groups):
             start, end = starts[group], starts[group + 1]
             inside_group(start, end, firsts[group], lack, gain, y, last, radius, flow, scale)
-            check = turn > 0 and turn & (turn - 1) == 0  # after 1, 2, 4, 8, ... rounds
+            check = turn >= _LEAST and turn & (turn - 1) == 0  # after 8, 16, 32, ... rounds
             for i in range(start, end):
                 for k in range(d):
                     lack[k, i] = flow[k, i]
@@ -159,10 +163,7 @@ def complete_proof(s, shrink, sigma, radii, labels, groups, models, gradients, r
             for i in range(start, end):
                 for k in range(d):
                     lack[k, i] /= end - start
-        if missing <= enough:
-            break
-        if least > _HOPELESS * enough:
-            possible = False
+        if missing <= enough or least > _CLOSE * missing:
             break
         # `lack` is taken at the duals, not ahead of them: a safe variant of the momentum, restarted when it fails.
         momentum = 1.0 if missing > before else 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * momentum * momentum))
@@ -171,4 +172,27 @@ def complete_proof(s, shrink, sigma, radii, labels, groups, models, gradients, r
         if place[e] >= 0:
             for k in range(d):
                 duals[e, k] = y[k, place[e]]
-    return duals, possible
+    left = np.empty((n, d))
+    for i in range(n):
+        for k in range(d):
+            left[i, k] = flow[k, rank[i]]
+    return duals, left, least <= _HOPELESS * enough
+
+
+@njit(cache=True)
+def apart(labels, lack):
+    """(n,) the labels after each group is split into users whose lacks are alike."""
+    n, d = lack.shape
+    parent, largest = np.arange(n), np.zeros(labels.max() + 1)
+    for i in range(n):
+        for k in range(d):
+            largest[labels[i]] = max(largest[labels[i]], abs(lack[i, k]))
+    for i in range(n):
+        for j in range(i + 1, n):
+            if labels[i] == labels[j]:
+                square = 0.0
+                for k in range(d):
+                    square += (lack[i, k] - lack[j, k]) ** 2
+                if np.sqrt(square) <= _ALIKE * largest[labels[i]]:
+                    join(parent, i, j)
+    return labels_from(parent)
