@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coterie.solvers.expansion import Expansion
 
 RELAX = 1.8
-_PROOF, _MOST_ROUNDS = 2e6, 240  # pairs visited while duals are built, if that allows a few rounds; and rounds
+_PROOF, _MOST_ROUNDS = 2e6, 128  # pairs visited while duals are built, if that allows a few rounds; and rounds
 _ROUNDS, _PROVABLE = 8, 3_000  # rounds of building duals on a list of edges, and the largest number of edges for it
 _DENSE = 300  # largest number of unknowns for which the complete system is inverted
 

@@ -38,6 +38,7 @@ _TOO_LOW, _TOO_HIGH = 2.0, 1.03 / 1.8  # limits of ||B x - z|| / ||change of z||
 _DIGITS = 1e-15  # relative decrease at which a polish ends
 _HOPELESS = 3  # failed attempts at a finite bound after which the solver stops trying
 _ROUGH = 1e-3  # relative error below which the groups are worth a polish
+_SURE = 1e-11  # gap at which groups are right, except for those whose models differ by rounding
 _COMPILED = 150  # largest number of unknowns of a polish that costs little more than a few passes if it is compiled
 _EXACT = 100  # largest number of unknowns for which the result is always polished to rounding accuracy
 _SMOOTH_AT = ((60, 100), (300, 400), (LARGEST, 1500))  # unknowns, and passes after which smoothing is tried
@@ -338,7 +339,7 @@ class _Run:
         for _ in range(_SPLITS):  # of groups that no duals can hold together
             if proved or self.engine.lack is None:
                 break
-            parts = split(self.problem, polished, self.engine.lack, self.losses.hessians)
+            parts = split(self.problem, polished, self.engine.lack, self.losses.hessians, self._enough)
             if parts is None:
                 break
             polished = polish(self.problem, *parts, tol=_DIGITS)
@@ -346,7 +347,7 @@ class _Run:
         if not proved:
             return False
         # Merge groups that are very close together, if the certificate is as good.
-        for distance in (1e-2, 1e-4, 1e-6):
+        for distance in (1e-2, 1e-4, 1e-6) if self.best.gap > _SURE else (1e-6,):
             closer = nearly_equal(self.problem, polished, distance)
             if closer is None:
                 break
@@ -356,6 +357,11 @@ class _Run:
             if self.best.models is not polished:
                 break
         return True
+
+    @property
+    def _enough(self) -> float:
+        """||lack||^2 of a proof; the bound's error is about ||lack||^2 / (2 curvature), and some users have less."""
+        return 0.02 * self.tol * self.losses.curvature * self.losses.scale
 
     def _as_good(self, models: Array) -> bool:
         """Whether these models may have as small a gap as the best ones, by their objective."""
@@ -367,9 +373,8 @@ class _Run:
         """Certify the optimum for given groups, with duals built for it if the engine can build them."""
         labels = labels_of(polished)
         gradients = self.problem.gradients(polished)
-        # The error of the bound is about ||lack||^2 / (2 curvature); the factor allows for users with less curvature.
-        enough, self.engine.lack = 0.02 * self.tol * self.losses.curvature * self.losses.scale, None
-        proof = self.engine.proof(labels, polished, gradients, enough)
+        self.engine.lack = None
+        proof = self.engine.proof(labels, polished, gradients, self._enough)
         return self._judge(polished, self.engine.duals() if proof is None else proof, prefer)
 
     def _judge(self, models: Array, duals: Array, prefer: bool = False) -> bool:

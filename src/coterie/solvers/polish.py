@@ -131,8 +131,10 @@ def nearly_equal(problem: Problem, models: Array, relative: float = 1e-6) -> Int
     return reduced.merged(close) if close.any() else None
 
 
-def split(problem: Problem, models: Array, lack: Array, hessians: Array) -> tuple[Ints, Array] | None:
+def split(problem: Problem, models: Array, lack: Array, hessians: Array, enough: float) -> tuple[Ints, Array] | None:
     """Groups split into users whose lacks are alike, and models moved against the lack; None if that does not help.
+
+    Lacks whose squares are together less than `enough` do not count.
 
     `lack` (n_users, dim) is what no duals can supply to the users of a group, see `proof_kernels`: minus it is a
     direction of descent, along which second-order models of a group's losses have their minimum at
@@ -141,7 +143,7 @@ def split(problem: Problem, models: Array, lack: Array, hessians: Array) -> tupl
     from coterie.solvers.proof_kernels import apart
 
     before = labels_of(models)
-    labels = apart(before, lack)
+    labels = apart(before, lack, float(np.sqrt(enough / len(lack))))
     if labels.max() == before.max():
         return None
     way = group_means(lack, labels)[labels]

@@ -11,8 +11,8 @@ from numba import njit
 from coterie.solvers.kernels import join, labels_from
 
 _FAST: dict[str, Any] = {"cache": True, "fastmath": True, "error_model": "numpy"}
-_HOPELESS = 100.0  # times `enough`: a group whose flows lack more than this must split
-_LEAST, _CLOSE = 8, 0.9  # rounds before the lack is compared with the least one, and share of it that is the least
+_HOPELESS = 100.0  # times `enough`: flows that lack more than this prove nothing
+_LEAST, _CLOSE = 8, 0.98  # rounds before the lack is compared with the least one, and share of it that is the least
 _ALIKE = 0.05  # times the largest lack in a group: users whose lacks differ by less stay together
 
 
@@ -130,7 +130,8 @@ def complete_proof(s, shrink, sigma, radii, labels, groups, models, gradients, r
     accelerated projected gradients (Beck and Teboulle 2009): in a group of n_k users the step
     y_ij -= (lack_i - lack_j) / n_k is exact except for the balls. At most `rounds` rounds, until ||lack||^2 <= enough.
 
-    Returns the duals, the lack (n, d), and whether it is small; if not, `least_lack` shows that a group must split.
+    Returns the duals, the lack (n, d), and whether it is small. The rounds end early if `least_lack` shows that the lack
+    is as small as it can be: then some group must split.
     """
     (n, d), edges = models.shape, shrink.size
     starts, rank = by_group(labels, groups)
@@ -176,12 +177,12 @@ def complete_proof(s, shrink, sigma, radii, labels, groups, models, gradients, r
     for i in range(n):
         for k in range(d):
             left[i, k] = flow[k, rank[i]]
-    return duals, left, least <= _HOPELESS * enough
+    return duals, left, missing <= _HOPELESS * enough
 
 
 @njit(cache=True)
-def apart(labels, lack):
-    """(n,) the labels after each group is split into users whose lacks are alike."""
+def apart(labels, lack, least):
+    """(n,) the labels after each group is split into users whose lacks are alike; differences below `least` are."""
     n, d = lack.shape
     parent, largest = np.arange(n), np.zeros(labels.max() + 1)
     for i in range(n):
@@ -193,6 +194,6 @@ def apart(labels, lack):
                 square = 0.0
                 for k in range(d):
                     square += (lack[i, k] - lack[j, k]) ** 2
-                if np.sqrt(square) <= _ALIKE * largest[labels[i]]:
+                if np.sqrt(square) <= max(_ALIKE * largest[labels[i]], least):
                     join(parent, i, j)
     return labels_from(parent)
