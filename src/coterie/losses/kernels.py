@@ -406,3 +406,15 @@ def answers(data, models, slopes, about, sizes):
             out[1, i], error = _conjugate(data, i, x, f, terms, u, about[i], sizes[i], best, step, trial, work)
         out[4, i] = _sums(data, i, d) * rounding + error
     return out
+
+
+@njit(**_EXACT)
+def settle(data, points):
+    """Each user's minimum of f_i, from `points`, in place; (n,) whether it was found."""
+    n, d = points.shape
+    found, u, step, trial = np.zeros(n, np.bool_), np.zeros(d), np.empty(d), np.empty(d)
+    work = (np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty((d, d)), np.empty((d, d)),
+            np.empty((d, d)))
+    for i in range(n):
+        found[i] = _settle(data, i, u, points[i], step, trial, work)[1]
+    return found

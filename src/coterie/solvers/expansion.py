@@ -120,6 +120,10 @@ class Expansion:
         """Values, gradients and Hessians at these models."""
         return self.problem.loss.evaluate(self.problem.samples, point)
 
+    def gradients_at(self, point: Array) -> Array:
+        """(n_users, dim) the gradients of the losses at these models."""
+        return self.problem.gradients(point)
+
     def error(self, slopes: Array) -> float:
         """An estimate of the error of the dual bound: 1/2 (grad f - slopes)' H^-1 (grad f - slopes)."""
         residual = self.gradients - slopes
@@ -146,6 +150,9 @@ class CompiledExpansion(Expansion):
         values, gradients, hessians = np.empty(n), np.empty((n, d)), np.empty((n, d, d))
         kernels.expand(self.data, point, values, gradients, hessians)
         return values, gradients, hessians
+
+    def gradients_at(self, point: Array) -> Array:
+        return self._at(point)[1]
 
     def refresh(self, models: Array) -> None:
         from coterie.solvers import model_kernels
