@@ -159,7 +159,7 @@ class Solution:
     solver
         Name of the solver.
     seconds
-        Time of the solve.
+        Time of the solve, without that of compiling functions on their first use.
     history
         The progress: `Record`s, or the rounds of a federation.
     sigma

@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "coterie"
 #: From the bottom up. A file may import files of lower layers, and of its own layer as long as no circle arises.
 #: A name stands for a file or for all files of a package that no longer name stands for.
 LAYERS = [
-    "errors", "_typing", "labels", "memory", "storage", "privacy.accounting", "privacy.policy",
+    "errors", "_typing", "compiling", "labels", "memory", "storage", "privacy.accounting", "privacy.policy",
     "privacy.ledger", "privacy",
     "data.validation", "data.frames", "data.io", "data.participants", "data.splitting", "data.users", "data.scaling",
     "data.columns", "data.summary", "data.declared", "data.merging", "data.rules", "data.encoding", "data",
@@ -61,7 +61,7 @@ HOMES = {
     "cvxpy": {"solvers.reference"}, "matplotlib": {"plots", "experiments"}, "plotly": {"experiments"},
     "typer": {"cli"}, "rich": {"cli"}, "polars": {"data.frames"}, "zstandard": {"data.io"},
     "torch": {"embeddings"},
-    "numba": {"graph.kernels", "solvers"},
+    "numba": {"compiling"},
     "flwr": {"federated.flower", "federated.runtimes.cluster"},
     "cryptography": {"federated.masks", "federated.runtimes.keys"},
     "psutil": {"federated.runtimes.cluster"}, "tomli_w": {"federated.runtimes.cluster"},

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from coterie.compiling import njit
 from coterie.losses.base import REACH, TIGHT, TINY
 from coterie.losses.flat import POINTS
 

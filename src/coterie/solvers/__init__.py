@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from coterie.certificates import certify
+from coterie.compiling import compiling_seconds
 from coterie.errors import ConvergenceWarning, Interrupted, InvalidInput, NotConverged, interruptible
 from coterie.problem import Problem
 from coterie.solution import Certificate, Record, Solution, Status
@@ -85,7 +86,7 @@ def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast"
         if solver not in SOLVERS:
             raise InvalidInput(f"unknown solver {solver!r}", remedy=f"Choose one of: {', '.join(SOLVERS)}")
         solver = SOLVERS[solver]()
-    began = time.perf_counter()
+    began, compiled = time.perf_counter(), compiling_seconds()
     interrupted = False
     with interruptible():
         try:
@@ -101,7 +102,7 @@ def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast"
     solution = Solution(
         problem=problem, models=point.models, duals=certificate.duals, certificate=certificate,
         status=_status(certificate, tol, interrupted), solver=type(solver).__name__,
-        seconds=time.perf_counter() - began, history=point.history, sigma=point.sigma,
+        seconds=time.perf_counter() - began - (compiling_seconds() - compiled), history=point.history, sigma=point.sigma,
     )
     if interrupted:
         raise Interrupted(solution)

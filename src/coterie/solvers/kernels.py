@@ -14,7 +14,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from coterie.compiling import njit
 
 _BLOCK = 256
 _FAST: dict[str, Any] = {"cache": True, "fastmath": True, "error_model": "numpy"}

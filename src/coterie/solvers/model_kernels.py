@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from coterie.compiling import njit
 from coterie.losses.kernels import expand, factor, substitute, value
 
 _PLAIN: dict[str, Any] = {"cache": True, "error_model": "numpy"}
