@@ -1,7 +1,7 @@
 """The problems that `solvers.py` times.
 
-Constants of the solvers may be tuned on the cases with seed 0 and the default shapes. The cases called "fresh" have other
-seeds, shapes and units, and nothing is tuned on them: figures that are published come from them.
+Constants of the solvers may be tuned on the cases with seed 0 and the default shapes. The cases called "fresh" have
+other seeds, shapes and units, and nothing is tuned on them: figures that are published come from them.
 """
 
 from __future__ import annotations

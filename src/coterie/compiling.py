@@ -12,9 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
-
-F = TypeVar("F", bound=Callable[..., Any])
+from typing import Any
 
 
 class _Clock:
@@ -60,14 +58,13 @@ def when_compiling(announce: Callable[[], None] | None) -> None:
     _CLOCK.announce = announce
 
 
-def njit(**options: Any) -> Callable[[F], F]:
+def njit(**options: Any) -> Any:
     """`numba.njit`, imported on first use; compiled code goes to a cache that can be written."""
     _find_cache()
     import numba
 
     _watch()
-    decorate: Callable[[F], F] = numba.njit(**options)
-    return decorate
+    return numba.njit(**options)
 
 
 def _find_cache() -> None:

@@ -8,9 +8,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from coterie._typing import Array, Ints
+from coterie.losses.affine import LinearLoss
 from coterie.losses.base import Loss, Samples
 from coterie.losses.blocks import BlockSamples
-from coterie.losses.linear import Huber, LinearLoss, Logistic, Poisson, Squared, SquaredHinge
+from coterie.losses.linear import Huber, Logistic, Poisson, Squared, SquaredHinge
 from coterie.losses.points import SquaredDistance
 
 #: The numbers by which compiled code knows the losses. Classes derived from them have other formulas.

@@ -102,7 +102,8 @@ def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast"
     solution = Solution(
         problem=problem, models=point.models, duals=certificate.duals, certificate=certificate,
         status=_status(certificate, tol, interrupted), solver=type(solver).__name__,
-        seconds=time.perf_counter() - began - (compiling_seconds() - compiled), history=point.history, sigma=point.sigma,
+        seconds=time.perf_counter() - began - (compiling_seconds() - compiled), history=point.history,
+        sigma=point.sigma,
     )
     if interrupted:
         raise Interrupted(solution)

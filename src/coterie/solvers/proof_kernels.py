@@ -130,8 +130,8 @@ def complete_proof(s, shrink, sigma, radii, labels, groups, models, gradients, r
     accelerated projected gradients (Beck and Teboulle 2009): in a group of n_k users the step
     y_ij -= (lack_i - lack_j) / n_k is exact except for the balls. At most `rounds` rounds, until ||lack||^2 <= enough.
 
-    Returns the duals, the lack (n, d), and whether it is small. The rounds end early if `least_lack` shows that the lack
-    is as small as it can be: then some group must split.
+    Returns the duals, the lack (n, d), and whether it is small. Rounds end early if `least_lack` shows that it is as
+    small as it can be: then some group must split.
     """
     (n, d), edges = models.shape, shrink.size
     starts, rank = by_group(labels, groups)
