@@ -54,7 +54,7 @@ def demo(
                 interrupted = True
     console.print(f"Objective      {solution.objective:.10f}")
     console.print(f"Lower bound    {solution.certificate.bound:.10f}")
-    console.print(f"Certified gap  {solution.gap:.1e} (relative), in {solution.seconds:.2f} s")
+    console.print(f"Certified gap  {solution.gap:.1e} (relative), in {solution.seconds:.3f} s")
     console.print(solution.status.value)
     figure = out / "separators.png"
     separators(solution, alone=alone).savefig(figure)

@@ -38,6 +38,7 @@ _TURN = 3.0  # first factor of a change of sigma
 _TOO_LOW, _TOO_HIGH = 2.0, 1.03 / 1.8  # limits of ||B x - z|| / ||change of z|| outside which sigma is changed
 _DIGITS = 1e-15  # relative decrease at which a polish ends
 _HOPELESS = 3  # failed attempts at a finite bound after which the solver stops trying
+_WAIT = 10  # passes, times the proofs that failed, before the next one
 _ROUGH = 1e-3  # relative error below which the groups are worth a polish
 _SURE = 1e-11  # gap at which groups are right, except for those whose models differ by rounding
 _COMPILED = 150  # largest number of unknowns of a polish that costs little more than a few passes if it is compiled
@@ -189,6 +190,7 @@ class _Run:
     next_try, smooth_at : passes before which no certificate or smoothing is tried.
     labels, tried : groups of the last batch, and the groups that were polished last.
     warm : the groups of a start with duals; None without one.
+    failures, next_proof : proofs that failed, and passes before which no other one is tried if `splits`.
     proven, ending : whether a polish was tried, and whether these are the last tries.
     splits : whether polish and proof are compiled, and split groups that must split.
     wide : whether models are wide, so that nothing of dim x dim is computed.
@@ -226,6 +228,7 @@ class _Run:
         self.labels = self.tried = np.empty(0, dtype=np.int64)
         self.warm = labels_of(losses.centre) if start is not None and start.duals is not None else None
         self.proven = self.ending = False
+        self.failures = self.next_proof = 0
         # A proof that mends wrong groups need not wait until they have settled.
         self.splits = isinstance(losses, CompiledExpansion) and problem.graph.is_complete
 
@@ -287,8 +290,8 @@ class _Run:
                 return True
             self.next_try = int(1.15 * self.passes)  # wait before the next attempt
             return False
-        if (settled or self.splits) and error <= _ROUGH and self._few(labels, _SMALL) and \
-                not np.array_equal(labels, self.tried):
+        ready = self.passes >= self.next_proof if self.splits else settled
+        if ready and error <= _ROUGH and self._few(labels, _SMALL) and not np.array_equal(labels, self.tried):
             self.tried = labels
             return self._prove(labels, models)
         return False
@@ -307,7 +310,8 @@ class _Run:
     def _try(self, models: Array, labels: Ints) -> bool:
         """Merge and certify; if that is not enough, polish. True if the tolerance is certified."""
         fused = group_means(models, labels)[labels]
-        if not self.losses.quadratic and self._few(labels, _SMALL):  # conjugates are more expensive than a polish
+        worth = self._few(labels, _SMALL) and not (self.splits and self.passes < self.next_proof)
+        if not self.losses.quadratic and worth:  # conjugates are more expensive than a polish
             return self._prove(labels, fused) or self._judge(fused, self.engine.duals())
         if self.wide:
             return self._try_wide(models, fused)
@@ -361,6 +365,8 @@ class _Run:
             polished = polish(self.problem, *parts, tol=_DIGITS)
             proved = self._defend(polished)
         if not proved:
+            self.failures += 1
+            self.next_proof = self.passes + _WAIT * self.failures
             return False
         # Merge groups that are very close together, if the certificate is as good.
         for distance in (1e-2, 1e-4, 1e-6) if self.best.gap > _SURE else (1e-6,):

@@ -19,7 +19,7 @@ from coterie.losses.grouped import Grouped
 from coterie.problem import Problem
 
 _COMPILED = 300  # largest number of unknowns for which compiled loops are faster than libraries
-_SPLITTING = 6  # shorter and shorter steps by which groups are split
+_SPLITTING = 12  # shorter and shorter steps by which groups are split
 _DENSE = 600  # largest number of unknowns for which a Newton system is solved densely
 
 
@@ -137,17 +137,18 @@ def split(problem: Problem, models: Array, lack: Array, hessians: Array, enough:
     Lacks whose squares are together less than `enough` do not count.
 
     `lack` (n_users, dim) is what no duals can supply to the users of a group, see `proof_kernels`: minus it is a
-    direction of descent, along which second-order models of a group's losses have their minimum at
-        step = sum_i ||lack_i||^2 / sum_i lack_i' H_i lack_i
+    direction of descent, along which a second-order model of a group has its minimum at
+        step = sum_i ||lack_i||^2 / sum_i lack_i' H_i lack_i        H with the curvature of the penalty, see `stiffness`
     """
-    from coterie.solvers.proof_kernels import apart
+    from coterie.solvers.proof_kernels import apart, stiffness
 
     before = labels_of(models)
     labels = apart(before, lack, float(np.sqrt(enough / len(lack))))
     if labels.max() == before.max():
         return None
     way = group_means(lack, labels)[labels]
-    curvature = np.bincount(before, np.einsum("nd,nde,ne->n", way, hessians, way))
+    curvature = np.bincount(before, np.einsum("nd,nde,ne->n", way, hessians, way)
+                            + stiffness(models, way, float(problem.radii[0])))
     step = np.bincount(before, (way**2).sum(axis=1)) / np.maximum(curvature, 1e-300)
     way *= step[before][:, None]
     now = problem.objective(models)

@@ -197,3 +197,25 @@ def apart(labels, lack, least):
                 if np.sqrt(square) <= max(_ALIKE * largest[labels[i]], least):
                     join(parent, i, j)
     return labels_from(parent)
+
+
+@njit(cache=True, error_model="numpy")
+def stiffness(models, way, radius):
+    """(n,) what the penalty adds to the curvature along `way`: 2 radius sum_j (||way_i||^2 - (u' way_i)^2) / ||gap_ij||.
+
+    u is the unit vector of gap_ij = models_i - models_j; users with equal models do not count. The factor 2 allows for
+    the motion of both users of a pair.
+    """
+    n, d = models.shape
+    out = np.zeros(n)
+    for i in range(n):
+        for j in range(n):
+            square, along, moved = 0.0, 0.0, 0.0
+            for k in range(d):
+                gap = models[i, k] - models[j, k]
+                square += gap * gap
+                along += gap * way[i, k]
+                moved += way[i, k] * way[i, k]
+            if square > 0.0 and moved > 0.0:
+                out[i] += 2.0 * radius * max(moved - along * along / square, 0.0) / np.sqrt(square)
+    return out
