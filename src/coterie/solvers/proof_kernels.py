@@ -201,10 +201,11 @@ def apart(labels, lack, least):
 
 @njit(cache=True, error_model="numpy")
 def stiffness(models, way, radius):
-    """(n,) what the penalty adds to the curvature along `way`: 2 radius sum_j (||way_i||^2 - (u' way_i)^2) / ||gap_ij||.
+    """(n,) what the penalty adds to the curvature along `way`, u the unit vector of gap_ij = models_i - models_j:
 
-    u is the unit vector of gap_ij = models_i - models_j; users with equal models do not count. The factor 2 allows for
-    the motion of both users of a pair.
+        2 radius sum_j (||way_i||^2 - (u' way_i)^2) / ||gap_ij||        over users j with another model
+
+    The factor 2 allows for the motion of both users of a pair.
     """
     n, d = models.shape
     out = np.zeros(n)
