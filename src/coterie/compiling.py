@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +72,8 @@ def _find_cache() -> None:
         return
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~")
     if not any(os.access(folder, os.W_OK) for folder in (Path(__file__).parent, home)):
+        import tempfile
+
         os.environ["NUMBA_CACHE_DIR"] = str(Path(tempfile.gettempdir(), f"coterie-numba-{os.getuid()}"))
 
 
