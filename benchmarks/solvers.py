@@ -5,6 +5,7 @@
 T1  complete graph, quadratic, d = 3              T2  kNN graph of two moons, quadratic, one lam and a path
 T3  complete graph, squared hinge as in the paper  T4  kNN graph, logistic, d = 50
 
+Constants may be tuned on the cases without a name; on those called fresh nothing is tuned (see `tasks.py`).
 No solver judges itself: every point is checked by `coterie.certify`, with the solver's own duals or with duals built
 for it (for more than 20,000 edges, with the best bound of the run instead). `error` is the relative distance of its
 objective from the best lower bound of the run.

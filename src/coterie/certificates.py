@@ -20,11 +20,13 @@ from coterie.errors import InvalidInput
 from coterie.graph import Graph
 from coterie.labels import group_means, group_sums, labels_of
 from coterie.losses import Loss, Samples
+from coterie.losses.flat import flat
 from coterie.losses.newton import solve_scaled
 from coterie.problem import Problem
 from coterie.solution import Certificate
 
 _EPSILON = 4 * float(np.finfo(float).eps)
+_COMPILED = 20_000  # numbers in all models up to which compiled loops answer for the users
 _REPAIRS = 5  # attempts at moving duals into the conjugates' domain
 _LAST: WeakKeyDictionary[Problem, tuple[Array, Array, Certificate]] = WeakKeyDictionary()  # one entry, see `_judged`
 FLOOR = 1e-9  # times the users' sizes: the unit of a gap when the objective itself vanishes
@@ -101,8 +103,7 @@ def _judged(problem: Problem, x: Array, slopes: Array, enough: float = 0.0) -> C
     if known is not None and np.array_equal(known[0], x) and np.array_equal(known[1], slopes):
         return known[2]
     about = reference(problem.graph, x)
-    answers = answers_of(problem.loss, problem.samples, x, slopes, about, enough=enough)
-    certificate = assembled(problem, x, slopes, about, answers)
+    certificate = assembled(problem, x, slopes, about, _answers(problem, x, slopes, about, enough))
     _LAST.clear()
     _LAST[problem] = x.copy(), slopes.copy(), certificate
     return certificate
@@ -191,12 +192,33 @@ def answers_of(loss: Loss, samples: Samples, models: Array, slopes: Array, about
     return Answers(values, duals.values, residuals, sizes, rounding)
 
 
+def _answers(problem: Problem, models: Array, slopes: Array, about: Array, enough: float) -> Answers:
+    """The answers of all users: compiled where few numbers make the calls of NumPy count, else all users at once."""
+    loss, samples = problem.loss, problem.samples
+    data = flat(loss, samples) if models.size <= _COMPILED else None
+    if data is None:
+        return answers_of(loss, samples, models, slopes, about, enough=enough)
+    from coterie.losses import kernels
+
+    numbers = kernels.answers(data, models, np.ascontiguousarray(slopes), np.ascontiguousarray(about),
+                              loss.sizes(samples))
+    rows = np.flatnonzero(~np.isfinite(numbers[1]))
+    if rows.size:  # another method may find a bound
+        with np.errstate(over="ignore", invalid="ignore"):
+            duals = loss.dual_bounds(samples, slopes[rows], models[rows], rows, about[rows])
+        numbers[1, rows] = duals.values
+        numbers[4, rows] += duals.rounding
+    return Answers(*numbers)
+
+
 def reference(graph: Graph, models: Array) -> Array:
     """(n_users, dim) for every user the mean model of all users that the graph connects with it.
 
     The slopes -(B'y)_i of connected users sum to zero, so sum_i <slopes_i, about> = 0 for a common point `about`:
     conjugates may be computed about it, and offsets that all models share cost no digits.
     """
+    if graph.is_complete and graph.n_edges and graph.weights[0] > 0:
+        return np.broadcast_to(models[0] + (models - models[0]).mean(axis=0), models.shape)
     starts = np.unique(graph.components, return_index=True)[1]
     offsets = models - models[starts][graph.components]
     return (models[starts] + group_means(offsets, graph.components))[graph.components]

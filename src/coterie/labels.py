@@ -14,10 +14,14 @@ from coterie.errors import InvalidInput
 
 def labels_of(models: Array) -> Ints:
     """(n_users,) the label of each user; users are in one group when their models are equal."""
-    # Equal rows have equal bytes, once -0.0 is made 0.0; sorting bytes is much faster than sorting rows.
+    # Equal rows have equal bytes, once -0.0 is made 0.0.
     rows = np.ascontiguousarray(models + 0.0)
-    keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
-    return first_labels(np.unique(keys, return_inverse=True)[1].ravel())
+    keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel().tolist()
+    seen = dict.fromkeys(keys)
+    if len(seen) == len(keys):
+        return np.arange(len(keys))
+    numbers = dict(zip(seen, range(len(seen)), strict=True))
+    return np.array(list(map(numbers.__getitem__, keys)), dtype=np.int64)
 
 
 def first_labels(labels: Ints) -> Ints:

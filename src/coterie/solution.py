@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -171,7 +172,7 @@ class Solution:
     solver
         Name of the solver.
     seconds
-        Time of the solve.
+        Time of the solve, without that of compiling functions on their first use.
     history
         The progress: `Record`s, or the rounds of a federation.
     sigma
@@ -201,6 +202,13 @@ class Solution:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", labels_of(self.models))
+
+    def without_duals(self) -> Solution:
+        """The same solution without duals, which need more memory than everything else."""
+        other = copy.copy(self)
+        object.__setattr__(other, "duals", None)
+        object.__setattr__(other, "certificate", replace(self.certificate, duals=None))
+        return other
 
     @property
     def lam(self) -> float:

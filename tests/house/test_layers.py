@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "coterie"
 #: From the bottom up. A file may import files of lower layers, and of its own layer as long as no circle arises.
 #: A name stands for a file or for all files of a package that no longer name stands for.
 LAYERS = [
-    "errors", "_typing", "labels", "memory", "threads", "storage", "privacy.accounting", "privacy.policy",
+    "errors", "_typing", "compiling", "labels", "memory", "threads", "storage", "privacy.accounting", "privacy.policy",
     "privacy.ledger", "privacy",
     "data.validation", "data.blocks", "data.files", "data.frames", "data.io", "data.participants", "data.splitting",
     "data.users",
@@ -65,7 +65,7 @@ HOMES = {
     "typer": {"cli"}, "rich": {"cli"}, "polars": {"data.frames"}, "pandas": {"data.frames"},
     "zstandard": {"data.files"},
     "torch": {"embeddings"},
-    "numba": {"graph.kernels", "solvers"},
+    "numba": {"compiling"},
     "flwr": {"federated.flower", "federated.runtimes.cluster"},
     "cryptography": {"federated.masks", "federated.runtimes.keys"},
     "psutil": {"federated.runtimes.cluster"}, "tomli_w": {"federated.runtimes.cluster"},

@@ -143,8 +143,8 @@ def test_what_is_remembered_is_told_apart_by_its_numbers(problem, best):
 def test_a_judgement_is_made_once(problem, monkeypatch):
     """The solver has its point judged before `solve` does: the conjugates, which cost most, are not computed twice."""
     calls = []
-    original = certificates.answers_of
-    monkeypatch.setattr(certificates, "answers_of", lambda *a, **k: calls.append(1) or original(*a, **k))
+    original = certificates._answers
+    monkeypatch.setattr(certificates, "_answers", lambda *a, **k: calls.append(1) or original(*a, **k))
     solution = ct.solve(problem.with_lam(0.5), tol=1e-6)
     assert solution.status is ct.Status.CONVERGED
     count = len(calls)

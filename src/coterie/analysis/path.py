@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from typing import Any
@@ -371,7 +371,7 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
             begin = Start(end.models, end.duals) if proven and end is not None else last
             last = solve_quietly(problem.with_lam(lam), tol=tol, solver=solver, start=begin)
             # Duals need more memory than everything else, and are only needed to start the next solve.
-            solutions.append(replace(last, duals=None, certificate=replace(last.certificate, duals=None)))
+            solutions.append(last.without_duals())
             if progress is not None:
                 progress(last, len(grid))
             if enough is not None and enough(solutions):

@@ -17,6 +17,7 @@ from coterie.analysis.path import solve_path
 from coterie.analysis.select import refit
 from coterie.cli import options
 from coterie.cli.base import app, console
+from coterie.compiling import when_compiling
 from coterie.datasets import Dataset, ellipses
 from coterie.errors import Interrupted, MissingExtra
 from coterie.losses import SquaredHinge
@@ -55,7 +56,7 @@ def demo(
                 interrupted = True
     console.print(f"Objective      {solution.objective:.10f}")
     console.print(f"Lower bound    {solution.certificate.bound:.10f}")
-    console.print(f"Certified gap  {solution.gap:.1e} (relative), in {solution.seconds:.2f} s")
+    console.print(f"Certified gap  {solution.gap:.1e} (relative), in {solution.seconds:.3f} s")
     console.print(solution.status.value)
     figure = out / "separators.png"
     try:
@@ -74,12 +75,22 @@ def demo(
 def _solved(problem: Problem, tol: float, solver: str) -> tuple[Solution, bool]:
     """The solution, or the best one at an interrupt; and whether it was interrupted."""
     with console.status(f"Solving for {problem.n_users} users and {problem.graph.n_edges:,} pairs ...") as status:
+        _announce_compiling()
         try:
             return solve(problem, tol=tol, solver=solver, progress=lambda record: status.update(_line(record))), False
         except Interrupted as stop:
             if stop.best is None:
                 raise
             return stop.best, True
+
+
+def _announce_compiling() -> None:
+    """Say once that functions are compiled, if they are."""
+    def announce() -> None:
+        when_compiling(None)
+        console.print("Compiling       once on this machine, less than a minute ...")
+
+    when_compiling(announce)
 
 
 def _line(record: Record) -> str:

@@ -6,9 +6,9 @@ The pairs of a complete graph are (0, 1), (0, 2), ..., (0, n-1), (1, 2), ...; th
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from coterie._typing import Array, Ints
+from coterie.compiling import njit
 
 
 @njit(cache=True)

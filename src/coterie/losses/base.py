@@ -24,11 +24,11 @@ from coterie.losses.frame import Frame
 from coterie.losses.newton import Minimum, minimise, possible_gains, solve_scaled
 
 _EPSILON = float(np.finfo(float).eps)
-_TINY = 1e3 * _EPSILON  # a residual this small beside the terms it is the difference of is zero but for rounding
+TINY = 1e3 * _EPSILON  # a residual this small beside the terms it is the difference of is zero but for rounding
 SUMS = 8.0 * _EPSILON  # error of a computed sum beside the sum of its terms' absolute values
 NOISE = 1e-10  # times its square: what is left of an offset that cancels, where nothing else is left
-_TIGHT = 1e-13  # times a bound: no more than this is left to be gained
-_REACH = 10.0  # times 1 + ||x||: how far away a model may be in directions that no curvature holds
+TIGHT = 1e-13  # times a bound: no more than this is left to be gained
+REACH = 10.0  # times 1 + ||x||: how far away a model may be in directions that no curvature holds
 _REFINEMENTS = 3  # Newton steps that may follow a local solve until its residual is at rounding level
 
 
@@ -301,7 +301,7 @@ class Loss(ABC):
         which needs no solve to be right, only to be tight. Coordinates without curvature (c_k = 0: an intercept, no
         ridge) must have r_k = 0. In floating point that means a residual at rounding level, which counts by its effect
         |r_k| |x_k - about_k| and by what it can gain (`possible_gains`): second order where the Hessian has curvature
-        beyond rounding, else r times `_REACH`. Where this is not negligible, or rounding level is not reached, the
+        beyond rounding, else r times `REACH`. Where this is not negligible, or rounding level is not reached, the
         bound is +inf. For losses that do not state `magnitudes` of their own, rounding level is estimated.
 
         Parameters
@@ -323,7 +323,7 @@ class Loss(ABC):
             u, centre, z = frame.slopes(slopes, who), frame.enter(about, who), frame.enter(start, who)
         settled = np.ones(len(who), dtype=bool)
         best = self._dual_bound(samples, z, u, centre, curved, who, settled)
-        tight = np.isfinite(best.values) & (best.slack <= _TIGHT * np.abs(best.values))
+        tight = np.isfinite(best.values) & (best.slack <= TIGHT * np.abs(best.values))
         rows = np.flatnonzero(~tight)  # who must look for a better point
         if rows.size:
             minimum = self._minimise(samples, -slopes[rows], np.zeros(rows.size), zero[rows], start[rows], who[rows])
@@ -355,7 +355,7 @@ class Loss(ABC):
             terms = self.magnitudes(samples, z, who)
             residual, away = np.abs(u - g), np.abs(z - centre)
             level = np.abs(u) + terms.gradients
-            exact = settled[:, None] & (residual <= _TINY * level)
+            exact = settled[:, None] & (residual <= TINY * level)
             residual = residual + SUMS * level  # it is rounded itself
             cost = np.where(curved > 0, residual**2 / (2.0 * curved), np.inf)
             flat = exact & (curved == 0)  # coordinates in which a residual at rounding level is let pass
@@ -367,7 +367,7 @@ class Loss(ABC):
                 frame = self.coordinates(samples)
                 unit = 1.0 if frame is None else np.maximum(frame.units(who[rows]).max(axis=1), 1.0)
                 gain = possible_gains(h[rows], np.where(flat[rows], residual[rows], 0.0), SUMS * samples.dim,
-                                      _REACH * (unit + np.linalg.norm(z[rows], axis=1)))
+                                      REACH * (unit + np.linalg.norm(z[rows], axis=1)))
                 limit = 1e-7 * np.abs(values[rows]) + 1e-9 * self.sizes(samples)[who[rows]]
                 rounding[rows] += np.where(gain <= limit, gain, np.inf)
         finite = np.isfinite(values) & np.isfinite(rounding)

@@ -9,7 +9,7 @@ quadratic models q_i(x) = 1/2 x'H_i x - <linear_i, x>,
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,11 +17,15 @@ import numpy as np
 from coterie._typing import Array, Ints
 from coterie.certificates import project
 from coterie.graph import Graph
+from coterie.losses.flat import MOST_COORDINATES
 from coterie.memory import require_memory
-from coterie.solvers import kernels
+from coterie.solvers import kernels, model_kernels, proof_kernels
+
+if TYPE_CHECKING:
+    from coterie.solvers.expansion import Expansion
 
 RELAX = 1.8
-_PROOF = 2e6  # pairs visited while duals are built, if that allows more than a few rounds
+_PROOF, _MOST_ROUNDS = 2e6, 128  # pairs visited while duals are built, if that allows a few rounds; and rounds
 _ROUNDS, _PROVABLE = 8, 3_000  # rounds of building duals on a list of edges, and the largest number of edges for it
 _DENSE = 300  # largest number of unknowns for which the complete system is inverted
 
@@ -37,6 +41,7 @@ class Engine:
     sigma: float
     stiffness: ClassVar[float] = 12.0  # first sigma, in units of curvature / degree
     exact_start: ClassVar[bool] = False  # whether it is right for quadratic losses, except for groups close together
+    lack: Array | None = None  # (n_users, dim) what the last proof's duals lack, if some group must split
     _radii: Array  # lam * weights: (1,) or (n_edges,)
 
     def __init__(self, graph: Graph, dim: int, lam: float) -> None:
@@ -80,7 +85,10 @@ class Engine:
         """Continue with more accurate arithmetic, if there is any."""
 
     def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> Array | None:
-        """Build duals for these groups, with ||gradients + B'y||^2 <= enough if possible; None if that is expensive."""
+        """Build duals for these groups, with ||gradients + B'y||^2 <= enough if possible.
+
+        None if that is expensive, or if some group must split.
+        """
         return None
 
     # Edges and users may be stored in another order internally.
@@ -100,6 +108,10 @@ class Engine:
     def model(self, hessians: Array, linear: Array) -> None:
         """Set new quadratic models, and prepare the linear system."""
         raise NotImplementedError
+
+    def take(self, losses: Expansion) -> None:
+        """`model` with the quadratic models of the losses."""
+        self.model(*losses.forms())
 
     def run(self, steps: int) -> tuple[float, float]:
         """Make steps; returns ||B x - z_before||^2 and ||z - z_before||^2 of the last one."""
@@ -129,6 +141,16 @@ class Complete(Engine):
         self.total = np.linalg.inv((self.inverses @ hessians).mean(axis=0))
         self.linear = np.ascontiguousarray(linear.T)
 
+    def take(self, losses: Expansion) -> None:
+        d, n = self.x.shape
+        if d <= MOST_COORDINATES and isinstance(losses.hessians, np.ndarray):
+            self.inverses, share, self.linear = np.empty((n, d, d)), np.empty((d, d)), np.empty((d, n))
+            if model_kernels.complete_system(losses.hessians, losses.shift, losses.centre, losses.gradients, self.sigma,
+                                             self.inverses, share, self.linear):
+                self.total = np.linalg.inv(share)
+                return
+        super().take(losses)
+
     def run(self, steps: int) -> tuple[float, float]:
         return kernels.complete_run(self.linear, self.inverses, self.total, self.sigma, self.x, self.s, self.shrink,
                                     self._radii / self.sigma, RELAX, self.forces, steps)
@@ -138,10 +160,11 @@ class Complete(Engine):
         return np.array(self.x.T, order="C"), -flow, labels
 
     def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> Array | None:
-        counts = np.bincount(labels).astype(float)
-        rounds = int(np.clip(_PROOF / self.graph.n_edges, 4, 60))
-        return np.asarray(kernels.complete_proof(self.s, self.shrink, self.sigma, self._radii, labels, counts, models,
-                                                 gradients, rounds, enough))
+        rounds = int(np.clip(_PROOF / self.graph.n_edges, 4, _MOST_ROUNDS))
+        duals, lack, small = proof_kernels.complete_proof(self.s, self.shrink, self.sigma, self._radii, labels,
+                                                       int(labels.max()) + 1, models, gradients, rounds, enough)
+        self.lack = None if small else lack
+        return duals if small else None
 
 
 class _Listed(Engine):

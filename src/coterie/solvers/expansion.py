@@ -7,8 +7,11 @@ from functools import cached_property
 import numpy as np
 
 from coterie._typing import Array
+from coterie.losses.flat import Flat, flat
 from coterie.losses.newton import solve_scaled
 from coterie.problem import Problem
+
+_COMPILED = 20_000  # numbers in all models up to which compiled loops are used
 
 
 class Expansion:
@@ -33,7 +36,7 @@ class Expansion:
     def expand(self, models: Array) -> None:
         """Compute the second-order models of the losses at these points."""
         self.centre = models
-        self.values, self.gradients, self.hessians = self.problem.loss.evaluate(self.problem.samples, models)
+        self.values, self.gradients, self.hessians = self._at(models)
         self.curvature = float(np.trace(self.hessians, axis1=1, axis2=2).mean()) / self.problem.dim
         if not self.curvature > 0:  # flat everywhere: use a positive number, from the loss if it has one
             known = self.stiffest[np.isfinite(self.stiffest) & (self.stiffest > 0)]
@@ -117,8 +120,60 @@ class Expansion:
         """Values, gradients and Hessians at these models."""
         return self.problem.loss.evaluate(self.problem.samples, point)
 
+    def gradients_at(self, point: Array) -> Array:
+        """(n_users, dim) the gradients of the losses at these models."""
+        return self.problem.gradients(point)
+
     def error(self, slopes: Array) -> float:
         """An estimate of the error of the dual bound: 1/2 (grad f - slopes)' H^-1 (grad f - slopes)."""
         residual = self.gradients - slopes
         step = self._solve(1e-6 if self.quadratic else 1e-3, residual)
         return 0.5 * float(np.einsum("nd,nd->", residual, step))
+
+
+class CompiledExpansion(Expansion):
+    """The same in compiled code, for few users and losses that it knows.
+
+    Attributes
+    ----------
+    data : the losses on the rows of all users.
+    """
+
+    def __init__(self, problem: Problem, models: Array, data: Flat) -> None:
+        self.data = data
+        super().__init__(problem, models)
+
+    def _at(self, point: Array) -> tuple[Array, Array, Array]:
+        from coterie.losses import kernels
+
+        n, d = point.shape
+        values, gradients, hessians = np.empty(n), np.empty((n, d)), np.empty((n, d, d))
+        kernels.expand(self.data, point, values, gradients, hessians)
+        return values, gradients, hessians
+
+    def gradients_at(self, point: Array) -> Array:
+        return self._at(point)[1]
+
+    def refresh(self, models: Array) -> None:
+        from coterie.solvers import model_kernels
+
+        if self.quadratic:
+            self.centre = models
+            self.values, self.gradients, _ = self._at(models)
+            return
+        self.centre = self.centre.copy()  # it may be the best point so far
+        model_kernels.refreshed(self.data, models, self.centre, self.values, self.gradients, self.hessians, self.shift,
+                                self.floor, self.curvature)
+
+    def error(self, slopes: Array) -> float:
+        from coterie.solvers import model_kernels
+
+        shift = (1e-6 if self.quadratic else 1e-3) * self.curvature
+        error = model_kernels.bound_error(self.hessians, self.gradients, slopes, shift)
+        return error if np.isfinite(error) else super().error(slopes)
+
+
+def expansion(problem: Problem, models: Array) -> Expansion:
+    """The second-order models of the losses, compiled if that is faster."""
+    data = flat(problem.loss, problem.samples) if models.size <= _COMPILED else None
+    return Expansion(problem, models) if data is None else CompiledExpansion(problem, models, data)

@@ -23,11 +23,12 @@ from coterie._typing import Array, Ints
 from coterie.certificates import certify, judge
 from coterie.errors import Interrupted, InvalidInput
 from coterie.labels import group_means, labels_of
+from coterie.losses.flat import flat
 from coterie.problem import Problem
 from coterie.solution import Certificate, Record
 from coterie.solvers.base import Point, Start
-from coterie.solvers.expansion import Expansion
-from coterie.solvers.polish import nearly_equal, polish
+from coterie.solvers.expansion import CompiledExpansion, expansion
+from coterie.solvers.polish import nearly_equal, polish, split
 from coterie.solvers.smoothed import LARGEST, solve_smoothed
 
 if TYPE_CHECKING:
@@ -37,11 +38,16 @@ _TURN = 3.0  # first factor of a change of sigma
 _TOO_LOW, _TOO_HIGH = 2.0, 1.03 / 1.8  # limits of ||B x - z|| / ||change of z|| outside which sigma is changed
 _DIGITS = 1e-15  # relative decrease at which a polish ends
 _HOPELESS = 3  # failed attempts at a finite bound after which the solver stops trying
+_WAIT = 10  # passes, times the proofs that failed, before the next one
+_ROUGH = 1e-3  # relative error below which the groups are worth a polish
+_SURE = 1e-11  # gap at which groups are right, except for those whose models differ by rounding
+_COMPILED = 150  # largest number of unknowns of a polish that costs little more than a few passes if it is compiled
 _EXACT = 100  # largest number of unknowns for which the result is always polished to rounding accuracy
 _SMOOTH_AT = ((60, 100), (300, 400), (LARGEST, 1500))  # unknowns, and passes after which smoothing is tried
 _MORE_BITS = 150  # passes of wide models after which rounding may be what keeps them from the tolerance
 _ESTIMATE = 1e-9  # gap that smoothing aims at: it is estimated there, and a few more Newton steps cost little
 _ROUGH, _ENOUGH = 1e-4, 0.1  # tol from which rough bounds are enough, and the share of it that they may miss
+_SPLITS = 4  # of groups, in one attempt at a proof
 _TINY, _SMALL, _POLISH = 20, 300, 3000  # groups that are always polished; unknowns of a cheap polish, of any polish
 
 
@@ -76,10 +82,25 @@ class Fast:
     def run(self, problem: Problem, tol: float, start: Start | None = None,
             progress: Callable[[Record], None] | None = None) -> Point:
         if problem.lam == 0 or not (problem.graph.weights > 0).any():
-            models = problem.loss.local(problem.samples, start=None if start is None else start.models).points
-            return Point(models, np.zeros((problem.graph.n_edges, problem.dim)))
+            return Point(_separate(problem, start), np.zeros((problem.graph.n_edges, problem.dim)))
         with np.errstate(over="ignore", invalid="ignore"):  # points with overflow are not kept
             return _Run(self, problem, tol, start, progress).go()
+
+
+def _separate(problem: Problem, start: Start | None) -> Array:
+    """Everyone's own best model, by compiled code first."""
+    shape = problem.n_users, problem.dim
+    models = np.zeros(shape) if start is None else np.array(start.models, dtype=float)
+    data = flat(problem.loss, problem.samples)
+    if data is None:
+        return problem.loss.local(problem.samples, start=models).points
+    from coterie.losses import kernels
+
+    begin = models.copy()
+    rest = np.flatnonzero(~kernels.settle(data, models))
+    if rest.size:
+        models[rest] = problem.loss.local(problem.samples, start=begin[rest], users=rest).points
+    return models
 
 
 class _Best:
@@ -174,7 +195,9 @@ class _Run:
     labels, tried : groups of the last batch, and the groups that were polished last.
     warm : the groups of a start with duals; None without one.
     guess : the groups of a start without duals, where models are wide; None without one.
-    proven : whether a polish was tried.
+    failures, next_proof : proofs that failed, and passes before which no other one is tried if `splits`.
+    proven, ending : whether a polish was tried, and whether these are the last tries.
+    splits : whether polish and proof are compiled, and split groups that must split.
     wide : whether models are wide, so that nothing of dim x dim is computed.
     """
 
@@ -188,7 +211,7 @@ class _Run:
         self.began = time.perf_counter()
         self.history: list[Record] = []
         self.wide = problem.loss.wide(problem.samples)
-        losses = (WideExpansion if self.wide else Expansion)(
+        losses = (WideExpansion if self.wide else expansion)(
             problem, np.zeros((problem.n_users, problem.dim)) if start is None else start.models)
         if start is None and losses.quadratic:
             losses.expand(losses.newton_point())
@@ -215,7 +238,10 @@ class _Run:
         self.warm = labels_of(losses.centre) if start is not None and start.duals is not None else None
         guess = labels_of(losses.centre) if self.wide and start is not None and start.duals is None else None
         self.guess = guess if guess is not None and guess.max() + 1 <= problem.n_users // 2 else None
-        self.proven = False
+        self.proven = self.ending = False
+        self.failures = self.next_proof = 0
+        # A proof that mends wrong groups need not wait until they have settled.
+        self.splits = isinstance(losses, CompiledExpansion) and problem.graph.is_complete
 
     def go(self) -> Point:
         """Iterate until the tolerance is certified or the passes are used up."""
@@ -240,7 +266,7 @@ class _Run:
         losses, engine, balance = self.losses, self.engine, _Balance(self.engine.sigma)
         batch = 20 if losses.quadratic else 10 if self.tol < _ROUGH else 5
         while self.passes < self.limit:
-            engine.model(*losses.forms())
+            engine.take(losses)
             steps = min(batch, self.max_iter - self.passes)
             primal, moved = engine.run(steps)
             self.passes += steps
@@ -270,14 +296,15 @@ class _Run:
 
     def _look(self, models: Array, labels: Ints, error: float) -> bool:
         """Try to finish if the groups do not change any more, or if the iterate is close to the optimum."""
-        settled = np.array_equal(labels, self.labels) and not np.array_equal(labels, self.tried)
+        settled = np.array_equal(labels, self.labels)
         self.labels = labels
         if error <= 3.0 * self.tol and self.passes >= self.next_try:
             if self._try(models, labels, error):
                 return True
             self.next_try = int(1.15 * self.passes)  # wait before the next attempt
             return False
-        if settled and error <= 1e-3 and self._few(labels, _SMALL):
+        ready = self.passes >= self.next_proof if self.splits else settled
+        if ready and error <= _ROUGH and self._few(labels, _SMALL) and not np.array_equal(labels, self.tried):
             self.tried = labels
             return self._prove(labels, models)
         return False
@@ -290,12 +317,14 @@ class _Run:
         """Whether there are so few groups that solving for them is cheaper than passes over the edges."""
         clusters = int(labels.max()) + 1
         return not self.wide and clusters * self.problem.dim <= most and (
-            clusters <= self.problem.n_users // 3 or clusters <= _TINY)
+            clusters <= self.problem.n_users // 3 or clusters <= _TINY
+            or (self.splits and clusters * self.problem.dim <= _COMPILED))
 
     def _try(self, models: Array, labels: Ints, error: float = 0.0) -> bool:
         """Merge and certify; if that is not enough, polish. True if the tolerance is certified."""
         fused = group_means(models, labels)[labels]
-        if not self.losses.quadratic and self._few(labels, _SMALL):  # conjugates are more expensive than a polish
+        worth = self._few(labels, _SMALL) and not (self.splits and self.passes < self.next_proof)
+        if not self.losses.quadratic and worth:  # conjugates are more expensive than a polish
             return self._prove(labels, fused) or self._judge(fused, self.engine.duals())
         if self.wide:
             return self._try_wide(models, fused, error)
@@ -347,32 +376,63 @@ class _Run:
         """Certify the exact optimum for these groups, with the current duals and with duals built for it."""
         self.proven = True
         polished = polish(self.problem, labels, models, tol=self.digits)
-        if not self._defend(polished):
+        proved = self._defend(polished)
+        for _ in range(_SPLITS):  # of groups that no duals can hold together
+            if proved or self.engine.lack is None:
+                break
+            parts = split(self.problem, polished, self.engine.lack, self.losses.hessians, self._enough)
+            if parts is None:
+                break
+            polished = polish(self.problem, *parts, tol=self.digits)
+            proved = self._defend(polished)
+        if not proved:
+            self.failures += 1
+            self.next_proof = self.passes + _WAIT * self.failures
             return False
         # Merge groups that are very close together, if the certificate is as good.
-        for distance in (1e-2, 1e-4, 1e-6):
+        for distance in (1e-2, 1e-4, 1e-6) if self.best.gap > _SURE else (1e-6,):
             closer = nearly_equal(self.problem, polished, distance)
             if closer is None:
                 break
-            self._defend(polish(self.problem, closer, polished, tol=self.digits), prefer=True)
+            fewer = polish(self.problem, closer, polished, tol=self.digits)
+            if self._as_good(fewer):
+                self._defend(fewer, prefer=True)
             if self.best.models is not polished:
                 break
         return True
 
+    @property
+    def _enough(self) -> float:
+        """||lack||^2 of a proof; the bound's error is about ||lack||^2 / (2 curvature), and some users have less."""
+        return 0.02 * self.tol * self.losses.curvature * self.losses.scale
+
+    def _as_good(self, models: Array) -> bool:
+        """Whether these models may have as small a gap as the best ones, by their objective."""
+        best = self.best.certificate
+        assert best is not None
+        return self.problem.objective(models) - best.objective <= best.gap + 4.0 * best.rounding
+
     def _defend(self, polished: Array, prefer: bool = False) -> bool:
         """Certify the optimum for given groups, with duals built for it if the engine can build them."""
         labels = labels_of(polished)
-        gradients = self.problem.gradients(polished)
-        # The error of the bound is about ||lack||^2 / (2 curvature); the factor allows for users with less curvature.
-        enough = 0.02 * self.tol * self.losses.curvature * self.losses.scale
-        proof = self.engine.proof(labels, polished, gradients, enough)
+        gradients = self.losses.gradients_at(polished)
+        self.engine.lack = None
+        proof = self.engine.proof(labels, polished, gradients, self._enough)
         return self._judge(polished, self.engine.duals() if proof is None else proof, prefer)
 
     def _judge(self, models: Array, duals: Array, prefer: bool = False) -> bool:
+        """Certify a point, unless it cannot be good enough: its gap is at least its complementarity."""
+        if not self.ending and self.best.certificate is not None:
+            problem, scale = self.problem, self.losses.scale
+            penalty = problem.lam * problem.graph.penalty(models)
+            slack = penalty - float(np.vdot(problem.graph.divergence(duals), models))
+            if slack > 2.0 * self.tol * (scale + penalty):
+                return False
         return self.best.judge(models, duals, self.passes, prefer)
 
     def _last_try(self) -> None:
         """Certify the last iterate, also with duals built for its groups, and keep the best."""
+        self.ending = True
         models, _, labels = self.engine.read()
         if np.isfinite(models).all():
             self._try(models, labels)

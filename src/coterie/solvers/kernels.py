@@ -14,7 +14,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from coterie.compiling import njit
 
 _BLOCK = 256
 _FAST: dict[str, Any] = {"cache": True, "fastmath": True, "error_model": "numpy"}
@@ -293,9 +294,9 @@ def complete_duals(s, shrink, sigma, n):
                 out[i, k] += y
                 out[j, k] -= y
             if shrink[e] >= 1.0:
-                _join(parent, i, j)
+                join(parent, i, j)
             e += 1
-    return out, _labels(parent)
+    return out, labels_from(parent)
 
 
 @njit(cache=True)
@@ -310,65 +311,8 @@ def edges_duals(s, shrink, sigma, first, second, n):
             out[i, k] += y
             out[j, k] -= y
         if shrink[e] >= 1.0:
-            _join(parent, i, j)
-    return out, _labels(parent)
-
-
-@njit(cache=True)
-def complete_proof(s, shrink, sigma, radii, labels, counts, models, gradients, rounds, enough):
-    """Duals for these groups: lam w_e times the unit vector between groups, and inside a flow of the remaining forces.
-
-    The flow starts from the current duals and minimises ||lack||^2, lack = gradients + B'y, over the balls by
-    accelerated projected gradients (Beck and Teboulle 2009): in a group of n_k users the step
-    y_ij -= (lack_i - lack_j) / n_k is exact except for the balls. At most `rounds` rounds, until ||lack||^2 <= enough.
-    """
-    n, d = models.shape
-    duals, last = np.empty((shrink.size, d)), np.zeros((shrink.size if rounds > 1 else 1, d))
-    across, flow, lack = np.zeros((n, d)), np.zeros((n, d)), np.zeros((n, d))
-    momentum, gain, missing = 1.0, 0.0, np.inf
-    for turn in range(rounds + 1):
-        flow[:] = across
-        e = 0
-        for i in range(n - 1):
-            for j in range(i + 1, n):
-                together = labels[i] == labels[j]
-                if turn == 0 or together:
-                    square = 0.0
-                    for k in range(d):
-                        if turn == 0:
-                            y = sigma * shrink[e] * s[k, e] if together else models[i, k] - models[j, k]
-                        else:
-                            old = duals[e, k]
-                            y = old - lack[i, k] + lack[j, k]
-                            if turn > 1:
-                                y += gain * (old - last[e, k])
-                            if rounds > 1:
-                                last[e, k] = old
-                        duals[e, k] = y
-                        square += y * y
-                    length, radius = np.sqrt(square), radii[min(e, radii.size - 1)]
-                    if length > radius or not together:
-                        for k in range(d):
-                            duals[e, k] *= radius / (length + 1e-300)
-                    for k in range(d):
-                        flow[i, k] += duals[e, k]
-                        flow[j, k] -= duals[e, k]
-                        if not together:
-                            across[i, k] += duals[e, k]
-                            across[j, k] -= duals[e, k]
-                e += 1
-        before, missing = missing, 0.0
-        for i in range(n):
-            for k in range(d):
-                lack[i, k] = gradients[i, k] + flow[i, k]
-                missing += lack[i, k] ** 2
-                lack[i, k] /= counts[labels[i]]
-        if missing <= enough:
-            break
-        # `lack` is taken at the duals, not ahead of them: a safe variant of the momentum, restarted when it fails.
-        momentum = 1.0 if missing > before else 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * momentum * momentum))
-        gain = (momentum - 1.0) / momentum
-    return duals
+            join(parent, i, j)
+    return out, labels_from(parent)
 
 
 @njit(cache=True)
@@ -377,12 +321,13 @@ def joined(n, first, second, chosen):
     parent = np.arange(n)
     for e in range(chosen.size):
         if chosen[e]:
-            _join(parent, first[e], second[e])
-    return _labels(parent)
+            join(parent, first[e], second[e])
+    return labels_from(parent)
 
 
 @njit(cache=True)
-def _join(parent, i, j):
+def join(parent, i, j):
+    """Join the parts of i and j; the smaller root stays one."""
     while parent[i] != i:
         parent[i] = parent[parent[i]]
         i = parent[i]
@@ -396,7 +341,8 @@ def _join(parent, i, j):
 
 
 @njit(cache=True)
-def _labels(parent):
+def labels_from(parent):
+    """Labels by first appearance, from the roots of the parts."""
     labels, count = np.empty(parent.size, np.int64), 0
     for i in range(parent.size):
         root = i

@@ -14,9 +14,12 @@ import numpy as np
 from coterie._typing import Array, Flags, Ints
 from coterie.labels import group_means, group_sums, labels_of
 from coterie.losses.curvature import GroupCurvature, Inverse, conjugate_gradients
+from coterie.losses.flat import Flat, flat
 from coterie.losses.grouped import Grouped
 from coterie.problem import Problem
 
+_COMPILED = 300  # largest number of unknowns for which compiled loops are faster than libraries
+_SPLITTING = 12  # shorter and shorter steps by which groups are split
 _DENSE = 600  # largest number of unknowns for which a Newton system is solved densely
 
 
@@ -29,6 +32,9 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, ma
     w = group_means(models, labels)
     if problem.loss.wide(problem.samples):
         return _polish_wide(problem, labels, w, tol, max_iter)
+    data = flat(problem.loss, problem.samples) if problem.graph.is_complete and w.size <= _COMPILED else None
+    if data is not None:
+        return _polish_compiled(problem, data, labels, w, tol, max_iter)
     reduced = _Reduced(problem, labels)
     value, gradient, blocks, stiff = reduced.evaluate(w, 2)
     reach = 10.0 * (1.0 + float(np.abs(w).max()))
@@ -59,6 +65,22 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, ma
         else:
             w = w + size * step
         value, gradient, blocks, stiff = reduced.evaluate(w, 2)
+    return w[labels]
+
+
+def _polish_compiled(problem: Problem, data: Flat, labels: Ints, w: Array, tol: float, max_iter: int) -> Array:
+    """The same in compiled code, for losses that it knows and all pairs with one weight."""
+    from coterie.solvers import polish_kernels as kernels
+
+    radius = float(problem.radii[0]) if problem.graph.n_edges else 0.0
+    for _ in range(len(w)):
+        counts, step = np.bincount(labels).astype(float), np.empty_like(w)
+        share = kernels.newton(data, radius, labels, counts, w, step, tol, max_iter)
+        if share == 0.0:
+            break
+        merged = kernels.joined(w, step, share, -1.0)
+        users, labels = w[labels], merged[labels]
+        w = group_means(users, labels)
     return w[labels]
 
 
@@ -97,10 +119,44 @@ def _polish_wide(problem: Problem, labels: Ints, w: Array, tol: float, max_iter:
 
 def nearly_equal(problem: Problem, models: Array, relative: float = 1e-6) -> Ints | None:
     """The groups of `models` after merging those with an edge and almost equal models; None if there are none."""
-    reduced = _Reduced(problem, labels_of(models))
-    w = group_means(models, reduced.labels)
+    labels = labels_of(models)
+    w = group_means(models, labels)
+    if problem.graph.is_complete:
+        from coterie.solvers.polish_kernels import joined
+
+        merged = joined(w, np.zeros_like(w), 1.0, relative * float(np.abs(w).max()))
+        return merged[labels] if merged.max() + 1 < len(w) else None
+    reduced = _Reduced(problem, labels)
     close = np.linalg.norm(w[reduced.first] - w[reduced.second], axis=1) <= relative * float(np.abs(w).max())
     return reduced.merged(close) if close.any() else None
+
+
+def split(problem: Problem, models: Array, lack: Array, hessians: Array, enough: float) -> tuple[Ints, Array] | None:
+    """Groups split into users whose lacks are alike, and models moved against the lack; None if that does not help.
+
+    Lacks whose squares are together less than `enough` do not count.
+
+    `lack` (n_users, dim) is what no duals can supply to the users of a group, see `proof_kernels`: minus it is a
+    direction of descent, along which a second-order model of a group has its minimum at
+        step = sum_i ||lack_i||^2 / sum_i lack_i' H_i lack_i        H with the curvature of the penalty, see `stiffness`
+    """
+    from coterie.solvers.proof_kernels import apart, stiffness
+
+    before = labels_of(models)
+    labels = apart(before, lack, float(np.sqrt(enough / len(lack))))
+    if labels.max() == before.max():
+        return None
+    way = group_means(lack, labels)[labels]
+    curvature = np.bincount(before, np.einsum("nd,nde,ne->n", way, hessians, way)
+                            + stiffness(models, way, float(problem.radii[0])))
+    step = np.bincount(before, (way**2).sum(axis=1)) / np.maximum(curvature, 1e-300)
+    way *= step[before][:, None]
+    now = problem.objective(models)
+    for _ in range(_SPLITTING):
+        if problem.objective(models - way) < now:
+            return labels, models - way
+        way *= 0.25
+    return None
 
 
 def _norm(rows: Array) -> float:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from coterie.solvers.kernels import _join, _labels
+from coterie.compiling import njit
+from coterie.solvers.kernels import join, labels_from
 
 _FAST: dict[str, Any] = {"cache": True, "fastmath": True, "error_model": "numpy"}
 
@@ -112,11 +112,11 @@ def wide_duals(s, sigma, radii, first, second, n, out, keep):
         if length > radius:
             scale = sigma * radius / length * (1.0 - 1e-14)  # inside the ball, whatever rounding does
         else:
-            _join(parent, i, j)
+            join(parent, i, j)
         for k in range(d):
             y = scale * s[e, k]
             flow[i, k] += y
             flow[j, k] -= y
             if keep:
                 out[e, k] = y
-    return flow, _labels(parent)
+    return flow, labels_from(parent)

@@ -1,0 +1,94 @@
+"""Compiled functions: Numba on first use only, a folder for its cache, and the time that compiling takes.
+
+Numba compiles a function on its first call and keeps the result in a cache on disk, so that this happens once on a
+machine. That time is no time of solving: `Solution.seconds` leaves it out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class _Clock:
+    """The time spent on compiling.
+
+    Attributes
+    ----------
+    spent : seconds, without a function that is being compiled now.
+    depth : how many functions are being compiled, each called by the one before.
+    began : when the outermost of them was begun.
+    announce : is called when compiling begins.
+    watching : whether Numba reports to this clock.
+    """
+
+    def __init__(self) -> None:
+        self.spent, self.depth, self.began = 0.0, 0, 0.0
+        self.announce: Callable[[], None] | None = None
+        self.watching = False
+
+    def start(self) -> None:
+        if self.depth == 0:
+            self.began = time.perf_counter()
+            if self.announce is not None:
+                self.announce()
+        self.depth += 1
+
+    def end(self) -> None:
+        self.depth -= 1
+        if self.depth == 0:
+            self.spent += time.perf_counter() - self.began
+
+
+_CLOCK = _Clock()
+
+
+def compiling_seconds() -> float:
+    """Seconds that this process has spent on compiling so far."""
+    return _CLOCK.spent
+
+
+def when_compiling(announce: Callable[[], None] | None) -> None:
+    """Call this function when compiling begins; None: call nothing."""
+    _CLOCK.announce = announce
+
+
+def njit(**options: Any) -> Any:
+    """`numba.njit`, imported on first use; compiled code goes to a cache that can be written."""
+    _find_cache()
+    import numba
+
+    _watch()
+    return numba.njit(**options)
+
+
+def _find_cache() -> None:
+    """Name a temporary folder for the cache if neither the package's folder nor the user's can be written."""
+    if "NUMBA_CACHE_DIR" in os.environ or "numba" in sys.modules:
+        return
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~")
+    if not any(os.access(folder, os.W_OK) for folder in (Path(__file__).parent, home)):
+        import tempfile
+
+        os.environ["NUMBA_CACHE_DIR"] = str(Path(tempfile.gettempdir(), f"coterie-numba-{os.getuid()}"))
+
+
+def _watch() -> None:
+    """Have Numba report when it compiles."""
+    if _CLOCK.watching:
+        return
+    from numba.core import event
+
+    class Reports(event.Listener):  # type: ignore[misc]
+        def on_start(self, event: Any) -> None:
+            _CLOCK.start()
+
+        def on_end(self, event: Any) -> None:
+            _CLOCK.end()
+
+    event.register("numba:compile", Reports())
+    _CLOCK.watching = True

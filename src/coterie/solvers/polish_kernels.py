@@ -1,0 +1,174 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Numba code of `polish` for few users on all pairs with one weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from coterie.compiling import njit
+from coterie.losses.kernels import derive, substitute, value
+from coterie.solvers.kernels import join, labels_from
+
+_PLAIN: dict[str, Any] = {"cache": True, "error_model": "numpy"}
+_HALVINGS = 25  # of one step
+
+
+@njit(**_PLAIN)
+def reduced_value(data, radius, labels, counts, w):
+    """V(w) of `polish`, for groups of `counts` users."""
+    total = 0.0
+    for i in range(labels.size):
+        total += value(data, i, w[labels[i]])
+    for a in range(w.shape[0]):
+        for b in range(a):
+            square = 0.0
+            for q in range(w.shape[1]):
+                square += (w[a, q] - w[b, q]) ** 2
+            total += radius * counts[a] * counts[b] * np.sqrt(square)
+    return total
+
+
+@njit(**_PLAIN)
+def reduced_system(data, radius, labels, counts, w, gradient, matrix):
+    """The gradient (k d,) and the lower triangle of the Hessian (k d, k d) of V at w; returns V."""
+    (k, d), total = w.shape, 0.0
+    g, h = np.empty(d), np.empty((d, d))
+    for p in range(k * d):
+        gradient[p] = 0.0
+        for q in range(k * d):
+            matrix[p, q] = 0.0
+    for i in range(labels.size):
+        at = d * labels[i]
+        total += derive(data, i, w[labels[i]], g, h)
+        for p in range(d):
+            gradient[at + p] += g[p]
+            for q in range(d):
+                matrix[at + p, at + q] += h[p, q]
+    for a in range(k):
+        for b in range(a):
+            square = 0.0
+            for p in range(d):
+                square += (w[a, p] - w[b, p]) ** 2
+            length, pull = np.sqrt(square), radius * counts[a] * counts[b]
+            if length == 0.0:
+                continue
+            total += pull * length
+            for p in range(d):
+                unit = (w[a, p] - w[b, p]) / length
+                gradient[d * a + p] += pull * unit
+                gradient[d * b + p] -= pull * unit
+                for q in range(d):
+                    stiff = pull / length * ((1.0 if p == q else 0.0) - unit * (w[a, q] - w[b, q]) / length)
+                    matrix[d * a + p, d * a + q] += stiff
+                    matrix[d * b + p, d * b + q] += stiff
+                    matrix[d * a + p, d * b + q] -= stiff
+    return total
+
+
+@njit(cache=True, fastmath=True, error_model="numpy")
+def factor_large(a, n):
+    """As `losses.kernels.factor`, with sums in an order that is fast."""
+    for i in range(n):
+        for j in range(i + 1):
+            row, other, total = a[i, :j], a[j, :j], 0.0
+            for k in range(j):
+                total += row[k] * other[k]
+            total = a[i, j] - total
+            if i > j:
+                a[i, j] = total / a[j, j]
+            elif total > 0.0:
+                a[i, i] = np.sqrt(total)
+            else:
+                return False
+    return True
+
+
+@njit(**_PLAIN)
+def newton_step(gradient, matrix, reach, step):
+    """step (k, d) <- minus the Newton step's opposite: -(H + shift)^-1 gradient; the decrement, or -1 without one."""
+    n, d = gradient.size, step.shape[1]
+    curvature, largest, decrement = 0.0, 0.0, 0.0
+    for p in range(n):
+        curvature += matrix[p, p] / n
+        largest = max(largest, abs(gradient[p]))
+    # For flat Hessians (Huber far from the samples) shift and reach limit the step; both vanish at the end.
+    shift, right = 1e-14 * curvature + 1e-8 * largest / reach + 1e-300, np.empty(n)
+    for p in range(n):
+        matrix[p, p] += shift
+        right[p] = -gradient[p]
+    if not factor_large(matrix, n):
+        return -1.0
+    substitute(matrix, n, right)
+    for p in range(n):
+        step[p // d, p % d] = right[p]
+        decrement -= gradient[p] * right[p]
+    return decrement
+
+
+@njit(**_PLAIN)
+def joined(w, step, share, distance):
+    """The labels of groups after merging those that `share` of the step moves past each other, or nearer ones.
+
+    Groups pass each other where gap' (gap + t move) = 0. The first that do so at t <= 1 are merged in any case, also if
+    `share` is less; so are those nearer than `distance`.
+    """
+    (k, d), parent, first = w.shape, np.arange(w.shape[0]), 1.0
+    for turn in range(2):
+        for a in range(k):
+            for b in range(a):
+                along, square = 0.0, 0.0
+                for q in range(d):
+                    gap = w[a, q] - w[b, q]
+                    square += gap * gap
+                    along += gap * (gap + step[a, q] - step[b, q])
+                at = square / (square - along) if along < 0.0 else 1.0 if along == 0.0 else 2.0
+                if turn == 0:
+                    first = min(first, at)
+                elif at <= max(first, share) or np.sqrt(square) <= distance:
+                    join(parent, b, a)
+    return labels_from(parent)
+
+
+@njit(**_PLAIN)
+def newton(data, radius, labels, counts, w, step, tol, most):
+    """Minimise V for given groups by Newton's method, w in place.
+
+    Returns 0 at the end; if groups are in each other's way, twice the share of `step` that was possible.
+    """
+    k, d = w.shape
+    gradient, matrix, trial = np.empty(k * d), np.empty((k * d, k * d)), np.empty((k, d))
+    reach = 1.0
+    for a in range(k):
+        for q in range(d):
+            reach = max(reach, 1.0 + abs(w[a, q]))
+    reach *= 10.0
+    for _ in range(most):
+        now = reduced_system(data, radius, labels, counts, w, gradient, matrix)
+        decrement = newton_step(gradient, matrix, reach, step)
+        if not decrement > tol * abs(now):
+            return 0.0
+        longest, taken = 1e-300, False
+        for a in range(k):
+            for q in range(d):
+                longest = max(longest, abs(step[a, q]))
+        first = size = min(1.0, reach / longest)
+        for _ in range(_HALVINGS):
+            for a in range(k):
+                for q in range(d):
+                    trial[a, q] = w[a, q] + size * step[a, q]
+            if reduced_value(data, radius, labels, counts, trial) <= now - 1e-4 * size * decrement + 1e-15 * abs(now):
+                taken = True
+                break
+            size *= 0.5
+        if taken and size == first < 1.0:
+            reach *= 4.0
+        if (size < 1.0 or not taken) and joined(w, step, 2.0 * size, -1.0).max() + 1 < k:
+            return 2.0 * size
+        if not taken:
+            return 0.0
+        for a in range(k):
+            for q in range(d):
+                w[a, q] = trial[a, q]
+    return 0.0
