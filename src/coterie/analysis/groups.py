@@ -43,7 +43,7 @@ import numpy.typing as npt
 from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import without_outliers
 from coterie.analysis.path import Path, solve_path
-from coterie.analysis.search import Kind, SearchOptions, kind_of, search
+from coterie.analysis.search import Kind, SearchOptions, SearchResult, kind_of, search
 from coterie.analysis.wide import WideSearch, search_wide
 from coterie.analysis.wide_models import fit_models
 from coterie.data.frames import users_frame
@@ -236,6 +236,11 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     options = SearchOptions(max_groups=max_groups, n_lams=n_lams, k=k, ridge=weight_ridge, progress=progress,
                             proposals=given)
     found = search(scaled, search_loss, options)
+    return _groups_of(users, loss, found, unit)
+
+
+def _groups_of(users: Users, loss: Loss, found: SearchResult, unit: float) -> Groups:
+    """The result of a search, with models for the features given."""
     best, samples = found.best, loss.prepare(users)
     grouped = Grouped(loss=loss, samples=samples, labels=best.labels)
     models = grouped.local(grouped.prepare(grouped.groups)).points[best.labels]

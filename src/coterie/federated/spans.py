@@ -34,7 +34,7 @@ _SOFTMAX = 0.5  # largest curvature of a row's loss under softmax, in any direct
 _DENSE = 200  # size of a core up to which all its eigenvalues are computed
 
 
-class Rows(NamedTuple):
+class SpanRows(NamedTuple):
     """The rows of a user in their own span, A = rows Q, where the Hessian is (rows x I)' W (rows x I) and the ridge."""
 
     basis: Array  # (r, p) Q, the largest singular value first
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
     between: Array  # (m, k, k) W, symmetric
 
     @classmethod
-    def of(cls, curvature: RowCurvature, part: RowTerms, user: int) -> Rows:
+    def of(cls, curvature: RowCurvature, part: RowTerms, user: int) -> SpanRows:
         """Those of one user of a block."""
         gram = part.gram[user]
         if curvature.intercept:
@@ -88,7 +88,7 @@ class Rows(NamedTuple):
         return values[order], vectors[:, order].T
 
 
-class Part(NamedTuple):
+class HessianPart(NamedTuple):
     """A part of a user's Hessian."""
 
     basis: Array  # (rows, dim) new vectors, k in each row, the last of them zero
@@ -96,7 +96,7 @@ class Part(NamedTuple):
     levels: Array  # outer, and inner if there are rows
 
 
-def part_of(rows: Rows, ridge: float, have: int, budget: float) -> Part:
+def part_of(rows: SpanRows, ridge: float, have: int, budget: float) -> HessianPart:
     """What fits into a reply, for a server that has some vectors.
 
     Parameters
@@ -123,13 +123,13 @@ def part_of(rows: Rows, ridge: float, have: int, budget: float) -> Part:
     levels = np.array([max(outer, 0.0) + ridge])
     if _half(size) <= left:
         core = triangle((known.core() + (across + ridge) * np.eye(size))[None])[0]
-        return Part(sent.reshape(-1, p * k), core, levels)
+        return HessianPart(sent.reshape(-1, p * k), core, levels)
     count = min(max(int(left // size), 0), size - 1)
     values, vectors = known.leading(count + 1)
     inner = max(float(values[-1]), 0.0)
     above = np.flatnonzero(values - inner > _EQUAL * values[0])
     core = vectors[above] * np.sqrt(values[above] - inner)[:, None]
-    return Part(sent.reshape(-1, p * k), core.ravel(), np.append(levels, inner + across + ridge))
+    return HessianPart(sent.reshape(-1, p * k), core.ravel(), np.append(levels, inner + across + ridge))
 
 
 def _half(size: int) -> int:
@@ -155,12 +155,12 @@ def hessian_parts(curvature: RowCurvature, ridge: float, have: Ints, rank: int,
     if rank < 0:
         raise Incompatible("Complete Hessians of wide models are too large to send. Use Newton(rank=0).")
     n, dim = curvature.shape
-    out: list[Part] = [Part(np.empty((0, dim)), np.empty(0), np.empty(0))] * n
+    out: list[HessianPart] = [HessianPart(np.empty((0, dim)), np.empty(0), np.empty(0))] * n
     for part in curvature.terms:
         for position, user in enumerate(part.users):
-            rows = Rows.of(curvature, part, position)
+            rows = SpanRows.of(curvature, part, position)
             if withheld is not None and withheld[user]:
-                out[user] = Part(np.empty((0, dim)), np.empty(0), _rounded(rows, ridge))
+                out[user] = HessianPart(np.empty((0, dim)), np.empty(0), _rounded(rows, ridge))
             else:
                 out[user] = part_of(rows, ridge, int(have[user]), (rank or _MODELS) * dim)
     return {name: Ragged.of(np.concatenate(pieces), np.array([len(piece) for piece in pieces])) for name, pieces in (
@@ -168,7 +168,7 @@ def hessian_parts(curvature: RowCurvature, ridge: float, have: Ints, rank: int,
         ("diagonal", [one.levels for one in out]))}
 
 
-def _rounded(rows: Rows, ridge: float) -> Array:
+def _rounded(rows: SpanRows, ridge: float) -> Array:
     """The largest eigenvalue, rounded up to a power of sqrt(2), so that it says little."""
     largest = max(float(rows.leading(1)[0][0]) + ridge, 1e-12)
     return np.array([2.0 ** (np.ceil(2.0 * np.log2(largest) + 1e-9) / 2.0)])

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path as FilePath
 
@@ -179,11 +179,18 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
     if with_scores and split is None:
         split = users.hold_out(settings.holdout, stratify=settings.task == "classification", seed=settings.seed)
     scores, judged, plan = _planned(split if with_scores else None, inner, units, settings, work)
+    fitted = _solved(plan, judged, scores, inner, units, settings, work)
+    return replace(fitted, why=" ".join([*concerns, fitted.why]), seconds=time.perf_counter() - began)
+
+
+def _solved(plan: PathPlan, judged: PathPlan | None, scores: Scores | None, inner: Users, units: Units,
+            settings: Settings, work: Work) -> Fit:
+    """The fit of a plan; `judged` is the plan without the held-out rows."""
     compared = plan if judged is None or plan.means else judged
     path = solve_plan(plan, settings, work)
     index, why = plan.choose(path)
     if index < 0:
-        index, why = _clearest(path, settings.seed) if points else _best(path, scores)
+        index, why = _clearest(path, settings.seed) if settings.task == "clustering" else _best(path, scores)
     elif plan.kind is not None:
         why = f"{sentence_of(plan.kind, compared.means)} {why}"
     stability = None
@@ -196,8 +203,7 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
     everyone = np.zeros(inner.n_users, dtype=np.int64)
     together = group_centres(plan.problem.loss, plan.problem.samples, everyone, settings.count)[0]
     return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together,
-               why=" ".join([*concerns, why]), scores=scores, compared=compared.means,
-               compared_errors=compared.errors, stability=stability, seconds=time.perf_counter() - began)
+               why=why, scores=scores, compared=compared.means, compared_errors=compared.errors, stability=stability)
 
 
 def _require_memory(inner: Users, units: Units) -> None:

@@ -10,7 +10,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from coterie.data.encoding import Recipe
 from coterie.data.files import fingerprint, is_input
+from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.fitting.estimate import Fit, fit
 from coterie.fitting.plan import FitProgress
@@ -77,6 +79,12 @@ def fit_table(data: Any, *, user: str = "", target: str = "", features: str | It
                         separator=separator, **_file_facts(data))
     if run is None:
         return replace(fit(users, settings, progress=progress), recipe=recipe, table=table)
+    return _in_folder(run, users, settings, progress, resume=resume, recipe=recipe, table=table, began=began)
+
+
+def _in_folder(run: Path, users: Users, settings: Settings, progress: FitProgress | None, *, resume: bool,
+               recipe: Recipe, table: TableSource, began: float) -> Fit:
+    """The fit, saved; finished parts are kept in the folder meanwhile."""
     parts = StoredParts(run, {**asdict(table), **asdict(settings)}, resume=resume)
     with _nothing_left_of_a_refusal(parts, run):
         fitted = replace(fit(users, settings, progress=progress, store=parts), recipe=recipe, table=table)

@@ -20,33 +20,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coterie._typing import Array, Ints
-from coterie.certificates import certify, judge
+from coterie.certificates import judge
 from coterie.errors import Interrupted, InvalidInput
 from coterie.labels import group_means, labels_of
 from coterie.losses.flat import flat
 from coterie.problem import Problem
-from coterie.solution import Certificate, Record
+from coterie.solution import Record
 from coterie.solvers.base import Point, Start
 from coterie.solvers.expansion import CompiledExpansion, expansion
+from coterie.solvers.keeping import LOOSE, BestPoint, SigmaBalance
 from coterie.solvers.polish import nearly_equal, polish, split
 from coterie.solvers.smoothed import LARGEST, solve_smoothed
 
 if TYPE_CHECKING:
-    from coterie.solvers.engines import Engine
+    pass
 
-_TURN = 3.0  # first factor of a change of sigma
-_TOO_LOW, _TOO_HIGH = 2.0, 1.03 / 1.8  # limits of ||B x - z|| / ||change of z|| outside which sigma is changed
 _DIGITS = 1e-15  # relative decrease at which a polish ends
 _HOPELESS = 3  # failed attempts at a finite bound after which the solver stops trying
 _WAIT = 10  # passes, times the proofs that failed, before the next one
-_ROUGH = 1e-3  # relative error below which the groups are worth a polish
 _SURE = 1e-11  # gap at which groups are right, except for those whose models differ by rounding
 _COMPILED = 150  # largest number of unknowns of a polish that costs little more than a few passes if it is compiled
 _EXACT = 100  # largest number of unknowns for which the result is always polished to rounding accuracy
 _SMOOTH_AT = ((60, 100), (300, 400), (LARGEST, 1500))  # unknowns, and passes after which smoothing is tried
 _MORE_BITS = 150  # passes of wide models after which rounding may be what keeps them from the tolerance
 _ESTIMATE = 1e-9  # gap that smoothing aims at: it is estimated there, and a few more Newton steps cost little
-_ROUGH, _ENOUGH = 1e-4, 0.1  # tol from which rough bounds are enough, and the share of it that they may miss
+_ROUGH = 1e-3  # relative error below which the groups are worth a polish
 _SPLITS = 4  # of groups, in one attempt at a proof
 _TINY, _SMALL, _POLISH = 20, 300, 3000  # groups that are always polished; unknowns of a cheap polish, of any polish
 
@@ -103,83 +101,6 @@ def _separate(problem: Problem, start: Start | None) -> Array:
     return models
 
 
-class _Best:
-    """The best certified point so far.
-
-    Attributes
-    ----------
-    problem, tol : what is solved, and how accurately.
-    models, certificate : the point; no certificate as long as there is none.
-    enough : by how much bounds may be too low, relative to the losses.
-    repair_at : the passes before which duals without a finite bound are not repaired.
-    unbounded : how many certificates had no finite bound even after a repair.
-    """
-
-    def __init__(self, problem: Problem, tol: float, models: Array) -> None:
-        self.problem, self.tol, self.models = problem, tol, models
-        self.certificate: Certificate | None = None
-        self.enough = _ENOUGH * tol if tol >= _ROUGH else 0.0
-        self.repair_at = self.unbounded = 0
-
-    @property
-    def gap(self) -> float:
-        return np.inf if self.certificate is None else self.certificate.relative_gap
-
-    @property
-    def done(self) -> bool:
-        """Whether the tolerance is certified."""
-        return self.gap <= self.tol
-
-    def judge(self, models: Array, duals: Array, passes: int, prefer: bool = False) -> bool:
-        """Certify a point, and keep it if it is the best so far, or as good and preferred; whether that is enough."""
-        if not (np.isfinite(models).all() and np.isfinite(duals).all()):
-            return False  # a step that overflowed
-        certificate = judge(self.problem, models, duals, self.enough)
-        if not np.isfinite(certificate.bound) and passes >= self.repair_at:
-            # The duals may be only slightly outside the domain of a conjugate: repair them, but not every time.
-            certificate = certify(self.problem, models, duals)
-            self.repair_at = 0 if np.isfinite(certificate.bound) else 2 * passes
-            self.unbounded += not np.isfinite(certificate.bound)
-        as_good = self.gap + 4.0 * certificate.rounding / max(abs(certificate.objective), certificate.floor, 1e-300)
-        if self.certificate is None or certificate.relative_gap < (as_good if prefer else self.gap):
-            self.certificate, self.models = certificate, models
-        return self.done
-
-    def build(self) -> bool:
-        """Certify the best point with duals built for its groups; whether that is enough."""
-        built = certify(self.problem, self.models)
-        if self.certificate is None or built.relative_gap < self.gap:
-            self.certificate = built
-        return self.done
-
-
-class _Balance:
-    """The rule that adapts sigma: residual balancing, with the residuals of the last pass.
-
-    Attributes
-    ----------
-    first : sigma at the start; it stays within 1e5 times of it.
-    factor : of the next change; smaller after every change of direction.
-    last, changes, next_change : the direction of the last change, their number, and the passes before the next.
-    """
-
-    def __init__(self, sigma: float) -> None:
-        self.first, self.factor, self.last, self.changes, self.next_change = sigma, _TURN, 0, 0, 20
-
-    def turn(self, primal: float, moved: float) -> int:
-        """1 to increase sigma, if z is behind B x; -1 to decrease it; else 0."""
-        ratio = np.sqrt(primal / (moved + 1e-300))
-        return 1 if ratio > _TOO_LOW else -1 if ratio < _TOO_HIGH else 0
-
-    def apply(self, turn: int, engine: Engine, passes: int) -> None:
-        """Change the engine's sigma in this direction, if it is time to."""
-        if turn and self.factor > 1.3 and passes >= self.next_change:
-            self.factor = np.sqrt(self.factor) if self.last and turn != self.last else self.factor
-            self.last, self.changes = turn, self.changes + 1
-            engine.retune(float(np.clip(engine.sigma * self.factor**turn, self.first / 1e5, self.first * 1e5)))
-            self.next_change = passes + 20 * (1 + self.changes // 2)
-
-
 class _Run:
     """One solve.
 
@@ -207,7 +128,7 @@ class _Run:
         from coterie.solvers.wide import WideExpansion, choose_wide
 
         self.problem, self.tol, self.max_iter, self.progress = problem, tol, settings.max_iter, progress
-        self.digits = _DIGITS if tol < _ROUGH else 1e-3 * tol
+        self.digits = _DIGITS if tol < LOOSE else 1e-3 * tol
         self.began = time.perf_counter()
         self.history: list[Record] = []
         self.wide = problem.loss.wide(problem.samples)
@@ -218,7 +139,7 @@ class _Run:
         elif start is None and not self.wide and losses.flat_somewhere():
             losses.expand(polish(problem, problem.graph.components, losses.centre, tol=1e-6))
         losses.regularise()
-        self.losses, self.best = losses, _Best(problem, tol, losses.centre)
+        self.losses, self.best = losses, BestPoint(problem, tol, losses.centre)
         self.engine = choose_wide(problem, tol) if self.wide else choose(
             problem.graph, losses.hessians, losses.quadratic, problem.lam)
         # With one curvature for all users and directions, the first sigma is right except for groups close together.
@@ -263,8 +184,8 @@ class _Run:
         return self._point()
 
     def _iterate(self) -> None:
-        losses, engine, balance = self.losses, self.engine, _Balance(self.engine.sigma)
-        batch = 20 if losses.quadratic else 10 if self.tol < _ROUGH else 5
+        losses, engine, balance = self.losses, self.engine, SigmaBalance(self.engine.sigma)
+        batch = 20 if losses.quadratic else 10 if self.tol < LOOSE else 5
         while self.passes < self.limit:
             engine.take(losses)
             steps = min(batch, self.max_iter - self.passes)

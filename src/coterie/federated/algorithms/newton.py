@@ -68,6 +68,20 @@ class Newton(Algorithm):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NewtonState(State):
+    """What the server knows.
+
+    Attributes
+    ----------
+    sent : (n_users, dim) the model of the last query.
+    points, values, gradients, hessians : of the last accepted reply, and of wide models instead of Hessians:
+    basis, axes, gains, inner, outer, sizes : see `Forms`.
+    shift : (n_users,) a multiple of the identity that is added to the Hessian.
+    known, doubted : (n_users,) whether there is a reply, and whether the last one was rejected.
+    duals, sigma : of the last problem with quadratics.
+    promised : (n_users,) 1/2 s'Hs for the step s from each user's point to its model.
+    trust, error : the error of the quadratics in the last round, relative to that.
+    """
+
     sent: Array  # (n_users, dim) the model of the last query
     points: Array  # (n_users, dim) the point of the last accepted reply; value, gradient and Hessian at it:
     values: Array
