@@ -45,7 +45,7 @@ from coterie.data.users import Users
 from coterie.errors import InvalidInput, interruptible
 from coterie.graph import Graph
 from coterie.labels import check_labels
-from coterie.losses import AffineLoss, Huber, Logistic, Loss, Squared, SquaredDistance
+from coterie.losses import AffineLoss, Huber, LinearLoss, Logistic, Loss, Squared, SquaredDistance
 from coterie.losses.grouped import Grouped
 from coterie.solution import Solution
 
@@ -165,7 +165,8 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     [0, 0, 1, 1]
     """
     loss = _checked_loss(users, loss, weight_ridge, max_groups=(max_groups, 1), n_lams=(n_lams, 2), k=(k, 1))
-    scaled, search_loss, unit = _with_unit_targets(_scaled(users, loss), loss)
+    scaler = _scaler(users, loss)
+    scaled, search_loss, unit = _with_unit_targets(users if scaler is None else scaler.transform(users), loss)
     scaled, search_loss = without_outliers(scaled, search_loss)
     given = None if proposals is None else tuple((check_labels(labels, users.n_users), float(cost))
                                                  for labels, cost in proposals)
@@ -174,7 +175,11 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     found = search(scaled, search_loss, options)
     best, samples = found.best, loss.prepare(users)
     grouped = Grouped(loss=loss, samples=samples, labels=best.labels)
-    models = grouped.local(grouped.prepare(grouped.groups)).points[best.labels]
+    start = None
+    if found.models is not None and isinstance(loss, LinearLoss) and scaler is not None:
+        start = scaler.restore(found.models, intercept_sign=int(loss.intercept_sign)) if loss.intercept else \
+            found.models / scaler.scale
+    models = grouped.local(grouped.prepare(grouped.groups), start=start).points[best.labels]
     spread = np.zeros((samples.dim, samples.dim)) if best.spread is None else unit**2 * best.spread.covariance
     return Groups(labels=best.labels, models=models, kind=kind_of(best), spread=spread, criterion=best.length,
                   candidates=tuple(dict.fromkeys((p.n_groups, p.length) for p in found.examined)), lam=best.lam,
@@ -205,11 +210,16 @@ def _checked_loss(users: Users, loss: Loss | None, ridge: float, **numbers: tupl
     return loss
 
 
-def _scaled(users: Users, loss: Loss) -> Users:
+def _scaler(users: Users, loss: Loss) -> Standardizer | None:
     if not isinstance(loss, AffineLoss):
-        return users
+        return None
     scaler = Standardizer.from_moments(users.moments(), feature_names=users.feature_names)
-    return (scaler if loss.intercept else replace(scaler, mean=np.zeros_like(scaler.mean))).transform(users)
+    return scaler if loss.intercept else replace(scaler, mean=np.zeros_like(scaler.mean))
+
+
+def _scaled(users: Users, loss: Loss) -> Users:
+    scaler = _scaler(users, loss)
+    return users if scaler is None else scaler.transform(users)
 
 
 def _with_unit_targets(users: Users, loss: Loss) -> tuple[Users, Loss, float]:
