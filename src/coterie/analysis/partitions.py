@@ -39,7 +39,7 @@ from coterie.losses import AffineLoss, Loss, Samples
 _ROUNDS = 20  # largest number of rounds of merging and moving
 _ALL_PAIRS = 8  # with more groups, only the most similar pairs are tried for merging
 _BLOCK = 500  # nodes of a tree that are evaluated together
-_MANY = 1000  # users; of more, a sample is enough to choose the number of free directions of T
+_MANY = 3000  # users; of more, a sample is enough to choose the number of free directions of T
 _MAX_RANK = 3  # largest number of free directions of T
 
 
@@ -242,17 +242,22 @@ class Judge:
     def one_centre(self) -> Partition:
         """One group with the best spread; the number of its free directions is that of a sample of many users."""
         few = self if self.n <= _MANY else self.take(np.arange(_MANY) * self.n // _MANY)
-        together = np.zeros(few.n, dtype=np.int64)
-        best = few.with_spread(together, 0, 0.1 * np.eye(self.dim))
+        together, share = np.zeros(few.n, dtype=np.int64), self.n / few.n
+
+        def fitted(rank: int, covariance: Array) -> tuple[float, Spread]:
+            spread = few.with_spread(together, rank, covariance).spread
+            assert spread is not None
+            return spread.cost - share * spread.evidence, spread
+
+        length, best = fitted(0, 0.1 * np.eye(self.dim))
         for rank in range(1, min(_MAX_RANK, self.dim - 1) + 1):
-            assert best.spread is not None
-            more = few.with_spread(together, rank, best.spread.covariance)
-            if more.length >= best.length:
+            longer, more = fitted(rank, best.covariance)
+            if longer >= length:
                 break
-            best = more
-        assert best.spread is not None
-        return best if few is self else self.with_spread(np.zeros(self.n, dtype=np.int64), best.spread.rank,
-                                                         best.spread.covariance)
+            length, best = longer, more
+        if few is self:
+            return self.described(together, best)
+        return self.with_spread(np.zeros(self.n, dtype=np.int64), best.rank, best.covariance)
 
 
 def _parts(sums: Expansions) -> tuple[Array, Array, Array]:
