@@ -9,7 +9,7 @@
    the most likely of them, which adds log(N choose a) to its description: if many users have few samples, complete
    groups appear only this way. The cuts of a tree of the local models, shrunk to one centre, are proposals, too.
    Losses that are not quadratic are replaced by second-order models for this, and only the best proposals, by these
-   models, go on to the next step.
+   models, go on to the next step. Of more than 300 users a sample proposes, as in `coterie.analysis.sampling`.
 3. Each partition is improved by merging groups and moving users while its description length decreases, as defined in
    `coterie.analysis.partitions`. Three kinds of description are compared, and the shortest is the result:
 
@@ -39,13 +39,13 @@ import numpy.typing as npt
 from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import without_outliers
 from coterie.analysis.path import Path
-from coterie.analysis.search import Kind, SearchOptions, kind_of, search
+from coterie.analysis.search import Kind, SearchOptions, SearchResult, kind_of, search
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
 from coterie.errors import InvalidInput, interruptible
 from coterie.graph import Graph
 from coterie.labels import check_labels
-from coterie.losses import AffineLoss, Huber, LinearLoss, Logistic, Loss, Squared, SquaredDistance
+from coterie.losses import AffineLoss, Huber, LinearLoss, Logistic, Loss, Samples, Squared, SquaredDistance
 from coterie.losses.grouped import Grouped
 from coterie.solution import Solution
 
@@ -174,16 +174,21 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
                             proposals=given)
     found = search(scaled, search_loss, options)
     best, samples = found.best, loss.prepare(users)
-    grouped = Grouped(loss=loss, samples=samples, labels=best.labels)
-    start = None
-    if found.models is not None and isinstance(loss, LinearLoss) and scaler is not None:
-        start = scaler.restore(found.models, intercept_sign=int(loss.intercept_sign)) if loss.intercept else \
-            found.models / scaler.scale
-    models = grouped.local(grouped.prepare(grouped.groups), start=start).points[best.labels]
+    models = _refit(loss, samples, found, scaler)
     spread = np.zeros((samples.dim, samples.dim)) if best.spread is None else unit**2 * best.spread.covariance
     return Groups(labels=best.labels, models=models, kind=kind_of(best), spread=spread, criterion=best.length,
                   candidates=tuple(dict.fromkeys((p.n_groups, p.length) for p in found.examined)), lam=best.lam,
                   graph=found.path.problem.graph, path=found.path, proposals=found.proposals)
+
+
+def _refit(loss: Loss, samples: Samples, found: SearchResult, scaler: Standardizer | None) -> Array:
+    """(n_users, dim) the best model of each user's group, for the given loss and features."""
+    labels, start = found.best.labels, None
+    grouped = Grouped(loss=loss, samples=samples, labels=labels)
+    if found.models is not None and isinstance(loss, LinearLoss) and scaler is not None:
+        start = scaler.restore(found.models, intercept_sign=int(loss.intercept_sign)) if loss.intercept else \
+            found.models / scaler.scale
+    return grouped.local(grouped.prepare(grouped.groups), start=start).points[labels]
 
 
 def _checked_loss(users: Users, loss: Loss | None, ridge: float, **numbers: tuple[int | None, int]) -> Loss:

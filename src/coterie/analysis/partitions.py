@@ -31,7 +31,7 @@ import numpy as np
 
 from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import dispersion
-from coterie.analysis.spread import Expansions, Round, Spread, fit_spread, sample_users, solve_damped
+from coterie.analysis.spread import Expansions, RoundSpread, Spread, fit_spread, sample_users, solve_damped
 from coterie.data.users import Users
 from coterie.labels import check_labels, group_sums
 from coterie.losses import AffineLoss, Loss, Samples
@@ -68,7 +68,7 @@ class Partition:
         return int(self.labels.max()) + 1
 
 
-class Fitted(NamedTuple):
+class FittedGroups(NamedTuple):
     """The groups of a partition: sums over their users, their models, and what they add to the description length."""
 
     sums: Expansions
@@ -121,7 +121,7 @@ class Judge:
         for k, model in enumerate(models):
             self.known[np.flatnonzero(labels == k).tobytes()] = model, likelihoods[:, k]
 
-    def fitted(self, labels: Ints) -> Fitted:
+    def fitted(self, labels: Ints) -> FittedGroups:
         """The best models of the groups of a partition, with all samples weighted equally."""
         sizes = np.bincount(labels).astype(float)
         fitted = self._with_models(self.expansions.sums(labels), group_sums(self.weights, labels), sizes)
@@ -132,10 +132,10 @@ class Judge:
                 fitted.parts[k] = self._label_cost(sizes[k]) - known[1][members].sum() + self.model_cost
         return fitted
 
-    def _with_models(self, sums: Expansions, weights: Array, sizes: Array) -> Fitted:
+    def _with_models(self, sums: Expansions, weights: Array, sizes: Array) -> FittedGroups:
         models = solve_damped(sums.curvatures, sums.slopes)
         likelihoods = sums.at_own(models) + 0.5 * weights * (models**2 @ self.ridge)  # without ridge
-        return Fitted(sums, weights, sizes, models, self._label_cost(sizes) - likelihoods + self.model_cost)
+        return FittedGroups(sums, weights, sizes, models, self._label_cost(sizes) - likelihoods + self.model_cost)
 
     def _label_cost(self, sizes: Array) -> Array:
         """The length of the labels of groups."""
@@ -273,7 +273,7 @@ class Merging:
     fitted : the groups.
     """
 
-    def __init__(self, judge: Judge, fitted: Fitted) -> None:
+    def __init__(self, judge: Judge, fitted: FittedGroups) -> None:
         self.judge, self.groups = judge, fitted
         n = len(fitted.parts)
         self.alive = self.target = np.arange(n)  # groups that are left, and the group that each has become
@@ -303,7 +303,7 @@ class Merging:
             self.values[:, a] = self._values(slice(None), slice(a, a + 1))[:, 0]
         return True
 
-    def _merged(self, a: Ints, b: Ints) -> Fitted:
+    def _merged(self, a: Ints, b: Ints) -> FittedGroups:
         """Unions of two groups."""
         groups = self.groups
         union = Expansions(*(part[a] + part[b] for part in _parts(groups.sums)))
@@ -416,10 +416,10 @@ class ModelTree:
         return least, chosen
 
     @cached_property
-    def sample(self) -> tuple[Ints, Round]:
+    def sample(self) -> tuple[Ints, RoundSpread]:
         """Positions of some of the users in the tree, and their expansions."""
         some = sample_users(self.leaves.n)
-        return some, Round(self.expansions.take(some))
+        return some, RoundSpread(self.expansions.take(some))
 
     def labels_of(self, cut: SpreadCut) -> Ints:
         """The most likely group of every user."""

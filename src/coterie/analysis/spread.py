@@ -242,7 +242,7 @@ def sample_users(n_users: int) -> Indices:
     return np.unique(np.linspace(0, n_users - 1, min(n_users, _SAMPLE)).astype(np.intp))
 
 
-class Round:
+class RoundSpread:
     """Models that vary alike in all directions, T = t I, in groups that may change.
 
     In the coordinates of user i's axes E with scales a, and with u = 1 / (1 + t a) and z = E slope_i:
@@ -287,7 +287,7 @@ def estimate_covariance(expansions: Expansions, labels: Ints, rank: int, start: 
     some = sample_users(len(labels))
     if len(some) < len(labels):
         expansions, labels = expansions.take(some), np.unique(labels[some], return_inverse=True)[1]
-    alike = Round(expansions) if rank == 0 and expansions.factors is None else None
+    alike = RoundSpread(expansions) if rank == 0 and expansions.factors is None else None
     trial = plain = best = project(start, rank)
     largest, stretch = -np.inf, 1.0
     for _ in range(_ROUNDS):
