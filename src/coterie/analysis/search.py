@@ -362,7 +362,9 @@ class _Asking:
 
     def _promising(self, proposed: list[tuple[Judge, Ints, float, float | None]],
                    ) -> list[tuple[Judge, Ints, float, float | None]]:
-        """Proposals that may be best, by second-order models."""
+        """Proposals that may be best, by second-order models; all of them if there are few users."""
+        if sample_of(self.n) is None:
+            return proposed
         one, lengths = self.quick.criterion(self.everyone), [judge.criterion(labels) + cost
                                                              for judge, labels, cost, _ in proposed]
         least = min(lengths, default=one)
