@@ -13,8 +13,10 @@ from coterie import datasets
 from coterie.analysis.dispersion import dispersion
 from coterie.analysis.groups import Groups, _scaled, describe_better, describe_sizes, find_groups
 from coterie.analysis.partitions import Judge, ModelTree
+from coterie.analysis.sampling import sample_of
 from coterie.analysis.select import refit
 from coterie.analysis.spread import description_length, fit_spread
+from coterie.labels import check_labels
 from coterie.losses.grouped import Grouped
 
 FAMILIES = ("squared_hinge", "logistic", "squared", "huber", "multinomial")
@@ -418,3 +420,64 @@ def test_bad_users_are_refused():
                      users.feature_names)
     with pytest.raises(ct.InvalidInput):
         find_groups(empty)
+
+
+# Many users
+
+
+def test_a_sample_has_different_users_and_is_the_same_every_time():
+    assert sample_of(300) is None
+    for n in (301, 900, 12345):
+        some = sample_of(n)
+        assert len(np.unique(some)) == len(some) == 300
+        assert some.min() >= 0
+        assert some.max() < n
+        np.testing.assert_array_equal(some, sample_of(n))
+    assert len(np.unique(sample_of(900) % 3)) == 3  # equal distances would take every third user
+
+
+def test_a_rare_group_that_a_sample_misses():
+    rng = np.random.default_rng(3)
+    truth = np.zeros(1500, dtype=np.int64)
+    outside = np.setdiff1d(np.arange(1500), sample_of(1500))
+    truth[::2], truth[rng.choice(outside, 6, replace=False)] = 1, 2
+    models, owner = rng.normal(size=(3, 4)) * 2, np.repeat(np.arange(1500), 15)
+    x = rng.normal(size=(len(owner), 3))
+    y = (x * models[truth[owner], :3]).sum(axis=1) + models[truth[owner], 3] + rng.normal(size=len(owner))
+    found = find_groups(ct.Users.from_arrays(x, y, owner))
+    assert found.n_clusters == 3
+    assert adjusted_rand_score(truth, found.labels) > 0.99
+    rare = found.labels[truth == 2]
+    assert (rare == rare[0]).all()
+    assert (found.labels == rare[0]).sum() == 6
+    assert found.path.problem.n_users == 300
+
+
+@pytest.mark.parametrize("family", ["squared", "logistic"])
+def test_proposals_of_another_search(family):
+    users, truth = planted(family, samples=80)
+    first = find_groups(users.hold_out(0.25, seed=1).train)
+    again = find_groups(users, proposals=first.proposals)
+    assert len(again.path) == 0
+    assert again.lam is None
+    np.testing.assert_array_equal(again.labels, truth)
+    assert again.criterion <= find_groups(users).criterion + 5.0  # one move
+    assert find_groups(users, proposals=first.proposals, max_groups=2).n_clusters <= 2
+    with pytest.raises(ct.InvalidInput, match="one label for each"):
+        find_groups(users, proposals=[(truth[:-1], 0.0)])
+
+
+def test_merges_by_sums_are_those_by_users():
+    users, truth = planted("squared")
+    judge, halves = Judge.of(users, ct.Squared()), check_labels(2 * truth + np.arange(24) // 4 % 2, 24)
+    assert halves.max() == 5
+    length, labels = judge.polish(halves)
+    np.testing.assert_array_equal(labels, truth)
+    assert length == pytest.approx(Judge.of(users, ct.Squared()).criterion(truth))
+    parts = judge.fitted(truth).parts
+    for k in range(3):
+        some = np.flatnonzero(truth == k)
+        model = judge.expansions.take(some).centres(np.zeros(8, dtype=np.int64))
+        value = judge.expansions.take(some).values(model).sum()
+        value += 0.5 * judge.weights[some].sum() * (judge.ridge @ model[0] ** 2)
+        assert parts[k] == pytest.approx(8 * np.log(3) - value + judge.model_cost)

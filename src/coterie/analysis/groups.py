@@ -9,7 +9,7 @@
    the most likely of them, which adds log(N choose a) to its description: if many users have few samples, complete
    groups appear only this way. The cuts of a tree of the local models, shrunk to one centre, are proposals, too.
    Losses that are not quadratic are replaced by second-order models for this, and only the best proposals, by these
-   models, go on to the next step.
+   models, go on to the next step. Of more than 300 users a sample proposes, as in `coterie.analysis.sampling`.
 3. Each partition is improved by merging groups and moving users while its description length decreases, as defined in
    `coterie.analysis.partitions`. Three kinds of description are compared, and the shortest is the result:
 
@@ -53,7 +53,7 @@ from coterie.errors import InvalidInput, interruptible
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels, adaptive_graph
 from coterie.labels import check_labels
-from coterie.losses import AffineLoss, Huber, Logistic, Loss, Squared, SquaredDistance
+from coterie.losses import AffineLoss, Huber, LinearLoss, Logistic, Loss, Samples, Squared, SquaredDistance
 from coterie.losses.grouped import Grouped
 from coterie.memory import require_memory
 from coterie.problem import Problem, coefficient_names
@@ -227,7 +227,8 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     [0, 0, 1, 1]
     """
     loss = _checked_loss(users, loss, weight_ridge, max_groups=(max_groups, 1), n_lams=(n_lams, 2), k=(k, 1))
-    scaled, search_loss, unit = _with_unit_targets(_scaled(users, loss), loss)
+    scaler = _scaler(users, loss)
+    scaled, search_loss, unit = _with_unit_targets(users if scaler is None else scaler.transform(users), loss)
     if search_loss.wide(search_loss.prepare(scaled)):
         return _wide_groups(users, loss, search_wide(scaled, search_loss, max_groups), unit, k)
     scaled, search_loss = without_outliers(scaled, search_loss)
@@ -236,14 +237,13 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     options = SearchOptions(max_groups=max_groups, n_lams=n_lams, k=k, ridge=weight_ridge, progress=progress,
                             proposals=given)
     found = search(scaled, search_loss, options)
-    return _groups_of(users, loss, found, unit)
+    return _groups_of(users, loss, found, unit, scaler)
 
 
-def _groups_of(users: Users, loss: Loss, found: SearchResult, unit: float) -> Groups:
+def _groups_of(users: Users, loss: Loss, found: SearchResult, unit: float, scaler: Standardizer | None) -> Groups:
     """The result of a search, with models for the features given."""
     best, samples = found.best, loss.prepare(users)
-    grouped = Grouped(loss=loss, samples=samples, labels=best.labels)
-    models = grouped.local(grouped.prepare(grouped.groups)).points[best.labels]
+    models = _refit(loss, samples, found, scaler)
     spread = np.zeros((samples.dim, samples.dim)) if best.spread is None else unit**2 * best.spread.covariance
     return Groups(labels=best.labels, models=models, kind=kind_of(best), spread=spread, criterion=best.length,
                   candidates=tuple(dict.fromkeys((p.n_groups, p.length) for p in found.examined)), lam=best.lam,
@@ -270,6 +270,16 @@ def _wide_groups(users: Users, loss: Loss, found: WideSearch, unit: float, k: in
                   coefficient_names=tuple(coefficient_names(loss, users, given.dim)))
 
 
+def _refit(loss: Loss, samples: Samples, found: SearchResult, scaler: Standardizer | None) -> Array:
+    """(n_users, dim) the best model of each user's group, for the given loss and features."""
+    labels, start = found.best.labels, None
+    grouped = Grouped(loss=loss, samples=samples, labels=labels)
+    if found.models is not None and isinstance(loss, LinearLoss) and scaler is not None:
+        start = scaler.restore(found.models, intercept_sign=int(loss.intercept_sign)) if loss.intercept else \
+            found.models / scaler.scale
+    return grouped.local(grouped.prepare(grouped.groups), start=start).points[labels]
+
+
 def _checked_loss(users: Users, loss: Loss | None, ridge: float, **numbers: tuple[int | None, int]) -> Loss:
     """Check the users and the numbers, each given with its minimum, if not None; returns the loss to use."""
     if not (isinstance(ridge, (int, float)) and 0 < ridge < np.inf):
@@ -294,11 +304,11 @@ def _checked_loss(users: Users, loss: Loss | None, ridge: float, **numbers: tupl
     return loss
 
 
-def _scaled(users: Users, loss: Loss) -> Users:
+def _scaler(users: Users, loss: Loss) -> Standardizer | None:
     if not isinstance(loss, AffineLoss):
-        return users
+        return None
     scaler = Standardizer.from_moments(users.moments(), feature_names=users.feature_names)
-    return (scaler if loss.intercept else replace(scaler, mean=np.zeros_like(scaler.mean))).transform(users)
+    return scaler if loss.intercept else replace(scaler, mean=np.zeros_like(scaler.mean))
 
 
 def _with_unit_targets(users: Users, loss: Loss) -> tuple[Users, Loss, float]:

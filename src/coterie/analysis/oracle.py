@@ -14,8 +14,11 @@ from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import dispersion, without_ridge
 from coterie.analysis.spread import Expansions, find_modes
 from coterie.data.users import Participants, Users
-from coterie.losses import AffineLoss, Logistic, Loss, Poisson, Samples, SquaredHinge
+from coterie.losses import AffineLoss, LinearLoss, Logistic, Loss, Poisson, Samples, SquaredHinge
 from coterie.losses.quadratic import Quadratic
+
+_STRONG = 1e-3  # pull from which models are found to a few digits
+_NUMBERS = 1_000_000  # of rows and models that are computed at the same time
 
 
 class Settled(NamedTuple):
@@ -84,8 +87,11 @@ class RowsOracle:
 
 
 def settled(loss: Loss, samples: Samples, centres: Array, pull: float, users: Ints) -> Settled:
-    """`UserOracle.settle` for some users."""
-    points = loss.prox(samples, None, pull, centres, users=users).points
+    """`UserOracle.settle` for some users; to a few digits, which is enough for what is sent, if the pull is strong."""
+    if pull < _STRONG or loss.wide(samples):
+        points = loss.prox(samples, None, pull, centres, users=users).points
+    else:
+        points = find_modes(loss, samples, np.ones(len(users)), centres, np.eye(samples.dim) / pull, centres, users)
     values, gradients, hessians = loss.evaluate(samples, points, 2, users)
     model = Quadratic(point=points, value=values, gradient=gradients, hessian=hessians)
     return Settled(model, _information(loss, samples, centres, users))
@@ -94,19 +100,52 @@ def settled(loss: Loss, samples: Samples, centres: Array, pull: float, users: In
 def slopes_at(loss: Loss, bare: Loss, samples: Samples, models: Array, own: Ints,
               users: Ints) -> tuple[Array, Array]:
     """`UserOracle.slopes` for some users; `bare` is the loss without ridge."""
-    n = len(users)
     with np.errstate(over="ignore", invalid="ignore"):  # trial points, and models of very different users
-        values = [bare.evaluate(samples, np.tile(model, (n, 1)), 0, users).values for model in models]
         gradients = [loss.evaluate(samples, models[own[:, k]], 1, users).gradients for k in range(own.shape[1])]
-    return np.stack(values, axis=1), np.stack(gradients, axis=1)
+        return _values_at(bare, samples, models, users), np.stack(gradients, axis=1)
+
+
+def _values_at(bare: Loss, samples: Samples, models: Array, users: Ints) -> Array:
+    """(n_users, n_models) the values of some users at models that are the same for all: one product for many rows."""
+    if not isinstance(bare, LinearLoss) or bare.wide(samples) or (samples.users.data.counts[users] == 0).any():
+        n = len(users)
+        return np.stack([bare.evaluate(samples, np.tile(model, (n, 1)), 0, users).values for model in models], axis=1)
+    rows, out, done = _rows_of(samples, users), np.empty((len(users), len(models))), 0
+    slopes, levels = _split(bare, models, rows.n_features)
+    assert rows.targets is not None
+    while done < len(users):
+        last = int(np.searchsorted(rows.offsets, rows.offsets[done] + _NUMBERS // len(models), side="right")) - 1
+        last = min(max(last, done + 1), len(users))
+        each = slice(rows.offsets[done], rows.offsets[last])
+        values = bare.value(rows.features[each] @ slopes.T + levels, rows.targets[each, None])
+        out[done:last] = np.add.reduceat(values, rows.offsets[done:last] - rows.offsets[done], axis=0)
+        done = last
+    return out / rows.counts[:, None]
+
+
+def _rows_of(samples: Samples, some: Ints) -> Users:
+    """The rows of some users; without a copy if these are all."""
+    users: Users = samples.users.data
+    return users if len(some) == users.n_users and (some == np.arange(len(some))).all() else users.take(some)
+
+
+def _split(loss: AffineLoss, models: Array, n_features: int) -> tuple[Array, Array]:
+    """The coefficients of the features, and the intercepts as they are added to margins."""
+    if not loss.intercept:
+        return models, np.zeros(len(models))
+    return models[:, :n_features], loss.intercept_sign * models[:, n_features]
 
 
 def _information(loss: Loss, samples: Samples, centres: Array, some: Ints) -> Array:
     """(n_users,) the mean of 4 p (1 - p) over the rows of each user, for two classes; 1 for other targets."""
     if not isinstance(loss, (Logistic, SquaredHinge)):
         return np.ones(len(some))
-    users = samples.users.data.take(some)
-    t = loss.decision(users.features, centres[users.owner])
+    users = _rows_of(samples, some)
+    if (centres == centres[:1]).all():
+        slopes, levels = _split(loss, centres[:1], users.n_features)
+        t = users.features @ slopes[0] + levels[0]
+    else:
+        t = loss.decision(users.features, centres[users.owner])
     p = 0.5 + 0.5 * np.tanh(t / 2) if isinstance(loss, Logistic) else np.clip((1 + t) / 2, 0, 1)
     return np.asarray(np.bincount(users.owner, 4 * p * (1 - p), users.n_users) / np.maximum(users.counts, 1))
 

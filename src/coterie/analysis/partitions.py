@@ -39,6 +39,7 @@ from coterie.losses import AffineLoss, Loss, Samples
 _ROUNDS = 20  # largest number of rounds of merging and moving
 _ALL_PAIRS = 8  # with more groups, only the most similar pairs are tried for merging
 _BLOCK = 500  # nodes of a tree that are evaluated together
+_MANY = 3000  # users; of more, a sample is enough to choose the number of free directions of T
 _MAX_RANK = 3  # largest number of free directions of T
 
 
@@ -239,16 +240,24 @@ class Judge:
         return Partition(labels, length - fitted.evidence + fitted.cost + cost, cost=cost), fitted.models
 
     def one_centre(self) -> Partition:
-        """One group with the best spread."""
-        together = np.zeros(self.n, dtype=np.int64)
-        best = self.with_spread(together, 0, 0.1 * np.eye(self.dim))
+        """One group with the best spread; the number of its free directions is that of a sample of many users."""
+        few = self if self.n <= _MANY else self.take(np.arange(_MANY) * self.n // _MANY)
+        together, share = np.zeros(few.n, dtype=np.int64), self.n / few.n
+
+        def fitted(rank: int, covariance: Array) -> tuple[float, Spread]:
+            spread = few.with_spread(together, rank, covariance).spread
+            assert spread is not None
+            return spread.cost - share * spread.evidence, spread
+
+        length, best = fitted(0, 0.1 * np.eye(self.dim))
         for rank in range(1, min(_MAX_RANK, self.dim - 1) + 1):
-            assert best.spread is not None
-            more = self.with_spread(together, rank, best.spread.covariance)
-            if more.length >= best.length:
+            longer, more = fitted(rank, best.covariance)
+            if longer >= length:
                 break
-            best = more
-        return best
+            length, best = longer, more
+        if few is self:
+            return self.described(together, best)
+        return self.with_spread(np.zeros(self.n, dtype=np.int64), best.rank, best.covariance)
 
 
 def _parts(sums: Expansions) -> tuple[Array, Array, Array]:

@@ -43,6 +43,7 @@ _CUTS = 3  # cuts of the tree of models that are improved
 _MARGIN = 50.0  # cuts of that tree that are worse than other descriptions by more nats are ignored
 _PATIENCE = 3  # the search for groups with spread ends after this many numbers of groups without improvement
 _REFINED, _REFINED_AGAIN = 3, 1  # steps from models of groups by second-order models to those that are judged
+_UNSURE = 0.15  # what lengths by second-order models may be wrong by, over the length of one model
 _KEPT = 6  # partitions that are proposed to another search
 _IMPROVED = 4  # rounds of moving and merging by true values
 
@@ -66,6 +67,7 @@ class SearchResult(NamedTuple):
 
     examined: list[Partition]
     path: Path
+    models: Array | None = None  # (n_groups, dim) of the shortest description, nearly, if they are known
 
     @property
     def best(self) -> Partition:
@@ -118,7 +120,8 @@ def search(users: Users, loss: Loss, options: SearchOptions) -> SearchResult:
 def search_by_asking(users: Participants, oracle: UserOracle, options: SearchOptions) -> SearchResult:
     """The search among users who answer, wherever their rows are."""
     asking = _Asking(users, oracle, options)
-    return SearchResult(_within_limit(asking.descriptions, options.max_groups), asking.path)
+    examined = _within_limit(asking.descriptions, options.max_groups)
+    return SearchResult(examined, asking.path, oracle.known.get(("models", shortest(examined).labels.tobytes())))
 
 
 def _path(users: Participants, loss: Loss, sizes: Ints, options: SearchOptions) -> Path:
@@ -345,17 +348,28 @@ class _Asking:
                          for p in _improved(quick, labels, cost, None)]
         different = {labels.tobytes(): (judge, labels, cost, lam) for judge, labels, cost, lam in proposed[::-1]
                      if labels.any()}
-        judged = self._true([(quick, everyone, 0.0, None), *list(different.values())[::-1]])
+        judged = self._true([(quick, everyone, 0.0, None), *self._promising(list(different.values())[::-1])])
         together, asked = judged[0].partition, self._improve(judged[1:])
         groups, spreads = shortest([together, *asked]), [centre]
         for p in _with_prior(quick, tree, near, groups, limit):
             true = self._true([(quick, p.labels, 0.0, None)])[0].partition.length
             asked.append(replace(p, length=p.length - quick.criterion(p.labels) + true))
         spreads += _with_spread(spread_judge, tree, centre, groups, limit)
-        with_evidence = self._with_evidence(spreads)
+        with_evidence = self._with_evidence(spreads, groups.length + max(_MARGIN, _UNSURE * abs(together.length)))
         if with_evidence[0].length >= together.length:  # no spread within groups where there is none around one centre
             with_evidence = with_evidence[:1]
         return [together, *with_evidence, *asked]
+
+    def _promising(self, proposed: list[tuple[Judge, Ints, float, float | None]],
+                   ) -> list[tuple[Judge, Ints, float, float | None]]:
+        """Proposals that may be best, by second-order models; all of them if there are few users."""
+        if sample_of(self.n) is None:
+            return proposed
+        one, lengths = self.quick.criterion(self.everyone), [judge.criterion(labels) + cost
+                                                             for judge, labels, cost, _ in proposed]
+        least = min(lengths, default=one)
+        worst = least + max(_MARGIN, _UNSURE * abs(one))
+        return [each for each, length in zip(proposed, lengths, strict=True) if length <= worst]
 
     def _proposals(self, max_groups: int | None,
                    centre: Spread) -> list[tuple[Judge, Ints, float, float | None]]:
@@ -412,12 +426,15 @@ class _Asking:
             examined += [part.partition for part in judged]
         return examined
 
-    def _with_evidence(self, described: list[Partition]) -> list[Partition]:
-        """Descriptions with a spread, with the evidence that users give for it."""
-        spreads = [(part.labels, part.spread) for part in described if part.spread is not None]
+    def _with_evidence(self, described: list[Partition], worst: float) -> list[Partition]:
+        """Descriptions with a spread, with the evidence that users give for it unless they are much too long."""
+        if not (asked := [part for part in described if part.length <= worst]):
+            return described
+        spreads = [(part.labels, part.spread) for part in asked if part.spread is not None]
         centres = [self.quick.expansions.marginal(spread.covariance)[0].centres(labels)[labels]
                    for labels, spread in spreads]
         covariances = np.stack([spread.covariance for _, spread in spreads])
         evidence = self.oracle.evidence(np.stack(centres, axis=1), covariances).sum(axis=0)
-        return [self.quick.described(labels, replace(spread, evidence=float(value)))
-                for (labels, spread), value in zip(spreads, evidence, strict=True)]
+        told = {id(part): self.quick.described(labels, replace(spread, evidence=float(value)))
+                for part, (labels, spread), value in zip(asked, spreads, evidence, strict=True)}
+        return [told.get(id(part), part) for part in described]

@@ -38,6 +38,7 @@ _SAMPLE = 150  # largest number of users that T is estimated from
 _LONGEST = 16.0  # largest factor of an extrapolated EM step
 _SMALLEST = 1e-10  # smallest eigenvalue of T, relative to the largest
 _LOW, _WIDE = 3, 30  # curvatures of rank dim / _LOW at most are used as factors, in this dimension and above
+_BLOCK = 200  # users whose matrices are computed at the same time
 _FLAT = 1e-9  # relative curvature added, so that directions without curvature do not matter
 
 
@@ -145,17 +146,26 @@ class Expansions:
         if self.factors is not None:
             return self._marginal_of_factors(self.factors, np.maximum(scales, 0.0), axes)
         root = axes * np.sqrt(np.maximum(scales, 0.0))  # covariance = root root'
-        n, dim = self.slopes.shape
+        parts = [self._block(slice(k, k + _BLOCK), root) for k in range(0, len(self.constants), _BLOCK)]
+        constants, slopes, curvatures, posterior = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return Expansions(constants, slopes, curvatures), posterior
+
+    def _block(self, users: slice, root: Array) -> tuple[Array, Array, Array, Array]:
+        """`marginal` of some users, as arrays; `root` is that of T."""
+        from coterie.graph.kernels import invert
+
+        curvatures, slopes = self.curvatures[users], self.slopes[users]
+        n, dim = slopes.shape
         # One product for the matrices of all users is much faster than one for each.
-        half = np.swapaxes((self.curvatures.reshape(-1, dim) @ root).reshape(n, dim, dim), 1, 2)
+        half = np.swapaxes((curvatures.reshape(-1, dim) @ root).reshape(n, dim, dim), 1, 2)
         inner = (np.ascontiguousarray(half).reshape(-1, dim) @ root).reshape(n, dim, dim) + np.eye(dim)
-        left = (np.linalg.inv(inner).reshape(-1, dim) @ root.T).reshape(n, dim, dim)
-        posterior = root @ left
-        own = _times(posterior, self.slopes)
-        diagonals = np.einsum("nii->ni", np.linalg.cholesky(inner))
-        constants = self.constants + 0.5 * (self.slopes * own).sum(axis=1) - np.log(diagonals).sum(axis=1)
-        return Expansions(constants, self.slopes - _times(self.curvatures, own),
-                          self.curvatures - self.curvatures @ posterior @ self.curvatures), posterior
+        inverses, logs = invert(inner)
+        if not np.isfinite(logs).all():  # rounding made a matrix indefinite
+            inverses, logs = np.linalg.inv(inner), np.linalg.slogdet(inner)[1]
+        posterior = root @ (inverses.reshape(-1, dim) @ root.T).reshape(n, dim, dim)
+        own = _times(posterior, slopes)
+        constants = self.constants[users] + 0.5 * (slopes * own).sum(axis=1) - 0.5 * logs
+        return constants, slopes - _times(curvatures, own), curvatures - curvatures @ posterior @ curvatures, posterior
 
     def _marginal_of_factors(self, low: Factors, scales: Array, axes: Array) -> tuple[Expansions, Array]:
         """The same by the formulas for a matrix of low rank, for T = axes diag(scales) axes'.
