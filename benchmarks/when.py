@@ -20,6 +20,7 @@ from typing import ClassVar
 
 import numpy as np
 from sklearn.cluster import HDBSCAN, KMeans
+from sklearn.datasets import make_circles
 from sklearn.linear_model import RidgeCV
 from sklearn.metrics import adjusted_rand_score
 from sklearn.preprocessing import SplineTransformer
@@ -53,9 +54,9 @@ class Splines(Central):
 
 
 #: Columns of the table: their headings and the methods of `coterie bench data`.
-METHODS = {"coterie": "coterie", "one model": "global", "own ridge": "ridge per user", "column per user": "one-hot ridge",
-           "random slopes": "mixedlm slopes", "LightGBM": "lightgbm", "IFCA, true K": "ifca given K",
-           "splines": "splines"}
+METHODS = {"coterie": "coterie", "one model": "global", "own ridge": "ridge per user",
+           "column per user": "one-hot ridge", "random slopes": "mixedlm slopes", "LightGBM": "lightgbm",
+           "IFCA, true K": "ifca given K", "splines": "splines"}
 
 
 def simulated(name: str, X: np.ndarray, y: np.ndarray, owner: np.ndarray, train: int,
@@ -66,7 +67,7 @@ def simulated(name: str, X: np.ndarray, y: np.ndarray, owner: np.ndarray, train:
 
 def groups(seed: int) -> Benchmark:
     """30 users of three kinds, 12 rows each: a linear model per kind."""
-    data = clustered("squared", samples=12 + TEST, n_features=5, noise=1.0, test_samples=1, seed=seed)
+    data = clustered("squared", samples=12 + TEST, n_features=4, noise=1.0, test_samples=1, seed=seed)
     return simulated("groups", data.users.features, data.users.targets, data.users.owner, 12, data.clusters)
 
 
@@ -76,33 +77,33 @@ def sleepstudy(seed: int) -> Benchmark:
 
 
 def one_kind(seed: int) -> Benchmark:
-    """20 users with one linear model, 100 rows each."""
+    """10 users with one linear model, 150 rows each."""
     rng = np.random.default_rng(seed)
-    owner = np.repeat(np.arange(20), 100 + TEST)
-    X = rng.normal(size=(owner.size, 5))
-    return simulated("one kind", X, X @ rng.normal(size=5) + rng.normal(size=owner.size), owner, 100)
+    owner = np.repeat(np.arange(10), 150 + TEST)
+    X = rng.normal(size=(owner.size, 4))
+    return simulated("one kind", X, X @ rng.normal(size=4) + rng.normal(size=owner.size), owner, 150)
 
 
 def many_rows(seed: int) -> Benchmark:
-    """10 users with unrelated linear models, 400 rows each."""
+    """8 users with unrelated linear models, 200 rows each."""
     rng = np.random.default_rng(seed)
-    owner = np.repeat(np.arange(10), 400 + TEST)
-    X, models = rng.normal(size=(owner.size, 5)), rng.normal(size=(10, 5))
-    return simulated("many rows", X, (X * models[owner]).sum(axis=1) + rng.normal(size=owner.size), owner, 400)
+    owner = np.repeat(np.arange(8), 200 + TEST)
+    X, models = rng.normal(size=(owner.size, 4)), rng.normal(size=(8, 4))
+    return simulated("many rows", X, (X * models[owner]).sum(axis=1) + rng.normal(size=owner.size), owner, 200)
 
 
 def curved(seed: int) -> Benchmark:
-    """20 users, 60 rows each, levels of their own, and the curve of Friedman (1991) that all share."""
+    """20 users, 40 rows each, levels of their own, and the curve of Friedman (1991) that all share."""
     rng = np.random.default_rng(seed)
-    owner = np.repeat(np.arange(20), 60 + TEST)
+    owner = np.repeat(np.arange(20), 40 + TEST)
     X = rng.random((owner.size, 5))
     curve = 10 * np.sin(np.pi * X[:, 0] * X[:, 1]) + 20 * (X[:, 2] - 0.5) ** 2 + 10 * X[:, 3] + 5 * X[:, 4]
     y = curve + 2 * rng.normal(size=20)[owner] + rng.normal(size=owner.size)
-    return simulated("curved", X, y, owner, 60)
+    return simulated("curved", X, y, owner, 40)
 
 
 def smooth(seed: int) -> Benchmark:
-    """60 stations on a line, 6 rows each: level and slope are a sine and a cosine of the position, which is a column."""
+    """60 stations on a line, 6 rows each: level and slope are a sine and a cosine of the position, a column."""
     rng = np.random.default_rng(seed)
     owner = np.repeat(np.arange(60), 6 + TEST)
     position, x = owner / 59, rng.normal(size=owner.size)
@@ -113,9 +114,16 @@ def smooth(seed: int) -> Benchmark:
 #: Sets with a target, by the name in the table.
 TABLES: dict[str, Callable[[int], Benchmark]] = {make.__name__: make for make in (
     groups, sleepstudy, one_kind, many_rows, curved, smooth)}
-#: Points: 150 around three centres, and 200 on two interleaved half circles.
+#: Points: 150 around three centres, 200 on two interleaved half circles, and 200 on two circles around one centre.
 POINTS: dict[str, Callable[[int], Dataset]] = {
-    "mixture": lambda seed: gaussian_mixture(150, seed=seed), "moons": lambda seed: two_moons(200, seed=seed)}
+    "mixture": lambda seed: gaussian_mixture(150, seed=seed), "moons": lambda seed: two_moons(200, seed=seed),
+    "circles": lambda seed: circles(200, seed)}
+
+
+def circles(n_points: int, seed: int) -> Dataset:
+    """Two circles around one centre, the inner half as large."""
+    points, clusters = make_circles(n_points, noise=0.05, factor=0.5, random_state=seed)
+    return Dataset(ct.Users.from_arrays(points), clusters)
 
 
 def rmse(benchmark: Benchmark, seed: int) -> dict[str, float]:

@@ -148,6 +148,20 @@ def test_the_tutorial_shows_what_fit_prints(elsewhere):
     assert page.split("```text\n")[1].startswith("\n".join(Path("shops.csv").read_text().splitlines()[:3]))
 
 
+@pytest.mark.slow
+def test_the_comparison_is_what_its_command_prints():
+    """Words are equal and numbers nearly: trees and penalties are chosen by other libraries, and the page has 2 digits."""
+    pytest.importorskip("lightgbm")
+    shown = next(block.prints for block in blocks(PAGES["docs/when.md"].read_text()) if "when.py" in block.body)
+    done = subprocess.run([sys.executable, ROOT / "benchmarks" / "when.py"], capture_output=True, text=True, timeout=900,
+                          check=True)
+    words = [re.sub(r"\*|\s+", "", NUMBER.sub("#", text)) for text in (shown, done.stdout)]
+    assert words[0] == words[1], done.stdout
+    numbers, printed = ([float(n) for n in NUMBER.findall(text)] for text in (shown, done.stdout))
+    assert numbers == pytest.approx(printed, rel=0.02, abs=0.02), done.stdout
+    assert [n + 1 for n in numbers] != pytest.approx(printed, rel=0.02, abs=0.02)
+
+
 # Tables against the code
 
 
