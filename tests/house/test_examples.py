@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.parametrize(("name", "printed", "file"), [
@@ -34,3 +36,21 @@ def test_an_example_runs(tmp_path, name, printed, file):
 def test_every_example_is_run():
     scripts = {path.stem for path in EXAMPLES.glob("*.py")}
     assert scripts == {"shops", "points", "hospitals"}
+
+
+NUMBER = re.compile(r"-?\d+\.\d+|\d+")
+
+
+@pytest.mark.slow
+def test_the_comparison_of_methods_prints_what_its_page_shows():
+    """Words are equal and numbers nearly: other libraries choose trees and penalties, and the page has two digits."""
+    pytest.importorskip("lightgbm")
+    page = (ROOT / "docs" / "when.md").read_text()
+    shown = re.search(r"^python benchmarks/when.py.*?^```text\n(.*?)^```$", page, re.M | re.S)[1]
+    done = subprocess.run([sys.executable, ROOT / "benchmarks" / "when.py"], capture_output=True, text=True,
+                          timeout=900, check=True)
+    words = [re.sub(r"\*|\s+", "", NUMBER.sub("#", text)) for text in (shown, done.stdout)]
+    assert words[0] == words[1], done.stdout
+    numbers, printed = ([float(n) for n in NUMBER.findall(text)] for text in (shown, done.stdout))
+    assert numbers == pytest.approx(printed, rel=0.02, abs=0.02), done.stdout
+    assert [n + 1 for n in numbers] != pytest.approx(printed, rel=0.02, abs=0.02)
