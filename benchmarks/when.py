@@ -126,14 +126,15 @@ def circles(n_points: int, seed: int) -> Dataset:
     return Dataset(ct.Users.from_arrays(points), clusters)
 
 
-def rmse(benchmark: Benchmark, seed: int) -> dict[str, float]:
-    """The mean RMSE over users of each method, by heading."""
+def rmse(benchmark: Benchmark, seed: int) -> tuple[dict[str, float], str]:
+    """The mean RMSE over users of each method, by heading, and what coterie let users share."""
     results = lab.run(benchmark, [seed], only=tuple(METHODS.values()))
     if benchmark.name == "smooth":
         rows = lab.prepare(benchmark, benchmark.split(seed))
         results.append(lab.run_method(benchmark, rows, lab.Contender("splines", Splines), seed))
     by_method = {result.method: float(np.nanmean(result.scores)) for result in results}
-    return {heading: by_method[method] for heading, method in METHODS.items() if method in by_method}
+    chosen = next(result.note for result in results if result.method == "coterie")
+    return {heading: by_method[method] for heading, method in METHODS.items() if method in by_method}, chosen
 
 
 def rand_indices(data: Dataset) -> dict[str, float]:
@@ -166,12 +167,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=[*TABLES, *POINTS], default=[*TABLES, *POINTS], help="some sets")
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.draws)
-    tables = {name: mean([rmse(make(seed), seed) for seed in seeds]) for name, make in TABLES.items()
-              if name in given.only}
+    tables = {name: [rmse(make(seed), seed) for seed in seeds] for name, make in TABLES.items() if name in given.only}
     points = {name: mean([rand_indices(make(seed)) for seed in seeds]) for name, make in POINTS.items()
               if name in given.only}
     if tables:
-        show("RMSE on test rows, mean over users", tables, min)
+        show("RMSE on test rows, mean over users",
+             {name: mean([scores for scores, _ in draws]) for name, draws in tables.items()}, min)
+        print("What coterie lets users share, per seed")
+        for name, draws in tables.items():
+            print(f"{name:16}" + "; ".join(chosen for _, chosen in draws))
     if points:
         show("Adjusted Rand index", points, max)
 
