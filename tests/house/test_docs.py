@@ -126,8 +126,9 @@ def test_blocks_share_a_page_and_rounding_is_forgiven(elsewhere):
                     "```text\n0.5\nin 3.4 s\n```\n", "page") == 2
 
 
-def test_the_readme_shows_what_make_demo_prints(tmp_path):
-    shown = next(block.body for block in blocks(README) if "groups among 60 users" in block.body)
+def test_the_first_page_shows_what_make_demo_prints(tmp_path):
+    page = PAGES["docs/index.md"].read_text()
+    shown = next(block.body for block in blocks(page) if "groups among 60 users" in block.body)
     done = subprocess.run([sys.executable, "-m", "coterie.cli", "demo", "--out", "demo"], cwd=tmp_path, timeout=120,
                           capture_output=True, encoding="utf-8", check=True)
     assert same(shown, done.stdout), done.stdout
@@ -142,6 +143,8 @@ def test_the_tutorial_shows_what_fit_prints(elsewhere):
                           capture_output=True, encoding="utf-8", check=True)
     assert same(shown, done.stdout), done.stdout
     assert not same(shown.replace("22.6", "22.7"), done.stdout)
+    assert (command, shown) in [(block.body.splitlines(keepends=True)[-1].partition("   #")[0] + "\n", block.prints)
+                                for block in blocks(README)]  # the README shows the same
     clusters = [[float(cell) for cell in line.split(",")] for line in Path("run/clusters.csv").read_text().split()[1:]]
     assert [[float(cell) for cell in cells] for cells in rows(page)[1:]] == [
         pytest.approx(row, abs=0.05) for row in clusters]
@@ -414,6 +417,25 @@ def test_one_version_everywhere():
     assert [author["family-names"] for author in citation["references"][0]["authors"]] == [
         "Armacki", "Bajovic", "Jakovetic", "Kar"]
     assert re.search(r"^## (Unreleased|\[?\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+
+
+def badge_mistakes(page: str, settings: str) -> list[str]:
+    """Badges of the README against pyproject.toml: they are static, so nothing else keeps them true."""
+    project, badges = tomllib.loads(settings), re.findall(r"^\[!\[([^]]+)\]\((\S+)\)\]", page, re.M)
+    oldest = re.match(r">=(\d\.\d+)$", project["project"]["requires-python"])
+    true = {f"Licence: {project['project']['license'].replace('-', ' ')}",
+            "Typed" if project["tool"]["mypy"]["strict"] and (ROOT / "src/coterie/py.typed").exists() else ""}
+    versions = f"Python {oldest[1] if oldest else '?'} to "
+    wrong = [name for name, _ in badges if name not in true and not name.startswith(versions)]
+    return wrong + [link for _, link in badges if not link.startswith("https://img.shields.io/badge/")]
+
+
+def test_badges_are_true():
+    settings = (ROOT / "pyproject.toml").read_text()
+    assert badge_mistakes(README, settings) == []
+    assert "[![Typed]" in README
+    assert badge_mistakes(README, settings.replace('">=3.11"', '">=3.12"')) == ["Python 3.11 to 3.13"]
+    assert badge_mistakes(README.replace("[![Typed]", "[![Build: passing]"), settings) == ["Build: passing"]
 
 
 def long_lines(text: str) -> list[str]:

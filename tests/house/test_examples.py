@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.parametrize(("name", "printed", "file"), [
@@ -63,3 +64,21 @@ def test_heads_say_what_to_install(tmp_path, name):
 def test_every_example_is_run():
     scripts = {path.stem for path in EXAMPLES.glob("*.py")}
     assert scripts == {"shops", "points", "hospitals", "heads"}
+
+
+NUMBER = re.compile(r"-?\d+\.\d+|\d+")
+
+
+@pytest.mark.slow
+def test_the_comparison_of_methods_prints_what_its_page_shows():
+    """Words are equal and numbers nearly: other libraries choose trees and penalties, and the page has two digits."""
+    pytest.importorskip("lightgbm")
+    page = (ROOT / "docs" / "when.md").read_text()
+    shown = re.search(r"^python benchmarks/when.py.*?^```text\n(.*?)^```$", page, re.M | re.S)[1]
+    done = subprocess.run([sys.executable, ROOT / "benchmarks" / "when.py"], capture_output=True, text=True,
+                          timeout=900, check=True)
+    words = [re.sub(r"\*|\s+", "", NUMBER.sub("#", text)) for text in (shown, done.stdout)]
+    assert words[0] == words[1], done.stdout
+    numbers, printed = ([float(n) for n in NUMBER.findall(text)] for text in (shown, done.stdout))
+    assert numbers == pytest.approx(printed, rel=0.02, abs=0.02), done.stdout
+    assert [n + 1 for n in numbers] != pytest.approx(printed, rel=0.02, abs=0.02)
