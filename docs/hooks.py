@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import itertools
 import json
 import re
 from pathlib import Path
@@ -16,13 +17,36 @@ from mkdocs.structure.files import File, Files
 ARITHMATEX = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
 
 
-class Sections(griffe.Extension):
-    """The section `Example` of the docstrings, which griffe knows as `Examples`, and <a, b>, which is no HTML tag."""
+class Docstrings(griffe.Extension):
+    """The docstrings in the form that griffe reads; types are in the signatures."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring is not None:
-            text = re.sub(r"^Example\n-------$", "Examples\n--------", obj.docstring.value, flags=re.M)
-            obj.docstring.value = re.sub(r"<([^<>\n]+,[^<>\n]+)>", r"⟨\1⟩", text)
+            obj.docstring.value = numpydoc(obj.docstring.value, str(getattr(obj, "returns", "")))
+
+
+def numpydoc(docstring: str, returns: str) -> str:
+    """A docstring with every description in a line of its own.
+
+        name : description     ->  name, and the description below it
+        a flat text (Returns)  ->  the type `returns`, and the text below it
+        Example                ->  Examples
+        <a, b>                 ->  the same with brackets that are no HTML
+    """
+    section, lines, written = "", docstring.splitlines(), []
+    for line, below in itertools.pairwise([*lines, ""]):
+        if re.fullmatch("-{3,}", below):
+            section = line
+        entry = re.fullmatch(r"(\**\w[\w.]*(?:, \**\w+)*) : (.*)", line)
+        if section in ("Parameters", "Attributes", "Raises", "Returns") and entry:
+            written += [entry[1], f"    {entry[2]}"]
+        elif section == "Returns" and re.match(r"[^\s-]", line) and line != section and not below.startswith(" "):
+            flat = written[-1].startswith("---")
+            written += [returns] * (flat and line != returns) + [line if line == returns else f"    {line}"]
+        else:
+            written.append(line)
+    text = re.sub(r"^Example\n-------$", "Examples\n--------", "\n".join(written), flags=re.M)
+    return re.sub(r"<([^<>\n]+,[^<>\n]+)>", r"⟨\1⟩", text)
 
 
 def on_files(files: Files, config: Any, **kwargs: Any) -> Files:

@@ -76,6 +76,56 @@ def test_a_notebook_becomes_a_page():
     assert pictures == {"name-1.png": b"dots"}
 
 
+def test_docstrings_get_the_form_that_griffe_reads():
+    text = """Do it.
+
+Parameters
+----------
+first : what is done, with <a, b>.
+other, third
+    The rest.
+
+Returns
+-------
+(n,) numbers,
+in order.
+
+Raises
+------
+InvalidInput : if not.
+
+Example
+-------
+>>> 1 : 2
+"""
+    assert HOOKS["numpydoc"](text, "Array") == """Do it.
+
+Parameters
+----------
+first
+    what is done, with ⟨a, b⟩.
+other, third
+    The rest.
+
+Returns
+-------
+Array
+    (n,) numbers,
+    in order.
+
+Raises
+------
+InvalidInput
+    if not.
+
+Examples
+--------
+>>> 1 : 2"""
+    kept = "Get.\n\nReturns\n-------\nJoined\n    The models."
+    assert HOOKS["numpydoc"](kept, "Joined") == kept
+    assert HOOKS["numpydoc"]("Get.\n\nReturns\n-------\nJoined", "Joined") == "Get.\n\nReturns\n-------\nJoined"
+
+
 def formulas(page: str) -> list[str]:
     text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page, flags=re.M | re.S)
     return re.findall(r"\$\$\n(.*?)\n\$\$|\$([^$\n]+)\$", text, re.S)
