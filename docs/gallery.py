@@ -15,7 +15,7 @@ from PIL import Image
 DOCS = Path(__file__).parent
 SIZE = (360, 240)
 #: Which picture of each notebook, counted from 0.
-NOTEBOOKS = {"choosing": 0, "clustering": 0, "federation": 1, "loss": 1, "table": 2, "theorems": 0}
+NOTEBOOKS = {"choosing": 0, "clustering": 0, "federation": 1, "loss": 1, "table": 0, "theorems": 0}
 IMAGES = ("algorithm-1", "demo", "report", "reproduction-3", "reproduction-6")
 
 
