@@ -11,7 +11,7 @@ ALL    := $(VENV)/.all
 COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
     --python-version 3.11
 
-.PHONY: help env demo test test-all test-long package lint docs bench lock clean
+.PHONY: help env demo test test-all test-long package lint docs notebooks bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -33,7 +33,7 @@ $(READY): requirements.lock pyproject.toml
 	@touch $@
 
 $(ALL): $(READY) requirements-all.lock
-	@echo "Adding Flower, Playwright and torch to $(VENV) (about a minute) ..."
+	@echo "Adding Flower, Playwright, Jupyter and torch to $(VENV) (about a minute) ..."
 	@$(call INSTALL,-r requirements-all.lock)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(TORCH)
 	@touch $@
@@ -43,12 +43,13 @@ demo: $(READY)  ## the paper's data, solved and certified, with a picture
 
 test: lint  ## lint and the quick tests: less than five minutes with the install
 	@$(BIN)/python -m pytest -m "not slow and not flower and not browser" -n 2 --dist worksteal
-	@echo "Took $$(($$(date +%s) - $(START))) s. Left to 'make test-all': $$(cat .pytest_cache/v/coterie/left-out) slow tests, tests on Flower and in a browser, and the docs build."
+	@echo "Took $$(($$(date +%s) - $(START))) s. Left to 'make test-all': $$(cat .pytest_cache/v/coterie/left-out) slow tests, tests on Flower and in a browser, the notebooks and the docs build."
 
-test-all: $(ALL)  ## what `make test` leaves out: slow tests, a browser (Debian's chromium), Flower, the docs, the package
+test-all: $(ALL)  ## what `make test` leaves out: slow tests, a browser (Debian's chromium), Flower, notebooks, docs, the package
 	@$(BIN)/python -m pytest -m "slow and not flower and not browser" -n 2 --dist worksteal
 	@$(BIN)/python -m pytest -m "browser and not flower" -n 0
 	@$(BIN)/python -m pytest -m "flower and not long" -n 0
+	@$(BIN)/python docs/notebooks.py --check
 	@$(MAKE) --no-print-directory docs
 	@$(MAKE) --no-print-directory package
 
@@ -72,11 +73,15 @@ lint: $(READY)  ## ruff, mypy, and oxlint for the page's scripts
 docs: $(READY)  ## build the documentation into site/, strictly
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+notebooks: $(ALL)  ## run the notebooks of the documentation, store what they show and draw the gallery
+	@$(BIN)/python docs/notebooks.py
+	@$(BIN)/python docs/gallery.py
+
 bench: $(READY)  ## run the benchmarks, alone on the machine
 	@for script in startup losses loading solvers fit; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 lock: $(READY)  ## pin the newest versions that fit pyproject.toml, with Flower and Playwright and without
-	@$(COMPILE) --upgrade --extra dev --extra flower-sim --extra metrics --extra browser pyproject.toml -o requirements-all.lock
+	@$(COMPILE) --upgrade --extra dev --extra flower-sim --extra metrics --extra browser --extra notebooks pyproject.toml -o requirements-all.lock
 	@$(COMPILE) --upgrade --extra dev --constraint requirements-all.lock pyproject.toml -o requirements.lock
 
 clean:  ## remove what was made
