@@ -86,7 +86,8 @@ class Federation(NamedTuple):
 def federation(setting: str, seed: int) -> Federation:
     """Users of a setting. No image that one user learns from is in the test of another."""
     images, digits = load_digits(return_X_y=True)
-    images, rng = (images / 16).astype(np.float32).reshape(-1, 8, 8), np.random.default_rng([seed, SETTINGS.index(setting)])
+    images = (images / 16).astype(np.float32).reshape(-1, 8, 8)
+    rng = np.random.default_rng([seed, SETTINGS.index(setting)])
     order = rng.permutation(len(digits))
     pools, groups = (order[:1200], order[1200:]), np.arange(USERS) % GROUPS
     names = [rng.permutation(CLASSES) for _ in range(GROUPS)]

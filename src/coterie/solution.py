@@ -204,7 +204,12 @@ class Solution:
         object.__setattr__(self, "labels", labels_of(self.models))
 
     def without_duals(self) -> Solution:
-        """The same solution without duals, which need more memory than everything else."""
+        """The same solution without duals, which need more memory than everything else.
+
+        Returns
+        -------
+        Solution
+        """
         other = copy.copy(self)
         object.__setattr__(other, "duals", None)
         object.__setattr__(other, "certificate", replace(self.certificate, duals=None))

@@ -11,7 +11,7 @@ from sklearn.metrics import adjusted_rand_score
 import coterie as ct
 from coterie import datasets
 from coterie.analysis.dispersion import dispersion
-from coterie.analysis.groups import Groups, _scaled, describe_better, describe_sizes, find_groups
+from coterie.analysis.groups import Groups, _scaler, describe_better, describe_sizes, find_groups
 from coterie.analysis.partitions import Judge, ModelTree
 from coterie.analysis.sampling import sample_of
 from coterie.analysis.select import refit
@@ -160,7 +160,7 @@ def test_same_answer_twice_and_for_users_in_another_order():
 def test_nothing_examined_is_better(seed):
     """Clusters that overlap, so that there is much to examine."""
     data = datasets.clustered("logistic", samples=25, separation=2.0, ragged=True, seed=seed)
-    users, loss, n = _scaled(data.users, ct.Logistic()), ct.Logistic(), 30
+    users, loss, n = _scaler(data.users, ct.Logistic()).transform(data.users), ct.Logistic(), 30
     found, samples = find_groups(data.users), loss.prepare(users)
     pooled = Grouped(loss=loss, samples=samples, labels=np.zeros(n, dtype=np.int64), weights=users.counts / 25)
     centre = pooled.local(pooled.prepare(pooled.groups)).points

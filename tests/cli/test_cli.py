@@ -189,7 +189,7 @@ def hit(*args, **settings):
     settings["progress"] = lambda *_: os.kill(os.getpid(), signal.SIGINT)
     return real(*args, **settings)
 cli.{where} = hit
-sys.argv = ["coterie", "demo", "--out", "here", "--tol", "{'1e-14' if where == 'solve' else '1e-8'}"]
+sys.argv = ["coterie", "demo", "--out", "here", "--tol", "{'1e-18' if where == 'solve' else '1e-8'}"]
 whole.main()
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)

@@ -419,7 +419,8 @@ def fitted_frame(frame: pl.DataFrame, *more: str) -> list[dict[str, str]]:
     good("fit", "data.parquet", "--user", "u", "--target", "y", "--holdout", "0", "--n-lams", "2", *more)
     assert json.loads(good("certify", "run", "--json"))["certified"]
     good("predict", "run", "data.parquet")
-    assert {row["known"] for row in lines(Path("predictions.csv"))} == {"1"}
+    assert {row["coterie known" if "known" in frame.columns else "known"]
+            for row in lines(Path("predictions.csv"))} == {"1"}
     return lines(Path("run/models.csv"))
 
 

@@ -141,7 +141,7 @@ def test_models_that_predict_are_drawn(fitted):
     view = plots.View.of(fitted)
     np.testing.assert_allclose(view.models[view.index], fitted.models)
     np.testing.assert_allclose(view.centres(view.index), fitted.centres)
-    assert not np.allclose(fitted.models, fitted.solution.models, rtol=1e-3)
+    assert not np.allclose(fitted.models, fitted.solution.models, rtol=1e-4)
 
 
 def test_the_tree_has_every_user_and_merge(fitted):

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from coterie._typing import Array, Ints
-from coterie.analysis.consensus import Bracket, lam_max
+from coterie.analysis.consensus import Bracket, consensus, lam_max
 from coterie.analysis.groups import find_groups
 from coterie.analysis.path import Path, alone_at, solve_path
 from coterie.analysis.proposals import first_merges
@@ -281,7 +281,8 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
         centres = group_centres(loss, problem.samples, labels, "users")[labels]
         fused = _merging(problem, centres).upper
     elif inside.n_edges:
-        fused = lam_max(problem, rtol=1.0).upper
+        merged = consensus(problem, rtol=1.0)
+        fused, centres = merged.bracket.upper, merged.models
     fused = max(fused, 1e-9)  # all users of a group may have equal models already, up to rounding
     low = first_merges(local, inside) if inside.n_edges and not wide else 0.0
     n_lams = _affordable(problem, settings.n_lams) if wide else _n_points(problem.n_users * problem.dim, settings)

@@ -115,7 +115,7 @@ class _Run:
     next_try, smooth_at : passes before which no certificate or smoothing is tried.
     labels, tried : groups of the last batch, and the groups that were polished last.
     warm : the groups of a start with duals; None without one.
-    guess : the groups of a start without duals, where models are wide; None without one.
+    guess : the groups of a start without duals, if they are few; None without one.
     failures, next_proof : proofs that failed, and passes before which no other one is tried if `splits`.
     proven, ending : whether a polish was tried, and whether these are the last tries.
     splits : whether polish and proof are compiled, and split groups that must split.
@@ -157,7 +157,7 @@ class _Run:
                               self.max_iter + 1)
         self.labels = self.tried = np.empty(0, dtype=np.int64)
         self.warm = labels_of(losses.centre) if start is not None and start.duals is not None else None
-        guess = labels_of(losses.centre) if self.wide and start is not None and start.duals is None else None
+        guess = labels_of(losses.centre) if start is not None and start.duals is None else None
         self.guess = guess if guess is not None and guess.max() + 1 <= problem.n_users // 2 else None
         self.proven = self.ending = False
         self.failures = self.next_proof = 0
@@ -170,7 +170,7 @@ class _Run:
             # The groups of the start may still be right: then it is enough to solve the reduced problem.
             if self.warm is not None and self._small(self.warm) and self._prove(self.warm, self.losses.centre):
                 self._report(self.warm)
-            elif self.guess is not None and self._prove_wide(self.guess):
+            elif self.guess is not None and self._prove_guess(self.guess):
                 self._report(self.guess)
             else:
                 self._iterate()
@@ -253,8 +253,10 @@ class _Run:
             return True
         return self._few(labels, _POLISH) and self._prove(labels, fused)
 
-    def _prove_wide(self, labels: Ints) -> bool:
-        """Certify the optimum for these groups of wide models, with duals built for it."""
+    def _prove_guess(self, labels: Ints) -> bool:
+        """Certify the optimum for these groups, with duals built for it where models are wide."""
+        if not self.wide:
+            return self._few(labels, _POLISH) and self._prove(labels, self.losses.centre)
         self.best.models = polish(self.problem, labels, self.losses.centre, tol=1e-3 * self.tol)
         return self.best.build()
 
