@@ -55,6 +55,7 @@ from coterie.graph.weights import LocalModels, adaptive_graph
 from coterie.labels import check_labels
 from coterie.losses import AffineLoss, Huber, LinearLoss, Logistic, Loss, Samples, Squared, SquaredDistance
 from coterie.losses.grouped import Grouped
+from coterie.losses.wide import too_wide
 from coterie.memory import require_memory
 from coterie.problem import Problem, coefficient_names
 from coterie.solution import Solution
@@ -229,7 +230,7 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     loss = _checked_loss(users, loss, weight_ridge, max_groups=(max_groups, 1), n_lams=(n_lams, 2), k=(k, 1))
     scaler = _scaler(users, loss)
     scaled, search_loss, unit = _with_unit_targets(users if scaler is None else scaler.transform(users), loss)
-    if search_loss.wide(search_loss.prepare(scaled)):
+    if too_wide(search_loss, search_loss.prepare(scaled)):
         return _wide_groups(users, loss, search_wide(scaled, search_loss, max_groups), unit, k)
     scaled, search_loss = without_outliers(scaled, search_loss)
     given = None if proposals is None else tuple((check_labels(labels, users.n_users), float(cost))

@@ -40,6 +40,7 @@ from coterie.fitting.scores import Scores, score_held_out
 from coterie.fitting.settings import Settings
 from coterie.fitting.stability import measure_stability
 from coterie.fitting.units import Units
+from coterie.losses.wide import too_wide
 from coterie.memory import require_memory
 from coterie.solvers import solve
 
@@ -209,7 +210,7 @@ def _solved(plan: PathPlan, judged: PathPlan | None, scores: Scores | None, inne
 def _require_memory(inner: Users, units: Units) -> None:
     """Raise InvalidInput where the Hessians of all users need more memory than there is; wide models have none."""
     samples = units.loss.prepare(inner)
-    if not units.loss.wide(samples):
+    if not too_wide(units.loss, samples):
         require_memory(8.0 * _HESSIANS * inner.n_users * samples.dim**2,
                        f"the Hessians of {inner.n_users} users with {samples.dim} coordinates",
                        "Use fewer columns, for example their principal components, or fewer users at a time")

@@ -49,6 +49,7 @@ from coterie.losses import AffineLoss, Loss, Personal, Samples, Squared
 from coterie.losses.grouped import Grouped
 from coterie.losses.personal import PersonalSamples
 from coterie.losses.remote import Remote
+from coterie.losses.wide import too_wide
 
 Count = Literal["rows", "users"]
 Kind = Literal["one model", "groups", "personal", "personal in groups", "alone"]
@@ -114,7 +115,7 @@ def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count, star
 
     Where rows count alike, a user with few rows, or noisy ones, has little influence.
     """
-    if loss.wide(samples):
+    if too_wide(loss, samples):
         return wide_models(loss, samples, labels, count, start).centres
     rows: Array = samples.users.sizes.astype(float)
     if isinstance(loss, Personal) and isinstance(loss.scale, np.ndarray):  # noise / rows
@@ -126,7 +127,7 @@ def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count, star
 
 def handed_out(loss: Loss, samples: Samples, labels: Ints, count: Count) -> Array:
     """(n_users, dim) the model of each user: the centre of its group or, with a `Personal` loss, its own around it."""
-    if loss.wide(samples):
+    if too_wide(loss, samples):
         return wide_models(loss, samples, labels, count).models
     return loss.own_models(samples, group_centres(loss, samples, labels, count)[labels])
 
@@ -240,7 +241,7 @@ def choose(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Compar
     -------
     Comparison
     """
-    if loss.wide(loss.prepare(users)):
+    if too_wide(loss, loss.prepare(users)):
         raise Incompatible("Kinds of wide models are compared by `choose_wide`.")
     if not isinstance(loss, Squared):
         return choose_by_asking(users, RowsFitOracle(users, loss), labels, settings)

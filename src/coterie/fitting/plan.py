@@ -37,6 +37,7 @@ from coterie.labels import group_means
 from coterie.losses import Loss
 from coterie.losses.grouped import Grouped
 from coterie.losses.quadratic import Quadratic
+from coterie.losses.wide import too_wide
 from coterie.problem import Problem
 from coterie.solution import Certificate, Solution, Status
 from coterie.solvers.base import Start
@@ -195,7 +196,7 @@ def _search_groups(inner: Users, loss: Loss, settings: Settings, work: Work) -> 
     def searching(solution: Solution, _: int) -> None:
         work.show("searching for groups", text=f"{solution.n_clusters} groups")
 
-    if loss.wide(loss.prepare(inner)):
+    if too_wide(loss, loss.prepare(inner)):
         wide = search_wide(inner, loss, settings.max_groups,
                            lambda count: work.show("searching for groups", text=f"{count} groups"))
         return {"labels": wide.best.labels, "sentence": wide.sentence, "models": wide.models}
@@ -212,7 +213,7 @@ def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints, lik
                 "noise": sharing.noise, "means": {} if compared is None else compared.means,
                 "errors": {} if compared is None else compared.errors}
 
-    if loss.wide(loss.prepare(inner)) and settings.lam == "auto":
+    if too_wide(loss, loss.prepare(inner)) and settings.lam == "auto":
         if like is not None and (labels.any() or "groups" not in like.kind):
             return parts(replace(like, labels=labels if "groups" in like.kind else np.zeros_like(labels)))
         compared = choose_wide(inner, loss, labels, settings)
@@ -274,7 +275,7 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
     labels = np.zeros(inner.n_users, dtype=np.int64) if alone else sharing.labels
     inside = _inside(local, labels, settings.k)
     problem = _problem(inner, loss, inside)
-    wide = loss.wide(problem.samples)
+    wide = too_wide(loss, problem.samples)
     # Any flow that balances the users of a group bounds the lam at which they merge; the electrical flow is quick.
     fused, centres = 0.0, None
     if inside.n_edges and wide:
@@ -355,7 +356,7 @@ def _between(inner: Participants, loss: Loss, labels: Ints, inside: Graph, fused
     grouped = Grouped(loss=loss, samples=samples, labels=labels)
     few = _problem(grouped.groups, grouped, Graph.from_edges(
         len(sizes), np.stack([first, second], axis=1), weights))
-    if loss.wide(samples):  # a bound of the first merge that is usually far below it, instead of a path
+    if too_wide(loss, samples):  # a bound of the first merge that is usually far below it, instead of a path
         everyone = np.zeros(n, dtype=np.int64)
         ends = _merging(few, np.repeat(group_centres(loss, samples, everyone, "users"), len(sizes), axis=0))
         apart, joined = _EARLY * ends.lower, ends.upper

@@ -15,6 +15,7 @@ from coterie.fitting.kinds import Sharing, handed_out
 from coterie.fitting.plan import PathPlan, Work, learn_units, make_plan, solve_plan
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
+from coterie.losses.wide import too_wide
 
 METRICS: dict[Task, str] = {"classification": "accuracy", "regression": "RMSE", "counts": "deviance"}
 _CHANCE = 0.01  # p value below which a difference is more than chance
@@ -134,9 +135,9 @@ def score_held_out(split: Split, settings: Settings, work: Work,
         return None, None
     units = learn_units(train, settings, int(max(train.targets.max(), test.targets.max())) + 1 if classes else 0)
     work = replace(work, prefix="held out: " if like is None else "held out again: ")
-    inner = units.inner(train)
+    inner, numbers = units.inner(train), train.n_users * units.loss.dim(train)
     # Where a path takes long, only the chosen point is scored.
-    complete = train.n_users * units.loss.dim(train) <= _COMPLETE and not units.loss.wide(units.loss.prepare(inner))
+    complete = numbers <= _COMPLETE and not too_wide(units.loss, units.loss.prepare(inner))
     plan = make_plan(inner, units.loss, settings, work, like, with_path=complete)
     problem = plan.problem
     if complete or plan.sharing is None:
@@ -157,7 +158,7 @@ def score_held_out(split: Split, settings: Settings, work: Work,
     points = np.stack([units.scores(m, test) for m in models])
     own = loss.prepare(problem.users.data)
     pooled = handed_out(loss, own, np.zeros(train.n_users, dtype=np.int64), settings.count)
-    separate = loss.local(own).points if not loss.wide(own) else handed_out(
+    separate = loss.local(own).points if not too_wide(loss, own) else handed_out(
         loss, own, np.arange(train.n_users), settings.count)
     scores = Scores(metric=METRICS[settings.task], larger=classes, fitted=points[chosen],
                     alone=units.scores(separate, test), together=units.scores(pooled, test),

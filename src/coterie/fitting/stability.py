@@ -30,6 +30,7 @@ from coterie.fitting.oracle import FitOracle, RowsFitOracle
 from coterie.fitting.plan import PathPlan
 from coterie.fitting.settings import Settings
 from coterie.losses import Loss, Squared
+from coterie.losses.wide import too_wide
 
 _DRAWS = 10
 _MOVES = 3  # how often users may change their group
@@ -79,7 +80,7 @@ def measure_stability(users: Users, loss: Loss, sharing: Sharing, settings: Sett
     -------
     Stability
     """
-    if not isinstance(loss, Squared) or loss.wide(loss.prepare(users)):
+    if not isinstance(loss, Squared) or too_wide(loss, loss.prepare(users)):
         centres = group_centres(sharing.loss(loss, users), sharing.loss(loss, users).prepare(users), sharing.labels,
                                 sharing.count)
         return stability_by_asking(RowsFitOracle(users, loss), centres, sharing, settings, judged)

@@ -24,6 +24,7 @@ from coterie.graph import Graph
 from coterie.losses import Loss, Samples
 from coterie.losses.curvature import GroupCurvature
 from coterie.losses.newton import whiten
+from coterie.losses.wide import too_wide
 
 _SMALLEST = 1e-3  # weight in a graph that is kept connected
 _FARTHEST = 1e300  # squared distance; larger ones overflow
@@ -86,7 +87,7 @@ class LocalModels:
         """
         samples = loss.prepare(users)
         models = loss.prox(samples, None, ridge, None).points
-        if loss.wide(samples):
+        if too_wide(loss, samples):
             return cls(models, np.empty((users.n_users, 0, 0)), users.sizes,
                        partial(_wide_squares, loss, samples, ridge, models, users.sizes))
         hessians = loss.hessians(samples, models) + ridge * np.eye(samples.dim)

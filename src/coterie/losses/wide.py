@@ -9,6 +9,17 @@ from coterie.losses.base import Loss, Samples
 from coterie.losses.curvature import Curvature
 from coterie.losses.newton import Minimum, Search, SearchStep
 
+_HESSIANS = 2**22  # numbers in the Hessians of all users that can be kept
+
+
+def too_wide(loss: Loss, samples: Samples) -> bool:
+    """Whether models are wide, and Hessians of all users too large to learn from them how models differ.
+
+    Those of squared losses are exact: fewer of them say which coordinates differ, such as the intercept.
+    """
+    few = loss.quadratic and samples.n_users * samples.dim**2 <= _HESSIANS
+    return loss.wide(samples) and not few
+
 
 def minimise_wide(loss: Loss, samples: Samples, linear: Array, t: Array, centres: Array, start: Array,
                   who: Indices) -> Minimum:
