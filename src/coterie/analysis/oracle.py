@@ -17,7 +17,6 @@ from coterie.data.users import Participants, Users
 from coterie.losses import AffineLoss, LinearLoss, Logistic, Loss, Poisson, Samples, SquaredHinge
 from coterie.losses.quadratic import Quadratic
 
-_STRONG = 1e-3  # pull from which models are found to a few digits
 _NUMBERS = 1_000_000  # of rows and models that are computed at the same time
 
 
@@ -87,11 +86,8 @@ class RowsOracle:
 
 
 def settled(loss: Loss, samples: Samples, centres: Array, pull: float, users: Ints) -> Settled:
-    """`UserOracle.settle` for some users; to a few digits, which is enough for what is sent, if the pull is strong."""
-    if pull < _STRONG or loss.wide(samples):
-        points = loss.prox(samples, None, pull, centres, users=users).points
-    else:
-        points = find_modes(loss, samples, np.ones(len(users)), centres, np.eye(samples.dim) / pull, centres, users)
+    """`UserOracle.settle` for some users; to all digits, since a server checks that the point is the best one."""
+    points = loss.prox(samples, None, pull, centres, users=users).points
     values, gradients, hessians = loss.evaluate(samples, points, 2, users)
     model = Quadratic(point=points, value=values, gradient=gradients, hessian=hessians)
     return Settled(model, _information(loss, samples, centres, users))
@@ -138,7 +134,7 @@ def _split(loss: AffineLoss, models: Array, n_features: int) -> tuple[Array, Arr
 
 def _information(loss: Loss, samples: Samples, centres: Array, some: Ints) -> Array:
     """(n_users,) the mean of 4 p (1 - p) over the rows of each user, for two classes; 1 for other targets."""
-    if not isinstance(loss, (Logistic, SquaredHinge)):
+    if not isinstance(loss, (Logistic, SquaredHinge)) or not len(some):
         return np.ones(len(some))
     users = _rows_of(samples, some)
     if (centres == centres[:1]).all():

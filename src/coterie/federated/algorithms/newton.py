@@ -257,16 +257,17 @@ class NewtonMethod(Method):
         curvature = forms.traces() / federation.dim
         shift = np.maximum(state.shift[known], 1e-9 * max(float(capped(curvature).mean()), 1e-300))
         points, values = state.points[known], capped(state.values[known])
+        middle = _middle(points)  # what all models share costs no digits in the problem of their differences
         forms = forms.shifted(shift)
-        problem = federation.problem(known, forms.quadratic(points, values, state.gradients[known]))
+        problem = federation.problem(known, forms.quadratic(points - middle, values, state.gradients[known]))
         inside: Any = slice(None) if known.all() else federation.graph.inside(known)
-        warm = Start(state.now[known], state.duals[inside], state.sigma or None) if state.sigma else None
+        warm = Start(state.now[known] - middle, state.duals[inside], state.sigma or None) if state.sigma else None
         solution = solve_quietly(problem, tol=self._accuracy(state), start=warm)
-        now, duals = state.now.copy(), state.duals.copy()
-        now[known] = solution.models  # other users keep the start: no user receives a model built from other users only
+        now, duals, models = state.now.copy(), state.duals.copy(), solution.models + middle
+        now[known] = models  # other users keep the start: no user receives a model built from other users only
         if solution.duals is not None:
             duals[inside] = solution.duals
-        step = solution.models - points
+        step = models - points
         promised = np.full(federation.n_users, np.inf)
         promised[known] = 0.5 * forms.squares(step)
         complete = known.sum() == (~state.aside).sum() and not (state.doubted & known).any()
@@ -275,3 +276,10 @@ class NewtonMethod(Method):
                        for part in (promised[known], capped(promised[known])))
         return replace(state, now=now, duals=duals, sigma=solution.sigma or 0.0, promised=promised, error=error,
                        rest=rest)
+
+
+def _middle(points: Array) -> Array:
+    """(dim,) the mean of the points if they are close together and far from zero, else zero."""
+    middle = points.mean(axis=0)
+    spread = np.abs(points - middle).max()
+    return np.asarray(np.where(np.isfinite(middle) & (np.abs(middle) > 1e3 * spread), middle, 0.0))
