@@ -11,6 +11,9 @@ ALL    := $(VENV)/.all
 COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
     --python-version 3.11
 
+# Compiled modules are kept: without them every command compiles what it imports, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help env demo test test-all test-long package lint docs notebooks bench lock clean
 .DEFAULT_GOAL := help
 

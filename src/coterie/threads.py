@@ -7,8 +7,9 @@ the same bits with one thread and with many.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cache
 
@@ -58,6 +59,18 @@ def in_parts(work: Callable[[slice], None], n: int, size: int) -> None:
     for future in [_pool(n_threads()).submit(context.run, work, part)
                    for context, part in zip(contexts, parts, strict=True)]:
         future.result()
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Inside the block or the function decorated, BLAS uses one thread.
+
+    Its own threads slow the many products of small matrices down, and would compete with those of `in_parts`.
+    """
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1, "blas"):
+        yield
 
 
 @cache

@@ -19,11 +19,3 @@ def test_distances_of_pairs():
                 for gap, i, j in zip(gaps, first, second, strict=True)]
     np.testing.assert_allclose(kernels.mahalanobis(models, covariances, first, second), expected, rtol=1e-12)
     assert np.isnan(kernels.mahalanobis(models, -covariances, first, second)).all()
-
-
-def test_inverses():
-    _, matrices = drawn(5, 6)
-    inverses, logs = kernels.invert(matrices)
-    np.testing.assert_allclose(inverses, np.linalg.inv(matrices), rtol=1e-9)
-    np.testing.assert_allclose(logs, np.linalg.slogdet(matrices)[1], rtol=1e-12)
-    assert np.isnan(kernels.invert(-matrices)[1]).all()

@@ -134,7 +134,6 @@ def _expect(rows: _Rows, labels: Ints, variances: Array, covariance: Array, scal
 
 def _prior(residual: Array, freedom: Array) -> tuple[float, float, float]:
     """nu and s_0 with the largest likelihood of residual / freedom ~ s_0 F(freedom, nu); the gain over equal noise."""
-    from scipy import stats
     from scipy.optimize import minimize_scalar
 
     known = freedom > _FEWEST
@@ -149,8 +148,25 @@ def _prior(residual: Array, freedom: Array) -> tuple[float, float, float]:
         return float(-found.fun), float(np.exp(found.x))
 
     def ratios(degrees: float) -> tuple[float, float, float]:
-        return *best(lambda x: np.asarray(stats.f.logpdf(x, k, degrees))), degrees
+        return *best(lambda x: _log_ratio_density(x, k, degrees)), degrees
 
-    equal, _ = best(lambda x: np.asarray(stats.chi2.logpdf(x * k, k) + np.log(k)))
+    equal, _ = best(lambda x: _log_mean_square_density(x, k))
     likelihood, scale, degrees = max(map(ratios, _DEGREES))
     return degrees, scale, likelihood - equal
+
+
+def _log_ratio_density(x: Array, k: Array, degrees: float) -> Array:
+    """The logarithm of the density of Fisher's F(k, degrees) at x."""
+    from scipy.special import betaln, xlogy
+
+    a, b = 0.5 * k, 0.5 * degrees
+    return np.asarray(xlogy(a, k) + xlogy(b, degrees) + xlogy(a - 1, x) - betaln(a, b)
+                      - (a + b) * np.log(degrees + k * x))
+
+
+def _log_mean_square_density(x: Array, k: Array) -> Array:
+    """The logarithm of the density, at x, of the mean of k squares of standard normal numbers."""
+    from scipy.special import gammaln, xlogy
+
+    a = 0.5 * k
+    return np.asarray(xlogy(a - 1, x * k) - a * x - gammaln(a) - a * np.log(2) + np.log(k))

@@ -39,12 +39,16 @@ from coterie.losses.grouped import Grouped
 SHAPES = ("round", "intercept", "diagonal", "one direction", "full")
 _ROUNDS = 100  # largest number of EM rounds
 _SETTLED = 0.02  # EM ends after two rounds that increase the evidence by less
-_LONGEST = 8.0  # largest factor of an extrapolated EM step
+_MEMORY = 3  # earlier steps that an accelerated EM step uses
+_FARTHEST = 10.0  # factor by which such a step changes a variance, at most
 _MOST = 200  # largest number of users that T is estimated from
 _EXACT = 1e10  # variance of models over that of the noise beyond which rows determine models exactly
 _SMALLEST = 1e-8  # smallest eigenvalue of T beside the largest
 _START = 0.1  # ridge of the pooled model, and pull of the first models to it
 _SMALL, _WIDEST = 10, 60  # coordinates up to which a full T is always tried, and tried at all
+
+
+_Estimate = tuple[Array, float]  # T and s
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,32 +229,34 @@ class _Learner:
 
     def _maximise(self, unscaled: Expansions, covariance: Array, noise: float,
                   form: Callable[[Array], Array]) -> tuple[Array, float, float]:
-        """EM from a start; the evidence never falls."""
-        rows, largest, stretch, settled = float(self.counts.sum()), -np.inf, 1.0, 0
-        trial, plain, best = covariance, covariance, (covariance, noise)
+        """EM from a start, accelerated; the evidence never falls."""
+        rows, largest, settled = float(self.counts.sum()), -np.inf, 0
+        trial, plain, best = (covariance, noise), (covariance, noise), (covariance, noise)
+        known = list[tuple[_Estimate, _Estimate]]()
         for _ in range(_ROUNDS):
-            scaled = unscaled.scaled(1 / noise)
-            marginal, posterior = scaled.marginal(trial)
+            T, s = trial
+            scaled = unscaled.scaled(1 / s)
+            marginal, posterior = scaled.marginal(T)
             centres = marginal.centres(self.labels)
             evidence = total(marginal, self.labels, centres)
             if self.gaussian:
-                evidence -= 0.5 * rows * np.log(2 * np.pi * noise)
-            if not evidence >= largest and stretch > 1.0:  # the extrapolated step was too long
-                trial, noise, stretch = plain, best[1], 1.0
+                evidence -= 0.5 * rows * np.log(2 * np.pi * s)
+            if not evidence >= largest and trial is not plain:  # the accelerated step was too long
+                trial, known = plain, known[-1:]
                 continue
-            gain, largest, best = evidence - largest, max(evidence, largest), (trial, noise)
+            gain, largest, best = evidence - largest, max(evidence, largest), trial
             settled = settled + 1 if gain < _SETTLED else 0
             if settled > 1:
                 break
-            plain = form(scaled.second_moment(centres[self.labels], posterior))
             if self.gaussian:
                 models = scaled.modes(centres[self.labels], posterior)
                 squares = -2.0 * float(unscaled.at_own(models).sum())
                 used = float((unscaled.curvatures * posterior).sum())
-                noise = max((squares + used) / rows, 1e-4 * self.noise, 1e-300)
-            stretch = min(1.5 * stretch, _LONGEST)
-            trial = form(_extrapolated(best[0], plain, stretch))
-        return best[0], best[1], largest
+                s = max((squares + used) / rows, 1e-4 * self.noise, 1e-300)
+            plain = _definite(form(scaled.second_moment(centres[self.labels], posterior)), form), s
+            known = [*known, (trial, plain)][-_MEMORY - 1:]
+            trial = _accelerated(known, form) if len(known) > 1 and T.any() else plain
+        return *best, largest
 
 
 def _intercepts(loss: Loss, samples: Samples) -> Flags:
@@ -261,10 +267,30 @@ def _intercepts(loss: Loss, samples: Samples) -> Flags:
     return np.arange(dim) >= dim - dim // (samples.users.n_features + 1)
 
 
-def _extrapolated(old: Array, new: Array, stretch: float) -> Array:
-    """The covariance `new`, with eigenvalues new * (new / old)^(stretch - 1)."""
-    before = np.maximum(np.linalg.eigvalsh(old), 1e-300)
-    scales, axes = np.linalg.eigh(new)
-    scales = np.maximum(scales, 0.0)
-    scales = scales * np.clip((scales / before) ** (stretch - 1.0), 0.05, 5.0)
-    return np.asarray((axes * np.maximum(scales, _SMALLEST * scales.max())) @ axes.T)
+def _accelerated(known: list[tuple[_Estimate, _Estimate]], form: Callable[[Array], Array]) -> _Estimate:
+    """Where EM leads to, from the last estimates and those that EM made of them (Anderson 1965).
+
+    In the coordinates in which the last covariance is the identity; there no variance becomes more than `_FARTHEST`
+    times as large or small.
+    """
+    T, s = known[-1][1]
+    scales, axes = np.linalg.eigh(T)
+    root = axes * np.sqrt(np.maximum(scales, 1e-12 * scales[-1]))
+    turn = axes / np.sqrt(np.maximum(scales, 1e-12 * scales[-1]))
+    images = np.stack([np.append(turn.T @ new[0] @ turn, np.log(new[1])) for _, new in known])
+    steps = images - np.stack([np.append(turn.T @ old[0] @ turn, np.log(old[1])) for old, _ in known])
+    changes = np.diff(steps, axis=0)
+    products = changes @ changes.T
+    products += (1e-10 * np.trace(products) + 1e-300) * np.eye(len(products))
+    end = images[-1] - np.linalg.solve(products, changes @ steps[-1]) @ np.diff(images, axis=0)
+    inner = end[:-1].reshape(T.shape)
+    values, vectors = np.linalg.eigh(0.5 * (inner + inner.T))
+    inner = (vectors * np.clip(values, 1 / _FARTHEST, _FARTHEST)) @ vectors.T
+    noise = s * float(np.exp(np.clip(end[-1] - np.log(s), -1.0, 1.0)))
+    return _definite(form(root @ inner @ root.T), form), noise
+
+
+def _definite(covariance: Array, form: Callable[[Array], Array]) -> Array:
+    """With eigenvalues of at least `_SMALLEST` of the largest, in the same form."""
+    scales, axes = np.linalg.eigh(covariance)
+    return form((axes * np.maximum(scales, _SMALLEST * scales.max())) @ axes.T)

@@ -152,7 +152,7 @@ class Expansions:
 
     def _block(self, users: slice, root: Array) -> tuple[Array, Array, Array, Array]:
         """`marginal` of some users, as arrays; `root` is that of T."""
-        from coterie.graph.kernels import invert
+        from coterie.matrices import invert
 
         curvatures, slopes = self.curvatures[users], self.slopes[users]
         n, dim = slopes.shape

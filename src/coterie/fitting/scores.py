@@ -170,7 +170,7 @@ def score_held_out(split: Split, settings: Settings, work: Work,
 
 def worse_than_alone(errors: Array, alone: Array, test: Users) -> Flags:
     """(n_users,) whose mean error is larger than alone by more than chance; both are given for each row."""
-    from scipy import stats
+    from scipy.special import stdtrit  # the quantile of Student's distribution
 
     if isinstance(test, Condensed):  # second moments do not tell
         return np.zeros(test.n_users, dtype=bool)
@@ -180,5 +180,5 @@ def worse_than_alone(errors: Array, alone: Array, test: Users) -> Flags:
         means = np.bincount(owner, excess, test.n_users) / n
         squares = np.bincount(owner, (excess - means[owner]) ** 2, test.n_users)
         deviations = np.sqrt(squares / np.maximum(n - 1, 1) / n)
-        certain = (n > 2) & (means > 0) & (means >= stats.t.ppf(1 - _CHANCE, np.maximum(n - 1, 1)) * deviations)
+        certain = (n > 2) & (means > 0) & (means >= stdtrit(np.maximum(n - 1, 1), 1 - _CHANCE) * deviations)
     return np.asarray(certain & (squares > 0))

@@ -164,35 +164,3 @@ def mahalanobis(models: Array, covariances: Array, first: Ints, second: Ints) ->
             total += gap[r] * gap[r]
         out[e] = total
     return out
-
-
-@njit(cache=True, error_model="numpy")
-def invert(matrices: Array) -> tuple[Array, Array]:
-    """The inverses of positive definite matrices, and the logarithms of their determinants; NaN if they are not."""
-    n, d = matrices.shape[0], matrices.shape[1]
-    out, logs = np.empty((n, d, d)), np.empty(n)
-    L, W = np.empty((d, d)), np.zeros((d, d))
-    for i in range(n):
-        logs[i] = 0.0
-        for r in range(d):  # matrix = L L'; the diagonal of L holds reciprocals
-            for c in range(r + 1):
-                value = matrices[i, r, c]
-                for h in range(c):
-                    value -= L[r, h] * L[c, h]
-                L[r, c] = value * L[c, c] if c < r else value
-            logs[i] += np.log(L[r, r])
-            L[r, r] = 1.0 / np.sqrt(L[r, r])
-        for c in range(d):  # row c of W is column c of L^-1
-            W[c, c] = L[c, c]
-            for r in range(c + 1, d):
-                value = 0.0
-                for h in range(c, r):
-                    value -= L[r, h] * W[c, h]
-                W[c, r] = value * L[r, r]
-        for r in range(d):
-            for c in range(r + 1):
-                value = 0.0
-                for h in range(r, d):
-                    value += W[r, h] * W[c, h]
-                out[i, r, c] = out[i, c, r] = value
-    return out, logs

@@ -281,8 +281,9 @@ class LinearLoss(AffineLoss):
         if order > 0:  # grad = A' (weights * phi') + ridge w
             gradients = ((weights * self.slope(t, y))[:, None, :] @ a)[:, 0] + ridges * models
         if order > 1:  # H = A' diag(weights * phi'') A + ridge
-            root = np.sqrt(weights * self.curvature(t, y))[..., None] * a
-            hessians = root.swapaxes(1, 2) @ root + ridges[..., None] * np.eye(models.shape[1])
+            hessians = ((weights * self.curvature(t, y))[..., None] * a).swapaxes(1, 2) @ a
+            diagonal = np.arange(models.shape[1])
+            hessians[:, diagonal, diagonal] += ridges
         return Evaluation(values, gradients, hessians)
 
     def magnitudes_block(self, block: Block, models: Array) -> Magnitudes:

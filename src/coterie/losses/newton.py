@@ -29,6 +29,7 @@ _FLAT = 1e-20  # no coordinate counts as less curved than this times the most cu
 _TRIALS = 40  # halvings of one step
 _STILL = 8  # full Newton steps in a row that do not lower the decrement: the user runs along a flat direction
 _IDLE = 4  # steps in a row near a minimum that do not lower the value: only rounding is left
+_FEW = 64  # rows of matrices up to which compiled loops are faster than LAPACK
 _CREEP = 40  # steps after which a user that is still far from its minimum must have moved its value by 1 %
 
 
@@ -141,11 +142,26 @@ class Search:
         self.decrement, self.still, self.earlier = decrement[keep], self.still[keep], self.earlier[keep]
         self.before, self.idle = self.before[keep], self.idle[keep]
         self.lowest, self.least = self.lowest[keep], self.least[keep]
+        self.value, self.gradient = self.value[keep], self.gradient[keep]
         if keep.size:
-            self.value, self.gradient, self.hessian = self.evaluate(self.active, self.x, 2)
-        else:
-            self.value = self.value[keep]
+            self._expand(keep)
         return bool(keep.size)
+
+    def _expand(self, keep: Indices) -> None:
+        """Value, gradient and Hessian at the current points, those that are left of the last ones.
+
+        Users after their last step keep the Hessian before it.
+        """
+        self.hessian = self.hessian[keep]
+        for order, some in ((1, np.flatnonzero(self.closing)), (2, np.flatnonzero(~self.closing))):
+            if len(some) == len(self.active):
+                f, g, h = self.evaluate(self.active, self.x, order)
+                self.value, self.gradient, self.hessian = f, g, h if order > 1 else self.hessian
+            elif some.size:
+                f, g, h = self.evaluate(self.active[some], self.x[some], order)
+                self.value[some], self.gradient[some] = f, g
+                if order > 1:
+                    self.hessian[some] = h
 
     def _endless(self, decrement: Array, scale: Array, plain: Flags) -> Flags:
         """Who makes step after step without coming nearer to a minimum: on a flat bottom, idle, or creeping."""
@@ -198,27 +214,41 @@ class Search:
 
 def solve_scaled(matrices: Array, units: Array, shift: Array, vectors: Array) -> Array:
     """(H + shift S^2)^-1 vectors for S = diag(units); positive on `vectors`, whatever rounding did to H."""
-    scaled = matrices / (units[:, :, None] * units[:, None, :])
-    scaled[:, np.arange(units.shape[1]), np.arange(units.shape[1])] += shift[:, None]
-    right = vectors / units
-    try:
-        solved = np.linalg.solve(scaled, right[..., None])[..., 0]
-    except np.linalg.LinAlgError:
-        solved = np.full_like(right, np.nan)
-        for k in range(len(right)):  # one of them is singular; the others get what they would get by themselves
-            try:
-                solved[k] = np.linalg.solve(scaled[k:k + 1], right[k:k + 1, :, None])[0, :, 0]
-            except np.linalg.LinAlgError:
-                continue
-    # Rounding can make a Hessian slightly indefinite, and a negative decrement would pass for a settled one.
-    wrong = np.flatnonzero(~(np.einsum("nd,nd->n", right, solved) >= 0))
+    solved = np.full(vectors.shape, np.nan)
+    if vectors.shape[1] <= _FEW:
+        from coterie import matrices as small
+
+        small.solve_scaled(*map(np.ascontiguousarray, (matrices, units, shift, vectors)), solved)
+    rest = np.flatnonzero(~np.isfinite(solved).all(axis=1))  # rounding made these indefinite
+    if rest.size:
+        solved[rest] = _eliminate(_scaled(matrices[rest], units[rest], shift[rest]), vectors[rest] / units[rest]) \
+            / units[rest]
+    # A negative decrement would pass for a settled one.
+    wrong = np.flatnonzero(~(np.einsum("nd,nd->n", vectors, solved) >= 0))
     if wrong.size:
-        clean = np.where(np.isfinite(scaled[wrong]), scaled[wrong], 0.0)
-        values, vectors = np.linalg.eigh(0.5 * (clean + clean.swapaxes(1, 2)))
+        scaled, right = _scaled(matrices[wrong], units[wrong], shift[wrong]), vectors[wrong] / units[wrong]
+        clean = np.where(np.isfinite(scaled), scaled, 0.0)
+        values, axes = np.linalg.eigh(0.5 * (clean + clean.swapaxes(1, 2)))
         values = np.maximum(values, 1e-8 * np.maximum(values[:, -1:], 1e-8))
-        turned = np.einsum("nde,nd->ne", vectors, np.where(np.isfinite(right[wrong]), right[wrong], 0.0))
-        solved[wrong] = np.einsum("nde,ne->nd", vectors, turned / values)
-    return np.asarray(solved / units)
+        turned = np.einsum("nde,nd->ne", axes, np.where(np.isfinite(right), right, 0.0))
+        solved[wrong] = np.einsum("nde,ne->nd", axes, turned / values) / units[wrong]
+    return solved
+
+
+def _eliminate(matrices: Array, vectors: Array) -> Array:
+    """matrices^-1 vectors; NaN where a matrix is singular."""
+    try:
+        return np.asarray(np.linalg.solve(matrices, vectors[..., None])[..., 0])
+    except np.linalg.LinAlgError:
+        if len(vectors) == 1:
+            return np.full(vectors.shape, np.nan)
+        half = len(vectors) // 2
+        return np.concatenate([_eliminate(matrices[some], vectors[some]) for some in (slice(half), slice(half, None))])
+
+
+def _scaled(matrices: Array, units: Array, shift: Array) -> Array:
+    """S^-1 H S^-1 + shift I for S = diag(units)."""
+    return matrices / (units[..., :, None] * units[..., None, :]) + shift[..., None, None] * np.eye(units.shape[-1])
 
 
 def possible_gains(hessians: Array, residuals: Array, noise: float, reach: Array) -> Array:
