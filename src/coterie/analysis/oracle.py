@@ -14,6 +14,7 @@ from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import dispersion, without_ridge
 from coterie.analysis.spread import Expansions, find_modes
 from coterie.data.users import Participants, Users
+from coterie.labels import group_sums
 from coterie.losses import AffineLoss, LinearLoss, Logistic, Loss, Poisson, Samples, SquaredHinge
 from coterie.losses.quadratic import Quadratic
 
@@ -107,14 +108,13 @@ def _values_at(bare: Loss, samples: Samples, models: Array, users: Ints) -> Arra
         n = len(users)
         return np.stack([bare.evaluate(samples, np.tile(model, (n, 1)), 0, users).values for model in models], axis=1)
     rows, out, done = _rows_of(samples, users), np.empty((len(users), len(models))), 0
-    slopes, levels = _split(bare, models, rows.n_features)
     assert rows.targets is not None
     while done < len(users):
         last = int(np.searchsorted(rows.offsets, rows.offsets[done] + _NUMBERS // len(models), side="right")) - 1
         last = min(max(last, done + 1), len(users))
         each = slice(rows.offsets[done], rows.offsets[last])
-        values = bare.value(rows.features[each] @ slopes.T + levels, rows.targets[each, None])
-        out[done:last] = np.add.reduceat(values, rows.offsets[done:last] - rows.offsets[done], axis=0)
+        values = bare.row_values(rows.features[each], rows.targets[each], models)
+        out[done:last] = group_sums(values, rows.owner[each] - done, last - done)
         done = last
     return out / rows.counts[:, None]
 

@@ -31,6 +31,7 @@ from coterie._typing import Array, Indices, Ints
 from coterie.labels import group_sums
 from coterie.losses import Loss, Samples
 from coterie.losses.newton import minimise
+from coterie.threads import in_parts
 
 _ROUNDS = 30  # largest number of EM rounds
 _SETTLED = 0.1  # EM ends after a round that increases the evidence by less
@@ -38,7 +39,7 @@ _SAMPLE = 150  # largest number of users that T is estimated from
 _LONGEST = 16.0  # largest factor of an extrapolated EM step
 _SMALLEST = 1e-10  # smallest eigenvalue of T, relative to the largest
 _LOW, _WIDE = 3, 30  # curvatures of rank dim / _LOW at most are used as factors, in this dimension and above
-_BLOCK = 200  # users whose matrices are computed at the same time
+_BLOCK = 50  # users whose matrices are computed at the same time
 _FLAT = 1e-9  # relative curvature added, so that directions without curvature do not matter
 
 
@@ -146,9 +147,14 @@ class Expansions:
         if self.factors is not None:
             return self._marginal_of_factors(self.factors, np.maximum(scales, 0.0), axes)
         root = axes * np.sqrt(np.maximum(scales, 0.0))  # covariance = root root'
-        parts = [self._block(slice(k, k + _BLOCK), root) for k in range(0, len(self.constants), _BLOCK)]
-        constants, slopes, curvatures, posterior = (np.concatenate(each) for each in zip(*parts, strict=True))
-        return Expansions(constants, slopes, curvatures), posterior
+        out = [np.empty_like(part) for part in (self.constants, self.slopes, self.curvatures, self.curvatures)]
+
+        def compute(some: slice) -> None:
+            for full, part in zip(out, self._block(some, root), strict=True):
+                full[some] = part
+
+        in_parts(compute, len(self.constants), _BLOCK)
+        return Expansions(*out[:3]), out[3]
 
     def _block(self, users: slice, root: Array) -> tuple[Array, Array, Array, Array]:
         """`marginal` of some users, as arrays; `root` is that of T."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path as FilePath
@@ -40,9 +41,11 @@ from coterie.fitting.scores import Scores, score_held_out
 from coterie.fitting.settings import Settings
 from coterie.fitting.stability import measure_stability
 from coterie.fitting.units import Units
+from coterie.labels import group_means
 from coterie.losses.wide import too_wide
 from coterie.memory import require_memory
 from coterie.solvers import solve
+from coterie.threads import one_blas_thread
 
 _HESSIANS = 4  # sets of Hessians that a fit has at the same time, at least
 _CLEAR = 0.5  # below this silhouette the structure is weak and could be artificial (Kaufman and Rousseeuw 1990)
@@ -179,8 +182,11 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
     _require_memory(inner, units)
     if with_scores and split is None:
         split = users.hold_out(settings.holdout, stratify=settings.task == "classification", seed=settings.seed)
-    scores, judged, plan = _planned(split if with_scores else None, inner, units, settings, work)
-    fitted = _solved(plan, judged, scores, inner, units, settings, work)
+    samples = units.loss.prepare(inner)  # kept to the end, so that it is prepared once
+    # Wide models need products of large matrices.
+    with nullcontext() if too_wide(units.loss, samples) else one_blas_thread():
+        scores, judged, plan = _planned(split if with_scores else None, inner, units, settings, work)
+        fitted = _solved(plan, judged, scores, inner, units, settings, work)
     return replace(fitted, why=" ".join([*concerns, fitted.why]), seconds=time.perf_counter() - began)
 
 
@@ -197,12 +203,14 @@ def _solved(plan: PathPlan, judged: PathPlan | None, scores: Scores | None, inne
     stability = None
     if plan.sharing is not None and plan.groups is not None and plan.groups.any():
         work.show("stability of the groups")
-        stability = measure_stability(inner, units.loss, plan.sharing, settings, judged)
+        stability = measure_stability(inner, units.loss, plan.sharing, settings, judged,
+                                      group_means(path[index].models, plan.groups))
         why = f"{why} {stability}" if stability.stable else f"{stability} {why}"
     chosen = path[index]
     solution = chosen if chosen.duals is not None else solve(chosen.problem, tol=settings.tol, start=chosen)
     everyone = np.zeros(inner.n_users, dtype=np.int64)
-    together = group_centres(plan.problem.loss, plan.problem.samples, everyone, settings.count)[0]
+    together = group_centres(plan.problem.loss, plan.problem.samples, everyone, settings.count,
+                             solution.models.mean(axis=0, keepdims=True))[0]
     return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together,
                why=why, scores=scores, compared=compared.means, compared_errors=compared.errors, stability=stability)
 

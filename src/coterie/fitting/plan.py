@@ -290,7 +290,7 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
     low = low if 0 < low < fused else 1e-3 * fused
     at_groups = _ABOVE * fused
     if labels.any():
-        graph, top = _between(inner, loss, labels, inside, fused)
+        graph, top = _between(inner, loss, labels, inside, fused, centres)
     else:
         graph, at_groups, top = inside, 1.001 * fused, 0.0
     # With lam = "auto" what is above the groups is not shown: the path only ends there.
@@ -344,7 +344,8 @@ def _inside(local: LocalModels, labels: Ints, k: int) -> Graph:
     return Graph.from_edges(len(labels), np.concatenate(pairs))
 
 
-def _between(inner: Participants, loss: Loss, labels: Ints, inside: Graph, fused: float) -> tuple[Graph, float]:
+def _between(inner: Participants, loss: Loss, labels: Ints, inside: Graph, fused: float,
+             near: Array | None) -> tuple[Graph, float]:
     """The graph with the edges between groups added, and a lam at which all groups have merged.
 
     No two groups merge below _APART * fused, by the second-order models of the groups' losses at their centres.
@@ -362,7 +363,8 @@ def _between(inner: Participants, loss: Loss, labels: Ints, inside: Graph, fused
         apart, joined = _EARLY * ends.lower, ends.upper
     else:
         joined = lam_max(few, rtol=1.0).upper
-        path = solve_path(_problem(few.users, _near_centres(grouped), few.graph), n_lams=12, tol=1e-4)
+        quadratic = _near_centres(grouped, None if near is None else group_means(near, labels))
+        path = solve_path(_problem(few.users, quadratic, few.graph), n_lams=12, tol=1e-4)
         merges = path.n_clusters < len(sizes)
         merged = int(np.argmax(merges)) if merges.any() else len(path) - 1
         apart = float(path.lams[max(merged - 1, 0)])
@@ -377,10 +379,10 @@ def _between(inner: Participants, loss: Loss, labels: Ints, inside: Graph, fused
     return graph, 1.05 * joined / c
 
 
-def _near_centres(grouped: Grouped) -> Quadratic:
+def _near_centres(grouped: Grouped, start: Array | None) -> Quadratic:
     """Second-order models of the groups' losses at their centres."""
     samples = grouped.prepare(grouped.groups)
-    centres = grouped.local(samples).points
+    centres = grouped.local(samples, start=start).points
     value, gradient, hessian = grouped.evaluate(samples, centres, 2)
     return Quadratic(point=centres, value=value, gradient=gradient, hessian=hessian)
 
@@ -417,6 +419,8 @@ def solve_plan(plan: PathPlan, settings: Settings, work: Work) -> Path:
         if len(done) < stop:
             if len(done) == plan.chosen and plan.centres is not None:
                 start = Start(plan.centres)
+            elif len(done) > plan.chosen >= 0 and plan.centres is not None and stop - len(done) == 1:
+                start = Start(np.tile(plan.centres.mean(axis=0), (len(plan.centres), 1)))  # one model for all
             solve_path(plan.problem, plan.lams[len(done):stop], tol=tol, progress=keep, start=start)
     return Path(problem=plan.problem, solutions=tuple(done), tol=rough)
 

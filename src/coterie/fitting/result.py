@@ -19,6 +19,7 @@ from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.stability import Stability
 from coterie.fitting.units import Units
+from coterie.labels import group_means
 from coterie.losses import Personal
 from coterie.newcomers import Joined, join
 from coterie.solution import Solution, outline
@@ -148,7 +149,8 @@ class FitResult(InNotebook):
         if self.sent is not None:
             return self.sent.centres
         problem = self.solution.problem
-        return group_centres(problem.loss, problem.samples, self.labels, self.settings.count)
+        return group_centres(problem.loss, problem.samples, self.labels, self.settings.count,
+                             group_means(self.solution.models, self.labels))
 
     @cached_property
     def models(self) -> Array:

@@ -137,7 +137,8 @@ def score_held_out(split: Split, settings: Settings, work: Work,
     work = replace(work, prefix="held out: " if like is None else "held out again: ")
     inner, numbers = units.inner(train), train.n_users * units.loss.dim(train)
     # Where a path takes long, only the chosen point is scored.
-    complete = numbers <= _COMPLETE and not too_wide(units.loss, units.loss.prepare(inner))
+    own = units.loss.prepare(inner)
+    complete = numbers <= _COMPLETE and not too_wide(units.loss, own)
     plan = make_plan(inner, units.loss, settings, work, like, with_path=complete)
     problem = plan.problem
     if complete or plan.sharing is None:
@@ -156,7 +157,6 @@ def score_held_out(split: Split, settings: Settings, work: Work,
         losses = np.array([loss.values(samples, m[present]).mean() for m in models])
     chosen = index if index >= 0 else int(losses.argmin())
     points = np.stack([units.scores(m, test) for m in models])
-    own = loss.prepare(problem.users.data)
     pooled = handed_out(loss, own, np.zeros(train.n_users, dtype=np.int64), settings.count)
     separate = loss.local(own).points if not too_wide(loss, own) else handed_out(
         loss, own, np.arange(train.n_users), settings.count)

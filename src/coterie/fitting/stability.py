@@ -32,7 +32,7 @@ from coterie.fitting.settings import Settings
 from coterie.losses import Loss, Squared
 from coterie.losses.wide import too_wide
 
-_DRAWS = 10
+_DRAWS, _DRAWN, _FEWEST = 10, 20_000, 3  # draws, users drawn in all of them at most, and draws at least
 _MOVES = 3  # how often users may change their group
 STABLE = 0.75  # adjusted Rand index below which groups are called unstable
 
@@ -65,7 +65,7 @@ class Stability:
 
 
 def measure_stability(users: Users, loss: Loss, sharing: Sharing, settings: Settings,
-                      judged: PathPlan | None = None) -> Stability:
+                      judged: PathPlan | None = None, start: Array | None = None) -> Stability:
     """Draw other slopes, or halves of the rows, several times.
 
     Parameters
@@ -75,14 +75,15 @@ def measure_stability(users: Users, loss: Loss, sharing: Sharing, settings: Sett
     sharing : the groups.
     settings : of the fit.
     judged : the plan of the fit without the held-out rows.
+    start : (n_groups, dim) models near the centres of the groups, if they are known.
 
     Returns
     -------
     Stability
     """
     if not isinstance(loss, Squared) or too_wide(loss, loss.prepare(users)):
-        centres = group_centres(sharing.loss(loss, users), sharing.loss(loss, users).prepare(users), sharing.labels,
-                                sharing.count)
+        outer = sharing.loss(loss, users)
+        centres = group_centres(outer, outer.prepare(users), sharing.labels, sharing.count, start)
         return stability_by_asking(RowsFitOracle(users, loss), centres, sharing, settings, judged)
     samples, weights = loss.prepare(users), users.sizes / (1.0 if sharing.noise is None else sharing.noise)
     expansions = Expansions.at(loss, samples, weights, sharing.models(users, loss))
@@ -92,8 +93,8 @@ def measure_stability(users: Users, loss: Loss, sharing: Sharing, settings: Sett
     scales, axes = np.linalg.eigh(expansions.curvatures)
     roots = axes * np.sqrt(noise * np.maximum(scales, 0.0))[:, None, :]
     rng = np.random.default_rng(settings.seed)
-    drawn = np.empty((n, _DRAWS), dtype=np.int64)
-    for k in range(_DRAWS):
+    drawn = np.empty((n, _draws(n)), dtype=np.int64)
+    for k in range(_draws(n)):
         slopes = (roots @ rng.standard_normal((n, dim, 1)))[..., 0]
         drawn[:, k] = _moved(replace(expansions, slopes=expansions.slopes + slopes), sharing.labels)
     return _summary(drawn, sharing, judged)
@@ -103,8 +104,14 @@ def stability_by_asking(oracle: FitOracle, centres: Array, sharing: Sharing, set
                         judged: PathPlan | None = None) -> Stability:
     """Ask users which centre fits halves of their rows best."""
     covariance = np.zeros((oracle.dim, oracle.dim)) if sharing.covariance is None else sharing.covariance
-    drawn = oracle.halves(centres, covariance, _DRAWS, settings.seed + 101, settings.task == "classification")
+    drawn = oracle.halves(centres, covariance, _draws(len(sharing.labels)), settings.seed + 101,
+                          settings.task == "classification")
     return _summary(drawn, sharing, judged)
+
+
+def _draws(n_users: int) -> int:
+    """How often rows are drawn: many users say as much in fewer draws."""
+    return int(np.clip(_DRAWN // n_users, _FEWEST, _DRAWS))
 
 
 def _summary(drawn: Ints, sharing: Sharing, judged: PathPlan | None) -> Stability:

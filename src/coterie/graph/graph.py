@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,10 @@ from coterie.labels import group_means
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
+
+
+_MANY = 3000  # users from which flows are computed by conjugate gradients: a factor of L can be nearly dense
+_ACCURATE, _STEPS = 1e-12, 300  # relative residual at which these end, and the largest number of steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -375,13 +379,18 @@ class Graph:
         free = np.setdiff1d(np.arange(self.n_users), grounded)
         if not free.size:
             return lambda forces: np.zeros((self.n_edges, forces.shape[1]))
-        inner = sparse.csc_array(laplacian.tocsr()[free][:, free])
-        factor = splu(inner, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+        inner = laplacian.tocsr()[free][:, free]
+
+        @cache
+        def factor() -> Any:
+            return splu(sparse.csc_array(inner), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0,
+                        options={"SymmetricMode": True})
 
         def flow(forces: Array) -> Array:
             forces = forces - group_means(forces, self.components)[self.components]
-            potential = np.zeros_like(forces)
-            potential[free] = factor.solve(np.ascontiguousarray(forces[free]))
+            potential, pushed = np.zeros_like(forces), np.ascontiguousarray(forces[free])
+            solved = _conjugate_gradients(inner, pushed) if len(free) > _MANY else None
+            potential[free] = factor().solve(pushed) if solved is None else solved
             return conductance[:, None] * self.differences(potential)
 
         return flow
@@ -397,6 +406,26 @@ class Graph:
     def __repr__(self) -> str:
         kind = "complete, " if self.is_complete else ""
         return f"Graph({kind}{self.n_users:,} users, {self.n_edges:,} edges)"
+
+
+def _conjugate_gradients(matrix: csr_array, right: Array) -> Array | None:
+    """matrix^-1 right to nearly all digits; None if that takes too many steps. All columns advance together."""
+    inverse = 1.0 / matrix.diagonal()[:, None]
+    x, r = np.zeros_like(right), right.copy()
+    z = inverse * r
+    p, rz = z.copy(), np.einsum("nd,nd->d", r, z)
+    enough = _ACCURATE**2 * np.einsum("nd,nd->d", right, inverse * right)
+    for _ in range(_STEPS):
+        if (rz <= enough).all():
+            return x
+        Ap = matrix @ p
+        a = rz / np.maximum(np.einsum("nd,nd->d", p, Ap), 1e-300)
+        x += a * p
+        r -= a * Ap
+        z = inverse * r
+        before, rz = rz, np.einsum("nd,nd->d", r, z)
+        p = z + (rz / np.maximum(before, 1e-300)) * p
+    return None
 
 
 def _count(n_users: int) -> int:

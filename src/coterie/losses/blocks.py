@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from coterie.losses.newton import solve_scaled
 from coterie.memory import require_memory
 from coterie.threads import in_parts
 
+#: What losses have prepared for users, while somebody keeps it.
+_PREPARED: WeakKeyDictionary[Users, WeakValueDictionary[Loss, BlockSamples]] = WeakKeyDictionary()
 _COPIES = 4  # of all Hessians at a time, in a solver
 _ROUGH_STEPS = 4  # Newton steps to a rough bound
 _PART = 2**17  # numbers in the rows of the users that are computed at a time
@@ -109,7 +112,18 @@ class BlockLoss(Loss):
         return samples.frame
 
     def prepare(self, users: Participants) -> BlockSamples:
-        data = users.data
+        """The users' data as blocks: the same object as before, as long as somebody keeps it."""
+        data: Users = users.data
+        parameters = getattr(self, "__dataclass_params__", None)
+        if parameters is None or not parameters.frozen or type(self).__hash__ is object.__hash__:
+            return self._prepare(data)  # a loss that may change
+        known = _PREPARED.setdefault(data, WeakValueDictionary())
+        samples = known.get(self)
+        if samples is None:
+            samples = known[self] = self._prepare(data)
+        return samples
+
+    def _prepare(self, data: Users) -> BlockSamples:
         data.require_samples()
         self.check_targets(data)
         frame, blocks = self.frame(data), []

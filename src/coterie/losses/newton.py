@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coterie._typing import Array, Flags, Indices
+from coterie.threads import in_parts
 
 #: (which users, their points, order) -> values, gradients, Hessians up to `order`.
 Evaluate = Callable[[Indices, Array, int], tuple[Array, Array, Array]]
@@ -30,6 +31,7 @@ _TRIALS = 40  # halvings of one step
 _STILL = 8  # full Newton steps in a row that do not lower the decrement: the user runs along a flat direction
 _IDLE = 4  # steps in a row near a minimum that do not lower the value: only rounding is left
 _FEW = 64  # rows of matrices up to which compiled loops are faster than LAPACK
+_PART = 2**15  # numbers in the matrices of users that are computed at a time
 _CREEP = 40  # steps after which a user that is still far from its minimum must have moved its value by 1 %
 
 
@@ -218,7 +220,9 @@ def solve_scaled(matrices: Array, units: Array, shift: Array, vectors: Array) ->
     if vectors.shape[1] <= _FEW:
         from coterie import matrices as small
 
-        small.solve_scaled(*map(np.ascontiguousarray, (matrices, units, shift, vectors)), solved)
+        systems = [np.require(part, requirements=("C", "W")) for part in (matrices, units, shift, vectors)]
+        in_parts(lambda some: small.solve_scaled(*(part[some] for part in systems), solved[some]), len(solved),
+                 _PART // vectors.shape[1] ** 2)
     rest = np.flatnonzero(~np.isfinite(solved).all(axis=1))  # rounding made these indefinite
     if rest.size:
         solved[rest] = _eliminate(_scaled(matrices[rest], units[rest], shift[rest]), vectors[rest] / units[rest]) \

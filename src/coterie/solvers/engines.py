@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 RELAX = 1.8
 _PROOF, _MOST_ROUNDS = 2e6, 128  # pairs visited while duals are built, if that allows a few rounds; and rounds
 _ROUNDS, _PROVABLE = 8, 3_000  # rounds of building duals on a list of edges, and the largest number of edges for it
+_GUESSED = 200_000  # the same where the groups are probably right
 _DENSE = 300  # largest number of unknowns for which the complete system is inverted
 
 #: Elimination orders by graph, so that a path computes them once.
@@ -42,6 +43,7 @@ class Engine:
     stiffness: ClassVar[float] = 12.0  # first sigma, in units of curvature / degree
     exact_start: ClassVar[bool] = False  # whether it is right for quadratic losses, except for groups close together
     lack: Array | None = None  # (n_users, dim) what the last proof's duals lack, if some group must split
+    guessed: bool = False  # whether the groups to be proved are probably right, so that building duals pays
     _radii: Array  # lam * weights: (1,) or (n_edges,)
 
     def __init__(self, graph: Graph, dim: int, lam: float) -> None:
@@ -205,7 +207,7 @@ class _Listed(Engine):
 
     def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> Array | None:
         """Unit vectors between groups; inside, alternating projections onto B'y = -gradients and onto the balls."""
-        if self.graph.n_edges > _PROVABLE:
+        if self.graph.n_edges > (_GUESSED if self.guessed else _PROVABLE):
             return None
         graph, duals = self.graph, self.duals()
         together = labels[graph.edges[:, 0]] == labels[graph.edges[:, 1]]

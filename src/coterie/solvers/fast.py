@@ -256,7 +256,10 @@ class _Run:
     def _prove_guess(self, labels: Ints) -> bool:
         """Certify the optimum for these groups, with duals built for it where models are wide."""
         if not self.wide:
-            return self._few(labels, _POLISH) and self._prove(labels, self.losses.centre)
+            self.engine.guessed = True
+            proved = self._few(labels, _POLISH) and self._prove(labels, self.losses.centre)
+            self.engine.guessed = False
+            return proved
         self.best.models = polish(self.problem, labels, self.losses.centre, tol=1e-3 * self.tol)
         return self.best.build()
 
