@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cache
+from threading import Thread
 
 from coterie.errors import InvalidInput
 
@@ -59,6 +60,32 @@ def in_parts(work: Callable[[slice], None], n: int, size: int) -> None:
     for future in [_pool(n_threads()).submit(context.run, work, part)
                    for context, part in zip(contexts, parts, strict=True)]:
         future.result()
+
+
+def in_background(work: Callable[[], None]) -> Callable[[], None]:
+    """Begin the work in a thread of its own; the function returned waits for its end, and raises what it raised.
+
+    With one thread nothing is begun: whoever needs the result computes it then. An interrupt does not wait for the end.
+    """
+    if n_threads() < 2:
+        return lambda: None
+    raised, context = list[BaseException](), copy_context()
+
+    def run() -> None:
+        try:
+            context.run(work)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = Thread(target=run, name="coterie-ahead", daemon=True)
+    thread.start()
+
+    def wait() -> None:
+        thread.join()
+        if raised:
+            raise raised[0]
+
+    return wait
 
 
 @contextmanager

@@ -31,7 +31,7 @@ LAYERS = [
     "analysis.search", "analysis.wide_models", "analysis.wide",
     "analysis.groups", "analysis.random_effects", "analysis", "privacy.home",
     "fitting.settings", "fitting.outliers", "fitting.units", "fitting.prepare", "fitting.oracle",
-    "fitting.kinds", "fitting.plan",
+    "fitting.work", "fitting.kinds", "fitting.plan",
     "fitting.stability", "fitting.scores", "fitting.predictions",
     "fitting.proof", "fitting.result", "runs.folder",
     "federated.masks", "federated.protocol", "federated.plausible", "federated.judging",

@@ -17,7 +17,7 @@ from coterie import runs
 from coterie.cli import options
 from coterie.cli.base import app, console, error, plain
 from coterie.fitting import Fit, Settings
-from coterie.fitting.plan import FitProgress
+from coterie.fitting.work import FitProgress
 from coterie.runs.save import count_groups
 from coterie.solution import Status
 

@@ -47,9 +47,9 @@ from coterie.federated.judging import Judgement, judged
 from coterie.federated.protocol.ledger import Ledger
 from coterie.federated.protocol.messages import Ragged, square, triangle
 from coterie.fitting.estimate import Fit, fit
-from coterie.fitting.plan import FitProgress
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
+from coterie.fitting.work import FitProgress
 from coterie.losses import Personal
 from coterie.losses.remote import Remote
 from coterie.solution import Solution, Status

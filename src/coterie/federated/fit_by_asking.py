@@ -44,12 +44,13 @@ from coterie.fitting.kinds import (
     sharing_of,
 )
 from coterie.fitting.oracle import Expanded
-from coterie.fitting.plan import PathPlan, Work, sentence_about, solve_plan, weighted_plan
+from coterie.fitting.plan import PathPlan, sentence_about, solve_plan, weighted_plan
 from coterie.fitting.result import SentModels
 from coterie.fitting.scores import METRICS, JudgedModels, Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.stability import stability_by_asking
 from coterie.fitting.units import LARGEST_COUNT, Units, UserStatistics
+from coterie.fitting.work import Work
 from coterie.graph.weights import LocalModels
 from coterie.losses import Loss, Personal, Poisson
 from coterie.losses.quadratic import Quadratic

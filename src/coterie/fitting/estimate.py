@@ -33,7 +33,7 @@ from coterie.data.users import Split, Users
 from coterie.errors import CoterieWarning, InvalidInput
 from coterie.fitting.kinds import group_centres, sentence_of
 from coterie.fitting.outliers import without_far_targets
-from coterie.fitting.plan import FinishedParts, FitProgress, PathPlan, Work, learn_units, make_plan, solve_plan
+from coterie.fitting.plan import PathPlan, learn_units, make_plan, search_ahead, solve_plan
 from coterie.fitting.predictions import Predictor, PredictsRows
 from coterie.fitting.proof import RunCertificate
 from coterie.fitting.result import FitResult
@@ -41,6 +41,7 @@ from coterie.fitting.scores import Scores, score_held_out
 from coterie.fitting.settings import Settings
 from coterie.fitting.stability import measure_stability
 from coterie.fitting.units import Units
+from coterie.fitting.work import FinishedParts, FitProgress, Work
 from coterie.labels import group_means
 from coterie.losses.wide import too_wide
 from coterie.memory import require_memory
@@ -235,7 +236,11 @@ def _planned(split: Split | None, inner: Users, units: Units, settings: Settings
 
     The kind of models is chosen without the rows that judge it, and then fitted to all rows.
     """
-    scores, judged = (None, None) if split is None else score_held_out(split, settings, work)
+    scores = judged = None
+    if split is not None:
+        wait = search_ahead(inner, units.loss, settings, work)
+        scores, judged = score_held_out(split, settings, work)
+        wait()
     plan = make_plan(inner, units.loss, settings, work, None if judged is None else judged.sharing)
     if split is not None and judged is not None and plan.kind != judged.kind:
         # It does not exist with all rows: score the kind that does.

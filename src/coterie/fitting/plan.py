@@ -14,7 +14,7 @@ its group.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from coterie.errors import CoterieWarning, InvalidInput
 from coterie.fitting.kinds import Comparison, Kind, Sharing, choose, choose_wide, group_centres, sharing_of
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
+from coterie.fitting.work import Work
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels, adaptive_graph
 from coterie.labels import group_means
@@ -41,52 +42,16 @@ from coterie.losses.wide import too_wide
 from coterie.problem import Problem
 from coterie.solution import Certificate, Solution, Status
 from coterie.solvers.base import Start
+from coterie.threads import in_background
 
-#: Called with what is being done, how many steps are done, of how many, and a text.
-FitProgress = Callable[[str, int, int, str], None]
-#: Finished parts of a fit by name: arrays, numbers and texts only.
-FinishedParts = MutableMapping[str, Any]
 _APART = 1000.0
 _ABOVE = 1.25  # the chosen lam, over one at which the groups are complete
 _PAIRS = 3000  # users up to whom all pairs are used
 _EARLY = 0.05  # first merge of groups of wide models, over the lam at which all merge, at least
 _STEPS = 3e8  # operations of one Newton step of all lams of a path of wide models
+_AHEAD = 2**25  # numbers in the Hessians of all users up to which two searches have room at the same time
 _DRAWN, _SMALL = 1e-3, 2000  # certified gap of points that are only drawn, with more numbers than this in all models
 _NUMBERS, _FEWEST = 10_000, 8  # numbers in all models up to which all points are drawn, and the fewest points drawn
-
-
-@dataclass(frozen=True, eq=False)
-class Work:
-    """Where a fit reports its progress, and where it keeps its finished parts.
-
-    Parameters
-    ----------
-    report : called with the progress.
-    parts : the finished parts.
-    prefix : tells the parts of one plan from those of another.
-    """
-
-    report: FitProgress = lambda *_: None
-    parts: FinishedParts = field(default_factory=dict)
-    prefix: str = ""
-
-    def show(self, what: str, done: int = 0, total: int = 1, text: str = "") -> None:
-        """Report what is being done."""
-        self.report(self.prefix + what, done, total, text)
-
-    def once(self, name: str, compute: Callable[[], Any]) -> Any:
-        """The part of this name; computed and kept if it is not there yet."""
-        if self.prefix + name not in self.parts:
-            self.keep(name, compute())
-        return self.parts[self.prefix + name]
-
-    def keep(self, name: str, value: Any) -> None:
-        """Keep a part."""
-        self.parts[self.prefix + name] = value
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """A part, or the default."""
-        return self.parts.get(self.prefix + name, default)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +113,7 @@ def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sh
     where these users have it too, with as many groups. Without a path, a plan whose groups are known has no edges.
     """
     n, k = inner.n_users, min(settings.k, max(inner.n_users - 1, 1))
-    single = settings.task == "clustering" and int(inner.sizes.max()) == 1
+    single = _single(inner, settings)
     if n == 1:
         lams = np.unique([0.0, 0.0 if isinstance(settings.lam, str) else float(settings.lam)])
         return PathPlan(_problem(inner, loss, Graph.complete(1)), lams, len(lams) - 1, "There is only one user.")
@@ -157,7 +122,7 @@ def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sh
             raise InvalidInput(f"{n} users have too many pairs to use them all",
                                remedy="Use the weights 'auto' or 'wald'")
         graph = Graph.complete(n)
-    elif settings.weights != "auto" or single:
+    elif not _by_groups(inner, settings):
         weights = "gaussian" if settings.weights == "auto" else settings.weights
         graph = adaptive_graph(LocalModels.of(inner, loss, max(settings.ridge, 1e-6)), weights, k)
     else:
@@ -169,6 +134,25 @@ def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sh
         return _grid_to(problem, 1.001 * lam_max(problem, rtol=1e-3).upper, settings.n_lams)
 
     return _with_lam(problem, np.array(work.once("lams", grid)), settings)
+
+
+def search_ahead(inner: Users, loss: Loss, settings: Settings, work: Work) -> Callable[[], None]:
+    """Begin the search for groups of `make_plan` beside other work; the function returned waits for its end."""
+    large = inner.n_users * loss.dim(inner) ** 2 > _AHEAD
+    if large or not _by_groups(inner, settings) or too_wide(loss, loss.prepare(inner)):
+        return lambda: None
+    silent = replace(work, report=lambda *_: None)
+    return in_background(lambda: silent.once("groups", lambda: _search_groups(inner, loss, settings, silent)))
+
+
+def _by_groups(inner: Users, settings: Settings) -> bool:
+    """Whether weights are made from groups."""
+    return inner.n_users > 1 and settings.weights == "auto" and not _single(inner, settings)
+
+
+def _single(inner: Users, settings: Settings) -> bool:
+    """Whether users are points."""
+    return settings.task == "clustering" and int(inner.sizes.max()) == 1
 
 
 def _problem(users: Participants, loss: Loss, graph: Graph) -> Problem:

@@ -21,8 +21,9 @@ from coterie.data.scaling import Standardizer
 from coterie.errors import CoterieWarning
 from coterie.fitting.estimate import Fit, fit
 from coterie.fitting.kinds import Comparison, choose
-from coterie.fitting.plan import FitProgress, learn_units
+from coterie.fitting.plan import learn_units
 from coterie.fitting.settings import Settings
+from coterie.fitting.work import FitProgress
 from coterie.losses import Loss
 from coterie.privacy.effective import Effective, with_means
 

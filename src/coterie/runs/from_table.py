@@ -15,10 +15,10 @@ from coterie.data.files import fingerprint, is_input
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.fitting.estimate import Fit, fit
-from coterie.fitting.plan import FitProgress
 from coterie.fitting.prepare import prepare
 from coterie.fitting.result import TableSource
 from coterie.fitting.settings import Settings
+from coterie.fitting.work import FitProgress
 from coterie.runs.folder import check_free
 from coterie.runs.parts import StoredParts
 from coterie.runs.save import document_of, write_run
