@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,44 @@ def njit(**options: Any) -> Any:
 
     _watch()
     return numba.njit(**options)
+
+
+def inner(**options: Any) -> Any:
+    """`njit` for functions that only compiled functions call.
+
+    They are optimised as parts of their callers only. `njit` would optimise each of them alone first, again as a part
+    of each caller, and write code for calls from Python: twice the time of compiling. They create no arrays (Numba
+    refuses to compile it): their callers give them memory, and so no references are counted.
+    """
+    return njit(pipeline_class=_pipeline(), no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False, **options)
+
+
+@cache
+def _pipeline() -> Any:
+    """Numba's compiler, which keeps the code of a function as it is, for its callers."""
+    _find_cache()
+    from numba.core.codegen import JITCodeLibrary
+    from numba.core.compiler import Compiler
+
+    class Kept(JITCodeLibrary):  # type: ignore[misc]
+        def _optimize_final_module(self) -> None:
+            """Leave it to the callers."""
+
+        def _finalize_specific(self) -> None:
+            """Write no machine code."""
+
+        def get_pointer_to_function(self, name: str) -> int:
+            self._ensure_finalized()
+            return 0  # Numba's sign for a function that cannot be called from Python
+
+    class Pipeline(Compiler):  # type: ignore[misc]
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            if self.state.library is None:
+                self.state.library = Kept(self.state.targetctx.codegen(), "inner")
+                self.state.library.enable_object_caching()
+
+    return Pipeline
 
 
 def _find_cache() -> None:
