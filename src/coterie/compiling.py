@@ -78,7 +78,18 @@ def inner(**options: Any) -> Any:
     of each caller, and write code for calls from Python: twice the time of compiling. They create no arrays (Numba
     refuses to compile it): their callers give them memory, and so no references are counted.
     """
-    return njit(pipeline_class=_pipeline(), no_cpython_wrapper=True, _nrt=False, **options)
+    compiled = njit(pipeline_class=_pipeline(), no_cpython_wrapper=True, _nrt=False, **options)
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        def refuse(*arguments: Any) -> None:
+            raise TypeError(f"{function.__name__} is for compiled callers only")
+
+        dispatcher = compiled(function)
+        # No code for calls from Python is ever found, and none is made.
+        dispatcher._insert, dispatcher._compile_for_args = lambda *overload: None, refuse
+        return dispatcher
+
+    return decorate
 
 
 @cache

@@ -13,6 +13,7 @@ from coterie.solvers.kernels import alone, join, number
 _FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
 _HOPELESS = 100.0  # times `enough`: flows that lack more than this prove nothing
 _LEAST, _CLOSE = 8, 0.98  # rounds before the lack is compared with the least one, and share of it that is the least
+_SURELY = 0.25  # share of the lack of a group that cannot be supplied, if it is split
 _ALIKE = 0.05  # times the largest lack in a group: users whose lacks differ by less stay together
 
 
@@ -123,6 +124,29 @@ def inside_pairs(labels, starts, rank, firsts, place):
             e += 1
 
 
+@inner(error_model="numpy")
+def keep_certain(starts, firsts, lack, forces, radius, enough, scratch):
+    """Set the lack of a group to zero if `least_lack` does not show that a good part of it stays, and it does of others.
+
+    Such a lack is no direction of descent yet, and one that is would be of no use together with it.
+    """
+    certain = 0.0
+    for group in range(starts.size - 1):
+        start, end, square = starts[group], starts[group + 1], 0.0
+        for i in range(start, end):
+            for k in range(lack.shape[0]):
+                square += lack[k, i] * lack[k, i]
+        sure = least_lack(start, end, firsts[group], lack, forces, radius) >= _SURELY * square
+        certain += square if sure else 0.0
+        for i in range(start, end):
+            for k in range(lack.shape[0]):
+                scratch[k, i] = lack[k, i] if sure else 0.0
+    if certain > enough:
+        for i in range(lack.shape[1]):
+            for k in range(lack.shape[0]):
+                lack[k, i] = scratch[k, i]
+
+
 @njit(cache=True, error_model="numpy")
 def complete_proof(s, shrink, sigma, radii, labels, groups, models, gradients, rounds, enough):
     """Duals for these groups: lam w_e times the unit vector between groups, and inside a flow of the remaining forces.
@@ -132,7 +156,7 @@ def complete_proof(s, shrink, sigma, radii, labels, groups, models, gradients, r
     y_ij -= (lack_i - lack_j) / n_k is exact except for the balls. At most `rounds` rounds, until ||lack||^2 <= enough.
 
     Returns the duals, the lack (n, d), and whether it is small. Rounds end early if `least_lack` shows that it is as
-    small as it can be: then some group must split.
+    small as it can be: then some group must split. Of groups that may be spared it is returned as zero.
     """
     (n, d), edges = models.shape, shrink.size
     starts, rank = np.empty(groups + 1, np.int64), np.empty(n, np.int64)
@@ -176,6 +200,7 @@ def complete_proof(s, shrink, sigma, radii, labels, groups, models, gradients, r
         if place[e] >= 0:
             for k in range(d):
                 duals[e, k] = y[k, place[e]]
+    keep_certain(starts, firsts, flow, forces, radius, enough, lack)
     left = np.empty((n, d))
     for i in range(n):
         for k in range(d):
