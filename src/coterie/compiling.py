@@ -94,7 +94,7 @@ def inner(**options: Any) -> Any:
 
 @cache
 def _pipeline() -> Any:
-    """Numba's compiler, which keeps the code of a function as it is, for its callers."""
+    """Numba's compiler, which keeps the code of a function as it is, for its callers, and makes it no machine code."""
     _find_cache()
     from numba.core.codegen import JITCodeLibrary
     from numba.core.compiler import Compiler
@@ -103,19 +103,16 @@ def _pipeline() -> Any:
         def _optimize_final_module(self) -> None:
             """Leave it to the callers."""
 
-        def _finalize_specific(self) -> None:
-            """Write no machine code."""
-
-        def get_pointer_to_function(self, name: str) -> int:
-            self._ensure_finalized()
-            return 0  # Numba's sign for a function that cannot be called from Python
+        def _finalize_final_module(self) -> None:
+            self._finalized = True  # but unknown to the linker, which would prefer it to the callers' own copies
 
     class Pipeline(Compiler):  # type: ignore[misc]
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
+            context = self.state.targetctx  # of this function alone
+            context.get_executable = lambda library, described, environment: object()  # only a name for the function
             if self.state.library is None:
-                self.state.library = Kept(self.state.targetctx.codegen(), "inner")
-                self.state.library.enable_object_caching()
+                self.state.library = Kept(context.codegen(), "inner")
 
     return Pipeline
 
