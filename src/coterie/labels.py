@@ -75,7 +75,7 @@ def group_sums(rows: Array, labels: Ints | Indices, n_groups: int | None = None)
     if columns.size <= _FEW:
         places = labels[:, None] * columns.shape[1] + np.arange(columns.shape[1])
         sums = np.bincount(places.ravel(), weights=columns.ravel(), minlength=count * columns.shape[1])
-        return sums.reshape(count, *rows.shape[1:])
+        return sums.astype(float, copy=False).reshape(count, *rows.shape[1:])
     from scipy import sparse
 
     member = sparse.csc_array((np.ones(n), labels, np.arange(n + 1)), shape=(count, n))  # one entry in each column

@@ -17,7 +17,7 @@ import numpy as np
 
 from coterie.compiling import inner, njit
 
-_BLOCK = 256
+BLOCK = 256
 _FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
 
 
@@ -33,19 +33,20 @@ def clear(rows):
 def complete_pass(x, s, shrink, radius, relax, forces, measure, scratch):
     """One pass over all pairs of a complete graph: s <- s + relax (B x - z), forces <- B'(z - P) of the new s.
 
-    x and forces are (d, n); scratch is (d + 2, _BLOCK). Returns ||B x - z_old||^2 and ||z_new - z_old||^2 if `measure` is set, otherwise zeros.
+    x and forces are (d, n), scratch is (d + 2, BLOCK). Returns ||B x - z_old||^2 and ||z_new - z_old||^2 if `measure`
+    is set, otherwise zeros.
     """
     d, n = x.shape
     one = radius.size == 1
     clear(forces)
     before, square, r = scratch, scratch[d], scratch[d + 1]
-    for q in range(_BLOCK):
+    for q in range(BLOCK):
         r[q] = radius[0]
     primal, moved = 0.0, 0.0
     base = 0
     for i in range(n - 1):
-        for first in range(i + 1, n, _BLOCK):
-            m = min(_BLOCK, n - first)
+        for first in range(i + 1, n, BLOCK):
+            m = min(BLOCK, n - first)
             c = shrink[base:base + m]
             for q in range(m):
                 square[q] = 0.0
@@ -86,14 +87,14 @@ def edges_pass(x, s, shrink, radius, first, second, relax, forces, measure):
     """The same pass over a list of edges; x and forces are (n, d)."""
     d, n_edges = s.shape
     one = radius.size == 1
-    square, r = np.empty(_BLOCK), np.empty(_BLOCK)
+    square, r = np.empty(BLOCK), np.empty(BLOCK)
     clear(forces)
-    for q in range(_BLOCK):
+    for q in range(BLOCK):
         r[q] = radius[0]
-    gaps, before = np.empty((d, _BLOCK)), np.empty((d, _BLOCK))
+    gaps, before = np.empty((d, BLOCK)), np.empty((d, BLOCK))
     primal, moved = 0.0, 0.0
-    for base in range(0, n_edges, _BLOCK):
-        m = min(_BLOCK, n_edges - base)
+    for base in range(0, n_edges, BLOCK):
+        m = min(BLOCK, n_edges - base)
         ii, jj, c = first[base:base + m], second[base:base + m], shrink[base:base + m]
         for q in range(m):
             a, b = ii[q], jj[q]
@@ -165,7 +166,7 @@ def complete_run(linear, inverses, total, sigma, x, s, shrink, radius, relax, fo
     with total = (I - sigma sum M)^-1.
     """
     d, n = x.shape
-    q, sums, shift, scratch = np.empty(d), np.empty(d), np.empty(d), np.empty((d + 2, _BLOCK))
+    q, sums, shift, scratch = np.empty(d), np.empty(d), np.empty(d), np.empty((d + 2, BLOCK))
     primal, moved = 0.0, 0.0
     for step in range(steps):
         for k in range(d):

@@ -69,10 +69,12 @@ def reduced_system(data, radius, labels, counts, w, gradient, matrix, g, h):
 @inner(fastmath=True, error_model="numpy")
 def factor_large(a, n):
     """As `losses.kernels.factor`, four columns at a time, with sums in an order that is fast."""
-    for s in range(0, n - 3, 4):
-        for i in range(s, s + 4):
+    for s in range(0, n, 4):
+        for i in range(s, min(s + 4, n)):
             if not _finish_row(a, i, s):
                 return False
+        if s + 4 >= n:
+            break
         r0, r1, r2, r3 = a[s, :s], a[s + 1, :s], a[s + 2, :s], a[s + 3, :s]
         d0, d1, d2, d3 = 1.0 / a[s, s], 1.0 / a[s + 1, s + 1], 1.0 / a[s + 2, s + 2], 1.0 / a[s + 3, s + 3]
         for i in range(s + 4, n):
@@ -87,9 +89,6 @@ def factor_large(a, n):
             x2 = (a[i, s + 2] - t2 - x0 * a[s + 2, s] - x1 * a[s + 2, s + 1]) * d2
             x3 = (a[i, s + 3] - t3 - x0 * a[s + 3, s] - x1 * a[s + 3, s + 1] - x2 * a[s + 3, s + 2]) * d3
             a[i, s], a[i, s + 1], a[i, s + 2], a[i, s + 3] = x0, x1, x2, x3
-    for i in range(n - n % 4, n):
-        if not _finish_row(a, i, n - n % 4):
-            return False
     return True
 
 

@@ -126,9 +126,9 @@ def inside_pairs(labels, starts, rank, firsts, place):
 
 @inner(error_model="numpy")
 def keep_certain(starts, firsts, lack, forces, radius, enough, scratch):
-    """Set the lack of a group to zero if `least_lack` does not show that a good part of it stays, and it does of others.
+    """Where `least_lack` shows of some groups that a good part of their lack stays, set the lack of the others to zero.
 
-    Such a lack is no direction of descent yet, and one that is would be of no use together with it.
+    That of the others is no direction of descent yet, and would spoil the direction of those that must split.
     """
     certain = 0.0
     for group in range(starts.size - 1):
