@@ -11,6 +11,8 @@ import numpy.typing as npt
 from coterie._typing import Array, Indices, Ints
 from coterie.errors import InvalidInput
 
+_FEW = 5000  # numbers up to which the calls of a library take longer than their sums
+
 
 def labels_of(models: Array) -> Ints:
     """(n_users,) the label of each user; users are in one group when their models are equal."""
@@ -69,9 +71,13 @@ def group_sums(rows: Array, labels: Ints | Indices, n_groups: int | None = None)
     count, n = int(labels.max()) + 1 if n_groups is None else n_groups, len(rows)
     if rows.ndim == 1:
         return np.bincount(labels, weights=rows, minlength=count).astype(float, copy=False)
+    columns = np.ascontiguousarray(rows, dtype=float).reshape(n, prod(rows.shape[1:]))
+    if columns.size <= _FEW:
+        places = labels[:, None] * columns.shape[1] + np.arange(columns.shape[1])
+        sums = np.bincount(places.ravel(), weights=columns.ravel(), minlength=count * columns.shape[1])
+        return sums.astype(float, copy=False).reshape(count, *rows.shape[1:])
     from scipy import sparse
 
-    columns = np.ascontiguousarray(rows, dtype=float).reshape(n, prod(rows.shape[1:]))
     member = sparse.csc_array((np.ones(n), labels, np.arange(n + 1)), shape=(count, n))  # one entry in each column
     return np.asarray(member @ columns).reshape(count, *rows.shape[1:])
 

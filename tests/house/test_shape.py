@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "coterie"
 
 MODULE_LINES, FUNCTION_LINES, PARAMETERS, ATTRIBUTES = 450, 60, 8, 15
 #: A function so decorated has as many parameters as the command has options, or the compiled loop has arrays.
-MANY_PARAMETERS = re.compile(r"^(\w+\.)?(command|callback|njit)\b")
+MANY_PARAMETERS = re.compile(r"^(\w+\.)?(command|callback|njit|inner)\b")
 
 
 def entries(docstring: str | None) -> set[str]:
@@ -141,6 +141,7 @@ LISTED = f"Parameters\n    ----------\n    {MANY} : numbers."
     (f"class C:\n    def f(self, {MANY.removesuffix(', a8')}): ...\n", []),
     (f"@app.command('f')\ndef f({MANY}): ...\n", []),
     (f"@njit(cache=True)\ndef f({MANY}): ...\n", []),
+    (f"@inner(**_EXACT)\ndef f({MANY}): ...\n", []),
     (f"@cache\ndef f({MANY}): ...\n", ["many parameters: a.f"]),
     (f'def f({MANY}):\n    """F.\n\n    {LISTED}\n    """\n', []),
     (f'def _f({MANY}):\n    """F.\n\n    {LISTED}\n    """\n', ["many parameters: a._f"]),

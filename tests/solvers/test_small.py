@@ -9,8 +9,9 @@ from support.problems import users_for
 
 import coterie as ct
 from coterie import certificates, datasets
+from coterie.compiling import inner, njit
 from coterie.losses.flat import KINDS, flat
-from coterie.solvers import expansion, fast, polish, proof_kernels
+from coterie.solvers import expansion, fast, polish, polish_kernels, proof_kernels
 
 NAMES = sorted(name for name, loss in ct.LOSSES.items() if loss in KINDS)
 SCALES = [1e-2, 1.0, 30.0]  # of the features
@@ -124,6 +125,10 @@ def test_no_flow_lacks_less_than_the_least_lack():
     forces, bounds = rng.standard_normal((n, d)), []
     forces -= forces.mean(axis=0)
 
+    @njit()
+    def bound(lack, forces, radius):
+        return proof_kernels.least_lack(0, n, 0, lack, forces, radius)
+
     def lack(y):
         out = forces.copy()
         np.add.at(out, pairs[:, 0], y)
@@ -134,7 +139,7 @@ def test_no_flow_lacks_less_than_the_least_lack():
     for _ in range(300):
         v = lack(y)
         rows, columns = np.ascontiguousarray(v.T), np.ascontiguousarray(forces.T)
-        bounds.append(proof_kernels.least_lack(0, n, 0, rows, columns, radius))
+        bounds.append(bound(rows, columns, radius))
         y = certificates.project(y - (v[pairs[:, 0]] - v[pairs[:, 1]]) / n, radius)
     reached = float((lack(y) ** 2).sum())
     assert max(bounds) <= reached * (1 + 1e-12)
@@ -175,3 +180,66 @@ def test_what_compiled_code_does_not_know_is_left_to_the_general_code():
     for problem in (quiet(users, Steeper(), lam=0.05), problem_of("squared", 1e6)):
         assert flat(problem.loss, problem.samples) is None
         assert ct.solve(problem).status is ct.Status.CONVERGED
+
+
+def test_inner_functions_are_parts_of_their_callers():
+    @inner(error_model="numpy")
+    def double(numbers):
+        for k in range(numbers.size):
+            numbers[k] *= 2.0
+
+    @njit()
+    def doubled(numbers):
+        out = numbers.copy()
+        double(out)
+        return out
+
+    assert doubled(np.arange(3.0)).tolist() == [0.0, 2.0, 4.0]
+    for _ in range(2):  # also after it was compiled for its caller
+        with pytest.raises(TypeError, match="double is for compiled callers only"):
+            double(np.arange(3.0))
+    # The linker knows the callers only: machine code of an inner function alone would not be optimised.
+    (compiled,) = double.overloads.values()
+    codegen = compiled.library.codegen
+    assert codegen._engine.get_function_address(compiled.fndesc.llvm_func_name) == 0
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 30, 47])
+def test_large_factors_are_those_of_cholesky(n):
+    @njit()
+    def factor(matrix):
+        return polish_kernels.factor_large(matrix, matrix.shape[0])
+
+    rows = np.random.default_rng(n).standard_normal((n, n))
+    matrix = rows @ rows.T + np.eye(n)
+    found = matrix.copy()
+    assert factor(found)
+    np.testing.assert_allclose(np.tril(found), np.linalg.cholesky(matrix), rtol=1e-12, atol=1e-12)
+    for k in range(n):  # the twin: one direction of negative curvature, wherever it is found
+        broken = np.eye(n)
+        broken[k, k] = -1.0
+        assert not factor(broken)
+
+
+def test_a_group_that_must_split_is_split_while_the_flow_of_another_is_unknown():
+    """Of a pair that nothing holds together the lack stays; of a large group it vanishes, but after many rounds."""
+    rng = np.random.default_rng(0)
+    n, d = 14, 2
+    labels = np.repeat([0, 1], [2, 12])
+    models = np.where(labels[:, None] == 0, -5.0, 5.0) * np.ones((n, d))
+    edges = n * (n - 1) // 2
+    pull = np.where(labels == 0, -12.0, 2.0)[:, None] * np.ones(d) / np.sqrt(d)  # of the other group, at radius 1
+    gradients = -pull
+    gradients[0] += 5.0  # more than the pair's own dual, of length 1, can carry
+    gradients[1] -= 5.0
+    inside = rng.standard_normal((12, d))
+    gradients[2:] += 4.0 * (inside - inside.mean(axis=0))
+    state = np.zeros((d, edges)), np.ones(edges), 1.0, np.ones(1), labels, 2, models, gradients
+
+    _, after_few, small = proof_kernels.complete_proof(*state, 2, 1e-12)
+    assert not small
+    assert np.abs(after_few[:2]).min() > 3.0
+    assert np.array_equal(after_few[2:], np.zeros((12, d)))
+    gradients[:2] = -pull[:2]  # the twin: without the pair, the lack of the large group is all there is
+    _, alone, _ = proof_kernels.complete_proof(*state, 2, 1e-12)
+    assert np.abs(alone[2:]).max() > 0

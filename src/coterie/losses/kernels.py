@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from coterie.compiling import njit
+from coterie.compiling import inner, njit
 from coterie.losses.base import REACH, TIGHT, TINY
 from coterie.losses.flat import POINTS
 
-_EXACT: dict[str, Any] = {"cache": True, "error_model": "numpy"}  # no fastmath: rounding errors are bounded here
+_EXACT: dict[str, Any] = {"error_model": "numpy"}  # no fastmath: rounding errors are bounded here
 _EPSILON = float(np.finfo(float).eps)
 _STEPS, _HALVINGS = 40, 30  # of a user's own Newton method, and of one of its steps
 _SETTLED, _ACCEPT = 1e-15, 1e-9  # decrement, relative to the value, at which it ends, and at which it counts as ended
 _LOOSE = 1e-11  # slack of a bound, relative to it, above which another method is asked
 
 
-@njit(**_EXACT)
+@inner(**_EXACT)
 def phi(kind, delta, t, y):
     """The loss of a row with margin t and target y, its slope and its curvature."""
     if kind == 0:  # squared hinge
@@ -43,7 +43,7 @@ def phi(kind, delta, t, y):
     return grown - y * t, grown - y, grown
 
 
-@njit(**_EXACT)
+@inner(**_EXACT)
 def value(data, i, x):
     """f_i(x)."""
     d, total = x.size, 0.0
@@ -63,7 +63,7 @@ def value(data, i, x):
     return total
 
 
-@njit(**_EXACT)
+@inner(**_EXACT)
 def derive(data, i, x, g, h):
     """f_i(x); its gradient and Hessian go into g (dim,) and h (dim, dim)."""
     d, total = x.size, 0.0
@@ -100,14 +100,14 @@ def derive(data, i, x, g, h):
     return total
 
 
-@njit(**_EXACT)
+@njit(cache=True, **_EXACT)
 def expand(data, models, values, gradients, hessians):
     """Values (n,), gradients (n, dim) and Hessians (n, dim, dim) of all users at their models."""
     for i in range(models.shape[0]):
         values[i] = derive(data, i, models[i], gradients[i], hessians[i])
 
 
-@njit(**_EXACT)
+@inner(**_EXACT)
 def factor(a, n):
     """a = L L' for the leading n x n part of a, L in its lower triangle; whether a is positive definite."""
     for i in range(n):
@@ -124,7 +124,7 @@ def factor(a, n):
     return True
 
 
-@njit(**_EXACT)
+@inner(**_EXACT)
 def substitute(a, n, b):
     """b <- (L L')^-1 b for the factor of `factor`."""
     for i in range(n):
@@ -137,7 +137,7 @@ def substitute(a, n, b):
             b[k] -= a[i, k] * b[i]
 
 
-@njit(**_EXACT)
+@inner(**_EXACT)
 def _newton_step(h, r, shift, scaled, units, step):
     """step <- (H + shift diag H)^-1 r, and r' step; -1 where H is not positive definite in rounded numbers."""
     d, largest = r.size, 0.0
@@ -160,7 +160,7 @@ def _newton_step(h, r, shift, scaled, units, step):
     return decrement
 
 
-@njit(**_EXACT)
+@inner(**_EXACT)
 def _eigen(a, v):
     """The eigenvalues of a symmetric matrix on its diagonal, the eigenvectors in the columns of v (Jacobi 1846)."""
     d = a.shape[0]
@@ -191,7 +191,7 @@ def _eigen(a, v):
                     v[k, p], v[k, q] = c * v[k, p] - s * v[k, q], s * v[k, p] + c * v[k, q]
 
 
-@njit(**_EXACT)
+@inner(**_EXACT)
 def _possible_gain(h, residuals, noise, reach, scaled, axes, units):
     """See `coterie.losses.newton.possible_gains`."""
     d, largest, gain = residuals.size, 1.0, 0.0
@@ -220,7 +220,7 @@ def _possible_gain(h, residuals, noise, reach, scaled, axes, units):
     return gain
 
 
-@njit(**_EXACT)
+@inner(**_EXACT)
 def _magnitudes(data, i, x, slopes, levels):
     """The sums of absolute values of `Magnitudes`: of the value; of slopes and gradients into the arrays."""
     d, total = x.size, 0.0
@@ -253,13 +253,13 @@ def _magnitudes(data, i, x, slopes, levels):
     return total
 
 
-@njit(**_EXACT)
+@inner(**_EXACT)
 def _sums(data, i, d):
     """The error of a sum over a user's rows, relative to the sum of its terms' absolute values."""
     return _EPSILON * max(8.0, 0.5 * (data.starts[i + 1] - data.starts[i] + d) + 4.0)
 
 
-@njit(**_EXACT)
+@inner(**_EXACT)
 def _bound_at(data, i, z, f, terms, u, centre, size, work):
     """A bound on f_i*(u) - <u, centre> by the point z, its rounding and its slack; see `Loss._dual_bound`.
 
@@ -293,7 +293,7 @@ def _bound_at(data, i, z, f, terms, u, centre, size, work):
     return bound, rounding, slack
 
 
-@njit(**_EXACT)
+@inner(**_EXACT)
 def _settle(data, i, u, z, step, trial, work):
     """Damped Newton from z on f_i(z) - <u, z>, in place; f_i there, and whether it is a minimum.
 
@@ -336,7 +336,7 @@ def _settle(data, i, u, z, step, trial, work):
     return np.inf, False
 
 
-@njit(**_EXACT)
+@inner(**_EXACT)
 def _conjugate(data, i, x, f, terms, u, centre, size, best, step, trial, work):
     """A bound on f_i*(u) - <u, centre> from above, started at x, and its rounding; see `Loss.dual_bounds`.
 
@@ -368,7 +368,7 @@ def _conjugate(data, i, x, f, terms, u, centre, size, best, step, trial, work):
     return (bound, rounding) if slack <= _LOOSE * (abs(bound) + size) and np.isfinite(bound) else (np.inf, 0.0)
 
 
-@njit(**_EXACT)
+@inner(**_EXACT)
 def _point_conjugate(data, i, u, centre, mean):
     """With c the mean of the rows: f(x) = f(c) + ||x - c||^2 / 2, so f*(u) = <u, c> + ||u||^2 / 2 - f(c)."""
     for k in range(u.size):
@@ -383,7 +383,7 @@ def _point_conjugate(data, i, u, centre, mean):
     return bound, _sums(data, i, u.size) * terms
 
 
-@njit(**_EXACT)
+@njit(cache=True, **_EXACT)
 def answers(data, models, slopes, about, sizes):
     """(5, n) for each user the numbers of `coterie.certificates.Answers`; conjugates inf as said at `_conjugate`."""
     n, d = models.shape
@@ -408,7 +408,7 @@ def answers(data, models, slopes, about, sizes):
     return out
 
 
-@njit(**_EXACT)
+@njit(cache=True, **_EXACT)
 def settle(data, points):
     """Each user's minimum of f_i, from `points`, in place; (n,) whether it was found."""
     n, d = points.shape

@@ -134,7 +134,7 @@ class Complete(Engine):
         self.forces = np.zeros_like(self.x)
 
     def _settle(self) -> None:
-        kernels.complete_pass(self.x, self.s, self.shrink, self._radii / self.sigma, 0.0, self.forces, False)
+        kernels.complete_forces(self.s, self.shrink, self.forces)
 
     def model(self, hessians: Array, linear: Array) -> None:
         eye, n = np.eye(self.dim), self.graph.n_users

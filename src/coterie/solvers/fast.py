@@ -42,9 +42,11 @@ _SURE = 1e-11  # gap at which groups are right, except for those whose models di
 _COMPILED = 150  # largest number of unknowns of a polish that costs little more than a few passes if it is compiled
 _EXACT = 100  # largest number of unknowns for which the result is always polished to rounding accuracy
 _SMOOTH_AT = ((60, 100), (300, 400), (LARGEST, 1500))  # unknowns, and passes after which smoothing is tried
+_LATE = 50  # passes after which the models of the losses change little, and are refreshed half as often
 _MORE_BITS = 150  # passes of wide models after which rounding may be what keeps them from the tolerance
 _ESTIMATE = 1e-9  # gap that smoothing aims at: it is estimated there, and a few more Newton steps cost little
 _ROUGH = 1e-3  # relative error below which the groups are worth a polish
+_MANY, _CLOSE = 100, 1e-6  # unknowns above which a polish is dear, and the relative error below which it is worth it
 _SPLITS = 4  # of groups, in one attempt at a proof
 _TINY, _SMALL, _POLISH = 20, 300, 3000  # groups that are always polished; unknowns of a cheap polish, of any polish
 
@@ -188,7 +190,7 @@ class _Run:
         batch = 20 if losses.quadratic else 10 if self.tol < LOOSE else 5
         while self.passes < self.limit:
             engine.take(losses)
-            steps = min(batch, self.max_iter - self.passes)
+            steps = min(batch if self.passes < _LATE else 2 * batch, self.max_iter - self.passes)
             primal, moved = engine.run(steps)
             self.passes += steps
             models, slopes, labels = engine.read()
@@ -225,7 +227,8 @@ class _Run:
             self.next_try = int(1.15 * self.passes)  # wait before the next attempt
             return False
         ready = self.passes >= self.next_proof if self.splits else settled
-        if ready and error <= _ROUGH and self._few(labels, _SMALL) and not np.array_equal(labels, self.tried):
+        rough = _CLOSE if (int(labels.max()) + 1) * self.problem.dim > _MANY else _ROUGH
+        if ready and error <= rough and self._few(labels, _SMALL) and not np.array_equal(labels, self.tried):
             self.tried = labels
             return self._prove(labels, models)
         return False

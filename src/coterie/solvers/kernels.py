@@ -15,32 +15,43 @@ from typing import Any
 
 import numpy as np
 
-from coterie.compiling import njit
+from coterie.compiling import inner, njit
 
-_BLOCK = 256
-_FAST: dict[str, Any] = {"cache": True, "fastmath": True, "error_model": "numpy"}
+BLOCK = 256
+_FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
 
 
-@njit(**_FAST)
-def complete_pass(x, s, shrink, radius, relax, forces, measure):
+@inner(**_FAST)
+def clear(rows):
+    """Set all numbers to zero. An assignment to a slice would compile for a second, for the texts of its errors."""
+    for i in range(rows.shape[0]):
+        for k in range(rows.shape[1]):
+            rows[i, k] = 0
+
+
+@inner(**_FAST)
+def complete_pass(x, s, shrink, radius, relax, forces, measure, scratch):
     """One pass over all pairs of a complete graph: s <- s + relax (B x - z), forces <- B'(z - P) of the new s.
 
-    x and forces are (d, n). Returns ||B x - z_old||^2 and ||z_new - z_old||^2 if `measure` is set, otherwise zeros.
+    x and forces are (d, n), scratch is (d + 2, BLOCK). Returns ||B x - z_old||^2 and ||z_new - z_old||^2 if `measure`
+    is set, otherwise zeros.
     """
     d, n = x.shape
     one = radius.size == 1
-    forces[:] = 0.0
-    square, r = np.empty(_BLOCK), np.full(_BLOCK, radius[0])
-    before = np.empty((d, _BLOCK))
+    clear(forces)
+    before, square, r = scratch, scratch[d], scratch[d + 1]
+    for q in range(BLOCK):
+        r[q] = radius[0]
     primal, moved = 0.0, 0.0
     base = 0
     for i in range(n - 1):
-        for first in range(i + 1, n, _BLOCK):
-            m = min(_BLOCK, n - first)
+        for first in range(i + 1, n, BLOCK):
+            m = min(BLOCK, n - first)
             c = shrink[base:base + m]
-            square[:m] = 0.0
-            if not one:
-                r[:m] = radius[base:base + m]
+            for q in range(m):
+                square[q] = 0.0
+                if not one:
+                    r[q] = radius[base + q]
             for k in range(d):
                 sk, xk, xi, old = s[k, base:base + m], x[k, first:first + m], x[k, i], before[k]
                 for q in range(m):
@@ -71,25 +82,28 @@ def complete_pass(x, s, shrink, radius, relax, forces, measure):
     return primal, moved
 
 
-@njit(**_FAST)
+@njit(cache=True, **_FAST)
 def edges_pass(x, s, shrink, radius, first, second, relax, forces, measure):
     """The same pass over a list of edges; x and forces are (n, d)."""
     d, n_edges = s.shape
     one = radius.size == 1
-    forces[:] = 0.0
-    square, r = np.empty(_BLOCK), np.full(_BLOCK, radius[0])
-    gaps, before = np.empty((d, _BLOCK)), np.empty((d, _BLOCK))
+    square, r = np.empty(BLOCK), np.empty(BLOCK)
+    clear(forces)
+    for q in range(BLOCK):
+        r[q] = radius[0]
+    gaps, before = np.empty((d, BLOCK)), np.empty((d, BLOCK))
     primal, moved = 0.0, 0.0
-    for base in range(0, n_edges, _BLOCK):
-        m = min(_BLOCK, n_edges - base)
+    for base in range(0, n_edges, BLOCK):
+        m = min(BLOCK, n_edges - base)
         ii, jj, c = first[base:base + m], second[base:base + m], shrink[base:base + m]
         for q in range(m):
             a, b = ii[q], jj[q]
             for k in range(d):
                 gaps[k, q] = x[a, k] - x[b, k]
-        square[:m] = 0.0
-        if not one:
-            r[:m] = radius[base:base + m]
+        for q in range(m):
+            square[q] = 0.0
+            if not one:
+                r[q] = radius[base + q]
         for k in range(d):
             sk, gk, old = s[k, base:base + m], gaps[k], before[k]
             for q in range(m):
@@ -120,7 +134,7 @@ def edges_pass(x, s, shrink, radius, first, second, relax, forces, measure):
     return primal, moved
 
 
-@njit(**_FAST)
+@njit(cache=True, **_FAST)
 def retune(s, shrink, radius, new_radius, ratio):
     """Carry z and the duals over to another sigma (ratio = old / new) or another lam.
 
@@ -143,7 +157,7 @@ def retune(s, shrink, radius, new_radius, ratio):
             s[k, e] *= scale
 
 
-@njit(**_FAST)
+@njit(cache=True, **_FAST)
 def complete_run(linear, inverses, total, sigma, x, s, shrink, radius, relax, forces, steps):
     """`steps` iterations on a complete graph, whose linear system has a closed form:
 
@@ -152,10 +166,11 @@ def complete_run(linear, inverses, total, sigma, x, s, shrink, radius, relax, fo
     with total = (I - sigma sum M)^-1.
     """
     d, n = x.shape
-    q, sums, shift = np.empty(d), np.empty(d), np.empty(d)
+    q, sums, shift, scratch = np.empty(d), np.empty(d), np.empty(d), np.empty((d + 2, BLOCK))
     primal, moved = 0.0, 0.0
     for step in range(steps):
-        sums[:] = 0.0
+        for k in range(d):
+            sums[k] = 0.0
         for i in range(n):
             for k in range(d):
                 q[k] = linear[k, i] + sigma * forces[k, i]
@@ -175,11 +190,11 @@ def complete_run(linear, inverses, total, sigma, x, s, shrink, radius, relax, fo
                 for h in range(d):
                     value += inverses[i, k, h] * shift[h]
                 x[k, i] += value
-        primal, moved = complete_pass(x, s, shrink, radius, relax, forces, step == steps - 1)
+        primal, moved = complete_pass(x, s, shrink, radius, relax, forces, step == steps - 1, scratch)
     return primal, moved
 
 
-@njit(**_FAST)
+@inner(**_FAST)
 def ldl_solve(starts, rows, entries, inverse_diagonal, b):
     """b <- (L D L')^-1 b in place, b (n, d); L unit lower triangular by columns, its diagonal first in each."""
     n, d = b.shape
@@ -197,7 +212,7 @@ def ldl_solve(starts, rows, entries, inverse_diagonal, b):
                 b[c, k] -= entry * b[row, k]
 
 
-@njit(**_FAST)
+@njit(cache=True, **_FAST)
 def direct_run(linear, factor, sigma, x, s, shrink, radius, first, second, relax, forces, steps):
     """`steps` iterations on a list of edges with H_i = h_i I, by a factorisation of diag(h) + sigma L."""
     starts, rows, entries, inverse_diagonal = factor
@@ -211,7 +226,7 @@ def direct_run(linear, factor, sigma, x, s, shrink, radius, first, second, relax
     return primal, moved
 
 
-@njit(**_FAST)
+@inner(**_FAST)
 def _apply(hessians, degrees, starts, neighbours, sigma, x, out):
     """out <- (blockdiag(H) + sigma L) x."""
     n, d = x.shape
@@ -227,7 +242,7 @@ def _apply(hessians, degrees, starts, neighbours, sigma, x, out):
                 out[i, k] -= sigma * x[j, k]
 
 
-@njit(**_FAST)
+@inner(**_FAST)
 def _blocks(inverses, r, out):
     total = 0.0
     n, d = r.shape
@@ -241,7 +256,7 @@ def _blocks(inverses, r, out):
     return total
 
 
-@njit(**_FAST)
+@njit(cache=True, **_FAST)
 def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s, shrink, radius, first, second, relax,
            forces, steps):
     """`steps` iterations on a list of edges with any Hessians, by block-Jacobi preconditioned conjugate gradients.
@@ -258,7 +273,9 @@ def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s,
                 r[i, k] = linear[i, k] + sigma * forces[i, k] - q[i, k]
         rz = _blocks(inverses, r, z)
         enough = 1e-7 * rz
-        p[:] = z
+        for i in range(n):
+            for k in range(d):
+                p[i, k] = z[i, k]
         for _ in range(100):
             if not rz > enough:
                 break
@@ -281,11 +298,27 @@ def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s,
     return primal, moved
 
 
+@njit(cache=True, **_FAST)
+def complete_forces(s, shrink, forces):
+    """forces (d, n) <- B'(z - P)."""
+    clear(forces)
+    d, n = forces.shape
+    e = 0
+    for i in range(n):
+        for j in range(i + 1, n):
+            for k in range(d):
+                push = s[k, e] * (1.0 - 2.0 * shrink[e])
+                forces[k, i] += push
+                forces[k, j] -= push
+            e += 1
+
+
 @njit(cache=True)
 def complete_duals(s, shrink, sigma, n):
     """B'y (n, d) and the connected parts of the users joined by pairs whose dual is inside its ball."""
     d = s.shape[0]
-    out, parent = np.zeros((n, d)), np.arange(n)
+    out, parent, labels = np.zeros((n, d)), np.empty(n, np.int64), np.empty(n, np.int64)
+    alone(parent)
     e = 0
     for i in range(n - 1):
         for j in range(i + 1, n):
@@ -296,14 +329,16 @@ def complete_duals(s, shrink, sigma, n):
             if shrink[e] >= 1.0:
                 join(parent, i, j)
             e += 1
-    return out, labels_from(parent)
+    number(parent, labels)
+    return out, labels
 
 
 @njit(cache=True)
 def edges_duals(s, shrink, sigma, first, second, n):
     """The same for a list of edges."""
     d, n_edges = s.shape
-    out, parent = np.zeros((n, d)), np.arange(n)
+    out, parent, labels = np.zeros((n, d)), np.empty(n, np.int64), np.empty(n, np.int64)
+    alone(parent)
     for e in range(n_edges):
         i, j = first[e], second[e]
         for k in range(d):
@@ -312,20 +347,30 @@ def edges_duals(s, shrink, sigma, first, second, n):
             out[j, k] -= y
         if shrink[e] >= 1.0:
             join(parent, i, j)
-    return out, labels_from(parent)
+    number(parent, labels)
+    return out, labels
 
 
 @njit(cache=True)
 def joined(n, first, second, chosen):
     """(n,) the connected parts of 0 .. n-1 along the chosen pairs."""
-    parent = np.arange(n)
+    parent, labels = np.empty(n, np.int64), np.empty(n, np.int64)
+    alone(parent)
     for e in range(chosen.size):
         if chosen[e]:
             join(parent, first[e], second[e])
-    return labels_from(parent)
+    number(parent, labels)
+    return labels
 
 
-@njit(cache=True)
+@inner()
+def alone(parent):
+    """parent <- the roots of parts of one each, see `join`."""
+    for i in range(parent.size):
+        parent[i] = i
+
+
+@inner()
 def join(parent, i, j):
     """Join the parts of i and j; the smaller root stays one."""
     while parent[i] != i:
@@ -340,10 +385,10 @@ def join(parent, i, j):
         parent[i] = j
 
 
-@njit(cache=True)
-def labels_from(parent):
-    """Labels by first appearance, from the roots of the parts."""
-    labels, count = np.empty(parent.size, np.int64), 0
+@inner()
+def number(parent, labels):
+    """labels <- the numbers of the parts by first appearance, from their roots."""
+    count = 0
     for i in range(parent.size):
         root = i
         while parent[root] != root:
@@ -353,4 +398,3 @@ def labels_from(parent):
             count += 1
         else:
             labels[i] = labels[root]
-    return labels

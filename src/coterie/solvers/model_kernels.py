@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from coterie.compiling import njit
-from coterie.losses.kernels import expand, factor, substitute, value
+from coterie.compiling import inner, njit
+from coterie.losses.kernels import derive, factor, substitute, value
 
 _PLAIN: dict[str, Any] = {"cache": True, "error_model": "numpy"}
 
@@ -40,10 +40,10 @@ def refreshed(data, models, centre, values, gradients, hessians, shift, floor, c
             shift[i] = min(max(100.0 * shift[i], 0.03 * curvature), _stiffest(data, i, d))
         for k in range(d):
             centre[i, k] = point[k]
-    expand(data, centre, values, gradients, hessians)
+        values[i] = derive(data, i, point, gradients[i], hessians[i])
 
 
-@njit(**_PLAIN)
+@inner(error_model="numpy")
 def _stiffest(data, i, d):
     """An upper bound on the Hessian of a user; inf if there is none."""
     if data.steepest == 0.0:

@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from coterie.compiling import njit
-from coterie.solvers.kernels import join, labels_from
+from coterie.compiling import inner, njit
+from coterie.solvers.kernels import alone, join, number
 
-_FAST: dict[str, Any] = {"cache": True, "fastmath": True, "error_model": "numpy"}
+_FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
 _HOPELESS = 100.0  # times `enough`: flows that lack more than this prove nothing
 _LEAST, _CLOSE = 8, 0.98  # rounds before the lack is compared with the least one, and share of it that is the least
+_SURELY = 0.25  # share of the lack of a group that cannot be supplied, if it is split
 _ALIKE = 0.05  # times the largest lack in a group: users whose lacks differ by less stay together
 
 
-@njit(**_FAST)
+@inner(**_FAST)
 def across_groups(radii, labels, models, gradients, rank, duals, forces):
     """Duals between groups, radius times the unit vector; forces (d, n) <- gradients + B'y, users in the order rank."""
     n, d = models.shape
@@ -39,14 +40,15 @@ def across_groups(radii, labels, models, gradients, rank, duals, forces):
             e += 1
 
 
-@njit(**_FAST)
+@inner(**_FAST)
 def inside_group(start, end, base, lack, gain, y, last, radius, flow, scale):
     """One step of all flows inside a group: y <- projection of y + gain (y - last) - (lack_i - lack_j)."""
     d = y.shape[0]
     for a in range(start, end - 1):
         m = end - a - 1
         c, r = scale[:m], radius[base:base + m]
-        c[:] = 0.0
+        for q in range(m):
+            c[q] = 0.0
         for k in range(d):
             now, old, away, own = y[k, base:base + m], last[k, base:base + m], lack[k, a + 1:end], lack[k, a]
             for q in range(m):
@@ -67,7 +69,7 @@ def inside_group(start, end, base, lack, gain, y, last, radius, flow, scale):
         base += m
 
 
-@njit(**_FAST)
+@inner(**_FAST)
 def least_lack(start, end, base, lack, forces, radius):
     """A number that ||forces + B'y||^2 inside a group is not below, for all flows y in the balls, by weak duality:
 
@@ -87,42 +89,65 @@ def least_lack(start, end, base, lack, forces, radius):
     return most * most / square if most > 0.0 else 0.0
 
 
-@njit(cache=True)
-def by_group(labels, groups):
-    """Where each group starts when users are in the order of their groups (and the last one ends), and their ranks."""
-    starts, rank = np.zeros(groups + 1, np.int64), np.empty(labels.size, np.int64)
+@inner(error_model="numpy")
+def by_group(labels, starts, rank):
+    """starts <- where each group starts with users in the order of their groups (and the last ends); rank <- ranks."""
+    groups = starts.size - 1
+    for k in range(groups + 1):
+        starts[k] = 0
     for i in range(labels.size):
+        rank[i] = starts[labels[i] + 1]
         starts[labels[i] + 1] += 1
     for k in range(groups):
         starts[k + 1] += starts[k]
-    free = starts.copy()
     for i in range(labels.size):
-        rank[i] = free[labels[i]]
-        free[labels[i]] += 1
-    return starts, rank
+        rank[i] += starts[labels[i]]
 
 
-@njit(cache=True)
-def inside_pairs(labels, starts, rank):
-    """(n_edges,) the place of each pair inside a group, by groups and in them by the ranks of users; -1 for others."""
-    n = labels.size
-    firsts, place = np.zeros(starts.size, np.int64), np.full(n * (n - 1) // 2, -1)
+@inner(error_model="numpy")
+def inside_pairs(labels, starts, rank, firsts, place):
+    """place <- the place of each pair inside a group, by groups and in them by the ranks of users; -1 for others.
+
+    firsts <- the place of the first pair of each group, and the number of all.
+    """
+    n, e = labels.size, 0
+    firsts[0] = 0
     for k in range(starts.size - 1):
         m = starts[k + 1] - starts[k]
         firsts[k + 1] = firsts[k] + m * (m - 1) // 2
-    e = 0
     for i in range(n):
         k = labels[i]
         m, a = starts[k + 1] - starts[k], rank[i] - starts[k]
         row = firsts[k] + a * m - a * (a + 1) // 2 - a - 1
         for j in range(i + 1, n):
-            if labels[j] == k:
-                place[e] = row + rank[j] - starts[k]
+            place[e] = row + rank[j] - starts[k] if labels[j] == k else -1
             e += 1
-    return firsts, place
 
 
-@njit(cache=True)
+@inner(error_model="numpy")
+def keep_certain(starts, firsts, lack, forces, radius, enough, scratch):
+    """Where `least_lack` shows of some groups that a good part of their lack stays, set the lack of the others to zero.
+
+    That of the others is no direction of descent yet, and would spoil the direction of those that must split.
+    """
+    certain = 0.0
+    for group in range(starts.size - 1):
+        start, end, square = starts[group], starts[group + 1], 0.0
+        for i in range(start, end):
+            for k in range(lack.shape[0]):
+                square += lack[k, i] * lack[k, i]
+        sure = least_lack(start, end, firsts[group], lack, forces, radius) >= _SURELY * square
+        certain += square if sure else 0.0
+        for i in range(start, end):
+            for k in range(lack.shape[0]):
+                scratch[k, i] = lack[k, i] if sure else 0.0
+    if certain > enough:
+        for i in range(lack.shape[1]):
+            for k in range(lack.shape[0]):
+                lack[k, i] = scratch[k, i]
+
+
+@njit(cache=True, error_model="numpy")
 def complete_proof(s, shrink, sigma, radii, labels, groups, models, gradients, rounds, enough):
     """Duals for these groups: lam w_e times the unit vector between groups, and inside a flow of the remaining forces.
 
@@ -131,20 +156,22 @@ def complete_proof(s, shrink, sigma, radii, labels, groups, models, gradients, r
     y_ij -= (lack_i - lack_j) / n_k is exact except for the balls. At most `rounds` rounds, until ||lack||^2 <= enough.
 
     Returns the duals, the lack (n, d), and whether it is small. Rounds end early if `least_lack` shows that it is as
-    small as it can be: then some group must split.
+    small as it can be: then some group must split. Of groups that may be spared it is returned as zero.
     """
     (n, d), edges = models.shape, shrink.size
-    starts, rank = by_group(labels, groups)
-    firsts, place = inside_pairs(labels, starts, rank)
+    starts, rank = np.empty(groups + 1, np.int64), np.empty(n, np.int64)
+    firsts, place = np.empty(groups + 1, np.int64), np.empty(edges, np.int64)
+    by_group(labels, starts, rank)
+    inside_pairs(labels, starts, rank, firsts, place)
     duals, forces = np.empty((edges, d)), np.empty((d, n))
     across_groups(radii, labels, models, gradients, rank, duals, forces)
-    y, radius = np.empty((d, firsts[groups])), np.empty(firsts[groups])
+    y, last, radius = np.empty((d, firsts[groups])), np.empty((d, firsts[groups])), np.empty(firsts[groups])
     for e in range(edges):
         if place[e] >= 0:
             radius[place[e]] = radii[min(e, radii.size - 1)]
             for k in range(d):
-                y[k, place[e]] = sigma * shrink[e] * s[k, e]
-    last, lack, flow, scale = y.copy(), np.zeros((d, n)), np.empty((d, n)), np.empty(n)
+                y[k, place[e]] = last[k, place[e]] = sigma * shrink[e] * s[k, e]
+    lack, flow, scale = np.zeros((d, n)), np.empty((d, n)), np.empty(n)
     momentum, gain, missing, least = 1.0, 0.0, np.inf, 0.0
     for turn in range(rounds + 1):
         before, missing, least = missing, 0.0, 0.0
@@ -173,6 +200,7 @@ def complete_proof(s, shrink, sigma, radii, labels, groups, models, gradients, r
         if place[e] >= 0:
             for k in range(d):
                 duals[e, k] = y[k, place[e]]
+    keep_certain(starts, firsts, flow, forces, radius, enough, lack)
     left = np.empty((n, d))
     for i in range(n):
         for k in range(d):
@@ -180,11 +208,12 @@ def complete_proof(s, shrink, sigma, radii, labels, groups, models, gradients, r
     return duals, left, missing <= _HOPELESS * enough
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def apart(labels, lack, least):
     """(n,) the labels after each group is split into users whose lacks are alike; differences below `least` are."""
     n, d = lack.shape
-    parent, largest = np.arange(n), np.zeros(labels.max() + 1)
+    parent, parts, largest = np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(n)
+    alone(parent)
     for i in range(n):
         for k in range(d):
             largest[labels[i]] = max(largest[labels[i]], abs(lack[i, k]))
@@ -196,7 +225,8 @@ def apart(labels, lack, least):
                     square += (lack[i, k] - lack[j, k]) ** 2
                 if np.sqrt(square) <= max(_ALIKE * largest[labels[i]], least):
                     join(parent, i, j)
-    return labels_from(parent)
+    number(parent, parts)
+    return parts
 
 
 @njit(cache=True, error_model="numpy")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from coterie.compiling import njit
-from coterie.solvers.kernels import join, labels_from
+from coterie.solvers.kernels import alone, clear, join, number
 
 _FAST: dict[str, Any] = {"cache": True, "fastmath": True, "error_model": "numpy"}
 
@@ -20,7 +20,7 @@ _FAST: dict[str, Any] = {"cache": True, "fastmath": True, "error_model": "numpy"
 def wide_pass(x, s, shrink, radius, first, second, relax, forces, measure):
     """One pass over a list of edges; see `coterie.solvers.kernels.complete_pass`."""
     n_edges, d = s.shape
-    forces[:] = 0.0
+    clear(forces)
     before = np.empty(d if measure else 0, s.dtype)
     primal, moved = 0.0, 0.0
     speed = s.dtype.type(relax)
@@ -101,7 +101,8 @@ def wide_retune(s, radius, new_radius, ratio, shrink):
 def wide_duals(s, sigma, radii, first, second, n, out, keep):
     """B'y (n, d) and the parts of the users joined by duals inside their balls; fills the duals `out` if `keep`."""
     n_edges, d = s.shape
-    flow, parent = np.zeros((n, d)), np.arange(n)
+    flow, parent, labels = np.zeros((n, d)), np.empty(n, np.int64), np.empty(n, np.int64)
+    alone(parent)
     for e in range(n_edges):
         i, j = first[e], second[e]
         square = 0.0
@@ -119,4 +120,5 @@ def wide_duals(s, sigma, radii, first, second, n, out, keep):
             flow[j, k] -= y
             if keep:
                 out[e, k] = y
-    return flow, labels_from(parent)
+    number(parent, labels)
+    return flow, labels
