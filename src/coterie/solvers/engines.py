@@ -42,24 +42,35 @@ class Engine:
     stiffness: ClassVar[float] = 12.0  # first sigma, in units of curvature / degree
     exact_start: ClassVar[bool] = False  # whether it is right for quadratic losses, except for groups close together
     lack: Array | None = None  # (n_users, dim) what the last proof's duals lack, if some group must split
+    rates: Array  # (1,) or (n_edges,) the step size of each edge, in units of sigma
+    enough: float = 0.0  # duality gap below which parts of the problem are solved
+    patience: ClassVar[int] = 20  # passes before the first change of sigma
     _radii: Array  # lam * weights: (1,) or (n_edges,)
 
     def __init__(self, graph: Graph, dim: int, lam: float) -> None:
         self.graph, self.dim = graph, dim
         weights = graph.weights
         one = graph.n_edges > 0 and weights.strides == (0,)
-        self._radii = lam * np.ascontiguousarray(weights[:1] if one else weights)
+        self._radii, self.rates = lam * np.ascontiguousarray(weights[:1] if one else weights), np.ones(1)
+
+    @property
+    def radius(self) -> Array:
+        """(1,) or (n_edges,) the radii of P."""
+        return self._radii / (self.sigma * self.rates)
+
+    def first_sigma(self, models: Array, usual: float) -> float:
+        """The first sigma for quadratic losses and a start from these models."""
+        return usual
 
     def begin(self, models: Array, duals: Array | None, sigma: float) -> None:
         """Start from models and duals: z = B models, P = duals / sigma."""
         self.sigma = sigma
-        s = self.graph.differences(models)
+        self.s = np.array(self._in(self.graph.differences(models)).T, order="C")
         if duals is not None:
-            s = s + duals / sigma
-        self.s = np.array(self._in(s).T, order="C")
+            self.s += self._in(duals).T / (sigma * self.rates)
         norms = np.sqrt(np.einsum("ke,ke->e", self.s, self.s)) + 1e-300
         with np.errstate(over="ignore"):  # an infinite radius
-            self.shrink = np.minimum(1.0, self._radii / sigma / norms)
+            self.shrink = np.minimum(1.0, self.radius / norms)
         self._set_models(models)
         self._settle()
 
@@ -73,13 +84,13 @@ class Engine:
 
     def retune(self, sigma: float) -> None:
         """Continue with another sigma; z and the duals do not change."""
-        kernels.retune(self.s, self.shrink, self._radii / self.sigma, self._radii / sigma, self.sigma / sigma)
-        self.sigma = sigma
+        radius, ratio, self.sigma = self.radius, self.sigma / sigma, sigma
+        kernels.retune(self.s, self.shrink, radius, self.radius, ratio)
         self._settle()
 
     def duals(self) -> Array:
         """(n_edges, dim) feasible duals."""
-        return self._out(np.ascontiguousarray((self.sigma * self.shrink * self.s).T))
+        return self._out(np.ascontiguousarray((self.sigma * self.rates * self.shrink * self.s).T))
 
     def refine(self) -> None:
         """Continue with more accurate arithmetic, if there is any."""
@@ -167,7 +178,7 @@ class Complete(Engine):
         return duals if small else None
 
 
-class _Listed(Engine):
+class Listed(Engine):
     """A list of edges, stored in an order that keeps neighbours close in memory."""
 
     def __init__(self, graph: Graph, dim: int, lam: float, order: Ints) -> None:
@@ -194,11 +205,12 @@ class _Listed(Engine):
         self.forces = np.zeros_like(self.x)
 
     def _settle(self) -> None:
-        kernels.edges_pass(self.x, self.s, self.shrink, self._radii / self.sigma, self.first, self.second, 0.0,
+        kernels.edges_pass(self.x, self.s, self.shrink, self.radius, self.rates, self.first, self.second, 0.0,
                            self.forces, False)
 
     def read(self) -> tuple[Array, Array, Ints]:
-        flow, labels = kernels.edges_duals(self.s, self.shrink, self.sigma, self.first, self.second, self.graph.n_users)
+        flow, labels = kernels.edges_duals(self.s, self.shrink, self.sigma, self.rates, self.first, self.second,
+                                           self.graph.n_users)
         models, slopes, clusters = np.empty_like(self.x), np.empty_like(flow), np.empty_like(labels)
         models[self.order], slopes[self.order], clusters[self.order] = self.x, -flow, labels
         return models, slopes, clusters
@@ -226,37 +238,7 @@ class _Listed(Engine):
         return duals
 
 
-class Direct(_Listed):
-    """H_i = h_i I and an elimination order with little fill: one sparse factorisation of diag(h) + sigma L."""
-
-    stiffness: ClassVar[float] = 60.0
-    _factored: tuple[float, Array] | None = None
-
-    def model(self, hessians: Array, linear: Array) -> None:
-        from scipy import sparse
-        from scipy.sparse.linalg import splu
-
-        h = hessians[self.order, 0, 0]
-        if self._factored is None or self._factored[0] != self.sigma or not np.array_equal(self._factored[1], h):
-            n, e = self.graph.n_users, np.full(self.first.size, -self.sigma)
-            degrees = np.bincount(np.concatenate([self.first, self.second]), minlength=n)
-            diagonal = np.arange(n)
-            matrix = sparse.csc_array((np.concatenate([e, e, h + self.sigma * degrees]),
-                                       (np.concatenate([self.first, self.second, diagonal]),
-                                        np.concatenate([self.second, self.first, diagonal]))), shape=(n, n))
-            lu = splu(matrix, permc_spec="NATURAL", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
-            lower = lu.L.tocsc()
-            lower.sort_indices()
-            self.factor = (lower.indptr, lower.indices, lower.data, 1.0 / lu.U.diagonal())
-            self._factored = (self.sigma, h)
-        self.linear = np.ascontiguousarray(linear[self.order])
-
-    def run(self, steps: int) -> tuple[float, float]:
-        return kernels.direct_run(self.linear, self.factor, self.sigma, self.x, self.s, self.shrink,
-                                  self._radii / self.sigma, self.first, self.second, RELAX, self.forces, steps)
-
-
-class Dense(_Listed):
+class Dense(Listed):
     """Few unknowns: the inverse of the complete system."""
 
     def model(self, hessians: Array, linear: Array) -> None:
@@ -274,12 +256,12 @@ class Dense(_Listed):
         measures = (0.0, 0.0)
         for step in range(steps):
             self.x = (self.inverse @ (self.linear + self.sigma * self.forces).ravel()).reshape(self.x.shape)
-            measures = kernels.edges_pass(self.x, self.s, self.shrink, self._radii / self.sigma, self.first,
+            measures = kernels.edges_pass(self.x, self.s, self.shrink, self.radius, self.rates, self.first,
                                           self.second, RELAX, self.forces, step == steps - 1)
         return measures
 
 
-class Iterative(_Listed):
+class Iterative(Listed):
     """Any Hessians and any edges: conjugate gradients, block-Jacobi preconditioned."""
 
     def __init__(self, graph: Graph, dim: int, lam: float, order: Ints) -> None:
@@ -299,7 +281,7 @@ class Iterative(_Listed):
     def run(self, steps: int) -> tuple[float, float]:
         return kernels.cg_run(
             self.linear, self.hessians, self.inverses, self.degrees, self.starts, self.neighbours, self.sigma, self.x,
-            self.s, self.shrink, self._radii / self.sigma, self.first, self.second, RELAX, self.forces, steps)
+            self.s, self.shrink, self.radius, self.rates, self.first, self.second, RELAX, self.forces, steps)
 
 
 def choose(graph: Graph, hessians: Array, quadratic: bool, lam: float) -> Engine:
@@ -316,6 +298,8 @@ def choose(graph: Graph, hessians: Array, quadratic: bool, lam: float) -> Engine
     if scalar:
         order = elimination_order(graph)
         if order is not None:
+            from coterie.solvers.direct import Direct
+
             return Direct(graph, dim, lam, order)
     return (Dense if n * dim <= _DENSE else Iterative)(graph, dim, lam, near_order(graph))
 
@@ -342,9 +326,7 @@ def elimination_order(graph: Graph) -> Ints | None:
     The widest level of a breadth-first search is about the size of a separator. It is small for graphs of points on a
     curve or in a plane, and large for neighbours in many dimensions.
     """
-    from scipy import sparse
     from scipy.sparse.csgraph import dijkstra
-    from scipy.sparse.linalg import splu
 
     if graph in _ORDERS:
         return _ORDERS[graph]
@@ -357,7 +339,18 @@ def elimination_order(graph: Graph) -> Ints | None:
     if n > 500 and widest > max(150.0, 6.0 * np.sqrt(n)):
         _ORDERS[graph] = None
         return None
-    matrix = sparse.csc_array(sparse.diags_array(1.0 + pattern.sum(axis=1)) - pattern)
-    lu = splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
-    _ORDERS[graph] = np.argsort(lu.perm_c).astype(np.int64)
+    _ORDERS[graph] = minimum_degree_order(graph.edges, n)
     return _ORDERS[graph]
+
+
+def minimum_degree_order(edges: Ints, n: int) -> Ints:
+    """The order of a minimum degree elimination."""
+    from scipy import sparse
+    from scipy.sparse.linalg import splu
+
+    (i, j), own = edges.T, np.arange(n)
+    degrees = np.bincount(edges.ravel(), minlength=n)
+    matrix = sparse.csc_array((np.concatenate([np.full(2 * len(edges), -1.0), 1.0 + degrees]),
+                               (np.concatenate([i, j, own]), np.concatenate([j, i, own]))), shape=(n, n))
+    lu = splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+    return np.argsort(lu.perm_c).astype(np.int64)

@@ -149,6 +149,8 @@ class _Run:
         usual = self.engine.stiffness * losses.curvature / degree
         if start is None and not losses.quadratic:
             usual *= self.engine.closeness(losses.gradients)
+        elif losses.quadratic:
+            usual = self.engine.first_sigma(losses.centre, usual)
         sigma = settings.sigma or known or usual
         self.engine.begin(losses.centre, None if start is None else start.duals, sigma)
         self.passes, self.limit, self.next_try = 0, self.max_iter, 0
@@ -184,10 +186,11 @@ class _Run:
         return self._point()
 
     def _iterate(self) -> None:
-        losses, engine, balance = self.losses, self.engine, SigmaBalance(self.engine.sigma)
+        losses, engine, balance = self.losses, self.engine, SigmaBalance(self.engine.sigma, self.engine.patience)
         batch = 20 if losses.quadratic else 10 if self.tol < LOOSE else 5
         while self.passes < self.limit:
             engine.take(losses)
+            engine.enough = 0.1 * self.tol * losses.scale
             steps = min(batch, self.max_iter - self.passes)
             primal, moved = engine.run(steps)
             self.passes += steps

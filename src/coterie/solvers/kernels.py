@@ -72,12 +72,12 @@ def complete_pass(x, s, shrink, radius, relax, forces, measure):
 
 
 @njit(**_FAST)
-def edges_pass(x, s, shrink, radius, first, second, relax, forces, measure):
-    """The same pass over a list of edges; x and forces are (n, d)."""
+def edges_pass(x, s, shrink, radius, rates, first, second, relax, forces, measure):
+    """The same pass over a list of edges; x and forces are (n, d), and forces <- B'(rates (z - P))."""
     d, n_edges = s.shape
     one = radius.size == 1
     forces[:] = 0.0
-    square, r = np.empty(_BLOCK), np.full(_BLOCK, radius[0])
+    square, r, rate = np.empty(_BLOCK), np.full(_BLOCK, radius[0]), np.full(_BLOCK, rates[0])
     gaps, before = np.empty((d, _BLOCK)), np.empty((d, _BLOCK))
     primal, moved = 0.0, 0.0
     for base in range(0, n_edges, _BLOCK):
@@ -90,6 +90,8 @@ def edges_pass(x, s, shrink, radius, first, second, relax, forces, measure):
         square[:m] = 0.0
         if not one:
             r[:m] = radius[base:base + m]
+        if rates.size > 1:
+            rate[:m] = rates[base:base + m]
         for k in range(d):
             sk, gk, old = s[k, base:base + m], gaps[k], before[k]
             for q in range(m):
@@ -107,7 +109,7 @@ def edges_pass(x, s, shrink, radius, first, second, relax, forces, measure):
         for k in range(d):
             sk, gk, old = s[k, base:base + m], gaps[k], before[k]
             for q in range(m):
-                gk[q] = sk[q] * (1.0 - 2.0 * c[q])
+                gk[q] = rate[q] * sk[q] * (1.0 - 2.0 * c[q])
             if measure:
                 for q in range(m):
                     gap = sk[q] - c[q] * sk[q] - old[q]
@@ -183,6 +185,21 @@ def complete_run(linear, inverses, total, sigma, x, s, shrink, radius, relax, fo
 def ldl_solve(starts, rows, entries, inverse_diagonal, b):
     """b <- (L D L')^-1 b in place, b (n, d); L unit lower triangular by columns, its diagonal first in each."""
     n, d = b.shape
+    if d == 2:  # two numbers that stay in registers
+        for c in range(n):
+            u, v = b[c, 0], b[c, 1]
+            for q in range(starts[c] + 1, starts[c + 1]):
+                row, entry = rows[q], entries[q]
+                b[row, 0] -= entry * u
+                b[row, 1] -= entry * v
+        for c in range(n - 1, -1, -1):
+            u, v = b[c, 0] * inverse_diagonal[c], b[c, 1] * inverse_diagonal[c]
+            for q in range(starts[c] + 1, starts[c + 1]):
+                row, entry = rows[q], entries[q]
+                u -= entry * b[row, 0]
+                v -= entry * b[row, 1]
+            b[c, 0], b[c, 1] = u, v
+        return
     for c in range(n):
         for q in range(starts[c] + 1, starts[c + 1]):
             row, entry = rows[q], entries[q]
@@ -198,8 +215,8 @@ def ldl_solve(starts, rows, entries, inverse_diagonal, b):
 
 
 @njit(**_FAST)
-def direct_run(linear, factor, sigma, x, s, shrink, radius, first, second, relax, forces, steps):
-    """`steps` iterations on a list of edges with H_i = h_i I, by a factorisation of diag(h) + sigma L."""
+def direct_run(linear, factor, sigma, x, s, shrink, radius, rates, first, second, relax, forces, steps):
+    """`steps` iterations on a list of edges with H_i = h_i I, by a factorisation of diag(h) + sigma B' diag(rates) B."""
     starts, rows, entries, inverse_diagonal = factor
     primal, moved = 0.0, 0.0
     for step in range(steps):
@@ -207,7 +224,7 @@ def direct_run(linear, factor, sigma, x, s, shrink, radius, first, second, relax
             for k in range(x.shape[1]):
                 x[i, k] = linear[i, k] + sigma * forces[i, k]
         ldl_solve(starts, rows, entries, inverse_diagonal, x)
-        primal, moved = edges_pass(x, s, shrink, radius, first, second, relax, forces, step == steps - 1)
+        primal, moved = edges_pass(x, s, shrink, radius, rates, first, second, relax, forces, step == steps - 1)
     return primal, moved
 
 
@@ -242,8 +259,8 @@ def _blocks(inverses, r, out):
 
 
 @njit(**_FAST)
-def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s, shrink, radius, first, second, relax,
-           forces, steps):
+def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s, shrink, radius, rates, first, second,
+           relax, forces, steps):
     """`steps` iterations on a list of edges with any Hessians, by block-Jacobi preconditioned conjugate gradients.
 
     Each system starts from the last x and is solved until r' M r has fallen by 1e-7, M the preconditioner.
@@ -277,7 +294,7 @@ def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s,
                 for k in range(d):
                     p[i, k] = z[i, k] + new / rz * p[i, k]
             rz = new
-        primal, moved = edges_pass(x, s, shrink, radius, first, second, relax, forces, step == steps - 1)
+        primal, moved = edges_pass(x, s, shrink, radius, rates, first, second, relax, forces, step == steps - 1)
     return primal, moved
 
 
@@ -300,14 +317,15 @@ def complete_duals(s, shrink, sigma, n):
 
 
 @njit(cache=True)
-def edges_duals(s, shrink, sigma, first, second, n):
+def edges_duals(s, shrink, sigma, rates, first, second, n):
     """The same for a list of edges."""
     d, n_edges = s.shape
     out, parent = np.zeros((n, d)), np.arange(n)
     for e in range(n_edges):
         i, j = first[e], second[e]
+        rate = sigma * rates[min(e, rates.size - 1)] * shrink[e]
         for k in range(d):
-            y = sigma * shrink[e] * s[k, e]
+            y = rate * s[k, e]
             out[i, k] += y
             out[j, k] -= y
         if shrink[e] >= 1.0:
