@@ -15,6 +15,7 @@ users were joined that should not be, the batch separates them again.
 from __future__ import annotations
 
 from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -22,13 +23,18 @@ from coterie._typing import Array, Ints
 from coterie.graph import Graph
 from coterie.labels import group_means, group_sums
 from coterie.solvers import contract_kernels, kernels
-from coterie.solvers.engines import RELAX, Listed, minimum_degree_order
+from coterie.solvers.engines import RELAX, Listed
 
 _SHARE = 0.8  # of its radius, below which a dual joins its users
 _SHORTER = 0.7  # largest share of users left for which a shorter problem is worth it
 _BATCH, _BATCHES = 20, 10  # passes on a shorter problem between two looks at its gap, and looks
 _LOW, _HIGH = 0.1, 50.0  # limits of sigma_e, in units of the common one
-_ADAPTED = 2  # how often sigma_e is set
+_ADAPTED = 1  # how often sigma_e is set
+_SMALL = 300  # number of users up to which a shorter problem does not save time
+_APART = 20  # passes between two shorter problems
+
+#: Places of the users in the order of elimination, so that a path computes them once.
+_PLACES: WeakKeyDictionary[Graph, Ints] = WeakKeyDictionary()
 
 
 class Direct(Listed):
@@ -37,16 +43,18 @@ class Direct(Listed):
     Attributes
     ----------
     common : the step size that is right for curvatures h alone.
-    batches, adapted : how many batches of passes were made, and how often sigma_e was set.
+    passes, next_shorter : passes made, and before the next shorter problem.
+    adapted : how often sigma_e was set.
     h, linear, factor : the quadratic models, and the factors of the system.
     """
 
     stiffness: ClassVar[float] = 60.0
+    batch: ClassVar[int] = 10
     patience: ClassVar[int] = 200
 
     def __init__(self, graph: Graph, dim: int, lam: float, order: Ints) -> None:
         super().__init__(graph, dim, lam, order)
-        self.common, self.batches, self.adapted = 0.0, 0, 0
+        self.common, self.adapted, self.passes, self.next_shorter = 0.0, 0, 0, _APART
         self.h: Array = np.empty(0)
 
     def first_sigma(self, models: Array, usual: float) -> float:
@@ -80,23 +88,29 @@ class Direct(Listed):
         from scipy import sparse
         from scipy.sparse.linalg import splu
 
-        n, own = self.graph.n_users, np.arange(self.graph.n_users)
+        n, places = self.graph.n_users, _PLACES.get(self.graph)
+        self.place = np.arange(n) if places is None else places
         steps = np.broadcast_to(self.sigma * self.rates, self.first.shape)
         degrees = np.bincount(self.first, steps, n) + np.bincount(self.second, steps, n)
+        i, j = self.place[self.first], self.place[self.second]
         matrix = sparse.csc_array((np.concatenate([-steps, -steps, self.h + degrees]),
-                                   (np.concatenate([self.first, self.second, own]),
-                                    np.concatenate([self.second, self.first, own]))), shape=(n, n))
-        lu = splu(matrix, permc_spec="NATURAL", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+                                   (np.concatenate([i, j, self.place]), np.concatenate([j, i, self.place]))),
+                                  shape=(n, n))
+        lu = splu(matrix, permc_spec="MMD_AT_PLUS_A" if places is None else "NATURAL", diag_pivot_thresh=0.0,
+                  options={"SymmetricMode": True})
+        if places is None:  # a positive definite matrix needs no other order of its rows
+            self.place = _PLACES[self.graph] = lu.perm_c.astype(np.int64)
         lower = lu.L.tocsc()
         lower.sort_indices()
         self.factor = (lower.indptr, lower.indices, lower.data, 1.0 / lu.U.diagonal())
 
     def run(self, steps: int) -> tuple[float, float]:
-        if self.batches:
+        if self.passes >= self.next_shorter:
             self._shorten()
-        self.batches += 1
-        return kernels.direct_run(self.linear, self.factor, self.sigma, self.x, self.s, self.shrink, self.radius,
-                                  self.rates, self.first, self.second, RELAX, self.forces, steps)
+            self.next_shorter = self.passes + _APART
+        self.passes += steps
+        return kernels.direct_run(self.linear, self.factor, self.place, self.sigma, self.x, self.s, self.shrink,
+                                  self.radius, self.rates, self.first, self.second, RELAX, self.forces, steps)
 
     def _shorten(self) -> None:
         """Solve the problem between users joined by duals well inside their balls, and continue from its solution."""
@@ -104,7 +118,7 @@ class Direct(Listed):
         labels = contract_kernels.interior(self.s, self.shrink, self.radius, _SHARE, self.first, self.second, n)
         parts = int(labels.max()) + 1
         x = self.x
-        if parts <= _SHORTER * n:
+        if n > _SMALL and parts <= _SHORTER * n:
             ends, pair = contract_kernels.contracted(labels, parts, self.first, self.second)
             if len(ends):
                 x = self._between(labels, ends, pair)[labels]
@@ -116,8 +130,8 @@ class Direct(Listed):
         """Solve the problem between parts; returns their models."""
         duals, rates, radii = contract_kernels.summed(self.s, self.shrink, self.rates, self._radii, pair, len(ends))
         duals *= self.sigma
-        short = Direct(Graph(int(labels.max()) + 1, radii, ends), self.dim, 1.0, minimum_degree_order(
-            ends, int(labels.max()) + 1))
+        parts = int(labels.max()) + 1
+        short = Direct(Graph(parts, radii, ends), self.dim, 1.0, np.arange(parts))
         short.rates, short.common = rates[short.edge_order], self.common
         short.begin(group_means(self.x, labels), duals, self.sigma)
         short.set_model(np.bincount(labels, self.h)[short.order], group_sums(self.linear, labels)[short.order])

@@ -29,7 +29,7 @@ _PROOF, _MOST_ROUNDS = 2e6, 128  # pairs visited while duals are built, if that 
 _ROUNDS, _PROVABLE = 8, 3_000  # rounds of building duals on a list of edges, and the largest number of edges for it
 _DENSE = 300  # largest number of unknowns for which the complete system is inverted
 
-#: Elimination orders by graph, so that a path computes them once.
+#: Orders of narrow graphs, so that a path computes them once.
 _ORDERS: WeakKeyDictionary[Graph, Ints | None] = WeakKeyDictionary()
 
 
@@ -44,6 +44,7 @@ class Engine:
     lack: Array | None = None  # (n_users, dim) what the last proof's duals lack, if some group must split
     rates: Array  # (1,) or (n_edges,) the step size of each edge, in units of sigma
     enough: float = 0.0  # duality gap below which parts of the problem are solved
+    batch: ClassVar[int] = 20  # passes between two looks at quadratic losses
     patience: ClassVar[int] = 20  # passes before the first change of sigma
     _radii: Array  # lam * weights: (1,) or (n_edges,)
 
@@ -266,11 +267,8 @@ class Iterative(Listed):
 
     def __init__(self, graph: Graph, dim: int, lam: float, order: Ints) -> None:
         super().__init__(graph, dim, lam, order)
-        ends = np.concatenate([self.first, self.second])
-        others = np.concatenate([self.second, self.first])
-        self.neighbours = others[np.argsort(ends, kind="stable")]
-        self.degrees = np.bincount(ends, minlength=graph.n_users).astype(float)
-        self.starts = np.concatenate([[0], np.cumsum(self.degrees)]).astype(np.int64)
+        self.starts, self.neighbours = neighbours_of(np.stack([self.first, self.second], axis=1), graph.n_users)
+        self.degrees = np.diff(self.starts).astype(float)
 
     def model(self, hessians: Array, linear: Array) -> None:
         self.hessians = np.ascontiguousarray(hessians[self.order])
@@ -296,7 +294,7 @@ def choose(graph: Graph, hessians: Array, quadratic: bool, lam: float) -> Engine
             return Complete(graph, dim, lam)
     scalar = n * dim > _DENSE and quadratic and np.array_equal(hessians, hessians[:, :1, :1] * np.eye(dim))
     if scalar:
-        order = elimination_order(graph)
+        order = narrow_order(graph)
         if order is not None:
             from coterie.solvers.direct import Direct
 
@@ -320,37 +318,22 @@ def near_order(graph: Graph) -> Ints:
     return np.asarray(reverse_cuthill_mckee(_pattern(graph).tocsr(), symmetric_mode=True), dtype=np.int64)
 
 
-def elimination_order(graph: Graph) -> Ints | None:
-    """An elimination order of the users with little fill, or None if the graph is too wide to have one.
+def narrow_order(graph: Graph) -> Ints | None:
+    """The users in the order of a breadth-first search, or None if the graph is too wide for a factorisation.
 
-    The widest level of a breadth-first search is about the size of a separator. It is small for graphs of points on a
-    curve or in a plane, and large for neighbours in many dimensions.
+    The widest level of the search is about the size of a separator. It is small for graphs of points on a curve or in a
+    plane, and large for neighbours in many dimensions.
     """
-    from scipy.sparse.csgraph import dijkstra
-
     if graph in _ORDERS:
         return _ORDERS[graph]
-    pattern, n = _pattern(graph), graph.n_users
-    seeds = np.unique(graph.components, return_index=True)[1]
-    levels = dijkstra(pattern, unweighted=True, indices=seeds, min_only=True)
-    far = dijkstra(pattern, unweighted=True, indices=[int(np.where(np.isfinite(levels), levels, -1).argmax())],
-                   min_only=True)
-    widest = np.bincount(far[np.isfinite(far)].astype(int)).max()
-    if n > 500 and widest > max(150.0, 6.0 * np.sqrt(n)):
-        _ORDERS[graph] = None
-        return None
-    _ORDERS[graph] = minimum_degree_order(graph.edges, n)
+    n = graph.n_users
+    order, widest = kernels.levels(*neighbours_of(graph.edges, n))
+    _ORDERS[graph] = None if n > 500 and widest > max(150.0, 6.0 * np.sqrt(n)) else order
     return _ORDERS[graph]
 
 
-def minimum_degree_order(edges: Ints, n: int) -> Ints:
-    """The order of a minimum degree elimination."""
-    from scipy import sparse
-    from scipy.sparse.linalg import splu
-
-    (i, j), own = edges.T, np.arange(n)
-    degrees = np.bincount(edges.ravel(), minlength=n)
-    matrix = sparse.csc_array((np.concatenate([np.full(2 * len(edges), -1.0), 1.0 + degrees]),
-                               (np.concatenate([i, j, own]), np.concatenate([j, i, own]))), shape=(n, n))
-    lu = splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
-    return np.argsort(lu.perm_c).astype(np.int64)
+def neighbours_of(edges: Ints, n: int) -> tuple[Ints, Ints]:
+    """Where the neighbours of each user start in the second array (and the last ones end), and the neighbours."""
+    ends, others = edges.T.ravel(), edges[:, ::-1].T.ravel()
+    starts = np.concatenate([[0], np.cumsum(np.bincount(ends, minlength=n))]).astype(np.int64)
+    return starts, others[np.argsort(ends, kind="stable")]

@@ -187,7 +187,7 @@ class _Run:
 
     def _iterate(self) -> None:
         losses, engine, balance = self.losses, self.engine, SigmaBalance(self.engine.sigma, self.engine.patience)
-        batch = 20 if losses.quadratic else 10 if self.tol < LOOSE else 5
+        batch = engine.batch if losses.quadratic else 10 if self.tol < LOOSE else 5
         while self.passes < self.limit:
             engine.take(losses)
             engine.enough = 0.1 * self.tol * losses.scale

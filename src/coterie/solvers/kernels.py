@@ -215,15 +215,22 @@ def ldl_solve(starts, rows, entries, inverse_diagonal, b):
 
 
 @njit(**_FAST)
-def direct_run(linear, factor, sigma, x, s, shrink, radius, rates, first, second, relax, forces, steps):
-    """`steps` iterations on a list of edges with H_i = h_i I, by a factorisation of diag(h) + sigma B' diag(rates) B."""
+def direct_run(linear, factor, place, sigma, x, s, shrink, radius, rates, first, second, relax, forces, steps):
+    """`steps` iterations on a list of edges with H_i = h_i I, by a factorisation of diag(h) + sigma B' diag(rates) B.
+
+    place[i] is the place of user i in the order of elimination.
+    """
     starts, rows, entries, inverse_diagonal = factor
-    primal, moved = 0.0, 0.0
+    (n, d), primal, moved = x.shape, 0.0, 0.0
+    b = np.empty((n, d))
     for step in range(steps):
-        for i in range(x.shape[0]):
-            for k in range(x.shape[1]):
-                x[i, k] = linear[i, k] + sigma * forces[i, k]
-        ldl_solve(starts, rows, entries, inverse_diagonal, x)
+        for i in range(n):
+            for k in range(d):
+                b[place[i], k] = linear[i, k] + sigma * forces[i, k]
+        ldl_solve(starts, rows, entries, inverse_diagonal, b)
+        for i in range(n):
+            for k in range(d):
+                x[i, k] = b[place[i], k]
         primal, moved = edges_pass(x, s, shrink, radius, rates, first, second, relax, forces, step == steps - 1)
     return primal, moved
 
@@ -331,6 +338,39 @@ def edges_duals(s, shrink, sigma, rates, first, second, n):
         if shrink[e] >= 1.0:
             join(parent, i, j)
     return out, labels_from(parent)
+
+
+@njit(cache=True)
+def levels(starts, neighbours):
+    """The users by breadth-first searches, each from a user far from where it began, and the size of the widest level.
+
+    The neighbours of user i are neighbours[starts[i]:starts[i + 1]].
+    """
+    n = starts.size - 1
+    order, level, done, widest = np.empty(n, np.int64), np.full(n, -1), 0, 0
+    for seed in range(n):
+        if level[seed] >= 0:
+            continue
+        begin = done
+        for turn in range(2):
+            for q in range(begin, done):
+                level[order[q]] = -1
+            order[begin] = order[done - 1] if turn else seed
+            level[order[begin]] = 0
+            done, q, width, now = begin + 1, begin, 0, 0
+            while q < done:
+                i = order[q]
+                width = width + 1 if level[i] == now else 1
+                now = level[i]
+                if turn:
+                    widest = max(widest, width)
+                for t in range(starts[i], starts[i + 1]):
+                    if level[neighbours[t]] < 0:
+                        level[neighbours[t]] = now + 1
+                        order[done] = neighbours[t]
+                        done += 1
+                q += 1
+    return order, widest
 
 
 @njit(cache=True)
