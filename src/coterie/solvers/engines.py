@@ -271,10 +271,11 @@ class Iterative(Listed):
         self.degrees = np.diff(self.starts).astype(float)
 
     def model(self, hessians: Array, linear: Array) -> None:
-        self.hessians = np.ascontiguousarray(hessians[self.order])
+        scalar = multiples_of_identity(hessians)
+        self.hessians = np.ascontiguousarray((hessians[:, :1, :1] if scalar else hessians)[self.order])
         self.linear = np.ascontiguousarray(linear[self.order])
-        pull = (self.sigma * self.degrees)[:, None, None] * np.eye(self.dim)
-        self.inverses = np.linalg.inv(self.hessians + pull)
+        pull = (self.sigma * self.degrees)[:, None, None] * np.eye(self.hessians.shape[1])
+        self.inverses = 1.0 / (self.hessians + pull) if scalar else np.linalg.inv(self.hessians + pull)
 
     def run(self, steps: int) -> tuple[float, float]:
         return kernels.cg_run(
@@ -292,14 +293,18 @@ def choose(graph: Graph, hessians: Array, quadratic: bool, lam: float) -> Engine
         ordered = graph.is_complete or bool((np.diff(graph.edges[:, 0] * n + graph.edges[:, 1]) > 0).all())
         if ordered:
             return Complete(graph, dim, lam)
-    scalar = n * dim > _DENSE and quadratic and np.array_equal(hessians, hessians[:, :1, :1] * np.eye(dim))
-    if scalar:
+    if n * dim > _DENSE and quadratic and multiples_of_identity(hessians):
         order = narrow_order(graph)
         if order is not None:
             from coterie.solvers.direct import Direct
 
             return Direct(graph, dim, lam, order)
     return (Dense if n * dim <= _DENSE else Iterative)(graph, dim, lam, near_order(graph))
+
+
+def multiples_of_identity(hessians: Array) -> bool:
+    """Whether all Hessians are multiples of the identity."""
+    return np.array_equal(hessians, hessians[:, :1, :1] * np.eye(hessians.shape[1]))
 
 
 def _pattern(graph: Graph) -> Any:

@@ -237,13 +237,17 @@ def direct_run(linear, factor, place, sigma, x, s, shrink, radius, rates, first,
 
 @njit(**_FAST)
 def _apply(hessians, degrees, starts, neighbours, sigma, x, out):
-    """out <- (blockdiag(H) + sigma L) x."""
+    """out <- (blockdiag(H) + sigma L) x; hessians are (n, d, d), or (n, 1, 1) for multiples of the identity."""
     n, d = x.shape
+    scalar = hessians.shape[1] < d
     for i in range(n):
         for k in range(d):
             value = sigma * degrees[i] * x[i, k]
-            for h in range(d):
-                value += hessians[i, k, h] * x[i, h]
+            if scalar:
+                value += hessians[i, 0, 0] * x[i, k]
+            else:
+                for h in range(d):
+                    value += hessians[i, k, h] * x[i, h]
             out[i, k] = value
         for q in range(starts[i], starts[i + 1]):
             j = neighbours[q]
@@ -255,11 +259,15 @@ def _apply(hessians, degrees, starts, neighbours, sigma, x, out):
 def _blocks(inverses, r, out):
     total = 0.0
     n, d = r.shape
+    scalar = inverses.shape[1] < d
     for i in range(n):
         for k in range(d):
             value = 0.0
-            for h in range(d):
-                value += inverses[i, k, h] * r[i, h]
+            if scalar:
+                value = inverses[i, 0, 0] * r[i, k]
+            else:
+                for h in range(d):
+                    value += inverses[i, k, h] * r[i, h]
             out[i, k] = value
             total += value * r[i, k]
     return total
