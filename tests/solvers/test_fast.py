@@ -24,6 +24,7 @@ import coterie as ct
 from coterie import memory
 from coterie.solvers import engines
 from coterie.solvers.base import Start
+from coterie.solvers.direct import Direct
 
 KINDS = ["complete", "weighted", "knn", "disconnected"]
 FRACTIONS = [0.0, 1e-3, 0.02, 0.1, 0.3, 0.6, 0.9, 1.02, 1.2, 10.0]  # of lam_max
@@ -425,11 +426,11 @@ def build(engine, problem):
     graph, dim, lam = problem.graph, problem.dim, problem.lam
     if engine is engines.Complete:
         return engine(graph, dim, lam)
-    order = engines.elimination_order(graph) if engine is engines.Direct else engines.near_order(graph)
+    order = engines.narrow_order(graph) if engine is Direct else engines.near_order(graph)
     return engine(graph, dim, lam, order)
 
 
-ENGINES = [engines.Complete, engines.Dense, engines.Direct, engines.Iterative]
+ENGINES = [engines.Complete, engines.Dense, Direct, engines.Iterative]
 
 
 @pytest.mark.parametrize(("name", "kind", "which"), [
@@ -491,7 +492,7 @@ def test_every_shape_of_problem_reaches_its_engine():
         (ct.Graph.from_edges(30, pairs, rng.random(len(pairs))), 2, False, engines.Complete),
         (ct.Graph.from_edges(30, pairs[::-1]), 2, True, engines.Dense),
         (graph_for("knn", 30), 2, True, engines.Dense),
-        (graph_for("knn", 200), 2, True, engines.Direct),
+        (graph_for("knn", 200), 2, True, Direct),
         (graph_for("knn", 200), 2, False, engines.Iterative),
         (wide, 2, True, engines.Iterative),
     ):

@@ -91,7 +91,7 @@ def carry(s, shrink, rates, radii, pair, rest, change, pair_radii, sigma):
             y[k] = rate * shrink[e] * s[k, e]
             z[k] = 0.0
             if p >= 0:
-                y[k] += sign * radius / pair_radii[p] * change[p, k]
+                y[k] += sign * radius / (pair_radii[p] + 1e-300) * change[p, k]
                 z[k] = sign * rest[p, k]
             square += y[k] * y[k]
         inside = min(1.0, radius / np.sqrt(square + 1e-300)) / rate

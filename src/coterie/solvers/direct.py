@@ -58,13 +58,15 @@ class Direct(Listed):
         self.h: Array = np.empty(0)
 
     def first_sigma(self, models: Array, usual: float) -> float:
-        lengths = self.lengths(models)[self.edge_order]
-        middle = float(np.median(lengths)) if lengths.size else 0.0
-        self.common = usual
-        if not middle > 0:
+        """sqrt(usual * radii_e / ||x_i - x_j||), its geometric mean over the edges."""
+        self.common, lengths = usual, self._in(self.lengths(models))
+        radii = np.broadcast_to(self._radii, lengths.shape)
+        used = (radii > 0) & (lengths > 0)
+        if not used.any():
             return usual
-        norms = np.log(np.maximum(self._radii, 1e-300) / np.maximum(lengths, 1e-3 * middle))
-        return float(np.clip(np.sqrt(usual * np.exp(norms.mean())), _LOW * usual, _HIGH * usual))
+        lengths = np.maximum(lengths[used], 1e-3 * np.median(lengths[used]))
+        curvature = float(np.exp(np.log(radii[used] / lengths).mean()))
+        return float(np.clip(np.sqrt(usual * curvature), _LOW * usual, _HIGH * usual))
 
     def begin(self, models: Array, duals: Array | None, sigma: float) -> None:
         super().begin(models, duals, sigma)
@@ -134,7 +136,7 @@ class Direct(Listed):
         short = Direct(Graph(parts, radii, ends), self.dim, 1.0, np.arange(parts))
         short.rates, short.common = rates[short.edge_order], self.common
         short.begin(group_means(self.x, labels), duals, self.sigma)
-        short.set_model(np.bincount(labels, self.h)[short.order], group_sums(self.linear, labels)[short.order])
+        short.set_model(group_sums(self.h, labels), group_sums(self.linear, labels))
         for _ in range(_BATCHES):
             short.run(_BATCH)
             if short.gap() <= self.enough:
@@ -143,9 +145,7 @@ class Direct(Listed):
         rest[short.edge_order] = ((1.0 - short.shrink) * short.s).T
         contract_kernels.carry(self.s, self.shrink, self.rates, self._radii, pair, rest, short.duals() - duals, radii,
                                self.sigma)
-        models = np.empty_like(short.x)
-        models[short.order] = short.x
-        return models
+        return short.x
 
     def _adapt(self, x: Array) -> None:
         """Set sigma_e from the lengths of the differences of x."""
