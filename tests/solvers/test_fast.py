@@ -22,7 +22,7 @@ from support.problems import quiet_problem as quiet
 
 import coterie as ct
 from coterie import memory
-from coterie.solvers import engines
+from coterie.solvers import choosing, engines
 from coterie.solvers.base import Start
 from coterie.solvers.direct import Direct
 
@@ -450,7 +450,7 @@ def test_engines_agree(name, kind, which, monkeypatch):
         def choose(*_, engine=engine):
             used.append(engine)
             return build(engine, problem)
-        monkeypatch.setattr(engines, "choose", choose)
+        monkeypatch.setattr(choosing, "choose", choose)
         solutions.append(certified(problem, tol=1e-11))
     assert used == which
     for solution in solutions[1:]:
@@ -497,7 +497,7 @@ def test_every_shape_of_problem_reaches_its_engine():
         (wide, 2, True, engines.Iterative),
     ):
         eyes = np.broadcast_to(np.eye(dim), (graph.n_users, dim, dim))
-        assert type(engines.choose(graph, eyes, quadratic, 0.1)) is expected
+        assert type(choosing.choose(graph, eyes, quadratic, 0.1)) is expected
 
 
 def test_large_problems_of_every_engine_are_certified():

@@ -18,7 +18,6 @@ from coterie._typing import Array, Ints
 from coterie.certificates import project
 from coterie.graph import Graph
 from coterie.losses.flat import MOST_COORDINATES
-from coterie.memory import require_memory
 from coterie.solvers import kernels, model_kernels, proof_kernels
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 RELAX = 1.8
 _PROOF, _MOST_ROUNDS = 2e6, 128  # pairs visited while duals are built, if that allows a few rounds; and rounds
 _ROUNDS, _PROVABLE = 8, 3_000  # rounds of building duals on a list of edges, and the largest number of edges for it
-_DENSE = 300  # largest number of unknowns for which the complete system is inverted
 
 #: Orders of narrow graphs, so that a path computes them once.
 _ORDERS: WeakKeyDictionary[Graph, Ints | None] = WeakKeyDictionary()
@@ -281,25 +279,6 @@ class Iterative(Listed):
         return kernels.cg_run(
             self.linear, self.hessians, self.inverses, self.degrees, self.starts, self.neighbours, self.sigma, self.x,
             self.s, self.shrink, self.radius, self.rates, self.first, self.second, RELAX, self.forces, steps)
-
-
-def choose(graph: Graph, hessians: Array, quadratic: bool, lam: float) -> Engine:
-    """Choose the engine for a graph and a loss with these Hessians."""
-    n, dim = hessians.shape[:2]
-    needed = 8.0 * graph.n_edges * (4 * dim + 1)  # the state of every edge, its dual, and two copies
-    require_memory(needed, f"{graph.n_edges:,} edges", "Use a graph of nearest neighbours, Graph.knn or "
-                   "adaptive_graph, or for all pairs with one weight solver='lean', which stores no value per pair")
-    if graph.n_edges == n * (n - 1) // 2:
-        ordered = graph.is_complete or bool((np.diff(graph.edges[:, 0] * n + graph.edges[:, 1]) > 0).all())
-        if ordered:
-            return Complete(graph, dim, lam)
-    if n * dim > _DENSE and quadratic and multiples_of_identity(hessians):
-        order = narrow_order(graph)
-        if order is not None:
-            from coterie.solvers.direct import Direct
-
-            return Direct(graph, dim, lam, order)
-    return (Dense if n * dim <= _DENSE else Iterative)(graph, dim, lam, near_order(graph))
 
 
 def multiples_of_identity(hessians: Array) -> bool:

@@ -124,7 +124,7 @@ class _Run:
 
     def __init__(self, settings: Fast, problem: Problem, tol: float, start: Start | None,
                  progress: Callable[[Record], None] | None) -> None:
-        from coterie.solvers.engines import choose
+        from coterie.solvers.choosing import choose
         from coterie.solvers.wide import WideExpansion, choose_wide
 
         self.problem, self.tol, self.max_iter, self.progress = problem, tol, settings.max_iter, progress
