@@ -171,8 +171,8 @@ def pass_seconds(problem: ct.Problem) -> float:
     ends = np.sort(position[graph.edges], axis=1)
     first, second = (np.ascontiguousarray(e, dtype=np.int32) for e in ends[np.lexsort((ends[:, 1], ends[:, 0]))].T)
     rows = np.ascontiguousarray(x.T)
-    return best_of(3, lambda: kernels.edges_pass(rows, s, shrink, np.ones(graph.n_edges), first, second, 1.8,
-                                                 np.zeros_like(rows), False))
+    return best_of(3, lambda: kernels.edges_pass(rows, s, shrink, np.ones(graph.n_edges), np.ones(1), first, second,
+                                                 1.8, np.zeros_like(rows), False))
 
 
 @njit()

@@ -79,8 +79,7 @@ def cases(task: str, quick: bool) -> Iterator[Case]:
         for n in (1000, 5000) if quick else (1000, 5000, 20_000, 100_000):
             for lam in (0.1, 1.0, 10.0):
                 yield Case("T2", "", n, lam, 1e-6, partial(moons, n, lam))
-                if n == 1000:
-                    yield Case("T2", FRESH, n, lam, 1e-6, partial(moons, n, lam, SEEDS[0]))
+                yield Case("T2", FRESH, n, lam, 1e-6, partial(moons, n, lam, SEEDS[0]))
         for n in (1000,) if quick else (1000, 5000, 20_000):
             yield Case("T2", "path of 30", n, None, 1e-6, partial(moons, n, 1.0), np.geomspace(0.05, 50.0, 30))
     if task == "T3":

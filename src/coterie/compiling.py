@@ -15,6 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+#: Versions of Numba whose inside `inner` knows.
+_KNOWN_VERSIONS = {(0, 68)}
+
 
 class _Clock:
     """The time spent on compiling.
@@ -76,8 +79,11 @@ def inner(**options: Any) -> Any:
 
     They are optimised as parts of their callers only. `njit` would optimise each of them alone first, again as a part
     of each caller, and write code for calls from Python: twice the time of compiling. They create no arrays (Numba
-    refuses to compile it): their callers give them memory, and so no references are counted.
+    refuses to compile it): their callers give them memory, and so no references are counted. This changes what Numba
+    does inside, so other versions than those it is tested with get plain `njit`.
     """
+    if not _known_version():
+        return njit(cache=True, **options)
     compiled = njit(pipeline_class=_pipeline(), no_cpython_wrapper=True, _nrt=False, **options)
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -90,6 +96,12 @@ def inner(**options: Any) -> Any:
         return dispatcher
 
     return decorate
+
+
+def _known_version() -> bool:
+    from importlib.metadata import version
+
+    return tuple(map(int, version("numba").split(".")[:2])) in _KNOWN_VERSIONS
 
 
 @cache

@@ -22,8 +22,9 @@ from support.problems import quiet_problem as quiet
 
 import coterie as ct
 from coterie import memory
-from coterie.solvers import engines
+from coterie.solvers import choosing, engines
 from coterie.solvers.base import Start
+from coterie.solvers.direct import Direct
 
 KINDS = ["complete", "weighted", "knn", "disconnected"]
 FRACTIONS = [0.0, 1e-3, 0.02, 0.1, 0.3, 0.6, 0.9, 1.02, 1.2, 10.0]  # of lam_max
@@ -425,11 +426,11 @@ def build(engine, problem):
     graph, dim, lam = problem.graph, problem.dim, problem.lam
     if engine is engines.Complete:
         return engine(graph, dim, lam)
-    order = engines.elimination_order(graph) if engine is engines.Direct else engines.near_order(graph)
+    order = engines.narrow_order(graph) if engine is Direct else engines.near_order(graph)
     return engine(graph, dim, lam, order)
 
 
-ENGINES = [engines.Complete, engines.Dense, engines.Direct, engines.Iterative]
+ENGINES = [engines.Complete, engines.Dense, Direct, engines.Iterative]
 
 
 @pytest.mark.parametrize(("name", "kind", "which"), [
@@ -449,7 +450,7 @@ def test_engines_agree(name, kind, which, monkeypatch):
         def choose(*_, engine=engine):
             used.append(engine)
             return build(engine, problem)
-        monkeypatch.setattr(engines, "choose", choose)
+        monkeypatch.setattr(choosing, "choose", choose)
         solutions.append(certified(problem, tol=1e-11))
     assert used == which
     for solution in solutions[1:]:
@@ -491,12 +492,12 @@ def test_every_shape_of_problem_reaches_its_engine():
         (ct.Graph.from_edges(30, pairs, rng.random(len(pairs))), 2, False, engines.Complete),
         (ct.Graph.from_edges(30, pairs[::-1]), 2, True, engines.Dense),
         (graph_for("knn", 30), 2, True, engines.Dense),
-        (graph_for("knn", 200), 2, True, engines.Direct),
+        (graph_for("knn", 200), 2, True, Direct),
         (graph_for("knn", 200), 2, False, engines.Iterative),
         (wide, 2, True, engines.Iterative),
     ):
         eyes = np.broadcast_to(np.eye(dim), (graph.n_users, dim, dim))
-        assert type(engines.choose(graph, eyes, quadratic, 0.1)) is expected
+        assert type(choosing.choose(graph, eyes, quadratic, 0.1)) is expected
 
 
 def test_large_problems_of_every_engine_are_certified():

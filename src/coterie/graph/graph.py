@@ -16,6 +16,7 @@ import numpy.typing as npt
 from coterie._typing import Array, Flags, Ints
 from coterie.errors import InvalidInput
 from coterie.labels import group_means
+from coterie.threads import n_threads
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -163,7 +164,11 @@ class Graph:
         if n == 1:
             return cls.from_edges(1, [])
         # One more than k, because the nearest point is the point itself; with ties it can be missing from the result.
-        distances, neighbours = cKDTree(p).query(p, k=k + 1)
+        # Points that are close in space are then close in memory, too: several times faster for many points.
+        order = cKDTree(p).indices
+        found = cKDTree(p[order]).query(p[order], k=k + 1, workers=n_threads())
+        distances, neighbours = np.empty((n, k + 1)), np.empty((n, k + 1), dtype=np.int64)
+        distances[order], neighbours[order] = found[0], order[found[1]]
         own = neighbours == np.arange(n)[:, None]
         own[~own.any(axis=1), -1] = True
         ends = np.stack([np.repeat(np.arange(n), k), neighbours[~own]], axis=1).astype(np.int64)

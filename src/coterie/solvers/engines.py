@@ -18,8 +18,7 @@ from coterie._typing import Array, Ints
 from coterie.certificates import project
 from coterie.graph import Graph
 from coterie.losses.flat import MOST_COORDINATES
-from coterie.memory import require_memory
-from coterie.solvers import kernels, model_kernels, proof_kernels
+from coterie.solvers import kernels, model_kernels, part_kernels, proof_kernels
 
 if TYPE_CHECKING:
     from coterie.solvers.expansion import Expansion
@@ -28,9 +27,8 @@ RELAX = 1.8
 _PROOF, _MOST_ROUNDS = 2e6, 128  # pairs visited while duals are built, if that allows a few rounds; and rounds
 _ROUNDS, _PROVABLE = 8, 3_000  # rounds of building duals on a list of edges, and the largest number of edges for it
 _GUESSED = 200_000  # the same where the groups are probably right
-_DENSE = 300  # largest number of unknowns for which the complete system is inverted
 
-#: Elimination orders by graph, so that a path computes them once.
+#: Orders of narrow graphs, so that a path computes them once.
 _ORDERS: WeakKeyDictionary[Graph, Ints | None] = WeakKeyDictionary()
 
 
@@ -44,24 +42,36 @@ class Engine:
     exact_start: ClassVar[bool] = False  # whether it is right for quadratic losses, except for groups close together
     lack: Array | None = None  # (n_users, dim) what the last proof's duals lack, if some group must split
     guessed: bool = False  # whether the groups to be proved are probably right, so that building duals pays
+    rates: Array  # (1,) or (n_edges,) the step size of each edge, in units of sigma
+    enough: float = 0.0  # duality gap below which parts of the problem are solved
+    batch: ClassVar[int] = 20  # passes between two looks at quadratic losses
+    patience: ClassVar[int] = 20  # passes before the first change of sigma
     _radii: Array  # lam * weights: (1,) or (n_edges,)
 
     def __init__(self, graph: Graph, dim: int, lam: float) -> None:
         self.graph, self.dim = graph, dim
         weights = graph.weights
         one = graph.n_edges > 0 and weights.strides == (0,)
-        self._radii = lam * np.ascontiguousarray(weights[:1] if one else weights)
+        self._radii, self.rates = lam * np.ascontiguousarray(weights[:1] if one else weights), np.ones(1)
+
+    @property
+    def radius(self) -> Array:
+        """(1,) or (n_edges,) the radii of P."""
+        return self._radii / (self.sigma * self.rates)
+
+    def first_sigma(self, models: Array, usual: float) -> float:
+        """The first sigma for quadratic losses and a start from these models."""
+        return usual
 
     def begin(self, models: Array, duals: Array | None, sigma: float) -> None:
         """Start from models and duals: z = B models, P = duals / sigma."""
         self.sigma = sigma
-        s = self.graph.differences(models)
+        self.s = np.array(self._in(self.graph.differences(models)).T, order="C")
         if duals is not None:
-            s = s + duals / sigma
-        self.s = np.array(self._in(s).T, order="C")
+            self.s += self._in(duals).T / (sigma * self.rates)
         norms = np.sqrt(np.einsum("ke,ke->e", self.s, self.s)) + 1e-300
         with np.errstate(over="ignore"):  # an infinite radius
-            self.shrink = np.minimum(1.0, self._radii / sigma / norms)
+            self.shrink = np.minimum(1.0, self.radius / norms)
         self._set_models(models)
         self._settle()
 
@@ -75,13 +85,13 @@ class Engine:
 
     def retune(self, sigma: float) -> None:
         """Continue with another sigma; z and the duals do not change."""
-        kernels.retune(self.s, self.shrink, self._radii / self.sigma, self._radii / sigma, self.sigma / sigma)
-        self.sigma = sigma
+        radius, ratio, self.sigma = self.radius, self.sigma / sigma, sigma
+        kernels.retune(self.s, self.shrink, radius, self.radius, ratio)
         self._settle()
 
     def duals(self) -> Array:
         """(n_edges, dim) feasible duals."""
-        return self._out(np.ascontiguousarray((self.sigma * self.shrink * self.s).T))
+        return self._out(np.ascontiguousarray((self.sigma * self.rates * self.shrink * self.s).T))
 
     def refine(self) -> None:
         """Continue with more accurate arithmetic, if there is any."""
@@ -169,7 +179,7 @@ class Complete(Engine):
         return duals if small else None
 
 
-class _Listed(Engine):
+class Listed(Engine):
     """A list of edges, stored in an order that keeps neighbours close in memory."""
 
     def __init__(self, graph: Graph, dim: int, lam: float, order: Ints) -> None:
@@ -196,11 +206,12 @@ class _Listed(Engine):
         self.forces = np.zeros_like(self.x)
 
     def _settle(self) -> None:
-        kernels.edges_pass(self.x, self.s, self.shrink, self._radii / self.sigma, self.first, self.second, 0.0,
+        kernels.edges_pass(self.x, self.s, self.shrink, self.radius, self.rates, self.first, self.second, 0.0,
                            self.forces, False)
 
     def read(self) -> tuple[Array, Array, Ints]:
-        flow, labels = kernels.edges_duals(self.s, self.shrink, self.sigma, self.first, self.second, self.graph.n_users)
+        flow, labels = kernels.edges_duals(self.s, self.shrink, self.sigma, self.rates, self.first, self.second,
+                                           self.graph.n_users)
         models, slopes, clusters = np.empty_like(self.x), np.empty_like(flow), np.empty_like(labels)
         models[self.order], slopes[self.order], clusters[self.order] = self.x, -flow, labels
         return models, slopes, clusters
@@ -228,37 +239,7 @@ class _Listed(Engine):
         return duals
 
 
-class Direct(_Listed):
-    """H_i = h_i I and an elimination order with little fill: one sparse factorisation of diag(h) + sigma L."""
-
-    stiffness: ClassVar[float] = 60.0
-    _factored: tuple[float, Array] | None = None
-
-    def model(self, hessians: Array, linear: Array) -> None:
-        from scipy import sparse
-        from scipy.sparse.linalg import splu
-
-        h = hessians[self.order, 0, 0]
-        if self._factored is None or self._factored[0] != self.sigma or not np.array_equal(self._factored[1], h):
-            n, e = self.graph.n_users, np.full(self.first.size, -self.sigma)
-            degrees = np.bincount(np.concatenate([self.first, self.second]), minlength=n)
-            diagonal = np.arange(n)
-            matrix = sparse.csc_array((np.concatenate([e, e, h + self.sigma * degrees]),
-                                       (np.concatenate([self.first, self.second, diagonal]),
-                                        np.concatenate([self.second, self.first, diagonal]))), shape=(n, n))
-            lu = splu(matrix, permc_spec="NATURAL", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
-            lower = lu.L.tocsc()
-            lower.sort_indices()
-            self.factor = (lower.indptr, lower.indices, lower.data, 1.0 / lu.U.diagonal())
-            self._factored = (self.sigma, h)
-        self.linear = np.ascontiguousarray(linear[self.order])
-
-    def run(self, steps: int) -> tuple[float, float]:
-        return kernels.direct_run(self.linear, self.factor, self.sigma, self.x, self.s, self.shrink,
-                                  self._radii / self.sigma, self.first, self.second, RELAX, self.forces, steps)
-
-
-class Dense(_Listed):
+class Dense(Listed):
     """Few unknowns: the inverse of the complete system."""
 
     def model(self, hessians: Array, linear: Array) -> None:
@@ -276,50 +257,35 @@ class Dense(_Listed):
         measures = (0.0, 0.0)
         for step in range(steps):
             self.x = (self.inverse @ (self.linear + self.sigma * self.forces).ravel()).reshape(self.x.shape)
-            measures = kernels.edges_pass(self.x, self.s, self.shrink, self._radii / self.sigma, self.first,
+            measures = kernels.edges_pass(self.x, self.s, self.shrink, self.radius, self.rates, self.first,
                                           self.second, RELAX, self.forces, step == steps - 1)
         return measures
 
 
-class Iterative(_Listed):
+class Iterative(Listed):
     """Any Hessians and any edges: conjugate gradients, block-Jacobi preconditioned."""
 
     def __init__(self, graph: Graph, dim: int, lam: float, order: Ints) -> None:
         super().__init__(graph, dim, lam, order)
-        ends = np.concatenate([self.first, self.second])
-        others = np.concatenate([self.second, self.first])
-        self.neighbours = others[np.argsort(ends, kind="stable")]
-        self.degrees = np.bincount(ends, minlength=graph.n_users).astype(float)
-        self.starts = np.concatenate([[0], np.cumsum(self.degrees)]).astype(np.int64)
+        self.starts, self.neighbours = neighbours_of(np.stack([self.first, self.second], axis=1), graph.n_users)
+        self.degrees = np.diff(self.starts).astype(float)
 
     def model(self, hessians: Array, linear: Array) -> None:
-        self.hessians = np.ascontiguousarray(hessians[self.order])
+        scalar = multiples_of_identity(hessians)
+        self.hessians = np.ascontiguousarray((hessians[:, :1, :1] if scalar else hessians)[self.order])
         self.linear = np.ascontiguousarray(linear[self.order])
-        pull = (self.sigma * self.degrees)[:, None, None] * np.eye(self.dim)
-        self.inverses = np.linalg.inv(self.hessians + pull)
+        pull = (self.sigma * self.degrees)[:, None, None] * np.eye(self.hessians.shape[1])
+        self.inverses = 1.0 / (self.hessians + pull) if scalar else np.linalg.inv(self.hessians + pull)
 
     def run(self, steps: int) -> tuple[float, float]:
         return kernels.cg_run(
             self.linear, self.hessians, self.inverses, self.degrees, self.starts, self.neighbours, self.sigma, self.x,
-            self.s, self.shrink, self._radii / self.sigma, self.first, self.second, RELAX, self.forces, steps)
+            self.s, self.shrink, self.radius, self.rates, self.first, self.second, RELAX, self.forces, steps)
 
 
-def choose(graph: Graph, hessians: Array, quadratic: bool, lam: float) -> Engine:
-    """Choose the engine for a graph and a loss with these Hessians."""
-    n, dim = hessians.shape[:2]
-    needed = 8.0 * graph.n_edges * (4 * dim + 1)  # the state of every edge, its dual, and two copies
-    require_memory(needed, f"{graph.n_edges:,} edges", "Use a graph of nearest neighbours, Graph.knn or "
-                   "adaptive_graph, or for all pairs with one weight solver='lean', which stores no value per pair")
-    if graph.n_edges == n * (n - 1) // 2:
-        ordered = graph.is_complete or bool((np.diff(graph.edges[:, 0] * n + graph.edges[:, 1]) > 0).all())
-        if ordered:
-            return Complete(graph, dim, lam)
-    scalar = n * dim > _DENSE and quadratic and np.array_equal(hessians, hessians[:, :1, :1] * np.eye(dim))
-    if scalar:
-        order = elimination_order(graph)
-        if order is not None:
-            return Direct(graph, dim, lam, order)
-    return (Dense if n * dim <= _DENSE else Iterative)(graph, dim, lam, near_order(graph))
+def multiples_of_identity(hessians: Array) -> bool:
+    """Whether all Hessians are multiples of the identity."""
+    return np.array_equal(hessians, hessians[:, :1, :1] * np.eye(hessians.shape[1]))
 
 
 def _pattern(graph: Graph) -> Any:
@@ -338,28 +304,22 @@ def near_order(graph: Graph) -> Ints:
     return np.asarray(reverse_cuthill_mckee(_pattern(graph).tocsr(), symmetric_mode=True), dtype=np.int64)
 
 
-def elimination_order(graph: Graph) -> Ints | None:
-    """An elimination order of the users with little fill, or None if the graph is too wide to have one.
+def narrow_order(graph: Graph) -> Ints | None:
+    """The users in the order of a breadth-first search, or None if the graph is too wide for a factorisation.
 
-    The widest level of a breadth-first search is about the size of a separator. It is small for graphs of points on a
-    curve or in a plane, and large for neighbours in many dimensions.
+    The widest level of the search is about the size of a separator. It is small for graphs of points on a curve or in a
+    plane, and large for neighbours in many dimensions.
     """
-    from scipy import sparse
-    from scipy.sparse.csgraph import dijkstra
-    from scipy.sparse.linalg import splu
-
     if graph in _ORDERS:
         return _ORDERS[graph]
-    pattern, n = _pattern(graph), graph.n_users
-    seeds = np.unique(graph.components, return_index=True)[1]
-    levels = dijkstra(pattern, unweighted=True, indices=seeds, min_only=True)
-    far = dijkstra(pattern, unweighted=True, indices=[int(np.where(np.isfinite(levels), levels, -1).argmax())],
-                   min_only=True)
-    widest = np.bincount(far[np.isfinite(far)].astype(int)).max()
-    if n > 500 and widest > max(150.0, 6.0 * np.sqrt(n)):
-        _ORDERS[graph] = None
-        return None
-    matrix = sparse.csc_array(sparse.diags_array(1.0 + pattern.sum(axis=1)) - pattern)
-    lu = splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
-    _ORDERS[graph] = np.argsort(lu.perm_c).astype(np.int64)
+    n = graph.n_users
+    order, widest = part_kernels.levels(*neighbours_of(graph.edges, n))
+    _ORDERS[graph] = None if n > 500 and widest > max(150.0, 6.0 * np.sqrt(n)) else order
     return _ORDERS[graph]
+
+
+def neighbours_of(edges: Ints, n: int) -> tuple[Ints, Ints]:
+    """Where the neighbours of each user start in the second array (and the last ones end), and the neighbours."""
+    ends, others = edges.T.ravel(), edges[:, ::-1].T.ravel()
+    starts = np.concatenate([[0], np.cumsum(np.bincount(ends, minlength=n))]).astype(np.int64)
+    return starts, others[np.argsort(ends, kind="stable")]

@@ -126,7 +126,7 @@ class _Run:
 
     def __init__(self, settings: Fast, problem: Problem, tol: float, start: Start | None,
                  progress: Callable[[Record], None] | None) -> None:
-        from coterie.solvers.engines import choose
+        from coterie.solvers.choosing import choose
         from coterie.solvers.wide import WideExpansion, choose_wide
 
         self.problem, self.tol, self.max_iter, self.progress = problem, tol, settings.max_iter, progress
@@ -151,6 +151,8 @@ class _Run:
         usual = self.engine.stiffness * losses.curvature / degree
         if start is None and not losses.quadratic:
             usual *= self.engine.closeness(losses.gradients)
+        elif losses.quadratic:
+            usual = self.engine.first_sigma(losses.centre, usual)
         sigma = settings.sigma or known or usual
         self.engine.begin(losses.centre, None if start is None else start.duals, sigma)
         self.passes, self.limit, self.next_try = 0, self.max_iter, 0
@@ -186,10 +188,11 @@ class _Run:
         return self._point()
 
     def _iterate(self) -> None:
-        losses, engine, balance = self.losses, self.engine, SigmaBalance(self.engine.sigma)
-        batch = 20 if losses.quadratic else 10 if self.tol < LOOSE else 5
+        losses, engine, balance = self.losses, self.engine, SigmaBalance(self.engine.sigma, self.engine.patience)
+        batch = engine.batch if losses.quadratic else 10 if self.tol < LOOSE else 5
         while self.passes < self.limit:
             engine.take(losses)
+            engine.enough = 0.1 * self.tol * losses.scale
             steps = min(batch if self.passes < _LATE else 2 * batch, self.max_iter - self.passes)
             primal, moved = engine.run(steps)
             self.passes += steps

@@ -79,8 +79,8 @@ class SigmaBalance:
     last, changes, next_change : the direction of the last change, their number, and the passes before the next.
     """
 
-    def __init__(self, sigma: float) -> None:
-        self.first, self.factor, self.last, self.changes, self.next_change = sigma, _TURN, 0, 0, 20
+    def __init__(self, sigma: float, patience: int) -> None:
+        self.first, self.factor, self.last, self.changes, self.next_change = sigma, _TURN, 0, 0, patience
 
     def turn(self, primal: float, moved: float) -> int:
         """1 to increase sigma, if z is behind B x; -1 to decrease it; else 0."""

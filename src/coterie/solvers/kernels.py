@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from coterie.compiling import inner, njit
+from coterie.solvers.part_kernels import alone, join, number
 
 BLOCK = 256
 _FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
@@ -83,14 +84,14 @@ def complete_pass(x, s, shrink, radius, relax, forces, measure, scratch):
 
 
 @njit(cache=True, **_FAST)
-def edges_pass(x, s, shrink, radius, first, second, relax, forces, measure):
-    """The same pass over a list of edges; x and forces are (n, d)."""
+def edges_pass(x, s, shrink, radius, rates, first, second, relax, forces, measure):
+    """The same pass over a list of edges; x and forces are (n, d), and forces <- B'(rates (z - P))."""
     d, n_edges = s.shape
     one = radius.size == 1
-    square, r = np.empty(BLOCK), np.empty(BLOCK)
+    square, r, rate = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
     clear(forces)
     for q in range(BLOCK):
-        r[q] = radius[0]
+        r[q], rate[q] = radius[0], rates[0]
     gaps, before = np.empty((d, BLOCK)), np.empty((d, BLOCK))
     primal, moved = 0.0, 0.0
     for base in range(0, n_edges, BLOCK):
@@ -104,6 +105,8 @@ def edges_pass(x, s, shrink, radius, first, second, relax, forces, measure):
             square[q] = 0.0
             if not one:
                 r[q] = radius[base + q]
+            if rates.size > 1:
+                rate[q] = rates[base + q]
         for k in range(d):
             sk, gk, old = s[k, base:base + m], gaps[k], before[k]
             for q in range(m):
@@ -121,7 +124,7 @@ def edges_pass(x, s, shrink, radius, first, second, relax, forces, measure):
         for k in range(d):
             sk, gk, old = s[k, base:base + m], gaps[k], before[k]
             for q in range(m):
-                gk[q] = sk[q] * (1.0 - 2.0 * c[q])
+                gk[q] = rate[q] * sk[q] * (1.0 - 2.0 * c[q])
             if measure:
                 for q in range(m):
                     gap = sk[q] - c[q] * sk[q] - old[q]
@@ -198,6 +201,21 @@ def complete_run(linear, inverses, total, sigma, x, s, shrink, radius, relax, fo
 def ldl_solve(starts, rows, entries, inverse_diagonal, b):
     """b <- (L D L')^-1 b in place, b (n, d); L unit lower triangular by columns, its diagonal first in each."""
     n, d = b.shape
+    if d == 2:  # two numbers that stay in registers
+        for c in range(n):
+            u, v = b[c, 0], b[c, 1]
+            for q in range(starts[c] + 1, starts[c + 1]):
+                row, entry = rows[q], entries[q]
+                b[row, 0] -= entry * u
+                b[row, 1] -= entry * v
+        for c in range(n - 1, -1, -1):
+            u, v = b[c, 0] * inverse_diagonal[c], b[c, 1] * inverse_diagonal[c]
+            for q in range(starts[c] + 1, starts[c + 1]):
+                row, entry = rows[q], entries[q]
+                u -= entry * b[row, 0]
+                v -= entry * b[row, 1]
+            b[c, 0], b[c, 1] = u, v
+        return
     for c in range(n):
         for q in range(starts[c] + 1, starts[c + 1]):
             row, entry = rows[q], entries[q]
@@ -213,28 +231,39 @@ def ldl_solve(starts, rows, entries, inverse_diagonal, b):
 
 
 @njit(cache=True, **_FAST)
-def direct_run(linear, factor, sigma, x, s, shrink, radius, first, second, relax, forces, steps):
-    """`steps` iterations on a list of edges with H_i = h_i I, by a factorisation of diag(h) + sigma L."""
+def direct_run(linear, factor, place, sigma, x, s, shrink, radius, rates, first, second, relax, forces, steps):
+    """`steps` iterations on a list of edges with H_i = h_i I, by a factorisation of diag(h) + sigma B' diag(rates) B.
+
+    place[i] is the place of user i in the order of elimination.
+    """
     starts, rows, entries, inverse_diagonal = factor
-    primal, moved = 0.0, 0.0
+    (n, d), primal, moved = x.shape, 0.0, 0.0
+    b = np.empty((n, d))
     for step in range(steps):
-        for i in range(x.shape[0]):
-            for k in range(x.shape[1]):
-                x[i, k] = linear[i, k] + sigma * forces[i, k]
-        ldl_solve(starts, rows, entries, inverse_diagonal, x)
-        primal, moved = edges_pass(x, s, shrink, radius, first, second, relax, forces, step == steps - 1)
+        for i in range(n):
+            for k in range(d):
+                b[place[i], k] = linear[i, k] + sigma * forces[i, k]
+        ldl_solve(starts, rows, entries, inverse_diagonal, b)
+        for i in range(n):
+            for k in range(d):
+                x[i, k] = b[place[i], k]
+        primal, moved = edges_pass(x, s, shrink, radius, rates, first, second, relax, forces, step == steps - 1)
     return primal, moved
 
 
 @inner(**_FAST)
 def _apply(hessians, degrees, starts, neighbours, sigma, x, out):
-    """out <- (blockdiag(H) + sigma L) x."""
+    """out <- (blockdiag(H) + sigma L) x; hessians are (n, d, d), or (n, 1, 1) for multiples of the identity."""
     n, d = x.shape
+    scalar = hessians.shape[1] < d
     for i in range(n):
         for k in range(d):
             value = sigma * degrees[i] * x[i, k]
-            for h in range(d):
-                value += hessians[i, k, h] * x[i, h]
+            if scalar:
+                value += hessians[i, 0, 0] * x[i, k]
+            else:
+                for h in range(d):
+                    value += hessians[i, k, h] * x[i, h]
             out[i, k] = value
         for q in range(starts[i], starts[i + 1]):
             j = neighbours[q]
@@ -246,22 +275,27 @@ def _apply(hessians, degrees, starts, neighbours, sigma, x, out):
 def _blocks(inverses, r, out):
     total = 0.0
     n, d = r.shape
+    scalar = inverses.shape[1] < d
     for i in range(n):
         for k in range(d):
             value = 0.0
-            for h in range(d):
-                value += inverses[i, k, h] * r[i, h]
+            if scalar:
+                value = inverses[i, 0, 0] * r[i, k]
+            else:
+                for h in range(d):
+                    value += inverses[i, k, h] * r[i, h]
             out[i, k] = value
             total += value * r[i, k]
     return total
 
 
 @njit(cache=True, **_FAST)
-def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s, shrink, radius, first, second, relax,
-           forces, steps):
+def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s, shrink, radius, rates, first, second,
+           relax, forces, steps):
     """`steps` iterations on a list of edges with any Hessians, by block-Jacobi preconditioned conjugate gradients.
 
-    Each system starts from the last x and is solved until r' M r has fallen by 1e-7, M the preconditioner.
+    Each system starts from the last x and is solved until r' M r has fallen by 1e-7, M the preconditioner, or by 1e-4
+    where all Hessians are multiples of the identity: then no direction is worse conditioned than the others.
     """
     n, d = x.shape
     r, z, p, q = np.empty((n, d)), np.empty((n, d)), np.empty((n, d)), np.empty((n, d))
@@ -272,7 +306,7 @@ def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s,
             for k in range(d):
                 r[i, k] = linear[i, k] + sigma * forces[i, k] - q[i, k]
         rz = _blocks(inverses, r, z)
-        enough = 1e-7 * rz
+        enough = (1e-4 if hessians.shape[1] < d else 1e-7) * rz
         for i in range(n):
             for k in range(d):
                 p[i, k] = z[i, k]
@@ -294,7 +328,7 @@ def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s,
                 for k in range(d):
                     p[i, k] = z[i, k] + new / rz * p[i, k]
             rz = new
-        primal, moved = edges_pass(x, s, shrink, radius, first, second, relax, forces, step == steps - 1)
+        primal, moved = edges_pass(x, s, shrink, radius, rates, first, second, relax, forces, step == steps - 1)
     return primal, moved
 
 
@@ -334,67 +368,19 @@ def complete_duals(s, shrink, sigma, n):
 
 
 @njit(cache=True)
-def edges_duals(s, shrink, sigma, first, second, n):
+def edges_duals(s, shrink, sigma, rates, first, second, n):
     """The same for a list of edges."""
     d, n_edges = s.shape
     out, parent, labels = np.zeros((n, d)), np.empty(n, np.int64), np.empty(n, np.int64)
     alone(parent)
     for e in range(n_edges):
         i, j = first[e], second[e]
+        rate = sigma * rates[min(e, rates.size - 1)] * shrink[e]
         for k in range(d):
-            y = sigma * shrink[e] * s[k, e]
+            y = rate * s[k, e]
             out[i, k] += y
             out[j, k] -= y
         if shrink[e] >= 1.0:
             join(parent, i, j)
     number(parent, labels)
     return out, labels
-
-
-@njit(cache=True)
-def joined(n, first, second, chosen):
-    """(n,) the connected parts of 0 .. n-1 along the chosen pairs."""
-    parent, labels = np.empty(n, np.int64), np.empty(n, np.int64)
-    alone(parent)
-    for e in range(chosen.size):
-        if chosen[e]:
-            join(parent, first[e], second[e])
-    number(parent, labels)
-    return labels
-
-
-@inner()
-def alone(parent):
-    """parent <- the roots of parts of one each, see `join`."""
-    for i in range(parent.size):
-        parent[i] = i
-
-
-@inner()
-def join(parent, i, j):
-    """Join the parts of i and j; the smaller root stays one."""
-    while parent[i] != i:
-        parent[i] = parent[parent[i]]
-        i = parent[i]
-    while parent[j] != j:
-        parent[j] = parent[parent[j]]
-        j = parent[j]
-    if i < j:
-        parent[j] = i
-    elif j < i:
-        parent[i] = j
-
-
-@inner()
-def number(parent, labels):
-    """labels <- the numbers of the parts by first appearance, from their roots."""
-    count = 0
-    for i in range(parent.size):
-        root = i
-        while parent[root] != root:
-            root = parent[root]
-        if root == i:
-            labels[i] = count
-            count += 1
-        else:
-            labels[i] = labels[root]

@@ -232,7 +232,7 @@ class _Reduced:
 
     def merged(self, pairs: Flags) -> Ints:
         """The labels of the users after merging the groups of the chosen pairs."""
-        from coterie.solvers.kernels import joined
+        from coterie.solvers.part_kernels import joined
 
         return joined(self.k, self.first, self.second, pairs)[self.labels]
 

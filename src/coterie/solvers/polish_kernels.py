@@ -9,7 +9,7 @@ import numpy as np
 
 from coterie.compiling import inner, njit
 from coterie.losses.kernels import derive, substitute, value
-from coterie.solvers.kernels import alone, join, number
+from coterie.solvers.part_kernels import alone, join, number
 
 _PLAIN: dict[str, Any] = {"error_model": "numpy"}
 _HALVINGS = 25  # of one step

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from coterie.compiling import inner, njit
-from coterie.solvers.kernels import alone, join, number
+from coterie.solvers.part_kernels import alone, join, number
 
 _FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
 _HOPELESS = 100.0  # times `enough`: flows that lack more than this prove nothing

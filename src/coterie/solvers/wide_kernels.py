@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from coterie.compiling import njit
-from coterie.solvers.kernels import alone, clear, join, number
+from coterie.solvers.kernels import clear
+from coterie.solvers.part_kernels import alone, join, number
 
 _FAST: dict[str, Any] = {"cache": True, "fastmath": True, "error_model": "numpy"}
 
