@@ -122,7 +122,8 @@ def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count, star
         rows = 1.0 / loss.scale
     weights = rows / rows.mean() if count == "rows" else None
     grouped = Grouped(loss=loss, samples=samples, labels=labels, weights=weights)
-    return grouped.local(grouped.prepare(grouped.groups), start=start).points
+    # With quadratic losses one step is enough from anywhere, and from zero its last digits are always the same.
+    return grouped.local(grouped.prepare(grouped.groups), start=None if loss.quadratic else start).points
 
 
 def handed_out(loss: Loss, samples: Samples, labels: Ints, count: Count) -> Array:
