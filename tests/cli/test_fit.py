@@ -608,7 +608,7 @@ def test_quiet_commands_print_nothing(copied):
 
 def test_a_table_from_standard_input(copied):
     base = copied("regression")
-    raw, coterie = Path("data.csv").read_bytes(), [sys.executable, "-m", "coterie.cli"]
+    raw, coterie = Path("data.csv").read_bytes(), [sys.executable, "-m", "coterie"]
     packed = gzip.compress(raw)
 
     def piped(*arguments: str, content: bytes = raw) -> subprocess.CompletedProcess[bytes]:
@@ -932,7 +932,7 @@ def test_signals_at_random_moments(number):
         shutil.rmtree("cut", ignore_errors=True)
         for last in (False, False, False, True):
             more = ["--resume"] if Path("cut/progress/asked.coterie").exists() else []
-            process = subprocess.Popen([sys.executable, "-m", "coterie.cli", *arguments, "cut", *more],
+            process = subprocess.Popen([sys.executable, "-m", "coterie", *arguments, "cut", *more],
                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             if not last:
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -38,7 +38,7 @@ free_port, toml, wait, write_app = flower.free_port, flower.toml, flower.wait, f
 pytestmark = pytest.mark.flower
 
 ROOT = Path(__file__).parents[2]
-COTERIE = [sys.executable, "-m", "coterie.cli"]
+COTERIE = [sys.executable, "-m", "coterie"]
 LOSS, LAM = ct.SquaredHinge(ridge=1e-3), 0.2
 RUN = {"loss": "squared_hinge", "loss-options": '{"ridge": 0.001}', "lam": LAM}
 DATA = ellipses(users_per_cluster=5, samples=30, seed=0).users  # 15 users, 3 clusters at this lam in 3 rounds

@@ -373,10 +373,10 @@ def test_newcomers_join_over_the_wire(hospitals, one, tmp_path):
     new.write_text(new.read_text().replace("altona", "gross borstel"))
     words = ["federate", "join", "run", str(new), "--runtime", "flower", "--local-cluster", "2", "--models-dir",
              "models"]
-    done = subprocess.run([sys.executable, "-m", "coterie.cli", *words], cwd=tmp_path, capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-m", "coterie", *words], cwd=tmp_path, capture_output=True, text=True,
                           timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "5 newcomer(s) in run/joined.csv" in done.stdout
+    assert "5 newcomers in run/joined.csv" in done.stdout
     alike = {name: int(label) for name, label in zip(one.names, one.labels, strict=True)}
     frame = pl.read_csv(tmp_path / "run" / "joined.csv")
     assert frame["cluster"].to_list() == [alike[f"altona {ward}"] for ward in range(1, 6)]
