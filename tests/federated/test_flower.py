@@ -769,6 +769,12 @@ def test_nothing_is_left_of_a_broken_off_run(tmp_path, number, code):
     assert (tmp_path / "out" / "checkpoint" / "state.coterie").exists()
 
 
+def test_what_flower_prints_is_not_coloured(tmp_path, monkeypatch):
+    """Notebooks set FORCE_COLOR, and what Flower's commands print is read as JSON."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "FORCE_COLOR" not in Cluster(tmp_path).env
+
+
 def test_keys_and_apps_are_written(tmp_path):
     done = command("keys", "--host", "fl.example.org", "--host", "10.0.0.1", "--nodes", "2", "--out", "keys",
                    cwd=tmp_path)
