@@ -291,6 +291,17 @@ def test_predictions_by_hand(folders, kind):
     assert np.mean([a["prediction"] == b["y"] for a, b in zip(info, rows, strict=True)]) > 0.8
 
 
+def test_predictions_on_standard_output(folders):
+    base = folders("regression")
+    told = good("predict", base / "run", base / "data.csv")
+    done = run("predict", base / "run", base / "data.csv", "--out", "-")
+    assert done.code == 0
+    assert done.out == Path("predictions.csv").read_text(encoding="utf-8")
+    assert done.err == told.replace("in predictions.csv", "on standard output")
+    assert run("predict", base / "run", base / "data.csv", "--out", "-", "--quiet") == (0, done.out, "")
+    assert "both go to standard output" in bad("predict", base / "run", base / "data.csv", "--out", "-", "--json")
+
+
 def test_predictions_can_be_wrong(folders):
     """The twin: other models give other numbers."""
     base, rows = folders("regression"), rows_of("regression")
