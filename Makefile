@@ -48,7 +48,7 @@ test: lint  ## lint and the quick tests: less than five minutes with the install
 test-all: $(ALL)  ## what `make test` leaves out: slow tests, a browser (Debian's chromium), Flower, notebooks, docs, the package
 	@$(BIN)/python -m pytest -m "slow and not flower and not browser" -n 2 --dist worksteal
 	@$(BIN)/python -m pytest -m "browser and not flower" -n 0
-	@$(BIN)/python -m pytest -m "flower and not long" -n 0
+	@$(BIN)/python -m pytest -m "flower and not long" -n 2 --dist loadgroup
 	@$(BIN)/python docs/notebooks.py --check
 	@$(MAKE) --no-print-directory docs
 	@$(MAKE) --no-print-directory package
