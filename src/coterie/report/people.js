@@ -233,7 +233,7 @@ function drawScores(width) {
   const kinds = SORTS.filter(([kind]) => scores[kind]);
   const tall = width < 420 ? 88 : 108,
     top = 8,
-    left = width < 420 ? 90 : 98,
+    left = width < 420 ? 96 : 106,
     right = width - 16,
     bottom = top + tall * kinds.length,
     height = bottom + 40;
