@@ -14,7 +14,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate -
 # Compiled modules are kept: without them every command compiles what it imports, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env demo test test-all test-long package lint docs notebooks bench lock clean
+.PHONY: help env demo test test-all test-browser test-documents test-long package lint docs notebooks bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -50,8 +50,14 @@ test: lint  ## lint and the quick tests: less than five minutes with the install
 
 test-all: $(ALL)  ## what `make test` leaves out: slow tests, a browser (Debian's chromium), Flower, notebooks, docs, the package
 	@$(BIN)/python -m pytest -m "slow and not flower and not browser" -n 2 --dist worksteal
+	@$(BIN)/python -m pytest -m "flower and not long" -n 2 --dist loadgroup
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-browser test-documents
+
+# Each of these two uses one core most of the time.
+test-browser: $(ALL)
 	@$(BIN)/python -m pytest -m "browser and not flower" -n 0
-	@$(BIN)/python -m pytest -m "flower and not long" -n 0
+
+test-documents: $(ALL)
 	@$(BIN)/python docs/notebooks.py --check
 	@$(MAKE) --no-print-directory docs
 	@$(MAKE) --no-print-directory package

@@ -14,6 +14,18 @@ from coterie.errors import InvalidInput
 _FEW = 5000  # numbers up to which the calls of a library take longer than their sums
 
 
+def many(count: int, what: str) -> str:
+    """For example "1 group" or "2,000 groups"."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def one_group(n_users: int, n_examined: int) -> str:
+    """What a search says that finds one group."""
+    if n_users == 1:
+        return "There is only one user."
+    return f"All {n_users:,} users are one group: none of {n_examined} divisions describes the data better."
+
+
 def labels_of(models: Array) -> Ints:
     """(n_users,) the label of each user; users are in one group when their models are equal."""
     # Equal rows have equal bytes, once -0.0 is made 0.0.

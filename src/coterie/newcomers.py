@@ -20,6 +20,7 @@ import numpy as np
 from coterie._typing import Array, Indices, Ints
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
+from coterie.labels import many
 from coterie.losses import Samples
 from coterie.losses.newton import minimise
 from coterie.problem import Problem
@@ -48,7 +49,7 @@ class Joined(NamedTuple):
     >>> from coterie.datasets import ellipses
     >>> solution = ct.solve(ct.Problem(ellipses(seed=0).users, ct.SquaredHinge(ridge=1e-3), lam=0.09))
     >>> print(solution.personalize(ellipses(users_per_cluster=1, samples=100, seed=7).users))
-    3 newcomer(s) join 3 group(s), 0 unassigned
+    3 newcomers join 3 groups, 0 unassigned
     """
 
     users: Users
@@ -59,7 +60,9 @@ class Joined(NamedTuple):
     def __str__(self) -> str:
         unassigned = int((self.clusters < 0).sum())
         groups = np.unique(self.clusters[self.clusters >= 0]).size
-        return f"{len(self.clusters) - unassigned} newcomer(s) join {groups} group(s), {unassigned} unassigned"
+        joining = len(self.clusters) - unassigned
+        join = "joins" if joining == 1 else "join"
+        return f"{many(joining, 'newcomer')} {join} {many(groups, 'group')}, {unassigned} unassigned"
 
 
 def join(problem: Problem, models: Array, labels: Ints, newcomers: Users, weight: float | None = None) -> Joined:

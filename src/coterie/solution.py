@@ -17,7 +17,7 @@ from coterie.data.frames import to_frame, users_frame
 from coterie.data.users import Participants, Users
 from coterie.explanation import Explanation as Explanation
 from coterie.explanation import explain
-from coterie.labels import labels_of, rows_owner
+from coterie.labels import labels_of, many, rows_owner
 from coterie.losses import Loss
 from coterie.losses.grouped import Grouped
 from coterie.newcomers import Joined, join
@@ -374,7 +374,7 @@ their own data pull harder.
         return f"Solution({outline(self.n_clusters, self.problem.n_users, self.lam, self.gap)})"
 
     def __str__(self) -> str:
-        return (f"{self.n_clusters} group(s) of {self.problem.n_users} user(s) at lam = {self.lam:g}: "
+        return (f"{many(self.n_clusters, 'group')} of {many(self.problem.n_users, 'user')} at lam = {self.lam:g}: "
                 f"{self.certificate}. {self.status.value}")
 
     def _repr_html_(self) -> str:
@@ -387,8 +387,8 @@ their own data pull harder.
         if len(sizes) > most:
             rows.append(("...", int(sizes[order[most:]].sum()), f"in {len(sizes) - most:,} more groups"))
         gap = f"relative gap {self.gap:.1e}" if np.isfinite(self.gap) else "no finite bound"
-        return html_table(f"{self.n_clusters} group(s) of {self.problem.n_users} user(s) at lam = {self.lam:g}: "
-                          f"objective {self.objective:.6g}, {gap}. {self.status.value}",
+        found = f"{many(self.n_clusters, 'group')} of {many(self.problem.n_users, 'user')}"
+        return html_table(f"{found} at lam = {self.lam:g}: objective {self.objective:.6g}, {gap}. {self.status.value}",
                           ("group", "users", "first users"), rows)
 
 

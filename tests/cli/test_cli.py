@@ -13,7 +13,7 @@ import matplotlib
 import numpy
 import pytest
 
-COTERIE = [sys.executable, "-m", "coterie.cli"]
+COTERIE = [sys.executable, "-m", "coterie"]
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

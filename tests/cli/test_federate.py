@@ -25,7 +25,7 @@ def table(tmp_path, monkeypatch):
 
 
 def federate(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "coterie.cli", "federate", *words], capture_output=True, text=True,
+    return subprocess.run([sys.executable, "-m", "coterie", "federate", *words], capture_output=True, text=True,
                           timeout=120)
 
 

@@ -291,6 +291,17 @@ def test_predictions_by_hand(folders, kind):
     assert np.mean([a["prediction"] == b["y"] for a, b in zip(info, rows, strict=True)]) > 0.8
 
 
+def test_predictions_on_standard_output(folders):
+    base = folders("regression")
+    told = good("predict", base / "run", base / "data.csv")
+    done = run("predict", base / "run", base / "data.csv", "--out", "-")
+    assert done.code == 0
+    assert done.out == Path("predictions.csv").read_text(encoding="utf-8")
+    assert done.err == told.replace("in predictions.csv", "on standard output")
+    assert run("predict", base / "run", base / "data.csv", "--out", "-", "--quiet") == (0, done.out, "")
+    assert "both go to standard output" in bad("predict", base / "run", base / "data.csv", "--out", "-", "--json")
+
+
 def test_predictions_can_be_wrong(folders):
     """The twin: other models give other numbers."""
     base, rows = folders("regression"), rows_of("regression")
@@ -608,7 +619,7 @@ def test_quiet_commands_print_nothing(copied):
 
 def test_a_table_from_standard_input(copied):
     base = copied("regression")
-    raw, coterie = Path("data.csv").read_bytes(), [sys.executable, "-m", "coterie.cli"]
+    raw, coterie = Path("data.csv").read_bytes(), [sys.executable, "-m", "coterie"]
     packed = gzip.compress(raw)
 
     def piped(*arguments: str, content: bytes = raw) -> subprocess.CompletedProcess[bytes]:
@@ -932,7 +943,7 @@ def test_signals_at_random_moments(number):
         shutil.rmtree("cut", ignore_errors=True)
         for last in (False, False, False, True):
             more = ["--resume"] if Path("cut/progress/asked.coterie").exists() else []
-            process = subprocess.Popen([sys.executable, "-m", "coterie.cli", *arguments, "cut", *more],
+            process = subprocess.Popen([sys.executable, "-m", "coterie", *arguments, "cut", *more],
                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             if not last:
                 with contextlib.suppress(subprocess.TimeoutExpired):

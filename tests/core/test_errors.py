@@ -107,7 +107,7 @@ def test_a_path_warns_once():
     caught = warned(lambda: ct.solve_path(hard(), lams, tol=1e-16, solver=short))
     assert len(caught) == 1
     assert caught[0].filename == __file__
-    assert "of 6 lam(s) did not reach tol = 1e-16" in str(caught[0].message)
+    assert "of 6 lams did not reach tol = 1e-16" in str(caught[0].message)
     path = ct.solve_path(hard(), lams, tol=1e-6)
     assert not warned(lambda: ct.solve_path(hard(), lams, tol=1e-6))
     rough = ct.Path(problem=path.problem, solutions=path.solutions, tol=1e-16, solver=short)

@@ -136,6 +136,16 @@ def test_json_lines_that_are_refused(tmp_path, text, complaint):
         read_table(tmp_path / "t.jsonl")
 
 
+@pytest.mark.parametrize(("name", "text"), [("t.json", '[{"a": 1}, {"a": 2}]'), ("t.json", '{"a":\n 1}'),
+                                            ("t.csv", '[\n  {"a": 1}\n]\n')])
+def test_json_that_is_not_one_object_per_line_is_refused(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InvalidInput, match=r"one object per line.*jq -c"):
+        read_table(tmp_path / name)
+    (tmp_path / name).write_text('{"a": 1}\n{"a": 2}\n')
+    assert read_table(tmp_path / name)["a"].to_list() == [1, 2]
+
+
 def test_json_lines_with_gaps_and_lists(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_bytes('{"who": "é", "e": [1, 2.5]}\r\n{"e": [3, 4], "more": 1}\r\n'.encode("utf-16"))

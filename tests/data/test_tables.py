@@ -324,7 +324,8 @@ def test_many_levels_are_pooled_or_refused():
     (["a", "b", "c", "d"], ["4 different texts in 4 rows"]),
     (["$1,200", "$3,400.50"], ["must be plain", "'$1,200'", "column 'x'"]), (["5 %", "7 %"] * 2, ["be plain"]),
     (["31.12.2020", "01.01.2021"] * 3, ["dates ISO", "'01.01.2021'"]), (["1/2/2020", "1/3/2020"] * 2, ["dates ISO"]),
-    ([str(i) for i in range(40)] + ["unknown"], ["holds numbers, but also 'unknown'", "Correct or empty"]),
+    ([str(i) for i in range(40)] + ["unknown"],
+     ["holds numbers, but also texts ('unknown' in row 40)", "Correct or empty"]),
     ([1.0, math.inf, 2.0], ["finite and at most 1e+150, got inf", "column 'x', row 1"]),
     ([1.0, 0.0, -1e151], ["got -1e+151", "column 'x', row 2"]), (["1", "1e400", "2"], ["got inf", "row 1"]),
     ([[1, 2], [3]], ["List(Int64) cannot be used", "column 'x'", "--drop 'x'"]),
@@ -484,6 +485,8 @@ def test_the_task_can_be_given(values, task, classes):
     ([None, None, None, 1, 2], {}, ["missing in 3 of 5 rows", "column 'y'", "Fill it in"]),
     ([None] * 3, {}, ["missing in 3 of 3 rows"]),
     ([f"t{i}" for i in range(9)], {}, ["9 different values in 9 rows", "too many for classes", "column 'y'"]),
+    ([*map(str, range(9)), "x"], {}, ["target holds numbers, but also texts ('x' in row 9)", "column 'y'"]),
+    ([*map(str, range(9)), "inf"], {}, ["got inf", "column 'y', row 9"]),
     ([f"t{i % 60}" for i in range(600)], {}, ["60 different values", "50"]),
     ([i % 60 for i in range(600)], {"task": "classification"}, ["60 different values", "--task regression"]),
     (["a", "b", "a"], {"task": "regression"}, ["must hold numbers", "texts ('a' in row 0)", "column 'y'"]),
@@ -541,7 +544,8 @@ def test_a_recipe_works_on_other_tables(tmp_path):
 
 
 @pytest.mark.parametrize(("change", "parts"), [
-    ({"age": ["1", "old"]}, ["must hold numbers", "texts ('old' in row 1)", "column 'age'", "learn from this table"]),
+    ({"age": ["1", "old"]},
+     ["must hold numbers", "texts ('old' in row 1)", "column 'age'", "fit again with this table"]),
     ({"flag": [1, 5]}, ["must hold truth values", "numbers", "column 'flag'"]),
     ({"age": [date(2020, 1, 1)] * 2}, ["must hold numbers", "dates", "column 'age'"]),
     ({"age": [1.0, math.inf]}, ["got inf", "column 'age', row 1"]), ({"when": [1, 2]}, ["must hold dates", "numbers"]),

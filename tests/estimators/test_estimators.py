@@ -19,7 +19,7 @@ from sklearn.ensemble import BaggingClassifier
 from sklearn.exceptions import ConvergenceWarning, NotFittedError, SkipTestWarning
 from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 from sklearn.metrics import adjusted_rand_score
-from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_predict, cross_val_score
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_predict, cross_val_score, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_dict_unchanged, check_estimator, parametrize_with_checks
@@ -32,6 +32,10 @@ from coterie.estimators import EVERYONE, ConvexClustering, PersonalizedClassifie
 EXPECTED: dict[str, str] = {}
 FAMILIES = {"logistic": PersonalizedClassifier, "multinomial": PersonalizedClassifier, "squared": PersonalizedRegressor,
             "poisson": PersonalizedRegressor}
+
+
+#: The checks give no users, and the estimators say so.
+pytestmark = pytest.mark.filterwarnings("ignore:no users are given, so all rows")
 
 
 @parametrize_with_checks([PersonalizedRegressor()], expected_failed_checks=lambda estimator: EXPECTED)
@@ -478,6 +482,47 @@ def test_without_routing_what_drops_users_raises(logistic):
         search.set_params(estimator=usual).fit(X, y, users=users)  # fit gets them, score does not
     with pytest.raises(ct.InvalidInput, match=missing):
         cross_val_predict(usual, X, y, cv=2, params={"users": users})  # fit gets them, predict does not
+
+
+def test_a_search_that_would_score_without_users_raises(logistic):
+    """Also with scikit-learn's default, which replaces an error of a score by nan and goes on."""
+    X, y, users = logistic.X, logistic.y, logistic.users
+    usual, remedy = logistic.model(n_lams=4), r"no users are given to score(.|\n)*enable_metadata_routing=True"
+    pipe, grid = make_pipeline(StandardScaler(), usual), {"lam": ["auto", 1e6]}
+    with pytest.raises(ValueError, match=remedy):
+        GridSearchCV(usual, grid, cv=2).fit(X, y, users=users)
+    with pytest.raises(ValueError, match=remedy):
+        GridSearchCV(pipe, {"personalizedclassifier__ridge": [1e-3]}, cv=2).fit(
+            X, y, personalizedclassifier__users=users)
+    with pytest.raises(ValueError, match=remedy):
+        cross_val_score(usual, X, y, cv=2, params={"users": users})
+    with pytest.raises(ValueError, match=remedy):
+        cross_validate(usual, X, y, cv=2, params={"users": users}, scoring=["accuracy", "roc_auc"])
+    with sklearn.config_context(enable_metadata_routing=True), pytest.raises(ValueError, match=remedy):
+        GridSearchCV(usual, grid, cv=2, scoring="accuracy").fit(X, y, users=users)  # asks predict without users
+
+
+def test_a_search_whose_scorer_knows_the_users_is_trusted(logistic):
+    X = np.column_stack([logistic.X, logistic.users])
+
+    def right(learner, X, y):
+        return learner.score(X, y, users=X[:, 2].astype(int))
+
+    scores = cross_val_score(logistic.model(n_lams=4), X, logistic.y, cv=2, params={"users": logistic.users},
+                             scoring=right)
+    assert scores.min() > 0.8
+    together = logistic.model(n_lams=4, no_users="together")  # the pooled model is scored, as asked for
+    assert cross_val_score(together, X, logistic.y, cv=2, params={"users": logistic.users}).max() < scores.min()
+
+
+@pytest.mark.parametrize("estimator", [PersonalizedClassifier(n_lams=4), PersonalizedRegressor(n_lams=4)])
+def test_a_fit_without_users_says_so(estimator, logistic):
+    with pytest.warns(ct.CoterieWarning, match=r"no users are given.*user_column.*no_users='together'") as caught:
+        estimator.fit(logistic.X, logistic.y)
+    assert [warning.filename for warning in caught] == [__file__]
+    with warnings.catch_warnings(action="error"):
+        clone(estimator).set_params(no_users="together").fit(logistic.X, logistic.y)
+        clone(estimator).fit(logistic.X, logistic.y, users=logistic.users)
 
 
 def test_with_routing_what_drops_users_raises(logistic):

@@ -257,7 +257,7 @@ def test_a_missing_extra_is_named_before_anything_runs(monkeypatch):
 
 def test_the_command_refuses_what_it_cannot_do(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    done = subprocess.run([sys.executable, "-m", "coterie.cli", "reproduce", "--out", "file/sub"], cwd=tmp_path,
+    done = subprocess.run([sys.executable, "-m", "coterie", "reproduce", "--out", "file/sub"], cwd=tmp_path,
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "file" in done.stderr

@@ -110,7 +110,7 @@ def test_a_round_as_a_sentence():
     line = Round(0, np.nan, np.nan, 0, 0.1, "moments", 12, 11, np.nan, 2000, 30)
     assert str(line) == "round 0 (moments): 11 of 12 answered, 2,000 bytes up and 30 down"
     assert str(line._replace(stage="main", n_clusters=3, estimate=1e-3)) == (
-        "round 0 (main): 11 of 12 answered, 3 group(s), gap about 1e-03")
+        "round 0 (main): 11 of 12 answered, 3 groups, gap about 1e-03")
     assert str(line._replace(n_clusters=3, gap=None, estimate=None)).endswith("gap about nan")  # as JSON has it
 
 

@@ -38,7 +38,7 @@ free_port, toml, wait, write_app = flower.free_port, flower.toml, flower.wait, f
 pytestmark = pytest.mark.flower
 
 ROOT = Path(__file__).parents[2]
-COTERIE = [sys.executable, "-m", "coterie.cli"]
+COTERIE = [sys.executable, "-m", "coterie"]
 LOSS, LAM = ct.SquaredHinge(ridge=1e-3), 0.2
 RUN = {"loss": "squared_hinge", "loss-options": '{"ridge": 0.001}', "lam": LAM}
 DATA = ellipses(users_per_cluster=5, samples=30, seed=0).users  # 15 users, 3 clusters at this lam in 3 rounds
@@ -576,6 +576,7 @@ def deployed(cluster: Cluster, out: Path, timeout: float = 240.0, **settings: An
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("wire")
 def test_newton_over_tls_is_bitwise_the_run_in_process(wire, tmp_path):
     lines = deployed(wire, tmp_path / "out")
     local = ct.federate(DATA, LOSS, LAM)
@@ -590,9 +591,10 @@ def test_newton_over_tls_is_bitwise_the_run_in_process(wire, tmp_path):
     assert wire.command("log", wire.run, "local", "--show").count("round ") >= 3  # what `flwr log` shows
 
 
+@pytest.mark.xdist_group("wire")
 def test_pdmm_over_tls_is_bitwise_the_run_in_process(wire, tmp_path):
     """By Flower's own command, on the example app."""
-    settings = {"algorithm": "pdmm", "max-rounds": 3,
+    settings = {"algorithm": "pdmm", "max-rounds": 2,
                 "algorithm-options": json.dumps({"edge_state": "users", "variant": "paper"})}
     out = tmp_path / "out"
     changes = {**RUN, **settings, "n-users": 15, "out": str(out)}
@@ -603,13 +605,14 @@ def test_pdmm_over_tls_is_bitwise_the_run_in_process(wire, tmp_path):
     list(wire.follow(out, 240.0))
     assert all(any(Path(config["state-dir"]).iterdir()) for config in wire.configs)
     assert [file for file in [wire.folder, *wire.folder.glob("*")] if file.stat().st_mode & 0o077] == []
-    local = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(edge_state="users", variant="paper"), max_rounds=3)
+    local = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(edge_state="users", variant="paper"), max_rounds=2)
     assert the_same(out, local)
     assert runs.read(out)[0]["bytes"] == local.ledger.bytes
 
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("wire")
 def test_a_rough_run_ends_where_the_others_alone_would(wire, tmp_path, switch):
     """One node sends damaged bytes, one numbers that are none, one is slow and claims the users of another."""
     switch(1, "damaged")
@@ -628,6 +631,7 @@ def test_a_rough_run_ends_where_the_others_alone_would(wire, tmp_path, switch):
     assert "says it holds user 0" in wire.command("log", wire.run, "local", "--show")
 
 
+@pytest.mark.xdist_group("wire")
 def test_nodes_without_a_registered_key_are_refused(wire, tmp_path):
     """Without a key, with one nobody registered, with a certificate of another authority, without TLS."""
     from coterie.federated.runtimes.keys import make_certificates, make_node_keys
@@ -666,6 +670,7 @@ def test_nodes_without_a_registered_key_are_refused(wire, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("wire")
 def test_after_a_node_and_the_server_are_killed_the_optimum_is_the_same(wire, tmp_path):
     out, settings = tmp_path / "out", {"lam": 0.05, "round-timeout": 20.0}
     local = ct.federate(DATA, LOSS, 0.05)
@@ -695,6 +700,7 @@ def test_after_a_node_and_the_server_are_killed_the_optimum_is_the_same(wire, tm
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("wire")
 def test_a_thousand_simulated_users(tmp_path):
     """Twenty virtual nodes with fifty users each: every message has the questions for all of them."""
     options = {"n_users": 1000, "n_clusters": 4, "samples": 80, "n_features": 4, "separation": 3.0, "seed": 0}
@@ -722,6 +728,7 @@ def command(*words: str, cwd: Path, timeout: float = 180) -> subprocess.Complete
     return subprocess.run([*COTERIE, "federate", *words], cwd=cwd, capture_output=True, text=True, timeout=timeout)
 
 
+@pytest.mark.xdist_group("wire")
 def test_the_command_simulates_what_it_computes(tmp_path):
     words = [str(spread(tmp_path)[0]), "--user", "who", "--target", "state", "--lam", "0.03"]
     for runtime in ("local", "flower-sim"):
@@ -737,6 +744,7 @@ def test_the_command_simulates_what_it_computes(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.xdist_group("wire")
 def test_nothing_is_left_of_a_broken_off_run(tmp_path, number, code):
     process = subprocess.Popen(
         [*COTERIE, "federate", "--runtime", "flower", "--local-cluster", "1", "--dataset", "ellipses", "--max-rounds",
@@ -767,6 +775,12 @@ def test_nothing_is_left_of_a_broken_off_run(tmp_path, number, code):
             process.stdout.close()
     assert not (tmp_path / "out" / "run.json").exists()
     assert (tmp_path / "out" / "checkpoint" / "state.coterie").exists()
+
+
+def test_what_flower_prints_is_not_coloured(tmp_path, monkeypatch):
+    """Notebooks set FORCE_COLOR, and what Flower's commands print is read as JSON."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "FORCE_COLOR" not in Cluster(tmp_path).env
 
 
 def test_keys_and_apps_are_written(tmp_path):

@@ -314,9 +314,10 @@ def test_after_somebody_left_the_next_run_asks_for_the_certificate_only(hospital
     assert run.certify(together.filter(pl.col("ward") != "altona 1")).holds
 
 
-# On the wire
+# On the wire: in one process of the tests, one after the other
 
 
+@pytest.mark.xdist_group("wire")
 def test_the_commands_of_the_story(one, together, tmp_path):
     """From an empty folder to the page, by the scripts of the example, with TLS and registered keys."""
     folder = tmp_path / "federation"
@@ -349,6 +350,7 @@ def test_the_commands_of_the_story(one, together, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("wire")
 def test_a_killed_superlink_ends_in_the_same_bits(hospitals, tmp_path):
     nodes, out = configs(hospitals, tmp_path), tmp_path / "out"
     serve(Nodes(nodes), tmp_path / "straight")
@@ -367,16 +369,17 @@ def test_a_killed_superlink_ends_in_the_same_bits(hospitals, tmp_path):
         assert (out / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
 
 
+@pytest.mark.xdist_group("wire")
 def test_newcomers_join_over_the_wire(hospitals, one, tmp_path):
     one.save(tmp_path / "run")
     new = STORY["write_tables"](tmp_path / "more", patients=12, seed=5)[0]
     new.write_text(new.read_text().replace("altona", "gross borstel"))
-    words = ["federate", "join", "run", str(new), "--runtime", "flower", "--local-cluster", "2", "--models-dir",
+    words = ["federate", "join", "run", str(new), "--runtime", "flower", "--local-cluster", "1", "--models-dir",
              "models"]
-    done = subprocess.run([sys.executable, "-m", "coterie.cli", *words], cwd=tmp_path, capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-m", "coterie", *words], cwd=tmp_path, capture_output=True, text=True,
                           timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "5 newcomer(s) in run/joined.csv" in done.stdout
+    assert "5 newcomers in run/joined.csv" in done.stdout
     alike = {name: int(label) for name, label in zip(one.names, one.labels, strict=True)}
     frame = pl.read_csv(tmp_path / "run" / "joined.csv")
     assert frame["cluster"].to_list() == [alike[f"altona {ward}"] for ward in range(1, 6)]

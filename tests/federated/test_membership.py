@@ -38,7 +38,7 @@ def federate(frame: pl.DataFrame, out: Path) -> ct.runs.Run:
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "coterie.cli", *words], capture_output=True, text=True, timeout=200)
+    return subprocess.run([sys.executable, "-m", "coterie", *words], capture_output=True, text=True, timeout=200)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_the_command_joins(run, tmp_path):
     done = command("federate", "join", str(run.folder), str(tmp_path / "new.csv"), "--models-dir",
                    str(tmp_path / "models"), "--out", str(tmp_path / "joined.csv"))
     assert done.returncode == 0, done.stderr
-    assert "2 newcomer(s) in" in done.stdout
+    assert "2 newcomers in" in done.stdout
     joined = pl.read_csv(tmp_path / "joined.csv")
     assert joined["user"].to_list() == ["u20", "u21"]
     assert joined["x"][1] == pytest.approx(2.0, abs=0.1)

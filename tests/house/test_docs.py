@@ -130,7 +130,7 @@ def test_blocks_share_a_page_and_rounding_is_forgiven(elsewhere):
 def test_the_first_page_shows_what_make_demo_prints(tmp_path):
     page = PAGES["docs/index.md"].read_text()
     shown = next(block.body for block in blocks(page) if "groups among 60 users" in block.body)
-    done = subprocess.run([sys.executable, "-m", "coterie.cli", "demo", "--out", "demo"], cwd=tmp_path, timeout=120,
+    done = subprocess.run([sys.executable, "-m", "coterie", "demo", "--out", "demo"], cwd=tmp_path, timeout=120,
                           capture_output=True, encoding="utf-8", check=True)
     assert same(shown, done.stdout), done.stdout
     assert not same(shown.replace("20 of kind 2", "19 of kind 2"), done.stdout)
@@ -140,7 +140,7 @@ def test_the_first_page_shows_what_make_demo_prints(tmp_path):
 def test_the_tutorial_shows_what_fit_prints(elsewhere):
     page = PAGES["docs/table.md"].read_text()
     command, shown = next((block.body, block.prints) for block in blocks(page) if "coterie fit" in block.body)
-    done = subprocess.run([sys.executable, "-m", "coterie.cli", *command.split()[1:]], timeout=120,
+    done = subprocess.run([sys.executable, "-m", "coterie", *command.split()[1:]], timeout=120,
                           capture_output=True, encoding="utf-8", check=True)
     assert same(shown, done.stdout), done.stdout
     assert not same(shown.replace("22.6", "22.7"), done.stdout)

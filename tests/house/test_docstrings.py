@@ -14,7 +14,8 @@ import pytest
 import coterie
 
 #: Modules whose examples need Flower or what it brings, or that end the process.
-APART = ("federated.flower", "federated.masks", "federated.runtimes.cluster", "federated.runtimes.keys", "cli.__main__")
+APART = ("federated.flower", "federated.masks", "federated.runtimes.cluster", "federated.runtimes.keys", "__main__",
+         "cli.__main__")
 NAMES = [info.name.removeprefix("coterie.") for info in pkgutil.walk_packages(coterie.__path__, "coterie.")]
 #: Modules that must have examples.
 WITH_EXAMPLES = ("data.encoding", "data.io", "data.participants", "data.scaling", "data.users", "embeddings",

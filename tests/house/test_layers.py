@@ -56,7 +56,7 @@ LAYERS = [
     "baselines",
     "estimators",
     "experiments",
-    "cli",
+    "cli", "__main__",
 ]
 LEVEL = {name: level for level, name in enumerate(LAYERS)}
 #: Where each third-party adapter may be imported; a part of a library may have a home of its own.

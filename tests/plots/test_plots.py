@@ -269,14 +269,14 @@ def test_a_solution_is_a_table():
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;, user 0, user 1, user 2, user 3, ..." in page
     assert page.count("<tr>") == 1 + 5
-    assert "5 group(s) of 40 user(s) at lam = 0.2" in page
+    assert "5 groups of 40 users at lam = 0.2" in page
     assert ct.Status.CONVERGED.value in page
     assert "in 8 more groups" in path[0]._repr_html_()
 
 
 def test_a_path_is_a_table_with_a_picture():
     page = made_path(SIX, LAMS)._repr_html_()
-    assert "from 0.01 to 10; 6 to 1 group(s) of 6 user(s)" in page
+    assert "from 0.01 to 10; 6 to 1 group of 6 users" in page
     assert page.count("<tr>") == 1 + 4
     points = page.split('points="')[1].split('"')[0].split()
     assert (points[0], points[-1]) == ("2.0,2.0", "238.0,38.0")

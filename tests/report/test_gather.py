@@ -144,7 +144,7 @@ def test_the_headline_says_what_was_found_whom_it_helps_and_how_sure_that_is():
 
 @pytest.mark.parametrize(("lam", "kind", "title", "text"), [
     (0.0, "alone", "No groups among 9 users", "No groups among 9 users: each has a model of its own."),
-    (1e4, "one model", "1 group of 9 users", "One group: all 9 users share one model.")])
+    (1e4, "one model", "One model for 9 users", "One group: all 9 users share one model.")])
 def test_no_groups_and_one_group_are_called_so(lam, kind, title, text):
     result = fitted("squared", "regression", lam=lam)
     document = gather(result)
@@ -296,7 +296,7 @@ def test_a_server_does_not_count_rows_it_has_not_seen(run):
     document = gather(replace(run, problem=ct.Problem(names, away, 0.4)))
     assert document["counts"] is None
     check(document | {"counts": [1] * run.problem.n_users})
-    assert document["subtitle"] == f"{run.problem.n_users} users, 2 features; {type(run.problem.loss).__name__} loss"
+    assert document["subtitle"] == f"{run.problem.n_users} users, 2 features; loss: squared hinge"
     assert document["map"]["kind"] == "projection"
 
 

@@ -427,7 +427,7 @@ def test_tables_are_downloaded_as_csv(show):
         assert int(row["Group"]) == document["labels"][1][user]
         assert int(row["Rows"]) == document["counts"][user]
         expected = document["scores"]["points"][1][user]
-        content = float(row["error here"]) if row["error here"] else None
+        content = float(row["error"]) if row["error"] else None
         assert content == (expected and pytest.approx(expected, rel=1e-6))
     _, data = tab.download("path-csv")
     rows = list(csv.DictReader(io.StringIO(data.decode("utf-8"), newline="")))

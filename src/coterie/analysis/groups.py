@@ -52,7 +52,7 @@ from coterie.data.users import Users
 from coterie.errors import InvalidInput, interruptible
 from coterie.graph import Graph
 from coterie.graph.weights import LocalModels, adaptive_graph
-from coterie.labels import check_labels
+from coterie.labels import check_labels, one_group
 from coterie.losses import AffineLoss, Huber, LinearLoss, Logistic, Loss, Samples, Squared, SquaredDistance
 from coterie.losses.grouped import Grouped
 from coterie.losses.wide import too_wide
@@ -155,7 +155,7 @@ class Groups:
     def __str__(self) -> str:
         examined = f"none of {len(self.candidates)} descriptions"
         if self.kind == "one model":
-            return f"All {len(self.labels)} user(s) are one group: {examined} is better than one model."
+            return one_group(len(self.labels), len(self.candidates))
         if self.kind == "one centre with spread":
             return f"Users differ, but continuously: no groups stand out ({examined} of the {len(self.labels)} users " \
                    "is better than one centre with a spread of models)."
@@ -168,7 +168,14 @@ class Groups:
 def describe_sizes(labels: Ints) -> str:
     """The sizes of groups, or their range if there are more than ten."""
     sizes = np.bincount(labels)
-    return ", ".join(map(str, sizes)) if len(sizes) <= 10 else f"{sizes.min()} to {sizes.max()}"
+    if len(sizes) <= 10:
+        return ", ".join(f"{size:,}" for size in sizes)
+    return f"{sizes.min():,} to {sizes.max():,}" if sizes.min() < sizes.max() else f"{sizes[0]:,}"
+
+
+def _rounded(nats: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{float(f'{nats:.3g}'):,.0f}" if abs(nats) >= 1000 else f"{nats:.3g}"
 
 
 def describe_better(nats: float) -> str:
@@ -178,8 +185,8 @@ def describe_better(nats: float) -> str:
     evidence, more than 5 very strong (Kass and Raftery 1995).
     """
     much = "much better" if nats > 5 else "clearly better" if nats > 3 else "slightly better"
-    return (f"describe the data {much} than one group: by {nats:.3g} nats, after the cost of the additional models "
-            "(above 3 is strong evidence)")
+    return (f"describe the data {much} than one group: by {_rounded(nats)} nats, after the cost of the additional "
+            "models (above 3 is strong evidence)")
 
 
 @interruptible()

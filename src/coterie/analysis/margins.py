@@ -18,6 +18,7 @@ import numpy as np
 
 from coterie._typing import Array, Flags, Ints
 from coterie.certificates import certify
+from coterie.labels import many
 from coterie.solution import Solution
 
 _STRICT = 1e-7  # slack, relative to the radius, below which a dual counts as on the boundary of its ball
@@ -61,10 +62,12 @@ class GroupMargins:
     def __str__(self) -> str:
         unclear = np.flatnonzero(~self.decided)
         if not unclear.size:
-            return f"All {len(self.slack)} group(s) are decided by the certificate."
+            all_of = f"All {len(self.slack):,} groups are" if len(self.slack) > 1 else "The one group is"
+            return f"{all_of} decided by the certificate."
         users = int(np.isin(self.labels, unclear).sum())
-        return (f"{unclear.size} of {len(self.slack)} group(s), with {users} user(s), are not decided by the "
-                "certificate: other groups are as good within the gap. Solve with a smaller tol, or at another lam.")
+        return (f"{unclear.size} of {many(len(self.slack), 'group')}, with {many(users, 'user')}, are not decided "
+                "by the certificate: other groups are as good within the gap. Solve with a smaller tol, or at another "
+                "lam.")
 
 
 def group_margins(solution: Solution) -> GroupMargins:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from coterie._typing import Array, Ints
 from coterie.analysis.consensus import Bracket, Consensus, consensus
 from coterie.errors import ConvergenceWarning, InvalidInput, interruptible
-from coterie.labels import check_labels
+from coterie.labels import check_labels, many
 from coterie.problem import Problem, check_lam
 from coterie.solution import Solution, Status, html_table, points_frame
 from coterie.solvers import Solver, solve_quietly
@@ -113,8 +113,9 @@ class Path:
         shown = np.unique(np.linspace(0, len(lams) - 1, min(len(lams), 12)).round().astype(int))
         rows = [(f"{s.lam:.4g}", s.n_clusters, f"{s.objective:.6g}", f"{s.gap:.1e}", s.status.name.lower())
                 for s in map(self.solutions.__getitem__, shown)]
-        return html_table(f"{len(lams)} lam(s) from {lams[0]:.4g} to {lams[-1]:.4g}; {counts[0]} to {counts[-1]} "
-                          f"group(s) of {self.problem.n_users} user(s); largest relative gap {self.gaps.max():.1e}.",
+        users = many(self.problem.n_users, "user")
+        return html_table(f"{many(len(lams), 'lam')} from {lams[0]:.4g} to {lams[-1]:.4g}; {counts[0]} to "
+                          f"{many(counts[-1], 'group')} of {users}; largest relative gap {self.gaps.max():.1e}.",
                           ("lam", "groups", "objective", "relative gap", "status"), rows, picture)
 
     @cached_property
@@ -385,8 +386,8 @@ def _warn(solutions: Sequence[Solution], tol: float, stacklevel: int = 3) -> Non
     inaccurate = [s for s in solutions if s.status is not Status.CONVERGED]
     if inaccurate:
         worst = max(inaccurate, key=lambda s: s.gap)
-        warnings.warn(f"{len(inaccurate)} of {len(solutions)} lam(s) did not reach tol = {tol:g}; the worst is lam = "
-                      f"{worst.lam:g} with a relative gap of {worst.gap:.1e}. {worst.status.value}",
+        warnings.warn(f"{len(inaccurate)} of {many(len(solutions), 'lam')} did not reach tol = {tol:g}; the worst is "
+                      f"lam = {worst.lam:g} with a relative gap of {worst.gap:.1e}. {worst.status.value}",
                       ConvergenceWarning, stacklevel=stacklevel)
 
 

@@ -16,7 +16,7 @@ from coterie.analysis.path import Path, solve_path
 from coterie.analysis.recovery import recovery_bounds
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
-from coterie.labels import check_labels
+from coterie.labels import check_labels, many
 from coterie.losses.grouped import Grouped
 from coterie.problem import Problem
 from coterie.solution import Solution
@@ -71,7 +71,7 @@ class Choice:
         return self.solution.labels
 
     def __str__(self) -> str:
-        return f"lam = {self.lam:.4g} with {self.solution.n_clusters} group(s), by {self.by}: {self.sentence}"
+        return f"lam = {self.lam:.4g} with {many(self.solution.n_clusters, 'group')}, by {self.by}: {self.sentence}"
 
 
 def refit(problem: Problem, labels: npt.ArrayLike) -> Array:

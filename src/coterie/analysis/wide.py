@@ -30,7 +30,7 @@ import numpy as np
 from coterie._typing import Array, Ints
 from coterie.analysis.wide_models import fit_models
 from coterie.data.users import Users
-from coterie.labels import check_labels
+from coterie.labels import check_labels, one_group
 from coterie.losses import AffineLoss, Loss, Samples, Squared
 from coterie.losses.curvature import RowCurvature
 from coterie.memory import require_memory
@@ -180,7 +180,7 @@ class WideSearch:
             return f"Users differ, but continuously: no groups stand out ({examined} is better than one centre with " \
                    "a spread of models)."
         if not best.labels.any():
-            return f"All {len(best.labels)} user(s) are one group: {examined} is better than one model."
+            return one_group(len(best.labels), len(self.examined))
         sizes, within = ", ".join(map(str, np.bincount(best.labels))), " Models also vary within groups."
         return f"{best.n_groups} groups of {sizes} users describe the data better than one group: description " \
                f"length {best.length:.6g} instead of {min(d.length for d in self.examined[:2]):.6g}." \

@@ -11,6 +11,7 @@ import typer
 from coterie import runs
 from coterie.cli import options
 from coterie.cli.base import app, console
+from coterie.labels import many
 from coterie.storage import json_ready
 
 
@@ -42,12 +43,12 @@ def run_certify(
             console.print("This file differs from the file of the run.", style="yellow", soft_wrap=True)
         if not proof.same_claims:
             console.print(f"The groups differ from those in run.json and models.csv: run.json claims "
-                          f"{claims['n_clusters']} group(s) at lam = {claims['lam']:g}.", style="yellow",
+                          f"{many(claims['n_clusters'], 'group')} at lam = {claims['lam']:g}.", style="yellow",
                           soft_wrap=True)
         if not proof.same_models:
             console.print("The models in models.csv are not those of these groups.", style="yellow", soft_wrap=True)
-        console.print(f"{proof.n_clusters} group(s) among {len(saved.names)} users at lam = {saved.lam:g}: {proof}.",
-                      soft_wrap=True, highlight=False)
+        found = f"{many(proof.n_clusters, 'group')} among {many(len(saved.names), 'user')}"
+        console.print(f"{found} at lam = {saved.lam:g}: {proof}.", soft_wrap=True, highlight=False)
         what = " for the released statistics" if "privacy" in claims else ""
         console.print(f"Certified: no other models are better{what} by more than the tolerance." if proof.certified else
                       "Not certified to the tolerance of the run.", soft_wrap=True)

@@ -66,17 +66,11 @@ def show(fitted: Fit, out: Path) -> None:
     users = fitted.solution.problem.users
     for note in fitted.recipe.notes if fitted.recipe else ():
         console.print(f"[dim]{plain(note)}[/]", soft_wrap=True, highlight=False)
-    table = Table(title=f"{count_groups(fitted)} at lam = {fitted.lam:.4g}")
-    for heading in ("group", "users", "rows", "among them"):
-        table.add_column(heading, justify="left" if heading == "among them" else "right")
-    sizes = np.bincount(fitted.labels)
-    for k in np.argsort(-sizes, kind="stable")[:20]:
-        members = np.flatnonzero(fitted.labels == k)
-        names = ", ".join(str(users.names[i]) for i in members[:4]) + (", ..." if len(members) > 4 else "")
-        table.add_row(str(k), str(len(members)), str(int(users.sizes[members].sum())), plain(names))
-    console.print(table)
-    if len(sizes) > 20:
-        console.print(f"and {len(sizes) - 20} more groups in {out / 'clusters.csv'}", soft_wrap=True, markup=False)
+    title, sizes = f"{count_groups(fitted)} at lam = {fitted.lam:.4g}", np.bincount(fitted.labels)
+    if len(sizes) == users.n_users > 1:
+        console.print(title[0].upper() + title[1:] + ": each has a model of its own.", soft_wrap=True, highlight=False)
+    else:
+        _show_groups(fitted, Table(title=title), out)
     console.print(f"Why            {fitted.why}", soft_wrap=True, highlight=False, markup=False)
     if fitted.scores is not None:
         console.print(f"Held out       {fitted.scores}", soft_wrap=True, highlight=False, markup=False)
@@ -86,6 +80,20 @@ def show(fitted: Fit, out: Path) -> None:
     console.print(f"Certified gap  {gap}", highlight=False)
     console.print(fitted.solution.status.value, soft_wrap=True)
     console.print(f"Results        {out}; open {out / 'report.html'} to look at them", soft_wrap=True, markup=False)
+
+
+def _show_groups(fitted: Fit, table: Table, out: Path) -> None:
+    """Print the largest groups."""
+    users, sizes = fitted.solution.problem.users, np.bincount(fitted.labels)
+    for heading in ("group", "users", "rows", "among them"):
+        table.add_column(heading, justify="left" if heading == "among them" else "right")
+    for k in np.argsort(-sizes, kind="stable")[:20]:
+        members = np.flatnonzero(fitted.labels == k)
+        names = ", ".join(str(users.names[i]) for i in members[:4]) + (", ..." if len(members) > 4 else "")
+        table.add_row(str(k), f"{len(members):,}", f"{int(users.sizes[members].sum()):,}", plain(names))
+    console.print(table)
+    if len(sizes) > 20:
+        console.print(f"and {len(sizes) - 20:,} more groups in {out / 'clusters.csv'}", soft_wrap=True, markup=False)
 
 
 @contextlib.contextmanager

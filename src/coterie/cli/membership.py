@@ -20,6 +20,7 @@ from coterie.federated.config import complete
 from coterie.federated.keeping import keep_models
 from coterie.federated.membership import agreement_of, join_run, leave_run, write_newcomers
 from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.labels import many
 from coterie.runs.load import Run
 from coterie.runs.save import count_groups, write_run
 from coterie.storage import plain_cell, write_atomically
@@ -64,10 +65,10 @@ def join(
     else:
         groups = _on_flower(run, table, separator, out, models_dir, nodes=local_cluster,
                             virtual=runtime == "flower-sim", timeout=timeout)
-    for group, many in sorted(Counter(groups).items()):
-        which = f"join group {group}" if group >= 0 else "get a model from their own rows"
-        console.print(f"{many} newcomer(s) {which}.", soft_wrap=True, highlight=False)
-    console.print(f"{len(groups)} newcomer(s) in {out}.", soft_wrap=True, markup=False)
+    for group, size in sorted(Counter(groups).items()):
+        which = f"in group {group}" if group >= 0 else "with a model from own rows"
+        console.print(f"{many(size, 'newcomer')} {which}.", soft_wrap=True, highlight=False)
+    console.print(f"{many(len(groups), 'newcomer')} in {out}.", soft_wrap=True, markup=False)
 
 
 def _on_flower(run: Run, table: Path, separator: str, out: Path, models_dir: Path | None, *, nodes: int, virtual: bool,
@@ -112,5 +113,5 @@ def leave(
     place = folder if out is None else runs.check_free(out, overwrite=overwrite)
     fitted = leave_run(run, [plain_cell(name) for name in names], place)
     write_run(fitted, place)
-    console.print(f"Without {len(set(names))} user(s): {count_groups(fitted)}, certified gap {fitted.gap:.1e} from the "
-                  f"moments of the others. Results in {place}.", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"Without {many(len(set(names)), 'user')}: {count_groups(fitted)}, certified gap {fitted.gap:.1e} "
+                  f"from the moments of the others. Results in {place}.", soft_wrap=True, markup=False, highlight=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,12 +11,13 @@ import typer
 
 from coterie import runs
 from coterie.cli import options
-from coterie.cli.base import app, console
+from coterie.cli.base import app, console, error
 from coterie.data.files import is_input
 from coterie.data.frames import to_frame, write_parquet
 from coterie.errors import InvalidInput
 from coterie.federated.keeping import holds_models, load_models
 from coterie.fitting.predictions import PredictsRows, RowScores
+from coterie.labels import many
 from coterie.storage import write_atomically
 
 
@@ -24,7 +26,8 @@ def run_predict(
     run: options.RunFolder,
     table: Annotated[Path, typer.Argument(help="A table with the columns that were learned from; - reads standard "
                                                "input.")],
-    out: Annotated[Path, typer.Option(help="File for the predictions, .csv or .parquet.")] = Path("predictions.csv"),
+    out: Annotated[Path, typer.Option(help="File for the predictions, .csv or .parquet; - writes CSV to standard "
+                                              "output.")] = Path("predictions.csv"),
     separator: options.Separator = "",
     only_predictions: Annotated[bool, typer.Option("--only-predictions",
                                                    help="Leave out the columns of the table.")] = False,
@@ -45,11 +48,17 @@ def run_predict(
     fitted: PredictsRows = runs.load_run(run) if complete else load_models(run)
     if out.suffix not in ("", ".csv", ".txt", ".parquet", ".pq"):
         raise InvalidInput(f"predictions cannot be written as {out.suffix}", remedy="Name a .csv or .parquet file")
+    if is_input(out) and as_json:
+        raise InvalidInput("the predictions and --json both go to standard output", remedy="Name a file with --out")
     if not is_input(table) and out.resolve() == table.resolve():
         raise InvalidInput(f"{out} is the table itself", remedy="Name another file with --out")
     predicted = fitted.predict_table(table, separator=separator)
     frame = to_frame(predicted.columns) if only_predictions else predicted.joined()
-    if out.suffix in (".parquet", ".pq"):
+    printer = console
+    if is_input(out):
+        sys.stdout.write(runs.table(frame.columns, frame.iter_rows()).decode())
+        printer = error
+    elif out.suffix in (".parquet", ".pq"):
         write_parquet(frame, out)
     else:
         write_atomically(out, runs.table(frame.columns, frame.iter_rows()))
@@ -60,14 +69,18 @@ def run_predict(
         print(json.dumps({"rows": len(names), "users": len(users), "unknown_users": unknown, "out": str(out),
                           **({} if scores is None else _score_info(scores))}))
         return
-    console.print(f"{len(names)} predictions for {len(users)} users in {out}.", soft_wrap=True, markup=False)
+    if quiet:
+        return
+    where = "on standard output" if is_input(out) else f"in {out}"
+    printer.print(f"{many(len(names), 'prediction')} for {many(len(users), 'user')} {where}.", soft_wrap=True,
+                  markup=False)
     if unknown:
         recipe = getattr(fitted, "recipe", None)
         by_row = recipe is not None and recipe.user is None
-        console.print(f"{unknown} of these users are not in the run: they get the "
+        printer.print(f"{unknown} of these users are not in the run: they get the "
                       f"{'model of the nearest group' if by_row else 'pooled model'}.", soft_wrap=True)
     if scores is not None:
-        console.print(str(scores), soft_wrap=True, markup=False, highlight=False)
+        printer.print(str(scores), soft_wrap=True, markup=False, highlight=False)
 
 
 def _score_info(scores: RowScores) -> dict[str, Any]:

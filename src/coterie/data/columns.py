@@ -20,7 +20,7 @@ OTHER = "(other)"
 # Numbers and dates as people write them, $1,234.50 and 12 % and 31.12.2020, which are no levels.
 LOCAL = re.compile("[$€£]? ?[+-]?(\\d+|\\d{1,3}([,.' \u00a0\u202f]\\d{3})+)([.,]\\d+)? ?[%$€£]?"
                    "|\\d{4}[./-]\\d{1,2}[./-]\\d{1,2}( .*)?|\\d{1,2}[./-]\\d{1,2}[./-](\\d{4}|\\d\\d)( .*)?")
-AS_LEARNED = "Correct it, or learn from this table"
+AS_LEARNED = "Correct it, or fit again with this table"
 #: What a column of each kind holds, in words.
 HOLDS = {"number": "numbers", "flag": "truth values", "date": "dates", "duration": "durations", "text": "texts",
          "other": "values that are no numbers", "empty": "nothing"}
@@ -72,7 +72,7 @@ class Column:
         fits = cells.kind in (self.kind, "empty") or (self.kind == "number" and cells.kind == "flag") \
             or (self.kind == "flag" and cells.kind == "number" and bool(np.isin(cells.values, (0, 1)).all()))
         if not fits:
-            raise InvalidInput(f"The column must hold {HOLDS[self.kind]}, as in the table learned from, it holds "
+            raise InvalidInput(f"The column must hold {HOLDS[self.kind]}, it holds "
                                f"{HOLDS[cells.kind]}{first_text(cells)}", where=f"column {self.name!r}",
                                remedy=AS_LEARNED, row=first_text_row(cells))
         values = in_days(self.kind, cells.values, self.origin)
@@ -83,7 +83,7 @@ class Column:
     def _level_index(self, cells: Cells) -> Ints:
         """The encoded column of each row's level: -1 for none, after the last for the reference."""
         if cells.kind not in ("text", "number", "flag", "empty"):
-            raise InvalidInput(f"The column must hold texts, as in the table learned from, it holds "
+            raise InvalidInput(f"The column must hold texts, it holds "
                                f"{HOLDS[cells.kind]}", where=f"column {self.name!r}", remedy=AS_LEARNED)
         texts, codes = as_texts(cells)
         known = positions((*self.levels, *([] if self.reference is None else [self.reference])), cells)
@@ -92,7 +92,7 @@ class Column:
         new = [texts[code] for code in np.unique(codes[(index < 0) & ~cells.missing])]
         if new:
             becomes = "all its columns are 0" if self.reference is None else "it is filled with its mean"
-            warnings.warn(f"Column {self.name!r} has levels that the table learned from does not have, {show(*new)}: "
+            warnings.warn(f"Column {self.name!r} has levels that are not known, {show(*new)}: "
                           f"{becomes} there.", CoterieWarning, stacklevel=5)
         return index
 

@@ -36,11 +36,11 @@ import numpy as np
 
 from coterie._typing import Array, Flags
 from coterie.data.columns import Column as Column
-from coterie.data.columns import as_texts, positions
+from coterie.data.columns import as_texts, check_size, first_text, first_text_row, positions
 from coterie.data.frames import as_frame, read_cells, row_names
 from coterie.data.io import fingerprint as fingerprint
 from coterie.data.io import read_table as read_table
-from coterie.data.rules import ClassKind, learn_columns, learn_target
+from coterie.data.rules import ClassKind, MixedCells, learn_columns, learn_target
 from coterie.data.summary import TASKS as TASKS
 from coterie.data.summary import TableSummary, summarise, target_cells
 from coterie.data.summary import Task as Task
@@ -114,7 +114,15 @@ class Recipe:
         >>> Recipe.learn(frame, user="who", target="y").class_values
         ('no', 'yes')
         """
-        return cls.from_summary(summarise(frame, user=user, target=target, features=features, drop=drop, task=task))
+        summary = summarise(frame, user=user, target=target, features=features, drop=drop, task=task)
+        try:
+            return cls.from_summary(summary)
+        except MixedCells as problem:
+            cells = read_cells(as_frame(frame)[problem.column])
+            if cells.kind == "number":
+                check_size(cells.values.astype(np.float64), problem.column)  # inf is written as a text
+            raise InvalidInput(f"{problem.problem.partition(' (')[0]}{first_text(cells)}",
+                               where=problem.where, remedy=problem.remedy, row=first_text_row(cells)) from None
 
     @classmethod
     def from_summary(cls, summary: TableSummary) -> Recipe:

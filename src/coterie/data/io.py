@@ -130,6 +130,10 @@ def _opened(path: str | PathLike[str]) -> tuple[str, bytes | None]:
         return "parquet", raw
     if raw[:4] == b"\xd0\xcf\x11\xe0" or (raw[:4] == b"PK\x03\x04" and (name in EXCEL or b"xl/workbook" in raw)):
         return "excel", raw
+    array = raw[:1 << 10].lstrip().startswith((b"[{", b"[\n", b"[\r\n"))
+    if (name == ".json" or array) and not _is_object(raw):
+        raise InvalidInput("JSON must have one object per line, with nothing around them", where=shown(path),
+                           remedy="Write it as JSON lines, for example with jq -c '.[]' table.json")
     return "json" if name in JSON_LINES or _is_object(raw) else "csv", raw
 
 

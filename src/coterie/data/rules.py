@@ -35,6 +35,14 @@ class Target(NamedTuple):
     class_kind: ClassKind = "str"
 
 
+class MixedCells(InvalidInput):
+    """Texts in a column of numbers. Whoever has the table can say where they are."""
+
+    def __init__(self, problem: str, column: str, remedy: str) -> None:
+        super().__init__(problem, where=f"column {column!r}", remedy=remedy)
+        self.column = column
+
+
 def learn_target(summary: TableSummary, notes: list[str]) -> Target:
     """The task and its classes; notes say what was left out and what was inferred."""
     answers, n = summary.answers, summary.rows
@@ -98,6 +106,10 @@ def _classes(answers: ColumnSummary, as_text: bool) -> tuple[tuple[str, ...], Cl
     values = [] if as_text else _values(answers)
     k, n = max(len(values), answers.levels.distinct if as_text else answers.levels.rare_levels), answers.present
     if k > MOST_CLASSES or (kind == "str" and k > max(2, n / 2)):
+        strange, n_strange = _strange(answers.levels) if as_text else ([], 0)
+        if 0 < n_strange < k / 2:
+            raise MixedCells(f"The target holds numbers, but also texts{_shown(strange)}", answers.name,
+                             remedy="Correct or empty these cells, or name another column: --target")
         raise InvalidInput(f"The target has {k} different values in {n} rows, too many for classes",
                            where=f"column {answers.name!r}",
                            remedy=f"Name another column, or make {MOST_CLASSES} at most"
@@ -162,8 +174,7 @@ def _column(facts: ColumnSummary, summary: TableSummary, said: dict[str, list[st
 def _levels(name: str, levels: Levels, n: int) -> tuple[tuple[str, ...], bool]:
     """The levels of a text column, and whether others are pooled; names and free text are refused."""
     texts, k = sorted(levels.counts), levels.distinct
-    strange = [text for text in texts if not LOCAL.fullmatch(text)]
-    n_strange = len(strange) + levels.rare_levels - levels.rare_local
+    strange, n_strange = _strange(levels)
     if not n_strange:
         raise InvalidInput("Numbers must be plain (1234.5) and dates ISO (2020-12-31), got "
                            f"{show(*texts[:1]) or 'others'}", where=f"column {name!r}",
@@ -172,13 +183,22 @@ def _levels(name: str, levels: Levels, n: int) -> tuple[tuple[str, ...], bool]:
     covered = sum(levels.counts[text] for text in most)
     if not most or not (k <= max(2, n / 2) if k <= MOST_LEVELS else k <= n / 10 and covered >= n / 2):
         if n_strange < k / 2:
-            raise InvalidInput(f"The column holds numbers, but also {show(*strange) or 'texts'}",
-                               where=f"column {name!r}",
-                               remedy=f"Correct or empty these cells, or leave the column out: --drop {name!r}")
+            raise MixedCells(f"The column holds numbers, but also texts{_shown(strange)}", name,
+                             remedy=f"Correct or empty these cells, or leave the column out: --drop {name!r}")
         examples = f" ({show(*texts[:3])}, ...)" if texts else ""
         raise InvalidInput(f"The column has {k} different texts in {n} rows{examples}: it looks like names or free "
                            "text", where=f"column {name!r}", remedy=leave_out(name))
     return tuple(most), k > len(most)
+
+
+def _strange(levels: Levels) -> tuple[list[str], int]:
+    """Texts that do not look like numbers or dates, as far as they are known, and how many there are."""
+    strange = [text for text in sorted(levels.counts) if not LOCAL.fullmatch(text)]
+    return strange, len(strange) + levels.rare_levels - levels.rare_local
+
+
+def _shown(texts: list[str]) -> str:
+    return f" ({show(*texts)})" if texts else ""
 
 
 def _numbers_rows(facts: ColumnSummary, rows: int) -> bool:

@@ -4,8 +4,9 @@
     model.predict(X_new, users=owner_new)
 
 `coterie.fitting` does the work: it standardises features, finds groups and lam, and certifies the result. An unknown
-user gets the pooled model, and after `personalize` a separate model. Rows without any users are refused: scikit-learn's
-pipelines and searches drop `users` unless they are told to pass it on.
+user gets the pooled model, and after `personalize` a separate model. Rows without any users are refused after a fit
+with users, and a fit without users warns: scikit-learn's pipelines and searches drop `users` unless they are told to
+pass it on.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.data.validation import Rows, group, show, suggest
 from coterie.errors import CoterieWarning, InvalidInput
-from coterie.estimators.shared import fit_quietly, keep, settings_of
+from coterie.estimators.shared import fit_quietly, keep, scored_without_users, settings_of
 from coterie.fitting import Settings
 from coterie.fitting.predictions import models_by_name
 from coterie.newcomers import Joined
@@ -73,6 +74,7 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
     def _fit(self, X: Array, y: Array, users: Any, task: Task) -> Self:
         """Fit to checked rows, and targets as numbers."""
         columns = getattr(self, "feature_names_in_", None)
+        self._check_users(users)
         rows = self._rows(users, len(X))
         data = Users.from_arrays(X, y, [rows.names[i] for i in rows.codes], feature_names=columns)
         with warnings.catch_warnings():  # the model of a user with one class is determined by its group
@@ -159,6 +161,17 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
             raise InvalidInput(f"There is no column {show(column)} with the users", remedy=suggest(column, X.columns))
         return X[[name for name in X.columns if name != column]], X[column]
 
+    def _check_users(self, users: Any) -> None:
+        """Neither lose users that are given nor do without them silently; called by the `_fit` of a `fit`."""
+        if self.no_users != "auto" or self.user_column is not None:
+            return
+        if users is None:
+            warnings.warn(f"no users are given, so all rows are taken as those of one user. {GIVE_USERS}.",
+                          CoterieWarning, stacklevel=4)
+        elif scored_without_users():
+            raise InvalidInput("users are given to fit, but no users are given to score: the models of this "
+                               "cross-validation cannot be scored", remedy=GIVE_USERS)
+
     def _rows(self, users: Any, n_rows: int, predicting: bool = False) -> Rows:
         """The owner of each row; without users all rows are those of one user, unless a fit knows several."""
         several = hasattr(self, "users_") and list(self.users_) != [EVERYONE]
@@ -223,9 +236,9 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
     user_column : the column of X that names the owner of each row, for frames; it is no feature. With it, the estimator
         works inside of everything that passes frames on, also where `users` cannot be passed on.
     no_users : what happens without users. "auto" takes all rows of `fit` as those of one user, which gives an ordinary
-        linear model; but where `fit` had users, methods that predict need them too, so that a pipeline or a search that
-        drops `users` is noticed. "error" raises in `fit`, too; "together" never does, and predicts with the pooled
-        model.
+        linear model, and warns; but where `fit` had users, methods that predict need them too, and a search that would
+        score without them is refused, so that whatever drops `users` is noticed. "error" raises in `fit`, too;
+        "together" never does, and predicts with the pooled model.
 
     Attributes
     ----------

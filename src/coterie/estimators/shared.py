@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import fields
 from typing import Any
@@ -37,6 +38,24 @@ def settings_of(estimator: Any, task: Task) -> Settings:
 
 class EstimatorConvergenceWarning(ConvergenceWarning, SklearnConvergenceWarning):  # type: ignore[misc]
     """An estimator's solution did not reach `tol`. It is coterie's and scikit-learn's: filters for either apply."""
+
+
+def scored_without_users() -> bool:
+    """Whether a search or a cross-validation of scikit-learn is fitting, and will score without passing users.
+
+    It replaces an error of `score` by nan, so that a search goes on without any scores; only an error of `fit` ends it.
+    A scorer given by name calls `predict` without users, and without routing so does `score`. A function of the
+    caller's own may know the users, and is trusted.
+    """
+    frame = sys._getframe(1)
+    while frame.f_code.co_name != "_fit_and_score" or not frame.f_globals.get("__name__", "").startswith("sklearn."):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    scorer, passed = frame.f_locals.get("scorer"), frame.f_locals.get("score_params") or {}
+    names = [type(part).__name__ for part in getattr(scorer, "_scorers", {"score": scorer}).values()
+             if type(part).__module__.startswith("sklearn.")]
+    return any(name != "_PassthroughScorer" or "users" not in passed for name in names)
 
 
 def fit_quietly(users: Users, settings: Settings) -> Fit:

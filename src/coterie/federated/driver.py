@@ -23,6 +23,7 @@ from coterie.federated.runtimes.in_process import Runtime
 from coterie.federated.settings import FederationSettings
 from coterie.federated.stages import RunState, Stages
 from coterie.graph import Graph
+from coterie.labels import many
 from coterie.solution import Certificate
 
 _VERSION = 2  # of the states in a checkpoint: increase it when a field of a state is renamed
@@ -49,7 +50,7 @@ class Round(NamedTuple):
             return f"{start}, {self.bytes_up:,} bytes up and {self.bytes_down:,} down"
         near = f"certified gap {self.gap:.1e}" if self.gap is not None and np.isfinite(self.gap) else \
             f"gap about {self.estimate or np.nan:.0e}"
-        return f"{start}, {self.n_clusters} group(s), {near}"
+        return f"{start}, {many(self.n_clusters, 'group')}, {near}"
 
 
 class DriverResult(NamedTuple):

@@ -52,6 +52,7 @@ from coterie.fitting.stability import stability_by_asking
 from coterie.fitting.units import LARGEST_COUNT, Units, UserStatistics
 from coterie.fitting.work import Work
 from coterie.graph.weights import LocalModels
+from coterie.labels import one_group
 from coterie.losses import Loss, Personal, Poisson
 from coterie.losses.quadratic import Quadratic
 from coterie.losses.remote import Remote
@@ -222,10 +223,8 @@ def planned(part: Part, near: Quadratic, settings: Settings) -> PathPlan:
 def _describe(part: Part) -> str:
     """A sentence about the search."""
     best, n, many = part.found.best, part.users.n_users, len(part.found.examined)
-    if n == 1:
-        return "There is only one user."
-    if kind_of(best) == "one model":
-        return f"All {n} user(s) are one group: none of {many} descriptions is better than one model."
+    if n == 1 or kind_of(best) == "one model":
+        return one_group(n, many)
     if kind_of(best) == "one centre with spread":
         return (f"Users differ, but continuously: no groups stand out (none of {many} descriptions of the {n} users is "
                 "better than one centre with a spread of models).")

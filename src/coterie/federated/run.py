@@ -18,6 +18,7 @@ from coterie.federated.protocol.ledger import Ledger
 from coterie.federated.runtimes.in_process import Faults, LocalRuntime, Runtime
 from coterie.federated.settings import FederationSettings
 from coterie.graph import Graph
+from coterie.labels import many
 from coterie.losses import Loss
 from coterie.problem import Problem
 from coterie.solution import Solution, Status, outline
@@ -60,7 +61,7 @@ class Federated(Solution):
         return f"Federated({found}, {self.n_rounds} rounds, {self.ledger.bytes:,} bytes)"
 
     def __str__(self) -> str:
-        left = f" {len(self.aside)} user(s) were excluded." if self.aside else ""
+        left = f" {many(len(self.aside), 'user')} excluded." if self.aside else ""
         return f"{super().__str__()} {self.n_rounds} rounds, {self.ledger}.{left}"
 
 

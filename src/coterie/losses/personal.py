@@ -325,7 +325,8 @@ class Personal(Loss):
         axes = np.eye(d) if metric.axes is None else metric.axes
         spans = np.broadcast_to(axes, (n, d, d))[..., finite] * units[:, None, :]
         steps = cp.Variable(n * int(finite.sum()))
-        own = self.loss.conic(cp, samples.inner, x + sparse.block_diag(list(spans), format="csr") @ steps)
+        moves = sparse.block_diag([sparse.csr_array(span) for span in spans], format="csr")
+        own = self.loss.conic(cp, samples.inner, x + moves @ steps)
         return own + 0.5 * cp.sum_squares(cp.multiply(np.tile((~free).astype(float), n), steps))
 
     def _frame(self, samples: PersonalSamples) -> Frame | None:

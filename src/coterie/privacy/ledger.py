@@ -15,8 +15,9 @@ import math
 import os
 import sqlite3
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -80,6 +81,11 @@ class Question(NamedTuple):
     max_hessians: int
 
 
+def _close(base: sqlite3.Connection) -> None:
+    with suppress(sqlite3.Error):  # a connection can be closed by its own thread only
+        base.close()
+
+
 class NodeLedger:
     """The account of a node.
 
@@ -108,6 +114,7 @@ class NodeLedger:
         self.folder, self.budget = None if folder is None else Path(folder), float(budget)
         try:
             self._base = sqlite3.connect(self._file(), timeout=60.0, isolation_level=None)
+            weakref.finalize(self, _close, self._base)  # also where nobody calls `close`: Python 3.13 warns then
             self._base.execute("PRAGMA synchronous = EXTRA")  # what is entered survives a power failure
             self._base.executescript(_SCHEMA)
         except (OSError, sqlite3.Error) as error:

@@ -38,7 +38,10 @@ export function number(x, digits = 4) {
   if (!known(x)) return "–";
   if (x === 0) return "0";
   const size = Math.abs(x);
-  if (size < 1e-3 || size >= 1e6) return x.toExponential(1).replace(".0e", "e").replace("e+", "e");
+  if (size < 1e-3 || size >= 1e6) {
+    const [mantissa, exponent] = x.toExponential(Math.min(2, digits - 1)).split("e");
+    return `${Number(mantissa)}e${Number(exponent)}`;
+  }
   if (size >= 1e4) return Math.round(x).toLocaleString("en-US");
   return String(Number(x.toPrecision(digits)));
 }

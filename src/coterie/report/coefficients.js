@@ -65,9 +65,9 @@ function drawCoefficients(width) {
   if (!view.all) order = order.slice(0, FEW);
   const names = nameColumn(order.map((j) => table.names[j]), width);
   const { left } = names;
-  // Columns are wrapped, or on a phone, where few fit, scrolled below the names.
-  const fit = Math.max(1, Math.floor((width - left) / 132));
-  const scrolled = width < 600 && which.length > fit;
+  // Columns are wrapped, or on a phone, where many would make a very long page, scrolled below the names.
+  const fit = Math.max(1, Math.floor((width - left) / 124));
+  const scrolled = width < 600 && Math.ceil(which.length / fit) * (order.length + 3) > 120;
   const perBand = scrolled ? which.length : Math.min(fit, which.length);
   const step = scrolled ? 108 : Math.min(280, (width - left) / Math.max(1, perBand));
   const [top, tall] = [46, 22];
@@ -114,7 +114,9 @@ function drawCoefficients(width) {
       shape("line", { x1: zero, x2: zero, y1: start, y2: start + tall * order.length, class: "rule" }),
     );
     order.forEach((j, i) => {
-      const value = rows[position][j];
+      // What is left of a zero by rounding is shown as zero.
+      const exact = rows[position][j],
+        value = Math.abs(exact) < (view.raw ? 0 : 1e-12 * most) ? 0 : exact;
       if (!Number.isFinite(value)) return;
       const long = (value / (view.raw ? size(j) || 1 : most)) * bar,
         y = start + tall * i;
@@ -140,6 +142,7 @@ function coefficientsLead() {
   const shown = shownGroups().length,
     all = (points[state.at] || {}).n_clusters;
   const centres = sharing.startsWith("personal");
+  const clustering = doc.task === "clustering";
   const what = separate(all) ? `models of ${noun}s` : centres ? `centres of ${word}s` : `${word}s`;
   const which =
     all === 1
@@ -149,8 +152,11 @@ function coefficientsLead() {
         : `All ${what} at this lam`;
   return view.raw
     ? `${which}, in the units of the table: every row has a scale of its own.`
-    : `${which}, for standardised features: all bars are on one scale. A coefficient is the effect of one standard ` +
-        `deviation of its feature${doc.task === "regression" ? ", in standard deviations of the target" : ""}.`;
+    : `${which}, for standardised features: all bars are on one scale. ` +
+        (clustering
+          ? "A coordinate is a distance from the mean of all points, in standard deviations of its feature."
+          : "A coefficient is the effect of one standard deviation of its feature" +
+            `${doc.task === "regression" ? ", in standard deviations of the target" : ""}.`);
 }
 
 export function setUpCoefficients() {
@@ -163,6 +169,11 @@ export function setUpCoefficients() {
   const tools = element("div", { class: "tools" });
   let holder = null;
   const lead = () => {
+    const count = (points[state.at] || {}).n_clusters;
+    section.querySelector("h2").textContent =
+      count === 1
+        ? `The ${sharing.startsWith("personal") ? "centre" : "model"} that all ${noun}s share`
+        : `The ${separate(count) ? noun : word}s' ${doc.task === "clustering" ? "centres" : "models"} side by side`;
     byId("coefficients-lead").textContent = coefficientsLead();
   };
   if (table.outputs && table.outputs.length > 1) {
@@ -192,9 +203,9 @@ export function setUpCoefficients() {
     tools.append(element("label", {}, box, ` ${text}`));
   };
   if (table.standardized) toggle("raw-units", "In the units of the table", "raw");
-  toggle("sort-coefficients", "Largest differences first", "sorted");
-  if (table.names.length > FEW) toggle("all-coefficients", `All ${integer(table.names.length)} coefficients`, "all");
   const most = Math.max(...table.which.map((which) => which.length));
+  if (most > 1) toggle("sort-coefficients", "Largest differences first", "sorted");
+  if (table.names.length > FEW) toggle("all-coefficients", `All ${integer(table.names.length)} coefficients`, "all");
   if (most > FEW) toggle("all-groups", `All columns, more than ${FEW}`, "everyGroup");
   body.append(tools);
   holder = figure(body, {

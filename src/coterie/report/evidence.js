@@ -136,7 +136,8 @@ export function setUpEvidence() {
     section.hidden = true;
     return;
   }
-  if (heldOut && known(heldOut.gain) && groups.kind !== "alone") {
+  // The headline has this already, where there is one.
+  if (heldOut && known(heldOut.gain) && groups.kind !== "alone" && !(doc.headline || {}).helps) {
     const error = known(heldOut.error) ? ` (standard error ${number(heldOut.error, 2)})` : "";
     const better = heldOut.gain >= 0 ? "better" : "worse";
     const metric = (scores && scores.metric) || "score";

@@ -17,10 +17,11 @@ from coterie.federated.run import Federated
 from coterie.fitting.result import FitResult
 from coterie.fitting.scores import Scores, mean_and_error
 from coterie.graph import Graph
+from coterie.labels import many
 from coterie.losses.remote import Remote
 from coterie.plots import View, project
 from coterie.problem import Problem
-from coterie.report.headline import headline, many, settings_sentence, title_of
+from coterie.report.headline import headline, loss_words, settings_sentence, title_of
 from coterie.solution import Solution
 from coterie.storage import json_ready
 
@@ -101,7 +102,7 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
         "headline": headline(source, full.solution.labels, full.task, noun), "noun": noun,
         "warnings": list(source.warnings) if isinstance(source, FitResult) else [],
         "subtitle": f"{many(users.n_users, noun)}, {rows}{many(len(features), 'feature')}; "
-                    f"{type(full.loss.own_loss).__name__} loss",
+                    f"loss: {loss_words(full.loss)}",
         "task": view.task,
         "users": [str(users.names[k]) for k in keep],
         "counts": users.sizes[keep].tolist() if isinstance(users, Users) and not private else None,

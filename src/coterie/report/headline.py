@@ -13,7 +13,8 @@ from coterie.federated.run import Federated
 from coterie.fitting.result import FitResult
 from coterie.fitting.scores import Scores, mean_and_error
 from coterie.fitting.stability import STABLE
-from coterie.losses import LOSSES
+from coterie.labels import many
+from coterie.losses import LOSSES, Loss
 from coterie.solution import Solution
 
 KIND_NAMES = {"one model": "one model for all", "groups": "one model per group",
@@ -23,13 +24,8 @@ KIND_NAMES = {"one model": "one model for all", "groups": "one model per group",
 _SHARING = {"one model": "One model for all", "groups": "Sharing within groups",
             "personal": "A personal model around the centre of all users",
             "personal in groups": "A personal model around the centre of the group",
-            "alone": "A model from its own rows only"}
+            "alone": "A model from the user's own rows"}
 _LISTED = 6  # most groups whose sizes are listed
-
-
-def many(count: int, what: str) -> str:
-    """For example "1 row" or "2,000 rows"."""
-    return f"{count:,} {what}" + "s" * (count != 1)
 
 
 def title_of(source: FitResult | Path | Solution, n_groups: int, n_users: int) -> str:
@@ -37,6 +33,8 @@ def title_of(source: FitResult | Path | Solution, n_groups: int, n_users: int) -
     users = many(n_users, source.noun if isinstance(source, FitResult) else "user")
     if isinstance(source, FitResult) and source.kind == "personal":
         return f"Personal models of {users}"
+    if n_groups == 1 < n_users:
+        return f"One model for {users}"
     return f"No groups among {users}" if n_groups == n_users > 1 else f"{many(n_groups, 'group')} of {users}"
 
 
@@ -75,7 +73,7 @@ def _found(kind: str, labels: Ints, noun: str) -> str:
     if k == 1:
         return f"One group: all {n} share one model." if len(labels) > 1 else f"There is one {noun}."
     order = np.sort(sizes)[::-1]
-    listed = ", ".join(map(str, order[:-1])) + f" and {order[-1]} {noun}s"
+    listed = ", ".join(f"{size:,}" for size in order[:-1]) + f" and {order[-1]:,} {noun}s"
     if k > _LISTED:
         least = "" if order[-1] == order[0] else f"{order[-1]:,} to "
         listed = f"{least}{many(int(order[0]), noun)} each"
@@ -90,7 +88,7 @@ def _gains(kind: str, scores: Scores) -> Array:
 
 def _better(kind: str, scores: Scores) -> str:
     gains = _gains(kind, scores)
-    other = "one model for all" if kind == "alone" else "a model from the user's own rows"
+    other = "one model for all," if kind == "alone" else "a model from the user's own rows"
     equal = int((gains == 0).sum())
     same = f", and equally well for {equal:,}" if equal else ""
     return (f"{_SHARING[kind]} predicts better than {other} for {int((gains > 0).sum()):,} of "
@@ -162,13 +160,18 @@ def _federated(source: Path | Solution, task: str) -> str | None:
     return f"On {many(int(count), 'held-out row')}, {right / count:.1%} are predicted right."
 
 
+def loss_words(loss: Loss) -> str:
+    """The name of a loss in words; for a loss of the caller's own, that of its class."""
+    own = loss.own_loss
+    return next((name.replace("_", " ") for name, kind in LOSSES.items() if isinstance(own, kind)), type(own).__name__)
+
+
 def settings_sentence(source: FitResult | Path | Solution, settings: Mapping[str, Any]) -> str:
     """The settings of a fit in words; other settings as they are."""
     if not isinstance(source, FitResult):
         return ", ".join(f"{name} {value}" for name, value in settings.items())
     s, units = source.settings, source.units
-    loss = next((name for name, kind in LOSSES.items() if isinstance(units.loss, kind)), type(units.loss).__name__)
-    parts = [f"{s.task} with the loss {loss.replace('_', ' ')}",
+    parts = [f"{s.task} with the loss {loss_words(units.loss)}",
              "standardised features" if s.standardize else "features as given", f"L2 strength {s.ridge:g}"]
     if s.weights == "unit":
         parts.append("weight 1 on all pairs")

@@ -343,7 +343,7 @@ export function setUpMap() {
       "A number on a line: how many users share it."
     : own
       ? `One dot for each user's model, in the colour and shape of its ${word}.`
-      : `One dot for each model. Those ${noun}s who share a model are one larger dot with their number in it; ` +
+      : `One dot for each model. ${noun === "point" ? "Points" : "Users"} that share a model are one larger dot with their number in it; ` +
         `hollow dots are ${noun}s with a model of their own.`;
   const body = section.querySelector(".body");
   const ways =

@@ -112,9 +112,9 @@ function drawSteps(width) {
   if (count !== undefined) {
     chart.append(
       shape("text", {
-        x: Math.min(Math.max(x, left + 30), right - 34),
+        x: x > right - 60 ? right + 8 : Math.max(x, left + 30),
         y: 12,
-        "text-anchor": "middle",
+        "text-anchor": x > right - 60 ? "end" : "middle",
         class: "strong",
         text: counted(count),
       }),
@@ -203,12 +203,20 @@ function together() {
   return { shared, picked };
 }
 
+/** Where lines begin: right of the names, of which those that are very long lose their middle. */
+function leafRoom(width, named) {
+  const longest = named ? users.reduce((most, name) => Math.max(most, Array.from(name).length), 0) : 0;
+  return Math.min(Math.max(sides(width)[0], 12 + 6.7 * longest), 0.26 * width);
+}
+
 function drawTree(width) {
-  const rowHeight = tree.leaves <= 62 ? 15 : Math.max(3, 620 / tree.leaves);
+  const rowHeight = tree.leaves <= 62 ? 15 : Math.max(3, 620 / tree.leaves),
+    named = !tree.collapsed && rowHeight >= 13;
   const top = 8,
     bottom = top + Math.max(60, tree.leaves * rowHeight),
     height = bottom + 38;
-  const [left, right] = sides(width);
+  const right = sides(width)[1],
+    left = leafRoom(width, named);
   const axis = lamAxis(left, right);
   const placeY = (row) => top + (row + 0.5) * ((bottom - top) / tree.leaves);
   const last = lams[lams.length - 1];
@@ -250,7 +258,7 @@ function drawTree(width) {
   for (const key of ["picked", "plain", "h0", "h1", "h2", "h3", "h4", "h5"]) {
     if (lines.has(key)) chart.append(shape("path", { d: lines.get(key), class: `branch ${key}` }));
   }
-  if (!tree.collapsed && rowHeight >= 13) {
+  if (named) {
     for (const node of tree.order.filter((k) => k.id < tree.n)) {
       const name = users[node.id];
       chart.append(
@@ -354,9 +362,9 @@ export function setUpPath() {
       draw: drawTree,
       note:
         (tree.collapsed
-          ? "Numbers: users who already share a model at the left end."
-          : "Each line is a user, read from left to right; lines join where models become equal.") +
-        " Press a node to select its users.",
+          ? `Numbers: ${noun}s that already share a model at the left end.`
+          : `Each line is a ${noun}, read from left to right; lines join where models become equal.`) +
+        ` Press a node to select its ${noun}s.`,
       rows: () => [
         ["node", "first", "second", "lam", "users"],
         ...tree.rows.map((row, k) => [tree.n + k, ...row.slice(0, 4)]),
@@ -367,10 +375,10 @@ export function setUpPath() {
     const count = (points[state.at] || {}).n_clusters;
     byId("path-lead").textContent =
       (doc.groups && doc.groups.from_groups
-        ? `A larger penalty strength lam merges users. The weights were made from the chosen ${word}s, so users ` +
+        ? `A larger penalty strength lam merges ${noun}s. The weights were made from the chosen ${word}s, so they ` +
           "merge into exactly these: this is no evidence for them. " +
           `Larger lams, at which the weights keep the ${word}s apart, are not shown. `
-        : "A larger penalty strength lam merges users, until all share one model. ") +
+        : `A larger penalty strength lam merges ${noun}s, until all share one model. `) +
       `At lam = ${number(lams[state.at])} ` +
       (separate(count)
         ? `every ${noun} has a model of its own.`

@@ -26,11 +26,11 @@ function columns() {
       skip: !doc.groups || !doc.groups.stays,
     },
     { key: "rows", name: "Rows", value: (user) => (doc.counts || [])[user], skip: !doc.counts },
-    { key: "here", name: `${metric} here`, value: (user) => scoreOf("points", user), skip: !scores || !scores.points },
-    { key: "alone", name: `${metric} alone`, value: (user) => scoreOf("alone", user), skip: !scores || !scores.alone },
+    { key: "here", name: metric, value: (user) => scoreOf("points", user), skip: !scores || !scores.points },
+    { key: "alone", name: `${metric}, own model`, value: (user) => scoreOf("alone", user), skip: !scores || !scores.alone },
     {
       key: "together",
-      name: `${metric} together`,
+      name: `${metric}, one model`,
       value: (user) => scoreOf("together", user),
       skip: !scores || !scores.together,
     },
@@ -218,9 +218,9 @@ export function setUpTable() {
 // Scores ------------------------------------------------------------------------------------------------------------
 
 const SORTS = [
-  ["points", "here"],
-  ["alone", "alone"],
-  ["together", "together"],
+  ["points", "these models"],
+  ["alone", "own models"],
+  ["together", "one model"],
 ];
 
 function quantile(sorted, share) {
@@ -233,7 +233,7 @@ function drawScores(width) {
   const kinds = SORTS.filter(([kind]) => scores[kind]);
   const tall = width < 420 ? 88 : 108,
     top = 8,
-    left = width < 420 ? 76 : 88,
+    left = width < 420 ? 96 : 106,
     right = width - 16,
     bottom = top + tall * kinds.length,
     height = bottom + 40;
@@ -251,7 +251,7 @@ function drawScores(width) {
   }
   const pad = (high - low) * 0.04 || 0.05;
   const scale = linear(low - pad, high + pad, left, right);
-  const chart = drawing(width, height, `${scores.metric} of every user: here, alone and together`);
+  const chart = drawing(width, height, `${scores.metric} of every user: these models, own models and one model for all`);
   chart.append(bottomAxis(scale, ticks(low, high, (right - left) / 70), bottom, left, right, scores.metric));
   kinds.forEach(([kind, name], k) => {
     const middle = top + tall * (k + 0.5);
@@ -345,7 +345,7 @@ export function setUpScores() {
       .filter(Boolean)
       .join(" "),
     rows: () => [
-      ["user", `${scores.metric} here`, "alone", "together"],
+      ["user", ...SORTS.map(([, name]) => `${scores.metric}, ${name}`)],
       ...users.map((name, user) => [name, ...SORTS.map(([kind]) => scoreOf(kind, user))]),
     ],
   });

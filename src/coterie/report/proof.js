@@ -140,7 +140,7 @@ export function setUpCertificate() {
     gap.textContent = known(point.gap) ? number(point.gap, 2) : "not known";
     status.textContent = point.status || "";
     byId("certificate-lead").textContent = known(point.gap)
-      ? `At lam = ${number(lams[state.at])} the objective is within ${number(point.gap)} (relative) of the optimum.`
+      ? `At lam = ${number(lams[state.at])} the objective is within ${number(point.gap, 2)} (relative) of the optimum.`
       : `At lam = ${number(lams[state.at])} nothing is certified.`;
   });
 }
@@ -341,8 +341,8 @@ export function setUpAbout() {
           `The number of a ${word} holds for one lam only; colours and shapes follow a ${word} from lam to lam.`,
         "Press a node of the tree, a dot or line of the map, or a number in the table to select users; " +
           "press it again to clear.",
-        "Scores: here is the model that a user has at this lam, alone is a model from its own rows only, " +
-          "together is one model for all users.",
+        "Scores are on held-out rows: of the models at this lam, of models from each user's own rows only, and of " +
+          "one model for all users.",
         "Every chart can be saved as a table (CSV) or a picture (PNG). " +
           "The page needs no network and sends nothing.",
       ].map((text) => element("li", { text })),

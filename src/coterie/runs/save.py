@@ -118,11 +118,13 @@ def command_of(settings: Settings, table: TableSource, command: str = "fit", pri
 def count_groups(result: FitResult) -> str:
     """For example "2 groups among 30 users", or what users have instead of groups."""
     k, n = result.n_clusters, len(result.names)
-    users = f"{n} {result.noun}{'s' * (n != 1)}"
+    users = f"{n:,} {result.noun}{'s' * (n != 1)}"
     if result.kind == "personal":
         return f"personal models around one centre for {users}"
-    if result.kind == "alone" and n > 1:
+    if k == n > 1:
         return f"no groups among {users}"
+    if k == 1 < n:
+        return f"one model for {users}" if result.settings.task != "clustering" else f"one group of {users}"
     return f"{k} group{'s' * (k != 1)} among {users}{', with personal models' * (result.kind == 'personal in groups')}"
 
 

@@ -34,6 +34,7 @@ except ImportError as error:  # pragma: no cover - depends on what is installed
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
          "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
          "RAY_worker_niceness": "0"}  # beside other work, nodes that give way to everything hardly get on
+_COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE")  # set by notebooks and by some continuous integration
 _QUIET_FOR = 30.0  # seconds without news after which Flower is asked how the run is: that costs a process
 #: Waits until the process that started the cluster has ended, even if it was killed, and ends what carries its mark.
 _WATCH = '''
@@ -74,7 +75,9 @@ class Cluster:
                  secure: bool = True) -> None:
         self.folder = Path(folder).resolve()
         self.configs, self.virtual, self.secure = [dict(node) for node in nodes], virtual, secure and not virtual
-        self.env = {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "flwr"), "OMP_NUM_THREADS": "1",
+        # What Flower's commands print is read, so it must not be coloured.
+        kept = {name: text for name, text in os.environ.items() if name not in _COLOURS}
+        self.env = {**kept, **QUIET, "FLWR_HOME": str(self.folder / "flwr"), "OMP_NUM_THREADS": "1",
                     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
                     "COTERIE_CLUSTER": uuid.uuid4().hex}
         self.watch: subprocess.Popen[bytes] | None = None
