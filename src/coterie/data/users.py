@@ -22,7 +22,7 @@ from coterie.data.blocks import padded_blocks
 from coterie.data.frames import read_numbers, read_parquet
 from coterie.data.io import read_table, row_place
 from coterie.data.participants import Participants as Participants
-from coterie.data.splitting import PartSizes, choose_own_rows, choose_rows, offsets_of, part_sizes
+from coterie.data.splitting import choose_own_rows, choose_rows, offsets_of, part_sizes
 from coterie.data.validation import (
     ENCODE,
     ENCODE_TARGET,
@@ -389,18 +389,9 @@ class Users(Participants):
         >>> bool((users.hold_out(0.3).test.take([1]).features == alone).all())
         True
         """
-        parts, sizes = self._own_parts(share, stratify, seed, least)
-        return Split(*(self._rows(rows, size, self.names) for rows, size in zip(parts, sizes, strict=True)))
-
-    def kept_rows(self, share: float, *, stratify: bool = False, seed: int = 0) -> Ints:
-        """The positions of the rows that `hold_out` leaves in `train`, user by user."""
-        return self._own_parts(share, stratify, seed, 0)[0][0]
-
-    def _own_parts(self, share: float, stratify: bool, seed: int,
-                   least: int) -> tuple[tuple[Ints, Ints, Ints], PartSizes]:
         sizes = part_sizes(self.counts, float(share), 0.0, None, least)
-        strata = self.targets if stratify else None
-        return choose_own_rows(self.owner, self.counts, sizes, strata, seed, self.names), sizes
+        parts = choose_own_rows(self.owner, self.counts, sizes, self.targets if stratify else None, seed, self.names)
+        return Split(*(self._rows(rows, size, self.names) for rows, size in zip(parts, sizes, strict=True)))
 
     def moments(self) -> Moments:
         """Count, means and centred sums of squares of each user; `Standardizer.from_moments` combines them.

@@ -16,6 +16,7 @@ import numpy as np
 from coterie._typing import Array, Ints
 from coterie.analysis.dispersion import without_ridge
 from coterie.analysis.oracle import RowsOracle, UserOracle, ridge_of
+from coterie.data.splitting import choose_own_rows, part_sizes
 from coterie.data.users import Users
 from coterie.labels import group_means
 from coterie.losses import LinearLoss, Loss, Personal, Samples
@@ -165,9 +166,10 @@ def best_for_halves(loss: Loss, users: Users, centres: Array, covariance: Array,
         assert users.targets is not None
         with np.errstate(over="ignore"):
             values = loss.row_values(users.features, users.targets, centres)
-        ridges = 0.5 * centres**2 @ ridge_of(loss, loss.prepare(users))
+        ridges, sizes = 0.5 * centres**2 @ ridge_of(loss, loss.prepare(users)), part_sizes(users.counts, 0.5, 0.0, None)
         for turn in range(draws):
-            rows = users.kept_rows(0.5, stratify=stratify, seed=seed + turn)
+            rows = choose_own_rows(users.owner, users.counts, sizes, users.targets if stratify else None, seed + turn,
+                                   users.names)[0]  # those of hold_out(0.5).train
             best[:, turn] = (group_means(values[rows], users.owner[rows], users.n_users) + ridges).argmin(axis=1)
         return best
     for turn in range(draws):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,10 +20,6 @@ from coterie.threads import n_threads
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
-
-
-_MANY = 3000  # users from which flows are computed by conjugate gradients: a factor of L can be nearly dense
-_ACCURATE, _STEPS = 1e-12, 300  # relative residual at which these end, and the largest number of steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -372,7 +368,8 @@ class Graph:
         if self.pairs is None:  # L = w (n I - 11'), so W B L^+ = B / n
             return lambda forces: self.differences(forces / self.n_users)
         from scipy import sparse
-        from scipy.sparse.linalg import splu
+
+        from coterie.graph.potentials import laplacian_solver
 
         used = self.weights > 0
         conductance = np.where(used, np.maximum(self.weights, 1e-8 * self.weights.max()), 0.0)
@@ -386,16 +383,12 @@ class Graph:
             return lambda forces: np.zeros((self.n_edges, forces.shape[1]))
         inner = laplacian.tocsr()[free][:, free]
 
-        @cache
-        def factor() -> Any:
-            return splu(sparse.csc_array(inner), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0,
-                        options={"SymmetricMode": True})
+        solve = laplacian_solver(inner)
 
         def flow(forces: Array) -> Array:
             forces = forces - group_means(forces, self.components)[self.components]
-            potential, pushed = np.zeros_like(forces), np.ascontiguousarray(forces[free])
-            solved = _conjugate_gradients(inner, pushed) if len(free) > _MANY else None
-            potential[free] = factor().solve(pushed) if solved is None else solved
+            potential = np.zeros_like(forces)
+            potential[free] = solve(np.ascontiguousarray(forces[free]))
             return conductance[:, None] * self.differences(potential)
 
         return flow
@@ -411,26 +404,6 @@ class Graph:
     def __repr__(self) -> str:
         kind = "complete, " if self.is_complete else ""
         return f"Graph({kind}{self.n_users:,} users, {self.n_edges:,} edges)"
-
-
-def _conjugate_gradients(matrix: csr_array, right: Array) -> Array | None:
-    """matrix^-1 right to nearly all digits; None if that takes too many steps. All columns advance together."""
-    inverse = 1.0 / matrix.diagonal()[:, None]
-    x, r = np.zeros_like(right), right.copy()
-    z = inverse * r
-    p, rz = z.copy(), np.einsum("nd,nd->d", r, z)
-    enough = _ACCURATE**2 * np.einsum("nd,nd->d", right, inverse * right)
-    for _ in range(_STEPS):
-        if (rz <= enough).all():
-            return x
-        Ap = matrix @ p
-        a = rz / np.maximum(np.einsum("nd,nd->d", p, Ap), 1e-300)
-        x += a * p
-        r -= a * Ap
-        z = inverse * r
-        before, rz = rz, np.einsum("nd,nd->d", r, z)
-        p = z + (rz / np.maximum(before, 1e-300)) * p
-    return None
 
 
 def _count(n_users: int) -> int:
