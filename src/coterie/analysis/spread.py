@@ -39,7 +39,7 @@ _SAMPLE = 150  # largest number of users that T is estimated from
 _LONGEST = 16.0  # largest factor of an extrapolated EM step
 _SMALLEST = 1e-10  # smallest eigenvalue of T, relative to the largest
 _LOW, _WIDE = 3, 30  # curvatures of rank dim / _LOW at most are used as factors, in this dimension and above
-_BLOCK = 50  # users whose matrices are computed at the same time
+_BLOCK = 100  # users whose matrices are computed at the same time
 _FLAT = 1e-9  # relative curvature added, so that directions without curvature do not matter
 
 

@@ -23,7 +23,7 @@ from coterie.threads import in_parts
 _PREPARED: WeakKeyDictionary[Users, WeakValueDictionary[Loss, BlockSamples]] = WeakKeyDictionary()
 _COPIES = 4  # of all Hessians at a time, in a solver
 _ROUGH_STEPS = 4  # Newton steps to a rough bound
-_PART = 2**17  # numbers in the rows of the users that are computed at a time
+_PART = 2**19  # numbers in the rows of the users that are computed at a time
 
 
 @dataclass(frozen=True, eq=False)

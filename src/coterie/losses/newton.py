@@ -31,7 +31,7 @@ _TRIALS = 40  # halvings of one step
 _STILL = 8  # full Newton steps in a row that do not lower the decrement: the user runs along a flat direction
 _IDLE = 4  # steps in a row near a minimum that do not lower the value: only rounding is left
 _FEW = 64  # rows of matrices up to which compiled loops are faster than LAPACK
-_PART = 2**15  # numbers in the matrices of users that are computed at a time
+_PART = 2**17  # numbers in the matrices of users that are computed at a time
 _CREEP = 40  # steps after which a user that is still far from its minimum must have moved its value by 1 %
 
 
