@@ -144,26 +144,11 @@ class Search:
         self.decrement, self.still, self.earlier = decrement[keep], self.still[keep], self.earlier[keep]
         self.before, self.idle = self.before[keep], self.idle[keep]
         self.lowest, self.least = self.lowest[keep], self.least[keep]
-        self.value, self.gradient = self.value[keep], self.gradient[keep]
         if keep.size:
-            self._expand(keep)
+            self.value, self.gradient, self.hessian = self.evaluate(self.active, self.x, 2)
+        else:
+            self.value = self.value[keep]
         return bool(keep.size)
-
-    def _expand(self, keep: Indices) -> None:
-        """Value, gradient and Hessian at the current points, those that are left of the last ones.
-
-        Users after their last step keep the Hessian before it.
-        """
-        self.hessian = self.hessian[keep]
-        for order, some in ((1, np.flatnonzero(self.closing)), (2, np.flatnonzero(~self.closing))):
-            if len(some) == len(self.active):
-                f, g, h = self.evaluate(self.active, self.x, order)
-                self.value, self.gradient, self.hessian = f, g, h if order > 1 else self.hessian
-            elif some.size:
-                f, g, h = self.evaluate(self.active[some], self.x[some], order)
-                self.value[some], self.gradient[some] = f, g
-                if order > 1:
-                    self.hessian[some] = h
 
     def _endless(self, decrement: Array, scale: Array, plain: Flags) -> Flags:
         """Who makes step after step without coming nearer to a minimum: on a flat bottom, idle, or creeping."""

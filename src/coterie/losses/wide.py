@@ -81,9 +81,6 @@ class _WideSearch(Search):
                 g = g + self.pulls[rows, None] * step if order > 0 else g
         return f, g, np.empty(0)
 
-    def _expand(self, keep: Indices) -> None:
-        self.value, self.gradient, self.hessian = self.evaluate(self.active, self.x, 2)
-
     def direction(self, norms: Array) -> SearchStep:
         x, gradient = self.x, self.gradient
         size = self.curvature.trace() / self.curvature.shape[1] + self.pull

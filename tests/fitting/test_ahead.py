@@ -1,0 +1,121 @@
+"""Work beside other work, and parts of fits that are computed in another way than before."""
+
+import sys
+import threading
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import adjusted_rand_score
+
+import coterie as ct
+from coterie.analysis.metrics import adjusted_rand
+from coterie.analysis.noise import _log_mean_square_density, _log_ratio_density
+from coterie.datasets import clustered
+from coterie.fitting import Settings, fit
+from coterie.fitting import oracle as fit_oracle
+from coterie.fitting.oracle import best_for_halves
+from coterie.graph import potentials
+from coterie.threads import in_background, one_blas_thread, set_threads
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before():
+    yield
+    set_threads(None)
+
+
+def test_background_work_is_done_and_its_errors_are_raised():
+    set_threads(2)
+    done = list[str]()
+    in_background(lambda: done.append(threading.current_thread().name))()
+    assert done == ["coterie-ahead"]
+    with pytest.raises(ZeroDivisionError):
+        in_background(lambda: 1 / 0)()
+
+
+def test_nothing_is_begun_with_one_thread():
+    set_threads(1)
+    done = list[int]()
+    in_background(lambda: done.append(1))()
+    assert done == []
+
+
+def test_blas_has_one_thread_inside_and_its_own_number_outside():
+    from threadpoolctl import threadpool_info
+
+    def counts():
+        return [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]
+
+    before = counts()
+    with one_blas_thread():
+        assert set(counts()) == {1}
+    assert counts() == before
+
+
+def test_fits_have_the_same_bits_with_one_thread_and_with_two():
+    users = clustered("logistic", n_users=24, n_clusters=2, samples=40, seed=5).users
+    users = ct.Users.from_arrays(users.features, (users.targets > 0).astype(float), users.owner)
+    fitted = []
+    for threads in (1, 2):
+        set_threads(threads)
+        fitted.append(fit(users, Settings(task="classification", n_lams=6)))
+    one, two = fitted
+    assert one.models.tobytes() == two.models.tobytes()
+    assert one.why == two.why
+    assert one.gap == two.gap
+
+
+@pytest.mark.parametrize("stratify", [False, True])
+def test_halves_from_values_of_rows_are_those_of_fits_to_halves(monkeypatch, stratify):
+    users = clustered("logistic", n_users=20, n_clusters=2, samples=9, seed=1).users
+    centres, none = np.random.default_rng(0).normal(size=(3, 3)), np.zeros((3, 3))
+    quick = best_for_halves(ct.Logistic(ridge=0.3), users, centres, none, 4, 7, stratify)
+    monkeypatch.setattr(fit_oracle, "_VALUES", 0)
+    assert np.array_equal(quick, best_for_halves(ct.Logistic(ridge=0.3), users, centres, none, 4, 7, stratify))
+    assert len(np.unique(quick)) > 1
+
+
+def test_flows_by_conjugate_gradients_are_those_of_a_factorisation(monkeypatch):
+    rng = np.random.default_rng(0)
+    graph = ct.Graph.knn(rng.normal(size=(200, 6)), k=5, decay=0.1)
+    forces = rng.normal(size=(200, 3))
+    exact = graph.flow_solver()(forces)
+    monkeypatch.setattr(potentials, "_MANY", 10)
+    np.testing.assert_allclose(graph.flow_solver()(forces), exact, rtol=1e-8, atol=1e-9)
+    monkeypatch.setattr(potentials, "_STEPS", 1)  # not enough: then the factorisation is used
+    np.testing.assert_array_equal(graph.flow_solver()(forces), exact)
+
+
+def test_data_are_prepared_once_while_somebody_keeps_them():
+    users, loss = clustered("squared", n_users=6).users, ct.Squared(ridge=0.1)
+    kept = loss.prepare(users)
+    assert ct.Squared(ridge=0.1).prepare(users) is kept
+    assert ct.Squared(ridge=0.2).prepare(users) is not kept
+    assert loss.prepare(users.take([0, 1])) is not kept
+
+
+@pytest.mark.parametrize("n", [2, 3, 10, 80])
+def test_adjusted_rand_index(n):
+    rng = np.random.default_rng(n)
+    for groups in (1, 2, 5, n):
+        labels, others = rng.integers(0, groups, n), rng.integers(0, 3, n)
+        assert adjusted_rand(labels, others) == pytest.approx(adjusted_rand_score(labels, others), abs=1e-12)
+        assert adjusted_rand(labels, labels) == 1.0
+
+
+def test_densities():
+    rng = np.random.default_rng(0)
+    x, k = np.exp(rng.normal(size=40)), rng.uniform(2, 200, 40)
+    np.testing.assert_allclose(_log_ratio_density(x, k, 6.0), stats.f.logpdf(x, k, 6.0), rtol=1e-10)
+    np.testing.assert_allclose(_log_mean_square_density(x, k), stats.chi2.logpdf(x * k, k) + np.log(k), rtol=1e-10)
+
+
+def test_a_fit_does_not_import_scikit_learn(tmp_path):
+    import subprocess
+
+    code = ("import sys, numpy as np, coterie as ct; from coterie.datasets import clustered; "
+            "from coterie.fitting import Settings, fit; "
+            "found = fit(clustered('squared', n_users=12).users, Settings(task='regression', n_lams=3)); "
+            "assert found.stability is not None; found.save('run'); assert 'sklearn' not in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=300)
