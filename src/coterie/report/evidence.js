@@ -118,7 +118,7 @@ export function setUpStability() {
     element("p", {
       class: "note",
       text:
-        `Stay: how often the users of a ${word} stay in it when other rows of the same users are drawn ten times. ` +
+        `Stay: how often the users of a ${word} stay in it when other rows of the same users are drawn several times. ` +
         "The number of every user is in the table of users.",
     }),
   );
