@@ -111,7 +111,7 @@ def _finish_row(a, i, start):
 
 @inner(**_PLAIN)
 def newton_step(gradient, matrix, reach, step, right):
-    """step (k, d) <- minus the Newton step's opposite: -(H + shift)^-1 gradient; the decrement, or -1 without one."""
+    """step (k, d) <- -(H + shift)^-1 gradient, Newton's step; returns its decrement, or -1 if there is none."""
     n, d = gradient.size, step.shape[1]
     curvature, largest, decrement = 0.0, 0.0, 0.0
     for p in range(n):
