@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cache
-from threading import Thread
 
 from coterie.errors import InvalidInput
 
 _most: int | None = None
+_lent = 0  # threads that other work of this process uses meanwhile
 
 
 def set_threads(most: int | None) -> None:
@@ -39,8 +39,18 @@ def set_threads(most: int | None) -> None:
     _most = most
 
 
+def lend_threads(n: int) -> None:
+    """Use n threads less than before; n < 0 takes them back."""
+    global _lent
+    _lent += n
+
+
 def n_threads() -> int:
-    """The number of threads: as set, or by the variable OMP_NUM_THREADS, or one per core that may be used."""
+    """The number of threads: as set, or by the variable OMP_NUM_THREADS, or one per core; less those that are lent."""
+    return max(_all_threads() - _lent, 1)
+
+
+def _all_threads() -> int:
     if _most is not None:
         return _most
     given = os.environ.get("OMP_NUM_THREADS", "")
@@ -60,32 +70,6 @@ def in_parts(work: Callable[[slice], None], n: int, size: int) -> None:
     for future in [_pool(n_threads()).submit(context.run, work, part)
                    for context, part in zip(contexts, parts, strict=True)]:
         future.result()
-
-
-def in_background(work: Callable[[], None]) -> Callable[[], None]:
-    """Begin the work in a thread of its own; the function returned waits for its end, and raises what it raised.
-
-    With one thread nothing is begun: whoever needs the result computes it then. An interrupt does not wait for the end.
-    """
-    if n_threads() < 2:
-        return lambda: None
-    raised, context = list[BaseException](), copy_context()
-
-    def run() -> None:
-        try:
-            context.run(work)
-        except BaseException as error:
-            raised.append(error)
-
-    thread = Thread(target=run, name="coterie-ahead", daemon=True)
-    thread.start()
-
-    def wait() -> None:
-        thread.join()
-        if raised:
-            raise raised[0]
-
-    return wait
 
 
 @contextmanager

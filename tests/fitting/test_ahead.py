@@ -1,7 +1,9 @@
 """Work beside other work, and parts of fits that are computed in another way than before."""
 
+import os
 import sys
-import threading
+import time
+import warnings
 
 import numpy as np
 import pytest
@@ -11,12 +13,14 @@ from sklearn.metrics import adjusted_rand_score
 import coterie as ct
 from coterie.analysis.metrics import adjusted_rand
 from coterie.analysis.noise import _log_mean_square_density, _log_ratio_density
+from coterie.beside import begin_beside
 from coterie.datasets import clustered
-from coterie.fitting import Settings, fit
+from coterie.fitting import Settings, estimate, fit, plan
 from coterie.fitting import oracle as fit_oracle
+from coterie.fitting.ahead import Ahead
 from coterie.fitting.oracle import best_for_halves
 from coterie.graph import potentials
-from coterie.threads import in_background, one_blas_thread, set_threads
+from coterie.threads import n_threads, one_blas_thread, set_threads
 
 
 @pytest.fixture(autouse=True)
@@ -25,20 +29,100 @@ def _threads_as_before():
     set_threads(None)
 
 
-def test_background_work_is_done_and_its_errors_are_raised():
+def test_a_copy_of_the_process_sends_its_parts_and_its_warnings():
+    def work(parts):
+        parts["thread count"] = n_threads()
+        warnings.warn("too few rows", ct.errors.CoterieWarning, stacklevel=1)
+        parts["numbers"] = np.arange(3) + offset
+
+    offset = 40
+    set_threads(4)
+    beside = begin_beside(work)
+    assert n_threads() == 2  # the other two are lent
+    assert beside.wait_for("numbers")
+    assert beside.parts["numbers"].tolist() == [40, 41, 42]
+    assert beside.parts["thread count"] == 2
+    with pytest.warns(ct.errors.CoterieWarning, match="too few rows"):
+        beside.warn_again("numbers")
+    beside.end()
+    assert n_threads() == 4
+    beside.end()  # a second time does nothing
+    assert n_threads() == 4
+
+
+def test_a_part_that_the_copy_cannot_compute_never_arrives():
+    def fail(parts):
+        parts["first"] = 1
+        raise ZeroDivisionError
+
     set_threads(2)
-    done = list[str]()
-    in_background(lambda: done.append(threading.current_thread().name))()
-    assert done == ["coterie-ahead"]
-    with pytest.raises(ZeroDivisionError):
-        in_background(lambda: 1 / 0)()
+    beside = begin_beside(fail)
+    assert not beside.wait_for("second")
+    assert beside.parts == {"first": 1}
+    beside.end()
 
 
-def test_nothing_is_begun_with_one_thread():
+def test_a_copy_that_is_ended_is_gone():
+    set_threads(2)
+    beside = begin_beside(lambda parts: time.sleep(60))
+    child = beside._child
+    os.kill(child, 0)  # it is there
+    beside.end()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+    assert not beside.running
+
+
+def test_there_is_no_copy_with_one_thread():
     set_threads(1)
-    done = list[int]()
-    in_background(lambda: done.append(1))()
-    assert done == []
+    assert begin_beside(lambda parts: None) is None
+
+
+def users_of_two_classes(seed=5, samples=40, **options):
+    users = clustered("logistic", n_users=24, n_clusters=2, samples=samples, seed=seed, **options).users
+    return ct.Users.from_arrays(users.features, (users.targets > 0).astype(float), users.owner)
+
+
+def test_all_rows_are_fitted_beside_the_held_out_rows(monkeypatch):
+    kept = list[str]()
+    keep = Ahead._keep
+    monkeypatch.setattr(Ahead, "_keep", lambda self, name: kept.append(name) or keep(self, name))
+    set_threads(2)
+    fit(users_of_two_classes(), Settings(task="classification", n_lams=6))
+    assert {"groups", "kind", "weights", "last", "point 0"} <= set(kept)
+
+
+def test_the_path_of_another_kind_than_the_chosen_one_is_not_used(monkeypatch):
+    find = plan._search_groups
+    monkeypatch.setattr(plan, "_search_groups", lambda *given: find(*given) | {"likely": "one model"})
+    kept, fitted = list[str](), []
+    keep = Ahead._keep
+    monkeypatch.setattr(Ahead, "_keep", lambda self, name: kept.append(name) or keep(self, name))
+    for threads in (2, 1):
+        set_threads(threads)
+        fitted.append(fit(users_of_two_classes(), Settings(task="classification", n_lams=6)))
+    assert kept == ["groups"]
+    assert fitted[0].kind == "groups"
+    assert fitted[0].models.tobytes() == fitted[1].models.tobytes()
+
+
+def test_the_groups_are_kept_where_the_held_out_fit_fails(monkeypatch):
+    def fail(*given):
+        deadline = time.monotonic() + 60
+        while "groups" not in begun[0].beside.parts and time.monotonic() < deadline:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    begun, begin = list[Ahead](), Ahead.__init__
+    monkeypatch.setattr(Ahead, "__init__", lambda self, *given: begun.append(self) or begin(self, *given))
+    monkeypatch.setattr(estimate, "score_held_out", fail)
+    set_threads(2)
+    store = dict[str, object]()
+    with pytest.raises(KeyboardInterrupt):
+        fit(users_of_two_classes(), Settings(task="classification", n_lams=6), store=store)
+    assert len(np.unique(store["groups"]["labels"])) == 2
+    assert begun[0].beside._child == 0
+    assert n_threads() == 2
 
 
 def test_blas_has_one_thread_inside_and_its_own_number_outside():
@@ -54,12 +138,10 @@ def test_blas_has_one_thread_inside_and_its_own_number_outside():
 
 
 def test_fits_have_the_same_bits_with_one_thread_and_with_two():
-    users = clustered("logistic", n_users=24, n_clusters=2, samples=40, seed=5).users
-    users = ct.Users.from_arrays(users.features, (users.targets > 0).astype(float), users.owner)
     fitted = []
     for threads in (1, 2):
         set_threads(threads)
-        fitted.append(fit(users, Settings(task="classification", n_lams=6)))
+        fitted.append(fit(users_of_two_classes(), Settings(task="classification", n_lams=6)))
     one, two = fitted
     assert one.models.tobytes() == two.models.tobytes()
     assert one.why == two.why

@@ -111,7 +111,7 @@ def test_planted_groups_are_found_and_proven(kind):
 
 @pytest.mark.parametrize(("small", "tol"), [(2000, 1e-6), (0, 1e-3)])
 def test_points_of_large_problems_that_are_only_drawn_are_certified_roughly(small, tol, monkeypatch):
-    monkeypatch.setattr("coterie.fitting.plan._SMALL", small)
+    monkeypatch.setattr("coterie.fitting.path._SMALL", small)
     result = fit(planted("binary").users, settings("binary"))
     gaps = result.path.gaps
     assert gaps[result.chosen] == result.gap <= result.settings.tol

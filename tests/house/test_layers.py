@@ -14,8 +14,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "coterie"
 #: From the bottom up. A file may import files of lower layers, and of its own layer as long as no circle arises.
 #: A name stands for a file or for all files of a package that no longer name stands for.
 LAYERS = [
-    "errors", "_typing", "compiling", "matrices", "labels", "memory", "threads", "storage", "privacy.accounting",
-    "privacy.policy", "privacy.ledger", "privacy",
+    "errors", "_typing", "compiling", "matrices", "labels", "memory", "threads", "beside", "storage",
+    "privacy.accounting", "privacy.policy", "privacy.ledger", "privacy",
     "data.validation", "data.blocks", "data.files", "data.frames", "data.io", "data.participants", "data.splitting",
     "data.users",
     "data.scaling",
@@ -31,7 +31,7 @@ LAYERS = [
     "analysis.search", "analysis.wide_models", "analysis.wide",
     "analysis.groups", "analysis.random_effects", "analysis", "privacy.home",
     "fitting.settings", "fitting.outliers", "fitting.units", "fitting.prepare", "fitting.oracle",
-    "fitting.work", "fitting.kinds", "fitting.plan",
+    "fitting.work", "fitting.kinds", "fitting.plan", "fitting.path", "fitting.ahead",
     "fitting.stability", "fitting.scores", "fitting.predictions",
     "fitting.proof", "fitting.result", "runs.folder",
     "federated.masks", "federated.protocol", "federated.plausible", "federated.judging",

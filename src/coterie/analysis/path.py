@@ -142,7 +142,7 @@ class Path:
         path are merged at twice its last lam (at 1 if that is 0), so that the tree is complete.
         """
         n = self.problem.n_users
-        node = np.arange(n)  # the tree's node each user is in
+        node, now = np.arange(n), np.arange(2 * n)  # the tree's node each user is in, and what each node has become
         size = {i: 1 for i in range(n)}
         rows: list[tuple[int, int, float, int]] = []
         steps = [(s.lam, s.labels) for s in self.solutions]
@@ -164,8 +164,9 @@ class Path:
                     joined = n + len(rows)
                     size[joined] = size[current] + size[other]
                     rows.append((min(current, other), max(current, other), float(lam), size[joined]))
-                    node[(node == current) | (node == other)] = joined
                     current = joined
+                now[members] = current
+            node = now[node]
         return np.array(rows, dtype=float).reshape(-1, 4)
 
     def at(self, lam: float) -> Solution:

@@ -66,20 +66,34 @@ def choose_own_rows(owner: Ints, counts: Ints, sizes: PartSizes, strata: Array |
 def _choose(owner: Ints, counts: Ints, sizes: PartSizes, strata: Array | None, key: Array,
             phase: Callable[[int, Ints], Ints]) -> tuple[Ints, Ints, Ints]:
     """`key`: (n_rows,) numbers that order the rows; `phase`: of each part, a number from 0 to size - 1 per user."""
-    left = np.lexsort((key, key if strata is None else strata, owner))
+    left = _order(owner, strata, key, len(counts))
     parts = []
     for part, wanted in enumerate((sizes.test, sizes.validation, sizes.train)):
         of = owner[left]
         size = np.bincount(of, minlength=len(counts))
+        shift = phase(part, size)
+        if not wanted.any() or (wanted >= size).all():  # none, or all that are left
+            parts.append(np.sort(left) if wanted.any() else left[:0])
+            left = left[:0] if wanted.any() else left
+            continue
         # Systematic sampling of k of a user's n positions j with a phase u of 0..n-1: j is chosen if
         # floor(((j+1) k + u) / n) > floor((j k + u) / n). So k are chosen, and of any run of L positions L k / n to
         # less than one; integers, so no rounding.
-        k, n, u = wanted[of], size[of], phase(part, size)[of]
+        k, n, u = wanted[of], size[of], shift[of]
         j = np.arange(len(left)) - offsets_of(size)[of]
         chosen = ((j + 1) * k + u) // n > (j * k + u) // n
         parts.append(np.sort(left[chosen]))
         left = left[~chosen]
     return parts[2], parts[1], parts[0]
+
+
+def _order(owner: Ints, strata: Array | None, key: Array, n_users: int) -> Ints:
+    """The rows by owner, stratum and key; to 40 digits of the keys, which are in [0, 1), where one number holds all."""
+    kinds = np.zeros(1) if strata is None else np.unique(strata)
+    if n_users * len(kinds) >= 2**23 or not np.isfinite(kinds).all():
+        return np.lexsort((key, key if strata is None else strata, owner))
+    code = owner if strata is None else owner * len(kinds) + np.searchsorted(kinds, strata)
+    return np.argsort((code << 40) + np.minimum(key * 2.0**40, 2.0**40 - 1).astype(np.int64))
 
 
 def _mix(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -44,7 +44,8 @@ from coterie.fitting.kinds import (
     sharing_of,
 )
 from coterie.fitting.oracle import Expanded
-from coterie.fitting.plan import PathPlan, sentence_about, solve_plan, weighted_plan
+from coterie.fitting.path import solve_plan
+from coterie.fitting.plan import PathPlan, sentence_about, weighted_plan
 from coterie.fitting.result import SentModels
 from coterie.fitting.scores import METRICS, JudgedModels, Scores
 from coterie.fitting.settings import Settings

@@ -31,9 +31,11 @@ from coterie.analysis.metrics import silhouette
 from coterie.analysis.path import Path
 from coterie.data.users import Split, Users
 from coterie.errors import CoterieWarning, InvalidInput
+from coterie.fitting.ahead import Ahead
 from coterie.fitting.kinds import group_centres, sentence_of
 from coterie.fitting.outliers import without_far_targets
-from coterie.fitting.plan import PathPlan, learn_units, make_plan, search_ahead, solve_plan
+from coterie.fitting.path import solve_plan
+from coterie.fitting.plan import PathPlan, learn_units, make_plan
 from coterie.fitting.predictions import Predictor, PredictsRows
 from coterie.fitting.proof import RunCertificate
 from coterie.fitting.result import FitResult
@@ -238,9 +240,12 @@ def _planned(split: Split | None, inner: Users, units: Units, settings: Settings
     """
     scores = judged = None
     if split is not None:
-        wait = search_ahead(inner, units.loss, settings, work)
-        scores, judged = score_held_out(split, settings, work)
-        wait()
+        ahead = Ahead(inner, units.loss, settings, work)
+        try:
+            scores, judged = score_held_out(split, settings, work)
+            ahead.deliver(None if judged is None else judged.sharing)
+        finally:
+            ahead.end()
     plan = make_plan(inner, units.loss, settings, work, None if judged is None else judged.sharing)
     if split is not None and judged is not None and plan.kind != judged.kind:
         # It does not exist with all rows: score the kind that does.

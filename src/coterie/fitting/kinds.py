@@ -47,6 +47,7 @@ from coterie.fitting.settings import Settings
 from coterie.labels import group_sums
 from coterie.losses import AffineLoss, Loss, Personal, Samples, Squared
 from coterie.losses.grouped import Grouped
+from coterie.losses.newton import minimise
 from coterie.losses.personal import PersonalSamples
 from coterie.losses.remote import Remote
 from coterie.losses.wide import too_wide
@@ -67,6 +68,7 @@ _DETERMINED = 3  # rows per number that they determine, on average, from which u
 _ALONE = 1e-9  # pull of models that are users' own
 _VARIANCES = (1e-3, 1e-2, 1e-1, 1.0)  # tried variances of wide personal models, in units of the noise
 _WIDE_SHARE = 0.25  # of each user's rows that are left out to choose between them
+_DRAWN = 2  # Newton steps to centres that are only drawn
 _ROUGH = 1e-3  # gradient, over that at zero, at which the fits for this choice end
 
 
@@ -110,10 +112,12 @@ class Sharing:
         return handed_out(outer, outer.prepare(users), self.labels, self.count)
 
 
-def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count, start: Array | None = None) -> Array:
+def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count, start: Array | None = None, *,
+                  drawn: bool = False) -> Array:
     """(n_groups, dim) the centre of each group, fitted to the group's rows without the penalty.
 
-    Where rows count alike, a user with few rows, or noisy ones, has little influence.
+    Where rows count alike, a user with few rows, or noisy ones, has little influence. Centres that are only `drawn` are
+    those after a few Newton steps.
     """
     if too_wide(loss, samples):
         return wide_models(loss, samples, labels, count, start).centres
@@ -122,6 +126,9 @@ def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count, star
         rows = 1.0 / loss.scale
     weights = rows / rows.mean() if count == "rows" else None
     grouped = Grouped(loss=loss, samples=samples, labels=labels, weights=weights)
+    if drawn and start is not None and not loss.quadratic:
+        groups = grouped.prepare(grouped.groups)
+        return minimise(lambda which, z, order: grouped.evaluate(groups, z, order, which), start, _DRAWN).points
     # With quadratic losses one step is enough from anywhere, and from zero its last digits are always the same.
     return grouped.local(grouped.prepare(grouped.groups), start=None if loss.quadratic else start).points
 

@@ -14,8 +14,7 @@ its group.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,17 +39,13 @@ from coterie.losses.grouped import Grouped
 from coterie.losses.quadratic import Quadratic
 from coterie.losses.wide import too_wide
 from coterie.problem import Problem
-from coterie.solution import Certificate, Solution, Status
-from coterie.solvers.base import Start
-from coterie.threads import in_background
+from coterie.solution import Solution
 
 _APART = 1000.0
 _ABOVE = 1.25  # the chosen lam, over one at which the groups are complete
 _PAIRS = 3000  # users up to whom all pairs are used
 _EARLY = 0.05  # first merge of groups of wide models, over the lam at which all merge, at least
 _STEPS = 3e8  # operations of one Newton step of all lams of a path of wide models
-_AHEAD = 2**25  # numbers in the Hessians of all users up to which two searches have room at the same time
-_DRAWN, _SMALL = 1e-3, 2000  # certified gap of points that are only drawn, with more numbers than this in all models
 _NUMBERS, _FEWEST = 10_000, 8  # numbers in all models up to which all points are drawn, and the fewest points drawn
 
 
@@ -122,7 +117,7 @@ def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sh
             raise InvalidInput(f"{n} users have too many pairs to use them all",
                                remedy="Use the weights 'auto' or 'wald'")
         graph = Graph.complete(n)
-    elif not _by_groups(inner, settings):
+    elif not by_groups(inner, settings):
         weights = "gaussian" if settings.weights == "auto" else settings.weights
         graph = adaptive_graph(LocalModels.of(inner, loss, max(settings.ridge, 1e-6)), weights, k)
     else:
@@ -136,16 +131,7 @@ def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sh
     return _with_lam(problem, np.array(work.once("lams", grid)), settings)
 
 
-def search_ahead(inner: Users, loss: Loss, settings: Settings, work: Work) -> Callable[[], None]:
-    """Begin the search for groups of `make_plan` beside other work; the function returned waits for its end."""
-    large = inner.n_users * loss.dim(inner) ** 2 > _AHEAD
-    if large or not _by_groups(inner, settings) or too_wide(loss, loss.prepare(inner)):
-        return lambda: None
-    silent = replace(work, report=lambda *_: None)
-    return in_background(lambda: silent.once("groups", lambda: _search_groups(inner, loss, settings, silent)))
-
-
-def _by_groups(inner: Users, settings: Settings) -> bool:
+def by_groups(inner: Users, settings: Settings) -> bool:
     """Whether weights are made from groups."""
     return inner.n_users > 1 and settings.weights == "auto" and not _single(inner, settings)
 
@@ -186,17 +172,31 @@ def _search_groups(inner: Users, loss: Loss, settings: Settings, work: Work) -> 
         return {"labels": wide.best.labels, "sentence": wide.sentence, "models": wide.models}
     groups = find_groups(inner, loss, max_groups=settings.max_groups, k=settings.k, progress=searching)
     at_limit = 1 < groups.n_clusters < inner.n_users and groups.n_clusters == settings.max_groups
-    return {"labels": groups.labels, "sentence": str(groups),
+    within = "personal in groups" if groups.spread.any() else "groups"
+    kinds: dict[str, Kind] = {"one model": "one model", "one centre with spread": "personal"}
+    return {"labels": groups.labels, "sentence": str(groups), "likely": kinds.get(groups.kind, within),
             "limit": " The search stopped at this number." if at_limit else ""}
 
 
-def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints, like: Sharing | None) -> dict[str, Any]:
-    """What users share: `kind`, `labels`, `covariance`, `noise`; the mean losses by kind where they were compared."""
-    def parts(sharing: Sharing, compared: Comparison | None = None) -> dict[str, Any]:
-        return {"kind": sharing.kind, "labels": sharing.labels, "covariance": sharing.covariance,
-                "noise": sharing.noise, "means": {} if compared is None else compared.means,
-                "errors": {} if compared is None else compared.errors}
+def plan_likely(inner: Users, loss: Loss, settings: Settings, work: Work) -> PathPlan:
+    """As `make_plan`, with the kind that the description of the groups suggests instead of a comparison of kinds."""
+    groups = work.once("groups", lambda: _search_groups(inner, loss, settings, work))
+    labels = np.asarray(groups["labels"], dtype=np.int64)
+    work.once("kind", lambda: _sharing_state(sharing_of(groups["likely"], inner, loss, labels, settings.count))
+              if settings.lam == "auto" else _choose_kind(inner, loss, settings, labels, None))
+    return make_plan(inner, loss, settings, work)
 
+
+def _sharing_state(sharing: Sharing, compared: Comparison | None = None) -> dict[str, Any]:
+    """What users share as arrays, numbers and texts; the mean losses by kind where they were compared."""
+    return {"kind": sharing.kind, "labels": sharing.labels, "covariance": sharing.covariance, "noise": sharing.noise,
+            "means": {} if compared is None else compared.means,
+            "errors": {} if compared is None else compared.errors}
+
+
+def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints, like: Sharing | None) -> dict[str, Any]:
+    """What users share, as of `_sharing_state`."""
+    parts = _sharing_state
     if too_wide(loss, loss.prepare(inner)) and settings.lam == "auto":
         if like is not None and (labels.any() or "groups" not in like.kind):
             return parts(replace(like, labels=labels if "groups" in like.kind else np.zeros_like(labels)))
@@ -229,10 +229,33 @@ def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, 
         problem = _problem(inner, outer, Graph.from_edges(inner.n_users, []))
         return PathPlan(problem, np.zeros(1), 0, sentence, None if sharing.kind == "alone" else sharing.labels, sharing,
                         means=means, errors=errors)
-    work.show("range of lam")
-    local = LocalModels.of(inner, loss, max(settings.ridge, 1e-3)) if "models" not in groups else LocalModels(
-        np.asarray(groups["models"]), np.empty((inner.n_users, 0, 0)), inner.sizes)
-    return replace(weighted_plan(inner, outer, local, sharing, settings, sentence), means=means, errors=errors)
+    def weighted() -> dict[str, Any]:
+        work.show("range of lam")
+        local = LocalModels.of(inner, loss, max(settings.ridge, 1e-3)) if "models" not in groups else LocalModels(
+            np.asarray(groups["models"]), np.empty((inner.n_users, 0, 0)), inner.sizes)
+        return _plan_state(weighted_plan(inner, outer, local, sharing, settings, sentence))
+
+    plan = _restored_plan(inner, outer, work.once("weights", weighted))
+    chosen = settings.lam == "auto"
+    return replace(plan, why=sentence if chosen else plan.why, sharing=sharing if chosen else None, means=means,
+                   errors=errors)
+
+
+def _plan_state(plan: PathPlan) -> dict[str, Any]:
+    """The weights and lams of a plan as arrays, numbers and texts."""
+    graph = plan.problem.graph
+    return {"edges": graph.edges, "weights": graph.weights, "lams": plan.lams, "chosen": plan.chosen, "why": plan.why,
+            "groups": plan.groups, "start": plan.start, "centres": plan.centres}
+
+
+def _restored_plan(inner: Users, loss: Loss, state: dict[str, Any]) -> PathPlan:
+    """The plan whose `_plan_state` this is."""
+    edges = np.asarray(state["edges"], dtype=np.int64).reshape(-1, 2)
+    graph = Graph.from_edges(inner.n_users, edges, state["weights"])
+    groups, start, centres = (state[name] if state[name] is None else np.asarray(state[name])
+                              for name in ("groups", "start", "centres"))
+    return PathPlan(_problem(inner, loss, graph), np.asarray(state["lams"]), int(state["chosen"]),
+                    str(state["why"]), groups, None, start, centres)
 
 
 def sentence_about(labels: Ints, sharing: Sharing, sentence: str) -> str:
@@ -369,59 +392,3 @@ def _near_centres(grouped: Grouped, start: Array | None) -> Quadratic:
     centres = grouped.local(samples, start=start).points
     value, gradient, hessian = grouped.evaluate(samples, centres, 2)
     return Quadratic(point=centres, value=value, gradient=gradient, hessian=hessian)
-
-
-def solve_plan(plan: PathPlan, settings: Settings, work: Work) -> Path:
-    """The path of a plan; points that are kept are not solved for again.
-
-    Where the chosen point is known before, it is certified to the tolerance of the settings and has its duals. The
-    others are only drawn: those of large problems are certified to `_DRAWN`.
-    """
-    done: list[Solution] = []
-    last: dict[str, Any] = work.get("last", {"point": -1})
-    while len(done) <= last["point"]:
-        done.append(_restored(plan.problem.with_lam(float(plan.lams[len(done)])), work.get(f"point {len(done)}")))
-    # The next point starts from the last one's duals as well, so that a resumed run ends with the same bits.
-    start: Solution | Start | None = None if plan.start is None else Start(plan.start)
-    if done:
-        start = replace(done[-1], duals=last["duals"], sigma=last["sigma"])
-
-    def keep(solution: Solution, _: int) -> None:
-        nonlocal start
-        k, start = len(done), solution
-        shown = solution if k == plan.chosen else replace(
-            solution, duals=None, certificate=replace(solution.certificate, duals=None))
-        work.keep(f"point {k}", _state(shown))
-        work.keep("last", {"point": k, "duals": solution.duals, "sigma": solution.sigma})
-        done.append(shown)
-        work.show("path", len(done), len(plan.lams), f"objective {solution.objective:.6g}, gap {solution.gap:.1e}, "
-                                                     f"{solution.n_clusters} groups")
-
-    small = plan.start is None or plan.start.size <= _SMALL
-    rough = settings.tol if small else max(settings.tol, _DRAWN)
-    for stop, tol in ((plan.chosen, rough), (plan.chosen + 1, settings.tol), (len(plan.lams), rough)):
-        if len(done) < stop:
-            if len(done) == plan.chosen and plan.centres is not None:
-                start = Start(plan.centres)
-            elif len(done) > plan.chosen >= 0 and plan.centres is not None and stop - len(done) == 1:
-                start = Start(np.tile(plan.centres.mean(axis=0), (len(plan.centres), 1)))  # one model for all
-            solve_path(plan.problem, plan.lams[len(done):stop], tol=tol, progress=keep, start=start)
-    return Path(problem=plan.problem, solutions=tuple(done), tol=rough)
-
-
-def _state(solution: Solution) -> dict[str, Any]:
-    """A solution as arrays, numbers and texts."""
-    proof = solution.certificate
-    certificate = {f.name: getattr(proof, f.name) for f in fields(proof) if f.name != "duals"}
-    return {"models": solution.models, "duals": solution.duals, "certificate": certificate,
-            "status": solution.status.name, "solver": solution.solver, "seconds": solution.seconds,
-            "sigma": solution.sigma}
-
-
-def _restored(problem: Problem, state: dict[str, Any]) -> Solution:
-    """The solution whose `_state` this is."""
-    proof = {**state["certificate"], "infinite_users": tuple(state["certificate"]["infinite_users"])}
-    duals = state.get("duals")
-    return Solution(problem=problem, models=problem.check_models(state["models"]), duals=duals,
-                    certificate=Certificate(**proof).with_duals(duals), status=Status[state["status"]],
-                    solver=state["solver"], seconds=state["seconds"], sigma=state["sigma"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -159,6 +159,12 @@ class FitResult(InNotebook):
             return self.sent.models
         problem = self.solution.problem
         return problem.loss.own_models(problem.samples, self.centres[self.labels])
+
+    def with_seconds(self, seconds: float) -> Self:
+        """The same result with another time; models that are known are not computed again."""
+        other = replace(self, seconds=seconds)
+        vars(other).update({name: value for name, value in vars(self).items() if name in ("centres", "models")})
+        return other
 
     @property
     def warnings(self) -> tuple[str, ...]:

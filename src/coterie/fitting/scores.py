@@ -12,7 +12,8 @@ from coterie.data.condensed import Condensed
 from coterie.data.encoding import Task
 from coterie.data.users import Split, Users
 from coterie.fitting.kinds import Sharing, handed_out
-from coterie.fitting.plan import PathPlan, learn_units, make_plan, solve_plan
+from coterie.fitting.path import solve_plan
+from coterie.fitting.plan import PathPlan, learn_units, make_plan
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.fitting.work import Work

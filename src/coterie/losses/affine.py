@@ -328,6 +328,9 @@ class LinearLoss(AffineLoss):
             return super().lipschitz(samples)
         return self._gram_ends(samples)[1] * (1 + 1e-12)
 
+    def steep(self, samples: Samples) -> bool:
+        return not np.isfinite(self.max_curvature)
+
     def decision(self, features: Array, models: Array) -> Array:
         return np.einsum("nd,nd->n", self.rows(features, models)[0], models)
 

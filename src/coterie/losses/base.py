@@ -150,6 +150,12 @@ class Loss(ABC):
         """For each user an upper bound on the Hessian's largest eigenvalue, anywhere; inf where there is none."""
         return np.full(samples.n_users, np.inf)
 
+    def steep(self, samples: Samples) -> bool:
+        """Whether the loss may overflow at models far out, or be so steep that Newton's method is slow there."""
+        if "steep" not in samples.known:
+            samples.known["steep"] = np.isinf(self.lipschitz(samples))
+        return bool(samples.known["steep"].any())
+
     def strong_convexity(self, samples: Samples) -> Array:
         """For each user a lower bound on the Hessian's smallest eigenvalue, anywhere; 0 where there is none."""
         return np.zeros(samples.n_users)

@@ -385,19 +385,13 @@ class Personal(Loss):
             elif self.loss.quadratic and linear is None:
                 minimum = self._closed(samples, objective, begin, users)
             else:
-                if self._steep(samples):
+                if self.loss.steep(samples.inner):
                     zero = metric.along(-centres) if space.turns is None or frame is None \
                         else frame.enter(np.zeros_like(centres), who) - origin
                     begin = lower(objective, begin, zero[:, space.kept])
                 minimum = minimise(objective, begin, _ENDLESS if endless else 200)
                 minimum = minimum._replace(values=minimum.values - lift)
         return _Near(origin + space.local(minimum.points), space.along(minimum.points)), minimum
-
-    def _steep(self, samples: PersonalSamples) -> bool:
-        """Whether the loss may overflow at models far out, or be so steep that Newton's method is slow there."""
-        if "steep" not in samples.known:
-            samples.known["steep"] = np.isinf(self.loss.lipschitz(samples.inner))
-        return bool(samples.known["steep"].any())
 
     def _closed(self, samples: PersonalSamples, objective: Objective, begin: Array, users: Indices | None) -> Minimum:
         """The minimum of quadratic losses: Newton steps with one Hessian."""

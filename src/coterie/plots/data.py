@@ -23,6 +23,7 @@ from coterie.losses.remote import Remote
 from coterie.solution import Solution
 
 _EXACT = 1000  # largest number of coordinates for which directions are computed exactly
+_MANY = 10_000  # numbers in all models above which centres at points that are not chosen are rough
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +146,8 @@ class View:
     def centres(self, index: int) -> Array:
         """(n_groups, dim) what the users of each group share at a point of the path, in the solver's units.
 
-        Centres of personal models are fitted again at the point shown only, because this takes long.
+        Centres of personal models are fitted again at the point shown only, because this takes long, and those of
+        other models to all digits there only.
         """
         solution = self.path[index]
         if self.sent is not None and index == self.index:
@@ -155,8 +157,9 @@ class View:
         key = solution.labels.tobytes()
         if key not in self._centres:
             start = solution.models[np.unique(solution.labels, return_index=True)[1]]
+            only_drawn = key != self.solution.labels.tobytes() and solution.models.size > _MANY
             self._centres[key] = group_centres(self.path.problem.loss, self.path.problem.samples, solution.labels,
-                                               self.count, start)
+                                               self.count, start, drawn=only_drawn)
         return self._centres[key]
 
     @cached_property

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from coterie.beside import begin_beside
 from coterie.data.encoding import Recipe
 from coterie.data.files import fingerprint, is_input
+from coterie.data.frames import check_readable
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.fitting.estimate import Fit, fit
-from coterie.fitting.prepare import prepare
+from coterie.fitting.prepare import Prepared, prepare
 from coterie.fitting.result import TableSource
 from coterie.fitting.settings import Settings
 from coterie.fitting.work import FitProgress
 from coterie.runs.folder import check_free
 from coterie.runs.parts import StoredParts
 from coterie.runs.save import document_of, write_run
+from coterie.solvers import get_ready
+from coterie.threads import one_blas_thread
+
+_LARGE = 2**29  # bytes of a file above which it is read once, by this process
 
 
 def fit_table(data: Any, *, user: str = "", target: str = "", features: str | Iterable[str] = (),
@@ -70,9 +78,9 @@ def fit_table(data: Any, *, user: str = "", target: str = "", features: str | It
     run = None if folder is None else _free_folder(Path(folder), data, resume=resume, overwrite=overwrite)
     features, drop = ([names] if isinstance(names, str) else list(names) for names in (features, drop))
     settings = settings or Settings()
-    prepared = prepare(data, user=user or None, target=target or None, features=features or None, drop=drop, task=task,
-                       separator=separator or None, loss=settings.loss, ridge=settings.ridge,
-                       standardize=settings.standardize)
+    prepared = _read(data, partial(prepare, data, user=user or None, target=target or None, features=features or None,
+                                   drop=drop, task=task, separator=separator or None, loss=settings.loss,
+                                   ridge=settings.ridge, standardize=settings.standardize))
     recipe, users = prepared.recipe, prepared.given
     settings = replace(settings, task=recipe.task, n_classes=len(recipe.classes))
     table = TableSource(user=user, target=target, features=",".join(features), drop=",".join(drop),
@@ -88,11 +96,33 @@ def _in_folder(run: Path, users: Users, settings: Settings, progress: FitProgres
     parts = StoredParts(run, {**asdict(table), **asdict(settings)}, resume=resume)
     with _nothing_left_of_a_refusal(parts, run):
         fitted = replace(fit(users, settings, progress=progress, store=parts), recipe=recipe, table=table)
-    document = document_of(fitted)
-    fitted = replace(fitted, seconds=time.perf_counter() - began)
+    with one_blas_thread():
+        document = document_of(fitted)
+    fitted = fitted.with_seconds(time.perf_counter() - began)
     write_run(fitted, run, document=document)
     parts.remove()
     return fitted
+
+
+def _read(data: Any, read: Callable[[], Prepared]) -> Prepared:
+    """The table. A file is read by a copy of this process, while this one loads the compiled code of the solvers."""
+    beside = None
+    # A library that has threads already cannot be used in a copy of the process.
+    if _is_file(data) and not is_input(data) and "polars" not in sys.modules and Path(data).is_file() \
+            and Path(data).stat().st_size <= _LARGE:
+        beside = begin_beside(lambda parts: parts.update({"table": read()}))
+    if beside is None:
+        return read()
+    try:
+        get_ready()
+        check_readable(data)  # imports what writes the results
+        if not beside.wait_for("table"):  # for the error that it met
+            return read()
+        beside.warn_again("table")
+        table: Prepared = beside.parts["table"]
+        return table
+    finally:
+        beside.end()
 
 
 def _is_file(data: Any) -> bool:

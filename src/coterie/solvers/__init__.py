@@ -90,7 +90,7 @@ def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast"
             raise InvalidInput(f"unknown solver {solver!r}", remedy=f"Choose one of: {', '.join(SOLVERS)}")
         solver = SOLVERS[solver]()
     if isinstance(solver, Fast):
-        _get_ready()
+        get_ready()
     began, compiled = time.perf_counter(), compiling_seconds()
     interrupted = False
     with interruptible():
@@ -116,7 +116,7 @@ def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast"
 
 
 @cache
-def _get_ready() -> None:
+def get_ready() -> None:
     """Import, load or compile what most solves need, once, so that the time of a solve is that of solving."""
     rows = np.array([[-2.0], [1.0], [-1.0], [2.0], [-1.5], [0.9], [3.0], [-0.5]])
     users = Users.from_arrays(rows, np.where(rows[:, 0] > 0.7, 1.0, -1.0), np.repeat(np.arange(4), 2))

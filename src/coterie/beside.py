@@ -1,0 +1,144 @@
+"""Work that a copy of this process does, on a core that is free.
+
+The copy (a fork) has all data of this process without copying them, and computes what this process would compute
+later, by the same code: results have the same bits with it and without. It sends every finished part at once. If it
+fails, or there can be none, this process computes the parts itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import struct
+import sys
+import warnings
+from collections.abc import Callable, Iterator, MutableMapping
+from threading import Condition, Thread
+from typing import Any, BinaryIO
+
+from coterie.threads import lend_threads, n_threads, set_threads
+
+_HEAD = struct.Struct("<Q")
+#: Libraries with threads of their own that a copy of the process would wait for.
+_NOT_COPIED = {"grpc", "ray"}
+
+
+class Beside:
+    """Parts that a copy of the process computes.
+
+    Parameters
+    ----------
+    work : computes the parts and enters them, one after the other, into the mapping that it is given.
+    threads : how many threads it uses; this process uses as many less meanwhile.
+
+    Attributes
+    ----------
+    parts, warned : the parts that have arrived, and the warnings of each.
+    running : whether more can arrive.
+    """
+
+    def __init__(self, work: Callable[[MutableMapping[str, Any]], None], threads: int) -> None:
+        self.parts: dict[str, Any] = {}
+        self.warned: dict[str, list[Warning]] = {}
+        self.running, self._changed, self._threads = True, Condition(), threads
+        receiving, sending = os.pipe()
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which the copy does not use
+            self._child = os.fork()
+        if self._child == 0:
+            os.close(receiving)
+            _serve(work, sending, parent, threads)
+        os.close(sending)
+        lend_threads(threads)
+        self._reader = Thread(target=self._read, args=(os.fdopen(receiving, "rb"),), name="coterie-beside", daemon=True)
+        self._reader.start()
+
+    def _read(self, file: BinaryIO) -> None:
+        with file:
+            for name, value, warned in _messages(file):
+                with self._changed:
+                    self.parts[name], self.warned[name] = value, warned
+                    self._changed.notify_all()
+        with self._changed:
+            self.running = False
+            self._changed.notify_all()
+
+    def wait_for(self, name: str) -> bool:
+        """Wait until this part has arrived; False if it never will."""
+        with self._changed:
+            self._changed.wait_for(lambda: name in self.parts or not self.running)
+            return name in self.parts
+
+    def warn_again(self, name: str) -> None:
+        """Warn here of what the copy warned of while it computed this part."""
+        for warning in self.warned.pop(name, []):
+            warnings.warn(warning, stacklevel=3)
+
+    def end(self) -> None:
+        """End the copy; parts that have arrived stay."""
+        if self._child:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._child, 0)
+            self._child = 0
+            self._reader.join()
+            lend_threads(-self._threads)
+
+
+def begin_beside(work: Callable[[MutableMapping[str, Any]], None]) -> Beside | None:
+    """Begin the work in a copy of this process; None where there is one core, or no copy can be made safely."""
+    threads = n_threads() // 2
+    if threads < 1 or sys.platform != "linux" or _NOT_COPIED & sys.modules.keys():
+        return None
+    try:
+        return Beside(work, threads)
+    except OSError:  # no memory or no process for it
+        return None
+
+
+class _Sent(dict[str, Any]):
+    """Parts that are sent as soon as they are entered, with the warnings since the last one."""
+
+    def __init__(self, file: BinaryIO, parent: int, log: list[warnings.WarningMessage]) -> None:
+        super().__init__()
+        self.file, self.parent, self.log = file, parent, log
+
+    def update(self, *given: Any, **named: Any) -> None:
+        for name, value in dict(*given, **named).items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if os.getppid() != self.parent:
+            raise ProcessLookupError("nobody waits for this part")
+        super().__setitem__(name, value)
+        data = pickle.dumps((name, value, [entry.message for entry in self.log]), pickle.HIGHEST_PROTOCOL)
+        self.log.clear()
+        self.file.write(_HEAD.pack(len(data)) + data)
+        self.file.flush()
+
+
+def _serve(work: Callable[[MutableMapping[str, Any]], None], sending: int, parent: int, threads: int) -> None:
+    """What the copy does, and its end; nothing of this process's own end (buffers, handlers) happens there."""
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that was copied, which ends this one
+        set_threads(threads)
+        with os.fdopen(sending, "wb") as file, warnings.catch_warnings(record=True) as log:
+            warnings.simplefilter("always")
+            work(_Sent(file, parent, log))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _messages(file: BinaryIO) -> Iterator[tuple[str, Any, list[Warning]]]:
+    """The parts that the copy sends, until it ends."""
+    while len(head := file.read(_HEAD.size)) == _HEAD.size:
+        data = file.read(_HEAD.unpack(head)[0])
+        if len(data) < _HEAD.unpack(head)[0]:
+            return
+        yield pickle.loads(data)
