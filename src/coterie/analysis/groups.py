@@ -60,6 +60,8 @@ from coterie.memory import require_memory
 from coterie.problem import Problem, coefficient_names
 from coterie.solution import Solution
 
+_ROUNDING = 1e-9  # a mean below it, or a deviation so near to 1, is that of standardised features
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Groups:
@@ -282,9 +284,11 @@ def _refit(loss: Loss, samples: Samples, found: SearchResult, scaler: Standardiz
     """(n_users, dim) the best model of each user's group, for the given loss and features."""
     labels, start = found.best.labels, None
     grouped = Grouped(loss=loss, samples=samples, labels=labels)
-    if found.models is not None and isinstance(loss, LinearLoss) and scaler is not None:
-        start = scaler.restore(found.models, intercept_sign=int(loss.intercept_sign)) if loss.intercept else \
-            found.models / scaler.scale
+    if found.models is not None and isinstance(loss, LinearLoss):
+        start = found.models
+        if scaler is not None:
+            start = scaler.restore(start, intercept_sign=int(loss.intercept_sign)) if loss.intercept else \
+                start / scaler.scale
     return grouped.local(grouped.prepare(grouped.groups), start=start).points[labels]
 
 
@@ -313,9 +317,12 @@ def _checked_loss(users: Users, loss: Loss | None, ridge: float, **numbers: tupl
 
 
 def _scaler(users: Users, loss: Loss) -> Standardizer | None:
+    """What standardises the features; None where they are standardised up to rounding, or need not be."""
     if not isinstance(loss, AffineLoss):
         return None
     scaler = Standardizer.from_moments(users.moments(), feature_names=users.feature_names)
+    if np.abs(scaler.mean).max(initial=0.0) < _ROUNDING and np.abs(scaler.scale - 1.0).max(initial=0.0) < _ROUNDING:
+        return None
     return scaler if loss.intercept else replace(scaler, mean=np.zeros_like(scaler.mean))
 
 

@@ -7,6 +7,7 @@ round. The search is the same.
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from coterie.labels import group_sums
 from coterie.losses import AffineLoss, LinearLoss, Logistic, Loss, Poisson, Samples, SquaredHinge
 from coterie.losses.quadratic import Quadratic
 
+#: What users have answered, while somebody keeps their samples: the answers follow from these.
+_ANSWERS: WeakKeyDictionary[Samples, dict[Any, Any]] = WeakKeyDictionary()
 _NUMBERS = 1_000_000  # of rows and models that are computed at the same time
 
 
@@ -71,7 +74,10 @@ class RowsOracle:
         self.users, self.loss, self.bare = users, loss, without_ridge(loss)
         self.samples: Samples = loss.prepare(users)
         self.dim, self.sizes = self.samples.dim, users.sizes
-        self.scale, self.known = dispersion(loss, users, self.samples), dict[Any, Any]()
+        self.known = _ANSWERS.setdefault(self.samples, {})
+        if "scale" not in self.known:
+            self.known["scale"] = dispersion(loss, users, self.samples)
+        self.scale = self.known["scale"]
         self.target_mean = 0.0 if users.targets is None else float(users.targets.mean())
 
     def settle(self, centres: Array, pull: float) -> Settled:

@@ -229,7 +229,7 @@ class Results:
                 for k, lam in enumerate(EIGHT):
                     row = (shape, run.seed, lam, int(run.n_clusters[k]), bool(run.exact[k]), float(run.lower[k]),
                            float(run.upper[k]), float(run.accuracy[k]), float(run.refitted[k]),
-                           float(_distances(run.squared[k]).max()))
+                           float(pair_distances(run.squared[k]).max()))
                     for key, value in zip(table, row, strict=True):
                         table[key].append(value)
         return table
@@ -322,7 +322,7 @@ def mean_accuracy(models: Array, data: Dataset) -> float:
     return float((np.add.reduceat(correct, test.offsets[:-1], dtype=float) / test.counts).mean())
 
 
-def _distances(points: Array) -> Array:
+def pair_distances(points: Array) -> Array:
     """The distances of all pairs of points."""
     from scipy.spatial.distance import pdist  # takes long to import
 
@@ -331,7 +331,7 @@ def _distances(points: Array) -> Array:
 
 def within(models: Array, clusters: Ints) -> float:
     """The mean distance between two models of the same true cluster, averaged over clusters."""
-    return float(np.mean([_distances(models[clusters == k]).mean() for k in np.unique(clusters)]))
+    return float(np.mean([pair_distances(models[clusters == k]).mean() for k in np.unique(clusters)]))
 
 
 def squared_models(users: Users, gamma: float) -> Array:

@@ -7,9 +7,21 @@ from enum import Enum
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from scipy.spatial.distance import pdist
 
-from coterie.experiments.paper import EIGHT, FAR, LAM, OURS, PRINTED, SQUARED, WINDOW, Curve, First, Results, Second
+from coterie.experiments.paper import (
+    EIGHT,
+    FAR,
+    LAM,
+    OURS,
+    PRINTED,
+    SQUARED,
+    WINDOW,
+    Curve,
+    First,
+    Results,
+    Second,
+    pair_distances,
+)
 
 Run = TypeVar("Run", First, Second)
 #: Largest deviations from the paper's numbers that count as reproduced, and as partly reproduced.
@@ -275,8 +287,8 @@ def _guide(runs: Sequence[Second]) -> _Check:
 
 
 def _apart(runs: Sequence[Second]) -> _Check:
-    far = [float(pdist(run.squared[0]).max()) for run in runs]
-    return _by_seed(runs, lambda run: float(pdist(run.squared[0]).max()) > SAME,
+    far = [float(pair_distances(run.squared[0]).max()) for run in runs]
+    return _by_seed(runs, lambda run: float(pair_distances(run.squared[0]).max()) > SAME,
                     f"models up to {far[0]:.1e} apart at 1000")
 
 

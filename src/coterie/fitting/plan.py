@@ -46,7 +46,7 @@ _ABOVE = 1.25  # the chosen lam, over one at which the groups are complete
 _PAIRS = 3000  # users up to whom all pairs are used
 _EARLY = 0.05  # first merge of groups of wide models, over the lam at which all merge, at least
 _STEPS = 3e8  # operations of one Newton step of all lams of a path of wide models
-_NUMBERS, _FEWEST = 10_000, 8  # numbers in all models up to which all points are drawn, and the fewest points drawn
+_NUMBERS, _FEWEST = 7_000, 8  # numbers in all models up to which all points are drawn, and the fewest points drawn
 
 
 @dataclass(frozen=True, eq=False)

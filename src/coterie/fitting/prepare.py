@@ -92,11 +92,19 @@ def prepare(table: str | PathLike[str] | Any, *, user: str | None = None, target
     >>> prepared.units.coefficient_names, prepared.units.coefficients(solution.models).shape
     (['x', 'intercept'], (2, 2, 1))
     """
+    recipe, given = read_users(table, user=user, target=target, features=features, drop=drop, task=task,
+                               separator=separator)
+    units = Units.learn(given, recipe.task, loss=loss, ridge=ridge, n_classes=len(recipe.classes),
+                        standardize=standardize)
+    return Prepared(recipe=recipe, given=given, units=units)
+
+
+def read_users(table: str | PathLike[str] | Any, *, user: str | None = None, target: str | None = None,
+               features: Iterable[str] | str | None = None, drop: Iterable[str] | str = (), task: str = "auto",
+               separator: str | None = None) -> tuple[Recipe, Users]:
+    """The first half of `prepare`, with the same arguments: how columns become numbers, and the users so."""
     is_file = isinstance(table, (str, PathLike))
     frame = read_table(table, separator) if is_file else table
     with located(row_place(table, separator) if is_file else None):
         recipe = Recipe.learn(frame, user=user, target=target, features=features, drop=drop, task=task)
-        given = recipe.encode(frame)
-    units = Units.learn(given, recipe.task, loss=loss, ridge=ridge, n_classes=len(recipe.classes),
-                        standardize=standardize)
-    return Prepared(recipe=recipe, given=given, units=units)
+        return recipe, recipe.encode(frame)

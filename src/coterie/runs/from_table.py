@@ -19,7 +19,7 @@ from coterie.data.frames import check_readable
 from coterie.data.users import Users
 from coterie.errors import InvalidInput
 from coterie.fitting.estimate import Fit, fit
-from coterie.fitting.prepare import Prepared, prepare
+from coterie.fitting.prepare import read_users
 from coterie.fitting.result import TableSource
 from coterie.fitting.settings import Settings
 from coterie.fitting.work import FitProgress
@@ -78,10 +78,8 @@ def fit_table(data: Any, *, user: str = "", target: str = "", features: str | It
     run = None if folder is None else _free_folder(Path(folder), data, resume=resume, overwrite=overwrite)
     features, drop = ([names] if isinstance(names, str) else list(names) for names in (features, drop))
     settings = settings or Settings()
-    prepared = _read(data, partial(prepare, data, user=user or None, target=target or None, features=features or None,
-                                   drop=drop, task=task, separator=separator or None, loss=settings.loss,
-                                   ridge=settings.ridge, standardize=settings.standardize))
-    recipe, users = prepared.recipe, prepared.given
+    recipe, users = _read(data, partial(read_users, data, user=user or None, target=target or None,
+                                        features=features or None, drop=drop, task=task, separator=separator or None))
     settings = replace(settings, task=recipe.task, n_classes=len(recipe.classes))
     table = TableSource(user=user, target=target, features=",".join(features), drop=",".join(drop),
                         separator=separator, **_file_facts(data))
@@ -104,7 +102,7 @@ def _in_folder(run: Path, users: Users, settings: Settings, progress: FitProgres
     return fitted
 
 
-def _read(data: Any, read: Callable[[], Prepared]) -> Prepared:
+def _read(data: Any, read: Callable[[], tuple[Recipe, Users]]) -> tuple[Recipe, Users]:
     """The table. A file is read by a copy of this process, while this one loads the compiled code of the solvers."""
     beside = None
     # A library that has threads already cannot be used in a copy of the process.
@@ -119,7 +117,7 @@ def _read(data: Any, read: Callable[[], Prepared]) -> Prepared:
         if not beside.wait_for("table"):  # for the error that it met
             return read()
         beside.warn_again("table")
-        table: Prepared = beside.parts["table"]
+        table: tuple[Recipe, Users] = beside.parts["table"]
         return table
     finally:
         beside.end()
