@@ -1,14 +1,19 @@
-"""Memory that is free, asked for before much of it is taken."""
+"""Memory that is free, asked for before much of it is taken, and memory that is kept."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 
 import numpy as np
 
 from coterie.errors import InvalidInput
 
 _SMALL = 1 << 26  # bytes that are taken without asking
+#: Numbers of glibc's `mallopt`, and values: arrays up to 32 MiB come from memory that the process has, and up to 256
+#: MiB of that stay with it.
+_KEPT = ((-3, 1 << 25), (-1, 1 << 28))
 
 
 def free_memory() -> float:
@@ -35,3 +40,17 @@ def require_memory(needed: float, purpose: str, remedy: str) -> None:
     """
     if needed > _SMALL and needed > free_memory():
         raise InvalidInput(f"{purpose} need {needed / 2**30:.1f} GiB, more than there is", remedy=remedy)
+
+
+def keep_freed_memory() -> None:
+    """Keep memory of freed arrays for the next ones: a command that computes on many arrays is a tenth faster so.
+
+    Otherwise every large array is new memory, which the system has to clear. Without effect where the C library is
+    another one than glibc.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(OSError, AttributeError):
+            for number, value in _KEPT:
+                ctypes.CDLL(None).mallopt(number, value)

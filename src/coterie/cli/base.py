@@ -14,6 +14,7 @@ from rich.console import Console
 
 from coterie import __version__
 from coterie.errors import CoterieError, CoterieWarning, MissingExtra, NotConverged
+from coterie.memory import keep_freed_memory
 
 CODES = ("Exit codes: 0 done; 1 not solved to the tolerance; 2 input that cannot be used; 3 an extra is missing; "
          "130 interrupted.")
@@ -60,6 +61,7 @@ def limit_threads(most: int | None) -> int | None:
 def main() -> None:
     """Run the command; errors that users can cause end in a sentence, never in a traceback."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    keep_freed_memory()
     warnings.showwarning = _show_warning
     sys.unraisablehook = _unraisable
     warnings.simplefilter("always", CoterieWarning)

@@ -7,7 +7,7 @@ one is chosen, what was computed for the first one is not used.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,7 @@ import numpy as np
 from coterie.beside import Beside, begin_beside
 from coterie.data.users import Users
 from coterie.fitting.kinds import Sharing
-from coterie.fitting.path import solve_plan
-from coterie.fitting.plan import by_groups, plan_likely
+from coterie.fitting.plan import PathPlan, by_groups, plan_likely
 from coterie.fitting.settings import Settings
 from coterie.fitting.work import Work
 from coterie.losses import Loss
@@ -34,9 +33,11 @@ class Ahead:
     loss : of their models.
     settings : of the fit.
     work : where its finished parts go; what is there is not computed again.
+    finish : computes what follows from a plan, and keeps it in the work that it is given.
     """
 
-    def __init__(self, inner: Users, loss: Loss, settings: Settings, work: Work) -> None:
+    def __init__(self, inner: Users, loss: Loss, settings: Settings, work: Work,
+                 finish: Callable[[PathPlan, Work], Any]) -> None:
         self.settings, self.work = settings, work
         large = inner.n_users * loss.dim(inner) ** 2 > _ROOM
         possible = not large and by_groups(inner, settings) and not too_wide(loss, loss.prepare(inner))
@@ -46,7 +47,7 @@ class Ahead:
             if known is not None:
                 parts["groups"] = known
             silent = Work(parts=parts)
-            solve_plan(plan_likely(inner, loss, settings, silent), settings, silent)
+            finish(plan_likely(inner, loss, settings, silent), silent)
             parts["end"] = True
 
         self.beside: Beside | None = begin_beside(compute) if possible and work.get("kind") is None else None

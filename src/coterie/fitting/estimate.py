@@ -24,9 +24,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path as FilePath
+from typing import NamedTuple
 
 import numpy as np
 
+from coterie._typing import Array, Ints
 from coterie.analysis.metrics import silhouette
 from coterie.analysis.path import Path
 from coterie.data.users import Split, Users
@@ -41,12 +43,13 @@ from coterie.fitting.proof import RunCertificate
 from coterie.fitting.result import FitResult
 from coterie.fitting.scores import Scores, score_held_out
 from coterie.fitting.settings import Settings
-from coterie.fitting.stability import measure_stability
+from coterie.fitting.stability import draw_groups, summarise_draws
 from coterie.fitting.units import Units
 from coterie.fitting.work import FinishedParts, FitProgress, Work
 from coterie.labels import group_means
 from coterie.losses.wide import too_wide
 from coterie.memory import require_memory
+from coterie.solution import Solution
 from coterie.solvers import solve
 from coterie.threads import one_blas_thread
 
@@ -193,29 +196,54 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
     return replace(fitted, why=" ".join([*concerns, fitted.why]), seconds=time.perf_counter() - began)
 
 
+class _Finished(NamedTuple):
+    """What follows from a plan alone."""
+
+    path: Path
+    chosen: int  # the index of the point; -1 if it is not chosen yet
+    why: str
+    drawn: Ints | None  # (n_users, draws) groups with other rows, if there are groups
+
+
+def _finish(plan: PathPlan, inner: Users, units: Units, settings: Settings, work: Work) -> _Finished:
+    """Solve the path and draw the groups again."""
+    path = solve_plan(plan, settings, work)
+    index, why = plan.choose(path)
+    drawn, sharing, groups = None, plan.sharing, plan.groups
+    if sharing is not None and groups is not None and groups.any():
+        work.show("stability of the groups")
+        drawn = np.asarray(work.once("drawn groups", lambda: draw_groups(
+            inner, units.loss, sharing, settings, group_means(path[index].models, groups))))
+    if index >= 0:
+        _pooled(plan, path[index], settings, work)
+    return _Finished(path, index, why, drawn)
+
+
+def _pooled(plan: PathPlan, chosen: Solution, settings: Settings, work: Work) -> Array:
+    """(dim,) one model for all users."""
+    everyone, problem = np.zeros(plan.problem.n_users, dtype=np.int64), plan.problem
+    return np.asarray(work.once("together", lambda: group_centres(
+        problem.loss, problem.samples, everyone, settings.count, chosen.models.mean(axis=0, keepdims=True))[0]))
+
+
 def _solved(plan: PathPlan, judged: PathPlan | None, scores: Scores | None, inner: Users, units: Units,
             settings: Settings, work: Work) -> Fit:
     """The fit of a plan; `judged` is the plan without the held-out rows."""
     compared = plan if judged is None or plan.means else judged
-    path = solve_plan(plan, settings, work)
-    index, why = plan.choose(path)
+    path, index, why, drawn = _finish(plan, inner, units, settings, work)
     if index < 0:
         index, why = _clearest(path, settings.seed) if settings.task == "clustering" else _best(path, scores)
     elif plan.kind is not None:
         why = f"{sentence_of(plan.kind, compared.means)} {why}"
     stability = None
-    if plan.sharing is not None and plan.groups is not None and plan.groups.any():
-        work.show("stability of the groups")
-        stability = measure_stability(inner, units.loss, plan.sharing, settings, judged,
-                                      group_means(path[index].models, plan.groups))
+    if drawn is not None and plan.sharing is not None:
+        stability = summarise_draws(drawn, plan.sharing, judged)
         why = f"{why} {stability}" if stability.stable else f"{stability} {why}"
     chosen = path[index]
     solution = chosen if chosen.duals is not None else solve(chosen.problem, tol=settings.tol, start=chosen)
-    everyone = np.zeros(inner.n_users, dtype=np.int64)
-    together = group_centres(plan.problem.loss, plan.problem.samples, everyone, settings.count,
-                             solution.models.mean(axis=0, keepdims=True))[0]
-    return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index, together=together,
-               why=why, scores=scores, compared=compared.means, compared_errors=compared.errors, stability=stability)
+    return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index,
+               together=_pooled(plan, solution, settings, work), why=why, scores=scores, compared=compared.means,
+               compared_errors=compared.errors, stability=stability)
 
 
 def _require_memory(inner: Users, units: Units) -> None:
@@ -240,7 +268,8 @@ def _planned(split: Split | None, inner: Users, units: Units, settings: Settings
     """
     scores = judged = None
     if split is not None:
-        ahead = Ahead(inner, units.loss, settings, work)
+        ahead = Ahead(inner, units.loss, settings, work,
+                      lambda plan, parts: _finish(plan, inner, units, settings, parts))
         try:
             scores, judged = score_held_out(split, settings, work)
             ahead.deliver(None if judged is None else judged.sharing)

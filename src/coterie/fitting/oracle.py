@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,8 +21,10 @@ from coterie.data.splitting import choose_own_rows, part_sizes
 from coterie.data.users import Users
 from coterie.labels import group_means
 from coterie.losses import LinearLoss, Loss, Personal, Samples
+from coterie.losses.personal import PersonalSamples
 
 _SHARE = 0.25  # of each user's rows that are left out
+_ENOUGH = 1e-8  # decrement, relative to the objective, after which personal models take one more step
 _VALUES = 2**25  # values of rows at centres that are kept
 
 
@@ -95,12 +98,18 @@ def outer_loss(loss: Loss, users: Users, covariance: Array) -> Loss:
     return Personal(loss, covariance=covariance, scale=1.0 / np.maximum(users.sizes, 1))
 
 
+def _prepare(outer: Loss, users: Users) -> Samples:
+    """What the loss of a centre computes on; personal models are searched to the digits that comparisons need."""
+    samples = outer.prepare(users)
+    return replace(samples, enough=_ENOUGH) if isinstance(samples, PersonalSamples) else samples
+
+
 def expanded(loss: Loss, users: Users, centres: Array, covariances: Array, order: int) -> Expanded:
     """`FitOracle.expand` for these users."""
     parts = []
     for k, covariance in enumerate(covariances):
         outer = outer_loss(loss, users, covariance)
-        samples = outer.prepare(users)
+        samples = _prepare(outer, users)
         with np.errstate(over="ignore", invalid="ignore"):  # trial points
             values, gradients, hessians = outer.evaluate(samples, centres[:, k], order)
             own = outer.own_models(samples, centres[:, k])
@@ -145,13 +154,13 @@ def _without(loss: Loss, users: Users, kept: Users, question: LeavingOut, j: int
     """(n_users, dim) the models of a kind that these users get from the rows that are kept."""
     centres = question.centres[question.starts[j]:question.starts[j + 1]]
     outer = outer_loss(loss, kept, question.covariances[j])
-    samples, shape, own = outer.prepare(kept), (kept.n_users, centres.shape[1]), question.own[:, j]
+    samples, shape, own = _prepare(outer, kept), (kept.n_users, centres.shape[1]), question.own[:, j]
     group = own
     if len(centres) > 1:  # the rows left out must not decide the group
         group = np.stack([outer.values(samples, np.broadcast_to(c, shape)) for c in centres]).argmin(axis=0)
     at = centres[group]
     full = outer_loss(loss, users, question.covariances[j])
-    change = users.counts[:, None] * full.gradients(full.prepare(users), at) \
+    change = users.counts[:, None] * full.gradients(_prepare(full, users), at) \
         - kept.counts[:, None] * outer.gradients(samples, at)
     shift = (question.influences[:, j] @ change[..., None])[..., 0]
     return outer.own_models(samples, at + np.where((group == own)[:, None], shift, 0.0))

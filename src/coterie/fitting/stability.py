@@ -70,21 +70,31 @@ def measure_stability(users: Users, loss: Loss, sharing: Sharing, settings: Sett
 
     Parameters
     ----------
-    users : their data in the solver's units.
-    loss : of the users' models.
-    sharing : the groups.
-    settings : of the fit.
+    users, loss, sharing, settings, start : as for `draw_groups`.
     judged : the plan of the fit without the held-out rows.
-    start : (n_groups, dim) models near the centres of the groups, if they are known.
 
     Returns
     -------
     Stability
     """
+    return summarise_draws(draw_groups(users, loss, sharing, settings, start), sharing, judged)
+
+
+def draw_groups(users: Users, loss: Loss, sharing: Sharing, settings: Settings, start: Array | None = None) -> Ints:
+    """(n_users, draws) the group of every user with other slopes, or halves of the rows.
+
+    Parameters
+    ----------
+    users : their data in the solver's units.
+    loss : of the users' models.
+    sharing : the groups.
+    settings : of the fit.
+    start : (n_groups, dim) models near the centres of the groups, if they are known.
+    """
     if not isinstance(loss, Squared) or too_wide(loss, loss.prepare(users)):
         outer = sharing.loss(loss, users)
         centres = group_centres(outer, outer.prepare(users), sharing.labels, sharing.count, start)
-        return stability_by_asking(RowsFitOracle(users, loss), centres, sharing, settings, judged)
+        return _ask_halves(RowsFitOracle(users, loss), centres, sharing, settings)
     samples, weights = loss.prepare(users), users.sizes / (1.0 if sharing.noise is None else sharing.noise)
     expansions = Expansions.at(loss, samples, weights, sharing.models(users, loss))
     if sharing.covariance is not None:
@@ -97,16 +107,19 @@ def measure_stability(users: Users, loss: Loss, sharing: Sharing, settings: Sett
     for k in range(_draws(n)):
         slopes = (roots @ rng.standard_normal((n, dim, 1)))[..., 0]
         drawn[:, k] = _moved(replace(expansions, slopes=expansions.slopes + slopes), sharing.labels)
-    return _summary(drawn, sharing, judged)
+    return drawn
 
 
 def stability_by_asking(oracle: FitOracle, centres: Array, sharing: Sharing, settings: Settings,
                         judged: PathPlan | None = None) -> Stability:
     """Ask users which centre fits halves of their rows best."""
+    return summarise_draws(_ask_halves(oracle, centres, sharing, settings), sharing, judged)
+
+
+def _ask_halves(oracle: FitOracle, centres: Array, sharing: Sharing, settings: Settings) -> Ints:
     covariance = np.zeros((oracle.dim, oracle.dim)) if sharing.covariance is None else sharing.covariance
-    drawn = oracle.halves(centres, covariance, _draws(len(sharing.labels)), settings.seed + 101,
-                          settings.task == "classification")
-    return _summary(drawn, sharing, judged)
+    return oracle.halves(centres, covariance, _draws(len(sharing.labels)), settings.seed + 101,
+                         settings.task == "classification")
 
 
 def _draws(n_users: int) -> int:
@@ -114,8 +127,8 @@ def _draws(n_users: int) -> int:
     return int(np.clip(_DRAWN // n_users, _FEWEST, _DRAWS))
 
 
-def _summary(drawn: Ints, sharing: Sharing, judged: PathPlan | None) -> Stability:
-    """From (n_users, draws) the groups of every draw."""
+def summarise_draws(drawn: Ints, sharing: Sharing, judged: PathPlan | None = None) -> Stability:
+    """From (n_users, draws) the groups of every draw, and the plan of the fit without the held-out rows."""
     index = float(np.mean([adjusted_rand(sharing.labels, labels) for labels in drawn.T]))
     stays = (drawn == sharing.labels[:, None]).mean(axis=1)
     searched = np.nan if judged is None or judged.groups is None else adjusted_rand(sharing.labels, judged.groups)

@@ -44,7 +44,7 @@ class Minimum(NamedTuple):
     converged: Flags  # (n_users,) False where no minimum was reached, as where there is none
 
 
-def minimise(evaluate: Evaluate, start: Array, max_iter: int = 200) -> Minimum:
+def minimise(evaluate: Evaluate, start: Array, max_iter: int = 200, enough: float = 0.0) -> Minimum:
     """Damped Newton on every user's problem, until each is at rounding level or has no minimum.
 
     The step solves (H + shift S^2) step = -gradient with S^2 the diagonal of H, so that the units of a coordinate do
@@ -57,12 +57,13 @@ def minimise(evaluate: Evaluate, start: Array, max_iter: int = 200) -> Minimum:
     evaluate : gives values, gradients and Hessians of some users.
     start : (n_users, dim) where to begin.
     max_iter : most Newton steps.
+    enough : a user whose decrement, relative to the objective, is smaller ends after that step.
 
     Returns
     -------
     Minimum
     """
-    search = Search(evaluate, start)
+    search = Search(evaluate, start, enough)
     for _ in range(max_iter):
         if not search.advance():
             break
@@ -84,7 +85,7 @@ class Search:
 
     Attributes
     ----------
-    evaluate, start : the arguments of `minimise`.
+    evaluate, start, enough : the arguments of `minimise`.
     points, values, excess, converged : the result, as in `Minimum`; filled in for users that are done.
     active : the users still searching; the arrays below have one row for each of them.
     x, value, gradient, hessian : the current points, and the derivatives at them.
@@ -96,9 +97,9 @@ class Search:
     steps, earlier : number of steps, and the values when slow progress was last checked.
     """
 
-    def __init__(self, evaluate: Evaluate, start: Array) -> None:
+    def __init__(self, evaluate: Evaluate, start: Array, enough: float = 0.0) -> None:
         n_users = len(start)
-        self.evaluate, self.start = evaluate, start
+        self.evaluate, self.start, self.enough = evaluate, start, enough
         self.points, self.values = np.array(start, dtype=float), np.empty(n_users)
         self.excess, self.converged = np.full(n_users, np.inf), np.zeros(n_users, dtype=bool)
         self.active = np.arange(n_users)
@@ -130,6 +131,8 @@ class Search:
         diverged = np.linalg.norm(trial, axis=1) > far
         # Stuck under damping, a user still has the plain Newton step to try; stuck without it, it is at its end.
         finished |= diverged | (stuck & plain) | self._endless(decrement, scale, plain & (cut == 1.0))
+        done_enough = ~finished & (decrement <= self.enough * scale)
+        self.x[done_enough], finished = trial[done_enough], finished | done_enough
         grown = np.maximum(4.0 * self.damping, 1e-6 / (norms + 1e-300))
         damping = np.where(stuck, 0.0, np.where(size < 1.0, grown, 0.25 * self.damping))
         reach = np.where(size < 1.0, 0.5, np.where(cut < 1.0, 4.0, 1.0)) * self.reach

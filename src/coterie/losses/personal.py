@@ -36,10 +36,15 @@ class _Near(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PersonalSamples(Samples):
-    """What the loss inside computes on, and the metric of each user."""
+    """What the loss inside computes on, and the metric of each user.
+
+    Personal models whose Newton decrement, relative to the objective, is below `enough` are searched no further; the
+    step from there has about all digits.
+    """
 
     inner: Samples
     metric: Metric
+    enough: float = field(default=0.0, kw_only=True)
     recent: list[tuple[Array, Indices | None, _Near]] = field(default_factory=list, kw_only=True, repr=False)
 
 
@@ -389,7 +394,7 @@ class Personal(Loss):
                     zero = metric.along(-centres) if space.turns is None or frame is None \
                         else frame.enter(np.zeros_like(centres), who) - origin
                     begin = lower(objective, begin, zero[:, space.kept])
-                minimum = minimise(objective, begin, _ENDLESS if endless else 200)
+                minimum = minimise(objective, begin, _ENDLESS if endless else 200, samples.enough)
                 minimum = minimum._replace(values=minimum.values - lift)
         return _Near(origin + space.local(minimum.points), space.along(minimum.points)), minimum
 

@@ -114,6 +114,7 @@ def _read(data: Any, read: Callable[[], tuple[Recipe, Users]]) -> tuple[Recipe, 
     try:
         get_ready()
         check_readable(data)  # imports what writes the results
+        import scipy.cluster.hierarchy  # noqa: F401, what the search needs, once for this process and its copies
         if not beside.wait_for("table"):  # for the error that it met
             return read()
         beside.warn_again("table")
