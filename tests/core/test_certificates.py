@@ -201,3 +201,11 @@ def test_an_infinite_loss_at_the_mean_model_does_not_hide_the_gap():
     assert np.isfinite(certificate.floor)
     assert certificate.relative_gap > 0.1
     assert ct.solve(problem).gap <= 1e-6
+
+
+@pytest.mark.parametrize(("seed", "lam"), [(0, 0.1), (0, 0.5), (11, 0.1)])
+def test_users_without_active_rows_have_a_finite_bound(seed, lam):
+    # Their loss is flat in the intercept, so that a slope of 1e-18 there, which is rounding, has no finite conjugate.
+    users, loss = ct.datasets.ellipses(seed=seed).users, ct.SquaredHinge(ridge=1e-3)
+    graph = ct.Graph.knn(loss.local(loss.prepare(users)).points, k=5, decay=0.1)
+    assert ct.solve(ct.Problem(users, loss, lam=lam, graph=graph)).gap <= 1e-8

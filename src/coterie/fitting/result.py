@@ -160,7 +160,7 @@ class FitResult(InNotebook):
         problem = self.solution.problem
         return problem.loss.own_models(problem.samples, self.centres[self.labels])
 
-    def with_seconds(self, seconds: float) -> Self:
+    def _with_seconds(self, seconds: float) -> Self:
         """The same result with another time; models that are known are not computed again."""
         other = replace(self, seconds=seconds)
         vars(other).update({name: value for name, value in vars(self).items() if name in ("centres", "models")})

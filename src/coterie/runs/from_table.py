@@ -96,7 +96,7 @@ def _in_folder(run: Path, users: Users, settings: Settings, progress: FitProgres
         fitted = replace(fit(users, settings, progress=progress, store=parts), recipe=recipe, table=table)
     with one_blas_thread():
         document = document_of(fitted)
-    fitted = fitted.with_seconds(time.perf_counter() - began)
+    fitted = fitted._with_seconds(time.perf_counter() - began)
     write_run(fitted, run, document=document)
     parts.remove()
     return fitted

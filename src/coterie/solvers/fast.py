@@ -384,10 +384,11 @@ class _Run:
         close = np.linalg.norm(self.problem.graph.differences(end.models), axis=1) <= 10.0 * end.lengths
         labels = self.problem.graph.subgraph(close & (self.problem.radii > 0)).components
         fused = group_means(end.models, labels)[labels]
-        for models in (fused, polish(self.problem, labels, fused, tol=_DIGITS), end.models):
+        polished = polish(self.problem, labels, fused, tol=_DIGITS)
+        for models in (fused, polished, end.models):
             if self._judge(models, end.duals):
                 return True
-        return self.best.build()
+        return self.best.build(polished) or self.best.build()
 
     def _report(self, labels: Ints) -> None:
         objective = np.inf if self.best.certificate is None else self.best.certificate.objective

@@ -61,11 +61,12 @@ class BestPoint:
             self.certificate, self.models = certificate, models
         return self.done
 
-    def build(self) -> bool:
-        """Certify the best point with duals built for its groups; whether that is enough."""
-        built = certify(self.problem, self.models)
+    def build(self, models: Array | None = None) -> bool:
+        """Certify the best point, or these models, with duals built for their groups; whether that is enough."""
+        models = self.models if models is None else models
+        built = certify(self.problem, models)
         if self.certificate is None or built.relative_gap < self.gap:
-            self.certificate = built
+            self.certificate, self.models = built, models
         return self.done
 
 
