@@ -243,7 +243,7 @@ class Solution:
         X
             (n_rows, n_features)
         users
-            The name of the owner of each row.
+            The owner of each row, by name or position (`Users.positions` has the rule).
 
         Returns
         -------
@@ -262,6 +262,8 @@ class Solution:
         >>> solution = ct.solve(ct.Problem(users, ct.Squared(), lam=0.1))
         >>> solution.predict([[5.0], [0.0]], ["bob", "ann"]).round(1).tolist()
         [5.0, 0.0]
+        >>> solution.predict(users.features, users.owner).shape
+        (6,)
         """
         models = self.problem.loss.own_models(self.problem.samples, self.models)
         return predict_rows(self.problem.loss, self.problem.users, models, X, users)
@@ -424,7 +426,7 @@ def predict_rows(loss: Loss, users: Participants, models: Array, X: npt.ArrayLik
     users : those who have models.
     models : (n_users, dim), in the order of `users.names`.
     X : (n_rows, n_features).
-    owners : the name of the user of each row.
+    owners : the user of each row, by name or position (`Users.positions` has the rule).
 
     Raises
     ------
@@ -433,5 +435,5 @@ def predict_rows(loss: Loss, users: Participants, models: Array, X: npt.ArrayLik
     rows = Users.from_arrays(X, None, owners)
     # `rows` is sorted by user; `back` restores the given order.
     back = np.argsort(np.argsort(rows_owner(owners, rows.names), kind="stable"), kind="stable")
-    known = np.array([users.index(name) for name in rows.names], dtype=np.int64)
+    known = users.positions(rows.names)
     return loss.predict(rows.features, models[known[rows.owner]])[back]
