@@ -14,6 +14,8 @@ import griffe
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
+PRINTED = re.compile(r'(<div class="language-text highlight"><pre>.*?<code>)(.*?)(</code>)', re.S)
+TABLE_ROW = re.compile(r"^(?:.*[│┃┏┡└━─].*|\s*\S.*?(?: {2,}\S.*?){2,}|\s*\S.*? {20,}\S.*)$", re.M)
 ARITHMATEX = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
 
 
@@ -92,10 +94,13 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
 
 
 def on_page_content(content: str, **kwargs: Any) -> str:
-    """Turn the formulas that arithmatex marks into MathML."""
+    """Turn the formulas that arithmatex marks into MathML, and keep the rows of printed tables in one line."""
     def mathml(match: re.Match[str]) -> str:
         formula = html.unescape(match[2]).strip()
         drawn = convert(formula, display="block" if match[1] == "div" else "inline")
         return drawn.replace("<mo>&#x02016;", '<mo stretchy="false">&#x02016;')  # norms as high as their line
 
-    return ARITHMATEX.sub(mathml, content)
+    def rows(match: re.Match[str]) -> str:
+        return match[1] + TABLE_ROW.sub(r'<span class="row">\g<0></span>', match[2]) + match[3]
+
+    return PRINTED.sub(rows, ARITHMATEX.sub(mathml, content))

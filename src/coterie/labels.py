@@ -19,6 +19,12 @@ def many(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
+def groups_of(n_groups: int, n_users: int, between: str = "of") -> str:
+    """For example "3 groups of 40 users", and "no groups among 40 users" where each has a model of its own."""
+    users = many(n_users, "user")
+    return f"no groups among {users}" if n_groups == n_users > 1 else f"{many(n_groups, 'group')} {between} {users}"
+
+
 def one_group(n_users: int, n_examined: int) -> str:
     """What a search says that finds one group."""
     if n_users == 1:

@@ -17,7 +17,7 @@ from coterie.data.frames import to_frame, users_frame
 from coterie.data.users import Participants, Users
 from coterie.explanation import Explanation as Explanation
 from coterie.explanation import explain
-from coterie.labels import labels_of, many, rows_owner
+from coterie.labels import groups_of, labels_of, rows_owner
 from coterie.losses import Loss
 from coterie.losses.grouped import Grouped
 from coterie.newcomers import Joined, join
@@ -243,7 +243,7 @@ class Solution:
         X
             (n_rows, n_features)
         users
-            The name of the owner of each row.
+            The owner of each row, by name or position (`Users.positions` has the rule).
 
         Returns
         -------
@@ -262,6 +262,8 @@ class Solution:
         >>> solution = ct.solve(ct.Problem(users, ct.Squared(), lam=0.1))
         >>> solution.predict([[5.0], [0.0]], ["bob", "ann"]).round(1).tolist()
         [5.0, 0.0]
+        >>> solution.predict(users.features, users.owner).shape
+        (6,)
         """
         models = self.problem.loss.own_models(self.problem.samples, self.models)
         return predict_rows(self.problem.loss, self.problem.users, models, X, users)
@@ -374,8 +376,8 @@ their own data pull harder.
         return f"Solution({outline(self.n_clusters, self.problem.n_users, self.lam, self.gap)})"
 
     def __str__(self) -> str:
-        return (f"{many(self.n_clusters, 'group')} of {many(self.problem.n_users, 'user')} at lam = {self.lam:g}: "
-                f"{self.certificate}. {self.status.value}")
+        found = groups_of(self.n_clusters, self.problem.n_users)
+        return f"{found[0].upper()}{found[1:]} at lam = {self.lam:g}: {self.certificate}. {self.status.value}"
 
     def _repr_html_(self) -> str:
         names, sizes = self.problem.users.names, np.bincount(self.labels)
@@ -387,16 +389,15 @@ their own data pull harder.
         if len(sizes) > most:
             rows.append(("...", int(sizes[order[most:]].sum()), f"in {len(sizes) - most:,} more groups"))
         gap = f"relative gap {self.gap:.1e}" if np.isfinite(self.gap) else "no finite bound"
-        found = f"{many(self.n_clusters, 'group')} of {many(self.problem.n_users, 'user')}"
-        return html_table(f"{found} at lam = {self.lam:g}: objective {self.objective:.6g}, {gap}. {self.status.value}",
-                          ("group", "users", "first users"), rows)
+        found = groups_of(self.n_clusters, self.problem.n_users)
+        return html_table(f"{found[0].upper()}{found[1:]} at lam = {self.lam:g}: objective {self.objective:.6g}, "
+                          f"{gap}. {self.status.value}", ("group", "users", "first users"), rows)
 
 
 def outline(n_clusters: int, n_users: int, lam: float, gap: float) -> str:
     """Groups, users, lam and the certified gap in a few words, for the short form of results."""
     proof = f"certified to {gap:.1e}" if np.isfinite(gap) else "not certified"
-    groups, users = f"group{'s' * (n_clusters != 1)}", f"user{'s' * (n_users != 1)}"
-    return f"{n_clusters} {groups} of {n_users} {users}, lam {lam:.4g}, {proof}"
+    return f"{groups_of(n_clusters, n_users)}, lam {lam:.4g}, {proof}"
 
 
 def points_frame(solutions: Sequence[Solution]) -> Any:
@@ -424,7 +425,7 @@ def predict_rows(loss: Loss, users: Participants, models: Array, X: npt.ArrayLik
     users : those who have models.
     models : (n_users, dim), in the order of `users.names`.
     X : (n_rows, n_features).
-    owners : the name of the user of each row.
+    owners : the user of each row, by name or position (`Users.positions` has the rule).
 
     Raises
     ------
@@ -433,5 +434,5 @@ def predict_rows(loss: Loss, users: Participants, models: Array, X: npt.ArrayLik
     rows = Users.from_arrays(X, None, owners)
     # `rows` is sorted by user; `back` restores the given order.
     back = np.argsort(np.argsort(rows_owner(owners, rows.names), kind="stable"), kind="stable")
-    known = np.array([users.index(name) for name in rows.names], dtype=np.int64)
+    known = users.positions(rows.names)
     return loss.predict(rows.features, models[known[rows.owner]])[back]

@@ -95,3 +95,13 @@ def test_predictions_come_in_the_order_of_the_rows(solved):
     np.testing.assert_array_equal(solution.predict(data.test.features[order], names[order]), plain[order])
     with pytest.raises(ct.InvalidInput, match="61"):
         solution.predict([[0.0, 0.0]], [61])
+
+
+def test_predictions_take_names_or_positions():
+    users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 2, [0.0, 1.0, 2.0, 0.0, 3.0, 6.0], ["ann"] * 3 + ["bob"] * 3)
+    solution = ct.solve(ct.Problem(users, ct.Squared(), lam=0.01))
+    rows = users.features[::-1]
+    by_name = solution.predict(rows, [users.names[k] for k in users.owner[::-1]])
+    np.testing.assert_array_equal(solution.predict(rows, users.owner[::-1]), by_name)
+    with pytest.raises(ct.InvalidInput, match="from 0 to 1, or names, got 2"):
+        solution.predict([[0.0]], [2])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import coterie as ct
-from coterie.labels import check_labels, first_labels, group_means, group_sums, labels_of, rows_owner
+from coterie.labels import check_labels, first_labels, group_means, group_sums, groups_of, labels_of, rows_owner
 
 
 def test_labels_are_numbered_by_first_appearance():
@@ -16,6 +16,16 @@ def test_labels_are_numbered_by_first_appearance():
     assert labels_of(models).tolist() == [0, 1, 2, 1, 3]  # the last bit counts
     assert first_labels(np.array([2, 0, 2, 1])).tolist() == [0, 1, 0, 2]
     assert check_labels(["b", "a", "b"], 3).tolist() == [0, 1, 0]
+
+
+def test_users_who_share_nothing_are_no_groups():
+    assert groups_of(3, 2000) == "3 groups of 2,000 users"
+    assert groups_of(1, 1, "among") == "1 group among 1 user"
+    assert groups_of(46, 46) == groups_of(46, 46, "among") == "no groups among 46 users"
+    solution = ct.solve(ct.Problem(ct.Users.from_arrays([[0.0], [1.0]]), ct.SquaredDistance(), lam=0.0))
+    assert str(solution).startswith("No groups among 2 users at lam = 0: ")
+    assert repr(solution).startswith("Solution(no groups among 2 users, ")
+    assert "<p>No groups among 2 users at lam = 0: " in solution._repr_html_()
 
 
 @pytest.mark.parametrize(("labels", "complaint"), [

@@ -174,10 +174,10 @@ def table_with_a_bad_row(kind: str) -> tuple[bytes, str]:
         frame.write_parquet(stream)
         return stream.getvalue(), "row 4 of "
     book = openpyxl.Workbook()
-    for row in (("who", "x"), ("a", 1.5), (None, None), ("b", 2.0), ("b", 3.0), ("a", 1e200), ("b", 4.0)):
+    for row in ((), (), ("who", "x"), ("a", 1.5), (None, None), ("b", 2.0), ("b", 3.0), ("a", 1e200), ("b", 4.0)):
         book.active.append(row)
     book.save(stream)
-    return stream.getvalue(), "row 5 under the header of "
+    return stream.getvalue(), "row 8 of "
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "parquet", "excel"])
@@ -194,6 +194,18 @@ def test_errors_name_the_line_of_the_file(tmp_path, piped, kind, packed):
         prepare("-", user="who")
     with pytest.raises(InvalidInput, match=r"\(column 'x', row 3\)"):  # a frame has no file
         prepare(read_table(path), user="who")
+
+
+@pytest.mark.parametrize("engine", ["fastexcel", "openpyxl"])
+def test_rows_of_a_sheet_have_the_numbers_that_excel_shows(tmp_path, monkeypatch, engine):
+    if engine == "openpyxl":
+        monkeypatch.setitem(sys.modules, "fastexcel", None)
+    path, book = tmp_path / "t.xlsx", openpyxl.Workbook()
+    for cell, value in {"A3": "who", "B3": "x", "A4": "a", "B4": 0, "A6": "b", "B6": 1, "A9": "c"}.items():
+        book.active[cell] = value
+    book.save(path)
+    place = row_place(path)
+    assert [place(row) for row in range(3)] == [f"row {row} of {path}" for row in (4, 6, 9)]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

@@ -700,6 +700,15 @@ def test_models_of_users_and_strangers():
     models, known = result.models_of([3, "stranger", 0])
     assert known.tolist() == [True, False, True]
     np.testing.assert_array_equal(models, [result.models[3], result.together, result.models[0]])
+    with pytest.raises(InvalidInput, match=r"expected a list of names, got 3\. Pass \[3\]"):
+        result.models_of(3)
+    named = replace(result, solution=replace(result.solution, problem=replace(
+        result.solution.problem, users=replace(result.solution.problem.users, names=tuple(
+            f"user {name}" for name in result.names)))))
+    assert named.models_of(["user 3"])[1].tolist() == [True]
+    for wrong, part in (("user 3", "expected a list of names"), ([3], r"got the integer 3.*fit\.names\[3\]")):
+        with pytest.raises(InvalidInput, match=part):
+            named.models_of(wrong)
 
 
 def test_as_many_groups_as_there_are():

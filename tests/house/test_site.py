@@ -76,6 +76,17 @@ def test_a_notebook_becomes_a_page():
     assert pictures == {"name-1.png": b"dots"}
 
 
+def test_rows_of_printed_tables_stay_in_one_line():
+    lines = ["RMSE on test rows, mean over users", "         groups   smooth", "coterie    1.03     1.11",
+             "splines                             1.01", "Held out  RMSE on rows: a sentence.", "│ 1 │ 2 │"]
+    start = '<div class="language-text highlight"><pre><span></span><code>'
+    page = HOOKS["on_page_content"](f"{start}{chr(10).join(lines)}\n</code></pre></div>")
+    assert re.findall('<span class="row">(.*)</span>', page) == [lines[k] for k in (2, 3, 5)]
+    assert re.sub('<span class="row">(.*)</span>', r"\1", page) == f"{start}{chr(10).join(lines)}\n</code></pre></div>"
+    code = "<pre><code>a    b    c</code></pre>"
+    assert HOOKS["on_page_content"](code) == code
+
+
 def test_docstrings_get_the_form_that_griffe_reads():
     text = """Do it.
 

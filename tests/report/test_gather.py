@@ -19,6 +19,7 @@ from coterie.datasets import clustered, ellipses, gaussian_mixture
 from coterie.fitting import Scores, Settings, fit
 from coterie.report import render
 from coterie.report.gather import aligned, gather, sample
+from coterie.runs.save import count_groups
 from coterie.storage import json_ready
 
 KEYS = {"title", "subtitle", "version", "command", "task", "users", "counts", "lams", "chosen", "points", "labels",
@@ -61,7 +62,8 @@ def check(document: dict) -> None:
     json.dumps(document, allow_nan=False)
     n, n_lams = len(document["users"]), len(document["lams"])
     assert np.shape(document["labels"]) == (n_lams, n)
-    assert np.shape(document["map"]["points"]) == (n_lams, n, 3 if document["map"]["kind"] == "separators" else 2)
+    if n > 1:
+        assert np.shape(document["map"]["points"]) == (n_lams, n, 3 if document["map"]["kind"] == "separators" else 2)
     assert len(document["points"]) == len(document["coefficients"]["which"]) == n_lams
     assert len(document["tree"]) == n - 1
     assert n == 1 or is_valid_linkage(np.array(document["tree"], dtype=float))
@@ -120,8 +122,10 @@ def test_the_headline_says_what_was_found_whom_it_helps_and_how_sure_that_is():
     found = fitted("squared", "regression")
     said, scores = gather(found)["headline"], found.scores
     assert said["found"] == "2 groups among 9 users (5 and 4 users)."
-    assert said["better"] == ("Sharing within groups predicts better than a model from the user's own rows for "
-                              f"{(scores.gains > 0).sum()} of 9 users.")
+    clear = replace(scores, alone=scores.fitted + np.arange(9))
+    assert gather(replace(found, scores=clear))["headline"]["better"] == (
+        "Sharing within groups predicts better than a model from the user's own rows for 8 of 9 users, and equally "
+        "well for 1.")
     gain, error = scores.gain
     assert f"better by {gain:.2g}, with a standard error of {error:.2g}" in said["helps"]
     assert said["helps"].endswith("No user is worse off than with their own model by more than chance.")
@@ -129,10 +133,18 @@ def test_the_headline_says_what_was_found_whom_it_helps_and_how_sure_that_is():
     assert "certif" not in "".join(said.values())
     other = replace(scores, alone=scores.fitted - 3 * np.arange(9), worse=np.arange(9) > 6)  # RMSE: they are better
     worse = gather(replace(found, scores=other))["headline"]
-    assert "predicts better than a model from the user's own rows for 0 of 9 users, and equally well for 1." \
-        in worse["better"]
+    assert worse["better"] == ("Sharing within groups predicts worse than a model from the user's own rows for 8 of 9 "
+                               "users, and equally well for 1.")
     assert "this is worse by 12, with a standard error of 2.7: more than chance." in worse["helps"]
     assert "2 users are worse off" in worse["helps"]
+    gains = np.array([2, 1, 1, 0, 0, 0, -1, -1, -3])
+    even = gather(replace(found, scores=replace(scores, alone=scores.fitted + gains)))["headline"]
+    assert even["better"] == ("Sharing within groups predicts neither clearly better nor worse than a model from the "
+                              "user's own rows: better for 3 of 9 users, equally well for 3 and worse for 3.")
+    assert "this can be chance" in gather(replace(found, scores=replace(
+        scores, alone=scores.fitted + gains + 0.1)))["headline"]["helps"]
+    same = gather(replace(found, scores=replace(scores, alone=scores.fitted)))["headline"]
+    assert same["better"].endswith("own rows: equally well for 9 of 9 users.")
     unknown = gather(replace(found, scores=None))["headline"]
     assert unknown["better"] is None
     assert unknown["helps"].startswith("No rows were held out")
@@ -153,6 +165,20 @@ def test_no_groups_and_one_group_are_called_so(lam, kind, title, text):
     assert document["headline"]["sure"] == "The penalty strength was given, not chosen by the data."
     assert "penalty strength" in document["settings_sentence"]
     assert " as given; 20% of the rows held out; tolerance 1e-06; seed 0." in document["settings_sentence"]
+
+
+def test_one_user_is_compared_with_nobody():
+    users = clustered("squared", n_users=1, n_clusters=1, samples=40, seed=0).users
+    result = fit(users, Settings(n_lams=5))
+    document = gather(result)
+    score = f"{result.scores.fitted[0]:.3g}"
+    assert document["title"] == "One user"
+    assert document["headline"] == {"found": "There is one user, so there is nothing to share.", "better": None,
+                                    "helps": f"On 8 held-out rows, the RMSE is {score}.", "sure": None}
+    assert [document[name] for name in ("map", "scores", "shares")] == [None] * 3
+    assert "held_out" not in document["groups"]
+    assert str(result.scores) == f"RMSE on 8 held-out rows: {result.scores.fitted[0]:.4g}."
+    assert count_groups(result) == "one user"
 
 
 def test_models_that_do_better_are_a_warning():

@@ -729,6 +729,15 @@ def test_users_without_groups_are_not_called_groups(show):
 
 
 @pytest.mark.browser
+def test_the_page_of_one_user_compares_nothing(show):
+    users = clustered("squared", n_users=1, n_clusters=1, samples=40, seed=0).users
+    tab = show(gather(ct.fitting.fit(users, ct.fitting.Settings(n_lams=5))))
+    assert tab.texts("#contents a") == ["Users", "Models", "Certificate", "About"]
+    assert tab.text("#coefficients h2") == "The user's model"
+    assert "one model for all" not in tab.value("document.body.innerText").lower()
+
+
+@pytest.mark.browser
 def test_the_tree_of_one_group_is_drawn_where_it_is_asked_for(show):
     tab = show(of_a_fit(lam=1e4))
     assert tab.value("document.querySelectorAll('#figure-tree path').length") == 0

@@ -11,7 +11,7 @@ import typer
 from coterie import runs
 from coterie.cli import options
 from coterie.cli.base import app, console
-from coterie.labels import many
+from coterie.labels import groups_of, many
 from coterie.storage import json_ready
 
 
@@ -47,8 +47,9 @@ def run_certify(
                           soft_wrap=True)
         if not proof.same_models:
             console.print("The models in models.csv are not those of these groups.", style="yellow", soft_wrap=True)
-        found = f"{many(proof.n_clusters, 'group')} among {many(len(saved.names), 'user')}"
-        console.print(f"{found} at lam = {saved.lam:g}: {proof}.", soft_wrap=True, highlight=False)
+        found = groups_of(proof.n_clusters, len(saved.names), "among")
+        console.print(f"{found[0].upper()}{found[1:]} at lam = {saved.lam:g}: {proof}.", soft_wrap=True,
+                      highlight=False)
         what = " for the released statistics" if "privacy" in claims else ""
         console.print(f"Certified: no other models are better{what} by more than the tolerance." if proof.certified else
                       "Not certified to the tolerance of the run.", soft_wrap=True)

@@ -39,7 +39,7 @@ from coterie.federated.driver import Round
 from coterie.federated.runtimes import service
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.graph.weights import KINDS
-from coterie.labels import many
+from coterie.labels import groups_of
 from coterie.runs import check_free, load_run
 from coterie.runs.folder import UNFINISHED, clear
 from coterie.solution import Status
@@ -283,7 +283,7 @@ def _show(out: Path, seconds: float) -> None:
     result = load_run(out).info
     for note in result.get("notes", ()):
         console.print(note, style="dim", soft_wrap=True, highlight=False, markup=False)
-    title = f"{many(result['n_clusters'], 'group')} among {many(result['n_users'], 'user')} at lam = {result['lam']:g}"
+    title = f"{groups_of(result['n_clusters'], result['n_users'], 'among')} at lam = {result['lam']:g}"
     table = Table(show_header=False, title=f"{result['kind']}, {title}" if "kind" in result else title)
     gap = "none" if result["gap"] is None else f"{result['gap']:.1e}"
     for name, value in (("rounds", str(result["n_rounds"])), ("bytes up", f"{result['bytes_up']:,}"),

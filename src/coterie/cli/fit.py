@@ -85,7 +85,7 @@ def show(fitted: Fit, out: Path) -> None:
 def _show_groups(fitted: Fit, table: Table, out: Path) -> None:
     """Print the largest groups."""
     users, sizes = fitted.solution.problem.users, np.bincount(fitted.labels)
-    for heading in ("group", "users", "rows", "among them"):
+    for heading in ("group", f"{fitted.noun}s", "rows", "among them"):
         table.add_column(heading, justify="left" if heading == "among them" else "right")
     for k in np.argsort(-sizes, kind="stable")[:20]:
         members = np.flatnonzero(fitted.labels == k)

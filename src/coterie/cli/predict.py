@@ -72,12 +72,14 @@ def run_predict(
     if quiet:
         return
     where = "on standard output" if is_input(out) else f"in {out}"
-    printer.print(f"{many(len(names), 'prediction')} for {many(len(users), 'user')} {where}.", soft_wrap=True,
+    recipe = getattr(fitted, "recipe", None)
+    by_row = recipe is not None and recipe.user is None
+    noun = "point" if by_row else "user"
+    printer.print(f"{many(len(names), 'prediction')} for {many(len(users), noun)} {where}.", soft_wrap=True,
                   markup=False)
     if unknown:
-        recipe = getattr(fitted, "recipe", None)
-        by_row = recipe is not None and recipe.user is None
-        printer.print(f"{unknown} of these users are not in the run: they get the "
+        verb, subject = ("is", "it gets") if unknown == 1 else ("are", "they get")
+        printer.print(f"{unknown:,} of these {noun}s {verb} not in the run: {subject} the "
                       f"{'model of the nearest group' if by_row else 'pooled model'}.", soft_wrap=True)
     if scores is not None:
         printer.print(str(scores), soft_wrap=True, markup=False, highlight=False)

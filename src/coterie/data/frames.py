@@ -30,8 +30,8 @@ def read_parquet(path: str | PathLike[str], raw: bytes | None = None) -> Any:
                            pl.read_parquet(io.BytesIO(raw))))
 
 
-def read_excel(path: str, raw: bytes) -> Any:
-    """The first sheet of an Excel file as a polars frame, with its blank rows."""
+def read_excel(path: str, raw: bytes, header: bool = True) -> Any:
+    """The first sheet of an Excel file as a polars frame, with its blank rows; without a header, all rows from 1."""
     engines = {"fastexcel": "calamine", "openpyxl": "openpyxl"}
     engine = next((engine for library, engine in engines.items() if find_spec(library) is not None), None)
     if engine is None:
@@ -39,7 +39,9 @@ def read_excel(path: str, raw: bytes) -> Any:
 
     def read(pl: Any) -> Any:
         try:
-            return pl.read_excel(io.BytesIO(raw), engine=engine, infer_schema_length=None, drop_empty_rows=False)
+            return pl.read_excel(io.BytesIO(raw), engine=engine, infer_schema_length=None, drop_empty_rows=False,
+                                 has_header=header,  # without `skip_rows`, calamine skips blank rows at the top
+                                 read_options={"skip_rows": 0} if engine == "calamine" and not header else None)
         except Exception as error:  # each engine has its own
             raise ValueError(str(error) or type(error).__name__) from error
 
@@ -51,6 +53,13 @@ def filled_rows(frame: Any) -> list[int]:
     import polars as pl
 
     return list(frame.select(pl.any_horizontal(pl.all().is_not_null()).arg_true()).to_series().to_list())
+
+
+def sheet_rows(path: str, raw: bytes) -> list[int]:
+    """The rows of the sheet, from 1, in which the rows of an Excel table are: of those with some value."""
+    table = read_excel(path, raw)
+    first = len(read_excel(path, raw, header=False)) - len(table) + 1  # blank rows and the header are above it
+    return [first + row for row in filled_rows(table)]
 
 
 def read_json_lines(path: str, content: Callable[[], list[tuple[int, bytes]]]) -> Any:

@@ -27,6 +27,7 @@ from coterie.data.frames import (
     read_json_lines,
     read_parquet,
     read_texts,
+    sheet_rows,
 )
 from coterie.data.validation import check_unique, show
 from coterie.errors import CoterieWarning, InvalidInput
@@ -77,7 +78,7 @@ def read_table(path: str | PathLike[str], separator: str | None = None) -> Any:
 def row_place(path: str | PathLike[str], separator: str | None = None) -> Callable[[int], str]:
     """Where a row of `read_table` is in its file, in words: "line 17 of shops.csv"; the file is read when asked.
 
-    Files without lines have rows from 1, in Excel those under the header.
+    Files without lines have rows from 1; in Excel these are the rows of the sheet, the header among them.
 
     Parameters
     ----------
@@ -101,7 +102,7 @@ def row_place(path: str | PathLike[str], separator: str | None = None) -> Callab
         if kind == "parquet":
             return f"row {row + 1} of {name}"
         if kind == "excel":
-            return f"row {filled_rows(read_excel(name, content))[row] + 1} under the header of {name}"
+            return f"row {sheet_rows(name, content)[row]} of {name}"
         with warnings.catch_warnings():  # they were shown when the file was read
             warnings.simplefilter("ignore", CoterieWarning)
             data = decode(name, content)

@@ -216,7 +216,7 @@ class Users(Participants):
             raise InvalidInput(f"y must have one dimension, got shape {targets.shape}", remedy="Pass one target a row")
         for what, size in (("user", len(rows.codes)), ("y", n if targets is None else len(targets))):
             if size != n:
-                raise InvalidInput(f"X has {n} rows and {what} has {size} values", remedy="Pass one value a row")
+                raise InvalidInput(f"X has {n} rows and {what} has {size} values", remedy="Pass one value per row")
         if len(labels) != len(columns):
             raise InvalidInput(f"X has {len(columns)} columns and feature_names has {len(labels)} values")
         if targets is not None:

@@ -180,7 +180,7 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
         rows = group([EVERYONE] * n_rows if users is None else users)
         if len(rows.codes) != n_rows:
             raise InvalidInput(f"X has {n_rows} rows and users has {len(rows.codes)} values",
-                               remedy="Pass one name a row")
+                               remedy="Pass one name per row")
         return rows
 
     def _with_models(self, X: Any, users: Any) -> tuple[Array, Array]:

@@ -62,7 +62,7 @@ class RowScores(NamedTuple):
         larger = self.metric == "accuracy"
         worst = (min if larger else max)(self.users, key=lambda name: self.users[name])
         shown = [f"{100 * value:.1f}%" if larger else f"{value:.4g}" for value in (self.mean, self.users[worst])]
-        return (f"{self.metric} on {self.n_rows} rows with a target: {shown[0]}"
+        return (f"{self.metric} on {self.n_rows:,} rows with a target: {shown[0]}"
                 + (f", mean over {len(self.users)} users; worst {shown[1]} (user {show(worst)})"
                    if len(self.users) > 1 else "") + "."
                 + " These are the rows of the fit: on new rows expect worse." * self.seen)

@@ -13,6 +13,7 @@ from coterie._typing import Array, Flags, Indices, Ints
 from coterie.analysis.path import InNotebook, Path
 from coterie.data.encoding import Recipe
 from coterie.data.users import Users
+from coterie.errors import InvalidInput
 from coterie.fitting.kinds import Kind, group_centres, kind_of
 from coterie.fitting.predictions import models_by_name
 from coterie.fitting.scores import Scores
@@ -197,11 +198,16 @@ class FitResult(InNotebook):
 
         Parameters
         ----------
-        names : of users. Like the owners of rows, they are always names, and unknown users get the pooled model.
+        names : of users, as a list. Like the owners of rows, they are always names, and unknown users get the pooled
+            model.
 
         Returns
         -------
         (n, dim) the models, in the solver's units, and (n,) who is known.
+
+        Raises
+        ------
+        InvalidInput : `names` is not a list, or holds positions: integers where no name is an integer.
 
         Example
         -------
@@ -211,8 +217,14 @@ class FitResult(InNotebook):
         >>> fit(users, Settings(task="regression", n_lams=4, holdout=0.0)).models_of(["b", "stranger"])[1].tolist()
         [True, False]
         """
-        models, index = models_by_name(np.asarray(names, dtype=object).tolist(), self.names, self.models,
-                                       self.together)
+        given = np.asarray(names, dtype=object)
+        if given.ndim == 0:
+            raise InvalidInput(f"expected a list of names, got {names!r}", remedy=f"Pass [{names!r}]")
+        number = next((name for name in given.tolist() if isinstance(name, (int, np.integer))), None)
+        if number is not None and not any(isinstance(name, (int, np.integer)) for name in self.names):
+            raise InvalidInput(f"expected names of users, got the integer {number}, and no user is named by an integer",
+                               remedy=f"Pass fit.names[{number}], or read fit.models[{number}]")
+        models, index = models_by_name(given.tolist(), self.names, self.models, self.together)
         return models, index >= 0
 
     def personalize(self, newcomers: Users) -> Joined:

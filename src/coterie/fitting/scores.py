@@ -105,12 +105,14 @@ class Scores:
         """Means over users."""
         text = self.text
         fitted, alone, together = (text(float(np.nanmean(m)), 4) for m in (self.fitted, self.alone, self.together))
+        if len(self.fitted) == 1:
+            return f"{self.metric} on {self.n_rows:,} held-out rows: {fitted}."
         gain, error = self.gain
         sure = f", standard error {text(error, 2)}" if np.isfinite(error) else ""
         n, lower = int(np.isfinite(self.fitted).sum()), int((self.gains < 0).sum())
-        return (f"{self.metric} on {self.n_rows} held-out rows, mean over users: {fitted}; local models {alone}, "
+        return (f"{self.metric} on {self.n_rows:,} held-out rows, mean over users: {fitted}; local models {alone}, "
                 f"one model for all {together}. Gain over local models: {text(gain, 2)}{sure}. "
-                f"{lower} of {n} users score worse than alone, {int(self.worse.sum())} by more than chance.")
+                f"{lower:,} of {n:,} users score worse than alone, {int(self.worse.sum()):,} by more than chance.")
 
 
 def mean_and_error(values: Array) -> tuple[float, float]:

@@ -146,7 +146,9 @@ function coefficientsLead() {
   const what = separate(all) ? `models of ${noun}s` : centres ? `centres of ${word}s` : `${word}s`;
   const which =
     all === 1
-      ? `The ${centres ? "centre" : "model"} that all ${noun}s share at this lam`
+      ? users.length === 1
+        ? `The model of the ${noun}`
+        : `The ${centres ? "centre" : "model"} that all ${noun}s share at this lam`
       : known(all) && shown < all
         ? `The first ${integer(shown)} of ${integer(all)} ${what} at this lam, by size`
         : `All ${what} at this lam`;
@@ -172,7 +174,9 @@ export function setUpCoefficients() {
     const count = (points[state.at] || {}).n_clusters;
     section.querySelector("h2").textContent =
       count === 1
-        ? `The ${sharing.startsWith("personal") ? "centre" : "model"} that all ${noun}s share`
+        ? users.length === 1
+          ? `The ${noun}'s model`
+          : `The ${sharing.startsWith("personal") ? "centre" : "model"} that all ${noun}s share`
         : `The ${separate(count) ? noun : word}s' ${doc.task === "clustering" ? "centres" : "models"} side by side`;
     byId("coefficients-lead").textContent = coefficientsLead();
   };

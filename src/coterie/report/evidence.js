@@ -1,7 +1,7 @@
 // What users share, and the evidence for it: kinds of models on rows left out, stability, held-out gain.
 
 import { byId, element, known, number, percent, plural, trimmed, integer } from "./basics.js";
-import { chosen, clusters, doc, glyph, naming, noun, scores, slotOf, users, word } from "./model.js";
+import { chosen, clusters, doc, everyone, glyph, naming, noun, scores, slotOf, users, word } from "./model.js";
 
 const KIND_NAMES = {
   "one model": "One model for all",
@@ -131,7 +131,7 @@ export function setUpEvidence() {
   const body = section.querySelector(".body");
   const compared = Object.keys(groups.compared || {}).length > 1;
   byId("groups").textContent = groups.sentence || "";
-  const more = groups.sentence && groups.sentence !== (doc.headline || {}).sure;
+  const more = groups.sentence && groups.sentence !== (doc.headline || {}).sure && everyone > 1;
   if (!compared && !heldOut && !more) {
     section.hidden = true;
     return;

@@ -111,7 +111,8 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
         "labels": [s.labels.tolist() for s in view.path.solutions],
         "tree": [[int(a), int(b), lam, int(size)] for a, b, lam, size in view.path.linkage.tolist()],
         # What a federated fit has as rows are not the users' own.
-        "map": _map(view, samples=not (isinstance(source, FitResult) and hasattr(source, "ledger"))),
+        "map": None if users.n_users == 1 else _map(
+            view, samples=not (isinstance(source, FitResult) and hasattr(source, "ledger"))),
         "coefficients": _coefficients(full, view, keep, classes),
         "scores": _scores(source, full, keep),
         # Weights that were made from groups prove nothing about these groups.
@@ -130,7 +131,7 @@ def _groups(fit: FitResult, keep: Ints) -> dict[str, Any]:
         evidence["stability"] = json_ready({
             "stable": stability.stable, "index": stability.index, "searched": stability.searched,
             "groups": [stability.stays[fit.labels == k].mean() for k in range(fit.n_clusters)]})
-    if scores is not None:
+    if scores is not None and len(scores.fitted) > 1:
         evidence["held_out"] = json_ready({
             "gain": scores.gain[0], "error": scores.gain[1], "worse": int(scores.worse.sum()),
             "users": int(np.isfinite(scores.fitted).sum()), "rows": scores.n_rows,
@@ -224,9 +225,9 @@ def _shares(fit: FitResult) -> dict[str, Any] | None:
                          + groups: variance of the means of groups
                          + personal: variance within groups
 
-    None where all users have the same model, or are points.
+    None where all users have the same model or there is only one, and for points.
     """
-    if fit.kind == "one model" or fit.settings.task == "clustering":
+    if fit.kind == "one model" or fit.settings.task == "clustering" or len(fit.labels) == 1:
         return None
     models = fit.units.standardized(fit.models)
     labels = np.zeros_like(fit.labels) if fit.kind == "alone" else fit.labels
@@ -238,7 +239,7 @@ def _shares(fit: FitResult) -> dict[str, Any] | None:
 
 
 def _scores(source: FitResult | Path | Solution, view: View, keep: Ints) -> dict[str, Any] | None:
-    if isinstance(source, FitResult) and source.scores is not None:
+    if isinstance(source, FitResult) and source.scores is not None and len(source.labels) > 1:
         scores = source.scores
         rows = aligned(scores, len(source.path), source.chosen)
         rows = rows[:len(view.path)]

@@ -33,9 +33,11 @@ def title_of(source: FitResult | Path | Solution, n_groups: int, n_users: int) -
     users = many(n_users, source.noun if isinstance(source, FitResult) else "user")
     if isinstance(source, FitResult) and source.kind == "personal":
         return f"Personal models of {users}"
-    if n_groups == 1 < n_users:
+    if n_users == 1:
+        return f"One {users.split()[1]}"
+    if n_groups == 1:
         return f"One model for {users}"
-    return f"No groups among {users}" if n_groups == n_users > 1 else f"{many(n_groups, 'group')} of {users}"
+    return f"No groups among {users}" if n_groups == n_users else f"{many(n_groups, 'group')} of {users}"
 
 
 def headline(source: FitResult | Path | Solution, labels: Ints, task: str, noun: str = "user") -> dict[str, str | None]:
@@ -56,6 +58,10 @@ def headline(source: FitResult | Path | Solution, labels: Ints, task: str, noun:
     if not isinstance(source, FitResult):
         return {"found": _found("", labels, noun), "better": None, "helps": _federated(source, task), "sure": None}
     kind, scores = "" if source.settings.task == "clustering" else source.kind, source.scores
+    if len(labels) == 1:
+        helps = None if scores is None else \
+            f"On {many(scores.n_rows, 'held-out row')}, the {scores.metric} is {scores.text(scores.fitted[0], 3)}."
+        return {"found": _found(kind, labels, noun), "better": None, "helps": helps, "sure": None}
     if scores is None:
         unknown = "No rows were held out, so it is not known whether sharing helps." if kind else None
         return {"found": _found(kind, labels, noun), "better": None, "helps": unknown, "sure": _sure(source)}
@@ -71,7 +77,8 @@ def _found(kind: str, labels: Ints, noun: str) -> str:
     if k == len(labels) > 1:
         return f"No groups among {n}: each has a model of its own."
     if k == 1:
-        return f"One group: all {n} share one model." if len(labels) > 1 else f"There is one {noun}."
+        return f"One group: all {n} share one model." if len(labels) > 1 else \
+            f"There is one {noun}, so there is nothing to share."
     order = np.sort(sizes)[::-1]
     listed = ", ".join(f"{size:,}" for size in order[:-1]) + f" and {order[-1]:,} {noun}s"
     if k > _LISTED:
@@ -87,12 +94,21 @@ def _gains(kind: str, scores: Scores) -> Array:
 
 
 def _better(kind: str, scores: Scores) -> str:
+    """For how many users predictions are better; worse, or neither clearly better nor worse, where that is so."""
     gains = _gains(kind, scores)
-    other = "one model for all," if kind == "alone" else "a model from the user's own rows"
-    equal = int((gains == 0).sum())
-    same = f", and equally well for {equal:,}" if equal else ""
-    return (f"{_SHARING[kind]} predicts better than {other} for {int((gains > 0).sum()):,} of "
-            f"{many(len(gains), 'user')}{same}.")
+    gain, error = mean_and_error(gains)
+    other = "one model for all" if kind == "alone" else "a model from the user's own rows"
+    counts = {"better": int((gains > 0).sum()), "equally well": int((gains == 0).sum()),
+              "worse": int((gains < 0).sum())}
+    users = many(len(gains), "user")
+    if not abs(gain) <= 2 * error:
+        what = "worse" if gain < 0 else "better"
+        same = f", and equally well for {counts['equally well']:,}" if counts["equally well"] else ""
+        comma = "," if kind == "alone" else ""
+        return f"{_SHARING[kind]} predicts {what} than {other}{comma} for {counts[what]:,} of {users}{same}."
+    first, *rest = [f"{name} for {count:,}" for name, count in counts.items() if count]
+    more = "".join(f", {part}" for part in rest[:-1]) + "".join(f" and {part}" for part in rest[-1:])
+    return f"{_SHARING[kind]} predicts neither clearly better nor worse than {other}: {first} of {users}{more}."
 
 
 def _helps(kind: str, scores: Scores) -> str:

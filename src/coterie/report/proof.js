@@ -5,7 +5,7 @@ import {
   roving, saveCsv, shape, ticks, integer,
 } from "./basics.js";
 import { evidenceTable } from "./evidence.js";
-import { doc, lamAxis, lams, move, points, state, views, word } from "./model.js";
+import { doc, lamAxis, lams, move, noun, points, sharing, state, views, word } from "./model.js";
 import { nowLines, sides, spacedDown } from "./path.js";
 
 const FLOOR = 1e-16;
@@ -304,7 +304,8 @@ const ASKED = {
 // About -------------------------------------------------------------------------------------------------------------
 
 export function setUpAbout() {
-  const body = byId("about").querySelector(".body");
+  const body = byId("about").querySelector(".body"),
+    own = sharing.startsWith("personal");
   const facts = element("dl", { class: "settings" });
   const add = (name, value) =>
     facts.append(element("div", {}, element("dt", { text: name }), element("dd", { text: value })));
@@ -331,18 +332,28 @@ export function setUpAbout() {
       {},
       ...[
         "lam is the strength of the penalty on differences between models. " +
-          "At 0 every user has a separate model; from some lam on, all users share one model.",
+          `At 0 every ${noun} has a separate model; from some lam on, all ${noun}s share one model.`,
         ...(doc.groups && doc.groups.kind
-          ? ["Models are shown as they predict: each group is fitted again to its rows, without the penalty."]
+          ? [
+              "Models are shown as they predict: " +
+                (own
+                  ? `each user's own, around the centre of its ${word}, without the penalty between users.`
+                  : `each ${word} is fitted again to its rows, without the penalty.`),
+            ]
           : []),
         "Move the slider, press its arrows, or press a point of a chart: the complete page then shows that lam. " +
           "The ring marks the chosen lam.",
-        `Users of one ${word} have exactly the same model, not a similar one. ` +
+        `${noun[0].toUpperCase()}${noun.slice(1)}s of one ${word} have exactly the same ` +
+          `${own ? "centre" : "model"}, not a similar one. ` +
           `The number of a ${word} holds for one lam only; colours and shapes follow a ${word} from lam to lam.`,
-        "Press a node of the tree, a dot or line of the map, or a number in the table to select users; " +
+        `Press a node of the tree, a dot or line of the map, or a number in the table to select ${noun}s; ` +
           "press it again to clear.",
-        "Scores are on held-out rows: of the models at this lam, of models from each user's own rows only, and of " +
-          "one model for all users.",
+        ...(doc.scores
+          ? [
+              "Scores are on held-out rows: of the models at this lam, of models from each user's own rows only, and " +
+                "of one model for all users.",
+            ]
+          : []),
         "Every chart can be saved as a table (CSV) or a picture (PNG). " +
           "The page needs no network and sends nothing.",
       ].map((text) => element("li", { text })),

@@ -121,11 +121,13 @@ def count_groups(result: FitResult) -> str:
     users = f"{n:,} {result.noun}{'s' * (n != 1)}"
     if result.kind == "personal":
         return f"personal models around one centre for {users}"
-    if k == n > 1:
+    if n == 1:
+        return f"one {result.noun}"
+    if k == n:
         return f"no groups among {users}"
-    if k == 1 < n:
+    if k == 1:
         return f"one model for {users}" if result.settings.task != "clustering" else f"one group of {users}"
-    return f"{k} group{'s' * (k != 1)} among {users}{', with personal models' * (result.kind == 'personal in groups')}"
+    return f"{k} groups among {users}{', with personal models' * (result.kind == 'personal in groups')}"
 
 
 def _facts(fit: FitResult) -> dict[str, Any]:
