@@ -286,8 +286,8 @@ class Merging:
         first, second = self._pairs()
         new = np.isnan(self.changes[first, second])
         if new.any():
-            a, b = first[new], second[new]
-            self.changes[a, b] = self._merged(a, b).parts - groups.parts[a] - groups.parts[b]
+            i, j = first[new], second[new]
+            self.changes[i, j] = self._merged(i, j).parts - groups.parts[i] - groups.parts[j]
         best = int(self.changes[first, second].argmin())
         a, b = int(first[best]), int(second[best])
         if not self.changes[a, b] < 0:

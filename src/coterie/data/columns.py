@@ -120,7 +120,7 @@ def text_key(text: str) -> str:
         return text.lower() if text.lower() in ("true", "false") else text
 
 
-def in_days(kind: str, values: Any, origin: int) -> Array:
+def in_days(kind: str, values: Any, origin: float) -> Array:
     """Dates and durations in days since `origin`, other values as they are."""
     return np.asarray((values - origin) / DAY if kind in ("date", "duration") else values, dtype=np.float64)
 

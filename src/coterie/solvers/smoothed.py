@@ -171,8 +171,8 @@ class _Search:
         # The distance to the local models, if this does not make the smoothing larger than the losses, and the distance
         # between users: the penalty is completely smooth at first.
         steps = _solved(self.loss.hessians, self.loss.gradients) @ self.view.basis.T
-        reach = np.linalg.norm(steps, axis=1)
-        reach = reach[np.isfinite(reach)].max(initial=0.0)
+        lengths = np.linalg.norm(steps, axis=1)
+        reach = lengths[np.isfinite(lengths)].max(initial=0.0)
         apart = np.linalg.norm(self._differences(self.own), axis=1).max(initial=0.0)
         even = abs(float(self.loss.values.sum())) / float(self.radii.sum())
         self.mu = max(min(float(reach), even if np.isfinite(even) else np.inf), float(apart), 1e-300)

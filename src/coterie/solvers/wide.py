@@ -245,6 +245,7 @@ class WideComplete(Wide):
         sigma = self.dtype(self.sigma)
         self.solved += 1
         alone = self.inverse(q)
+        assert self.shared is not None  # since `_prepare`
         residual = alone.sum(axis=0) - self.shared + sigma * self.spread.sum(axis=0)
         z = self._precondition(residual)
         direction, rz = z, float(residual @ z)
