@@ -957,7 +957,7 @@ def test_signals_at_random_moments(number):
                 break
             stopped += 1
             if number == signal.SIGINT and process.returncode != -signal.SIGINT:  # else Python was still starting
-                assert process.returncode == 130
+                assert process.returncode == 130, said
                 # Python shows an interrupt inside a destructor and goes on; the command ends soon after.
                 assert said.count("Traceback") == said.count("Exception ignored")
             if Path("cut/run.json").exists() and not Path("cut/progress/asked.coterie").exists():
