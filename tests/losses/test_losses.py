@@ -216,6 +216,30 @@ def test_conjugate_is_infinite_outside_its_domain_and_finite_inside(name, low, h
         assert np.isinf(loss.conjugates(samples, outside)).tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("size", [0.0, 7e-18, 1.4e-17, 3e-16, 1e-13, 1e-8])
+@pytest.mark.parametrize("seed", range(3))
+def test_slopes_of_rounding_level_have_a_bound_where_no_row_holds_the_intercept(size, seed):
+    """With all margins above 1 the conjugate is ridge/2 ||w||^2 + |slope of b| O(1), and it is attained for slope 0."""
+    rng, w = np.random.default_rng(seed), np.array([3.0, -4.0])
+    features = rng.standard_normal((40, 2))
+    targets = np.where(features @ w > 0, 1.0, -1.0)
+    features += 0.5 * targets[:, None] * w / 5.0
+    loss, users = ct.SquaredHinge(ridge=1e-3), ct.Users.from_arrays(features, targets, np.repeat(np.arange(4), 10))
+    samples, models = loss.prepare(users), np.tile([*w, 0.0], (4, 1))
+    assert (loss.evaluate(samples, models, 1).gradients[:, 2] == 0).all()
+    for sign in (-1.0, 1.0):
+        slopes = np.tile([*(1e-3 * w), sign * size], (4, 1))
+        bounds = loss.conjugates(samples, slopes, models)
+        for b in (-0.5, 0.0, 0.5):  # no bound is below what a model attains
+            x = models + [0.0, 0.0, b]
+            assert (bounds >= (slopes * x).sum(axis=1) - loss.values(samples, x) - 1e-17).all()
+        widest = np.abs(features @ w).max()  # no intercept is farther from 0 where the loss is
+        np.testing.assert_allclose(bounds, 0.5e-3 * w @ w, rtol=0, atol=(1e-10 + size) * widest)
+    alike = ct.Users.from_arrays(features, np.ones(40), users.owner)  # of one class: no slope < 0 has a bound
+    outside, far = np.tile([0.0, 0.0, -size], (4, 1)), np.tile([0.0, 0.0, -30.0], (4, 1))
+    assert np.isinf(loss.conjugates(loss.prepare(alike), outside, far)).all() == (size > 0)
+
+
 def test_local_optimum_of_least_squares_is_the_normal_equations():
     users, loss = users_for("squared", samples=15), ct.Squared(ridge=0.0)
     found = loss.local(loss.prepare(users))

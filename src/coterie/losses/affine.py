@@ -31,6 +31,8 @@ from coterie.losses.newton import Minimum
 from coterie.losses.rows import Terms, expand, is_wide, row_bounds, value_rounding
 from coterie.losses.wide import minimise_wide
 
+_BESIDE = 1e-10  # times the terms of a gradient: how far beside a slope bounds are computed, if none is found at it
+
 
 @dataclass(frozen=True, kw_only=True)
 class AffineLoss(BlockLoss):
@@ -222,6 +224,36 @@ class LinearLoss(AffineLoss):
     """
 
     max_curvature: ClassVar[float] = np.inf
+
+    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None, users: Indices | None = None,
+                    about: Array | None = None) -> DualBounds:
+        best = super().dual_bounds(samples, slopes, start, users, about)
+        rows = np.flatnonzero(~np.isfinite(best.values))
+        if rows.size and self.intercept and not self.penalize_intercept and not self.wide(samples):
+            who, about = rows if users is None else users[rows], np.zeros_like(slopes) if about is None else about
+            start = about if start is None else start
+            beside = self._bounds_beside(samples, slopes[rows], start[rows], who, about[rows])
+            for full, part in zip(best, beside, strict=True):
+                full[rows] = part
+        return best
+
+    def _bounds_beside(self, samples: Samples, slopes: Array, start: Array, who: Indices, about: Array) -> DualBounds:
+        """Bounds from slopes on both sides: a convex function is at most the larger of its values around a point.
+
+        Where no row holds the intercept, computed gradients along it are 0 or multiples of the rounding of margins, and
+        none of them need be near a slope that is itself a rounding error. Slopes a little beside are reached.
+        """
+        gap = np.abs(slopes - self.evaluate(samples, start, 1, who).gradients)[:, -1]
+        step = _BESIDE * self.magnitudes(samples, np.zeros_like(slopes), who).gradients[:, -1]
+        out = DualBounds(np.full(len(who), np.inf), np.zeros(len(who)), np.full(len(who), np.inf))
+        near = np.flatnonzero(gap <= step)
+        if near.size:
+            last = np.arange(slopes.shape[1]) == slopes.shape[1] - 1
+            one, other = (AffineLoss.dual_bounds(self, samples, slopes[near] + side * step[near, None] * last,
+                                                 start[near], who[near], about[near]) for side in (1, -1))
+            for full, *sides in zip(out, one, other, strict=True):
+                full[near] = np.maximum(*sides)
+        return out
 
     @abstractmethod
     def value(self, t: Array, y: Array) -> Array:

@@ -379,7 +379,8 @@ class Loss(ABC):
         _, g, h = self.evaluate_local(samples, z, 2, who)
         units = np.sqrt(np.maximum(np.einsum("nii->ni", h), 1e-300))
         step = solve_scaled(h, units, np.full(len(z), 1e-15), u - g)
-        far = np.linalg.norm(step, axis=1) > 1e-3 * (1.0 + np.linalg.norm(z, axis=1))  # that is no refinement
+        with np.errstate(over="ignore"):  # of a step where the loss is flat
+            far = np.linalg.norm(step, axis=1) > 1e-3 * (1.0 + np.linalg.norm(z, axis=1))  # that is no refinement
         return np.where(far[:, None], z, z + step)
 
     def wide(self, samples: Samples) -> bool:
