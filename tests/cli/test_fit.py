@@ -871,6 +871,26 @@ def test_a_power_cut_while_an_old_run_is_replaced(monkeypatch):
     assert "progress" not in {file.name for file in Path("cut").iterdir()}
 
 
+@pytest.mark.parametrize("name", ["last", "point-0", "asked"])
+def test_an_interrupt_while_parts_are_removed_leaves_no_run_to_continue(monkeypatch, name):
+    """Files are removed in any order: here one, and then the interrupt comes."""
+    few()
+
+    def interrupted(folder, **_):
+        for file in folder.glob(f"*{name}.coterie"):
+            file.unlink()
+        if folder.is_dir():  # not before the run
+            raise KeyboardInterrupt
+
+    good(*FEW, "--out", "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("coterie.runs.parts.shutil.rmtree", interrupted)
+        bad(*FEW, "--out", "cut", code=130)
+    assert any(Path("cut/progress").iterdir())
+    assert comparable(Path("cut")) == comparable(Path("whole"))
+    assert "no interrupted run to continue" in bad(*FEW, "--out", "cut", "--resume")
+
+
 @pytest.mark.slow
 def test_an_interrupt_in_a_destructor_is_not_lost():
     """Python drops an exception in a destructor; the command sends the interrupt again."""

@@ -40,6 +40,7 @@ class StoredParts(MutableMapping[str, Any]):
 
     def remove(self) -> None:
         """Delete all parts."""
+        self._file("asked").unlink(missing_ok=True)  # first: what an interrupt leaves of the others is not continued
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _file(self, key: str) -> Path:
