@@ -86,7 +86,7 @@ FILES = {
     "spaces.csv": text_of().replace(",", " ,  ").encode(),
     "packed.csv.gz": gzip.compress(text_of().encode(), mtime=0),
     "packed.csv.zst": pa.Codec("zstd").compress(text_of().encode(), asbytes=True),
-    "trailing_separator.csv": text_of(",", ",\n").encode(),
+    "trailing_separator.csv": text_of().replace("\n", ",\n").encode(),
 }
 
 
