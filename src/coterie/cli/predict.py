@@ -73,16 +73,20 @@ def run_predict(
         return
     where = "on standard output" if is_input(out) else f"in {out}"
     recipe = getattr(fitted, "recipe", None)
-    by_row = recipe is not None and recipe.user is None
-    noun = "point" if by_row else "user"
-    printer.print(f"{many(len(names), 'prediction')} for {many(len(users), noun)} {where}.", soft_wrap=True,
-                  markup=False)
-    if unknown:
-        verb, subject = ("is", "it gets") if unknown == 1 else ("are", "they get")
-        printer.print(f"{unknown:,} of these {noun}s {verb} not in the run: {subject} the "
-                      f"{'model of the nearest group' if by_row else 'pooled model'}.", soft_wrap=True)
+    counted = _count(len(names), len(users), unknown, where, by_row=recipe is not None and recipe.user is None)
+    printer.print(counted, soft_wrap=True, markup=False)
     if scores is not None:
         printer.print(str(scores), soft_wrap=True, markup=False, highlight=False)
+
+
+def _count(n_rows: int, n_users: int, unknown: int, where: str, by_row: bool) -> str:
+    """How many predictions there are and for whom, and which model unknown users get."""
+    noun, model = ("point", "model of the nearest group") if by_row else ("user", "pooled model")
+    lines = [f"{many(n_rows, 'prediction')} for {many(n_users, noun)} {where}."]
+    if unknown:
+        verb, subject = ("is", "it gets") if unknown == 1 else ("are", "they get")
+        lines.append(f"{unknown:,} of these {noun}s {verb} not in the run: {subject} the {model}.")
+    return "\n".join(lines)
 
 
 def _score_info(scores: RowScores) -> dict[str, Any]:
