@@ -434,4 +434,5 @@ def sentence_of(kind: Kind, means: dict[str, float]) -> str:
     others = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items() if name != kind)
     if kind not in means or not others:
         return f"{_SENTENCES[kind]}."
-    return f"{_SENTENCES[kind]}: the estimated loss on new rows is {means[kind]:.3g} ({others})."
+    rest = "" if means[kind] <= min(means.values()) else ", and no kind that is less simple is clearly better"
+    return f"{_SENTENCES[kind]}: the estimated loss on new rows is {means[kind]:.3g} ({others}){rest}."
