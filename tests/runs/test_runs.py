@@ -438,3 +438,14 @@ def test_every_setting_has_its_default_in_one_list():
     for name in ("loss", "lam", "weights", "ridge", "n_lams", "k", "tol", "standardize"):
         assert estimator[name] == defaults[name]
     assert (options["max_groups"] or None, estimator["most"]) == (defaults["max_groups"],) * 2
+
+
+def test_models_that_run_off_to_infinity_are_certified_by_their_losses(tmp_path):
+    (tmp_path / "table.csv").write_text("who,x,y\na,0,0\na,1,1\n")
+    fitted = ct.fit_table(tmp_path / "table.csv", user="who", target="y", folder=tmp_path / "run",
+                          settings=ct.fitting.Settings(ridge=0.0))
+    assert np.abs(fitted.models).max() > 100.0
+    assert ct.load_run(tmp_path / "run").certify().holds
+    models = tmp_path / "run" / "models.csv"
+    models.write_text(models.read_text().replace("a,0,", "a,0,-"))  # these separate the classes the other way
+    assert not ct.load_run(tmp_path / "run").certify().same_models
