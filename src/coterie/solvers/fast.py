@@ -47,7 +47,8 @@ _MORE_BITS = 150  # passes of wide models after which rounding may be what keeps
 _ESTIMATE = 1e-9  # gap that smoothing aims at: it is estimated there, and a few more Newton steps cost little
 _ROUGH = 1e-3  # relative error below which the groups are worth a polish
 _MANY, _CLOSE = 100, 1e-6  # unknowns above which a polish is dear, and the relative error below which it is worth it
-_SPLITS = 4  # of groups, in one attempt at a proof
+_SPLITS = 8  # of groups, in one attempt at a proof
+_SHARES = (0.1, 1e-3, 1e-5)  # of what duals may lack, in continuations of one attempt
 _TINY, _SMALL, _POLISH = 20, 300, 3000  # groups that are always polished; unknowns of a cheap polish, of any polish
 
 
@@ -308,19 +309,25 @@ class _Run:
         """Certify the exact optimum for these groups, with the current duals and with duals built for it."""
         self.proven = True
         polished = polish(self.problem, labels, models, tol=self.digits)
-        proved = self._defend(polished)
-        for _ in range(_SPLITS):  # of groups that no duals can hold together
-            if proved or self.engine.lack is None:
+        proved, splits, shares = self._defend(polished), 0, iter(_SHARES)
+        while (not proved or self.engine.lack is not None) and self.engine.built is not None and splits < _SPLITS:
+            lack = self.engine.lack
+            parts = None if lack is None else split(self.problem, polished, lack, self.losses.hessians, self._enough)
+            if parts is not None:  # no duals can hold these groups together
+                splits += 1
+                polished = polish(self.problem, *parts, tol=self.digits)
+                proved = self._defend(polished) or proved
+                continue
+            share = None if proved else next(shares, None)
+            if share is None:
                 break
-            parts = split(self.problem, polished, self.engine.lack, self.losses.hessians, self._enough)
-            if parts is None:
-                break
-            polished = polish(self.problem, *parts, tol=self.digits)
-            proved = self._defend(polished)
+            # Either the duals are nearly good enough, or it is not known yet what they cannot supply.
+            proved = self._defend(polished, begin=self.engine.built, share=share)
         if not proved:
             self.failures += 1
             self.next_proof = self.passes + _WAIT * self.failures
             return False
+        polished = self.best.models
         # Merge groups that are very close together, if the certificate is as good.
         for distance in (1e-2, 1e-4, 1e-6) if self.best.gap > _SURE else (1e-6,):
             closer = nearly_equal(self.problem, polished, distance)
@@ -344,12 +351,15 @@ class _Run:
         assert best is not None
         return self.problem.objective(models) - best.objective <= best.gap + 4.0 * best.rounding
 
-    def _defend(self, polished: Array, prefer: bool = False) -> bool:
-        """Certify the optimum for given groups, with duals built for it if the engine can build them."""
+    def _defend(self, polished: Array, prefer: bool = False, begin: Array | None = None, share: float = 1.0) -> bool:
+        """Certify the optimum for given groups, with duals built for it if the engine can build them.
+
+        They are built from `begin`, or from the current ones, and may lack `share` of what is usually enough.
+        """
         labels = labels_of(polished)
         gradients = self.losses.gradients_at(polished)
-        self.engine.lack = None
-        proof = self.engine.proof(labels, polished, gradients, self._enough)
+        self.engine.lack = self.engine.built = None
+        proof = self.engine.proof(labels, polished, gradients, self._enough, begin, share)
         return self._judge(polished, self.engine.duals() if proof is None else proof, prefer)
 
     def _judge(self, models: Array, duals: Array, prefer: bool = False) -> bool:
