@@ -107,6 +107,10 @@ class Engine:
         """
         return None
 
+    def forget(self) -> None:
+        """Forget what the last proof left."""
+        self.lack = self.built = None
+
     # Edges and users may be stored in another order internally.
     def _in(self, rows: Array) -> Array:
         return rows

@@ -40,6 +40,7 @@ _HOPELESS = 3  # failed attempts at a finite bound after which the solver stops 
 _WAIT = 10  # passes, times the proofs that failed, before the next one
 _SURE = 1e-11  # gap at which groups are right, except for those whose models differ by rounding
 _COMPILED = 150  # largest number of unknowns of a polish that costs little more than a few passes if it is compiled
+_SLOW = 200  # passes after which also a larger polish is worth it
 _EXACT = 100  # largest number of unknowns for which the result is always polished to rounding accuracy
 _SMOOTH_AT = ((60, 100), (300, 400), (LARGEST, 1500))  # unknowns, and passes after which smoothing is tried
 _LATE = 50  # passes after which the models of the losses change little, and are refreshed half as often
@@ -47,6 +48,8 @@ _MORE_BITS = 150  # passes of wide models after which rounding may be what keeps
 _ESTIMATE = 1e-9  # gap that smoothing aims at: it is estimated there, and a few more Newton steps cost little
 _ROUGH = 1e-3  # relative error below which the groups are worth a polish
 _MANY, _CLOSE = 100, 1e-6  # unknowns above which a polish is dear, and the relative error below which it is worth it
+_HELPFUL = 3.0  # times tol: the relative error below which the current duals are worth a certificate
+_ESTIMATED = 1.1  # estimated gap, in units of tol, up to which a point is certified
 _SPLITS = 8  # of groups, in one attempt at a proof
 _SHARES = (0.1, 1e-3, 1e-5)  # of what duals may lack, in continuations of one attempt
 _TINY, _SMALL, _POLISH = 20, 300, 3000  # groups that are always polished; unknowns of a cheap polish, of any polish
@@ -120,6 +123,7 @@ class _Run:
     warm : the groups of a start with duals; None without one.
     guess : the groups of a start without duals, if they are few; None without one.
     failures, next_proof : proofs that failed, and passes before which no other one is tried if `splits`.
+    error : of the dual bound after the last batch, estimated, relative to the losses.
     proven, ending : whether a polish was tried, and whether these are the last tries.
     splits : whether polish and proof are compiled, and split groups that must split.
     wide : whether models are wide, so that nothing of dim x dim is computed.
@@ -165,7 +169,7 @@ class _Run:
         guess = labels_of(losses.centre) if start is not None and start.duals is None else None
         self.guess = guess if guess is not None and guess.max() + 1 <= problem.n_users // 2 else None
         self.proven = self.ending = False
-        self.failures = self.next_proof = 0
+        self.failures, self.next_proof, self.error = 0, 0, np.inf
         # A proof that mends wrong groups need not wait until they have settled.
         self.splits = isinstance(losses, CompiledExpansion) and problem.graph.is_complete
 
@@ -224,8 +228,8 @@ class _Run:
     def _look(self, models: Array, labels: Ints, error: float) -> bool:
         """Try to finish if the groups do not change any more, or if the iterate is close to the optimum."""
         settled = np.array_equal(labels, self.labels)
-        self.labels = labels
-        if error <= 3.0 * self.tol and self.passes >= self.next_try:
+        self.labels, self.error = labels, error
+        if error <= _HELPFUL * self.tol and self.passes >= self.next_try:
             if self._try(models, labels, error):
                 return True
             self.next_try = int(1.15 * self.passes)  # wait before the next attempt
@@ -246,19 +250,22 @@ class _Run:
         clusters = int(labels.max()) + 1
         return not self.wide and clusters * self.problem.dim <= most and (
             clusters <= self.problem.n_users // 3 or clusters <= _TINY
-            or (self.splits and clusters * self.problem.dim <= _COMPILED))
+            or (self.splits and (clusters * self.problem.dim <= _COMPILED or self.passes > _SLOW)))
 
     def _try(self, models: Array, labels: Ints, error: float = 0.0) -> bool:
         """Merge and certify; if that is not enough, polish. True if the tolerance is certified."""
         fused = group_means(models, labels)[labels]
-        worth = self._few(labels, _SMALL) and not (self.splits and self.passes < self.next_proof)
-        if not self.losses.quadratic and worth:  # conjugates are more expensive than a polish
+        waits = self.splits and self.passes < self.next_proof
+        if not self.losses.quadratic and self._few(labels, _SMALL) and not waits:
+            # Conjugates are more expensive than a polish.
             return self._prove(labels, fused) or self._judge(fused, self.engine.duals())
         if self.wide:
             return self._try_wide(models, fused, error)
-        if self._judge(fused, self.engine.duals()):
+        duals = self.engine.duals()
+        likely = not self.splits or self.ending or self._excess(fused, duals, error) <= _ESTIMATED
+        if likely and self._judge(fused, duals):
             return True
-        return self._few(labels, _POLISH) and self._prove(labels, fused)
+        return self._few(labels, _POLISH) and not (waits and not self.ending) and self._prove(labels, fused)
 
     def _prove_guess(self, labels: Ints) -> bool:
         """Certify the optimum for these groups, with duals built for it where models are wide."""
@@ -314,10 +321,13 @@ class _Run:
             lack = self.engine.lack
             parts = None if lack is None else split(self.problem, polished, lack, self.losses.hessians, self._enough)
             if parts is not None:  # no duals can hold these groups together
-                splits += 1
+                splits, groups = splits + 1, int(labels_of(polished).max()) + 1
                 polished = polish(self.problem, *parts, tol=self.digits)
-                proved = self._defend(polished) or proved
-                continue
+                if labels_of(polished).max() + 1 > groups:
+                    proved = self._defend(polished) or proved
+                    continue
+                if proved:
+                    break
             share = None if proved else next(shares, None)
             if share is None:
                 break
@@ -358,20 +368,26 @@ class _Run:
         """
         labels = labels_of(polished)
         gradients = self.losses.gradients_at(polished)
-        self.engine.lack = self.engine.built = None
-        proof = self.engine.proof(labels, polished, gradients, self._enough, begin, share)
-        return self._judge(polished, self.engine.duals() if proof is None else proof, prefer)
+        engine = self.engine
+        engine.forget()
+        proof = engine.proof(labels, polished, gradients, self._enough, begin, share)
+        if proof is None and engine.lack is not None and self.error > _HELPFUL * self.tol and not self.ending:
+            return False  # the current duals are no better
+        return self._judge(polished, engine.duals() if proof is None else proof, prefer)
 
     def _judge(self, models: Array, duals: Array, prefer: bool = False) -> bool:
         """Certify a point, unless it cannot be good enough: its gap is at least its complementarity."""
-        if not self.ending and self.best.certificate is not None:
-            problem, scale = self.problem, self.losses.scale
-            penalty = problem.lam * problem.graph.penalty(models)
-            offsets = models - models.mean(axis=0)  # B'y sums to zero: what all models share costs no digits
-            slack = penalty - float(np.vdot(problem.graph.divergence(duals), offsets))
-            if slack > 2.0 * self.tol * (scale + penalty):
-                return False
+        if not self.ending and self.best.certificate is not None and self._excess(models, duals) > 2.0:
+            return False
         return self.best.judge(models, duals, self.passes, prefer)
+
+    def _excess(self, models: Array, duals: Array, error: float = 0.0) -> float:
+        """An estimate of the gap, in units of what is allowed: the complementarity, and `error` times the losses."""
+        problem, scale = self.problem, self.losses.scale
+        penalty = problem.lam * problem.graph.penalty(models)
+        offsets = models - models.mean(axis=0)  # B'y sums to zero: what all models share costs no digits
+        slack = penalty - float(np.vdot(problem.graph.divergence(duals), offsets))
+        return (slack + error * scale) / (self.tol * (scale + penalty) + 1e-300)
 
     def _last_try(self) -> None:
         """Certify the last iterate, also with duals built for its groups, and keep the best."""
