@@ -40,7 +40,7 @@ _HOPELESS = 3  # failed attempts at a finite bound after which the solver stops 
 _WAIT = 10  # passes, times the proofs that failed, before the next one
 _SURE = 1e-11  # gap at which groups are right, except for those whose models differ by rounding
 _COMPILED = 150  # largest number of unknowns of a polish that costs little more than a few passes if it is compiled
-_SLOW = 200  # passes after which also a larger polish is worth it
+_VAIN = 7  # looks at points with good duals that are no solutions, after which also a larger polish is worth it
 _EXACT = 100  # largest number of unknowns for which the result is always polished to rounding accuracy
 _SMOOTH_AT = ((60, 100), (300, 400), (LARGEST, 1500))  # unknowns, and passes after which smoothing is tried
 _LATE = 50  # passes after which the models of the losses change little, and are refreshed half as often
@@ -123,6 +123,7 @@ class _Run:
     warm : the groups of a start with duals; None without one.
     guess : the groups of a start without duals, if they are few; None without one.
     failures, next_proof : proofs that failed, and passes before which no other one is tried if `splits`.
+    vain : how often duals were good and models were not.
     error : of the dual bound after the last batch, estimated, relative to the losses.
     proven, ending : whether a polish was tried, and whether these are the last tries.
     splits : whether polish and proof are compiled, and split groups that must split.
@@ -169,7 +170,7 @@ class _Run:
         guess = labels_of(losses.centre) if start is not None and start.duals is None else None
         self.guess = guess if guess is not None and guess.max() + 1 <= problem.n_users // 2 else None
         self.proven = self.ending = False
-        self.failures, self.next_proof, self.error = 0, 0, np.inf
+        self.failures, self.next_proof, self.vain, self.error = 0, 0, 0, np.inf
         # A proof that mends wrong groups need not wait until they have settled.
         self.splits = isinstance(losses, CompiledExpansion) and problem.graph.is_complete
 
@@ -250,7 +251,7 @@ class _Run:
         clusters = int(labels.max()) + 1
         return not self.wide and clusters * self.problem.dim <= most and (
             clusters <= self.problem.n_users // 3 or clusters <= _TINY
-            or (self.splits and (clusters * self.problem.dim <= _COMPILED or self.passes > _SLOW)))
+            or (self.splits and (clusters * self.problem.dim <= _COMPILED or self.vain >= _VAIN)))
 
     def _try(self, models: Array, labels: Ints, error: float = 0.0) -> bool:
         """Merge and certify; if that is not enough, polish. True if the tolerance is certified."""
@@ -263,6 +264,7 @@ class _Run:
             return self._try_wide(models, fused, error)
         duals = self.engine.duals()
         likely = not self.splits or self.ending or self._excess(fused, duals, error) <= _ESTIMATED
+        self.vain += not likely
         if likely and self._judge(fused, duals):
             return True
         return self._few(labels, _POLISH) and not (waits and not self.ending) and self._prove(labels, fused)
