@@ -78,7 +78,7 @@ def test_a_flow_is_found_exactly_if_there_is_one(spread, possible):
 
 
 def test_a_proof_goes_on_where_the_last_one_ended():
-    """A group that can just be held together needs many rounds: a second proof from the end of the first needs fewer."""
+    """A group that can just be held together needs many rounds; a second proof makes those that the first one lacks."""
     arguments = flow_problem(5.999)
     arguments[-1][0] += [0.3, 0.0]
     arguments[-1][1] -= [0.3, 0.0]
