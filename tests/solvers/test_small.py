@@ -234,12 +234,12 @@ def test_a_group_that_must_split_is_split_while_the_flow_of_another_is_unknown()
     gradients[1] -= 5.0
     inside = rng.standard_normal((12, d))
     gradients[2:] += 4.0 * (inside - inside.mean(axis=0))
-    state = np.zeros((d, edges)), np.ones(edges), 1.0, np.ones(1), labels, 2, models, gradients
+    state = np.zeros((edges, d)), np.ones(1), labels, 2, models, gradients
 
-    _, after_few, small = proof_kernels.complete_proof(*state, 2, 1e-12)
+    _, _, after_few, small, _ = proof_kernels.complete_proof(*state, 2, 1e-12, 1.0)
     assert not small
     assert np.abs(after_few[:2]).min() > 3.0
     assert np.array_equal(after_few[2:], np.zeros((12, d)))
     gradients[:2] = -pull[:2]  # the twin: without the pair, the lack of the large group is all there is
-    _, alone, _ = proof_kernels.complete_proof(*state, 2, 1e-12)
+    _, _, alone, *_ = proof_kernels.complete_proof(*state, 2, 1e-12, 1.0)
     assert np.abs(alone[2:]).max() > 0

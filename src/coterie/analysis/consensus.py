@@ -16,10 +16,14 @@ from coterie.losses.span import Span, SpanQuadratic
 from coterie.problem import Problem
 from coterie.solution import Solution
 from coterie.solvers import solve_quietly
+from coterie.solvers.base import Start
 from coterie.solvers.polish import polish
 
 _LARGEST = 1e7  # numbers in matrices dim x dim of all users, above which none is formed for points
-_LOOSE, _TIGHT = 1e-2, 1e-13  # tolerance of the first clustering, times that of the bounds; of the last one
+_LOOSE, _TIGHT = 1e-5, 1e-13  # tolerance of the first clustering, times that of the bounds; of the last one
+_WIDE = 1e-2  # the first for wide models
+_ROOM = 0.1  # times rtol: how far the upper bound is from the lower one, unless both are exact: there duals have room
+_DRIFT = 3e-3  # how far points are moved, relative to their norm
 
 
 class Bracket(NamedTuple):
@@ -44,7 +48,9 @@ def lam_max(problem: Problem, *, rtol: float = 1e-6) -> Bracket:
     ||y_e|| <= lam w_e. Hence, over edges of positive weight,
         lam_max = min over y with B'y = -g of max_e ||y_e|| / w_e  =  max over x of -<g, x> / sum_e w_e ||(Bx)_e||
     Any such y gives an upper bound, any x a lower bound. Both come from convex clustering of the points -g at the lower
-    bound: it gives the next, larger lower bound (Dinkelbach's iteration, 1967) until all points form one cluster.
+    bound: it gives the next, larger lower bound (Dinkelbach's iteration, 1967) until all points form one cluster. Close
+    to lam_max its x would be too short to be accurate. So the points are moved a little along the last x, which is a
+    proximal step (Rockafellar 1976) towards the best x, whose length does not matter.
 
     Parameters
     ----------
@@ -96,32 +102,39 @@ def consensus(problem: Problem, rtol: float = 1e-6) -> Consensus:
     if problem.dim > problem.n_users:  # the points lie in a space of fewer dimensions: nothing changes in it
         axes, triangle = np.linalg.qr(points.T)
         points, axes = np.ascontiguousarray(triangle.T), axes.T
-    lower, upper, tol = _below(graph, points, points), above(proof) / unit, _TIGHT
-    if problem.loss.wide(problem.samples):  # clusterings are expensive: begin closer, and with fewer digits
-        lower, tol = max(lower, _alone(graph, points)), max(_LOOSE * rtol, _TIGHT)
-    clustering = _clustering(points, graph)
-    best: Solution | None = None
+    lower, upper, tol = _below(graph, points, points), above(proof) / unit, max(_LOOSE * rtol, _TIGHT)
+    wide = problem.loss.wide(problem.samples)
+    if wide:  # clusterings are expensive: begin closer, and with fewer digits
+        lower, tol = max(lower, _alone(graph, points)), max(_WIDE * rtol, _TIGHT)
+    drift, most = np.zeros_like(points), upper
+    start: Solution | Start | None = None
 
     def bracket() -> Bracket:
         return Bracket(lower * unit, upper * unit)
 
+    clustering = _clustering(points, graph)
     for _ in range(60):
         if upper - lower <= rtol * upper:
+            upper = max(upper, min((1.0 + _ROOM * rtol) * lower, most))
             break
         with interruptible(bracket):
-            best = solve_quietly(clustering.with_lam(lower), tol=tol, start=best)
+            best = solve_quietly(clustering.with_lam(lower), tol=tol, start=start)
         assert best.duals is not None
-        # B'y = points - x at the solution, so y plus a flow of the difference is a flow of the points.
-        flow = best.duals + graph.flow(points - graph.divergence(best.duals))
+        # B'y = points + drift - x at the solution, so y plus a flow of the difference is a flow of the points.
+        rest = points - graph.divergence(best.duals)
+        flow = best.duals + graph.flow(rest)
         if above(flow) < upper:
             upper, proof = above(flow), unit * flow @ axes
-        step = max(_below(graph, points, best.models - group_means(best.models, parts)[parts]),
-                   _below(graph, points, points - graph.divergence(best.duals)))
+        x = best.models - group_means(best.models, parts)[parts]
+        step = max(_below(graph, points, x), _below(graph, points, rest + drift))
         if not step > lower * (1.0 + (0.5 * rtol if tol > _TIGHT else 1e-15)):  # too little for this tolerance
             if tol <= _TIGHT:
                 break
             tol = max(1e-2 * tol, _TIGHT)
-        lower = min(max(step, lower), upper)
+        lower, start = min(max(step, lower), upper), best
+        if not wide and x.any():
+            drift = _DRIFT * np.linalg.norm(points) / np.linalg.norm(x) * x
+            clustering, start = _clustering(points + drift, graph), Start(drift, best.duals, best.sigma)
     return Consensus(bracket(), pooled, proof)
 
 

@@ -20,6 +20,7 @@ from coterie.problem import Problem, check_lam
 from coterie.solution import Solution, Status, html_table, points_frame
 from coterie.solvers import Solver, solve_quietly
 from coterie.solvers.base import Start
+from coterie.solvers.starting import ahead
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -365,13 +366,13 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
 
     with interruptible(so_far):
         end = consensus(problem) if lams is None else None
-        grid = _grid(problem, end, n_lams, tol, solver) if end is not None else _checked(lams)
-        last = start
+        grid, first = _grid(problem, end, n_lams, tol, solver) if end is not None else (_checked(lams), None)
+        last = start if first is None else first
         for lam in grid:
-            # At the last lam consensus is already proved; for the others the last solution is a good start.
+            # At the last lam consensus is already proved; for the others the last solutions are a good start.
             proven = end is not None and lam == end.bracket.upper > 0
-            begin = Start(end.models, end.duals) if proven and end is not None else last
-            last = solve_quietly(problem.with_lam(lam), tol=tol, solver=solver, start=begin)
+            guess = Start(end.models, end.duals) if proven and end is not None else ahead(solutions[-2:-1], last, lam)
+            last = _next(problem.with_lam(lam), tol, solver, guess, last)
             # Duals need more memory than everything else, and are only needed to start the next solve.
             solutions.append(last.without_duals())
             if progress is not None:
@@ -380,6 +381,15 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
                 break
     _warn(solutions, tol)
     return Path(problem=problem, solutions=tuple(solutions), tol=tol, solver=solver)
+
+
+def _next(problem: Problem, tol: float, solver: Solver | str, guess: Solution | Start | None,
+          last: Solution | Start | None) -> Solution:
+    """The solution from a guess; from the last solution too, if that does not reach the tolerance."""
+    point = solve_quietly(problem, tol=tol, solver=solver, start=guess)
+    if point.status is Status.CONVERGED or guess is last:
+        return point
+    return min(point, solve_quietly(problem, tol=tol, solver=solver, start=last), key=lambda solution: solution.gap)
 
 
 def _warn(solutions: Sequence[Solution], tol: float, stacklevel: int = 3) -> None:
@@ -402,22 +412,31 @@ def _checked(lams: npt.ArrayLike | None) -> list[float]:
     return grid
 
 
-def _grid(problem: Problem, end: Consensus, n_lams: int, tol: float, solver: Solver | str) -> list[float]:
+def _grid(problem: Problem, end: Consensus, n_lams: int, tol: float, solver: Solver | str
+          ) -> tuple[list[float], Solution | None]:
+    """The lams, and the solution at the first of them if it is known."""
     if n_lams < 2:
         raise InvalidInput(f"n_lams must be at least 2, got {n_lams!r}", remedy="Use for example 50")
     top = end.bracket.upper
     if end.bracket.lower == 0:
-        return [0.0]
-    return [*np.geomspace(alone_at(problem, top, tol, solver), top, n_lams)[:-1].tolist(), top]
+        return [0.0], None
+    first = _alone(problem, top, tol, solver)
+    return [*np.geomspace(first.lam, top, n_lams)[:-1].tolist(), top], first
+
+
+def alone_at(problem: Problem, top: float, tol: float, solver: Solver | str = "fast") -> float:
+    """A lam below `top` with as many models as at lam = 0; users with equal data never have different models."""
+    return _alone(problem, top, tol, solver).lam
 
 
 @interruptible()
-def alone_at(problem: Problem, top: float, tol: float, solver: Solver | str = "fast") -> float:
-    """A lam below `top` with as many models as at lam = 0; users with equal data never have different models."""
-    free, low, start = solve_quietly(problem.with_lam(0.0), tol=tol, solver=solver), 0.01 * top, None
+def _alone(problem: Problem, top: float, tol: float, solver: Solver | str) -> Solution:
+    """The solution at such a lam."""
+    free, lam, last = solve_quietly(problem.with_lam(0.0), tol=tol, solver=solver), 0.01 * top, None
     for _ in range(16):
-        start = solve_quietly(problem.with_lam(low), tol=tol, solver=solver, start=start)
-        if start.n_clusters >= free.n_clusters:
+        last = solve_quietly(problem.with_lam(lam), tol=tol, solver=solver, start=last)
+        if last.n_clusters >= free.n_clusters:
             break
-        low *= 0.2
-    return low
+        lam *= 0.2
+    assert last is not None
+    return last

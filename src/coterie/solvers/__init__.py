@@ -20,6 +20,7 @@ from coterie.solvers.base import Point, Solver, Start
 from coterie.solvers.fast import Fast
 from coterie.solvers.lean import Lean
 from coterie.solvers.reference import Reference
+from coterie.solvers.starting import checked
 
 #: Every solver by the name used in the command line and in saved files.
 SOLVERS: dict[str, type[Solver]] = {"fast": Fast, "lean": Lean, "reference": Reference}
@@ -95,7 +96,7 @@ def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast"
     interrupted = False
     with interruptible():
         try:
-            point = solver.run(problem, tol, _start(problem, start), progress)
+            point = solver.run(problem, tol, checked(problem, start), progress)
         except Interrupted as stop:
             if not isinstance(stop.best, Point):
                 raise
@@ -123,25 +124,6 @@ def get_ready() -> None:
     problem = Problem(users, SquaredHinge(), lam=0.05)
     point = Fast().run(problem, 1e-6)
     certify(problem, point.models, point.duals)
-
-
-def _start(problem: Problem, start: Solution | Start | None) -> Start | None:
-    """The start as checked arrays; duals on the boundary of their balls are scaled to the boundary at this lam."""
-    if start is None:
-        return None
-    models, duals = problem.check_models(start.models), start.duals
-    if duals is not None and isinstance(start, Solution) and duals.shape[0] == problem.graph.n_edges:
-        norms, radii = np.linalg.norm(duals, axis=1), start.lam * problem.graph.weights
-        onto = np.where(norms >= radii * (1 - 1e-9), problem.radii, np.minimum(norms, problem.radii))
-        duals = duals * np.divide(onto, norms, out=np.zeros_like(norms), where=norms > 0)[:, None]
-    if duals is not None and duals.shape != (problem.graph.n_edges, problem.dim):
-        raise InvalidInput(f"expected duals of shape ({problem.graph.n_edges}, {problem.dim}), got {duals.shape}",
-                           remedy="Start from a solution on the same graph, or omit the duals")
-    if duals is not None and not np.isfinite(duals).all():
-        raise InvalidInput("the duals to start from must be finite", remedy="Omit them")
-    if start.sigma is not None and not (np.isfinite(start.sigma) and start.sigma > 0):
-        raise InvalidInput(f"sigma must be a finite number > 0, got {start.sigma!r}", remedy="Use None")
-    return Start(models, duals, start.sigma)
 
 
 def _status(certificate: Certificate, tol: float, interrupted: bool) -> Status:

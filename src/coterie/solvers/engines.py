@@ -41,6 +41,7 @@ class Engine:
     stiffness: ClassVar[float] = 12.0  # first sigma, in units of curvature / degree
     exact_start: ClassVar[bool] = False  # whether it is right for quadratic losses, except for groups close together
     lack: Array | None = None  # (n_users, dim) what the last proof's duals lack, if some group must split
+    built: Array | None = None  # (n_edges, dim) where the last proof ended, and can be continued
     guessed: bool = False  # whether the groups to be proved are probably right, so that building duals pays
     rates: Array  # (1,) or (n_edges,) the step size of each edge, in units of sigma
     enough: float = 0.0  # duality gap below which parts of the problem are solved
@@ -96,12 +97,19 @@ class Engine:
     def refine(self) -> None:
         """Continue with more accurate arithmetic, if there is any."""
 
-    def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> Array | None:
-        """Build duals for these groups, with ||gradients + B'y||^2 <= enough if possible.
+    def proof(self, labels: Ints, models: Array, gradients: Array, enough: float,
+              begin: Array | None = None, share: float = 1.0) -> Array | None:
+        """Build duals for these groups, with ||gradients + B'y||^2 <= share * enough if possible.
+
+        They are built from `begin`, a `built` of a proof for the same groups, or from the current duals.
 
         None if that is expensive, or if some group must split.
         """
         return None
+
+    def forget(self) -> None:
+        """Forget what the last proof left."""
+        self.lack = self.built = None
 
     # Edges and users may be stored in another order internally.
     def _in(self, rows: Array) -> Array:
@@ -171,11 +179,13 @@ class Complete(Engine):
         flow, labels = kernels.complete_duals(self.s, self.shrink, self.sigma, self.graph.n_users)
         return np.array(self.x.T, order="C"), -flow, labels
 
-    def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> Array | None:
+    def proof(self, labels: Ints, models: Array, gradients: Array, enough: float,
+              begin: Array | None = None, share: float = 1.0) -> Array | None:
         rounds = int(np.clip(_PROOF / self.graph.n_edges, 4, _MOST_ROUNDS))
-        duals, lack, small = proof_kernels.complete_proof(self.s, self.shrink, self.sigma, self._radii, labels,
-                                                       int(labels.max()) + 1, models, gradients, rounds, enough)
-        self.lack = None if small else lack
+        duals, self.built, lack, small, least = proof_kernels.complete_proof(
+            self.duals() if begin is None else begin, self._radii, labels, int(labels.max()) + 1, models, gradients,
+            rounds, enough, share)
+        self.lack = None if small and not least else lack
         return duals if small else None
 
 
@@ -216,7 +226,8 @@ class Listed(Engine):
         models[self.order], slopes[self.order], clusters[self.order] = self.x, -flow, labels
         return models, slopes, clusters
 
-    def proof(self, labels: Ints, models: Array, gradients: Array, enough: float) -> Array | None:
+    def proof(self, labels: Ints, models: Array, gradients: Array, enough: float,
+              begin: Array | None = None, share: float = 1.0) -> Array | None:
         """Unit vectors between groups; inside, alternating projections onto B'y = -gradients and onto the balls."""
         if self.graph.n_edges > (_GUESSED if self.guessed else _PROVABLE):
             return None

@@ -40,6 +40,7 @@ _HOPELESS = 3  # failed attempts at a finite bound after which the solver stops 
 _WAIT = 10  # passes, times the proofs that failed, before the next one
 _SURE = 1e-11  # gap at which groups are right, except for those whose models differ by rounding
 _COMPILED = 150  # largest number of unknowns of a polish that costs little more than a few passes if it is compiled
+_VAIN = 7  # looks at points with good duals that are no solutions, after which also a larger polish is worth it
 _EXACT = 100  # largest number of unknowns for which the result is always polished to rounding accuracy
 _SMOOTH_AT = ((60, 100), (300, 400), (LARGEST, 1500))  # unknowns, and passes after which smoothing is tried
 _LATE = 50  # passes after which the models of the losses change little, and are refreshed half as often
@@ -47,7 +48,10 @@ _MORE_BITS = 150  # passes of wide models after which rounding may be what keeps
 _ESTIMATE = 1e-9  # gap that smoothing aims at: it is estimated there, and a few more Newton steps cost little
 _ROUGH = 1e-3  # relative error below which the groups are worth a polish
 _MANY, _CLOSE = 100, 1e-6  # unknowns above which a polish is dear, and the relative error below which it is worth it
-_SPLITS = 4  # of groups, in one attempt at a proof
+_HELPFUL = 3.0  # times tol: the relative error below which the current duals are worth a certificate
+_ESTIMATED = 1.1  # estimated gap, in units of tol, up to which a point is certified
+_SPLITS = 8  # of groups, in one attempt at a proof
+_SHARES = (0.1, 1e-3, 1e-5)  # of what duals may lack, in continuations of one attempt
 _TINY, _SMALL, _POLISH = 20, 300, 3000  # groups that are always polished; unknowns of a cheap polish, of any polish
 
 
@@ -119,6 +123,8 @@ class _Run:
     warm : the groups of a start with duals; None without one.
     guess : the groups of a start without duals, if they are few; None without one.
     failures, next_proof : proofs that failed, and passes before which no other one is tried if `splits`.
+    vain : how often duals were good and models were not.
+    error : of the dual bound after the last batch, estimated, relative to the losses.
     proven, ending : whether a polish was tried, and whether these are the last tries.
     splits : whether polish and proof are compiled, and split groups that must split.
     wide : whether models are wide, so that nothing of dim x dim is computed.
@@ -164,7 +170,7 @@ class _Run:
         guess = labels_of(losses.centre) if start is not None and start.duals is None else None
         self.guess = guess if guess is not None and guess.max() + 1 <= problem.n_users // 2 else None
         self.proven = self.ending = False
-        self.failures = self.next_proof = 0
+        self.failures, self.next_proof, self.vain, self.error = 0, 0, 0, np.inf
         # A proof that mends wrong groups need not wait until they have settled.
         self.splits = isinstance(losses, CompiledExpansion) and problem.graph.is_complete
 
@@ -223,8 +229,8 @@ class _Run:
     def _look(self, models: Array, labels: Ints, error: float) -> bool:
         """Try to finish if the groups do not change any more, or if the iterate is close to the optimum."""
         settled = np.array_equal(labels, self.labels)
-        self.labels = labels
-        if error <= 3.0 * self.tol and self.passes >= self.next_try:
+        self.labels, self.error = labels, error
+        if error <= _HELPFUL * self.tol and self.passes >= self.next_try:
             if self._try(models, labels, error):
                 return True
             self.next_try = int(1.15 * self.passes)  # wait before the next attempt
@@ -245,19 +251,23 @@ class _Run:
         clusters = int(labels.max()) + 1
         return not self.wide and clusters * self.problem.dim <= most and (
             clusters <= self.problem.n_users // 3 or clusters <= _TINY
-            or (self.splits and clusters * self.problem.dim <= _COMPILED))
+            or (self.splits and (clusters * self.problem.dim <= _COMPILED or self.vain >= _VAIN)))
 
     def _try(self, models: Array, labels: Ints, error: float = 0.0) -> bool:
         """Merge and certify; if that is not enough, polish. True if the tolerance is certified."""
         fused = group_means(models, labels)[labels]
-        worth = self._few(labels, _SMALL) and not (self.splits and self.passes < self.next_proof)
-        if not self.losses.quadratic and worth:  # conjugates are more expensive than a polish
+        waits = self.splits and self.passes < self.next_proof
+        if not self.losses.quadratic and self._few(labels, _SMALL) and not waits:
+            # Conjugates are more expensive than a polish.
             return self._prove(labels, fused) or self._judge(fused, self.engine.duals())
         if self.wide:
             return self._try_wide(models, fused, error)
-        if self._judge(fused, self.engine.duals()):
+        duals = self.engine.duals()
+        likely = not self.splits or self.ending or self._excess(fused, duals, error) <= _ESTIMATED
+        self.vain += not likely
+        if likely and self._judge(fused, duals):
             return True
-        return self._few(labels, _POLISH) and self._prove(labels, fused)
+        return self._few(labels, _POLISH) and not (waits and not self.ending) and self._prove(labels, fused)
 
     def _prove_guess(self, labels: Ints) -> bool:
         """Certify the optimum for these groups, with duals built for it where models are wide."""
@@ -308,19 +318,28 @@ class _Run:
         """Certify the exact optimum for these groups, with the current duals and with duals built for it."""
         self.proven = True
         polished = polish(self.problem, labels, models, tol=self.digits)
-        proved = self._defend(polished)
-        for _ in range(_SPLITS):  # of groups that no duals can hold together
-            if proved or self.engine.lack is None:
+        proved, splits, shares = self._defend(polished), 0, iter(_SHARES)
+        while (not proved or self.engine.lack is not None) and self.engine.built is not None and splits < _SPLITS:
+            lack = self.engine.lack
+            parts = None if lack is None else split(self.problem, polished, lack, self.losses.hessians, self._enough)
+            if parts is not None:  # no duals can hold these groups together
+                splits, groups = splits + 1, int(labels_of(polished).max()) + 1
+                polished = polish(self.problem, *parts, tol=self.digits)
+                if labels_of(polished).max() + 1 > groups:
+                    proved = self._defend(polished) or proved
+                    continue
+                if proved:
+                    break
+            share = None if proved else next(shares, None)
+            if share is None:
                 break
-            parts = split(self.problem, polished, self.engine.lack, self.losses.hessians, self._enough)
-            if parts is None:
-                break
-            polished = polish(self.problem, *parts, tol=self.digits)
-            proved = self._defend(polished)
+            # Either the duals are nearly good enough, or it is not known yet what they cannot supply.
+            proved = self._defend(polished, begin=self.engine.built, share=share)
         if not proved:
             self.failures += 1
             self.next_proof = self.passes + _WAIT * self.failures
             return False
+        polished = self.best.models
         # Merge groups that are very close together, if the certificate is as good.
         for distance in (1e-2, 1e-4, 1e-6) if self.best.gap > _SURE else (1e-6,):
             closer = nearly_equal(self.problem, polished, distance)
@@ -344,24 +363,33 @@ class _Run:
         assert best is not None
         return self.problem.objective(models) - best.objective <= best.gap + 4.0 * best.rounding
 
-    def _defend(self, polished: Array, prefer: bool = False) -> bool:
-        """Certify the optimum for given groups, with duals built for it if the engine can build them."""
+    def _defend(self, polished: Array, prefer: bool = False, begin: Array | None = None, share: float = 1.0) -> bool:
+        """Certify the optimum for given groups, with duals built for it if the engine can build them.
+
+        They are built from `begin`, or from the current ones, and may lack `share` of what is usually enough.
+        """
         labels = labels_of(polished)
         gradients = self.losses.gradients_at(polished)
-        self.engine.lack = None
-        proof = self.engine.proof(labels, polished, gradients, self._enough)
-        return self._judge(polished, self.engine.duals() if proof is None else proof, prefer)
+        engine = self.engine
+        engine.forget()
+        proof = engine.proof(labels, polished, gradients, self._enough, begin, share)
+        if proof is None and engine.lack is not None and self.error > _HELPFUL * self.tol and not self.ending:
+            return False  # the current duals are no better
+        return self._judge(polished, engine.duals() if proof is None else proof, prefer)
 
     def _judge(self, models: Array, duals: Array, prefer: bool = False) -> bool:
         """Certify a point, unless it cannot be good enough: its gap is at least its complementarity."""
-        if not self.ending and self.best.certificate is not None:
-            problem, scale = self.problem, self.losses.scale
-            penalty = problem.lam * problem.graph.penalty(models)
-            offsets = models - models.mean(axis=0)  # B'y sums to zero: what all models share costs no digits
-            slack = penalty - float(np.vdot(problem.graph.divergence(duals), offsets))
-            if slack > 2.0 * self.tol * (scale + penalty):
-                return False
+        if not self.ending and self.best.certificate is not None and self._excess(models, duals) > 2.0:
+            return False
         return self.best.judge(models, duals, self.passes, prefer)
+
+    def _excess(self, models: Array, duals: Array, error: float = 0.0) -> float:
+        """An estimate of the gap, in units of what is allowed: the complementarity, and `error` times the losses."""
+        problem, scale = self.problem, self.losses.scale
+        penalty = problem.lam * problem.graph.penalty(models)
+        offsets = models - models.mean(axis=0)  # B'y sums to zero: what all models share costs no digits
+        slack = penalty - float(np.vdot(problem.graph.divergence(duals), offsets))
+        return (slack + error * scale) / (self.tol * (scale + penalty) + 1e-300)
 
     def _last_try(self) -> None:
         """Certify the last iterate, also with duals built for its groups, and keep the best."""

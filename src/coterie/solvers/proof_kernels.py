@@ -12,9 +12,10 @@ from coterie.solvers.part_kernels import alone, join, number
 
 _FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
 _HOPELESS = 100.0  # times `enough`: flows that lack more than this prove nothing
-_LEAST, _CLOSE = 8, 0.98  # rounds before the lack is compared with the least one, and share of it that is the least
+_LEAST, _CLOSE = 8, 0.98  # rounds between comparisons of the lack with the least one, and share that is the least
+_RELAX, _PLAIN = 1.8, 4  # relaxation, and rounds after which one is not relaxed: it is exact if no ball is in the way
 _SURELY = 0.25  # share of the lack of a group that cannot be supplied, if it is split
-_ALIKE = 0.05  # times the largest lack in a group: users whose lacks differ by less stay together
+_ALIKE = 0.01  # times the largest lack in a group: users whose lacks differ by less stay together
 
 
 @inner(**_FAST)
@@ -41,30 +42,31 @@ def across_groups(radii, labels, models, gradients, rank, duals, forces):
 
 
 @inner(**_FAST)
-def inside_group(start, end, base, lack, gain, y, last, radius, flow, scale):
-    """One step of all flows inside a group: y <- projection of y + gain (y - last) - (lack_i - lack_j)."""
-    d = y.shape[0]
+def inside_group(start, end, base, move, relax, s, shrink, radius, flow, square):
+    """One step of all flows inside a group: s <- s + relax (y - s - (move_i - move_j)), and flow += B'y of the new y.
+
+    y = shrink * s is the projection of s onto the balls.
+    """
+    d = s.shape[0]
     for a in range(start, end - 1):
         m = end - a - 1
-        c, r = scale[:m], radius[base:base + m]
+        c, r = shrink[base:base + m], radius[base:base + m]
         for q in range(m):
-            c[q] = 0.0
+            square[q] = 0.0
         for k in range(d):
-            now, old, away, own = y[k, base:base + m], last[k, base:base + m], lack[k, a + 1:end], lack[k, a]
+            sk, other, own = s[k, base:base + m], move[k, a + 1:end], move[k, a]
             for q in range(m):
-                v = now[q] + gain * (now[q] - old[q]) - own + away[q]
-                old[q] = now[q]
-                now[q] = v
-                c[q] += v * v
+                v = sk[q] + relax * (c[q] * sk[q] - sk[q] - own + other[q])
+                sk[q] = v
+                square[q] += v * v
         for q in range(m):
-            c[q] = min(1.0, r[q] / np.sqrt(c[q] + 1e-300))
+            c[q] = min(1.0, r[q] / np.sqrt(square[q] + 1e-300))
         for k in range(d):
-            now, other, total = y[k, base:base + m], flow[k, a + 1:end], 0.0
+            sk, other, total = s[k, base:base + m], flow[k, a + 1:end], 0.0
             for q in range(m):
-                v = now[q] * c[q]
-                now[q] = v
-                total += v
-                other[q] -= v
+                y = c[q] * sk[q]
+                total += y
+                other[q] -= y
             flow[k, a] += total
         base += m
 
@@ -125,6 +127,43 @@ def inside_pairs(labels, starts, rank, firsts, place):
 
 
 @inner(error_model="numpy")
+def lacks_of(starts, firsts, s, forces, lack):
+    """lack <- forces + B's inside the groups."""
+    d = s.shape[0]
+    for i in range(lack.shape[1]):
+        for k in range(d):
+            lack[k, i] = forces[k, i]
+    for group in range(starts.size - 1):
+        e = firsts[group]
+        for a in range(starts[group], starts[group + 1]):
+            for b in range(a + 1, starts[group + 1]):
+                for k in range(d):
+                    lack[k, a] += s[k, e]
+                    lack[k, b] -= s[k, e]
+                e += 1
+
+
+@inner(error_model="numpy")
+def next_move(start, end, forces, lack, ahead, move, relax):
+    """||lack||^2 of a group; ahead <- forces + B's and move <- what takes 2 y - s onto lack = 0, see `complete_proof`.
+
+    B's changes by -relax times what `lack` was before the step, up to its mean, which no flow changes. That lack is
+    (n_k move + ahead) / 2, so it need not be stored.
+    """
+    size, square = end - start, 0.0
+    for k in range(lack.shape[0]):
+        mean = 0.0
+        for i in range(start, end):
+            mean += forces[k, i] / size
+        for i in range(start, end):
+            before = 0.5 * (size * move[k, i] + ahead[k, i])
+            ahead[k, i] -= relax * (before - mean)
+            square += lack[k, i] * lack[k, i]
+            move[k, i] = (2.0 * lack[k, i] - ahead[k, i]) / size
+    return square
+
+
+@inner(error_model="numpy")
 def keep_certain(starts, firsts, lack, forces, radius, enough, scratch):
     """Where `least_lack` shows of some groups that a good part of their lack stays, set the lack of the others to zero.
 
@@ -148,64 +187,61 @@ def keep_certain(starts, firsts, lack, forces, radius, enough, scratch):
 
 
 @njit(cache=True, error_model="numpy")
-def complete_proof(s, shrink, sigma, radii, labels, groups, models, gradients, rounds, enough):
+def complete_proof(begin, radii, labels, groups, models, gradients, rounds, enough, share):
     """Duals for these groups: lam w_e times the unit vector between groups, and inside a flow of the remaining forces.
 
-    The flow starts from the current duals and minimises ||lack||^2, lack = gradients + B'y, over the balls by
-    accelerated projected gradients (Beck and Teboulle 2009): in a group of n_k users the step
-    y_ij -= (lack_i - lack_j) / n_k is exact except for the balls. At most `rounds` rounds, until ||lack||^2 <= enough.
+    The flow is a point of the balls with lack = gradients + B'y = 0, or with the least ||lack||, by relaxed
+    Douglas-Rachford splitting (Lions and Mercier 1979; Bauschke and Moursi 2017 where there is no such point):
+        y = projection of s onto the balls,   s += relax (projection of 2 y - s onto lack = 0, minus y)
+    in a group of n_k users the projection of q is q_ij - (lack_i - lack_j) / n_k, with the lack at q. It starts from
+    s = `begin` and makes at most `rounds` rounds, until ||lack||^2 <= share * enough.
 
-    Returns the duals, the lack (n, d), and whether it is small. Rounds end early if `least_lack` shows that it is as
-    small as it can be: then some group must split. Of groups that may be spared it is returned as zero.
+    Returns the duals, the last s, the lack (n, d), whether it is small, and whether `least_lack` shows that it is as
+    small as it can be: then rounds end early, and some group must split. Of groups that may be spared it is returned
+    as zero.
     """
-    (n, d), edges = models.shape, shrink.size
+    (n, d), edges = models.shape, begin.shape[0]
     starts, rank = np.empty(groups + 1, np.int64), np.empty(n, np.int64)
     firsts, place = np.empty(groups + 1, np.int64), np.empty(edges, np.int64)
     by_group(labels, starts, rank)
     inside_pairs(labels, starts, rank, firsts, place)
     duals, forces = np.empty((edges, d)), np.empty((d, n))
     across_groups(radii, labels, models, gradients, rank, duals, forces)
-    y, last, radius = np.empty((d, firsts[groups])), np.empty((d, firsts[groups])), np.empty(firsts[groups])
+    s, shrink, radius = np.empty((d, firsts[groups])), np.ones(firsts[groups]), np.empty(firsts[groups])
     for e in range(edges):
         if place[e] >= 0:
             radius[place[e]] = radii[min(e, radii.size - 1)]
             for k in range(d):
-                y[k, place[e]] = last[k, place[e]] = sigma * shrink[e] * s[k, e]
-    lack, flow, scale = np.zeros((d, n)), np.empty((d, n)), np.empty(n)
-    momentum, gain, missing, least = 1.0, 0.0, np.inf, 0.0
+                s[k, place[e]] = begin[e, k]
+    lack, ahead, move, square = np.empty((d, n)), np.empty((d, n)), np.zeros((d, n)), np.empty(n)
+    missing, least = np.inf, 0.0
+    lacks_of(starts, firsts, s, forces, ahead)
     for turn in range(rounds + 1):
-        before, missing, least = missing, 0.0, 0.0
+        missing, least = 0.0, 0.0
+        relax = 0.0 if turn == 0 else 1.0 if turn == 1 or turn % _PLAIN == 0 else _RELAX
         for i in range(n):
             for k in range(d):
-                flow[k, i] = forces[k, i]
+                lack[k, i] = forces[k, i]
         for group in range(groups):
             start, end = starts[group], starts[group + 1]
-            inside_group(start, end, firsts[group], lack, gain, y, last, radius, flow, scale)
-            check = turn >= _LEAST and turn & (turn - 1) == 0  # after 8, 16, 32, ... rounds
-            for i in range(start, end):
-                for k in range(d):
-                    lack[k, i] = flow[k, i]
-                    missing += flow[k, i] ** 2
-            if check:
+            inside_group(start, end, firsts[group], move, relax, s, shrink, radius, lack, square)
+            missing += next_move(start, end, forces, lack, ahead, move, relax)
+            if turn > 0 and turn % _LEAST == 0:
                 least += least_lack(start, end, firsts[group], lack, forces, radius)
-            for i in range(start, end):
-                for k in range(d):
-                    lack[k, i] /= end - start
-        if missing <= enough or least > _CLOSE * missing:
+        if missing <= share * enough or least > _CLOSE * missing:
             break
-        # `lack` is taken at the duals, not ahead of them: a safe variant of the momentum, restarted when it fails.
-        momentum = 1.0 if missing > before else 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * momentum * momentum))
-        gain = (momentum - 1.0) / momentum
+    state = duals.copy()
     for e in range(edges):
         if place[e] >= 0:
             for k in range(d):
-                duals[e, k] = y[k, place[e]]
-    keep_certain(starts, firsts, flow, forces, radius, enough, lack)
+                state[e, k] = s[k, place[e]]
+                duals[e, k] = shrink[place[e]] * s[k, place[e]]
+    keep_certain(starts, firsts, lack, forces, radius, enough, move)
     left = np.empty((n, d))
     for i in range(n):
         for k in range(d):
-            left[i, k] = flow[k, rank[i]]
-    return duals, left, missing <= _HOPELESS * enough
+            left[i, k] = lack[k, rank[i]]
+    return duals, state, left, missing <= _HOPELESS * enough, least > _CLOSE * missing
 
 
 @njit(cache=True, error_model="numpy")
