@@ -327,8 +327,8 @@ def _root(parent: dict[int, int], item: int) -> int:
 def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int = 50, *, tol: float = 1e-8,
                solver: Solver | str = "fast", progress: Callable[[Solution, int], None] | None = None,
                enough: Callable[[list[Solution]], bool] | None = None,
-               start: Solution | Start | None = None) -> Path:
-    """Solve at many lams, each solution starting from the one before.
+               start: Solution | Start | None = None, before: Solution | None = None) -> Path:
+    """Solve at many lams, each solution starting from the ones before.
 
     Parameters
     ----------
@@ -341,6 +341,7 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
     progress : called after each lam with its solution, including duals, and the number of lams.
     enough : called after each lam with the solutions so far; the path ends if it returns True.
     start : a solution, or a `Start`, to start the first lam from.
+    before : the solution before `start`, where a path is continued: the result has the same bits as without a break.
 
     Returns
     -------
@@ -371,7 +372,8 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
         for lam in grid:
             # At the last lam consensus is already proved; for the others the last solutions are a good start.
             proven = end is not None and lam == end.bracket.upper > 0
-            guess = Start(end.models, end.duals) if proven and end is not None else ahead(solutions[-2:-1], last, lam)
+            guess = Start(end.models, end.duals) if proven and end is not None else ahead(before, last, lam)
+            before = last.without_duals() if isinstance(last, Solution) else None
             last = _next(problem.with_lam(lam), tol, solver, guess, last)
             # Duals need more memory than everything else, and are only needed to start the next solve.
             solutions.append(last.without_duals())

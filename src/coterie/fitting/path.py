@@ -28,7 +28,7 @@ def solve_plan(plan: PathPlan, settings: Settings, work: Work) -> Path:
     last: dict[str, Any] = work.get("last", {"point": -1})
     while len(done) <= last["point"]:
         done.append(_restored(plan.problem.with_lam(float(plan.lams[len(done)])), work.get(f"point {len(done)}")))
-    # The next point starts from the last one's duals as well, so that a resumed run ends with the same bits.
+    # The next point starts from the last two and the last one's duals, so that a resumed run ends with the same bits.
     start: Solution | Start | None = None if plan.start is None else Start(plan.start)
     if done:
         start = replace(done[-1], duals=last["duals"], sigma=last["sigma"])
@@ -52,7 +52,8 @@ def solve_plan(plan: PathPlan, settings: Settings, work: Work) -> Path:
                 start = Start(plan.centres)
             elif len(done) > plan.chosen >= 0 and plan.centres is not None and stop - len(done) == 1:
                 start = Start(np.tile(plan.centres.mean(axis=0), (len(plan.centres), 1)))  # one model for all
-            solve_path(plan.problem, plan.lams[len(done):stop], tol=tol, progress=keep, start=start)
+            solve_path(plan.problem, plan.lams[len(done):stop], tol=tol, progress=keep, start=start,
+                       before=done[-2] if len(done) > 1 else None)
     return Path(problem=plan.problem, solutions=tuple(done), tol=rough)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from coterie._typing import Array
@@ -16,16 +14,15 @@ from coterie.solvers.base import Start
 _LONGEST = 1.5  # steps ahead, in units of the last one, for which a line through two solutions is a good guess
 
 
-def ahead(earlier: Sequence[Solution], last: Solution | Start | None, lam: float) -> Solution | Start | None:
+def ahead(before: Solution | None, last: Solution | Start | None, lam: float) -> Solution | Start | None:
     """A start at `lam` on the line through the last two solutions: in log lam, with the groups of the last one.
 
         models = last + share (last - before),    share = log(lam / last.lam) / log(last.lam / before.lam)
 
     The last solution itself if there is no other one, or if it is too far away. Its duals are scaled to the radii.
     """
-    if not (earlier and isinstance(last, Solution) and 0 < earlier[-1].lam < last.lam < lam):
+    if before is None or not (isinstance(last, Solution) and 0 < before.lam < last.lam < lam):
         return last
-    before = earlier[-1]
     share = np.log(lam / last.lam) / np.log(last.lam / before.lam)
     if share > _LONGEST:
         return last
