@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
-import struct
 import sys
 import warnings
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, MutableMapping
+from multiprocessing.connection import Connection, Pipe
 from threading import Condition, Thread
-from typing import Any, BinaryIO
+from typing import Any
 
 from coterie.threads import lend_threads, n_threads, set_threads
 
-_HEAD = struct.Struct("<Q")
 #: Libraries with threads of their own that a copy of the process would wait for.
 _NOT_COPIED = {"grpc", "ray"}
 
@@ -43,22 +41,23 @@ class Beside:
         self.parts: dict[str, Any] = {}
         self.warned: dict[str, list[Warning]] = {}
         self.running, self._changed, self._threads = True, Condition(), threads
-        receiving, sending = os.pipe()
+        receiving, sending = Pipe(duplex=False)
         parent = os.getpid()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which the copy does not use
             self._child = os.fork()
         if self._child == 0:
-            os.close(receiving)
+            receiving.close()
             _serve(work, sending, parent, threads)
-        os.close(sending)
+        sending.close()
         lend_threads(threads)
-        self._reader = Thread(target=self._read, args=(os.fdopen(receiving, "rb"),), name="coterie-beside", daemon=True)
+        self._reader = Thread(target=self._read, args=(receiving,), name="coterie-beside", daemon=True)
         self._reader.start()
 
-    def _read(self, file: BinaryIO) -> None:
-        with file:
-            for name, value, warned in _messages(file):
+    def _read(self, receiving: Connection) -> None:
+        with receiving, contextlib.suppress(EOFError, OSError):  # until the copy ends, maybe in the middle of a part
+            while True:
+                name, value, warned = receiving.recv()
                 with self._changed:
                     self.parts[name], self.warned[name] = value, warned
                     self._changed.notify_all()
@@ -103,9 +102,9 @@ def begin_beside(work: Callable[[MutableMapping[str, Any]], None]) -> Beside | N
 class _Sent(dict[str, Any]):
     """Parts that are sent as soon as they are entered, with the warnings since the last one."""
 
-    def __init__(self, file: BinaryIO, parent: int, log: list[warnings.WarningMessage]) -> None:
+    def __init__(self, sending: Connection, parent: int, log: list[warnings.WarningMessage]) -> None:
         super().__init__()
-        self.file, self.parent, self.log = file, parent, log
+        self.sending, self.parent, self.log = sending, parent, log
 
     def update(self, *given: Any, **named: Any) -> None:
         for name, value in dict(*given, **named).items():
@@ -115,30 +114,19 @@ class _Sent(dict[str, Any]):
         if os.getppid() != self.parent:
             raise ProcessLookupError("nobody waits for this part")
         super().__setitem__(name, value)
-        data = pickle.dumps((name, value, [entry.message for entry in self.log]), pickle.HIGHEST_PROTOCOL)
+        self.sending.send((name, value, [entry.message for entry in self.log]))
         self.log.clear()
-        self.file.write(_HEAD.pack(len(data)) + data)
-        self.file.flush()
 
 
-def _serve(work: Callable[[MutableMapping[str, Any]], None], sending: int, parent: int, threads: int) -> None:
+def _serve(work: Callable[[MutableMapping[str, Any]], None], sending: Connection, parent: int, threads: int) -> None:
     """What the copy does, and its end; nothing of this process's own end (buffers, handlers) happens there."""
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that was copied, which ends this one
         set_threads(threads)
-        with os.fdopen(sending, "wb") as file, warnings.catch_warnings(record=True) as log:
+        with warnings.catch_warnings(record=True) as log:
             warnings.simplefilter("always")
-            work(_Sent(file, parent, log))
+            work(_Sent(sending, parent, log))
         status = 0
     finally:
         os._exit(status)
-
-
-def _messages(file: BinaryIO) -> Iterator[tuple[str, Any, list[Warning]]]:
-    """The parts that the copy sends, until it ends."""
-    while len(head := file.read(_HEAD.size)) == _HEAD.size:
-        data = file.read(_HEAD.unpack(head)[0])
-        if len(data) < _HEAD.unpack(head)[0]:
-            return
-        yield pickle.loads(data)
