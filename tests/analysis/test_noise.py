@@ -74,14 +74,15 @@ def test_users_with_units_of_their_own_are_shrunk_alike():
 
 
 def test_models_are_nearer_to_the_truth():
-    errors = []
-    for seed in range(5):
+    errors, found = [], 0
+    for seed in range(10):
         users, models = drawn(lognormal(seed=seed), seed=seed, samples=8)
         sharing = sharing_of("personal", users, LOSS, np.zeros(40, dtype=int), "rows")
-        assert sharing.noise is not None
+        found += sharing.noise is not None
         equal = replace(sharing, noise=None)
         errors.append([((option.models(users, LOSS) - models) ** 2).mean() for option in (sharing, equal)])
     own, common = np.mean(errors, axis=0)
+    assert found >= 7  # eight rows of a user show its noise, but not always
     assert own < 0.9 * common
 
 
