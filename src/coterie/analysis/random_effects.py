@@ -181,17 +181,20 @@ class _Learner:
         self.first, self.models, self.labels, self.counts = first, models, labels, rows
         self.noise, self.intercepts, self.gaussian = noise, intercepts, gaussian
 
-    def __call__(self, shape: str) -> ModelSpread:
+    def __call__(self, shape: str, *, prior: bool = False) -> ModelSpread:
         form, n_numbers = self.form(shape)
         n, dim = self.models.shape
         deviations = self.models - self.first_centres()
         scatter = deviations.T @ deviations / n
         covariance = form(scatter + 1e-3 * np.trace(scatter) / dim * np.eye(dim) + 1e-12 * np.eye(dim))
-        covariance, noise, evidence = self._maximise(self.first, covariance, self.noise, form)
+        covariance, noise, evidence = self._maximise(self.first, covariance, self.noise, form, prior=prior)
         return ModelSpread(shape, covariance, noise, evidence, n_numbers)
 
     def best(self, without: ModelSpread) -> ModelSpread | None:
-        """The shape with the largest evidence less 1 for each number; None where none is better than `without`."""
+        """The shape with the largest evidence less 1 for each number; None where none is better than `without`.
+
+        Shapes are compared by the most likely T of each, and the T of the best one is that with the prior.
+        """
         n, dim = self.models.shape
         few, best = dim * (dim + 1) // 2 > n, None
         possible = {"intercept": self.intercepts.any() and dim > 1, "diagonal": dim > 1,
@@ -203,6 +206,10 @@ class _Learner:
             if np.isfinite(spread.covariance).all() and spread.predictive > (best or without).predictive:
                 gain = spread.evidence - without.evidence - 0.5 * np.log(n) * spread.n_numbers
                 best = replace(spread, gain=float(gain))
+        if best is not None:
+            weighed = self(best.shape, prior=True)
+            if np.isfinite(weighed.covariance).all():
+                best = replace(best, covariance=weighed.covariance, noise=weighed.noise)
         return best
 
     def first_centres(self) -> Array:
@@ -227,10 +234,13 @@ class _Learner:
         free = self.intercepts
         return lambda T: np.diag(np.where(free, np.diag(T), 0.0)), int(free.sum())
 
-    def _maximise(self, unscaled: Expansions, covariance: Array, noise: float,
-                  form: Callable[[Array], Array]) -> tuple[Array, float, float]:
-        """EM from a start, accelerated; the evidence with its prior (`_log_prior`) never falls. Returns it without."""
-        rows, largest, settled = float(self.counts.sum()), -np.inf, 0
+    def _maximise(self, unscaled: Expansions, covariance: Array, noise: float, form: Callable[[Array], Array], *,
+                  prior: bool) -> tuple[Array, float, float]:
+        """EM from a start, accelerated; the evidence, with the `_log_prior` where wanted, never falls.
+
+        Returns T, s and the evidence without prior.
+        """
+        n, rows, largest, settled = len(self.labels), float(self.counts.sum()), -np.inf, 0
         trial, plain, best = (covariance, noise), (covariance, noise), (covariance, noise)
         known, found = list[tuple[_Estimate, _Estimate]](), -np.inf
         for _ in range(_ROUNDS):
@@ -241,7 +251,7 @@ class _Learner:
             evidence = total(marginal, self.labels, centres)
             if self.gaussian:
                 evidence -= 0.5 * rows * np.log(2 * np.pi * s)
-            posed = evidence + _log_prior(T)
+            posed = evidence + (_log_prior(T) if prior else 0.0)
             if not posed >= largest and trial is not plain:  # the accelerated step was too long
                 trial, known = plain, known[-1:]
                 continue
@@ -256,8 +266,8 @@ class _Learner:
                 squares = -2.0 * float(unscaled.at_own(models).sum())
                 used = float((unscaled.curvatures * posterior).sum())
                 s = max((squares + used) / rows, 1e-4 * self.noise, 1e-300)
-            moment = scaled.second_moment(centres[self.labels], posterior)
-            plain = _definite(form(moment * len(self.labels) / max(len(self.labels) - 1, 1)), form), s
+            moment = scaled.second_moment(centres[self.labels], posterior) * (n / max(n - 1, 1) if prior else 1.0)
+            plain = _definite(form(moment), form), s
             known = [*known, (trial, plain)][-_MEMORY - 1:]
             trial = _accelerated(known, form) if len(known) > 1 and T.any() else plain
         return *best, found
