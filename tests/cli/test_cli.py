@@ -199,3 +199,15 @@ whole.main()
     assert "These groups" not in done.stdout
     assert ("Interrupted" in done.stdout) == (where == "solve")
     assert (tmp_path / "here" / "separators.png").exists()
+
+
+@pytest.mark.parametrize(("rows", "said"), [("a,1,2\na,oops,3\nb,2,1\n", "line 3 of table.csv"),
+                                            ("a,1,2\na,2,3,4\nb,2,1\n", "line 3")])
+def test_a_file_that_a_copy_of_the_process_cannot_read_is_refused_once(tmp_path, rows, said):
+    (tmp_path / "table.csv").write_text("who,x,y\n" + rows)
+    ran = subprocess.run([*COTERIE, "fit", "table.csv", "--user", "who", "--target", "y", "--threads", "2"],
+                         cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 2
+    assert ran.stderr.count(said) == 1, ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not (tmp_path / "run").exists()
