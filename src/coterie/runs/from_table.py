@@ -12,6 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from coterie.beside import begin_beside
 from coterie.data.encoding import Recipe
 from coterie.data.files import fingerprint, is_input
@@ -29,6 +31,7 @@ from coterie.runs.save import document_of, write_run
 from coterie.solvers import get_ready
 from coterie.threads import one_blas_thread
 
+_SMALL = 2**20  # bytes of a file below which its users are few
 _LARGE = 2**29  # bytes of a file above which it is read once, by this process
 
 
@@ -112,9 +115,8 @@ def _read(data: Any, read: Callable[[], tuple[Recipe, Users]]) -> tuple[Recipe, 
     if beside is None:
         return read()
     try:
-        get_ready()
         check_readable(data)  # imports what writes the results
-        import scipy.cluster.hierarchy  # noqa: F401, what the search needs, once for this process and its copies
+        _load(small=Path(data).stat().st_size <= _SMALL)
         if not beside.wait_for("table"):  # for the error that it met
             return read()
         beside.warn_again("table")
@@ -122,6 +124,17 @@ def _read(data: Any, read: Callable[[], tuple[Recipe, Users]]) -> tuple[Recipe, 
         return table
     finally:
         beside.end()
+
+
+def _load(*, small: bool) -> None:
+    """Import and load what a fit needs, once for this process and its copies."""
+    import scipy.cluster.hierarchy  # noqa: F401, for the search
+
+    from coterie.matrices import invert
+
+    invert(np.ones((1, 1, 1)))  # starts Numba
+    if small:
+        get_ready()
 
 
 def _is_file(data: Any) -> bool:

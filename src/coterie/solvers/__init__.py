@@ -24,6 +24,7 @@ from coterie.solvers.starting import checked
 
 #: Every solver by the name used in the command line and in saved files.
 SOLVERS: dict[str, type[Solver]] = {"fast": Fast, "lean": Lean, "reference": Reference}
+_SMALL = 3000  # unknowns of a problem whose time compiled code would show in, while it is loaded
 
 __all__ = ["SOLVERS", "Fast", "Lean", "Reference", "Solver", "solve", "solve_quietly"]
 
@@ -90,7 +91,7 @@ def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast"
         if solver not in SOLVERS:
             raise InvalidInput(f"unknown solver {solver!r}", remedy=f"Choose one of: {', '.join(SOLVERS)}")
         solver = SOLVERS[solver]()
-    if isinstance(solver, Fast):
+    if isinstance(solver, Fast) and problem.n_users * problem.dim <= _SMALL:
         get_ready()
     began, compiled = time.perf_counter(), compiling_seconds()
     interrupted = False
@@ -118,7 +119,7 @@ def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast"
 
 @cache
 def get_ready() -> None:
-    """Import, load or compile what most solves need, once, so that the time of a solve is that of solving."""
+    """Import, load or compile what small solves need, once, so that the time of a solve is that of solving."""
     rows = np.array([[-2.0], [1.0], [-1.0], [2.0], [-1.5], [0.9], [3.0], [-0.5]])
     users = Users.from_arrays(rows, np.where(rows[:, 0] > 0.7, 1.0, -1.0), np.repeat(np.arange(4), 2))
     problem = Problem(users, SquaredHinge(), lam=0.05)
