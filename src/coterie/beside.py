@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from multiprocessing.connection import Connection, Pipe
 from threading import Condition, Thread
 from typing import Any
@@ -40,18 +40,27 @@ class Beside:
     def __init__(self, work: Callable[[MutableMapping[str, Any]], None], threads: int) -> None:
         self.parts: dict[str, Any] = {}
         self.warned: dict[str, list[Warning]] = {}
-        self.running, self._changed, self._threads = True, Condition(), threads
+        self.running, self._changed, self._threads, self._child = True, Condition(), threads, 0
+        try:
+            with _interrupts_later():  # so that the copy never answers one in the place of this process
+                self._begin(work)
+        except BaseException:
+            self.end()
+            raise
+
+    def _begin(self, work: Callable[[MutableMapping[str, Any]], None]) -> None:
         receiving, sending = Pipe(duplex=False)
         parent = os.getpid()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which the copy does not use
-            self._child = os.fork()
-        if self._child == 0:
+            child = os.fork()
+        if child == 0:
             receiving.close()
-            _serve(work, sending, parent, threads)
-        sending.close()
-        lend_threads(threads)
+            _serve(work, sending, parent, self._threads)
         self._reader = Thread(target=self._read, args=(receiving,), name="coterie-beside", daemon=True)
+        self._child = child
+        lend_threads(self._threads)
+        sending.close()
         self._reader.start()
 
     def _read(self, receiving: Connection) -> None:
@@ -86,6 +95,16 @@ class Beside:
             self._child = 0
             self._reader.join()
             lend_threads(-self._threads)
+
+
+@contextlib.contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Ctrl-C inside the block counts after it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def begin_beside(work: Callable[[MutableMapping[str, Any]], None]) -> Beside | None:
