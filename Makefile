@@ -14,11 +14,11 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate -
 # Compiled modules are kept: without them every command compiles what it imports, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env demo test test-all test-browser test-documents test-long package lint docs notebooks bench lock clean
+.PHONY: help env demo test test-room test-all test-browser test-documents test-long package lint docs notebooks bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: $(READY)  ## make the environment in .venv, from the pinned versions
 
@@ -48,6 +48,9 @@ test: lint  ## lint and the quick tests: less than five minutes with the install
 	@$(BIN)/python -m pytest -m "not slow and not flower and not browser" -n 2 --dist worksteal
 	@echo "Took $$(($$(date +%s) - $(START))) s. Left to 'make test-all': $$(cat .pytest_cache/v/coterie/left-out) slow tests, tests on Flower and in a browser, the notebooks and the docs build."
 
+test-room: $(READY)  ## the quick tests of one room, for example: make test-room R=losses
+	@$(BIN)/python -m pytest -m "not slow and not flower and not browser" -n 2 --dist worksteal tests/$(R)
+
 test-all: $(ALL)  ## what `make test` leaves out: slow tests, a browser (Debian's chromium), Flower, notebooks, docs, the package
 	@$(BIN)/python -m pytest -m "slow and not flower and not browser" -n 2 --dist worksteal
 	@$(BIN)/python -m pytest -m "flower and not long" -n 2 --dist loadgroup
@@ -76,7 +79,7 @@ package: $(READY)  ## build sdist and wheel into dist/, and run the wheel alone 
 
 lint: $(READY)  ## ruff, mypy, and oxlint for the page's scripts
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/oxlint --format unix --deny-warnings src/coterie/report
+	@$(BIN)/oxlint --format unix --deny-warnings src/coterie/output/report
 	@$(BIN)/mypy --no-error-summary
 
 docs: $(READY)  ## build the documentation into site/, strictly

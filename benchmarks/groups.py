@@ -27,9 +27,9 @@ from sklearn.metrics import adjusted_rand_score, roc_auc_score
 
 import coterie as ct
 from coterie import datasets
-from coterie.analysis.groups import find_groups
-from coterie.analysis.select import refit
-from coterie.graph.weights import LocalModels
+from coterie.convex.choice import refit
+from coterie.groups.find import find_groups
+from coterie.problem.weights import LocalModels
 
 RIDGE = 1e-3
 PENALTIES = np.geomspace(1e-1, 1e-5, 9)

@@ -16,7 +16,7 @@ from machine import facts
 
 import coterie as ct
 from coterie.datasets import clustered
-from coterie.privacy import audit
+from coterie.federated.private import audit
 
 SHAPES = ((1, 9), (10, 3), (10, 9), (20, 20), (50, 9))
 NAMES = ("newton", "splitting", "pdmm", "weights", "fit", "active")

@@ -40,7 +40,7 @@ from sklearn.preprocessing import StandardScaler
 import coterie as ct
 from coterie.data.condensed import SecondMoments
 from coterie.datasets import clustered
-from coterie.federated.private_fit import PrivateFit
+from coterie.federated.private.federation import PrivateFit
 from coterie.fitting.units import Units
 
 FIRST_SEED = 200

@@ -14,7 +14,7 @@ import numpy as np
 from machine import facts
 
 import coterie as ct
-from coterie.analysis.select import refit
+from coterie.convex.choice import refit
 from coterie.datasets import ellipses
 
 LAMS, GAMMAS, SEEDS = (0.01, 0.02, 0.05, 0.08), (1e-4, 1e-3, 1e-2, 1e-1), range(5)

@@ -41,8 +41,8 @@ from tables import COLUMNS, ELSEWHERE, Row, draw, head, line, machine, summary  
 from tasks import TITLES, Case, cases, logistic, mixture, moons, paper  # noqa: E402
 
 import coterie as ct  # noqa: E402
-from coterie.compiling import njit  # noqa: E402
-from coterie.labels import labels_of  # noqa: E402
+from coterie.base.compiling import njit  # noqa: E402
+from coterie.base.labels import labels_of  # noqa: E402
 from coterie.solvers import kernels  # noqa: E402
 from coterie.solvers.base import Point  # noqa: E402
 from coterie.solvers.engines import near_order  # noqa: E402

@@ -26,11 +26,11 @@ from sklearn.metrics import adjusted_rand_score
 from sklearn.preprocessing import SplineTransformer
 
 import coterie as ct
-from coterie.baselines import Central, CentralFit
 from coterie.datasets import Dataset, clustered, gaussian_mixture, two_moons
 from coterie.estimators import ConvexClustering
-from coterie.experiments import federations as lab
-from coterie.experiments.federations_data import Benchmark, both_standardised, federations
+from coterie.lab.baselines import Central, CentralFit
+from coterie.lab.experiments import federations as lab
+from coterie.lab.experiments.federations_data import Benchmark, both_standardised, federations
 
 TEST = 50  # test rows per user
 RIDGE = 1e-3

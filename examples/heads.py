@@ -48,16 +48,23 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_rand_score
 
 import coterie as ct
-from coterie.baselines import IFCA, ODCL, Baseline, Ditto, FineTuning, Global, Local, Oracle
-from coterie.baselines.base import Outcome
-from coterie.baselines.descent import curvature, descend
-from coterie.baselines.run import BaselineRun
+from coterie.base.storage import pack, unpack, write_atomically
 from coterie.embeddings import extract, from_arrays
-from coterie.experiments.federations import Contender, PreparedSplit, prepare, row_errors, run_method, signed_rank
-from coterie.experiments.federations_data import Benchmark, standardised
 from coterie.fitting import Settings, fit
 from coterie.fitting.scores import worse_than_alone
-from coterie.storage import pack, unpack, write_atomically
+from coterie.lab.baselines import IFCA, ODCL, Baseline, Ditto, FineTuning, Global, Local, Oracle
+from coterie.lab.baselines.base import Outcome
+from coterie.lab.baselines.descent import curvature, descend
+from coterie.lab.baselines.run import BaselineRun
+from coterie.lab.experiments.federations import (
+    Contender,
+    PreparedSplit,
+    prepare,
+    row_errors,
+    run_method,
+    signed_rank,
+)
+from coterie.lab.experiments.federations_data import Benchmark, standardised
 
 SETTINGS = ("rotated", "permuted", "skew 1", "skew 0.3")
 USERS, GROUPS, CLASSES, TRAIN, TEST = 40, 4, 10, 45, 30  # of each user, TRAIN and TEST images

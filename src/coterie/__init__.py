@@ -5,19 +5,11 @@
     solution = coterie.solve(problem)      # models, labels, n_clusters, objective, gap, status
 """
 
+from importlib import import_module
 from typing import Any
 
-from coterie.analysis.consensus import lam_max
-from coterie.analysis.groups import Groups, find_groups
-from coterie.analysis.ladder import Fusion, fusion_ladder
-from coterie.analysis.margins import GroupMargins, group_margins
-from coterie.analysis.path import Path, solve_path
-from coterie.analysis.recovery import RecoveryBounds, recovery_bounds
-from coterie.analysis.select import Choice, by_certificate, by_clusters, by_score, by_stability, refit
-from coterie.certificates import certify
-from coterie.data.scaling import Standardizer
-from coterie.data.users import Split, Users
-from coterie.errors import (
+from coterie._aliases import keep_old_paths, new_path
+from coterie.base.errors import (
     ConvergenceWarning,
     CoterieError,
     CoterieWarning,
@@ -27,6 +19,14 @@ from coterie.errors import (
     MissingExtra,
     NotConverged,
 )
+from coterie.convex.choice import Choice, by_certificate, by_clusters, by_score, by_stability, refit
+from coterie.convex.consensus import lam_max
+from coterie.convex.ladder import Fusion, fusion_ladder
+from coterie.convex.margins import GroupMargins, group_margins
+from coterie.convex.path import Path, solve_path
+from coterie.convex.recovery import RecoveryBounds, recovery_bounds
+from coterie.data.scaling import Standardizer
+from coterie.data.users import Split, Users
 from coterie.federated import (
     ALGORITHMS,
     PDMM,
@@ -42,9 +42,9 @@ from coterie.federated import (
     federate,
     federate_path,
 )
+from coterie.federated.private.policy import Privacy
 from coterie.fitting import Fit, RunCertificate
-from coterie.graph import Graph
-from coterie.graph.weights import LocalModels, adaptive_graph
+from coterie.groups.find import Groups, find_groups
 from coterie.losses import (
     LOSSES,
     Custom,
@@ -61,12 +61,16 @@ from coterie.losses import (
     SquaredHinge,
 )
 from coterie.losses.checks import check_loss
-from coterie.newcomers import Joined
-from coterie.privacy.policy import Privacy
-from coterie.problem import Problem, lam_from_eq3
-from coterie.runs import Run, fit_table, load_run, save_run
-from coterie.solution import Certificate, Explanation, Solution, Status
+from coterie.output.runs import Run, fit_table, load_run, save_run
+from coterie.problem.certificates import certify
+from coterie.problem.graph import Graph
+from coterie.problem.newcomers import Joined
+from coterie.problem.problem import Problem, lam_from_eq3
+from coterie.problem.solution import Certificate, Explanation, Solution, Status
+from coterie.problem.weights import LocalModels, adaptive_graph
 from coterie.solvers import SOLVERS, Fast, Lean, Reference, solve
+
+keep_old_paths()
 
 __version__ = "0.2.0"
 
@@ -79,6 +83,8 @@ def __getattr__(name: str) -> Any:
         from coterie import estimators
 
         return getattr(estimators, name)
+    if new_path(f"coterie.{name}"):
+        return import_module(f"coterie.{name}")
     raise AttributeError(f"module 'coterie' has no attribute {name!r}")
 
 

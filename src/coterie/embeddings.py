@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coterie.base.errors import InvalidInput, MissingExtra, located
+from coterie.base.storage import pack, unpack, write_atomically
 from coterie.data.frames import check_lists, read_parquet
 from coterie.data.io import row_place
 from coterie.data.users import Users
 from coterie.data.validation import show, suggest
-from coterie.errors import InvalidInput, MissingExtra, located
-from coterie.storage import pack, unpack, write_atomically
 
 #: Rows in one file of the cache. An interrupted extraction continues at the first missing file.
 CHUNK = 2048

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from coterie.base.errors import ROW, InvalidInput, MissingExtra, located
 from coterie.data import files
 from coterie.data.io import read_table, row_place
 from coterie.data.users import Users
-from coterie.errors import ROW, InvalidInput, MissingExtra, located
 from coterie.fitting.prepare import prepare
 
 NAMES = ("who", "x", "note")

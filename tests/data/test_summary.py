@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from coterie.base.errors import InvalidInput
 from coterie.data.declared import check_summary
 from coterie.data.encoding import Recipe, read_table
 from coterie.data.merging import merge
 from coterie.data.summary import TableSummary, summarise
-from coterie.errors import InvalidInput
 
 # A level that only rows without target have is not learned, and said where it is met.
 pytestmark = pytest.mark.filterwarnings("ignore:Column .* has levels that are not known")

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from coterie.base.errors import CoterieWarning, InvalidInput, MissingExtra
 from coterie.data.encoding import Column, Recipe, fingerprint, read_table
-from coterie.errors import CoterieWarning, InvalidInput, MissingExtra
 
 few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 many = settings(few, max_examples=500)

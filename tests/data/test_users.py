@@ -21,9 +21,9 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.base.errors import CoterieWarning, Incompatible, InvalidInput, MissingExtra
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Block, Moments, Participants, Users
-from coterie.errors import CoterieWarning, Incompatible, InvalidInput, MissingExtra
 from coterie.fitting import prepare
 
 few = settings(max_examples=25)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import coterie as ct
+from coterie.base.storage import pack, unpack
 from coterie.datasets import clustered
 from coterie.federated.checkpoint import Checkpoint
-from coterie.storage import pack, unpack
 
 SCRIPT = """
 import sys

@@ -20,15 +20,15 @@ import pytest
 from support.grid import Nodes, someone  # noqa: F401  # a fixture of all tests
 
 import coterie as ct
-from coterie import runs
+from coterie.base.errors import Incompatible, InvalidInput
 from coterie.data.encoding import Recipe
 from coterie.datasets import clustered, ellipses
-from coterie.errors import Incompatible, InvalidInput
 from coterie.federated import sources
 from coterie.federated.config import CONFIG, RENAMED, RunConfig, algorithm_of, complete, for_nodes
 from coterie.federated.protocol.messages import Query, Reply, decode
 from coterie.federated.runtimes import service
 from coterie.fitting.prepare import prepare
+from coterie.output import runs
 
 flower = pytest.importorskip("coterie.federated.runtimes.cluster", reason="the extra flower is not installed",
                              exc_type=ImportError)

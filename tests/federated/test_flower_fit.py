@@ -23,7 +23,7 @@ from coterie.federated.config import RunConfig, complete, for_nodes
 from coterie.federated.keeping import load_models
 from coterie.federated.membership import leave_run
 from coterie.federated.runtimes import service
-from coterie.runs.save import write_run
+from coterie.output.runs.save import write_run
 
 flower = pytest.importorskip("coterie.federated.runtimes.cluster", reason="the extra flower is not installed",
                              exc_type=ImportError)
@@ -67,7 +67,7 @@ def serve(nodes: Nodes, out: Path, **changes: Any) -> service.Served:
     return served
 
 
-def check(out: Path, one: ct.Fit) -> ct.runs.Run:
+def check(out: Path, one: ct.Fit) -> ct.Run:
     """The folder has the groups and models of the fit of one table."""
     run = ct.load_run(out)
     assert run.names == one.names

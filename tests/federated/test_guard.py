@@ -12,20 +12,20 @@ import pytest
 from support.nosy import Nosy
 
 import coterie as ct
+from coterie.base.errors import InvalidInput
 from coterie.data.encoding import Recipe
 from coterie.datasets import clustered, ellipses
-from coterie.errors import InvalidInput
 from coterie.federated.agreement import Agreement
 from coterie.federated.algorithms.base import Federation
 from coterie.federated.client import Data
 from coterie.federated.guard import OwnerSettings, default_folder, row_digests
 from coterie.federated.node import Node
+from coterie.federated.private.ledger import NodeLedger
 from coterie.federated.protocol.messages import Query, Reply, decode
 from coterie.federated.run import run_federation
 from coterie.federated.runtimes.in_process import LocalRuntime
 from coterie.federated.settings import FederationSettings
 from coterie.federated.sources import Table
-from coterie.privacy.ledger import NodeLedger
 
 USERS = ellipses(users_per_cluster=2, samples=30, seed=0).users
 FEW = clustered("logistic", n_users=3, samples=8, n_features=9, seed=0).users  # 8 rows, 10 coordinates
@@ -254,7 +254,7 @@ def test_why_data_cannot_be_read_stays_at_the_node(tmp_path, caplog):
     file.write_text("who,x,y\na,1,2\na,secret,3\na,2,2.5\n")
     nosy = Nosy(USERS, tmp_path / "a.npz", {})
     nosy.own |= {"data": "csv", "path": str(file), "user": "who", "target": "y"}
-    with pytest.raises(ct.errors.Incompatible, match="the node's own log says why"):
+    with pytest.raises(ct.Incompatible, match="the node's own log says why"):
         nosy.ask("gradient", model=MODEL)
     assert "cannot answer" in caplog.text
     assert "agreed on prepared numbers" in caplog.text

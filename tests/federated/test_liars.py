@@ -17,7 +17,7 @@ from coterie.federated.client import Data
 from coterie.federated.protocol.messages import Batch
 from coterie.federated.run import run_federation
 from coterie.federated.runtimes.in_process import LocalRuntime
-from coterie.problem import Problem
+from coterie.problem.problem import Problem
 
 LIAR, LAM = 3, 0.05
 PATHS = {"newton": ct.Newton(), "splitting": ct.Splitting(), "pdmm": ct.PDMM(),

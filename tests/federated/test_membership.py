@@ -12,12 +12,12 @@ import polars as pl
 import pytest
 
 import coterie as ct
-from coterie.errors import Incompatible
+from coterie.base.errors import Incompatible
 from coterie.federated.keeping import load_models
 from coterie.federated.membership import join_run, leave_run
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.federated.sources import Table
-from coterie.runs.save import write_run
+from coterie.output.runs.save import write_run
 
 
 def rows(users: list[int], n: int = 30, seed: int = 4, spread: float = 0.0) -> pl.DataFrame:
@@ -30,7 +30,7 @@ def rows(users: list[int], n: int = 30, seed: int = 4, spread: float = 0.0) -> p
                          "y": slope * x + 0.3 * rng.normal(size=len(x))})
 
 
-def federate(frame: pl.DataFrame, out: Path) -> ct.runs.Run:
+def federate(frame: pl.DataFrame, out: Path) -> ct.Run:
     frame.write_csv(out.with_suffix(".csv"))
     done = command("federate", f"{out}.csv", "--user", "who", "--target", "y", "--out", str(out))
     assert done.returncode == 0, done.stderr
@@ -42,7 +42,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> ct.runs.Run:
+def run(tmp_path_factory) -> ct.Run:
     return federate(rows(list(range(10))), tmp_path_factory.mktemp("run") / "run")
 
 

@@ -10,12 +10,12 @@ import pytest
 from support.nosy import Nosy
 
 import coterie as ct
+from coterie.base.errors import InvalidInput
 from coterie.datasets import ellipses
-from coterie.errors import InvalidInput
 from coterie.federated import sources
 from coterie.federated.node import Node
+from coterie.federated.private.ledger import NodeLedger
 from coterie.federated.protocol.messages import Query, square
-from coterie.privacy.ledger import NodeLedger
 
 USERS = ellipses(users_per_cluster=2, samples=30, seed=0).users
 MODEL = np.array([0.1, -0.2, 0.3])

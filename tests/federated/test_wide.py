@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import coterie as ct
-from coterie.errors import Incompatible
+from coterie.base.errors import Incompatible
 from coterie.federated.algorithms.forms import Forms, spans_of, wrong_parts
 from coterie.federated.algorithms.splitting import Sides
 from coterie.federated.client import Data, answer, answer_all

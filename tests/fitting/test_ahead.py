@@ -11,16 +11,16 @@ from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
 import coterie as ct
-from coterie.analysis.metrics import adjusted_rand
-from coterie.analysis.noise import _log_mean_square_density, _log_ratio_density
-from coterie.beside import begin_beside
+from coterie.base.beside import begin_beside
+from coterie.base.threads import n_threads, one_blas_thread, set_threads
+from coterie.convex.metrics import adjusted_rand
 from coterie.datasets import clustered
 from coterie.fitting import Settings, estimate, fit, plan
 from coterie.fitting import oracle as fit_oracle
 from coterie.fitting.ahead import Ahead
 from coterie.fitting.oracle import best_for_halves
-from coterie.graph import potentials
-from coterie.threads import n_threads, one_blas_thread, set_threads
+from coterie.groups.noise import _log_mean_square_density, _log_ratio_density
+from coterie.problem import potentials
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def _threads_as_before():
 def test_a_copy_of_the_process_sends_its_parts_and_its_warnings():
     def work(parts):
         parts["thread count"] = n_threads()
-        warnings.warn("too few rows", ct.errors.CoterieWarning, stacklevel=1)
+        warnings.warn("too few rows", ct.CoterieWarning, stacklevel=1)
         parts["numbers"] = np.arange(3) + offset
 
     offset = 40
@@ -42,7 +42,7 @@ def test_a_copy_of_the_process_sends_its_parts_and_its_warnings():
     assert beside.wait_for("numbers")
     assert beside.parts["numbers"].tolist() == [40, 41, 42]
     assert beside.parts["thread count"] == 2
-    with pytest.warns(ct.errors.CoterieWarning, match="too few rows"):
+    with pytest.warns(ct.CoterieWarning, match="too few rows"):
         beside.warn_again("numbers")
     beside.end()
     assert n_threads() == 4

@@ -17,12 +17,12 @@ from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 
 import coterie as ct
-from coterie.errors import CoterieWarning, InvalidInput
+from coterie.base.errors import CoterieWarning, InvalidInput
+from coterie.base.labels import check_labels
+from coterie.base.threads import set_threads
 from coterie.fitting import Fit, Settings, fit
 from coterie.fitting.units import Units
-from coterie.labels import check_labels
-from coterie.solution import Status
-from coterie.threads import set_threads
+from coterie.problem.solution import Status
 
 RIDGE = 1e-3
 SUPERVISED = ("binary", "classes", "regression", "counts")

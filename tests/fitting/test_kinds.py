@@ -9,14 +9,14 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 import coterie as ct
-from coterie.analysis.oracle import RowsOracle
-from coterie.analysis.random_effects import learn_spread
 from coterie.datasets import clustered
 from coterie.fitting import Settings, fit, kinds, plan
 from coterie.fitting.kinds import KINDS, Sharing, choose, group_centres, handed_out, kind_of, sharing_of
 from coterie.fitting.oracle import RowsFitOracle
 from coterie.fitting.stability import measure_stability
 from coterie.fitting.units import Units
+from coterie.groups.oracle import RowsOracle
+from coterie.groups.random_effects import learn_spread
 
 QUICK = Settings(task="regression", n_lams=3)
 

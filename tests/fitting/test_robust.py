@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 
 import coterie as ct
-from coterie.analysis.metrics import adjusted_rand
-from coterie.analysis.spread import Expansions
+from coterie.convex.metrics import adjusted_rand
 from coterie.fitting import Settings, fit
 from coterie.fitting.outliers import without_far_targets
+from coterie.groups.spread import Expansions
 
 QUICK = Settings(task="regression", n_lams=3)
 

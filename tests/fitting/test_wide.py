@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import coterie as ct
-from coterie.analysis.metrics import adjusted_rand
-from coterie.analysis.wide import search_wide
-from coterie.analysis.wide_models import fit_models
+from coterie.base.errors import InvalidInput
+from coterie.convex.metrics import adjusted_rand
 from coterie.data.users import Users
-from coterie.errors import InvalidInput
 from coterie.fitting import Settings, fit
 from coterie.fitting.kinds import Sharing, choose_wide, handed_out
 from coterie.fitting.plan import learn_units
-from coterie.graph.weights import LocalModels, adaptive_graph
+from coterie.groups.wide import search_wide
+from coterie.groups.wide_models import fit_models
+from coterie.problem.weights import LocalModels, adaptive_graph
 
 N_USERS, N_ROWS, COLUMNS, CLASSES = 12, 20, 160, 3
 
@@ -148,7 +148,7 @@ def test_wald_distances_of_operators_are_those_of_hessians(monkeypatch: pytest.M
 
 
 def test_the_memory_is_asked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.memory.free_memory", lambda: 1e6)
-    monkeypatch.setattr("coterie.memory._SMALL", 0)
+    monkeypatch.setattr("coterie.base.memory.free_memory", lambda: 1e6)
+    monkeypatch.setattr("coterie.base.memory._SMALL", 0)
     with pytest.raises(InvalidInput, match="principal components"):
         fit(table(heads(8, 2)), Settings(task="classification"))

@@ -409,7 +409,6 @@ def fit_wide__slow() -> Values:
 
 @run
 def federate_fit_regression() -> Values:
-    import coterie as ct
 
     return federated_fit(users_of("squared", n_users=18), participation=0.5, seed=1)
 

@@ -34,7 +34,9 @@ def changed(value):
         return {**value, name: changed(value[name])}
     if isinstance(value, list):
         return [changed(value[0]), *value[1:]]
-    return value + 1 if isinstance(value, int) else value * (1 + 1e-6) + 1e-12 if isinstance(value, float) else value + "?"
+    if isinstance(value, str):
+        return value + "?"
+    return value + 1 if isinstance(value, int) else value * (1 + 1e-6) + 1e-12
 
 
 @pytest.mark.parametrize("part", ["labels", "models", "objective", "gap", "kind", "scores"])

@@ -14,13 +14,14 @@ import pytest
 import coterie
 
 #: Modules whose examples need Flower or what it brings, or that end the process.
-APART = ("federated.flower", "federated.masks", "federated.runtimes.cluster", "federated.runtimes.keys", "__main__",
+APART = ("federated.flower", "lab.masks", "federated.runtimes.cluster", "federated.runtimes.keys", "__main__",
          "cli.__main__")
 NAMES = [info.name.removeprefix("coterie.") for info in pkgutil.walk_packages(coterie.__path__, "coterie.")]
 #: Modules that must have examples.
 WITH_EXAMPLES = ("data.encoding", "data.io", "data.participants", "data.scaling", "data.users", "embeddings",
                  "estimators.classifier", "estimators.clustering", "estimators.regressor", "fitting.estimate",
-                 "fitting.prepare", "fitting.settings", "runs.from_table", "runs.load", "runs.save", "storage")
+                 "fitting.prepare", "fitting.settings", "output.runs.from_table", "output.runs.load",
+                 "output.runs.save", "base.storage")
 #: Modules whose examples need torch, which `make test-all` installs.
 WITH_TORCH = ("embeddings",)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 DRAW = """
 import conftest
-import coterie.storage, other
+import coterie.base.storage, other
 from hypothesis import given, settings, strategies as st
 
 drawn = []

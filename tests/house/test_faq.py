@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 import coterie as ct
-from coterie import errors
+from coterie.base import errors
 from coterie.datasets import clustered, ellipses
 from coterie.estimators import PersonalizedClassifier
+from coterie.federated.private.ledger import NodeLedger
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.fitting import Settings
 from coterie.losses.blocks import _require_hessians
-from coterie.privacy.ledger import NodeLedger
-from coterie.runs import fit_table
-from coterie.runs.folder import check_free
+from coterie.output.runs import fit_table
+from coterie.output.runs.folder import check_free
 
 PAGE = Path(__file__).parents[2] / "docs" / "faq.md"
 X, Y, WHO = np.arange(8.0).reshape(4, 2), [1.0, -1.0, 1.0, -1.0], ["a", "a", "b", "b"]

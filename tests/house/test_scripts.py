@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from coterie.report import render
-from coterie.report.page import SCRIPTS
+from coterie.output.report import render
+from coterie.output.report.page import SCRIPTS
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "coterie" / "report"
+SOURCE = ROOT / "src" / "coterie" / "output" / "report"
 MODULE = re.compile(r"^(?:import|export)\b.*", re.M)
 
 

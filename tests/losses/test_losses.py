@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.problems import LOSS_NAMES, loss_for, users_for
 
 import coterie as ct
-from coterie.losses.multinomial import sum_zero_basis
+from coterie.base.labels import sum_zero_basis
 
 LINEAR = [name for name in LOSS_NAMES if issubclass(ct.LOSSES[name], ct.LinearLoss)]
 

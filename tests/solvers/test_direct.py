@@ -10,7 +10,7 @@ from support.problems import points_problem, radius
 
 import coterie as ct
 from coterie import datasets
-from coterie.labels import group_means
+from coterie.base.labels import group_means
 from coterie.solvers import contract_kernels, direct, engines, part_kernels
 from coterie.solvers.direct import Direct
 

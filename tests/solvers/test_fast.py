@@ -21,7 +21,7 @@ from support.problems import (
 from support.problems import quiet_problem as quiet
 
 import coterie as ct
-from coterie import memory
+from coterie.base import memory
 from coterie.solvers import choosing, engines
 from coterie.solvers.base import Start
 from coterie.solvers.direct import Direct
@@ -713,7 +713,7 @@ def test_more_edges_than_memory_are_refused_with_the_remedy(monkeypatch):
     assert memory.free_memory() > 0
 
 
-@pytest.mark.filterwarnings("ignore::coterie.errors.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::coterie.base.errors.ConvergenceWarning")
 def test_singular_hessians_end_in_no_exception():
     """Far from all rows Huber's loss has no curvature but its ridge, which rounding can lose."""
     solution = ct.solve(nasty(610251))

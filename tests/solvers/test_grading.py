@@ -10,7 +10,7 @@ import pytest
 from support.problems import graph_for, points_problem, problem_for
 
 import coterie as ct
-from coterie import certificates
+from coterie.problem import certificates
 from coterie.solvers.base import Point
 
 

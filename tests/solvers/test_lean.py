@@ -10,8 +10,8 @@ from support.planted import planted
 from support.problems import LOSS_NAMES, graph_for, loss_for, points_problem, problem_for, users_for
 
 import coterie as ct
-from coterie.graph.kernels import cluster_pull, member_flow
 from coterie.losses.grouped import Grouped
+from coterie.problem.edges import cluster_pull, member_flow
 
 
 @pytest.mark.parametrize("fraction", [0.02, 0.3, 0.8, 1.5])

@@ -8,9 +8,10 @@ from support.problems import quiet_problem as quiet
 from support.problems import users_for
 
 import coterie as ct
-from coterie import certificates, datasets
-from coterie.compiling import inner, njit
+from coterie import datasets
+from coterie.base.compiling import inner, njit
 from coterie.losses.flat import KINDS, flat
+from coterie.problem import certificates
 from coterie.solvers import expansion, fast, polish, polish_kernels, proof_kernels
 
 NAMES = sorted(name for name, loss in ct.LOSSES.items() if loss in KINDS)

@@ -7,7 +7,7 @@ import pytest
 
 import coterie as ct
 from coterie import datasets
-from coterie.labels import labels_of
+from coterie.base.labels import labels_of
 from coterie.solvers import proof_kernels
 from coterie.solvers.base import Start
 from coterie.solvers.starting import ahead, carried

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import coterie as ct
-from coterie.analysis import consensus
+from coterie.convex import consensus
 from coterie.losses import blocks, rows
 from coterie.losses.grouped import Grouped
 from coterie.solvers import wide

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import coterie
-from coterie.errors import MissingExtra
+from coterie.base.errors import MissingExtra
 
 #: Modules that need an extra at once: they are loaded only by who uses it.
 ADAPTERS = {"coterie.federated.flower", "coterie.federated.runtimes.cluster", "coterie.federated.runtimes.keys"}

@@ -7,18 +7,37 @@ import signal
 import sys
 import threading
 import warnings
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+import typer.main
 from rich.console import Console
+from typer.core import TyperGroup
 
 from coterie import __version__
-from coterie.errors import CoterieError, CoterieWarning, MissingExtra, NotConverged
-from coterie.memory import keep_freed_memory
+from coterie.base.errors import CoterieError, CoterieWarning, MissingExtra, NotConverged
+from coterie.base.memory import keep_freed_memory
 
 CODES = ("Exit codes: 0 done; 1 not solved to the tolerance; 2 input that cannot be used; 3 an extra is missing; "
          "130 interrupted.")
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False,
+#: Commands of `coterie.lab`, which nothing imports: each is loaded when it is called, or listed.
+LAB = ("audit", "bench", "reproduce")
+
+
+class Commands(TyperGroup):
+    """The commands of this room, and those of the lab."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted({*super().list_commands(ctx), *LAB})
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in LAB:
+            return typer.main.get_command(import_module(f"coterie.lab.commands.{cmd_name}").app)
+        return super().get_command(ctx, cmd_name)
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Personalised federated learning that finds its own groups, with a proof of optimality.",
                   epilog=CODES)
 console, error = Console(), Console(stderr=True)
@@ -47,7 +66,7 @@ def be_quiet(quiet: bool) -> bool:
 
 def limit_threads(most: int | None) -> int | None:
     """Use at most so many threads, here and in processes that are started from here. The option --threads."""
-    from coterie.threads import set_threads
+    from coterie.base.threads import set_threads
 
     set_threads(most)
     if most is not None:

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from coterie import runs
+from coterie.base.labels import groups_of, many
+from coterie.base.storage import json_ready
 from coterie.cli import options
 from coterie.cli.base import app, console
-from coterie.labels import groups_of, many
-from coterie.storage import json_ready
+from coterie.output import runs
 
 
 @app.command("certify")

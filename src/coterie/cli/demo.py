@@ -10,20 +10,20 @@ import typer
 from rich.status import Status
 from rich.table import Table
 
-from coterie import report
-from coterie._typing import Array
-from coterie.analysis.consensus import lam_max
-from coterie.analysis.path import solve_path
-from coterie.analysis.select import refit
+from coterie.base.compiling import when_compiling
+from coterie.base.errors import Interrupted, MissingExtra
+from coterie.base.types import Array
 from coterie.cli import options
 from coterie.cli.base import app, console
-from coterie.compiling import when_compiling
-from coterie.datasets import Dataset, ellipses
-from coterie.errors import Interrupted, MissingExtra
+from coterie.convex.choice import refit
+from coterie.convex.consensus import lam_max
+from coterie.convex.path import solve_path
+from coterie.data.simulated import Dataset, ellipses
 from coterie.losses import SquaredHinge
-from coterie.plots import separators
-from coterie.problem import Problem
-from coterie.solution import Record, Solution
+from coterie.output import report
+from coterie.output.plots import separators
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Record, Solution
 from coterie.solvers import SOLVERS, solve
 
 

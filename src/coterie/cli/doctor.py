@@ -16,11 +16,11 @@ from typing import Any
 from rich.table import Table
 
 import coterie
+from coterie.base.memory import free_memory
+from coterie.base.storage import json_ready
+from coterie.base.threads import n_threads
 from coterie.cli import options
 from coterie.cli.base import app, console
-from coterie.memory import free_memory
-from coterie.storage import json_ready
-from coterie.threads import n_threads
 
 _CORE = ("numpy", "scipy", "numba", "scikit-learn", "typer", "rich")
 _GPU_LIBRARIES = ("torch", "cupy", "cupy-cuda12x", "cupy-cuda13x")

@@ -12,7 +12,9 @@ import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
-from coterie import report
+from coterie.base.errors import Interrupted, InvalidInput
+from coterie.base.labels import groups_of
+from coterie.base.storage import json_ready, write_atomically
 from coterie.cli.base import app, console
 from coterie.cli.options import (
     Count,
@@ -31,19 +33,17 @@ from coterie.cli.options import (
 )
 from coterie.data.files import is_input
 from coterie.data.users import Users
-from coterie.errors import Interrupted, InvalidInput
 from coterie.federated import ALGORITHMS, sources
 from coterie.federated.agreement import Agreement
 from coterie.federated.config import CONFIG, RunConfig, chooses, complete, resolved
 from coterie.federated.driver import Round
 from coterie.federated.runtimes import service
 from coterie.federated.runtimes.nodes import LocalNodes
-from coterie.graph.weights import KINDS
-from coterie.labels import groups_of
-from coterie.runs import check_free, load_run
-from coterie.runs.folder import UNFINISHED, clear
-from coterie.solution import Status
-from coterie.storage import json_ready, write_atomically
+from coterie.output import report
+from coterie.output.runs import check_free, load_run
+from coterie.output.runs.folder import UNFINISHED, clear
+from coterie.problem.solution import Status
+from coterie.problem.weights import KINDS
 
 
 class _Federate(TyperGroup):

@@ -13,13 +13,13 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from coterie import runs
 from coterie.cli import options
 from coterie.cli.base import app, console, error, plain
 from coterie.fitting import Fit, Settings
 from coterie.fitting.work import FitProgress
-from coterie.runs.save import count_groups
-from coterie.solution import Status
+from coterie.output import runs
+from coterie.output.runs.save import count_groups
+from coterie.problem.solution import Status
 
 _DEFAULTS = Settings()
 

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from coterie.base.errors import InvalidInput
 from coterie.cli.base import console
 from coterie.cli.federate import command
-from coterie.errors import InvalidInput
-from coterie.privacy.ledger import FILE, LoggedAnswer, NodeLedger
+from coterie.federated.private.ledger import FILE, LoggedAnswer, NodeLedger
 
 _Folder = Annotated[Path, typer.Argument(help="The ledger-dir of a node.", metavar="LEDGER_DIR")]
 _Delta = Annotated[float, typer.Option(help="Of the epsilon that is shown as spent.")]

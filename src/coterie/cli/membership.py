@@ -9,21 +9,21 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie import runs
+from coterie.base.errors import InvalidInput
+from coterie.base.labels import many
+from coterie.base.storage import plain_cell, write_atomically
 from coterie.cli.base import console
 from coterie.cli.federate import RUNTIMES, _Cluster, _Timeout, check_shared, command
 from coterie.cli.options import Overwrite, Separator
 from coterie.data.io import read_table, row_place
-from coterie.errors import InvalidInput
 from coterie.federated import sources
 from coterie.federated.config import complete
 from coterie.federated.keeping import keep_models
 from coterie.federated.membership import agreement_of, join_run, leave_run, write_newcomers
 from coterie.federated.runtimes.nodes import LocalNodes
-from coterie.labels import many
-from coterie.runs.load import Run
-from coterie.runs.save import count_groups, write_run
-from coterie.storage import plain_cell, write_atomically
+from coterie.output import runs
+from coterie.output.runs.load import Run
+from coterie.output.runs.save import count_groups, write_run
 
 _Run = Annotated[Path, typer.Argument(help="The folder of a finished run without --lam.", metavar="RUN")]
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from coterie.base.errors import InvalidInput
 from coterie.cli.base import be_quiet, limit_threads
 from coterie.data.encoding import TASKS
 from coterie.data.validation import split_names as split_names
-from coterie.errors import InvalidInput
 from coterie.fitting.units import FITTING
-from coterie.graph.weights import KINDS
+from coterie.problem.weights import KINDS
 
 _LOSSES = ", ".join(dict.fromkeys(name for names in FITTING.values() for name in names))
 Table = Annotated[Path, typer.Argument(help="A file with one row per sample (CSV, Parquet, Excel or JSON lines, also "

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from coterie import runs
 from coterie.cli import options
 from coterie.cli.base import app, console
 from coterie.cli.fit import progress_bars
 from coterie.fitting import Settings
-from coterie.solution import Status
+from coterie.output import runs
+from coterie.problem.solution import Status
 
 _DEFAULTS = Settings()
 

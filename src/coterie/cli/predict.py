@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie import runs
+from coterie.base.errors import InvalidInput
+from coterie.base.labels import many
+from coterie.base.storage import write_atomically
 from coterie.cli import options
 from coterie.cli.base import app, console, error
 from coterie.data.files import is_input
 from coterie.data.frames import to_frame, write_parquet
-from coterie.errors import InvalidInput
 from coterie.federated.keeping import holds_models, load_models
 from coterie.fitting.predictions import PredictsRows, RowScores
-from coterie.labels import many
-from coterie.storage import write_atomically
+from coterie.output import runs
 
 
 @app.command("predict")

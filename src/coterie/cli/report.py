@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from coterie import runs
 from coterie.cli.base import app, console
+from coterie.output import runs
 
 
 @app.command("report")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array, Ints
+from coterie.base.types import Array, Ints
 
 
 class Block(NamedTuple):

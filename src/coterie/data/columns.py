@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coterie._typing import Array, Ints
+from coterie.base.errors import ROW, CoterieWarning, InvalidInput
+from coterie.base.types import Array, Ints
 from coterie.data.frames import Cells
 from coterie.data.validation import show
-from coterie.errors import ROW, CoterieWarning, InvalidInput
 
 LARGEST, DAY = 1e150, 86_400_000_000
 OTHER = "(other)"

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from coterie._typing import Array, Ints
+from coterie.base.types import Array, Ints
 from coterie.data.splitting import offsets_of
 from coterie.data.users import Moments, Users, freeze
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from coterie.base.errors import InvalidInput
 from coterie.data.columns import HOLDS, LARGEST
 from coterie.data.summary import MOST_TEXTS, MOST_VALUES, TASKS, ColumnSummary, Levels, Numbers, TableSummary
-from coterie.errors import InvalidInput
 
 MOST_ROWS = 2**31 - 1
 MOST_COLUMNS = 10_000

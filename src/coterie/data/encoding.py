@@ -34,7 +34,8 @@ from typing import Any
 
 import numpy as np
 
-from coterie._typing import Array, Flags
+from coterie.base.errors import ROW, InvalidInput
+from coterie.base.types import Array, Flags
 from coterie.data.columns import Column as Column
 from coterie.data.columns import as_texts, check_size, first_text, first_text_row, positions
 from coterie.data.frames import as_frame, read_cells, row_names
@@ -46,7 +47,6 @@ from coterie.data.summary import TableSummary, summarise, target_cells
 from coterie.data.summary import Task as Task
 from coterie.data.users import Users
 from coterie.data.validation import check_unique, show, suggest
-from coterie.errors import ROW, InvalidInput
 
 
 @dataclass(frozen=True, kw_only=True)

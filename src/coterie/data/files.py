@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from coterie.errors import InvalidInput, MissingExtra
+from coterie.base.errors import InvalidInput, MissingExtra
 
 #: In place of a path: standard input.
 STANDARD_INPUT = "-"

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Ints
+from coterie.base.errors import ROW, InvalidInput, MissingExtra
+from coterie.base.storage import write_atomically
+from coterie.base.types import Array, Flags, Ints
 from coterie.data.files import is_input
 from coterie.data.validation import check_unique, show
-from coterie.errors import ROW, InvalidInput, MissingExtra
-from coterie.storage import write_atomically
 
 
 def read_parquet(path: str | PathLike[str], raw: bytes | None = None) -> Any:

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from coterie._typing import Flags, Ints
+from coterie.base.errors import CoterieWarning, InvalidInput
+from coterie.base.types import Flags, Ints
 from coterie.data.files import fingerprint as fingerprint
 from coterie.data.files import is_input, is_packed, kind_of_name, read_bytes, start_of, unpack
 from coterie.data.frames import (
@@ -30,7 +31,6 @@ from coterie.data.frames import (
     sheet_rows,
 )
 from coterie.data.validation import check_unique, show
-from coterie.errors import CoterieWarning, InvalidInput
 
 SEPARATORS = ",;\t|"
 EXCEL = (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods")
@@ -86,7 +86,7 @@ def row_place(path: str | PathLike[str], separator: str | None = None) -> Callab
 
     Returns
     -------
-    A function of the number of a row, from 0, for `coterie.errors.located`.
+    A function of the number of a row, from 0, for `coterie.base.errors.located`.
 
     Example
     -------

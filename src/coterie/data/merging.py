@@ -16,10 +16,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from coterie.base.errors import InvalidInput
 from coterie.data.columns import DAY, HOLDS, text_key
 from coterie.data.summary import ColumnSummary, Levels, Numbers, RowOrder, TableSummary
 from coterie.data.validation import show
-from coterie.errors import InvalidInput
 
 
 def merge(summaries: Sequence[TableSummary], min_count: int = 1, tables: Sequence[str] = ()) -> TableSummary:

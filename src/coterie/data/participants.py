@@ -9,9 +9,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Ints
+from coterie.base.errors import Incompatible, InvalidInput
+from coterie.base.types import Ints
 from coterie.data.validation import check_unique, plain, show, suggest
-from coterie.errors import Incompatible, InvalidInput
 
 
 class Participants:

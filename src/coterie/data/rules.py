@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+from coterie.base.errors import InvalidInput
 from coterie.data.columns import LOCAL, Column, text_key
 from coterie.data.summary import (
     COUNTER,
@@ -22,7 +23,6 @@ from coterie.data.summary import (
     leave_out,
 )
 from coterie.data.validation import show
-from coterie.errors import InvalidInput
 
 ClassKind = Literal["str", "int", "float", "bool"]
 

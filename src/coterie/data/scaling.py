@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array
+from coterie.base.errors import InvalidInput
+from coterie.base.types import Array
 from coterie.data.users import Moments, Users, freeze
 from coterie.data.validation import show
-from coterie.errors import InvalidInput
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array, Ints
-from coterie.errors import InvalidInput
+from coterie.base.errors import InvalidInput
+from coterie.base.types import Array, Ints
 
 
 class PartSizes(NamedTuple):

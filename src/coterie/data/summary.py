@@ -19,11 +19,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from coterie._typing import Flags
+from coterie.base.errors import ROW, InvalidInput
+from coterie.base.types import Flags
 from coterie.data.columns import HOLDS, LARGEST, LOCAL, check_size, first_text, first_text_row, in_days
 from coterie.data.frames import Cells, as_frame, read_cells, row_names
 from coterie.data.validation import check_unique, show, suggest
-from coterie.errors import ROW, InvalidInput
 
 Task = Literal["classification", "regression", "counts", "clustering"]
 TASKS: tuple[Task, ...] = get_args(Task)

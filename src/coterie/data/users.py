@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array, Ints
+from coterie.base.errors import InvalidInput, located
+from coterie.base.types import Array, Ints
 from coterie.data.blocks import Block as Block
 from coterie.data.blocks import freeze as freeze
 from coterie.data.blocks import padded_blocks
@@ -36,7 +37,6 @@ from coterie.data.validation import (
     show,
     suggest,
 )
-from coterie.errors import InvalidInput, located
 
 
 class Moments(NamedTuple):

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array, Ints
-from coterie.errors import ROW, InvalidInput
+from coterie.base.errors import ROW, InvalidInput
+from coterie.base.types import Array, Ints
 
 FILL = "Fill in or drop missing and infinite values first"
 ENCODE = "Encode it as numbers (coterie.fitting.prepare makes one-hot columns of a table's texts) or drop it"

@@ -22,16 +22,16 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from coterie._typing import Array
-from coterie.analysis.metrics import accuracy
+from coterie.base.errors import CoterieWarning, InvalidInput
+from coterie.base.types import Array
+from coterie.convex.metrics import accuracy
 from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.data.validation import Rows, group, show, suggest
-from coterie.errors import CoterieWarning, InvalidInput
 from coterie.estimators.shared import fit_quietly, keep, scored_without_users, settings_of
 from coterie.fitting import Settings
 from coterie.fitting.predictions import models_by_name
-from coterie.newcomers import Joined
+from coterie.problem.newcomers import Joined
 
 #: The one user of a fit without users.
 EVERYONE = "(everyone)"

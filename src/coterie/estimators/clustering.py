@@ -9,9 +9,9 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.utils.validation import validate_data
 
-from coterie.analysis.select import by_clusters
+from coterie.base.errors import InvalidInput
+from coterie.convex.choice import by_clusters
 from coterie.data.users import Users
-from coterie.errors import InvalidInput
 from coterie.estimators.shared import fit_quietly, keep, settings_of
 from coterie.fitting import Fit, Settings
 from coterie.solvers import solve_quietly

@@ -8,8 +8,8 @@ import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 
-from coterie._typing import Array
-from coterie.analysis.metrics import explained_deviance, explained_variance
+from coterie.base.types import Array
+from coterie.convex.metrics import explained_deviance, explained_variance
 from coterie.estimators.classifier import Personalized
 
 

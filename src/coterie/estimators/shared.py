@@ -11,11 +11,11 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 from sklearn.utils import check_random_state
 
+from coterie.base.errors import ConvergenceWarning
 from coterie.data.encoding import Task
 from coterie.data.users import Users
-from coterie.errors import ConvergenceWarning
 from coterie.fitting import Fit, Settings, fit
-from coterie.solution import Status
+from coterie.problem.solution import Status
 
 #: Parameters whose name is another one in `Settings`.
 RENAMED = {"most": "max_groups"}

@@ -23,13 +23,15 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from coterie.base.errors import Incompatible, InvalidInput, located
+from coterie.base.memory import free_memory
+from coterie.base.storage import json_ready, write_atomically
 from coterie.data.encoding import Recipe
 from coterie.data.merging import merge
 from coterie.data.participants import Participants
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Moments, Users
 from coterie.data.validation import show
-from coterie.errors import Incompatible, InvalidInput, located
 from coterie.federated import plausible
 from coterie.federated.client import Data
 from coterie.federated.config import DataSettings
@@ -39,8 +41,6 @@ from coterie.federated.runtimes.in_process import Runtime
 from coterie.federated.sources import Table, in_order, make_loss
 from coterie.fitting.units import LARGEST_COUNT, Units, UserStatistics
 from coterie.losses import Loss, Multinomial, Samples, SquaredDistance
-from coterie.memory import free_memory
-from coterie.storage import json_ready, write_atomically
 
 _DESCRIBE = 1 << 30  # rounds in which users describe their rows; no round of a run has such a number
 _TRIES = 10

@@ -1,4 +1,4 @@
-"""Replies to the questions of a fit; see `coterie.analysis.oracle` and `coterie.fitting.oracle` for what they mean."""
+"""Replies to the questions of a fit; see `coterie.groups.oracle` and `coterie.fitting.oracle` for what they mean."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array
-from coterie.analysis.dispersion import score_sums, without_ridge
-from coterie.analysis.oracle import laplace, settled, slopes_at
+from coterie.base.types import Array
 from coterie.data.users import Users
 from coterie.federated.protocol.messages import Batch, square, triangle
 from coterie.fitting.oracle import LeavingOut, alone, best_for_halves, expanded, left_out
 from coterie.fitting.units import UserStatistics
+from coterie.groups.dispersion import score_sums, without_ridge
+from coterie.groups.oracle import laplace, settled, slopes_at
 from coterie.losses import Loss, Poisson, Samples
 
 Fields = dict[str, npt.NDArray[Any]]

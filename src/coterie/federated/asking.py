@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from coterie._typing import Array, Flags
+from coterie.base.errors import Incompatible, InvalidInput
+from coterie.base.storage import pack, unpack, write_atomically
+from coterie.base.types import Array, Flags
 from coterie.data.validation import show
-from coterie.errors import Incompatible, InvalidInput
 from coterie.federated import plausible
 from coterie.federated.algorithms.base import Replies, merge
 from coterie.federated.algorithms.participation import Participation
@@ -26,7 +27,6 @@ from coterie.federated.driver import Round, uninterrupted
 from coterie.federated.protocol.ledger import Entry, Ledger
 from coterie.federated.protocol.messages import REFUSES, Batch, Fields, Message, Ragged, Reply, gather, misfit
 from coterie.federated.runtimes.in_process import Runtime
-from coterie.storage import pack, unpack, write_atomically
 
 _SILENT = 40  # rounds in a row in which none of the users asked answers
 _SHAPES = "its fields have other shapes than those of the others"

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coterie.base.errors import InvalidInput, Refused
 from coterie.data.summary import TASKS
-from coterie.errors import InvalidInput, Refused
 from coterie.federated.agreement import Agreement
 from coterie.federated.protocol.messages import PAIRED, SCHEMAS, Message, misfit
 from coterie.federated.sources import SOURCES

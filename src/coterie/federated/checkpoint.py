@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie.errors import InvalidInput
-from coterie.storage import open_private, pack, private_folder, unpack, write_atomically
+from coterie.base.errors import InvalidInput
+from coterie.base.storage import open_private, pack, private_folder, unpack, write_atomically
 
 
 class Checkpoint:

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array, Flags, Ints
+from coterie.base.types import Array, Flags, Ints
 from coterie.data.condensed import SecondMoments
 from coterie.data.users import Users
 from coterie.federated.algorithms.edges import answer_edges
 from coterie.federated.algorithms.trust import between, trusted
 from coterie.federated.answers import FIT_ANSWERS, facts, fit_answers
 from coterie.federated.joining import answer_join
-from coterie.federated.private import Releasing, answer_home, answer_release
+from coterie.federated.private.ledger import NodeLedger
 from coterie.federated.protocol.messages import (
     SCHEMAS,
     BadMessage,
@@ -33,12 +33,12 @@ from coterie.federated.protocol.messages import (
     square,
     triangle,
 )
+from coterie.federated.releasing import Releasing, answer_home, answer_release
 from coterie.federated.spans import evaluated, hessian_parts, mean_curvature, ridge_of, stiffness
 from coterie.fitting.scores import worse_than_alone
 from coterie.fitting.units import Units, UserStatistics
 from coterie.losses import Loss, Personal, Samples
 from coterie.losses.curvature import RowCurvature
-from coterie.privacy.ledger import NodeLedger
 
 Answer = tuple[dict[str, npt.NDArray[Any]], dict[str, Ragged]]
 _LOW_RANK = 16  # smallest number of coordinates for which a low-rank form of a Hessian is tried
@@ -307,7 +307,7 @@ def _certify(data: Data, queries: Batch) -> Answer:
 
     If the conjugate is infinite, also the difference of the slope to one in its domain (see `certificates.lacking`).
     """
-    from coterie.certificates import answers_of, lacking
+    from coterie.problem.certificates import answers_of, lacking
 
     users, models, slopes = queries.users, queries.arrays["model"], queries.arrays["slope"]
     loss = _with_personal_part(data, queries)

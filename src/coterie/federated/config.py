@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from coterie.base.errors import InvalidInput
 from coterie.data.summary import TASKS
-from coterie.errors import InvalidInput
 from coterie.federated.algorithms import ALGORITHMS
 from coterie.federated.algorithms.base import Algorithm
+from coterie.federated.private.policy import Privacy, parse_clip
 from coterie.federated.settings import FederationSettings
 from coterie.fitting.settings import Settings
-from coterie.privacy.policy import Privacy, parse_clip
 
 #: Keys of earlier versions, and what they are called now.
 RENAMED = {"rounds": "max-rounds", "users": "n-users"}

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array
-from coterie.errors import Incompatible, InvalidInput
+from coterie.base.errors import Incompatible, InvalidInput
+from coterie.base.labels import many
+from coterie.base.types import Array
 from coterie.federated.algorithms.base import Algorithm, Federation, Replies, State
 from coterie.federated.algorithms.proof import Proof
 from coterie.federated.checkpoint import Checkpoint, digest
@@ -22,9 +23,8 @@ from coterie.federated.protocol.messages import Batch
 from coterie.federated.runtimes.in_process import Runtime
 from coterie.federated.settings import FederationSettings
 from coterie.federated.stages import RunState, Stages
-from coterie.graph import Graph
-from coterie.labels import many
-from coterie.solution import Certificate
+from coterie.problem.graph import Graph
+from coterie.problem.solution import Certificate
 
 _VERSION = 2  # of the states in a checkpoint: increase it when a field of a state is renamed
 

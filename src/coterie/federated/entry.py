@@ -9,23 +9,23 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
+from coterie.base.errors import InvalidInput, interruptible
 from coterie.data.users import Users
-from coterie.errors import InvalidInput, interruptible
 from coterie.federated.algorithms.base import Algorithm
 from coterie.federated.algorithms.newton import Newton
 from coterie.federated.algorithms.participation import Participation
 from coterie.federated.config import DataSettings
 from coterie.federated.driver import Round
 from coterie.federated.fit import Carriage, FederatedFit, fit_federation
-from coterie.federated.private_fit import fit_privately
+from coterie.federated.private.federation import fit_privately
+from coterie.federated.private.policy import Privacy
 from coterie.federated.run import Federated, in_process, run_federation, state_of
 from coterie.federated.runtimes.in_process import Faults
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.federated.settings import FederationSettings
 from coterie.fitting.settings import Settings
-from coterie.graph import Graph
 from coterie.losses import LOSSES, AffineLoss, Loss
-from coterie.privacy.policy import Privacy
+from coterie.problem.graph import Graph
 
 
 def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal["auto"] = "auto", *,

@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Ints
-from coterie.certificates import Answers, answers_of, project, reference
+from coterie.base.errors import InvalidInput
+from coterie.base.storage import write_atomically
+from coterie.base.types import Array, Flags, Ints
 from coterie.data.condensed import SecondMoments
 from coterie.data.encoding import Recipe
 from coterie.data.merging import merge
 from coterie.data.users import Split, Users
-from coterie.errors import InvalidInput
 from coterie.federated import plausible
 from coterie.federated.agreement import (
     Agreement,
@@ -52,8 +52,8 @@ from coterie.fitting.settings import Settings
 from coterie.fitting.work import FitProgress
 from coterie.losses import Personal
 from coterie.losses.remote import Remote
-from coterie.solution import Solution, Status
-from coterie.storage import write_atomically
+from coterie.problem.certificates import Answers, answers_of, project, reference
+from coterie.problem.solution import Solution, Status
 
 log = logging.getLogger("coterie.federated")
 _T = TypeVar("_T")

@@ -1,10 +1,10 @@
 """The fit of a federation whose losses are not squared: questions, about two dozen rounds of them.
 
 1. Users describe their rows by counts, means and sums of squares: the units.
-2. Groups are searched for among the rows that are not held out and among all rows (`coterie.analysis.search`).
+2. Groups are searched for among the rows that are not held out and among all rows (`coterie.groups.search`).
 3. The kind of models is chosen by rows left out of those that are not held out (`coterie.fitting.kinds`).
 4. Centres and the models around them are found with users' slopes: the Hessians that users sent for the search are
-   summed by group, and the sums updated (BFGS). Hessians at many points would give rows away (`coterie.privacy`).
+   summed by group, and the sums updated (BFGS). Hessians at many points would give rows away (`coterie.federated.private`).
 5. Weights, path and the chosen lam follow from second-order models there; steps with these, updated by slopes, lead to
    a solution of the convex problem, which users certify.
 
@@ -20,14 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array, Ints
-from coterie.analysis.groups import describe_better, describe_sizes
-from coterie.analysis.refining import Refining, updated
-from coterie.analysis.search import SearchOptions, SearchResult, kind_of, near_groups, search_by_asking
-from coterie.analysis.spread import Expansions
+from coterie.base.errors import InvalidInput
+from coterie.base.labels import one_group
+from coterie.base.types import Array, Ints
 from coterie.data.participants import Counted
 from coterie.data.users import Moments, Participants
-from coterie.errors import InvalidInput
 from coterie.federated import plausible
 from coterie.federated.agreement import Agreement
 from coterie.federated.asking import Asker
@@ -52,13 +49,22 @@ from coterie.fitting.settings import Settings
 from coterie.fitting.stability import stability_by_asking
 from coterie.fitting.units import LARGEST_COUNT, Units, UserStatistics
 from coterie.fitting.work import Work
-from coterie.graph.weights import LocalModels
-from coterie.labels import one_group
+from coterie.groups.find import describe_better, describe_sizes
+from coterie.groups.refining import Refining, updated
+from coterie.groups.search import (
+    SearchOptions,
+    SearchResult,
+    kind_of,
+    near_groups,
+    search_by_asking,
+)
+from coterie.groups.spread import Expansions
 from coterie.losses import Loss, Personal, Poisson
 from coterie.losses.quadratic import Quadratic
 from coterie.losses.remote import Remote
-from coterie.problem import Problem
-from coterie.solution import Solution
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Solution
+from coterie.problem.weights import LocalModels
 from coterie.solvers import solve
 
 _OWN = 1e-12  # pull of models that are users' own

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.errors import CoterieError, Incompatible, Interrupted, InvalidInput, MissingExtra
+from coterie.base.errors import CoterieError, Incompatible, Interrupted, InvalidInput, MissingExtra
 
 try:
     from flwr.app import ConfigRecord, Context, RecordDict
@@ -26,6 +26,7 @@ try:
 except ImportError as error:  # pragma: no cover - depends on what is installed
     raise MissingExtra("flwr", "flower", "Running on Flower") from error
 
+from coterie.base.storage import private_folder, write_atomically
 from coterie.federated.agreement import Agreement
 from coterie.federated.algorithms.base import Replies
 from coterie.federated.checkpoint import digest
@@ -37,7 +38,6 @@ from coterie.federated.node import Node
 from coterie.federated.protocol.messages import REFUSES, VERSION, BadMessage, Batch, Message, Reply, decode
 from coterie.federated.runtimes import service
 from coterie.federated.sources import in_order
-from coterie.storage import private_folder, write_atomically
 
 log = logging.getLogger("coterie.federated")
 logger = logging.getLogger("flwr")  # what Flower shows as the run's log

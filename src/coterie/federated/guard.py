@@ -16,17 +16,17 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from coterie._typing import Flags
+from coterie.base.errors import InvalidInput, Refused
+from coterie.base.types import Flags
 from coterie.data.frames import row_names
 from coterie.data.users import Users
-from coterie.errors import InvalidInput, Refused
 from coterie.federated.client import Data
 from coterie.federated.config import DataSettings, key_of
-from coterie.federated.private import PRIVATE
+from coterie.federated.private.ledger import LoggedAnswer, NodeLedger, Question
 from coterie.federated.protocol.messages import KINDS, Batch, Message
+from coterie.federated.releasing import PRIVATE
 from coterie.federated.sources import SOURCES, Table
 from coterie.losses import Huber, HuberDistance, SquaredHinge
-from coterie.privacy.ledger import LoggedAnswer, NodeLedger, Question
 
 PUBLIC = "public"  # the split key of an owner to whom it does not matter which rows are held out
 _QUESTIONS, _KINKED_QUESTIONS, _LEAST_QUESTIONS = 1_000, 300, 100  # a fit of classes needs about 200

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie._typing import Array
+from coterie.base.types import Array
 from coterie.federated.protocol.messages import Batch, Ragged, square
 from coterie.fitting.kinds import group_centres
 from coterie.losses import Loss, Personal, Samples

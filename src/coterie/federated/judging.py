@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array
-from coterie.certificates import FLOOR, Answers, assembled
-from coterie.problem import Problem
-from coterie.solution import Certificate
+from coterie.base.types import Array
+from coterie.problem.certificates import FLOOR, Answers, assembled
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Certificate
 
 _HIDDEN = 10.0  # the others' own relative gap may be so many times as large as that of all users
 _EPSILON = 4 * float(np.finfo(float).eps)

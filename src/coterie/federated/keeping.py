@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from coterie._typing import Array
+from coterie.base.errors import InvalidInput
+from coterie.base.storage import json_ready, write_atomically
+from coterie.base.types import Array
 from coterie.data.encoding import Recipe
-from coterie.errors import InvalidInput
 from coterie.federated.agreement import Agreement
 from coterie.fitting.predictions import Predictor, PredictsRows
 from coterie.fitting.units import Units
-from coterie.storage import json_ready, write_atomically
 
 _FILES = "user-*.json"
 

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array, Ints
+from coterie.base.errors import Incompatible, InvalidInput
+from coterie.base.storage import pack, unpack, write_atomically
+from coterie.base.types import Array, Ints
 from coterie.data.condensed import SecondMoments
 from coterie.data.users import Split
 from coterie.data.validation import show
-from coterie.errors import Incompatible, InvalidInput
 from coterie.federated.agreement import Agreement, Carrier
 from coterie.federated.asking import Asker
 from coterie.federated.checkpoint import digest
@@ -29,9 +30,8 @@ from coterie.federated.protocol.messages import square, triangle
 from coterie.federated.sources import in_order
 from coterie.fitting.estimate import Fit, fit
 from coterie.fitting.predictions import name_text
-from coterie.runs.folder import model_columns, table
-from coterie.runs.load import Run
-from coterie.storage import pack, unpack, write_atomically
+from coterie.output.runs.folder import model_columns, table
+from coterie.output.runs.load import Run
 
 
 class Newcomers(NamedTuple):

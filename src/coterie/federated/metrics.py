@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coterie.errors import InvalidInput, MissingExtra
+from coterie.base.errors import InvalidInput, MissingExtra
+from coterie.base.storage import json_ready, open_private, private_folder
 from coterie.federated.driver import Round
-from coterie.storage import json_ready, open_private, private_folder
 
 Writer = Callable[[Round], None]
 _NUMBERS = ("objective", "gap", "estimate", "n_clusters", "asked", "answered", "bytes_up", "bytes_down", "seconds")

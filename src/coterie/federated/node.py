@@ -20,8 +20,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from coterie.base.errors import CoterieError, Incompatible, InvalidInput, Refused
+from coterie.base.storage import pack, unpack, write_atomically
 from coterie.data.participants import Participants
-from coterie.errors import CoterieError, Incompatible, InvalidInput, Refused
 from coterie.federated import sources
 from coterie.federated.agreement import Agreement
 from coterie.federated.bounds import MOST_BYTES, alike, check_agreement, check_data, objection
@@ -30,9 +31,8 @@ from coterie.federated.config import FOR_NODES, DataSettings, key_of
 from coterie.federated.guard import Guard
 from coterie.federated.introduction import Introduction
 from coterie.federated.keeping import keep_models
-from coterie.federated.private import objection_to
 from coterie.federated.protocol.messages import VERSION, BadMessage, Batch, Message, Query, Ragged, decode, gather
-from coterie.storage import pack, unpack, write_atomically
+from coterie.federated.releasing import objection_to
 
 log = logging.getLogger("coterie.federated")
 _T = TypeVar("_T")

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from coterie._typing import Array, Ints
-from coterie.analysis.oracle import Settled
-from coterie.analysis.spread import Expansions, estimate_covariance
+from coterie.base.types import Array, Ints
 from coterie.data.users import Participants
 from coterie.federated.protocol.messages import square, triangle
 from coterie.federated.together import Together
 from coterie.fitting.oracle import Expanded, LeavingOut
+from coterie.groups.oracle import Settled
+from coterie.groups.spread import Expansions, estimate_covariance
 from coterie.losses import Loss, Poisson
 from coterie.losses.quadratic import Quadratic
 
@@ -80,7 +80,7 @@ class AskingOracle:
         return np.asarray(reply["own"], dtype=np.int64)
 
     def _dispersion(self) -> float:
-        """The overdispersion of counts, as in `coterie.analysis.dispersion`, from two sums of every user."""
+        """The overdispersion of counts, as in `coterie.groups.dispersion`, from two sums of every user."""
         n, everyone = self.users.n_users, np.zeros(self.users.n_users, dtype=np.int64)
         near = self.settle(np.zeros((n, self.dim)), 0.1).model
         rows = self.sizes.astype(float)

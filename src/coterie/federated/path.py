@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array, Ints
-from coterie.analysis.consensus import lam_max
-from coterie.analysis.select import best_mean
+from coterie.base.errors import InvalidInput, interruptible
+from coterie.base.types import Array, Ints
+from coterie.convex.choice import best_mean
+from coterie.convex.consensus import lam_max
 from coterie.data.users import Users
-from coterie.errors import InvalidInput, interruptible
 from coterie.federated.algorithms.base import Federation
 from coterie.federated.algorithms.newton import Newton, NewtonState
 from coterie.federated.driver import Round
 from coterie.federated.run import Federated, in_process, run_federation, state_of
 from coterie.federated.runtimes.in_process import Faults, Runtime
 from coterie.federated.settings import FederationSettings
-from coterie.graph import Graph
 from coterie.losses import Loss
-from coterie.problem import Problem
-from coterie.solution import points_frame
+from coterie.problem.graph import Graph
+from coterie.problem.problem import Problem
+from coterie.problem.solution import points_frame
 
 _SEARCHES = 8  # for the smallest lam at which all users share one model
 

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array, Flags
+from coterie.base.errors import Incompatible
+from coterie.base.types import Array, Flags
 from coterie.data.users import Moments
-from coterie.errors import Incompatible
 from coterie.federated.protocol.messages import SCHEMAS, Batch, Message, square
 from coterie.losses import Huber, HuberDistance, Loss
 

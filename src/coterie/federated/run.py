@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from coterie._typing import Array
+from coterie.base.errors import InvalidInput, interruptible
+from coterie.base.labels import many
+from coterie.base.types import Array
 from coterie.data.users import Users
-from coterie.errors import InvalidInput, interruptible
 from coterie.federated.algorithms.base import Algorithm, Federation, State
 from coterie.federated.client import Data
 from coterie.federated.driver import Driver, DriverResult, Round
 from coterie.federated.protocol.ledger import Ledger
 from coterie.federated.runtimes.in_process import Faults, LocalRuntime, Runtime
 from coterie.federated.settings import FederationSettings
-from coterie.graph import Graph
-from coterie.labels import many
 from coterie.losses import Loss
-from coterie.problem import Problem
-from coterie.solution import Solution, Status, outline
+from coterie.problem.graph import Graph
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Solution, Status, outline
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

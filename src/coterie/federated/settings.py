@@ -12,15 +12,15 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from coterie.base.errors import InvalidInput
 from coterie.data.users import Participants
-from coterie.errors import InvalidInput
 from coterie.federated.algorithms.base import Algorithm, Federation, check_seed_and_patience
 from coterie.federated.algorithms.newton import Newton
 from coterie.federated.algorithms.participation import Participation
-from coterie.graph import Graph
-from coterie.graph.weights import KINDS
 from coterie.losses import Loss
-from coterie.problem import check_lam
+from coterie.problem.graph import Graph
+from coterie.problem.problem import check_lam
+from coterie.problem.weights import KINDS
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

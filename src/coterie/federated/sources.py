@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from coterie import datasets
+from coterie.base.errors import InvalidInput, located
+from coterie.data import simulated as datasets
 from coterie.data.frames import as_frame, read_cells, row_names
 from coterie.data.io import read_table, row_place
 from coterie.data.summary import TableSummary, summarise, target_cells
 from coterie.data.users import Users
 from coterie.data.validation import split_names, suggest
-from coterie.errors import InvalidInput, located
 from coterie.losses import LOSSES, Loss
 
 Config = Mapping[str, Any]
@@ -128,7 +128,7 @@ def npz(config: Config) -> Users:
 
 
 def dataset(config: Config) -> Users:
-    """A data set of `coterie.datasets`: `dataset` is its name, `dataset-options` its arguments as JSON."""
+    """A data set of `coterie.data.simulated`: `dataset` is its name, `dataset-options` its arguments as JSON."""
     name = str(_need(config, "dataset"))
     makers: dict[str, Callable[..., Any]] = {"ellipses": datasets.ellipses, "clustered": datasets.clustered}
     if name not in makers:

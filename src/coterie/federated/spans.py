@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Ints
-from coterie.errors import Incompatible
+from coterie.base.errors import Incompatible
+from coterie.base.types import Array, Flags, Ints
 from coterie.federated.protocol.messages import Ragged, triangle
 from coterie.losses import AffineLoss, Loss, Samples
 from coterie.losses.curvature import RowCurvature, RowTerms

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from coterie._typing import Array
-from coterie.errors import Incompatible, InvalidInput
+from coterie.base.errors import Incompatible, InvalidInput
+from coterie.base.types import Array
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.algorithms.proof import GradientRound, LocalOptimaRound, Proof, ScoreRound, duals_for
 from coterie.federated.settings import FederationSettings
-from coterie.graph import Graph
-from coterie.graph.weights import adaptive_graph
+from coterie.problem.graph import Graph
+from coterie.problem.weights import adaptive_graph
 
 _JUDGES: dict[str, type[Method]] = {
     "weights": LocalOptimaRound, "gradients": GradientRound, "score": ScoreRound}

@@ -9,7 +9,7 @@
 2. Groups are found, and weights made from them (`coterie.fitting.plan`).
 3. The path over lam is solved, from separate models through these groups to one model for all.
 4. At a lam where the clusters are the groups, the solution is certified: no other models are better for this convex
-   problem. The evidence for the groups is the criterion in `coterie.analysis.groups`.
+   problem. The evidence for the groups is the criterion in `coterie.groups.find`.
 5. All steps are done again with a share of every user's rows held out, and scored on these rows (`Scores`).
 
 Points with one row each have no noise to compare groups by. Their weights are Gaussian, and the lam whose clusters have
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -28,11 +29,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array, Ints
-from coterie.analysis.metrics import silhouette
-from coterie.analysis.path import Path
+from coterie.base.errors import CoterieWarning, InvalidInput
+from coterie.base.labels import group_means
+from coterie.base.memory import require_memory
+from coterie.base.threads import one_blas_thread
+from coterie.base.types import Array, Ints
+from coterie.convex.metrics import silhouette
+from coterie.convex.path import Path
 from coterie.data.users import Split, Users
-from coterie.errors import CoterieWarning, InvalidInput
 from coterie.fitting.ahead import Ahead
 from coterie.fitting.kinds import group_centres, sentence_of
 from coterie.fitting.outliers import without_far_targets
@@ -46,15 +50,16 @@ from coterie.fitting.settings import Settings
 from coterie.fitting.stability import draw_groups, summarise_draws
 from coterie.fitting.units import Units
 from coterie.fitting.work import FinishedParts, FitProgress, Work
-from coterie.labels import group_means
 from coterie.losses.wide import too_wide
-from coterie.memory import require_memory
-from coterie.solution import Solution
+from coterie.problem.solution import Solution
 from coterie.solvers import solve
-from coterie.threads import one_blas_thread
 
 _HESSIANS = 4  # sets of Hessians that a fit has at the same time, at least
 _CLEAR = 0.5  # below this silhouette the structure is weak and could be artificial (Kaufman and Rousseeuw 1990)
+
+
+#: How a fit is saved and shown: `coterie.output`, which is built on fits, enters its functions here.
+WRITERS: dict[str, Callable[..., FilePath]] = {}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -113,10 +118,7 @@ class Fit(FitResult, PredictsRows):
         >>> fitted.report("groups.html").name
         'groups.html'
         """
-        from coterie import report
-        from coterie.runs.save import document_of
-
-        return report.write(document_of(self, title=title), path)
+        return WRITERS["report"](self, path, title=title)
 
     def save(self, folder: str | PathLike[str], *, overwrite: bool = False) -> FilePath:
         """Write the fit as a run folder; see `coterie.save_run`.
@@ -142,9 +144,7 @@ class Fit(FitResult, PredictsRows):
         >>> ct.load_run(fitted.save("a run")).n_clusters
         3
         """
-        from coterie.runs.save import save_run
-
-        return save_run(self, folder, overwrite=overwrite)
+        return WRITERS["save"](self, folder, overwrite=overwrite)
 
 
 def fit(users: Users, settings: Settings, *, split: Split | None = None, progress: FitProgress | None = None,

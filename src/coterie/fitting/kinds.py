@@ -32,19 +32,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Ints
-from coterie.analysis.dispersion import without_ridge
-from coterie.analysis.oracle import UserOracle
-from coterie.analysis.random_effects import learn_spread
-from coterie.analysis.refining import Refining
-from coterie.analysis.search import near_groups
-from coterie.analysis.spread import Expansions
-from coterie.analysis.wide_models import WideModels, fit_models
+from coterie.base.errors import Incompatible
+from coterie.base.labels import group_sums
+from coterie.base.types import Array, Flags, Ints
 from coterie.data.users import Participants, Users
-from coterie.errors import Incompatible
 from coterie.fitting.oracle import FitOracle, LeavingOut, RowsFitOracle
 from coterie.fitting.settings import Settings
-from coterie.labels import group_sums
+from coterie.groups.dispersion import without_ridge
+from coterie.groups.oracle import UserOracle
+from coterie.groups.random_effects import learn_spread
+from coterie.groups.refining import Refining
+from coterie.groups.search import near_groups
+from coterie.groups.spread import Expansions
+from coterie.groups.wide_models import WideModels, fit_models
 from coterie.losses import AffineLoss, Loss, Personal, Samples, Squared
 from coterie.losses.grouped import Grouped
 from coterie.losses.newton import minimise

@@ -14,12 +14,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from coterie._typing import Array, Ints
-from coterie.analysis.dispersion import without_ridge
-from coterie.analysis.oracle import RowsOracle, UserOracle, ridge_of
+from coterie.base.labels import group_means
+from coterie.base.types import Array, Ints
 from coterie.data.splitting import choose_own_rows, part_sizes
 from coterie.data.users import Users
-from coterie.labels import group_means
+from coterie.groups.dispersion import without_ridge
+from coterie.groups.oracle import RowsOracle, UserOracle, ridge_of
 from coterie.losses import LinearLoss, Loss, Personal, Samples
 from coterie.losses.personal import PersonalSamples
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from coterie._typing import Indices
+from coterie.base.types import Indices
 from coterie.data.splitting import offsets_of
 from coterie.data.users import Users
 from coterie.data.validation import show

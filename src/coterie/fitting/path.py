@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from coterie.analysis.path import Path, solve_path
+from coterie.convex.path import Path, solve_path
 from coterie.fitting.plan import PathPlan
 from coterie.fitting.settings import Settings
 from coterie.fitting.work import Work
-from coterie.problem import Problem
-from coterie.solution import Certificate, Solution, Status
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Certificate, Solution, Status
 from coterie.solvers.base import Start
 
 _DRAWN, _SMALL = 1e-3, 2000  # certified gap of points that are only drawn, with more numbers than this in all models

@@ -19,27 +19,27 @@ from typing import Any
 
 import numpy as np
 
-from coterie._typing import Array, Ints
-from coterie.analysis.consensus import Bracket, consensus, lam_max
-from coterie.analysis.groups import find_groups
-from coterie.analysis.path import Path, alone_at, solve_path
-from coterie.analysis.proposals import first_merges
-from coterie.analysis.wide import search_wide
+from coterie.base.errors import CoterieWarning, InvalidInput
+from coterie.base.labels import group_means
+from coterie.base.types import Array, Ints
+from coterie.convex.consensus import Bracket, consensus, lam_max
+from coterie.convex.path import Path, alone_at, solve_path
 from coterie.data.users import Participants, Users
-from coterie.errors import CoterieWarning, InvalidInput
 from coterie.fitting.kinds import Comparison, Kind, Sharing, choose, choose_wide, group_centres, sharing_of
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.fitting.work import Work
-from coterie.graph import Graph
-from coterie.graph.weights import LocalModels, adaptive_graph
-from coterie.labels import group_means
+from coterie.groups.find import find_groups
+from coterie.groups.proposals import first_merges
+from coterie.groups.wide import search_wide
 from coterie.losses import Loss
 from coterie.losses.grouped import Grouped
 from coterie.losses.quadratic import Quadratic
 from coterie.losses.wide import too_wide
-from coterie.problem import Problem
-from coterie.solution import Solution
+from coterie.problem.graph import Graph
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Solution
+from coterie.problem.weights import LocalModels, adaptive_graph
 
 _APART = 1000.0
 _ABOVE = 1.25  # the chosen lam, over one at which the groups are complete

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
+from coterie.base.errors import located
 from coterie.data.encoding import Recipe
 from coterie.data.io import read_table, row_place
 from coterie.data.users import Users
-from coterie.errors import located
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
-from coterie.graph import Graph
-from coterie.problem import Problem
+from coterie.problem.graph import Graph
+from coterie.problem.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Self
 
-from coterie._typing import Array
-from coterie.certificates import certify
-from coterie.labels import labels_of
-from coterie.problem import Problem
-from coterie.solution import Certificate
+from coterie.base.labels import labels_of
+from coterie.base.types import Array
+from coterie.problem.certificates import certify
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Certificate
 from coterie.solvers import solve
 
 

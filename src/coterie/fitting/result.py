@@ -9,21 +9,21 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array, Flags, Indices, Ints
-from coterie.analysis.path import InNotebook, Path
+from coterie.base.errors import InvalidInput
+from coterie.base.labels import group_means
+from coterie.base.types import Array, Flags, Indices, Ints
+from coterie.convex.path import InNotebook, Path
 from coterie.data.encoding import Recipe
 from coterie.data.users import Users
-from coterie.errors import InvalidInput
 from coterie.fitting.kinds import Kind, group_centres, kind_of
 from coterie.fitting.predictions import models_by_name
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.stability import Stability
 from coterie.fitting.units import Units
-from coterie.labels import group_means
 from coterie.losses import Personal
-from coterie.newcomers import Joined, join
-from coterie.solution import Solution, outline
+from coterie.problem.newcomers import Joined, join
+from coterie.problem.solution import Solution, outline
 
 
 @dataclass(frozen=True, kw_only=True)

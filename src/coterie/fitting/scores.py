@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array, Flags
+from coterie.base.types import Array, Flags
 from coterie.data.condensed import Condensed
 from coterie.data.encoding import Task
 from coterie.data.users import Split, Users

@@ -7,10 +7,10 @@ from typing import Literal
 
 import numpy as np
 
+from coterie.base.errors import InvalidInput
 from coterie.data.encoding import Task
-from coterie.errors import InvalidInput
-from coterie.graph.weights import KINDS
-from coterie.problem import check_lam
+from coterie.problem.problem import check_lam
+from coterie.problem.weights import KINDS
 
 
 @dataclass(frozen=True, kw_only=True)

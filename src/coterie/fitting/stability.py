@@ -20,15 +20,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from coterie._typing import Array, Ints
-from coterie.analysis.dispersion import dispersion
-from coterie.analysis.metrics import adjusted_rand
-from coterie.analysis.spread import Expansions
+from coterie.base.types import Array, Ints
+from coterie.convex.metrics import adjusted_rand
 from coterie.data.users import Users
 from coterie.fitting.kinds import Sharing, group_centres
 from coterie.fitting.oracle import FitOracle, RowsFitOracle
 from coterie.fitting.plan import PathPlan
 from coterie.fitting.settings import Settings
+from coterie.groups.dispersion import dispersion
+from coterie.groups.spread import Expansions
 from coterie.losses import Loss, Squared
 from coterie.losses.wide import too_wide
 

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from coterie._typing import Array
+from coterie.base.errors import InvalidInput
+from coterie.base.labels import sum_zero_basis
+from coterie.base.types import Array
 from coterie.data.scaling import Standardizer
 from coterie.data.summary import TASKS, Task
 from coterie.data.users import Moments, Users
-from coterie.errors import InvalidInput
 from coterie.fitting.settings import Settings
 from coterie.losses import LOSSES, AffineLoss, HuberDistance, Logistic, Loss, Multinomial, SquaredDistance, SquaredHinge
-from coterie.losses.multinomial import sum_zero_basis
 
 INTERCEPT = "intercept"
 LARGEST_COUNT = 1e9  # steps of exp(t) are lost beyond

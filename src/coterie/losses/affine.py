@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Indices
+from coterie.base.errors import Incompatible, InvalidInput
+from coterie.base.types import Array, Flags, Indices
 from coterie.data.users import Block, Participants, Users
-from coterie.errors import Incompatible, InvalidInput
 from coterie.losses.base import NOISE, SUMS, DualBounds, Evaluation, Magnitudes, Samples, need_targets
 from coterie.losses.blocks import BlockLoss, in_blocks
 from coterie.losses.curvature import WideEvaluation

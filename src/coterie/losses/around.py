@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coterie._typing import Array, Indices
+from coterie.base.types import Array, Indices
 from coterie.losses.base import Loss, Samples
 from coterie.losses.frame import Frame
 from coterie.losses.metric import Metric

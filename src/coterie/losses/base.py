@@ -16,9 +16,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Indices
+from coterie.base.errors import Incompatible, InvalidInput
+from coterie.base.types import Array, Flags, Indices
 from coterie.data.users import Participants, Users
-from coterie.errors import Incompatible, InvalidInput
 from coterie.losses.curvature import WideEvaluation
 from coterie.losses.frame import Frame
 from coterie.losses.newton import Minimum, minimise, possible_gains, solve_scaled

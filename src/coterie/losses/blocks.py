@@ -10,14 +10,14 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Indices
+from coterie.base.errors import Incompatible
+from coterie.base.memory import require_memory
+from coterie.base.threads import in_parts
+from coterie.base.types import Array, Flags, Indices
 from coterie.data.users import Block, Participants, Users
-from coterie.errors import Incompatible
 from coterie.losses.base import DualBounds, Evaluation, Loss, Magnitudes, Samples
 from coterie.losses.frame import Frame
 from coterie.losses.newton import solve_scaled
-from coterie.memory import require_memory
-from coterie.threads import in_parts
 
 #: What losses have prepared for users, while somebody keeps it.
 _PREPARED: WeakKeyDictionary[Users, WeakValueDictionary[Loss, BlockSamples]] = WeakKeyDictionary()

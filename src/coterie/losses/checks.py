@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie._typing import Array, Flags
+from coterie.base.types import Array, Flags
 from coterie.data.users import Users
 from coterie.losses import Evaluation, Loss, Samples
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array, Indices, Ints
+from coterie.base.types import Array, Indices, Ints
 
 _FREE = 1e-15  # times its curvature: what holds an intercept at least
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from coterie._typing import Array
+from coterie.base.errors import InvalidInput
+from coterie.base.types import Array
 from coterie.data.users import Block, Participants
-from coterie.errors import InvalidInput
 from coterie.losses.base import Evaluation, Samples
 from coterie.losses.blocks import BlockLoss
 

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from coterie._typing import Array, Ints
+from coterie.base.types import Array, Ints
 from coterie.losses.affine import LinearLoss
 from coterie.losses.base import Loss, Samples
 from coterie.losses.blocks import BlockSamples

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Indices
+from coterie.base.types import Array, Flags, Indices
 from coterie.data.users import Users
 
 _LARGEST, _SMALLEST = 1e3, 1e-3  # numbers of ordinary size

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coterie._typing import Array, Indices, Ints
+from coterie.base.labels import group_sums
+from coterie.base.types import Array, Indices, Ints
 from coterie.data.users import Participants
-from coterie.labels import group_sums
 from coterie.losses.base import DualBounds, Evaluation, Loss, Samples
 from coterie.losses.curvature import GroupCurvature, WideEvaluation
 from coterie.losses.newton import Minimum

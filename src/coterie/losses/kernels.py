@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.compiling import inner, njit
+from coterie.base.compiling import inner, njit
 from coterie.losses.base import REACH, TIGHT, TINY
 from coterie.losses.flat import POINTS
 
@@ -385,7 +385,7 @@ def _point_conjugate(data, i, u, centre, mean):
 
 @njit(cache=True, **_EXACT)
 def answers(data, models, slopes, about, sizes):
-    """(5, n) for each user the numbers of `coterie.certificates.Answers`; conjugates inf as said at `_conjugate`."""
+    """(5, n) for each user the numbers of `coterie.problem.certificates.Answers`; conjugates inf as said at `_conjugate`."""
     n, d = models.shape
     out = np.empty((5, n))
     best, step, trial, zero = np.empty(d), np.empty(d), np.empty(d), np.zeros(d)

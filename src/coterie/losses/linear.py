@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coterie._typing import Array
+from coterie.base.types import Array
 from coterie.data.users import Users
 from coterie.losses.affine import LinearLoss
 from coterie.losses.base import Samples, need_targets

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array, Flags, Indices
+from coterie.base.errors import InvalidInput
+from coterie.base.types import Array, Flags, Indices
 from coterie.data.users import Participants
-from coterie.errors import InvalidInput
 
 #: A number, a diagonal (dim,), a matrix (dim, dim), or one per user: (n_users, 1, dim) and (n_users, dim, dim).
 Form = npt.ArrayLike

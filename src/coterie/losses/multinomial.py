@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coterie._typing import Array
+from coterie.base.errors import InvalidInput
+from coterie.base.labels import sum_zero_basis
+from coterie.base.types import Array
 from coterie.data.users import Block, Participants, Users
-from coterie.errors import InvalidInput
 from coterie.losses.affine import AffineLoss, margins_matrix, ridge_form
 from coterie.losses.base import Evaluation, Magnitudes, Samples, need_targets
 from coterie.losses.linear import entropy
@@ -167,11 +168,3 @@ class Multinomial(AffineLoss):
         hot = np.eye(k + 1)[need_targets(self, users).astype(int)].T
         phi = cp.log_sum_exp(t, axis=0) - cp.sum(cp.multiply(hot, t), axis=0)
         return (1.0 / users.counts[users.owner]) @ phi + ridge_form(cp, self.ridge, self.shrunk(samples.dim, k), x)
-
-
-def sum_zero_basis(n_classes: int) -> Array:
-    """Orthonormal rows spanning the vectors of R^n_classes whose entries sum to zero (Helmert's matrix)."""
-    rows = np.tril(np.ones((n_classes - 1, n_classes)))
-    for r in range(n_classes - 1):
-        rows[r, r + 1] = -(r + 1)
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Indices
-from coterie.threads import in_parts
+from coterie.base.threads import in_parts
+from coterie.base.types import Array, Flags, Indices
 
 #: (which users, their points, order) -> values, gradients, Hessians up to `order`.
 Evaluate = Callable[[Indices, Array, int], tuple[Array, Array, Array]]
@@ -206,7 +206,7 @@ def solve_scaled(matrices: Array, units: Array, shift: Array, vectors: Array) ->
     """(H + shift S^2)^-1 vectors for S = diag(units); positive on `vectors`, whatever rounding did to H."""
     solved = np.full(vectors.shape, np.nan)
     if vectors.shape[1] <= _FEW:
-        from coterie import matrices as small
+        from coterie.base import matrices as small
 
         systems = [np.require(part, requirements=("C", "W")) for part in (matrices, units, shift, vectors)]
         in_parts(lambda some: small.solve_scaled(*(part[some] for part in systems), solved[some]), len(solved),

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array, Indices
+from coterie.base.errors import InvalidInput
+from coterie.base.types import Array, Indices
 from coterie.data.users import Participants, Users
-from coterie.errors import InvalidInput
 from coterie.losses.affine import AffineLoss
 from coterie.losses.around import Objective, Space, lower
 from coterie.losses.base import SUMS, DualBounds, Evaluation, Loss, Samples

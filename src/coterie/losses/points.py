@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coterie._typing import Array, Indices
+from coterie.base.types import Array, Indices
 from coterie.data.users import Block, Participants, Users
 from coterie.losses.base import NOISE, SUMS, DualBounds, Evaluation, Magnitudes, Samples
 from coterie.losses.blocks import BlockLoss

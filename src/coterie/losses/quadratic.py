@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from coterie._typing import Array, Indices
+from coterie.base.errors import InvalidInput
+from coterie.base.types import Array, Indices
 from coterie.data.users import Participants
-from coterie.errors import InvalidInput
 from coterie.losses.base import Evaluation, Loss, Samples
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coterie._typing import Array, Indices
+from coterie.base.errors import Incompatible
+from coterie.base.types import Array, Indices
 from coterie.data.users import Participants
-from coterie.errors import Incompatible
 from coterie.losses.base import Evaluation, Loss, Samples
 
 

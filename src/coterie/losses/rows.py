@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
-from coterie._typing import Array, Indices
+from coterie.base.types import Array, Indices
 from coterie.data.users import Block
 from coterie.losses.base import SUMS, DualBounds, Loss, Samples
 from coterie.losses.blocks import BlockSamples, in_blocks, take_users

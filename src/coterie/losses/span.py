@@ -17,9 +17,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array, Indices
+from coterie.base.errors import Incompatible, InvalidInput
+from coterie.base.types import Array, Indices
 from coterie.data.users import Participants
-from coterie.errors import Incompatible, InvalidInput
 from coterie.losses.base import SUMS, DualBounds, Evaluation, Loss, Samples
 from coterie.losses.curvature import Inverse, RowCurvature, RowInverse, RowTerms, WideEvaluation
 from coterie.losses.newton import Minimum

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie._typing import Flags
+from coterie.base.errors import InvalidInput
+from coterie.base.types import Flags
 from coterie.data.users import Users
-from coterie.errors import InvalidInput
 
 
 def refuse_targets(users: Users, bad: Flags, expected: str, remedy: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie._typing import Array, Indices
+from coterie.base.types import Array, Indices
 from coterie.losses.base import Loss, Samples
 from coterie.losses.curvature import Curvature
 from coterie.losses.newton import Minimum, Search, SearchStep

@@ -9,13 +9,19 @@ from functools import cache
 
 import numpy as np
 
-from coterie.certificates import certify
-from coterie.compiling import compiling_seconds
+from coterie.base.compiling import compiling_seconds
+from coterie.base.errors import (
+    ConvergenceWarning,
+    Interrupted,
+    InvalidInput,
+    NotConverged,
+    interruptible,
+)
 from coterie.data.users import Users
-from coterie.errors import ConvergenceWarning, Interrupted, InvalidInput, NotConverged, interruptible
 from coterie.losses import SquaredHinge
-from coterie.problem import Problem
-from coterie.solution import Certificate, Record, Solution, Status
+from coterie.problem.certificates import certify
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Certificate, Record, Solution, Status
 from coterie.solvers.base import Point, Solver, Start
 from coterie.solvers.fast import Fast
 from coterie.solvers.lean import Lean

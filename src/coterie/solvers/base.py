@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from coterie._typing import Array
-from coterie.problem import Problem
-from coterie.solution import Record
+from coterie.base.types import Array
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Record
 
 
 class Point(NamedTuple):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie._typing import Array
-from coterie.graph import Graph
-from coterie.memory import require_memory
+from coterie.base.memory import require_memory
+from coterie.base.types import Array
+from coterie.problem.graph import Graph
 from coterie.solvers.direct import Direct
 from coterie.solvers.engines import (
     Complete,

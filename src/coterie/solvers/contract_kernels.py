@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie.compiling import njit
+from coterie.base.compiling import njit
 from coterie.solvers.part_kernels import join, number
 
 

@@ -19,9 +19,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from coterie._typing import Array, Ints
-from coterie.graph import Graph
-from coterie.labels import group_means, group_sums
+from coterie.base.labels import group_means, group_sums
+from coterie.base.types import Array, Ints
+from coterie.problem.graph import Graph
 from coterie.solvers import contract_kernels, kernels
 from coterie.solvers.engines import RELAX, Listed
 

@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from coterie._typing import Array, Ints
-from coterie.certificates import project
-from coterie.graph import Graph
+from coterie.base.types import Array, Ints
 from coterie.losses.flat import MOST_COORDINATES
+from coterie.problem.certificates import project
+from coterie.problem.graph import Graph
 from coterie.solvers import kernels, model_kernels, part_kernels, proof_kernels
 
 if TYPE_CHECKING:

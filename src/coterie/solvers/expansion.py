@@ -6,10 +6,10 @@ from functools import cached_property
 
 import numpy as np
 
-from coterie._typing import Array
+from coterie.base.types import Array
 from coterie.losses.flat import Flat, flat
 from coterie.losses.newton import solve_scaled
-from coterie.problem import Problem
+from coterie.problem.problem import Problem
 
 _COMPILED = 20_000  # numbers in all models up to which compiled loops are used
 

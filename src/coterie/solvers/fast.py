@@ -6,7 +6,7 @@ its ball means that its two users share a model. The users of a group get their 
 exact optimum for these groups (`polish`). This makes a rough iterate accurate, because the error of its objective is of
 second order.
 
-Stopping rule: the solver stops when `coterie.certificates` certifies the tolerance, and otherwise after `max_iter`
+Stopping rule: the solver stops when `coterie.problem.certificates` certifies the tolerance, and otherwise after `max_iter`
 passes.
 """
 
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coterie._typing import Array, Ints
-from coterie.certificates import judge
-from coterie.errors import Interrupted, InvalidInput
-from coterie.labels import group_means, labels_of
+from coterie.base.errors import Interrupted, InvalidInput
+from coterie.base.labels import group_means, labels_of
+from coterie.base.types import Array, Ints
 from coterie.losses.flat import flat
-from coterie.problem import Problem
-from coterie.solution import Record
+from coterie.problem.certificates import judge
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Record
 from coterie.solvers.base import Point, Start
 from coterie.solvers.expansion import CompiledExpansion, expansion
 from coterie.solvers.keeping import LOOSE, BestPoint, SigmaBalance

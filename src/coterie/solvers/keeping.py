@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coterie._typing import Array
-from coterie.certificates import certify, judge
-from coterie.problem import Problem
-from coterie.solution import Certificate
+from coterie.base.types import Array
+from coterie.problem.certificates import certify, judge
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Certificate
 
 if TYPE_CHECKING:
     from coterie.solvers.engines import Engine

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coterie._typing import Array, Ints
-from coterie.certificates import by_cluster, certify, pull_between
-from coterie.errors import Incompatible, Interrupted
-from coterie.labels import group_means, group_sums, labels_of
-from coterie.problem import Problem
-from coterie.solution import Record
+from coterie.base.errors import Incompatible, Interrupted
+from coterie.base.labels import group_means, group_sums, labels_of
+from coterie.base.types import Array, Ints
+from coterie.problem.certificates import by_cluster, certify, pull_between
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Record
 from coterie.solvers.base import Point, Start
 from coterie.solvers.polish import polish
 
@@ -92,7 +92,7 @@ class Lean:
         return problem.loss.prox(problem.samples, None, 1e-6, pooled).points
 
     def _descend(self, problem: Problem, models: Array, closeness: float, tol: float) -> tuple[Ints, Array]:
-        from coterie.graph import kernels
+        from coterie.problem import edges as kernels
 
         labels = labels_of(models)
         w, radius = group_means(models, labels), float(problem.radii[0]) if problem.graph.n_edges else 0.0
@@ -126,7 +126,7 @@ class Lean:
     def _newton(self, w: Array, counts: Array, smooth: float, radius: float, blocks: Array, degrees: Array,
                 right: Array) -> Array:
         """Solve (blockdiag(H) + lam L_w) step = right by preconditioned conjugate gradients."""
-        from coterie.graph import kernels
+        from coterie.problem import edges as kernels
 
         inverses = np.linalg.inv(blocks + (radius * degrees)[:, None, None] * np.eye(w.shape[1]))
         step, r, product, unused = np.zeros_like(w), right.copy(), np.empty_like(w), np.empty(len(w))
@@ -147,7 +147,7 @@ class Lean:
 
     def _potentials(self, problem: Problem, models: Array, tol: float) -> Array:
         """(n_users, dim) potentials whose flow inside the groups balances the remaining forces as far as possible."""
-        from coterie.graph import kernels
+        from coterie.problem import edges as kernels
 
         labels = labels_of(models)
         radius = float(problem.radii[0]) if problem.graph.n_edges else 0.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.compiling import inner, njit
+from coterie.base.compiling import inner, njit
 from coterie.losses.kernels import derive, factor, substitute, value
 
 _PLAIN: dict[str, Any] = {"cache": True, "error_model": "numpy"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie.compiling import inner, njit
+from coterie.base.compiling import inner, njit
 
 
 @njit(cache=True)

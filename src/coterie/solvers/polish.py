@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Ints
-from coterie.labels import group_means, group_sums, labels_of
+from coterie.base.labels import group_means, group_sums, labels_of
+from coterie.base.types import Array, Flags, Ints
 from coterie.losses.curvature import GroupCurvature, Inverse, conjugate_gradients
 from coterie.losses.flat import Flat, flat
 from coterie.losses.grouped import Grouped
-from coterie.problem import Problem
+from coterie.problem.problem import Problem
 
 _COMPILED = 300  # largest number of unknowns for which compiled loops are faster than libraries
 _SPLITTING = 12  # shorter and shorter steps by which groups are split

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.compiling import inner, njit
+from coterie.base.compiling import inner, njit
 from coterie.losses.kernels import derive, substitute, value
 from coterie.solvers.part_kernels import alone, join, number
 

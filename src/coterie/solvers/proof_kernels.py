@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.compiling import inner, njit
+from coterie.base.compiling import inner, njit
 from coterie.solvers.part_kernels import alone, join, number
 
 _FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from coterie._typing import Array
-from coterie.certificates import certify, fusions
-from coterie.errors import InvalidInput, MissingExtra, NotConverged
-from coterie.problem import Problem
-from coterie.solution import Record
+from coterie.base.errors import InvalidInput, MissingExtra, NotConverged
+from coterie.base.types import Array
+from coterie.problem.certificates import certify, fusions
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Record
 from coterie.solvers.base import Point, Start
 from coterie.solvers.polish import polish
 

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array
+from coterie.base.types import Array
 from coterie.losses import Evaluation
-from coterie.problem import Problem
+from coterie.problem.problem import Problem
 
 LARGEST = 1200  # largest number of unknowns, because the systems are dense
 _REFINEMENTS = 2  # of the duals, after each step

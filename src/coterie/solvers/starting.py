@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie._typing import Array
-from coterie.errors import InvalidInput
-from coterie.labels import group_means
-from coterie.problem import Problem
-from coterie.solution import Solution
+from coterie.base.errors import InvalidInput
+from coterie.base.labels import group_means
+from coterie.base.types import Array
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Solution
 from coterie.solvers.base import Start
 
 _LONGEST = 1.5  # steps ahead, in units of the last one, for which a line through two solutions is a good guess

@@ -19,11 +19,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from coterie._typing import Array, Ints
-from coterie.graph import Graph
+from coterie.base.memory import require_memory
+from coterie.base.types import Array, Ints
 from coterie.losses.curvature import Curvature, RowCurvature, RowInverse
-from coterie.memory import require_memory
-from coterie.problem import Problem
+from coterie.problem.graph import Graph
+from coterie.problem.problem import Problem
 from coterie.solvers import wide_kernels
 from coterie.solvers.engines import RELAX, Engine
 from coterie.solvers.expansion import Expansion

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.compiling import njit
+from coterie.base.compiling import njit
 from coterie.solvers.kernels import clear
 from coterie.solvers.part_kernels import alone, join, number
 

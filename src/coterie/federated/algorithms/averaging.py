@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coterie._typing import Array, Ints
-from coterie.errors import InvalidInput
+from coterie.base.errors import InvalidInput
+from coterie.base.types import Array, Ints
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.protocol.messages import Batch
 

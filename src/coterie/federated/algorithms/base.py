@@ -19,17 +19,17 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Ints
+from coterie.base.errors import CoterieError, InvalidInput
+from coterie.base.types import Array, Flags, Ints
 from coterie.data.users import Participants
-from coterie.errors import CoterieError, InvalidInput
 from coterie.federated import plausible
 from coterie.federated.algorithms.participation import Participation
 from coterie.federated.plausible import Statements
 from coterie.federated.protocol.messages import MAY_BE_INFINITE, Batch, Message, gather, misfit, square
-from coterie.graph import Graph
 from coterie.losses import Loss
 from coterie.losses.remote import Remote
-from coterie.problem import Problem, check_lam
+from coterie.problem.graph import Graph
+from coterie.problem.problem import Problem, check_lam
 
 log = logging.getLogger("coterie.federated")
 
@@ -178,7 +178,7 @@ class Method(ABC):
 
     def labels(self, state: Any) -> int:
         """The current number of groups."""
-        from coterie.labels import labels_of
+        from coterie.base.labels import labels_of
 
         active = state.now[~state.aside]
         return int(labels_of(active).max()) + 1 if len(active) else 0

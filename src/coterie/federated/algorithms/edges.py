@@ -10,11 +10,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Ints
+from coterie.base.types import Array, Flags, Ints
 from coterie.federated.protocol.messages import Batch, Ragged
 from coterie.federated.spans import evaluated, mean_curvature, stiffness
-from coterie.graph import Graph
 from coterie.losses import Loss, Samples
+from coterie.problem.graph import Graph
 
 
 class Pairs:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array, Flags, Ints
+from coterie.base.types import Array, Flags, Ints
 from coterie.federated.algorithms.base import hessians_of
 from coterie.federated.protocol.messages import Batch, square
 from coterie.losses import Loss

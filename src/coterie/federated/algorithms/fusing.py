@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie._typing import Array
+from coterie.base.labels import group_means
+from coterie.base.types import Array
 from coterie.federated.algorithms.edges import Pairs
 from coterie.federated.plausible import capped
-from coterie.graph import Graph
-from coterie.labels import group_means
+from coterie.problem.graph import Graph
 
 _CLOSE = (0.0, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)  # distances, relative to the largest model
 

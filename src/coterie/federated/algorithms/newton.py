@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Ints
-from coterie.errors import InvalidInput
+from coterie.base.errors import InvalidInput
+from coterie.base.types import Array, Flags, Ints
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State, hessians_of, traces_of
 from coterie.federated.algorithms.forms import Forms, comes_in_parts, row_length, spans_of, wrong_parts
 from coterie.federated.algorithms.trust import between, trusted

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array, Flags, Ints
-from coterie.errors import InvalidInput
+from coterie.base.errors import InvalidInput
+from coterie.base.types import Array, Flags, Ints
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

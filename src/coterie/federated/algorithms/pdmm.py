@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Array, Flags, Ints
-from coterie.certificates import project
-from coterie.errors import InvalidInput
+from coterie.base.errors import InvalidInput
+from coterie.base.types import Array, Flags, Ints
 from coterie.federated.algorithms import edges
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.algorithms.edges import Pairs
@@ -32,6 +31,7 @@ from coterie.federated.algorithms.pdmm_state import PDMMState, statements_of
 from coterie.federated.algorithms.proof import duals_for
 from coterie.federated.plausible import Statements, exact_steps, typical
 from coterie.federated.protocol.messages import Batch, Ragged
+from coterie.problem.certificates import project
 
 _STIFF = 5.0  # rho times the number of pairs of a user, relative to its curvature
 _NEAR = 100.0  # better duals are tried if the gap is below this factor times the tolerance

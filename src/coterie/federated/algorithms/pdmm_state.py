@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Ints
+from coterie.base.types import Array, Flags, Ints
 from coterie.federated.algorithms.base import State
 from coterie.federated.plausible import Statements
 from coterie.federated.protocol.messages import Batch

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Ints
-from coterie.certificates import Answers, build_duals, project, reference, supplied
+from coterie.base.types import Array, Flags, Ints
 from coterie.federated import plausible
 from coterie.federated.algorithms.base import Federation, Method, State, hessians_of
 from coterie.federated.judging import Judgement, judged
 from coterie.federated.protocol.messages import Batch, square
-from coterie.graph import Graph
-from coterie.graph.weights import LocalModels
 from coterie.losses.quadratic import Quadratic
-from coterie.problem import Problem
-from coterie.solution import Certificate
+from coterie.problem.certificates import Answers, build_duals, project, reference, supplied
+from coterie.problem.graph import Graph
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Certificate
+from coterie.problem.weights import LocalModels
 
 _REPAIRS = 5  # largest number of attempts at duals for which all conjugates are finite
 _ALONE = 10.0  # a user is blamed for a part of the gap that is so many times the tolerance and the gap of all others

@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie._typing import Array, Flags, Ints
-from coterie.errors import InvalidInput
+from coterie.base.errors import InvalidInput
+from coterie.base.types import Array, Flags, Ints
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.plausible import Statements, capped, exact_steps, typical
 from coterie.federated.protocol.messages import Batch
 from coterie.losses.quadratic import Quadratic
-from coterie.problem import Problem
-from coterie.solution import Solution
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Solution
 from coterie.solvers import solve_quietly
 from coterie.solvers.base import Start
 

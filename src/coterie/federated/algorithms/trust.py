@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie._typing import Array, Flags
+from coterie.base.types import Array, Flags
 
 _TRUST = 1.5  # largest factor of the second-order term by which the loss may differ from its model
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie._typing import Ints
+from coterie.base.types import Ints
 from coterie.federated.protocol.messages import FRAME, Batch, Message, field_size
 
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coterie._typing import Ints
-from coterie.errors import CoterieError
+from coterie.base.errors import CoterieError
+from coterie.base.types import Ints
 
 Array = npt.NDArray[Any]
 Fields = Mapping[str, Array]

@@ -20,9 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from coterie.errors import Incompatible, MissingExtra
+from coterie.base.errors import Incompatible, MissingExtra
+from coterie.base.storage import open_private, private_folder, write_atomically
 from coterie.federated.runtimes.keys import make_certificates, make_node_keys
-from coterie.storage import open_private, private_folder, write_atomically
 
 try:
     import psutil

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from coterie.errors import InvalidInput
+from coterie.base.errors import InvalidInput
 from coterie.federated.algorithms.base import Replies
 from coterie.federated.checkpoint import digest
 from coterie.federated.client import Data, answer_all, remember

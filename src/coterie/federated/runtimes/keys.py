@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from coterie.errors import InvalidInput, MissingExtra
-from coterie.storage import private_folder
+from coterie.base.errors import InvalidInput, MissingExtra
+from coterie.base.storage import private_folder
 
 try:
     from cryptography import x509

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from coterie.base.errors import Incompatible
 from coterie.data.users import Users
-from coterie.errors import Incompatible
 from coterie.federated.agreement import Agreement
 from coterie.federated.client import Data, join
 from coterie.federated.introduction import Introduction
+from coterie.federated.private.ledger import NodeLedger
 from coterie.federated.runtimes.in_process import Faults, LocalRuntime
 from coterie.federated.sources import Table
-from coterie.privacy.ledger import NodeLedger
 
 
 class LocalNodes(LocalRuntime):

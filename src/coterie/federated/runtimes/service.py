@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from coterie.base.errors import interruptible
+from coterie.base.storage import json_ready, write_atomically
 from coterie.data.io import fingerprint
-from coterie.errors import interruptible
 from coterie.federated.agreement import Agreement, Carrier, agree, read_aside, write_aside
 from coterie.federated.config import RunConfig, resolved
 from coterie.federated.driver import Round
 from coterie.federated.fit import Carriage, FederatedFit, fit_federation
 from coterie.federated.path import FederatedPath, run_path
-from coterie.federated.private_fit import fit_privately
+from coterie.federated.private.federation import fit_privately
 from coterie.federated.run import Federated, run_federation
 from coterie.fitting.result import TableSource
 from coterie.fitting.settings import Settings
-from coterie.storage import json_ready, write_atomically
 
 
 class Served(NamedTuple):
@@ -102,7 +102,7 @@ def _agreement(runtime: Carrier, config: RunConfig) -> Agreement:
 def join(runtime: Carrier, config: RunConfig, file: Path, progress: Callable[[Round], None] | None = None) -> None:
     """Let newcomers join a finished run, and write who joined which group."""
     from coterie.federated.membership import join_run, write_newcomers
-    from coterie.runs.load import load_run
+    from coterie.output.runs.load import load_run
 
     run = load_run(config.server.join)
     write_newcomers(join_run(runtime, run, wait=config.server.wait, progress=progress), run, file)
@@ -113,7 +113,7 @@ def write(served: Served, out: Path, config: Mapping[str, Any]) -> None:
 
     Of a table with its recipe, and models in the table's own units; of a fit as `coterie fit` writes it, with the page.
     """
-    from coterie.runs import folder  # brings in the report, which a node's process has no use for
+    from coterie.output.runs import folder  # brings in the report, which a node's process has no use for
 
     run, path, agreement = served
     if isinstance(run, FederatedFit):
@@ -136,7 +136,7 @@ def write(served: Served, out: Path, config: Mapping[str, Any]) -> None:
 
 
 def _write_fit(fitted: FederatedFit, out: Path, config: Mapping[str, Any]) -> None:
-    from coterie.runs.save import write_run
+    from coterie.output.runs.save import write_run
 
     if fitted.recipe is not None:
         # A file is the table of all only where nodes take their parts of it.

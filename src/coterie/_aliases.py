@@ -1,0 +1,77 @@
+"""Old import paths: for one version, each gives the module that holds the names now, with a warning."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+#: Old path: new path, both without "coterie."; what follows an old path follows the new one, too.
+MOVED = {
+    "analysis.consensus": "convex.consensus", "analysis.dispersion": "groups.dispersion",
+    "analysis.groups": "groups.find", "analysis.ladder": "convex.ladder",
+    "analysis.margins": "convex.margins", "analysis.metrics": "convex.metrics",
+    "analysis.noise": "groups.noise", "analysis.oracle": "groups.oracle",
+    "analysis.partitions": "groups.partitions", "analysis.path": "convex.path",
+    "analysis.proposals": "groups.proposals", "analysis.random_effects": "groups.random_effects",
+    "analysis.recovery": "convex.recovery", "analysis.refining": "groups.refining",
+    "analysis.sampling": "groups.sampling", "analysis.search": "groups.search",
+    "analysis.select": "convex.choice", "analysis.spread": "groups.spread",
+    "analysis.wide": "groups.wide", "analysis.wide_models": "groups.wide_models",
+    "baselines": "lab.baselines", "beside": "base.beside", "certificates": "problem.certificates",
+    "compiling": "base.compiling", "errors": "base.errors", "experiments": "lab.experiments",
+    "explanation": "problem.explanation", "federated.masks": "lab.masks",
+    "federated.private_fit": "federated.private.federation", "graph": "problem",
+    "graph.graph": "problem.graph", "graph.kernels": "problem.edges",
+    "graph.potentials": "problem.potentials", "graph.weights": "problem.weights",
+    "labels": "base.labels", "matrices": "base.matrices", "memory": "base.memory",
+    "newcomers": "problem.newcomers", "privacy": "lab.attacks",
+    "privacy.accounting": "federated.private.accounting",
+    "privacy.attacked_release": "lab.attacks.attacked_release",
+    "privacy.auditing": "lab.attacks.auditing", "privacy.effective": "federated.private.effective",
+    "privacy.fit": "federated.private.fit", "privacy.home": "federated.private.home",
+    "privacy.inference": "lab.attacks.inference", "privacy.ledger": "federated.private.ledger",
+    "privacy.lower_bound": "lab.attacks.lower_bound", "privacy.poison": "lab.attacks.poison",
+    "privacy.policy": "federated.private.policy",
+    "privacy.reconstruction": "lab.attacks.reconstruction",
+    "privacy.recording": "lab.attacks.recording", "privacy.release": "federated.private.release",
+    "privacy.runs": "lab.attacks.runs", "privacy.simulation": "lab.attacks.simulation",
+    "runs": "output.runs", "solution": "problem.solution", "storage": "base.storage", "threads": "base.threads",
+}
+
+
+class _Moved(MetaPathFinder, Loader):
+    """Finds modules by their old paths."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None,
+                  ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self, is_package=True) if new_path(fullname) is not None else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        new = new_path(module.__name__)
+        if new:
+            warnings.warn(f"{module.__name__} is now {new}", DeprecationWarning, stacklevel=2)
+            sys.modules[module.__name__] = import_module(new)
+
+
+def new_path(name: str) -> str | None:
+    """The path of a module now, by its old one; "" for a folder that is no more, None for all other names."""
+    if not name.startswith("coterie."):
+        return None
+    parts = name.split(".")[1:]
+    for k in range(len(parts), 0, -1):
+        old = ".".join(parts[:k])
+        if old in MOVED:
+            return ".".join(["coterie", MOVED[old], *parts[k:]])
+        if k == len(parts) and any(other.startswith(old + ".") for other in MOVED):
+            return ""
+    return None
+
+
+def keep_old_paths() -> None:
+    """Let old paths be imported."""
+    sys.meta_path.insert(0, _Moved())  # before the one that would find a second copy in a package's new folder

@@ -1,1 +1,0 @@
-"""The analysis of solutions: the path over lam, recovery bounds, the choice of lam, groups."""

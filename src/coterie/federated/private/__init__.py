@@ -1,0 +1,1 @@
+"""Differential privacy: what a release costs, how it is made, and a fit on releases."""

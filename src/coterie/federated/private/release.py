@@ -1,0 +1,165 @@
+"""What a user releases: sums over its rows with normal noise, each row's part within a known length.
+
+    released = sum_j v(row_j) + N(0, tau^2 I),        |v(row)| <= D,        tau = D / mu
+
+Adding or removing a row changes the sum by at most D (`accounting` says what a release with mu costs). There are three:
+
+    RANGES     v has a 1 for each column, at the power of two that the value is below
+    CENTRES    u in [-1, 1] by the bounds of the columns, v = (1, u, u^2), shortened to D, so that means are ratios
+    SUMMARY    a = (w0, sqrt(1 - w0^2) z / sqrt(p)), features z by centres and scales, shortened to |a| <= 1;
+               y likewise within [-1, 1];     v = (svec(a a'), kappa y a, rho y^2)
+
+where svec has the upper triangle of a matrix, off the diagonal times sqrt(2), so that |svec(a a')| = |a|^2. If all rows
+of a user are to be protected at once, it releases means instead of sums, and D is twice as large: rows are replaced.
+
+Noise is drawn from the operating system and rounded to a grid together with the sum, which leaves nothing of the sum
+in the last digits (Mironov 2012).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from coterie.base.errors import InvalidInput
+from coterie.base.types import Array
+from coterie.data.users import Users
+
+RANGES, CENTRES, SUMMARY = 0, 1, 2
+W0, KAPPA, RHO = 0.6, 1.5, 0.25  # shares of the intercept, of the target and of its square in a row's part
+LONGEST = 1.5  # D of CENTRES; a larger one has more noise, and shortens fewer rows
+LOWEST, HIGHEST = -40, 80  # powers of two that ranges tell apart
+_GRID = 2.0**-12  # times tau
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReleaseQuestion:
+    """A question for a release. The noise follows from it and is the node's own computation.
+
+    Parameters
+    ----------
+    stage : RANGES, CENTRES or SUMMARY.
+    mu : what the release costs.
+    per_user : whether all rows of a user are protected at once.
+    centre, scale : (q,) of the columns, the target last.
+    n_features : the number of features; one less than the number of columns where there is a target.
+    """
+
+    stage: int
+    mu: float
+    per_user: bool = False
+    centre: Array = field(default_factory=lambda: np.zeros(0))
+    scale: Array = field(default_factory=lambda: np.zeros(0))
+    n_features: int = 0
+
+    def __post_init__(self) -> None:
+        q = len(self.centre)
+        if self.stage not in (RANGES, CENTRES, SUMMARY) or not 0 < self.mu < np.inf:
+            raise InvalidInput("this is no question for a release", remedy="Install the same version everywhere")
+        if self.scale.shape != (q,) or not np.isfinite(self.centre).all() or not (self.scale > 0).all() \
+                or not np.isfinite(self.scale).all() or not 0 <= q - self.n_features <= 1:
+            raise InvalidInput("centres and scales of a release must be finite, and scales positive",
+                               remedy="Correct the bounds of the columns")
+
+    @property
+    def sensitivity(self) -> float:
+        """D, the largest change of the answer."""
+        q = len(self.centre)
+        one = {RANGES: np.sqrt(q), CENTRES: LONGEST,
+               SUMMARY: np.sqrt(1.0 + (KAPPA**2 + RHO**2) * (q > self.n_features))}[self.stage]
+        return float(one) * (2.0 if self.per_user else 1.0)
+
+    @property
+    def tau(self) -> float:
+        """The standard deviation of the noise."""
+        return self.sensitivity / self.mu
+
+    @property
+    def length(self) -> int:
+        """How many numbers are released."""
+        q, d = len(self.centre), self.n_features + 1
+        return {RANGES: q * (HIGHEST - LOWEST), CENTRES: 2 * q + 1,
+                SUMMARY: d * (d + 1) // 2 + (d + 1) * (q > self.n_features)}[self.stage]
+
+    def key(self, users: Users, user: int) -> str:
+        """A name for the release that depends on all that the answer depends on, the user's rows included."""
+        rows = users.take([user])
+        parts = [np.array([self.stage, self.mu, self.per_user, self.n_features], dtype=float), self.centre, self.scale,
+                 rows.features, np.zeros(0) if rows.targets is None else rows.targets]
+        return hashlib.sha256(b"".join(np.ascontiguousarray(part, dtype="<f8").tobytes() + b"|" for part in parts)
+                              ).hexdigest()
+
+    def exact(self, users: Users) -> Array:
+        """(n_users, length) the sums, or means, without noise."""
+        columns = users.features if users.targets is None or len(self.centre) == self.n_features else np.column_stack(
+            [users.features, users.targets])
+        if columns.shape[1] != len(self.centre):
+            raise InvalidInput(f"the release is about {len(self.centre)} columns, and there are {columns.shape[1]}",
+                               remedy="Agree on the columns again")
+        totals = np.zeros((users.n_users, self.length))
+        step = max(1, 2_000_000 // self.length)  # rows at a time, so that memory stays small
+        for first in range(0, len(columns), step):
+            part = slice(first, first + step)
+            np.add.at(totals, users.owner[part], self._parts(columns[part]))
+        return totals / np.maximum(users.counts, 1)[:, None] if self.per_user else totals
+
+    def _parts(self, columns: Array) -> Array:
+        """(n_rows, length) v of each row."""
+        n = len(columns)
+        if self.stage == RANGES:
+            with np.errstate(divide="ignore"):
+                power = np.ceil(np.log2(np.abs(columns)))
+            bins = np.clip(np.nan_to_num(power, neginf=LOWEST), LOWEST, HIGHEST - 1).astype(np.int64) - LOWEST
+            out = np.zeros((n, columns.shape[1], HIGHEST - LOWEST))
+            out[np.arange(n)[:, None], np.arange(columns.shape[1])[None, :], bins] = 1.0
+            return out.reshape(n, -1)
+        with np.errstate(over="ignore"):
+            scaled = (columns - self.centre) / self.scale
+        if self.stage == CENTRES:
+            u = np.clip(scaled, -1.0, 1.0)
+            out = np.concatenate([np.ones((n, 1)), u, u**2], axis=1)
+            return out * np.minimum(1.0, LONGEST / np.linalg.norm(out, axis=1))[:, None]
+        a = rows_of(scaled[:, :self.n_features])
+        i, j = np.triu_indices(a.shape[1])
+        parts = [a[:, i] * a[:, j] * np.where(i == j, 1.0, np.sqrt(2.0))]
+        if scaled.shape[1] > self.n_features:
+            y = np.clip(scaled[:, -1:], -1.0, 1.0)
+            parts += [KAPPA * y * a, RHO * y**2]
+        return np.concatenate(parts, axis=1)
+
+    def noisy(self, exact: Array, draw: Draw) -> Array:
+        """What leaves: with noise, on a grid."""
+        grid = _GRID * self.tau
+        return np.asarray(np.round((exact + self.tau * draw(exact.size).reshape(exact.shape)) / grid) * grid)
+
+
+def rows_of(z: Array) -> Array:
+    """(n, p + 1) rows a = (w0, sqrt(1 - w0^2) z / sqrt(p)) with |a| <= 1: longer ones are shortened."""
+    p = max(z.shape[1], 1)
+    lengths = np.linalg.norm(z, axis=1, keepdims=True)
+    z = z * np.minimum(1.0, np.sqrt(p) / np.maximum(lengths, 1e-300))
+    return np.concatenate([np.full((len(z), 1), W0), np.sqrt(1.0 - W0**2) * np.nan_to_num(z) / np.sqrt(p)], axis=1)
+
+
+class Draw:
+    """Normal numbers: of the operating system, or for experiments of a seed.
+
+    Parameters
+    ----------
+    experiment : the seed; None for the operating system.
+    """
+
+    def __init__(self, experiment: Any = None) -> None:
+        self._generator = None if experiment is None else np.random.default_rng(experiment)
+
+    def __call__(self, n: int) -> Array:
+        from scipy.special import ndtri
+
+        if self._generator is not None:
+            return self._generator.standard_normal(n)
+        bits = np.frombuffer(os.urandom(8 * n), dtype="<u8") >> np.uint64(11)
+        return np.asarray(ndtri((bits + 0.5) * 2.0**-53))

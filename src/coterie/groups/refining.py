@@ -1,0 +1,71 @@
+"""Models of groups, refined by the slopes that their users send: BFGS from summed second-order models."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coterie.base.labels import group_sums
+from coterie.base.types import Array, Ints
+
+
+class Refining:
+    """The models of the groups of a partition, on the way to those that minimise sum_i weights_i f_i.
+
+    Parameters
+    ----------
+    labels : (n_users,) the groups, from 0.
+    weights : (n_users,) factors of the users' losses.
+    models : (n_groups, dim) where to begin.
+    curvatures : (n_groups, dim, dim) of the sums, approximately.
+    """
+
+    def __init__(self, labels: Ints, weights: Array, models: Array, curvatures: Array) -> None:
+        self.labels, self.weights, self.trial, self.curvatures = labels, weights, models, curvatures.copy()
+        self.models, self.least = models.copy(), np.full(len(models), np.inf)
+        self.slopes, self.gradients = np.zeros_like(models), np.zeros((len(labels), models.shape[1]))
+        self.values = np.full((len(labels), len(models)), np.inf)  # of all users at the models of all groups, if known
+
+    def take(self, own: Array, gradients: Array, everywhere: Array | None = None,
+             curvatures: Array | None = None) -> None:
+        """Take the answers at `trial`, keep the best models, and find the next trial.
+
+        Parameters
+        ----------
+        own : (n_users,) values at the trial of the own group.
+        gradients : (n_users, dim) there.
+        everywhere : (n_users, n_groups) values at all trials, where they are known.
+        curvatures : (n_users, dim, dim) Hessians at the trial of the own group, where they are known.
+        """
+        n = len(self.trial)
+        with np.errstate(invalid="ignore"):
+            losses = group_sums(self.weights * np.where(np.isnan(own), np.inf, own), self.labels, n)
+            slopes = group_sums(self.weights[:, None] * gradients, self.labels, n)
+        good = np.isfinite(losses) & np.isfinite(slopes).all(axis=1)
+        if np.isfinite(self.least).any() and curvatures is None:
+            updated(self.curvatures, self.trial - self.models, np.where(good[:, None], slopes - self.slopes, 0.0))
+        better = good & (losses < self.least)
+        self.models[better], self.least[better] = self.trial[better], losses[better]
+        self.slopes[better] = slopes[better]
+        if everywhere is not None:
+            self.values[:, better] = np.where(np.isnan(everywhere), np.inf, everywhere)[:, better]
+        if curvatures is not None:
+            sums = group_sums(self.weights[:, None, None] * curvatures, self.labels, n)
+            self.curvatures[better] = sums[better]
+        members = better[self.labels]
+        self.gradients[members] = gradients[members]
+        damping = 1e-9 * np.trace(self.curvatures, axis1=1, axis2=2)[:, None, None] * np.eye(self.trial.shape[1])
+        step = np.linalg.solve(self.curvatures + damping, self.slopes[..., None])[..., 0]
+        # Where the last trial was no better, go half way.
+        self.trial = np.where(better[:, None] | ~good[:, None], self.models - step, 0.5 * (self.models + self.trial))
+
+
+def updated(curvatures: Array, steps: Array, changes: Array) -> None:
+    """Change Hessians in place so that they explain what steps did to slopes (BFGS).
+
+        H + y y' / y's - H s s' H / s'H s,    for steps s and changes y of the slopes, where y's > 0
+    """
+    Hs = (curvatures @ steps[..., None])[..., 0]
+    ys, sHs = (changes * steps).sum(axis=1), (steps * Hs).sum(axis=1)
+    some = (ys > 1e-9 * sHs) & (sHs > 0)
+    curvatures[some] += changes[some, :, None] * changes[some, None, :] / ys[some, None, None] \
+        - Hs[some, :, None] * Hs[some, None, :] / sHs[some, None, None]

@@ -1,0 +1,220 @@
+"""Federations that are attacked: simulated in this process, with everything recorded that crosses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from coterie.base.errors import InvalidInput
+from coterie.base.types import Array, Ints
+from coterie.data.encoding import Task
+from coterie.data.scaling import Standardizer
+from coterie.data.users import Users
+from coterie.federated.algorithms import ALGORITHMS
+from coterie.federated.client import Data, answer_all
+from coterie.federated.config import DataSettings
+from coterie.federated.fit import Carriage, fit_federation
+from coterie.federated.private.policy import Privacy
+from coterie.federated.protocol.messages import Batch
+from coterie.federated.run import in_process, run_federation
+from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.settings import FederationSettings
+from coterie.fitting.settings import Settings
+from coterie.lab.attacks.inference import LabelledRows
+from coterie.lab.attacks.recording import Evidence, Exchange, Recorder, evidence_of
+from coterie.losses import LOSSES, LinearLoss, Logistic, Poisson, Squared
+
+_CHOSEN, _FAR = 12, 4.0  # points of a server that asks at points of its choice, and how far from zero they reach
+_ROUNDS = 120  # of an algorithm: more add little to what is known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is run and attacked.
+
+    Parameters
+    ----------
+    loss : of one margin; its kind and its ridge.
+    lam : the penalty strength, for algorithms that solve at a given one.
+    held_out : the share of rows that every user holds out, for a fit.
+    seed : of everything random.
+    privacy : the budget of noisy releases, where they are attacked.
+    """
+
+    loss: LinearLoss
+    lam: float = 0.02
+    held_out: float = 0.2
+    seed: int = 0
+    privacy: Privacy | None = None
+
+
+class TracedPart(NamedTuple):
+    """One part of the users' rows, as the models see them, and what the messages say of it."""
+
+    evidence: list[Evidence]
+    members: list[LabelledRows]
+
+
+class Trace(NamedTuple):
+    """What crossed in a run, with the truth by which attacks are judged."""
+
+    loss: LinearLoss
+    parts: list[TracedPart]
+    others: list[LabelledRows]  # of each user, rows that took no part, in the units of the first part
+    public: LabelledRows  # rows that nobody used, in the same units
+    table: list[LabelledRows]  # the users' rows in the units of the table
+    n_rounds: int
+
+
+class Drawn(NamedTuple):
+    """Users who take part, with rows of theirs that do not: to test membership, and as what is publicly known."""
+
+    members: Users
+    others: Users
+    public: Users
+
+
+def drawn(users: Users, rows: int, seed: int) -> Drawn:
+    """Some rows of each user; users with less than two more rows are left out.
+
+    Raises
+    ------
+    InvalidInput : fewer than two users have enough rows.
+    """
+    rng, spare = np.random.default_rng(seed), 2 * max(rows, 10)
+    chosen = np.flatnonzero(users.counts >= rows + 2)
+    if len(chosen) < 2:
+        raise InvalidInput(f"only {len(chosen)} user(s) have at least {rows + 2} rows: {rows} to take part and two "
+                           "more to compare them with", remedy="Give fewer --rows")
+    parts: list[list[Ints]] = [[], [], []]
+    for user in chosen:
+        order = users.offsets[user] + rng.permutation(int(users.counts[user]))
+        left = order[rows:rows + spare]
+        for part, taken in zip(parts, (order[:rows], left[0::2], left[1::2]), strict=True):
+            part.append(taken)
+    names = np.array([users.names[user] for user in chosen], dtype=object)
+
+    def made(part: list[Ints]) -> Users:
+        index = np.concatenate(part)
+        owner = np.repeat(np.arange(len(part)), [len(taken) for taken in part])
+        return Users.from_arrays(users.features[index], None if users.targets is None else users.targets[index],
+                                 names[owner], feature_names=users.feature_names)
+
+    return Drawn(*map(made, parts))
+
+
+def rows_of(users: Users) -> LabelledRows:
+    """The rows of users, one after the other."""
+    return LabelledRows(users.features, np.zeros(users.n_samples) if users.targets is None else users.targets)
+
+
+def per_user(users: Users, names: tuple[Any, ...]) -> list[LabelledRows]:
+    """The rows of each of these users; none for one who has none."""
+    index = {name: k for k, name in enumerate(users.names)}
+    everything, nobody = rows_of(users), np.empty(0, dtype=int)
+    return [everything.take(np.arange(users.offsets[index[name]], users.offsets[index[name] + 1])
+                            if name in index else nobody) for name in names]
+
+
+def algorithm(name: str) -> Callable[[Drawn, Plan], Trace]:
+    """The simulation of one algorithm at a given lam."""
+    def run(data: Drawn, plan: Plan) -> Trace:
+        scaler = Standardizer.from_moments(data.members.moments())
+        users = scaler.transform(data.members)
+        settings = FederationSettings(algorithm=ALGORITHMS[name](), lam=plan.lam, seed=plan.seed, max_rounds=_ROUNDS)
+        problem, runtime = in_process(users, plan.loss, settings)
+        recorder = Recorder(runtime)
+        result = run_federation(settings.federation(users, plan.loss, problem.graph), settings, recorder, None, problem)
+        return _trace(data, users, scaler.transform, plan.loss, recorder.exchanges, result.n_rounds)
+
+    return run
+
+
+def weights_round(data: Drawn, plan: Plan) -> Trace:
+    """The one round of local models and Hessians from which weights are made."""
+    scaler = Standardizer.from_moments(data.members.moments())
+    users = scaler.transform(data.members)
+    queries = Batch("local", 0, np.arange(users.n_users), shared={"ridge": np.array(1e-3)})
+    replies = answer_all(Data.of(users, plan.loss), queries)
+    return _trace(data, users, scaler.transform, plan.loss, [Exchange(queries, replies)], 1)
+
+
+def chosen_points(data: Drawn, plan: Plan) -> Trace:
+    """A server that does not follow the protocol: it asks for Hessians at points of its own choice."""
+    scaler = Standardizer.from_moments(data.members.moments())
+    users, rng = scaler.transform(data.members), np.random.default_rng(plan.seed)
+    private, dim, exchanges = Data.of(users, plan.loss), users.n_features + 1, list[Exchange]()
+    for turn, size in enumerate(np.linspace(0.0, _FAR, _CHOSEN)):
+        point = size * rng.standard_normal(dim) / np.sqrt(dim)
+        queries = Batch("expand", turn, np.arange(users.n_users), {"model": np.tile(point, (users.n_users, 1))},
+                        shared={"rank": np.array(-1)})
+        exchanges.append(Exchange(queries, answer_all(private, queries)))
+    return _trace(data, users, scaler.transform, plan.loss, exchanges, _CHOSEN)
+
+
+def complete_fit(data: Drawn, plan: Plan) -> Trace:
+    """A fit in which everything is chosen: by moments with squared losses, by asking with others."""
+    name = next(name for name, kind in LOSSES.items() if isinstance(plan.loss, kind))
+    task: Task = "classification" if name in ("logistic", "squared_hinge") else \
+        "counts" if isinstance(plan.loss, Poisson) else "regression"
+    settings = Settings(task=task, loss=name, ridge=plan.loss.ridge, holdout=plan.held_out, seed=plan.seed)
+    recorder = Recorder(LocalNodes([data.members], plan.held_out, plan.seed))
+    fitted = fit_federation(recorder, DataSettings(loss=name, ridge=plan.loss.ridge, standardize="True",
+                                                   held_out=plan.held_out), settings, Carriage(seed=plan.seed))
+    loss = fitted.units.loss
+    assert isinstance(loss, LinearLoss)
+    private = recorder.data
+    # Second moments are in the units of the table.
+    inner = (lambda users: users) if loss.quadratic else fitted.units.inner
+    trace = _trace(data, private.samples.users.data, inner, loss, recorder.exchanges, fitted.n_rounds)
+    if private.train is None:
+        return trace
+    counts = private.train.counts
+    train = TracedPart(evidence_of(recorder.exchanges, loss, counts, 1), per_user(private.train, data.members.names))
+    return trace._replace(parts=[*trace.parts, train])
+
+
+def _trace(data: Drawn, users: Users, inner: Callable[[Users], Users], loss: LinearLoss, exchanges: list[Exchange],
+           n_rounds: int) -> Trace:
+    names = data.members.names
+    part = TracedPart(evidence_of(exchanges, loss, users.counts), per_user(users, names))
+    return Trace(loss, [part], per_user(inner(data.others), names), rows_of(inner(data.public)),
+                 per_user(data.members, names), n_rounds)
+
+
+#: What can be attacked: algorithms at a given lam, a fit that chooses everything, the round that makes weights, and
+#: users who answer a server that asks at points of its choice.
+SIMULATIONS: dict[str, Callable[[Drawn, Plan], Trace]] = {
+    **{name: algorithm(name) for name in ALGORITHMS}, "fit": complete_fit, "weights": weights_round,
+    "active": chosen_points}
+
+
+def loss_for(users: Users, name: str = "auto", ridge: float = 1e-3) -> LinearLoss:
+    """The loss that a fit would use for these targets, or the one named.
+
+    Raises
+    ------
+    InvalidInput : a loss without targets or of several margins.
+    """
+    if users.targets is None:
+        raise InvalidInput("an audit needs targets", remedy="Give --target COLUMN")
+    if name == "auto":
+        signs = bool(np.isin(users.targets, (-1.0, 1.0)).all())
+        return Logistic(ridge=ridge) if signs else Squared(ridge=ridge)
+    kind = LOSSES.get(name)
+    if kind is None or not issubclass(kind, LinearLoss):
+        known = [key for key, one in LOSSES.items() if issubclass(one, LinearLoss)]
+        raise InvalidInput(f"attacks are written for losses of one margin, got {name!r}",
+                           remedy=f"Choose one of: {', '.join(known)}")
+    return kind(ridge=ridge)
+
+
+def matched(rebuilt: Array, rows: Array, within: float = 0.01) -> Array:
+    """(n_rows,) whether each row was recovered, up to this share of its length."""
+    if not len(rebuilt) or not len(rows):
+        return np.zeros(len(rows), dtype=bool)
+    distances = np.linalg.norm(rows[:, None] - rebuilt[None], axis=2).min(axis=1)
+    return np.asarray(distances <= within * np.maximum(np.linalg.norm(rows, axis=1), 1e-300))

@@ -1,0 +1,425 @@
+"""All methods on real federations, with the same splits, scored on unused test rows.
+
+For every split and federated method:
+1. choose from at most BUDGET settings the one whose fit to the training rows has the least mean loss on the validation
+   rows;
+2. fit again with it, to training and validation rows;
+3. score the model of every user on the user's test rows, which the first two steps do not use.
+
+`coterie fit` and the other methods for one table get training and validation rows together, and make their choices on
+these.
+
+Methods are compared per user (means over splits), by Wilcoxon's signed-rank test with Holm's correction.
+"""
+
+from __future__ import annotations
+
+import csv
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import coterie
+from coterie.base.errors import CoterieWarning, interruptible
+from coterie.base.labels import labels_of
+from coterie.base.storage import safe_cell
+from coterie.base.types import Array
+from coterie.convex.metrics import roc_auc
+from coterie.data.users import Users
+from coterie.fitting.scores import worse_than_alone
+from coterie.lab.baselines import (
+    BASELINES,
+    BUDGET,
+    CENTRAL,
+    CFL,
+    IFCA,
+    Baseline,
+    Central,
+    Comet,
+    HypCluster,
+    Mocha,
+    PerFedAvg,
+    tune,
+)
+from coterie.lab.experiments.federations_data import Benchmark, Parts
+from coterie.lab.experiments.federations_ours import CoterieFit
+from coterie.losses import Loss
+from coterie.output.plots.style import new_figure
+
+LEVEL = 0.05  # of significance
+WIDE = 100  # for models with more coordinates, methods with many rounds or starts get fewer
+HEADINGS = ("set", "method", "metric", "mean", "spread", "worst decile", "better than alone", "worse than alone",
+            "against coterie", "p (Holm)", "models", "rounds", "numbers sent", "seconds")
+
+
+class Contender(NamedTuple):
+    """A row of the table: a class whose settings are tuned, fixed settings, or a method for one table."""
+
+    name: str
+    kind: type[Baseline] | type[Central]
+    settings: Baseline | None = None
+    informed: bool = False  # whether it gets the true groups or their number
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Result:
+    """One method on one split.
+
+    Parameters
+    ----------
+    federation, metric, method, seed : of which federation, by which metric, by which method, on which split.
+    scores : (n_users,) nan if a user's test rows do not define the metric.
+    settings : of the method.
+    n_models : number of distinct models.
+    rounds : nan for methods that get all rows at one place.
+    floats : numbers sent by all users and to them in the final fit; nan as for `rounds`.
+    seconds : of tuning and fit.
+    models : (n_users, dim) (n_users, 0) for methods without.
+    decisions : about the test rows; see `coterie.lab.baselines.central`.
+    test : the test rows.
+    errors : of each test row: squared, or 1 for a wrong class.
+    note : what a method for one table chose.
+    concern : what went wrong, and what was done instead.
+    """
+
+    federation: str
+    metric: str
+    method: str
+    seed: int
+    scores: Array = field(repr=False)
+    settings: Baseline | Central
+    n_models: int
+    rounds: float
+    floats: float
+    seconds: float
+    models: Array = field(repr=False)
+    decisions: Array = field(repr=False)
+    test: Users = field(repr=False)
+    errors: Array = field(repr=False)
+    note: str = ""
+    concern: str = ""
+
+
+class Row(NamedTuple):
+    """One method on one federation, over all splits."""
+
+    federation: str
+    method: str
+    metric: str
+    mean: float  # over users, of their means over splits
+    spread: float  # standard deviation over users
+    worst: float  # limit of the worst decile of users
+    better: float  # share of users with a better score than with their local model
+    harmed: float  # share of users with larger errors than with their local model, by more than chance
+    verdict: str  # "better" or "worse" than coterie, or "tied"
+    p: float
+    models: float
+    rounds: float
+    floats: float
+    seconds: float
+
+
+class PreparedSplit(NamedTuple):
+    """A split with its features computed."""
+
+    train: Users
+    validation: Users
+    everything: Users  # training and validation rows
+    test: Users
+    unit: float  # of the targets, in the original units
+
+
+def prepare(federation: Benchmark, parts: Parts) -> PreparedSplit:
+    """Compute features: from the training rows for tuning, from training and validation rows for the final fit."""
+    tuning, final = federation.features(parts.train), federation.features(parts.everything)
+    return PreparedSplit(tuning.transform(parts.train), tuning.transform(parts.validation),
+                         final.transform(parts.everything), final.transform(parts.test), final.unit)
+
+
+def methods(federation: Benchmark, dim: int = 0) -> list[Contender]:
+    """`coterie fit` and all methods to compare with; those that need the groups only if these are known."""
+    wide = dim > WIDE
+    rows = [Contender(name, kind) for name, kind in _central(federation).items() if kind.missing() is None]
+    for name, kind in BASELINES.items():
+        if kind.needs_clusters and federation.clusters is None:
+            continue
+        rows.append(Contender(name, _shortened(kind, wide), informed=kind.needs_clusters))
+    if federation.clusters is not None:
+        k = int(federation.clusters.max()) + 1
+        for text, count in (("K", k), ("K + 1", k + 1), ("2 K", 2 * k)):
+            if count <= federation.users.n_users:
+                fixed = IFCA(n_clusters=count, restarts=2 if wide else 10)
+                rows.append(Contender(f"ifca given {text}", IFCA, fixed, informed=True))
+    rows.append(Contender("cfl published", CFL, CFL()))
+    return rows
+
+
+def _central(federation: Benchmark) -> dict[str, type[Central]]:
+    """`coterie fit` and the other methods for one table that can do this task, whether or not they are installed."""
+    kinds: tuple[type[Central], ...] = (CoterieFit, *CENTRAL.values())
+    return {kind.name: kind for kind in kinds if federation.task in kind.tasks}
+
+
+def left_out(federation: Benchmark) -> dict[str, str]:
+    """Methods whose library is not installed, and what to do about it."""
+    missing = {name: kind.missing() for name, kind in _central(federation).items()}
+    return {name: str(error) for name, error in missing.items() if error is not None}
+
+
+def _shortened(kind: type[Baseline], wide: bool) -> type[Baseline]:
+    """The same method with fewer rounds or starts, if the default would take minutes."""
+    changes: dict[type[Baseline], dict[str, Any]] = {Mocha: {"rounds": 40 if wide else 100},
+                                                      Comet: {"rounds": 5 if wide else 15}}
+    if wide:
+        changes |= {IFCA: {"restarts": 2, "rounds": 30}, HypCluster: {"restarts": 1, "rounds": 10},
+                    PerFedAvg: {"rounds": 50}}
+    if kind not in changes:
+        return kind
+
+    class Shortened(kind):  # type: ignore[misc, valid-type]
+        @classmethod
+        def grid(cls, users: Users, loss: Loss) -> tuple[Baseline, ...]:
+            grid: tuple[Baseline, ...] = kind.grid(users, loss)
+            # Wide models in many clusters take most time and have few samples: only every other number of clusters.
+            every_other = wide and kind in (IFCA, HypCluster)
+            return tuple(replace(settings, **changes[kind]) for settings in (grid[:6:2] if every_other else grid))
+
+    return Shortened
+
+
+def run_method(federation: Benchmark, rows: PreparedSplit, method: Contender, seed: int) -> Result:
+    """Choose settings on validation rows, fit to training and validation rows, score on test rows."""
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CoterieWarning)  # users with one class among their training rows
+        if issubclass(method.kind, Central):
+            settings: Baseline | Central = (table_method := method.kind())
+            central = table_method.fit(federation.as_classes(rows.everything), federation.task,
+                                        n_classes=federation.n_classes, seed=seed)
+            decisions, models, words = central.decide(rows.test), central.models, (central.note, central.concern)
+            rounds = floats = float("nan")
+        else:
+            settings = method.settings or tune(method.kind, rows.train, rows.validation, federation.loss, seed,
+                                               clusters=federation.clusters)[1]
+            fitted = settings.fit(rows.everything, federation.loss, seed=seed, clusters=federation.clusters)
+            models, words = fitted.models, ("", "")
+            rounds, floats = fitted.rounds, fitted.floats_up + fitted.floats_down
+            decisions = federation.loss.decision(rows.test.features, models[rows.test.owner])
+    n_models = int(labels_of(models).max()) + 1 if models.shape[1] else len(models)
+    return Result(federation=federation.name, metric=federation.metric, method=method.name, seed=seed,
+                  scores=score(federation, decisions, rows.test, rows.unit), settings=settings, n_models=n_models,
+                  rounds=rounds, floats=floats, seconds=time.perf_counter() - start, models=models,
+                  decisions=decisions, test=rows.test, errors=row_errors(federation, decisions, rows.test),
+                  note=words[0], concern=words[1])
+
+
+def row_errors(federation: Benchmark, decisions: Array, test: Users) -> Array:
+    """(n_rows,) the squared error of a number, or 1 for a wrong class and 0 for the right one."""
+    y = test.targets
+    assert y is not None
+    if federation.task == "regression":
+        return np.asarray((decisions - y) ** 2)
+    predicted = np.where(decisions >= 0, 1.0, -1.0) if decisions.ndim == 1 else decisions.argmax(axis=1)
+    return np.asarray(predicted != y, dtype=float)
+
+
+def score(federation: Benchmark, decisions: Array, test: Users, unit: float = 1.0) -> Array:
+    """(n_users,) the metric of every user on its own rows; nan if it has none or, for the AUC, only one class."""
+    y, owner = test.targets, test.owner
+    assert y is not None
+    if federation.metric == "AUC":
+        scores = np.full(test.n_users, np.nan)
+        for i in range(test.n_users):
+            rows = owner == i
+            if len(np.unique(y[rows])) > 1:
+                scores[i] = roc_auc(y[rows], decisions[rows])
+        return scores
+    counts = np.where(test.counts > 0, test.counts, np.nan)
+    means = np.bincount(owner, row_errors(federation, decisions, test), test.n_users) / counts
+    return np.asarray(1.0 - means if federation.metric == "accuracy" else np.sqrt(means) * unit)
+
+
+def run(federation: Benchmark, seeds: Iterable[int], *, only: tuple[str, ...] = (),
+        progress: Callable[[str, int, str], None] | None = None) -> list[Result]:
+    """Run every method on every split.
+
+    Parameters
+    ----------
+    federation
+        The users and their metric.
+    seeds
+        Seeds of the splits.
+    only
+        Names of methods; empty: all.
+    progress
+        Called with the federation, the seed and the method before each run.
+
+    Returns
+    -------
+    list[Result]
+        One result per method and split.
+
+    Raises
+    ------
+    Interrupted
+        On Ctrl-C, with the results of the complete splits.
+
+    Example
+    -------
+    >>> from coterie.lab.experiments.federations_data import federations
+    >>> results = run(federations(None, ("diabetes",))[0], seeds=[0], only=("local", "global"))
+    >>> sorted(result.method for result in results)
+    ['global', 'local']
+    """
+    results: list[Result] = []
+    with interruptible(lambda: results):
+        for seed in seeds:
+            rows = prepare(federation, federation.split(seed))
+            split_results = []
+            for method in methods(federation, federation.loss.dim(rows.train)):
+                if only and method.name not in only:
+                    continue
+                if progress is not None:
+                    progress(federation.name, seed, method.name)
+                split_results.append(run_method(federation, rows, method, seed))
+            results += split_results  # complete splits only, so that all means are over the same splits
+    return results
+
+
+def holm(p: npt.ArrayLike) -> Array:
+    """Holm's correction (1979) of n p-values: p_(k) becomes max_{j <= k} min(1, (n - j + 1) p_(j))."""
+    values = np.asarray(p, dtype=float)
+    order = np.argsort(values, kind="stable")
+    steps = np.minimum(values[order] * np.arange(len(values), 0, -1), 1.0)
+    out = np.empty_like(values)
+    out[order] = np.maximum.accumulate(steps)
+    return out
+
+
+def signed_rank(differences: Array) -> float:
+    """The two-sided p-value of Wilcoxon's signed-rank test; 1 if all differences are zero."""
+    from scipy.stats import wilcoxon
+
+    nonzero = differences[np.isfinite(differences) & (np.abs(differences) > 1e-12)]
+    return float(wilcoxon(nonzero).pvalue) if nonzero.size else 1.0
+
+
+def summarise(results: Iterable[Result]) -> list[Row]:
+    """One row per method and federation, best first."""
+    all_results = list(results)
+    rows: list[Row] = []
+    for name in dict.fromkeys(r.federation for r in all_results):
+        selected = [r for r in all_results if r.federation == name]
+        metric = selected[0].metric
+        sign = -1.0 if metric == "RMSE" else 1.0
+        by = {m: [r for r in selected if r.method == m] for m in dict.fromkeys(r.method for r in selected)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a user without a score in any split
+            means = {m: np.nanmean([r.scores for r in runs], axis=0) for m, runs in by.items()}
+        ours = means.get(CoterieFit.name, next(iter(means.values())))
+        others = [m for m in by if m != CoterieFit.name]
+        p = dict(zip(others, holm([signed_rank(means[m] - ours) for m in others]), strict=True))
+        for m in sorted(by, key=lambda m: -sign * float(np.nanmean(means[m]))):
+            finite = means[m][np.isfinite(means[m])]
+            gain = sign * float(np.nanmean(means[m] - ours))
+            verdict = "" if m not in p else "tied" if p[m] > LEVEL else "better" if gain > 0 else "worse"
+            better = np.nan if "local" not in means else float(
+                (sign * (means[m] - means["local"])[np.isfinite(means[m])] > 1e-12).mean())
+            rows.append(Row(name, m, metric, float(finite.mean()), float(finite.std()),
+                            float(np.quantile(sign * finite, 0.1) * sign), better, _harmed(by[m], by.get("local", [])),
+                            verdict, float(p.get(m, np.nan)), *(float(np.mean([getattr(r, count) for r in by[m]]))
+                                                               for count in ("n_models", "rounds", "floats",
+                                                                             "seconds"))))
+    return rows
+
+
+def _harmed(runs: list[Result], alone: list[Result]) -> float:
+    """The share of users who are worse off than alone by more than chance, as a mean over splits; nan without any."""
+    pairs = [(r, a) for r in runs for a in alone if a.seed == r.seed]
+    if not pairs:
+        return float("nan")
+    return float(np.mean([worse_than_alone(r.errors, a.errors, r.test)[r.test.counts > 0].mean() for r, a in pairs]))
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row as texts, in the order of HEADINGS."""
+    digits = 4 if row.metric != "RMSE" else 3
+
+    def text(number: float, form: str) -> str:
+        return "" if np.isnan(number) else format(number, form)
+
+    return (row.federation, row.method, row.metric, *(f"{x:.{digits}f}" for x in (row.mean, row.spread, row.worst)),
+            text(row.better, ".0%"), text(row.harmed, ".1%"), row.verdict, text(row.p, ".2g"), f"{row.models:.4g}",
+            text(row.rounds, ".0f"), text(row.floats, ".2g"), f"{row.seconds:.1f}")
+
+
+def origin(seeds: Iterable[int], command: str) -> str:
+    """The origin of a table: seeds, versions and the command."""
+    versions = f"coterie {coterie.__version__}, NumPy {np.__version__}, SciPy {version('scipy')}, " \
+               f"scikit-learn {version('scikit-learn')}, Python {platform.python_version()}"
+    return f"splits {', '.join(map(str, seeds))}; at most {BUDGET} settings per method; {versions}; {command}"
+
+
+def markdown(rows: Iterable[Row], note: str = "") -> str:
+    """The rows as Markdown, one table per federation."""
+    all_rows, parts = list(rows), []
+    for name in dict.fromkeys(r.federation for r in all_rows):
+        lines = [f"## {name}", "", f"| {' | '.join(HEADINGS[1:])} |", "|" + "---|" * (len(HEADINGS) - 1)]
+        lines += [f"| {' | '.join(cells(r)[1:])} |" for r in all_rows if r.federation == name]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + (f"\n\n{note}\n" if note else "\n")
+
+
+def write(results: list[Result], out: Path, note: str) -> list[Row]:
+    """Write table.csv, table.md, runs.csv, users.csv and one figure per federation into the folder `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    rows = summarise(results)
+    exact = [(*r[:3], *(f"{x:.10g}" if isinstance(x, float) else x for x in r[3:])) for r in rows]
+    _write_csv(out / "table.csv", HEADINGS, exact, note)
+    _write_csv(out / "runs.csv", ("set", "split", "method", "mean", "models", "rounds", "numbers sent", "seconds",
+                                  "settings", "note", "concern"),
+               ((r.federation, r.seed, r.method, f"{np.nanmean(r.scores):.10g}", r.n_models, r.rounds, r.floats,
+                 f"{r.seconds:.2f}", repr(r.settings), r.note, r.concern) for r in results), note)
+    _write_csv(out / "users.csv", ("set", "split", "method", "user", "score"),
+               ((r.federation, r.seed, r.method, i, f"{score:.10g}") for r in results
+                for i, score in enumerate(r.scores)), note)
+    (out / "table.md").write_text(markdown(rows, note), encoding="utf-8")
+    for name in dict.fromkeys(r.federation for r in results):
+        draw([r for r in results if r.federation == name]).savefig(out / f"{name.replace(', ', '-').replace(' ', '-')}"
+                                                                         ".png")
+    return rows
+
+
+def _write_csv(path: Path, headings: Iterable[str], rows: Iterable[Iterable[Any]], note: str) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        file.write(f"# {note}\n")
+        table = csv.writer(file)
+        table.writerow(map(safe_cell, headings))
+        table.writerows(map(safe_cell, row) for row in rows)
+
+
+def draw(results: list[Result]) -> Any:
+    """Draw the scores of the users for each method: quartiles as box, deciles as whiskers, best mean on top."""
+    rows = summarise(results)[::-1]
+    figure, axes = new_figure(7.2, 0.32 * len(rows) + 1.4)
+    by = {row.method: np.nanmean([r.scores for r in results if r.method == row.method], axis=0) for row in rows}
+    boxes = [scores[np.isfinite(scores)] for scores in by.values()]
+    drawn = axes.boxplot(boxes, orientation="horizontal", whis=(10, 90), showfliers=False, showmeans=True, widths=0.6,
+                         patch_artist=True, medianprops={"color": "0.2"},
+                         meanprops={"marker": "D", "markersize": 4, "markerfacecolor": "0.1", "markeredgecolor": "0.1"})
+    for box, row in zip(drawn["boxes"], rows, strict=True):
+        box.set_facecolor("C0" if row.method.startswith("coterie") else "0.85")
+    axes.set_yticks(range(1, len(rows) + 1), [row.method for row in rows], fontsize=8)
+    splits = len({r.seed for r in results})
+    axes.set_xlabel(f"{rows[0].metric} per user, mean over {splits} split{'s' * (splits > 1)}")
+    axes.set_title(f"{rows[0].federation}: {len(results[0].scores)} users; diamonds are means", fontsize=10)
+    axes.grid(axis="x", linewidth=0.4)
+    return figure

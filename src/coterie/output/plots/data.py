@@ -1,0 +1,343 @@
+"""The data of figures as arrays: the view of a result, models in a plane, the layout of a merge tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from coterie.base.errors import InvalidInput
+from coterie.base.types import Array, Ints
+from coterie.convex.path import Path
+from coterie.data.encoding import Task
+from coterie.data.users import Users
+from coterie.fitting.kinds import Count, group_centres
+from coterie.fitting.result import FitResult, SentModels
+from coterie.fitting.units import FITTING, Units
+from coterie.losses import LOSSES, AffineLoss, Loss, Multinomial, Personal
+from coterie.losses.quadratic import Quadratic
+from coterie.losses.remote import Remote
+from coterie.problem.solution import Solution
+
+_EXACT = 1000  # largest number of coordinates for which directions are computed exactly
+_MANY = 10_000  # numbers in all models above which centres at points that are not chosen are rough
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A path, one point of it, and the units in which its models are shown.
+
+    Attributes
+    ----------
+    path
+        The solutions over lam.
+    index
+        The point of the path that is shown.
+    chosen
+        Whether this point was chosen, by a fit or by the caller; otherwise it is a default.
+    units
+        The conversion to the user's units; None: models are shown as they are.
+    count
+        Models are fitted again by group, without the penalty, where rows or users count alike; None: models are those
+        of the convex problem.
+    known
+        (n_lams, n_users, dim) the models to show, if they are computed already.
+    sent
+        Centres and models at the chosen point, where rows are with their users.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> from coterie.datasets import gaussian_mixture
+    >>> problem = ct.Problem(gaussian_mixture(6).users, ct.SquaredDistance(), lam=0.1)
+    >>> View.of(ct.solve(problem)).models.shape
+    (1, 6, 3)
+    """
+
+    path: Path
+    index: int
+    chosen: bool
+    units: Units | None = None
+    count: Count | None = None
+    known: Array | None = None
+    sent: SentModels | None = None
+
+    @classmethod
+    def of(cls, source: FitResult | Path | Solution, index: int | None = None, path: Path | None = None) -> View:
+        """Build the view of a result.
+
+        Parameters
+        ----------
+        source
+            The result. A `Fit` and a `Solution` determine the point; for a `Path` the default is `longest(path)`.
+        index
+            The point of the path to show instead.
+        path
+            Other solutions to show with a `Solution`, which is inserted by its lam.
+
+        Returns
+        -------
+        View
+            The path with the point to show.
+
+        Raises
+        ------
+        InvalidInput
+            If the source is not a result, or the index is not a point of the path.
+        """
+        if isinstance(source, FitResult):
+            points = [*source.shown_path.solutions]
+            points[source.chosen] = source.solution
+            view = cls(replace(source.path, solutions=tuple(points)), source.chosen, True, source.units,
+                       source.settings.count, sent=source.sent)
+        elif isinstance(source, Solution):
+            others = () if path is None else path.solutions
+            points = sorted([*(s for s in others if s.lam != source.lam), source], key=lambda s: s.lam)
+            view = cls(Path(problem=source.problem, solutions=tuple(points), tol=path.tol if path else source.gap),
+                       points.index(source), True)
+        elif isinstance(source, Path):
+            view = cls(source, longest(source), False)
+        else:
+            raise InvalidInput(f"expected a Fit, a Path or a Solution, got {type(source).__name__}",
+                               remedy="Give a result of coterie.fitting.fit, solve_path, solve or federate")
+        if index is None:
+            return view
+        if not 0 <= index < len(view.path):
+            raise InvalidInput(f"expected a point of the path from 0 to {len(view.path) - 1}, got {index!r}",
+                               remedy="path.lams lists them")
+        return replace(view, index=int(index), chosen=True)
+
+    @property
+    def solution(self) -> Solution:
+        """The solution at the point shown."""
+        return self.path[self.index]
+
+    @property
+    def loss(self) -> Loss:
+        """The loss of the users' models, also if only its name is known, as at the server of a federation."""
+        loss = self.path.problem.loss
+        if isinstance(loss, Quadratic) and self.units is not None:
+            return self.units.loss
+        return (loss.loss if isinstance(loss, Remote) else loss).own_loss
+
+    @property
+    def task(self) -> Task:
+        """The task of the fit, or else the first task that the loss fits."""
+        if self.units is not None:
+            return self.units.task
+        fitting = (task for task, names in FITTING.items() if any(isinstance(self.loss, LOSSES[n]) for n in names))
+        return next(fitting, "regression")
+
+    @cached_property
+    def models(self) -> Array:
+        """(n_lams, n_users, dim) in the solver's units."""
+        if self.known is not None:
+            return self.known
+        loss, samples = self.path.problem.loss, self.path.problem.samples if self.count else None
+        models = np.stack([s.models if samples is None else loss.own_models(samples, self.centres(k)[s.labels])
+                           for k, s in enumerate(self.path.solutions)])
+        if self.sent is not None:
+            models[self.index] = self.sent.models
+        return models
+
+    def centres(self, index: int) -> Array:
+        """(n_groups, dim) what the users of each group share at a point of the path, in the solver's units.
+
+        Centres of personal models are fitted again at the point shown only, because this takes long, and those of
+        other models to all digits there only.
+        """
+        solution = self.path[index]
+        if self.sent is not None and index == self.index:
+            return self.sent.centres
+        if self.count is None or (index != self.index and isinstance(self.path.problem.loss, Personal)):
+            return solution.models[np.unique(solution.labels, return_index=True)[1]]
+        key = solution.labels.tobytes()
+        if key not in self._centres:
+            start = solution.models[np.unique(solution.labels, return_index=True)[1]]
+            only_drawn = key != self.solution.labels.tobytes() and solution.models.size > _MANY
+            self._centres[key] = group_centres(self.path.problem.loss, self.path.problem.samples, solution.labels,
+                                               self.count, start, drawn=only_drawn)
+        return self._centres[key]
+
+    @cached_property
+    def _centres(self) -> dict[bytes, Array]:
+        """Centres by labels: many points of a path have the same groups."""
+        return {}
+
+    def names(self, classes: Sequence[str] | None = None) -> tuple[list[str], list[str] | None]:
+        """The names of the coefficients, and of the outputs (None if there is one output).
+
+        Raises
+        ------
+        InvalidInput
+            If `classes` does not name every class.
+        """
+        if self.units is None:
+            return self.path.problem.coefficient_names, None
+        k = self.units.n_classes if isinstance(self.units.loss, Multinomial) else 0
+        if classes is not None and k and len(classes) != k:
+            raise InvalidInput(f"expected names of {k} classes, got {len(classes)}", remedy="Name all, in order")
+        outputs = [f"class {c}" for c in range(k)] if classes is None else [str(c) for c in classes]
+        return self.units.coefficient_names, outputs if k else None
+
+    def coefficients(self, models: Array) -> Array:
+        """Convert models to the units shown: (n, names x outputs)."""
+        return models if self.units is None else self.units.coefficients(models).reshape(len(models), -1)
+
+    def lines(self) -> Array | None:
+        """(n_lams, n_users, 3) w1, w2, b of the line w1 x + w2 y + b = 0.
+
+        None unless the models are binary linear classifiers of two features with an intercept.
+        """
+        units, users = self.units, self.path.problem.users
+        features = users.feature_names if units is None else units.feature_names
+        if self.task != "classification" or isinstance(self.loss, Multinomial) or len(features) != 2 \
+                or not isinstance(users, Users) or users.targets is None:
+            return None
+        flat = self.models.reshape(-1, self.models.shape[2])
+        if units is not None:
+            return self.coefficients(flat).reshape(*self.models.shape[:2], 3)
+        assert isinstance(self.loss, AffineLoss)
+        return self.models * [1.0, 1.0, self.loss.intercept_sign] if self.loss.intercept else None
+
+
+def longest(path: Path) -> int:
+    """Find the point in the middle of the groups that stay the same over the longest range of log lam.
+
+    Points with 2 to sqrt(n_users) groups are preferred; then points that have neither one group nor only single users.
+
+    Returns
+    -------
+    int
+        A position in `path`.
+    """
+    n, end = path.problem.n_users, len(path)
+    logs, labels = np.log(lam_positions(path.lams)), [s.labels for s in path.solutions]
+    starts = [r for r in range(end) if r == 0 or not np.array_equal(labels[r], labels[r - 1])]
+
+    def preference(run: tuple[int, int]) -> tuple[bool, bool, float]:
+        n_groups = path[run[0]].n_clusters
+        return 1 < n_groups <= max(n**0.5, 2), 1 < n_groups < n, float(logs[min(run[1], end - 1)] - logs[run[0]])
+
+    first, last = max(zip(starts, [*starts[1:], end], strict=True), key=preference)
+    return (first + last - 1) // 2
+
+
+class Projection(NamedTuple):
+    """Models in the plane in which they differ most."""
+
+    points: Array  # (n_lams, n_users, 2)
+    shares: Array  # (2,) the share of the total variance along each direction
+
+
+def project(models: Array) -> Projection:
+    """Project models on their first two principal directions.
+
+    The directions are the same for all lams, and the largest coordinate of each is positive.
+
+    Parameters
+    ----------
+    models
+        (n_lams, n_users, dim)
+
+    Returns
+    -------
+    Projection
+        The points and the share of the variance along each direction.
+
+    Example
+    -------
+    >>> points, shares = project(np.array([[[1.0, 0.0, 0.0], [3.0, 0.0, 0.0]]]))
+    >>> points.tolist(), shares.tolist()
+    ([[[-1.0, 0.0], [1.0, 0.0]]], [1.0, 0.0])
+    """
+    shape, dim = models.shape[:2], models.shape[2]
+    rows = (models - models.mean(axis=(0, 1))).reshape(-1, dim)
+    if dim <= _EXACT:
+        axes = np.linalg.eigh(rows.T @ rows)[1][:, ::-1][:, :2].T
+    else:
+        from sklearn.utils.extmath import randomized_svd
+
+        axes = randomized_svd(rows, min(2, len(rows)), random_state=0)[2]
+    axes = axes * np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)])[:, None]
+    points = np.zeros((len(rows), 2))
+    points[:, :len(axes)] = rows @ axes.T
+    total = float((rows**2).sum())
+    return Projection(points.reshape(*shape, 2), (points**2).sum(axis=0) / total if total > 0 else np.zeros(2))
+
+
+class Branches(NamedTuple):
+    """The layout of a merge tree: leaves at positions 0, 1, ... in an order in which no branches cross."""
+
+    order: Ints  # (n_users,) the users from first to last
+    positions: Array  # (2 n_users - 1,) of every node: the mean position of its users
+    heights: Array  # (2 n_users - 1,) lam of every node, 0 for users
+    parents: Ints  # (2 n_users - 1,) the node above, -1 for the root
+    leaf: Ints  # (2 n_users - 1,) one user of each node
+
+
+def branches(linkage: Array) -> Branches:
+    """Compute the layout of a merge tree in SciPy's format, as in `Path.linkage`.
+
+    Example
+    -------
+    >>> branches(np.array([[0, 1, 0.5, 2], [2, 3, 1.0, 3]])).positions.tolist()
+    [1.0, 2.0, 0.0, 1.5, 1.0]
+    """
+    n = len(linkage) + 1
+    children = linkage[:, :2].astype(np.int64).tolist()
+    order, stack = [], [2 * n - 2]
+    while stack:
+        node = stack.pop()
+        if node < n:
+            order.append(node)
+        else:
+            stack += children[node - n][::-1]
+    positions, heights = np.zeros(2 * n - 1), np.concatenate([np.zeros(n), linkage[:, 2]])
+    sizes, parents, leaf = np.ones(2 * n - 1), np.full(2 * n - 1, -1), np.arange(2 * n - 1)
+    positions[order] = np.arange(n)
+    for node, pair in enumerate(children, n):
+        sizes[node] = sizes[pair].sum()
+        positions[node] = (sizes[pair] * positions[pair]).sum() / sizes[node]
+        parents[pair], leaf[node] = node, leaf[pair[0]]
+    return Branches(np.array(order), positions, heights, parents, leaf)
+
+
+def lam_positions(lams: Array) -> Array:
+    """Positions of lams on a logarithmic axis: 0 is drawn at a third of the smallest positive lam."""
+    positive = lams[lams > 0]
+    return np.where(lams > 0, lams, positive.min() / 3 if positive.size else 1.0)
+
+
+def separator_ends(models: Array, intercept_sign: float, reach: float) -> Array:
+    """Compute the two ends of each separating line {a : <w, a> + intercept_sign * b = 0} inside a circle.
+
+    Parameters
+    ----------
+    models
+        (n, 3) w1, w2, b.
+    intercept_sign
+        +1 or -1, as the loss has it.
+    reach
+        Radius of the circle around the origin.
+
+    Returns
+    -------
+    Array
+        (n, 2, 2) two points per line; NaN, which is not drawn, for lines outside the circle and models with w = 0.
+
+    Example
+    -------
+    >>> separator_ends(np.array([[1.0, 0.0, -1.0]]), 1.0, 1.25).tolist()
+    [[[1.0, -0.75], [1.0, 0.75]]]
+    """
+    normal, shift = models[:, :2], intercept_sign * models[:, 2]
+    squares = (normal**2).sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        foot = -(shift / squares)[:, None] * normal
+        along = np.stack([-normal[:, 1], normal[:, 0]], axis=1) / np.sqrt(squares)[:, None]
+        half = np.sqrt(reach**2 - (foot**2).sum(axis=1))[:, None]
+        return np.stack([foot - half * along, foot + half * along], axis=1)

@@ -1,0 +1,8 @@
+"""Run folders: written, read and used again."""
+
+from coterie.output.runs.folder import check_free, read, table, write
+from coterie.output.runs.from_table import fit_table
+from coterie.output.runs.load import Run, load_run
+from coterie.output.runs.save import save_run
+
+__all__ = ["Run", "check_free", "fit_table", "load_run", "read", "save_run", "table", "write"]

@@ -1,0 +1,429 @@
+"""`load_run`: a run folder as an object that predicts, certifies and reports."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.base.errors import InvalidInput, located
+from coterie.base.labels import first_labels, labels_of
+from coterie.base.storage import plain_cell
+from coterie.base.types import Array, Ints
+from coterie.data.encoding import Recipe
+from coterie.data.files import fingerprint, is_input
+from coterie.data.frames import users_frame
+from coterie.data.io import read_table, row_place
+from coterie.data.users import Users
+from coterie.fitting.kinds import handed_out, kind_of
+from coterie.fitting.outliers import without_far_targets
+from coterie.fitting.plan import learn_units
+from coterie.fitting.predictions import Data, Predictor, PredictsRows
+from coterie.fitting.proof import RunCertificate
+from coterie.fitting.settings import Settings
+from coterie.fitting.units import Units
+from coterie.losses import Loss, Personal
+from coterie.output import report
+from coterie.output.runs.folder import model_columns, read
+from coterie.output.runs.released import certify_released
+from coterie.problem.certificates import certify
+from coterie.problem.graph import Graph
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Solution, Status
+
+AGAIN = "Run it again"
+_ROUNDING = 1e-12  # loss over its size below which it is rounding
+_SAME = 1e-6  # difference of models that are the same, in the solver's units and relative to their size
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run(PredictsRows):
+    """A run folder: what `coterie fit` or `coterie federate` or `save_run` wrote.
+
+    The run of a fit can predict and certify as its `Fit` could; other runs have everything else.
+
+    Parameters
+    ----------
+    folder : where it is.
+    info : the content of run.json.
+    lam : the penalty strength.
+    names : the users' names.
+    solved : (n_users, dim) the models of the convex problem, equal within groups; in the solver's units.
+    models : (n_users, dim) the models that predict, in the solver's units.
+    duals : of the edges, or None.
+    graph : who is compared with whom, and the weights.
+    settings : of the fit; None where the run is no fit.
+    units : how the numbers given became the numbers solved for; None where the run does not say.
+    recipe : how the table became numbers; None where the run was not made from a table.
+    together : (dim,) the pooled model, for unknown users; None where there is none.
+    covariance : (dim, dim) of personal models around their centres; None where models are not personal.
+    scale : (n_users,) of the inverse of the covariance, as for `Personal`; None for one over the number of rows.
+    centres : (n_clusters, dim) what the users of each group share, in the solver's units; None where unknown.
+    noise : the variance of a typical user's noise, for personal models of newcomers.
+
+    Example
+    -------
+    See `load_run`.
+    """
+
+    folder: Path
+    info: dict[str, Any] = field(repr=False)
+    lam: float
+    names: tuple[Any, ...] = field(repr=False)
+    solved: Array = field(repr=False)
+    models: Array = field(repr=False)
+    duals: Array | None = field(repr=False)
+    graph: Graph = field(repr=False)
+    settings: Settings | None = field(repr=False, default=None)
+    units: Units | None = field(repr=False, default=None)
+    recipe: Recipe | None = field(repr=False, default=None)
+    together: Array | None = field(repr=False, default=None)
+    covariance: Array | None = field(repr=False, default=None)
+    scale: Array | None = field(repr=False, default=None)
+    centres: Array | None = field(repr=False, default=None)
+    noise: float = field(repr=False, default=1.0)
+
+    def __repr__(self) -> str:
+        gap = f"claims a gap of {self.gap:.1e}" if np.isfinite(self.gap) else "claims no bound"
+        found = f"{self.n_clusters} group{'s' * (self.n_clusters != 1)} of {len(self.names)} users, lam {self.lam:.4g}"
+        return f"Run({str(self.folder)!r}, {self.kind + ': ' if self.kind else ''}{found}, {gap})"
+
+    @cached_property
+    def labels(self) -> Ints:
+        """(n_users,) the group of each user, by the solved models."""
+        return labels_of(self.solved)
+
+    @property
+    def n_clusters(self) -> int:
+        """The number of groups, by the models."""
+        return int(self.labels.max()) + 1
+
+    @property
+    def gap(self) -> float:
+        """The relative gap that the run claims; inf where it has no bound. `certify` computes it again."""
+        gap = self.info["gap"]
+        return np.inf if gap is None else float(gap)
+
+    @property
+    def status(self) -> Status:
+        """How the run ended."""
+        return Status[self.info["status"]]
+
+    @property
+    def kind(self) -> str:
+        """What users get: "one model", "groups", "personal", "personal in groups" or "alone"; "" where unknown."""
+        return str(self.info.get("kind", ""))
+
+    @property
+    def why(self) -> str:
+        """The reason for the models and the chosen lam."""
+        return str(self.info.get("why", ""))
+
+    @property
+    def scores(self) -> dict[str, Any] | None:
+        """Means over users of the scores on held-out rows; None where none were held out."""
+        scores: dict[str, Any] | None = self.info.get("scores")
+        return scores
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against the models of a fit; see `Fit.warnings`."""
+        return tuple(map(str, self.info.get("warnings", ())))
+
+    @property
+    def coefficients(self) -> Array:
+        """(n_users, n_features + 1, outputs) the models in the units given; see `Units.coefficients`."""
+        return self._known_units().coefficients(self.models)
+
+    @property
+    def path(self) -> list[dict[str, Any]]:
+        """The path, a dictionary for each lam: `lam`, `n_clusters`, `objective`, `bound`, `gap`, `status`, scores.
+
+        Raises
+        ------
+        InvalidInput : the run has no path.
+        """
+        if not (self.folder / "path.csv").exists():
+            raise InvalidInput(f"{self.folder} holds no path",
+                               remedy="Give the folder of `coterie fit` or `coterie path`")
+        with (self.folder / "path.csv").open(newline="", encoding="utf-8") as file:
+            return [{name: _value(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
+
+    def to_frame(self) -> Any:
+        """The groups and the models that predict as a table; see `Fit.to_frame`.
+
+        Returns
+        -------
+        A frame with a row for each user: `user`, `group`, and the coefficients by feature in the units given; of a run
+        that is no fit, the coordinates m0, m1, ... of its models.
+
+        Raises
+        ------
+        MissingExtra : neither polars nor pandas is installed.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0)
+        >>> list(ct.load_run(ct.save_run(ct.solve(problem), "three")).to_frame().columns)
+        ['user', 'group', 'm0']
+        """
+        if self.units is not None:
+            return super().to_frame()
+        return users_frame(self.names, self.labels, self.models, [f"m{k}" for k in range(self.models.shape[1])])
+
+    def _predictor(self) -> Predictor:
+        return Predictor(units=self._known_units(), recipe=self.recipe, names=self.names, models=self.models,
+                         labels=self.labels, together=self.together, fingerprint=self.info.get("fingerprint", ""))
+
+    def certify(self, data: Data = None) -> RunCertificate:
+        """Certify the run again from its table.
+
+        The problem is built again from the table, the run's settings and its weights, and the models that predict from
+        the groups. What the run says about itself, models.csv included, is compared with the result, not used.
+
+        Parameters
+        ----------
+        data : the table, a file or a polars frame, or `Users` in the units given; by default the file that the run was
+            made from.
+
+        Returns
+        -------
+        The certificate: `certified` for the models, `same_claims` for the groups and lam that the run claims,
+        `same_data` for the file.
+
+        Raises
+        ------
+        InvalidInput : the table has other users, or files of the run are damaged.
+        """
+        if self.settings is None:
+            raise self._no_fit()
+        if "privacy" in self.info:  # the certificate is about what was released, whatever the rows are
+            return certify_released(self)
+        given, data = data, self.info["settings"].get("data") or None if data is None else data
+        if data is None and "n_rounds" in self.info:
+            raise InvalidInput("The rows of this federation stayed with its users, who answered for the certificate in "
+                               "run.json", remedy="Where all rows are in one table, give this table")
+        if data is None or (given is None and is_input(data)):
+            raise InvalidInput("The run was not made from a file", remedy="Give the data it was made from")
+        users = self._users(data)
+        if list(map(str, users.names)) != list(map(str, self.names)):
+            raise InvalidInput(f"{data if isinstance(data, (str, PathLike)) else 'The table'} has other users than the "
+                               "run", remedy="Give the table the run was made from")
+        if "kind" in self.info:  # older versions used all rows
+            users, _ = without_far_targets(users, self.settings)
+        units = learn_units(users, self.settings)
+        loss = units.loss
+        if self.covariance is not None:
+            loss = Personal(loss, covariance=self.covariance, scale="rows" if self.scale is None else self.scale)
+        problem = Problem(units.inner(users), loss, self.lam, self.graph)
+        models, groups = self._models_csv(units)
+        solved = self.solved if "kind" in self.info else models  # older versions wrote the models of the problem
+        expected = models if solved is models else handed_out(loss, problem.samples, self.labels, self.settings.count)
+        same_models = bool(np.allclose(models, expected, rtol=_SAME, atol=_SAME)) or _as_good(problem, models, expected)
+        same_claims = np.array_equal(groups, self.labels) \
+            and self.info["n_clusters"] == self.n_clusters and self.info["lam"] == self.lam \
+            and self.info.get("kind", kind_of(loss, self.labels)) == kind_of(loss, self.labels)
+        same_data = fingerprint(data) == self.info["fingerprint"] if isinstance(data, (str, PathLike)) else None
+        return RunCertificate.of(problem, solved, self.settings.tol, same_claims=same_claims, same_data=same_data,
+                                 same_models=same_models)
+
+    def solution(self, users: Users, loss: Loss) -> Solution:
+        """The run's solution, certified on its users' data.
+
+        Parameters
+        ----------
+        users : their data in the solver's units; users who are not in the run are left out.
+        loss : of the run.
+
+        Returns
+        -------
+        The solution, without duals.
+
+        Raises
+        ------
+        InvalidInput : a user of the run is not among them.
+        """
+        problem = Problem(users.take([users.index(name) for name in self.names]), loss, self.lam, self.graph)
+        return Solution(problem=problem, models=self.solved, duals=None, status=self.status,
+                        certificate=certify(problem, self.solved, self.duals), solver=str(self.info["solver"]),
+                        seconds=float(self.info.get("solve_seconds", self.info["seconds"])))
+
+    def report(self, path: str | PathLike[str] | None = None, *, title: str = "") -> Path:
+        """Write the report again.
+
+        Parameters
+        ----------
+        path : the file; by default report.html in the run folder.
+        title : another title.
+
+        Returns
+        -------
+        The file.
+
+        Raises
+        ------
+        InvalidInput : the run has no report, or it is damaged.
+        """
+        file = self.folder / "report.json"
+        if not file.exists():
+            raise InvalidInput(f"{self.folder} holds no report.json",
+                               remedy="Give the folder of a run of `coterie fit`")
+        try:
+            document = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InvalidInput(f"{file} cannot be read: {error}", remedy=AGAIN) from error
+        try:
+            return report.write({**document, "title": title or document["title"]},
+                                self.folder / "report.html" if path is None else path)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InvalidInput(f"{file} holds no report: {error}", remedy=AGAIN) from error
+
+    def _no_fit(self) -> InvalidInput:
+        return InvalidInput(f"{self.folder} is not a run of `coterie fit`", remedy="Give a folder that it has written")
+
+    def _known_units(self) -> Units:
+        if self.units is None:
+            raise self._no_fit()
+        return self.units
+
+    def _users(self, data: Data) -> Users:
+        if isinstance(data, Users):
+            return data
+        if self.recipe is None:
+            raise InvalidInput("The run was made from Users, so it cannot read a table", remedy="Give Users")
+        if not isinstance(data, (str, PathLike)):
+            return self.recipe.encode(data)
+        separator = self.info["settings"].get("separator") or None
+        frame = read_table(data, separator)
+        with located(row_place(data, separator)):
+            return self.recipe.encode(frame)
+
+    def _models_csv(self, units: Units) -> tuple[Array, Ints]:
+        """models.csv in the solver's units, in the order of `names`, and its groups."""
+        file, names = self.folder / "models.csv", [str(name) for name in self.names]
+        try:
+            with file.open(newline="", encoding="utf-8") as lines:
+                header, *rows = ([plain_cell(cell) for cell in row] for row in csv.reader(lines))
+            numbers = np.array([[float(cell) for cell in row[2:]] for row in rows])
+            if not np.isfinite(numbers).all():
+                raise ValueError("its models are not finite")
+        except (OSError, ValueError) as error:
+            raise InvalidInput(f"{file} cannot be read: {error}", remedy=AGAIN) from error
+        columns = model_columns(units, self.recipe.classes if self.recipe else ())
+        if header[2:] != columns:
+            wrong = next((name for name, known in zip(header[2:], columns, strict=False) if name != known), "")
+            raise InvalidInput(f"{file} has other columns than the run", where=f"column {wrong!r}", remedy=AGAIN)
+        line_of = {row[0]: k for k, row in enumerate(rows)}
+        if len(line_of) != len(rows) or sorted(line_of) != sorted(names):
+            raise InvalidInput(f"{file} is not about the users of this table, each once", remedy=AGAIN)
+        order = [line_of[name] for name in names]
+        models = units.restored(numbers[order].reshape(len(names), len(units.coefficient_names), -1))
+        return models, first_labels(np.unique([rows[k][1] for k in order], return_inverse=True)[1])
+
+
+def load_run(folder: str | PathLike[str]) -> Run:
+    """Read a run folder.
+
+    Parameters
+    ----------
+    folder : what `coterie fit --out`, `coterie federate --out`, `Fit.save` or `save_run` wrote.
+
+    Returns
+    -------
+    The run.
+
+    Raises
+    ------
+    InvalidInput : the folder is no run, or it is incomplete, damaged or changed.
+
+    Example
+    -------
+    >>> import polars, coterie as ct
+    >>> frame = polars.DataFrame({"who": ["ann", "bob"] * 10, "x": [1, 2, 4, 7] * 5, "y": [2.5, 4, 8, 15] * 5})
+    >>> fitted = ct.fit_table(frame, user="who", target="y", folder="run")
+    >>> run = ct.load_run("run")
+    >>> run.predict(frame[:2]).columns
+    ['user', 'known', 'cluster', 'prediction']
+    >>> run.certify(frame).holds
+    True
+    """
+    folder = Path(folder)
+    info, arrays = read(folder)
+    try:
+        names, solved = tuple(arrays["names"]), np.asarray(arrays["models"])
+        own, covariance, scale, centres = (arrays.get(name) for name in ("own", "covariance", "scale", "centres"))
+        noise = arrays.get("noise")
+        if own is not None and np.shape(own) != solved.shape:
+            raise ValueError("its models have two shapes")
+        graph = Graph.complete(len(names)) if arrays["pairs"] is None else Graph.from_edges(
+            len(names), arrays["pairs"], np.asarray(arrays["weights"]))
+        parts = _parts_of_a_fit(info, solved.shape[1])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidInput(f"{folder / 'run.json'} was changed: {error}", remedy=AGAIN) from error
+    return Run(folder=folder, info=info, lam=float(arrays["lam"]), names=names, solved=solved,
+               models=solved if own is None else np.asarray(own), duals=arrays["duals"], graph=graph,
+               covariance=None if covariance is None else np.asarray(covariance),
+               scale=None if scale is None else np.asarray(scale), noise=1.0 if noise is None else float(noise),
+               centres=None if centres is None else np.asarray(centres), **parts)
+
+
+def _parts_of_a_fit(info: dict[str, Any], dim: int) -> dict[str, Any]:
+    """Recipe, units, settings and pooled model as far as run.json has them; raises where they contradict each other."""
+    parts: dict[str, Any] = {}
+    if "recipe" in info:
+        parts["recipe"] = Recipe.from_json(info["recipe"])
+    if "units" in info or "recipe" in info:
+        units = parts["units"] = Units.from_state(info["units"])
+        sizes = {len(units.mean), len(units.scale), len(units.feature_names)}
+        if "recipe" in info:
+            sizes.add(len(parts["recipe"].feature_names))
+        if len(sizes) > 1:
+            raise ValueError("its numbers of features differ")
+    if "together" in info:
+        parts["together"] = np.array(info["together"], dtype=float)
+        if parts["together"].shape != (dim,):
+            raise ValueError("its pooled model has another length")
+        parts["settings"] = _settings(info["settings"])
+        if not np.isfinite(float(info["lam"])) or not isinstance(info["fingerprint"], str):
+            raise ValueError("its lam is no number, or its fingerprint no text")
+        if any(isinstance(info[name], (str, list, dict)) for name in ("n_clusters", "gap")):
+            raise ValueError("its number of groups or its gap is no number")
+    return parts
+
+
+def _settings(asked: dict[str, Any]) -> Settings:
+    """The settings in run.json; those of older versions have other names for some."""
+    older = {"most": "max_groups"}
+    known = {f.name for f in fields(Settings)}
+    given = {older.get(name, name): value for name, value in asked.items()}
+    for name in ("data", "separator"):
+        if not isinstance(given.get(name, ""), str):
+            raise TypeError(f"{name} must be a text")
+    if isinstance(given["tol"], str) or isinstance(given["ridge"], (str, list, dict)):
+        raise TypeError("tol and ridge must be numbers")
+    return Settings(**{name: value for name, value in given.items() if name in known})
+
+
+def _value(cell: str) -> Any:
+    """A cell of path.csv: a number where it is one, None where it is empty."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(cell)
+    return cell or None
+
+
+def _as_good(problem: Problem, models: Array, others: Array) -> bool:
+    """Whether no user's loss tells the models apart. Without a ridge, separated classes have no best one."""
+    loss = problem.loss.own_loss
+    samples = loss.prepare(problem.users)
+    with np.errstate(over="ignore", invalid="ignore"):
+        differences = np.abs(loss.values(samples, models) - loss.values(samples, others))
+    return bool((differences <= _ROUNDING * loss.sizes(samples)).all())
