@@ -1,22 +1,26 @@
-"""Federated algorithms side by side: rounds and bytes, up and down, to a certified relative gap of 1e-6.
+"""Federated algorithms side by side: rounds and bytes, up and down, to a certified relative gap of
+1e-6.
 
     python benchmarks/federated.py [--quick] [--parts experiment,participation,large]
     python benchmarks/federated.py --curve docs/images/algorithm-1.png
 
-experiment     the paper's third: 30 users, squared hinge, lam = 0.02, 40 % of the users per round; its Algorithm 1 as
+experiment     the paper's third: 30 users, squared hinge, lam = 0.02, 40 % of the users per round;
+               its Algorithm 1 as
                printed, corrected, and the other algorithms
 participation  all, 40 % and 10 % of the users per round
 large          10,000 users, 10 coordinates, a graph of 10 nearest neighbours
 
-Rounds and bytes are those of the complete run, including certificates: a run ends when the federation itself has
-proved the gap. With `--curve` the gap in each round is evaluated outside the federation, and this is not counted.
+Rounds and bytes are those of the complete run, including certificates: a run ends when the
+federation itself has proved the gap. With `--curve` the gap in each round is evaluated outside the
+federation, and this is not counted.
 """
 
 from __future__ import annotations
 
 import os
 
-for _library in ("OPENBLAS", "OMP", "MKL", "NUMBA"):  # before NumPy is imported, which reads them once
+# Before NumPy is imported, which reads them once.
+for _library in ("OPENBLAS", "OMP", "MKL", "NUMBA"):
     os.environ[f"{_library}_NUM_THREADS"] = "1"
 
 import argparse  # noqa: E402
@@ -77,17 +81,22 @@ def experiment(quick: bool) -> None:
         return names[min(names, key=lambda name: np.mean([run.rounds for run in results[name]]))]
 
     one, two = best(printed), best(chosen)
-    users: dict[str, Any] = {"edge_state": "users"}  # the same iterates as with the edges at the server
+    # The same iterates as with the edges at the server.
+    users: dict[str, Any] = {"edge_state": "users"}
     cases = [
         Case("PDMM.printed()", ct.PDMM.printed(), max_rounds=cap),
-        Case("PDMM.printed(), all users in every round", ct.PDMM.printed(), participation=1.0, max_rounds=cap),
-        Case("PDMM.printed(rho=0.1, eta=0.1, eta_z=0.1)", ct.PDMM.printed(rho=0.1, eta=0.1, eta_z=0.1),
+        Case("PDMM.printed(), all users in every round", ct.PDMM.printed(), participation=1.0,
+             max_rounds=cap),
+        Case("PDMM.printed(rho=0.1, eta=0.1, eta_z=0.1)", ct.PDMM.printed(rho=0.1, eta=0.1,
+            eta_z=0.1),
              max_rounds=4_000),
-        *(Case(f"symmetric, tau and nu as printed, rho = eta = {rho:g}, edges at the users", stiff(rho, **users),
+        *(Case(f"symmetric, tau and nu as printed, rho = eta = {rho:g}, edges at the users",
+               stiff(rho, **users),
                max_rounds=cap) for rho in (10.0, 1.0, 0.3) if not (quick and rho > 1)),
         *sweep,
         Case("PDMM()", ct.PDMM()),
-        Case(f"best rho = eta, {one:g}, tau and nu as printed, edges at the users", stiff(one, **users)),
+        Case(f"best rho = eta, {one:g}, tau and nu as printed, edges at the users",
+             stiff(one, **users)),
         Case(f'PDMM(edge_state="users", rho={two:g}), the best rho', ct.PDMM(rho=two, **users)),
         Case('PDMM(edge_state="users")', ct.PDMM(**users)),
         Case('PDMM(edge_state="users", quiet=5)', ct.PDMM(quiet=5, **users)),
@@ -98,7 +107,8 @@ def experiment(quick: bool) -> None:
         Case("Newton()", ct.Newton()),
     ]
     results |= measured([case for case in cases if case.name not in results], seeds)
-    print(f"\nExperiment 3: {SHARE:.0%} of 30 users per round unless stated otherwise, lam = {LAM:g}, to {TOL:g}\n")
+    print(f"\nExperiment 3: {SHARE:.0%} of 30 users per round unless stated otherwise, lam = "
+          f"{LAM:g}, to {TOL:g}\n")
     table(cases, results, "Newton()")
 
 
@@ -126,7 +136,8 @@ def table(cases: Sequence[Case], results: dict[str, list[Run]], beside: str) -> 
         gaps = np.array([run.gap for run in runs])
         rounds = spread([run.rounds for run in runs])
         if missed := int((gaps > TOL).sum()):
-            rounds = f"not within {case.max_rounds:,}" + (f", {missed} of {len(gaps)}" if missed < len(gaps) else "")
+            rounds = f"not within {case.max_rounds:,}" + (f", {missed} of {len(gaps)}" if missed
+                                                          < len(gaps) else "")
         up, down = (spread([getattr(run, way) / 1e3 for run in runs]) for way in ("up", "down"))
         ratio = number(float(np.mean([run.up + run.down for run in runs]) / smallest))
         low, high = f"{gaps.min():.1e}", f"{gaps.max():.1e}"
@@ -150,18 +161,22 @@ def paper(seed: int) -> ct.Problem:
 
 
 def take(case: Case, problem: ct.Problem, seed: int) -> Run:
-    run = ct.federate(problem.users, problem.loss, problem.lam, algorithm=case.algorithm, seed=seed, tol=TOL,
+    run = ct.federate(problem.users, problem.loss, problem.lam, algorithm=case.algorithm, seed=seed,
+                      tol=TOL,
                       participation=case.participation, max_rounds=case.max_rounds)
     return Run(run.n_rounds, run.ledger.bytes_up, run.ledger.bytes_down, run.gap)
 
 
 def large(quick: bool) -> None:
     n = 2_000 if quick else 10_000
-    data = clustered("logistic", n_users=n, n_clusters=5, samples=50, n_features=9, separation=3.0, seed=0)
+    data = clustered("logistic", n_users=n, n_clusters=5, samples=50, n_features=9, separation=3.0,
+                     seed=0)
     loss = ct.Logistic(ridge=1e-2)
     graph = ct.Graph.knn(ct.LocalModels.of(data.users, loss, ridge=0.03).models, k=10)
-    print(f"\n{n:,} users of 5 kinds, 10 coordinates, {graph.n_edges:,} edges, logistic, lam = 0.04, to {TOL:g}\n")
-    print("| users per round | CPU seconds | rounds | bytes up per user | bytes down per user | groups | gap |")
+    print(f"\n{n:,} users of 5 kinds, 10 coordinates, {graph.n_edges:,} edges, logistic, lam = "
+          f"0.04, to {TOL:g}\n")
+    print("| users per round | CPU seconds | rounds | bytes up per user | bytes down per user | "
+          "groups | gap |")
     print("|---|---|---|---|---|---|---|")
     for share in (1.0, 0.2):
         began = time.process_time()  # time of other programs is not counted
@@ -170,7 +185,8 @@ def large(quick: bool) -> None:
         many = int((np.bincount(run.labels) > 1).sum())
         single = run.n_clusters - many
         print(f"| {share:.0%} | {seconds:.1f} | {run.n_rounds} | {run.ledger.bytes_up / n:,.0f} | "
-              f"{run.ledger.bytes_down / n:,.0f} | {many} and {single} user(s) alone | {run.gap:.1e} |", flush=True)
+              f"{run.ledger.bytes_down / n:,.0f} | {many} and {single} user(s) alone | "
+              f"{run.gap:.1e} |", flush=True)
 
 
 # The picture
@@ -180,11 +196,13 @@ class Curve(NamedTuple):
     """The convergence of a method, evaluated outside the federation."""
 
     rounds: list[int]
-    gaps: list[float]  # relative distance of the objective from the optimum, proved by the optimum's duals
+    # Relative distance of the objective from the optimum, proved by the optimum's duals.
+    gaps: list[float]
     apart: list[float]  # largest ||mu_ij + mu_ji||; nan if the method has no such duals
 
 
-def observe(problem: ct.Problem, algorithm: Algorithm, share: float, last: int, best: ct.Solution) -> Curve:
+def observe(problem: ct.Problem, algorithm: Algorithm, share: float, last: int,
+            best: ct.Solution) -> Curve:
     """Run a method and evaluate its point at geometrically spaced rounds."""
     federation = Federation.of(problem, participation=ct.Participation(fraction=share))
     method = algorithm.on(federation)
@@ -222,22 +240,26 @@ def draw(path: Path, quick: bool) -> None:
     server: dict[str, Any] = {"edge_state": "server"}  # same iterates as at the users, but faster
     cases: list[tuple[str, str, str, Algorithm, float, int]] = [
         ("as printed, 40 %", "#b2182b", "-", ct.PDMM.printed(**server), 0.4, cap),
-        ("as printed, rho = eta = 0.1, 40 %", "#ef8a62", "-", ct.PDMM.printed(rho=0.1, eta=0.1, eta_z=0.1, **server),
+        ("as printed, rho = eta = 0.1, 40 %", "#ef8a62", "-", ct.PDMM.printed(rho=0.1, eta=0.1,
+            eta_z=0.1, **server),
          0.4, 4_000),
         ("as printed, 100 %", "#b2182b", ":", ct.PDMM.printed(**server), 1.0, cap),
         ("symmetric, 40 %", "#2166ac", "-", ct.PDMM(), 0.4, 2_000),
         ("Splitting, 40 %", "#1b7837", "-", ct.Splitting(), 0.4, 80),
         ("Newton, 40 %", "#000000", "-", ct.Newton(), 0.4, 14),
     ]
-    curves = {name: observe(problem, algorithm, share, last, best) for name, _, _, algorithm, share, last in cases}
+    curves = {name: observe(problem, algorithm, share, last, best) for name, _, _, algorithm, share,
+              last in cases}
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(9, 7), sharex=True, height_ratios=(3, 2), facecolor="white",
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(9, 7), sharex=True, height_ratios=(3, 2),
+                                         facecolor="white",
                                          layout="constrained")
     for name, colour, style, _, _, _ in cases:
         curve = curves[name]
         gaps = np.array(curve.gaps)
         shown = slice(0, int(np.argmax(gaps < 1e-11)) + 1 if (gaps < 1e-11).any() else len(gaps))
-        top.loglog(curve.rounds[shown], gaps[shown], color=colour, linestyle=style, linewidth=1.8, label=name)
+        top.loglog(curve.rounds[shown], gaps[shown], color=colour, linestyle=style, linewidth=1.8,
+                   label=name)
     top.axhline(TOL, color="#999999", linewidth=0.8)
     top.set_ylim(1e-11, 2)
     top.set_ylabel("relative gap")
@@ -246,10 +268,12 @@ def draw(path: Path, quick: bool) -> None:
     for name, colour, style, _, _, _ in cases[:4]:
         curve = curves[name]
         symmetric = name.startswith("symmetric")
-        bottom.plot(curve.rounds, np.array(curve.apart) / LAM, color=colour, linestyle="--" if symmetric else style,
+        bottom.plot(curve.rounds, np.array(curve.apart) / LAM, color=colour,
+                    linestyle="--" if symmetric else style,
                     linewidth=1.8, label=f"{name}\n(no effect on its steps)" if symmetric else name)
     bottom.axhline(2.0, color="#999999", linewidth=0.8)
-    bottom.text(1.01, 2.0, "2: the two are equal", transform=bottom.get_yaxis_transform(), va="center", color="#666666")
+    bottom.text(1.01, 2.0, "2: the two are equal", transform=bottom.get_yaxis_transform(),
+                va="center", color="#666666")
     bottom.set_ylim(-0.15, 1.05 * np.nanmax(curves["as printed, 40 %"].apart) / LAM)
     bottom.set_ylabel(r"largest $\Vert\mu_{ij} + \mu_{ji}\Vert$ / lam")
     bottom.set_xlabel("round")
@@ -258,13 +282,16 @@ def draw(path: Path, quick: bool) -> None:
     bottom.set_xlim(1, cap)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
-    print("| algorithm | first round in the figure below 1e-6 | gap at the end | largest ‖mu_ij + mu_ji‖ at the end |")
+    print("| algorithm | first round in the figure below 1e-6 | gap at the end | largest ‖mu_ij + "
+          "mu_ji‖ at the end |")
     print("|---|---|---|---|")
     for name, *_, last in cases:
         curve = curves[name]
-        below = next((turn for turn, gap in zip(curve.rounds, curve.gaps, strict=True) if gap <= TOL), None)
+        below = next((turn for turn, gap in zip(curve.rounds, curve.gaps, strict=True) if gap
+                      <= TOL), None)
         apart = "" if np.isnan(curve.apart[-1]) else f"{curve.apart[-1]:.2g}"
-        print(f"| {name} | {below or f'not within {last:,}'} | {max(curve.gaps[-1], 1e-15):.1e} | {apart} |")
+        print(f"| {name} | {below or f'not within {last:,}'} | {max(curve.gaps[-1], 1e-15):.1e} | "
+              f"{apart} |")
     print(f"Saved {path}")
 
 
@@ -273,10 +300,13 @@ PARTS: dict[str, Callable[[bool], None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one seed, fewer rounds, fewer users: about two minutes")
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true",
+                        help="one seed, fewer rounds, fewer users: about two minutes")
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--curve", type=Path, metavar="PNG", help="draw the gap over the rounds, and nothing else")
+    parser.add_argument("--curve", type=Path, metavar="PNG",
+                        help="draw the gap over the rounds, and nothing else")
     options = parser.parse_args()
     parts = options.parts.split(",")
     if unknown := set(parts) - PARTS.keys():

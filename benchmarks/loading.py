@@ -2,7 +2,8 @@
 
     python benchmarks/loading.py
 
-Rows come shuffled, so that grouping them by user is part of the work. Every source must give the same users.
+Rows come shuffled, so that grouping them by user is part of the work. Every source must give the
+same users.
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ def check(users: Users, expected: Users, source: str) -> None:
 
 def main() -> None:
     print(facts())
-    print(f"{N_USERS:,} users, {ROWS} rows each, {N_FEATURES} features and a target; best of {REPEATS}")
+    print(f"{N_USERS:,} users, {ROWS} rows each, {N_FEATURES} features and a target; best of "
+          f"{REPEATS}")
     rng = np.random.default_rng(0)
     owner = rng.permutation(np.repeat(np.arange(N_USERS), ROWS))
     # Four decimals, so that a text file holds the same numbers as memory.
     features = np.round(rng.standard_normal((owner.size, N_FEATURES)), 4)
     targets = rng.choice([-1.0, 1.0], owner.size)
     text = np.array([f"user-{i:06d}" for i in range(N_USERS)], dtype=object)[owner]
-    columns = {"user": text.tolist()} | {f"x{j}": features[:, j] for j in range(N_FEATURES)} | {"y": targets}
+    columns = {"user": text.tolist()} | {f"x{j}": features[:, j] for j in range(N_FEATURES)} \
+        | {"y": targets}
     frame = pl.DataFrame(columns)
     pandas = pd.DataFrame(columns)
     expected = Users.from_arrays(features, targets, owner)
@@ -52,7 +55,8 @@ def main() -> None:
             "arrays, text names": lambda: Users.from_arrays(features, targets, text),
             "pandas frame": lambda: Users.from_frame(pandas, user="user", target="y"),
             "polars frame": lambda: Users.from_frame(frame, user="user", target="y"),
-            f"CSV, {csv.stat().st_size / 2**20:.0f} MiB": lambda: Users.from_csv(csv, user="user", target="y"),
+            f"CSV, {csv.stat().st_size / 2**20:.0f} MiB": lambda: Users.from_csv(csv, user="user",
+                target="y"),
             f"Parquet, {parquet.stat().st_size / 2**20:.0f} MiB":
                 lambda: Users.from_parquet(parquet, user="user", target="y"),
         }

@@ -1,8 +1,10 @@
-"""Seconds for all gradients and all Hessians of 10,000 users, 10 samples and 10 features each, on one core.
+"""Seconds for all gradients and all Hessians of 10,000 users, 10 samples and 10 features each, on
+one core.
 
     python benchmarks/losses.py
 
-The last two columns compare with a Python loop that evaluates one user at a time, timed on 200 users and scaled up.
+The last two columns compare with a Python loop that evaluates one user at a time, timed on 200
+users and scaled up.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ N_USERS, SAMPLES, N_FEATURES, LOOPED, REPEATS = 10_000, 10, 10, 200, 5
 def users_for(name: str) -> Users:
     """Users whose targets suit the loss."""
     if name in FAMILIES:
-        return clustered(name, n_users=N_USERS, samples=SAMPLES, n_features=N_FEATURES, test_samples=1).users
+        return clustered(name, n_users=N_USERS, samples=SAMPLES, n_features=N_FEATURES,
+                         test_samples=1).users
     points = gaussian_mixture(N_USERS * SAMPLES, n_features=N_FEATURES).users.features
     return Users.from_arrays(points, user=np.repeat(np.arange(N_USERS), SAMPLES))
 
@@ -40,20 +43,25 @@ def loop(loss: Loss, alone: list[Samples], models: np.ndarray, order: int) -> No
 def main() -> None:
     print(facts())
     print(f"{N_USERS:,} users, {SAMPLES} samples and {N_FEATURES} features each; best of {REPEATS}")
-    print(f"{'loss':<17} {'length of':>9} {'gradients':>10} {'+ Hessians':>10} {'loop / gradients':>17} "
+    print(f"{'loss':<17} {'length of':>9} {'gradients':>10} {'+ Hessians':>10} "
+          f"{'loop / gradients':>17} "
           f"{'loop / + Hessians':>18}")
     print(f"{'':<17} {'a model':>9} {'s':>10} {'s':>10}")
     for name, kind in LOSSES.items():
         users, loss = users_for(name), kind()
         samples = loss.prepare(users)
         models = 0.1 * np.random.default_rng(0).standard_normal((N_USERS, samples.dim))
-        # The number of classes is a property of all users together, so it is set in each user's loss.
+        # The number of classes is a property of all users together, so it is set in each user's
+        # loss.
         single = kind(n_classes=3) if name == "multinomial" else loss
         alone = [single.prepare(users.take([i])) for i in range(LOOPED)]
-        together = [best_of(REPEATS, partial(loss.evaluate, samples, models, order)) for order in (1, 2)]
+        together = [best_of(REPEATS, partial(loss.evaluate, samples, models, order))
+                    for order in (1, 2)]
         looped = [best_of(REPEATS, partial(loop, single, alone, models, order)) for order in (1, 2)]
-        ratios = [N_USERS / LOOPED * slow / fast for slow, fast in zip(looped, together, strict=True)]
-        print(f"{name:<17} {samples.dim:>9} {together[0]:>10.4f} {together[1]:>10.4f} {ratios[0]:>17.0f} "
+        ratios = [N_USERS / LOOPED * slow / fast for slow,
+                  fast in zip(looped, together, strict=True)]
+        print(f"{name:<17} {samples.dim:>9} {together[0]:>10.4f} {together[1]:>10.4f} "
+              f"{ratios[0]:>17.0f} "
               f"{ratios[1]:>18.0f}")
 
 

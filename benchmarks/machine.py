@@ -1,4 +1,6 @@
-"""What a timing depends on, said before it: `python benchmarks/machine.py`. The other benchmarks print it first."""
+"""What a timing depends on, said before it: `python benchmarks/machine.py`. The other benchmarks
+print it first.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ import coterie
 def facts() -> str:
     """Versions and processors, in one line."""
     threads = os.environ.get("OMP_NUM_THREADS", "not limited")
-    return (f"Python {platform.python_version()}, NumPy {np.__version__}, coterie {coterie.__version__}; "
-            f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs, BLAS threads: {threads}")
+    return (f"Python {platform.python_version()}, NumPy {np.__version__}, coterie "
+            f"{coterie.__version__}; "
+            f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs, BLAS threads: "
+            f"{threads}")
 
 
 def best_of(repeats: int, work: Callable[[], Any]) -> float:

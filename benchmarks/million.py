@@ -1,7 +1,9 @@
-"""A million points in R^7 and their ten nearest neighbours, solved and certified: `python benchmarks/million.py`.
+"""A million points in R^7 and their ten nearest neighbours, solved and certified: `python
+benchmarks/million.py`.
 
-Points of twenty normal clusters; the time of the graph and of the solve, the certified gap and the peak memory (about
-3.5 GiB) are printed. `--points` and `--seed` change the data; the default seed is a fresh one.
+Points of twenty normal clusters; the time of the graph and of the solve, the certified gap and the
+peak memory (about 3.5 GiB) are printed. `--points` and `--seed` change the data; the default seed
+is a fresh one.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ def problem(n: int, seed: int) -> tuple[ct.Problem, float]:
     began = time.perf_counter()
     graph = ct.Graph.knn(points, k=K, decay=0.5)
     seconds = time.perf_counter() - began
-    return ct.Problem(ct.Users.from_arrays(points), ct.SquaredDistance(), lam=LAM, graph=graph), seconds
+    return ct.Problem(ct.Users.from_arrays(points), ct.SquaredDistance(), lam=LAM, graph=graph), \
+        seconds
 
 
 def main() -> None:
@@ -36,7 +39,8 @@ def main() -> None:
     print(facts())
     ct.solve(problem(500, 0)[0], tol=TOL)  # compiles
     many, seconds = problem(options.points, options.seed)
-    print(f"{options.points:,} points, {many.graph.n_edges:,} edges: graph {seconds:.0f} s", flush=True)
+    print(f"{options.points:,} points, {many.graph.n_edges:,} edges: graph {seconds:.0f} s",
+          flush=True)
     began = time.perf_counter()
     solution = ct.solve(many, tol=TOL)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

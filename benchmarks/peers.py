@@ -1,4 +1,6 @@
-"""The solvers that `solvers.py` runs: each takes a problem and a tolerance, and returns a point to certify."""
+"""The solvers that `solvers.py` runs: each takes a problem and a tolerance, and returns a point to
+certify.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,11 @@ def natural(problem: ct.Problem, tol: float) -> Answer:
 def cut_pursuit(problem: ct.Problem, tol: float, python: str, limit: float) -> Answer:
     with tempfile.TemporaryDirectory() as folder:
         problem_file, result_file = Path(folder, "problem.npz"), Path(folder, "answer.npz")
-        np.savez(problem_file, points=problem.users.features, edges=problem.graph.edges, weights=problem.radii)
+        np.savez(problem_file, points=problem.users.features, edges=problem.graph.edges,
+                 weights=problem.radii)
         try:
-            ended = subprocess.run([python, _HELPER, problem_file, result_file], capture_output=True, text=True,
+            ended = subprocess.run([python, _HELPER, problem_file, result_file],
+                                   capture_output=True, text=True,
                                    timeout=limit)
         except subprocess.TimeoutExpired:
             raise TimeoutError("time limit") from None
@@ -66,12 +70,16 @@ def cut_pursuit(problem: ct.Problem, tol: float, python: str, limit: float) -> A
 
 @dataclass
 class Peers:
-    """The solvers that are available, the cases each can run on, and the reasons for those left out."""
+    """The solvers that are available, the cases each can run on, and the reasons for those left
+    out.
+    """
 
     limit: float
     python: str
-    skipped: dict[str, list[int]] = field(default_factory=dict)  # a reason, and the numbers of users it is for
-    slowest: dict[tuple[str, str, str], tuple[int, float]] = field(default_factory=dict)  # edges, seconds
+    # a reason, and the numbers of users it is for.
+    skipped: dict[str, list[int]] = field(default_factory=dict)
+    # Edges, seconds.
+    slowest: dict[tuple[str, str, str], tuple[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.solvers: dict[str, Callable[[ct.Problem, float], Answer]] = {}
@@ -86,14 +94,18 @@ class Peers:
                 self.solvers[SCS] = partial(vectorised, engine="SCS")
         except ImportError as error:
             self.skipped[f"CVXPY: {error}"] = []
-        self.skipped |= {f"CVXPY+{name}: the engine is not installed": [] for name in engines if not engines[name]}
+        self.skipped |= {f"CVXPY+{name}: the engine is not installed": [] for name in engines
+                         if not engines[name]}
         said = subprocess.run([self.python, _HELPER], capture_output=True, text=True)
         if said.stdout.strip() == "ready":
-            self.solvers[CUT_PURSUIT] = partial(cut_pursuit, python=self.python, limit=self.limit - 2.0)
+            self.solvers[CUT_PURSUIT] = partial(cut_pursuit, python=self.python,
+                                                limit=self.limit - 2.0)
         else:
             reason = (said.stdout + said.stderr).strip().splitlines()[-1]
-            self.skipped[f"{CUT_PURSUIT}: {reason}; --numpy1 PYTHON runs it in an environment that has it"] = []
-        self.skipped["CCMM, SSNAL (pycvxcluster), cvxclustr, clustRviz, SnapVX: not on PyPI; see the figures measured "
+            self.skipped[f"{CUT_PURSUIT}: {reason}; --numpy1 PYTHON runs it in an environment that "
+                         "has it"] = []
+        self.skipped["CCMM, SSNAL (pycvxcluster), cvxclustr, clustRviz, SnapVX: not on PyPI; see "
+                     "the figures measured "
                      "elsewhere"] = []
 
     def for_case(self, case: Case, n_edges: int) -> Iterator[str]:
@@ -106,7 +118,8 @@ class Peers:
             elif name == NATURAL and case.n > 60:
                 reason = "a Python sum over pairs is left to N <= 60"
             elif seconds * n_edges / edges > self.limit:
-                reason = f"would take over {self.limit:.0f} s, estimated from a smaller case or the same one"
+                reason = (f"would take over {self.limit:.0f} s, estimated from a smaller case or "
+                          "the same one")
             if reason:
                 where = f"{case.task} {case.variant}".strip()
                 sizes = self.skipped.setdefault(f"{where}, {name}: {reason}", [])
@@ -119,4 +132,5 @@ class Peers:
         seconds = row.get("seconds") or (np.inf if "time limit" in row["status"] else 0.0)
         edges, before = self.slowest.get((case.task, case.variant, name), (0, 0.0))
         self.slowest[case.task, case.variant, name] = (
-            row["edges"], max(seconds, before) if edges == row["edges"] or before == np.inf else seconds)
+            row["edges"], max(seconds, before) if edges == row["edges"] or before == np.inf
+                                                       else seconds)

@@ -3,8 +3,9 @@
     python benchmarks/privacy.py            # sixty users, about ten minutes
     python benchmarks/privacy.py --quick    # twelve users
 
-For each algorithm and shape (rows x features): the share of users with at least one row rebuilt within one percent,
-then the areas under the curve of membership and of the attribute, where 0.5 is guessing.
+For each algorithm and shape (rows x features): the share of users with at least one row rebuilt
+within one percent, then the areas under the curve of membership and of the attribute, where 0.5 is
+guessing.
 """
 
 from __future__ import annotations
@@ -23,17 +24,22 @@ NAMES = ("newton", "splitting", "pdmm", "weights", "fit", "active")
 SEED = 170
 
 
-def line(name: str, family: str, loss: ct.LinearLoss, n_users: int, privacy: ct.Privacy | None = None) -> str:
+def line(name: str, family: str, loss: ct.LinearLoss, n_users: int,
+         privacy: ct.Privacy | None = None) -> str:
     """One row of the table; with a budget, that of the releases of a private fit."""
     cells = []
     for rows, features in SHAPES:
-        users = clustered(family, n_users=n_users, samples=rows + 2 * max(rows, 10), n_features=features,
+        users = clustered(family, n_users=n_users, samples=rows + 2 * max(rows, 10),
+                          n_features=features,
                           seed=SEED).users
-        result = audit(users, loss, algorithms=[] if privacy else [name], rows=[rows], max_users=n_users, seed=SEED,
+        result = audit(users, loss, algorithms=[] if privacy else [name], rows=[rows],
+                       max_users=n_users, seed=SEED,
                        privacy=privacy)
         one = next(one for one in result.findings if one.algorithm == name)
-        cells.append(one.note or f"{one.exact_users:.0%}, {one.membership:.2f}, {one.attribute:.2f}")
-    label = name if privacy is None or name != "release" else f"release, epsilon {privacy.epsilon:g}"
+        cells.append(one.note
+                     or f"{one.exact_users:.0%}, {one.membership:.2f}, {one.attribute:.2f}")
+    label = name if privacy is None or name != "release" \
+        else f"release, epsilon {privacy.epsilon:g}"
     return " | ".join((f"| {label}", type(loss).__name__, *cells)) + " |"
 
 
@@ -49,8 +55,10 @@ def main() -> None:
         print(line(name, "squared_hinge", ct.SquaredHinge(), n_users), flush=True)
     for name in ("newton", "fit"):
         print(line(name, "squared", ct.Squared(), n_users), flush=True)
-    for epsilon, name in ((4.0, "release, no noise"), (8.0, "release"), (4.0, "release"), (1.0, "release")):
-        print(line(name, "logistic", ct.Logistic(), n_users, ct.Privacy(epsilon=epsilon)), flush=True)
+    for epsilon, name in ((4.0, "release, no noise"), (8.0, "release"), (4.0, "release"),
+                          (1.0, "release")):
+        print(line(name, "logistic", ct.Logistic(), n_users, ct.Privacy(epsilon=epsilon)),
+              flush=True)
     print(f"\n{time.perf_counter() - began:.0f} s")
 
 

@@ -27,9 +27,12 @@ ct.solve(ct.Problem(ct.Users.from_arrays(points), ct.SquaredDistance(), lam=1.0,
 
 
 def seconds(code: str) -> float:
-    """Wall-clock seconds of the code in a new process, without those of starting Python: the best of several runs."""
+    """Wall-clock seconds of the code in a new process, without those of starting Python: the best
+    of several runs.
+    """
     timed = f"import time\nbegan = time.perf_counter()\n{code}\nprint(time.perf_counter() - began)"
-    runs = [subprocess.run([sys.executable, "-c", timed], check=True, capture_output=True, text=True).stdout
+    runs = [subprocess.run([sys.executable, "-c", timed], check=True, capture_output=True,
+                           text=True).stdout
             for _ in range(REPEATS + 1)]
     return min(map(float, runs[1:]))  # the first fills the cache
 
@@ -37,7 +40,8 @@ def seconds(code: str) -> float:
 def main() -> None:
     print(facts())
     print(f"new process, warm Numba cache, best of {REPEATS}")
-    for what, code in (("import coterie", IMPORT), ("import and first solve, squared hinge, 60 users", SOLVE),
+    for what, code in (("import coterie", IMPORT), ("import and first solve, squared hinge, 60 "
+                                                    "users", SOLVE),
                        ("import and first solve, kNN graph, 1000 points", KNN)):
         print(f"{what:<48} {seconds(code):>6.2f} s")
 

@@ -16,7 +16,8 @@ from tasks import TITLES
 
 Row = dict[str, Any]
 
-COLUMNS = ("task", "N", "edges", "d", "lam", "solver", "CPU s", "certified gap", "error", "clusters", "/ coterie",
+COLUMNS = ("task", "N", "edges", "d", "lam", "solver", "CPU s", "certified gap", "error",
+           "clusters", "/ coterie",
            "passes", "MiB", "outcome")
 
 
@@ -26,7 +27,8 @@ def line(row: Row) -> str:
         return format(row[key], form) if row.get(key) is not None else "-"
 
     lam = row["variant"] if row["lam"] is None else f"{row['lam']:.3g}"
-    cells = (row["task"], f"{row['n']}", f"{row['edges']}", f"{row['d']}", lam, row["solver"], show("seconds", ".4f"),
+    cells = (row["task"], f"{row['n']}", f"{row['edges']}", f"{row['d']}", lam, row["solver"],
+             show("seconds", ".4f"),
              show("gap", ".1e"), show("error", ".1e"), show("clusters", ""), show("ratio", ".1f"),
              show("passes", ".0f"), show("peak", ".0f"), row["status"])
     return "| " + " | ".join(cells) + " |"
@@ -42,7 +44,8 @@ def summary(rows: list[Row]) -> list[str]:
            "Constants may be tuned on the cases that are not called fresh.", "",
            head(("task", "N", "coterie CPU s (median)", "peer", "least", "median", "most"))]
     for task, variant, n in dict.fromkeys((r["task"], r["variant"], r["n"]) for r in rows):
-        selected = [r for r in rows if (r["task"], r["variant"], r["n"]) == (task, variant, n) and "ratio" in r]
+        selected = [r for r in rows if (r["task"], r["variant"], r["n"]) == (task, variant, n)
+                    and "ratio" in r]
         median = np.median([r["seconds"] for r in selected if r["solver"] == OURS] or [np.nan])
         for name in dict.fromkeys(r["solver"] for r in selected if r["solver"] != OURS):
             ratios = [r["ratio"] for r in selected if r["solver"] == name]
@@ -53,18 +56,23 @@ def summary(rows: list[Row]) -> list[str]:
         one = [r["seconds"] for r in rows if (r["task"], r["variant"], r["n"], r["solver"])
                == ("T3", variant, 60, CLARABEL) and "seconds" in r]
         if one:
-            out += ["", f"T3, N = 60{variant and ', '}{variant}: the path of {path['points']} takes "
-                        f"{path['seconds'] / np.median(one):.1f} times one {CLARABEL} solve ({path['seconds']:.3f} s, "
+            out += ["", f"T3, N = 60{variant and ', '}{variant}: the path of {path['points']} "
+                        "takes "
+                        f"{path['seconds'] / np.median(one):.1f} times one {CLARABEL} solve "
+                        f"({path['seconds']:.3f} s, "
                         f"{np.median(one):.3f} s)."]
-    out += ["", "## Outcomes", "", head(("solver", "runs", "certified to tol", "gap above tol or none", "failed"))]
+    out += ["", "## Outcomes", "",
+            head(("solver", "runs", "certified to tol", "gap above tol or none", "failed"))]
     for name in dict.fromkeys(r["solver"] for r in rows):
         mine = [r for r in rows if r["solver"] == name]
-        good, ended = sum(r["status"] == "certified" for r in mine), sum("seconds" in r for r in mine)
+        good, ended = sum(r["status"] == "certified" for r in mine), \
+            sum("seconds" in r for r in mine)
         out.append(f"| {name} | {len(mine)} | {good} | {ended - good} | {len(mine) - ended} |")
     return out
 
 
-#: CPU seconds of other runs on one core, with the relative error of the objective where known; not used in any ratio.
+#: CPU seconds of other runs on one core, with the relative error of the objective where known; not
+#: used in any ratio.
 ELSEWHERE = """
 | task | N | lam | CCMM default / tight | SSNAL (pycvxcluster) | cut-pursuit |
 |---|---|---|---|---|---|
@@ -99,39 +107,50 @@ def machine() -> dict[str, Any]:
     except (OSError, StopIteration):
         cpu = platform.processor() or "unknown"
     packages = ("coterie", "numpy", "scipy", "numba", "cvxpy", "clarabel", "scs")
-    return {"date": time.strftime("%Y-%m-%d %H:%M"), "python": platform.python_version(), "cpu": cpu,
-            "cpus": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}", "load": os.getloadavg(),
-            "MiB before any solve": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    return {"date": time.strftime("%Y-%m-%d %H:%M"), "python": platform.python_version(),
+            "cpu": cpu,
+            "cpus": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}",
+            "load": os.getloadavg(),
+            "MiB before any solve": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+                                          / 1024),
             **{name: package(name) for name in packages}}
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """CPU seconds against edges, one panel a task: a dot for each run, a line through the medians."""
+    """CPU seconds against edges, one panel a task: a dot for each run, a line through the medians.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     tasks = list(dict.fromkeys(r["task"] for r in rows))
-    colours = dict(zip((OURS, CLARABEL, SCS, NATURAL, CUT_PURSUIT), ("C0", "C1", "C2", "C3", "C4"), strict=True))
+    colours = dict(zip((OURS, CLARABEL, SCS, NATURAL, CUT_PURSUIT), ("C0", "C1", "C2", "C3", "C4"),
+                       strict=True))
     shape = (2, 2) if len(tasks) > 2 else (1, len(tasks))
-    figure, panels = plt.subplots(*shape, figsize=(5.4 * shape[1], 3.9 * shape[0] + 0.8), squeeze=False,
+    figure, panels = plt.subplots(*shape, figsize=(5.4 * shape[1], 3.9 * shape[0] + 0.8),
+                                  squeeze=False,
                                   layout="constrained")
     legend: dict[str, Any] = {}
     for panel, task in zip(panels.flat, tasks, strict=False):
         timed = [r for r in rows if r["task"] == task and "seconds" in r]
         for name, variant in dict.fromkeys((r["solver"], r["variant"]) for r in timed):
-            dots = [(r["edges"], r["seconds"]) for r in timed if (r["solver"], r["variant"]) == (name, variant)]
+            dots = [(r["edges"], r["seconds"]) for r in timed if (r["solver"], r["variant"])
+                    == (name, variant)]
             sizes = sorted({edges for edges, _ in dots})
             style = {"": "o-", "d = 20": "s--"}.get(variant, "^:")
-            medians = [np.median([seconds for edges, seconds in dots if edges == size]) for size in sizes]
+            medians = [np.median([seconds for edges, seconds in dots if edges == size])
+                       for size in sizes]
             label = f"{name}{variant and ', '}{variant}"
             legend[label] = panel.plot(sizes, medians, style, color=colours[name], ms=4)[0]
             panel.plot(*zip(*dots, strict=True), style[0], color=colours[name], ms=2.5, alpha=0.5)
-        once = sorted({r["edges"]: r["pass"] for r in timed if "pass" in r and r["variant"] != "d = 20"}.items())
+        once = sorted({r["edges"]: r["pass"] for r in timed if "pass" in r and r["variant"]
+                       != "d = 20"}.items())
         if once:
-            legend["one pass over the edges"] = panel.plot(*zip(*once, strict=True), "k-", lw=0.8)[0]
-        panel.set(xscale="log", yscale="log", xlabel="edges", ylabel="CPU seconds", title=TITLES[task])
+            legend["one pass over the edges"] = panel.plot(*zip(*once, strict=True), "k-",
+                                                           lw=0.8)[0]
+        panel.set(xscale="log", yscale="log", xlabel="edges", ylabel="CPU seconds",
+                  title=TITLES[task])
         panel.grid(alpha=0.3)
         panel.xaxis.set_minor_formatter("")  # a label for each would run into the next
     for panel in panels.flat[len(tasks):]:

@@ -1,19 +1,23 @@
-"""Heads on embeddings: models with more coordinates than a user has rows; coterie and other solvers, on one core.
+"""Heads on embeddings: models with more coordinates than a user has rows; coterie and other
+solvers, on one core.
 
-    python benchmarks/wide.py [--quick] [--tasks W1,W2,W3,W4,W5,conic,federated] [--seeds tuning fresh]
+    python benchmarks/wide.py [--quick] [--tasks W1,W2,W3,W4,W5,conic,federated] [--seeds tuning
+    fresh]
                               [--limit 300] [--out benchmarks/results]
 
 W1, W2  100 users, 384 and 768 features, two classes        W3  384 features, ten classes
-W4      512 features, 62 classes (tol 1e-4)                 W5  1,000 users, two classes, a graph of neighbours
+W4      512 features, 62 classes (tol 1e-4)                 W5  1,000 users, two classes, a graph of
+        neighbours
 conic   20 users, 384 features, two classes: SCS and Clarabel through CVXPY
 federated   the same models from a federation in this process: rounds, and bytes per user and round
 
-Each task runs at three lams: many models, groups, nearly one model. The data are drawn in two ways, "spectrum" and
-"uneven" (see `spectrum` and `uneven`). Settings were chosen on the tuning seeds, and the fresh seeds were not used for
-that. Times are CPU seconds with the certificate; `gap` is that of `coterie.certify`. Memory is the peak of a separate
-process, with the data. L-BFGS minimises the same objective with sqrt(||x_i - x_j||^2 + mu^2) for the norms, for ever
-smaller mu, until the true objective is within 1e-5 (W4: 1e-4) of coterie's; it certifies nothing. It ends at the time
-limit of 25 times coterie's time, which is at least 20 s and at most `--limit`.
+Each task runs at three lams: many models, groups, nearly one model. The data are drawn in two ways,
+"spectrum" and "uneven" (see `spectrum` and `uneven`). Settings were chosen on the tuning seeds, and
+the fresh seeds were not used for that. Times are CPU seconds with the certificate; `gap` is that of
+`coterie.certify`. Memory is the peak of a separate process, with the data. L-BFGS minimises the
+same objective with sqrt(||x_i - x_j||^2 + mu^2) for the norms, for ever smaller mu, until the true
+objective is within 1e-5 (W4: 1e-4) of coterie's; it certifies nothing. It ends at the time limit of
+25 times coterie's time, which is at least 20 s and at most `--limit`.
 """
 
 from __future__ import annotations
@@ -37,11 +41,15 @@ import coterie as ct
 
 OURS, LBFGS = "coterie", "L-BFGS, smoothed"
 TUNING, FRESH = (0,), (101,)
-LAMS = {"many": 0.5, "groups": 0.9, "nearly one": 0.97}  # of the smallest lam at which all users share one model
-OUR_LIMIT, AT_LEAST, TIMES = 900.0, 20.0, 25.0  # seconds for coterie; for peers, and times coterie's
-COLUMNS = ("task", "data", "seed", "N", "d", "classes", "lam", "solver", "CPU s", "gap", "error", "groups",
+# Of the smallest lam at which all users share one model.
+LAMS = {"many": 0.5, "groups": 0.9, "nearly one": 0.97}
+# Seconds for coterie; for peers, and times coterie's.
+OUR_LIMIT, AT_LEAST, TIMES = 900.0, 20.0, 25.0
+COLUMNS = ("task", "data", "seed", "N", "d", "classes", "lam", "solver", "CPU s", "gap", "error",
+           "groups",
            "/ coterie", "MiB", "outcome")
-FEDERATED = ("algorithm", "data", "N", "d", "classes", "lam", "CPU s", "gap", "groups", "rounds", "models/round",
+FEDERATED = ("algorithm", "data", "N", "d", "classes", "lam", "CPU s", "gap", "groups", "rounds",
+             "models/round",
              "off", "outcome")
 
 
@@ -56,16 +64,21 @@ class Task(NamedTuple):
     neighbours: int = 0  # of the graph; 0: all pairs
 
 
-TASKS = (Task("W1", 100, 384, 2), Task("W2", 100, 768, 2), Task("W3", 100, 384, 10), Task("W4", 100, 512, 62, 1e-4),
+TASKS = (Task("W1", 100, 384, 2), Task("W2", 100, 768, 2), Task("W3", 100, 384, 10),
+         Task("W4", 100, 512, 62, 1e-4),
          Task("W5", 1000, 384, 2, neighbours=10))
 CONIC = Task("conic", 20, 384, 2)
-WIRE = (Task("federated", 30, 384, 2), Task("federated", 100, 384, 2), Task("federated", 30, 384, 10, 1e-4))
+WIRE = (Task("federated", 30, 384, 2), Task("federated", 100, 384, 2),
+        Task("federated", 30, 384, 10, 1e-4))
 QUICK = (Task("W1", 20, 96, 2), Task("W3", 12, 48, 4), Task("W5", 60, 96, 2, neighbours=5))
-QUICK_CONIC, QUICK_WIRE = Task("conic", 6, 96, 2), (Task("federated", 12, 96, 2), Task("federated", 8, 48, 4, 1e-4))
+QUICK_CONIC, QUICK_WIRE = Task("conic", 6, 96, 2), \
+    (Task("federated", 12, 96, 2), Task("federated", 8, 48, 4, 1e-4))
 
 
 def spectrum(task: Task, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Unit embeddings whose coordinates have decaying variance; four groups, each with its own head; 50 rows each."""
+    """Unit embeddings whose coordinates have decaying variance; four groups, each with its own
+    head; 50 rows each.
+    """
     n, d, n_rows, rng = task.n_users, task.n_features, 50, np.random.default_rng(seed)
     rows = rng.standard_normal((n, n_rows, d)) * (1.0 + np.arange(d)) ** -0.5
     rows /= np.linalg.norm(rows, axis=2, keepdims=True)
@@ -75,9 +88,11 @@ def spectrum(task: Task, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def uneven(task: Task, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """20 to 120 rows per user around one point per class, of length 3; three groups permute the classes (of two classes
-    two can), and 5 % of the labels are random."""
-    n, d, n_classes, rng = task.n_users, task.n_features, task.n_classes, np.random.default_rng(seed)
+    """20 to 120 rows per user around one point per class, of length 3; three groups permute the
+    classes (of two classes two can), and 5 % of the labels are random.
+    """
+    n, d, n_classes, rng = task.n_users, task.n_features, task.n_classes, \
+        np.random.default_rng(seed)
     owner = np.repeat(np.arange(n), rng.integers(20, 121, n))
     means, scales = rng.standard_normal((n_classes, d)), rng.lognormal(sigma=0.5, size=d)
     named = np.stack([np.roll(np.arange(n_classes), shift) for shift in range(min(3, n_classes))])
@@ -94,7 +109,9 @@ DATA: dict[str, Callable[[Task, int], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 def build(task: Task, data: str, seed: int, lam: float) -> ct.Problem:
-    """The problem of a task. Neighbours are those of the users' mean embeddings, each with the sign of its label."""
+    """The problem of a task. Neighbours are those of the users' mean embeddings, each with the sign
+    of its label.
+    """
     rows, y, owner = DATA[data](task, seed)
     two = task.n_classes == 2
     users = ct.Users.from_arrays(rows, 2.0 * y - 1.0 if two else y.astype(float), owner)
@@ -114,7 +131,9 @@ def largest_lam(make: Callable[..., ct.Problem], solved: Callable[[], None]) -> 
 
 
 def ours(make: Callable[[], ct.Problem], tol: float, solved: Callable[[], None]) -> Row:
-    """coterie's time, with its certificate; judged again afterwards, on a problem that no solver has seen."""
+    """coterie's time, with its certificate; judged again afterwards, on a problem that no solver
+    has seen.
+    """
     times: list[float] = []
     peaks: list[float] = []
     while not times or (len(times) < 3 and sum(times) < 2.0):
@@ -130,14 +149,17 @@ def ours(make: Callable[[], ct.Problem], tol: float, solved: Callable[[], None])
             "status": "certified" if certificate.relative_gap <= tol else "above tol"}
 
 
-def conic(make: Callable[[], ct.Problem], engine: str, tol: float, optimum: float, solved: Callable[[], None]) -> Row:
+def conic(make: Callable[[], ct.Problem], engine: str, tol: float, optimum: float,
+          solved: Callable[[], None]) -> Row:
     problem = make()
     began = time.process_time()
-    point = ct.Reference(engine=engine, fuse=False, accuracy=1e-8 if engine == "CLARABEL" else tol).run(problem, tol)
+    point = ct.Reference(engine=engine, fuse=False,
+                         accuracy=1e-8 if engine == "CLARABEL" else tol).run(problem, tol)
     row: Row = {"seconds": time.process_time() - began, "peak": peak_memory()}
     solved()
     error = problem.objective(point.models) / optimum - 1.0
-    return row | {"gap": ct.certify(problem, point.models, point.duals).relative_gap, "error": error, "status": "ended"}
+    return row | {"gap": ct.certify(problem, point.models, point.duals).relative_gap,
+                  "error": error, "status": "ended"}
 
 
 class _Enough(StopIteration):
@@ -145,14 +167,16 @@ class _Enough(StopIteration):
 
 
 class Smoothed:
-    """The problem with sqrt(||x_i - x_j||^2 + mu^2) for the norms, by L-BFGS with continuation in mu.
+    """The problem with sqrt(||x_i - x_j||^2 + mu^2) for the norms, by L-BFGS with continuation in
+    mu.
 
     For all pairs no difference is formed: distances and pulls are products of matrices.
     """
 
     def __init__(self, problem: ct.Problem, target: float, limit: float) -> None:
         self.problem, self.target, self.limit = problem, target, limit
-        self.shape, self.mu, self.steps, self.judging, self.status = (problem.n_users, problem.dim), 1.0, 0, 0.0, ""
+        self.shape, self.mu, self.steps, self.judging, self.status = (problem.n_users,
+            problem.dim), 1.0, 0, 0.0, ""
         self.began = time.process_time()
 
     @property
@@ -198,7 +222,8 @@ class Smoothed:
         x = np.zeros(self.shape[0] * self.shape[1])
         for stage in range(12):
             x = optimize.minimize(self.value, x, jac=True, method="L-BFGS-B", callback=self.check,
-                                  options={"maxcor": 20, "maxiter": 20_000, "maxfun": 10**6, "ftol": 1e-9,
+                                  options={"maxcor": 20, "maxiter": 20_000, "maxfun": 10**6,
+                                           "ftol": 1e-9,
                                            "gtol": 0.0}).x
             if self.status:
                 return
@@ -237,47 +262,61 @@ def rows_of(task: Task, data: str, seed: int, limit: float) -> Iterator[Row]:
                       for engine in ("SCS", "CLARABEL")}
         for solver, work in peers.items():
             row = in_child(work, seconds + 60.0 if solver == LBFGS else seconds)
-            ratio = row["seconds"] / first["seconds"] if "seconds" in row else seconds / first["seconds"]
+            ratio = row["seconds"] / first["seconds"] if "seconds" in row else seconds \
+                / first["seconds"]
             yield about | row | {"lam": name, "solver": solver, "ratio": ratio}
 
 
 def federated(task: Task, data: str, seed: int) -> Iterator[Row]:
-    """The same models from a federation, beside those of `solve`; bytes per user and round in units of one model."""
+    """The same models from a federation, beside those of `solve`; bytes per user and round in units
+    of one model.
+    """
     make = partial(build, task, data, seed)
     top = in_child(partial(largest_lam, make), OUR_LIMIT)
     for name, share in LAMS.items() if "lam_max" in top else ():
         for algorithm in (ct.Newton(), ct.Splitting()):
-            row = in_child(partial(over_the_wire, partial(make, lam=share * top["lam_max"]), algorithm, task.tol),
+            row = in_child(partial(over_the_wire, partial(make, lam=share * top["lam_max"]),
+                                   algorithm, task.tol),
                            OUR_LIMIT)
-            yield {"algorithm": algorithm.name, "data": data, "n": task.n_users, "d": task.n_features,
+            yield {"algorithm": algorithm.name, "data": data, "n": task.n_users,
+                   "d": task.n_features,
                    "classes": task.n_classes, "lam": name} | row
 
 
-def over_the_wire(make: Callable[[], ct.Problem], algorithm: object, tol: float, solved: Callable[[], None]) -> Row:
+def over_the_wire(make: Callable[[], ct.Problem], algorithm: object, tol: float,
+                  solved: Callable[[], None]) -> Row:
     problem = make()
     began = time.process_time()
     run = ct.federate(problem.users, problem.loss, lam=problem.lam, algorithm=algorithm, tol=tol)
     seconds = time.process_time() - began
-    most = max((line.bytes_up + line.bytes_down) / max(line.asked, 1) for line in run.history) / (8 * problem.dim)
+    most = max((line.bytes_up + line.bytes_down) / max(line.asked, 1) for line in run.history) \
+        / (8 * problem.dim)
     objective = ct.solve(make(), tol=tol).objective
-    return {"seconds": seconds, "gap": run.certificate.relative_gap, "groups": run.n_clusters, "rounds": run.n_rounds,
+    return {"seconds": seconds, "gap": run.certificate.relative_gap, "groups": run.n_clusters,
+            "rounds": run.n_rounds,
             "most": most, "off": abs(run.objective / objective - 1.0),
             "status": "certified" if run.certificate.relative_gap <= tol else "above tol"}
 
 
 def show(row: Row, keys: tuple[tuple[str, str], ...]) -> str:
-    return "| " + " | ".join("-" if row.get(key) is None else format(row[key], form) for key, form in keys) + " |"
+    return "| " + " | ".join("-" if row.get(key) is None else format(row[key], form) for key,
+                             form in keys) + " |"
 
 
-LINE = (("task", ""), ("data", ""), ("seed", ""), ("n", ""), ("d", ""), ("classes", ""), ("lam", ""), ("solver", ""),
-        ("seconds", ".3f"), ("gap", ".1e"), ("error", ".1e"), ("groups", ""), ("ratio", ".1f"), ("peak", ".0f"),
+LINE = (("task", ""), ("data", ""), ("seed", ""), ("n", ""), ("d", ""), ("classes", ""),
+        ("lam", ""), ("solver", ""),
+        ("seconds", ".3f"), ("gap", ".1e"), ("error", ".1e"), ("groups", ""), ("ratio", ".1f"),
+        ("peak", ".0f"),
         ("status", ""))
-WIRE_LINE = (("algorithm", ""), ("data", ""), ("n", ""), ("d", ""), ("classes", ""), ("lam", ""), ("seconds", ".2f"),
-             ("gap", ".1e"), ("groups", ""), ("rounds", ""), ("most", ".1f"), ("off", ".1e"), ("status", ""))
+WIRE_LINE = (("algorithm", ""), ("data", ""), ("n", ""), ("d", ""), ("classes", ""), ("lam", ""),
+             ("seconds", ".2f"),
+             ("gap", ".1e"), ("groups", ""), ("rounds", ""), ("most", ".1f"), ("off", ".1e"),
+             ("status", ""))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default="W1,W2,W3,W4,W5,conic,federated")
     parser.add_argument("--quick", action="store_true", help="small shapes: about two minutes")
     parser.add_argument("--seeds", nargs="+", choices=("tuning", "fresh"), default=("fresh",))
@@ -291,19 +330,22 @@ def main() -> None:
     print(facts())
     print(f"Seeds for tuning: {TUNING}; fresh: {FRESH}; this run: {seeds}\n\n{head(COLUMNS)}")
     for task in (*QUICK, QUICK_CONIC) if options.quick else (*TASKS, CONIC):
-        for data, seed in ((data, seed) for data in options.data for seed in seeds if task.name in chosen):
+        for data, seed in ((data, seed) for data in options.data for seed in seeds
+                           if task.name in chosen):
             for row in rows_of(task, data, seed, options.limit):
                 rows.append(row)
                 print(show(row, LINE), flush=True)
     if "federated" in chosen:
-        print(f"\n`models/round`: most bytes of a round, up and down, in models of one user\n\n{head(FEDERATED)}")
+        print("\n`models/round`: most bytes of a round, up and down, in models of one "
+              f"user\n\n{head(FEDERATED)}")
         for task in QUICK_WIRE if options.quick else WIRE:
             for data, seed in ((data, seed) for data in options.data for seed in seeds):
                 for row in federated(task, data, seed):
                     rows.append(row | {"task": "federated", "seed": seed})
                     print(show(row, WIRE_LINE), flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "wide.json").write_text(json.dumps({"machine": facts(), "rows": rows}, indent=1, default=float))
+    (options.out / "wide.json").write_text(json.dumps({"machine": facts(), "rows": rows}, indent=1,
+                                                      default=float))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ IMAGES = ("algorithm-1", "demo", "report", "reproduction-3", "reproduction-6")
 def pictures(name: str) -> list[bytes]:
     """All pictures that a notebook shows."""
     cells = json.loads((DOCS / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
-    found = [output.get("data", {}).get("image/png") for cell in cells for output in cell.get("outputs", [])]
+    found = [output.get("data", {}).get("image/png") for cell in cells
+             for output in cell.get("outputs", [])]
     return [base64.b64decode("".join(data)) for data in found if data]
 
 

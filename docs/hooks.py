@@ -1,4 +1,6 @@
-"""What MkDocs does with the pages: notebooks become pages, and formulas become MathML, which needs no script."""
+"""What MkDocs does with the pages: notebooks become pages, and formulas become MathML, which needs
+no script.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,11 @@ def numpydoc(docstring: str, returns: str) -> str:
         entry = re.fullmatch(r"(\**\w[\w.]*(?:, \**\w+)*) : (.*)", line)
         if section in ("Parameters", "Attributes", "Raises", "Returns") and entry:
             written += [entry[1], f"    {entry[2]}"]
-        elif section == "Returns" and re.match(r"[^\s-]", line) and line != section and not below.startswith(" "):
+        elif section == "Returns" and re.match(r"[^\s-]", line) and line != section \
+            and not below.startswith(" "):
             flat = written[-1].startswith("---")
-            written += [returns] * (flat and line != returns) + [line if line == returns else f"    {line}"]
+            written += [returns] * (flat and line != returns) \
+                + [line if line == returns else f"    {line}"]
         else:
             written.append(line)
     text = re.sub(r"^Example\n-------$", "Examples\n--------", "\n".join(written), flags=re.M)
@@ -59,7 +63,8 @@ def on_files(files: Files, config: Any, **kwargs: Any) -> Files:
         page, pictures = render(cells, stem.rpartition("/")[2])
         files.append(File.generated(config, f"{stem}.md", content=page))
         for name, picture in pictures.items():
-            files.append(File.generated(config, f"{stem.rpartition('/')[0]}/{name}", content=picture))
+            files.append(File.generated(config, f"{stem.rpartition('/')[0]}/{name}",
+                                        content=picture))
     return files
 
 
@@ -94,11 +99,14 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
 
 
 def on_page_content(content: str, **kwargs: Any) -> str:
-    """Turn the formulas that arithmatex marks into MathML, and keep the rows of printed tables in one line."""
+    """Turn the formulas that arithmatex marks into MathML, and keep the rows of printed tables in
+    one line.
+    """
     def mathml(match: re.Match[str]) -> str:
         formula = html.unescape(match[2]).strip()
         drawn = convert(formula, display="block" if match[1] == "div" else "inline")
-        return drawn.replace("<mo>&#x02016;", '<mo stretchy="false">&#x02016;')  # norms as high as their line
+        # Norms as high as their line.
+        return drawn.replace("<mo>&#x02016;", '<mo stretchy="false">&#x02016;')
 
     def rows(match: re.Match[str]) -> str:
         return match[1] + TABLE_ROW.sub(r'<span class="row">\g<0></span>', match[2]) + match[3]

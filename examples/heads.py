@@ -1,18 +1,22 @@
-"""Personal heads on a shared encoder: images, FedAvg on Flower, embeddings, and groups of users that share a head.
+"""Personal heads on a shared encoder: images, FedAvg on Flower, embeddings, and groups of users
+that share a head.
 
     python examples/heads.py [FOLDER] [--quick] [--seeds 30 31]      # writes heads.png to FOLDER
 
-Forty users have 45 images of handwritten digits each to learn from. In two settings they are of four groups:
+Forty users have 45 images of handwritten digits each to learn from. In two settings they are of
+four groups:
 
     rotated      a group sees all images rotated by 0, 90, 180 or 270 degrees
     permuted     a group has names of its own for the ten digits
-    skew 1, 0.3  no groups: users have the digits in different proportions, drawn from Dirichlet's distribution
+    skew 1, 0.3  no groups: users have the digits in different proportions, drawn from Dirichlet's
+    distribution
 
-1. Flower's simulation trains an encoder of each setting: users train their own heads and a copy of the encoder in
-   turns (as in FedRep), and Flower's FedAvg averages the copies. This file is the Flower app.
+1. Flower's simulation trains an encoder of each setting: users train their own heads and a copy of
+   the encoder in turns (as in FedRep), and Flower's FedAvg averages the copies. This file is the
+   Flower app.
 2. `coterie.embeddings.extract` turns images into embeddings.
-3. All methods get the same embeddings, split in the same way, and are scored on images that nobody has learned from.
-   The oracle knows the groups, and IFCA their number.
+3. All methods get the same embeddings, split in the same way, and are scored on images that nobody
+   has learned from. The oracle knows the groups, and IFCA their number.
 """
 
 from __future__ import annotations
@@ -31,17 +35,27 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # matrices are small, and two processes share the work
+# Matrices are small, and two processes share the work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 try:
     import torch
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.app import (
+        Array,
+        ArrayRecord,
+        ConfigRecord,
+        Context,
+        Message,
+        MetricRecord,
+        RecordDict,
+    )
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg
     from torch.func import functional_call, grad, vmap
 except ImportError as missing:
-    sys.exit(f"{missing.name or 'A library'} is missing: pip install 'coterie[flower-sim,torch,plots]'")
+    sys.exit(f"{missing.name or 'A library'} is missing: pip install "
+             "'coterie[flower-sim,torch,plots]'")
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -69,14 +83,16 @@ from coterie.lab.experiments.federations_data import Benchmark, standardised
 SETTINGS = ("rotated", "permuted", "skew 1", "skew 0.3")
 USERS, GROUPS, CLASSES, TRAIN, TEST = 40, 4, 10, 45, 30  # of each user, TRAIN and TEST images
 HIDDEN, WIDTH = 128, 32  # of the encoder, and of its embeddings
-NODES, ROUNDS, STEPS = 4, 40, 10  # users are at four nodes; steps of head and encoder in every round
+# Users are at four nodes; steps of head and encoder in every round.
+NODES, ROUNDS, STEPS = 4, 40, 10
 HEAD_RATE, RATE, MOMENTUM, DECAY = 0.5, 0.1, 0.9, 1e-3
 
 # ---- users and their images
 
 
 class Federation(NamedTuple):
-    """Images of all users, in the order of users; within a user, the first TRAIN are to learn from."""
+    """Images of all users, in the order of users; within a user, the first TRAIN are to learn from.
+    """
 
     images: np.ndarray  # (n, 8, 8)
     labels: np.ndarray  # (n,)
@@ -100,15 +116,19 @@ def federation(setting: str, seed: int) -> Federation:
     names = [rng.permutation(CLASSES) for _ in range(GROUPS)]
     rows, shown, called = [], [], []
     for user in range(USERS):
-        share = rng.dirichlet(np.full(CLASSES, float(setting[5:]))) if setting.startswith("skew") else np.ones(CLASSES)
+        share = rng.dirichlet(np.full(CLASSES, float(setting[5:]))) if setting.startswith("skew") \
+            else np.ones(CLASSES)
         for pool, count in zip(pools, (TRAIN, TEST), strict=True):
             odds = share[digits[pool]] + 1e-9
             rows.append(rng.choice(pool, count, replace=False, p=odds / odds.sum()))
             group = groups[user]
-            shown.append(np.rot90(images[rows[-1]], group if setting == "rotated" else 0, axes=(1, 2)))
-            called.append(names[group][digits[rows[-1]]] if setting == "permuted" else digits[rows[-1]])
+            shown.append(np.rot90(images[rows[-1]], group if setting == "rotated" else 0,
+                                  axes=(1, 2)))
+            called.append(names[group][digits[rows[-1]]] if setting == "permuted"
+                          else digits[rows[-1]])
     return Federation(np.ascontiguousarray(np.concatenate(shown)), np.concatenate(called),
-                      np.repeat(np.arange(USERS), TRAIN + TEST), None if setting.startswith("skew") else groups)
+                      np.repeat(np.arange(USERS), TRAIN + TEST),
+                      None if setting.startswith("skew") else groups)
 
 
 # ---- the encoder and its training on Flower
@@ -126,7 +146,9 @@ def encoder(seed: int) -> Any:
 
 def train_users(data: Federation, users: np.ndarray, body: dict[str, Any],
                 heads: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train the head of every user, then its copy of the encoder. Returns the mean of the copies, and the heads."""
+    """Train the head of every user, then its copy of the encoder. Returns the mean of the copies,
+    and the heads.
+    """
     own = data.learned & np.isin(data.owner, users)
     x, y = torch.as_tensor(data.images[own]), torch.as_tensor(data.labels[own])
     x, y, net = x.reshape(len(users), TRAIN, 8, 8), y.reshape(len(users), TRAIN), encoder(0)
@@ -147,7 +169,8 @@ def train_users(data: Federation, users: np.ndarray, body: dict[str, Any],
     speed = {key: torch.zeros_like(part) for key, part in copies.items()}
     for _ in range(STEPS):
         slope = for_body(copies, heads, x, y)
-        speed = {key: MOMENTUM * part + slope[key] + DECAY * copies[key] for key, part in speed.items()}
+        speed = {key: MOMENTUM * part + slope[key] + DECAY * copies[key] for key,
+                 part in speed.items()}
         copies = {key: part - RATE * speed[key] for key, part in copies.items()}
     return {key: part.mean(dim=0) for key, part in copies.items()}, heads
 
@@ -159,7 +182,8 @@ def _parts(record: Any, name: str) -> dict[str, Any]:
 
 
 def _flat(parts: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
-    return {f"{name}/{key}": part.numpy() for name, tensors in parts.items() for key, part in tensors.items()}
+    return {f"{name}/{key}": part.numpy() for name, tensors in parts.items() for key,
+            part in tensors.items()}
 
 
 def _record(parts: dict[str, dict[str, Any]]) -> Any:
@@ -170,16 +194,20 @@ def _record(parts: dict[str, dict[str, Any]]) -> Any:
 def _train(message: Message, context: Context) -> Message:
     """One round at a node: its users train. Their heads stay in a file of the node."""
     torch.set_num_threads(1)
-    partition, nodes = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    partition, nodes = int(context.node_config["partition-id"]), \
+        int(context.node_config["num-partitions"])
     users = np.arange(partition, USERS, nodes)
     received = {key: part.numpy() for key, part in message.content["arrays"].items()}
     file = Path(str(message.content["config"]["out"])) / f"heads-{partition}"
-    kept = unpack(file.read_bytes(), file.name) if message.content["config"]["server-round"] > 1 else None
+    kept = unpack(file.read_bytes(), file.name) if message.content["config"]["server-round"] > 1 \
+        else None
     bodies, heads = dict[str, Any](), dict[str, Any]()
     for name in dict.fromkeys(key.partition("/")[0] for key in received):
         setting, _, seed = name.rpartition(" ")
-        start = {"slopes": torch.zeros(len(users), WIDTH, CLASSES), "level": torch.zeros(len(users), CLASSES)}
-        bodies[name], heads[name] = train_users(federation(setting, int(seed)), users, _parts(received, name),
+        start = {"slopes": torch.zeros(len(users), WIDTH, CLASSES), "level": torch.zeros(len(users),
+            CLASSES)}
+        bodies[name], heads[name] = train_users(federation(setting, int(seed)), users,
+                                                _parts(received, name),
                                                 start if kept is None else _parts(kept, name))
     write_atomically(file, pack(_flat(heads)))
     about = MetricRecord({"num-examples": len(users) * TRAIN, "partition": partition})
@@ -187,7 +215,9 @@ def _train(message: Message, context: Context) -> Message:
 
 
 def _in_order(replies: Iterable[Message]) -> list[Message]:
-    """Replies by node, so that sums are rounded in the same way each time; a node that failed ends the run."""
+    """Replies by node, so that sums are rounded in the same way each time; a node that failed ends
+    the run.
+    """
     received = list(replies)
     for reply in received:
         if reply.has_error():
@@ -212,13 +242,15 @@ class OrderedFedAvg(FedAvg):  # type: ignore[misc]
 @server.main()
 def _serve(grid: Grid, context: Context) -> None:
     """Train all encoders in the same rounds, and write them."""
-    out, names = Path(str(context.run_config["out"])), json.loads(str(context.run_config["federations"]))
+    out, names = Path(str(context.run_config["out"])), \
+        json.loads(str(context.run_config["federations"]))
     try:
         start = {name: encoder(int(name.rpartition(" ")[2])).state_dict() for name in names}
         result = OrderedFedAvg(out / "rounds.jsonl").start(
             grid, _record(start), int(context.run_config["rounds"]), timeout=300.0,
             train_config=ConfigRecord({"out": str(out)}))
-        write_atomically(out / "encoders", pack({key: part.numpy() for key, part in result.arrays.items()}))
+        write_atomically(out / "encoders",
+                         pack({key: part.numpy() for key, part in result.arrays.items()}))
     except Exception as error:
         write_atomically(out / "error.txt", f"{type(error).__name__}: {error}".encode())
         raise
@@ -228,15 +260,18 @@ def train_on_flower(names: list[str], rounds: int, out: Path) -> dict[str, np.nd
     """Run this file as an app on Flower's simulation, started and stopped here."""
     from coterie.federated.runtimes.cluster import Cluster, write_app
 
-    app = write_app(out / "app", {"out": str(out), "rounds": rounds, "federations": json.dumps(names)},
-                    name="heads", about="A shared encoder", server="heads:server", client="heads:client")
+    app = write_app(out / "app", {"out": str(out), "rounds": rounds,
+                                  "federations": json.dumps(names)},
+                    name="heads", about="A shared encoder", server="heads:server",
+                    client="heads:client")
     shutil.copy(__file__, app / "heads.py")
     with Cluster(out / "cluster", virtual=NODES) as cluster:
         cluster.submit_app(app)
         for line in cluster.follow(out, 900.0, "encoders"):
             if line["round"] % 10 == 0:
                 print(f"  round {line['round']} of {rounds}", flush=True)
-    files = {"body": out / "encoders", **{f"heads/{node}": out / f"heads-{node}" for node in range(NODES)}}
+    files = {"body": out / "encoders", **{f"heads/{node}": out / f"heads-{node}"
+                                          for node in range(NODES)}}
     return {f"{name}/{key}": part for name, file in files.items()
             for key, part in unpack(file.read_bytes(), file.name).items()}
 
@@ -245,9 +280,11 @@ def train_on_flower(names: list[str], rounds: int, out: Path) -> dict[str, np.nd
 
 @dataclass(frozen=True, kw_only=True)
 class FedPer(Baseline):
-    """Heads of users' own: `steps` gradient steps on f_i from the head of zeros that all users start with.
+    """Heads of users' own: `steps` gradient steps on f_i from the head of zeros that all users
+    start with.
 
-    Arivazhagan, Aggarwal, Singh and Choudhary, 2019, "Federated learning with personalization layers".
+    Arivazhagan, Aggarwal, Singh and Choudhary, 2019, "Federated learning with personalization
+    layers".
     """
 
     name: ClassVar[str] = "fedper"
@@ -259,7 +296,8 @@ class FedPer(Baseline):
 
     def _fit(self, run: BaselineRun) -> Outcome:
         start = np.zeros((run.n_users, run.dim))
-        heads = descend(run.loss, run.samples, start, 1.0 / curvature(run.loss, run.samples, start), self.steps)
+        heads = descend(run.loss, run.samples, start, 1.0 / curvature(run.loss, run.samples, start),
+                        self.steps)
         return Outcome(heads, heads.mean(axis=0, keepdims=True))
 
 
@@ -275,17 +313,22 @@ class Scored(NamedTuple):
     seconds: float
 
 
-def compare(name: str, stored: dict[str, np.ndarray], cache_folder: str) -> tuple[list[Scored], ct.Users]:
+def compare(name: str, stored: dict[str, np.ndarray], cache_folder: str) -> tuple[list[Scored],
+        ct.Users]:
     """All methods on the embeddings of one federation, and the test rows."""
     setting, _, seed = name.rpartition(" ")
     data, net = federation(setting, int(seed)), encoder(0)
-    net.load_state_dict({key: torch.as_tensor(stored[f"body/{name}/{key}"]) for key in net.state_dict()})
+    net.load_state_dict({key: torch.as_tensor(stored[f"body/{name}/{key}"])
+                         for key in net.state_dict()})
     rows = extract(net, data.images, cache=cache_folder).astype(float)
-    benchmark = Benchmark(name=name, users=from_arrays(rows, data.labels.astype(float), data.owner), metric="accuracy",
-                          loss=ct.Multinomial(ridge=1e-3, n_classes=CLASSES), features=standardised, rule="",
+    benchmark = Benchmark(name=name, users=from_arrays(rows, data.labels.astype(float), data.owner),
+                          metric="accuracy",
+                          loss=ct.Multinomial(ridge=1e-3, n_classes=CLASSES), features=standardised,
+                          rule="",
                           clusters=data.groups, masks=data.learned[None])
     split = prepare(benchmark, benchmark.split(0))
-    results = [by_coterie(benchmark, split), by_fedrep(benchmark, split, stored, rows[~data.learned])]
+    results = [by_coterie(benchmark, split), by_fedrep(benchmark, split, stored,
+                                                       rows[~data.learned])]
     for kind in (Oracle, IFCA, ODCL, FedPer, FineTuning, Ditto, Local, Global):
         if kind is Oracle and data.groups is None:
             continue
@@ -300,8 +343,10 @@ def compare(name: str, stored: dict[str, np.ndarray], cache_folder: str) -> tupl
 
 def _scored(benchmark: Benchmark, method: str, errors: np.ndarray, labels: np.ndarray, note: str,
             start: float) -> Scored:
-    index = np.nan if benchmark.clusters is None else float(adjusted_rand_score(benchmark.clusters, labels.ravel()))
-    return Scored(benchmark.name, method, errors, len(np.unique(labels)), index, note, time.process_time() - start)
+    index = np.nan if benchmark.clusters is None \
+        else float(adjusted_rand_score(benchmark.clusters, labels.ravel()))
+    return Scored(benchmark.name, method, errors, len(np.unique(labels)), index, note,
+                  time.process_time() - start)
 
 
 def by_coterie(benchmark: Benchmark, split: PreparedSplit) -> Scored:
@@ -314,21 +359,28 @@ def by_coterie(benchmark: Benchmark, split: PreparedSplit) -> Scored:
                    f"{found.kind} ({losses})", start)
 
 
-def by_fedrep(benchmark: Benchmark, split: PreparedSplit, stored: dict[str, np.ndarray], rows: np.ndarray) -> Scored:
-    """The heads that users have after the training of the encoder, in turns with it (Collins et al., 2021)."""
-    start, slopes, level = time.process_time(), np.zeros((USERS, WIDTH, CLASSES)), np.zeros((USERS, CLASSES))
+def by_fedrep(benchmark: Benchmark, split: PreparedSplit, stored: dict[str, np.ndarray],
+              rows: np.ndarray) -> Scored:
+    """The heads that users have after the training of the encoder, in turns with it (Collins et
+    al., 2021).
+    """
+    start, slopes, level = time.process_time(), np.zeros((USERS, WIDTH, CLASSES)), \
+        np.zeros((USERS, CLASSES))
     for partition in range(NODES):
         key = f"heads/{partition}/{benchmark.name}"
-        slopes[partition::NODES], level[partition::NODES] = stored[f"{key}/slopes"], stored[f"{key}/level"]
+        slopes[partition::NODES], level[partition::NODES] = stored[f"{key}/slopes"], \
+            stored[f"{key}/level"]
     owner = split.test.owner
     decisions = np.einsum("nd,ndc->nc", rows, slopes[owner]) + level[owner]
-    return _scored(benchmark, "fedrep", row_errors(benchmark, decisions, split.test), np.arange(USERS), "", start)
+    return _scored(benchmark, "fedrep", row_errors(benchmark, decisions, split.test),
+                   np.arange(USERS), "", start)
 
 
 # ---- the table and the picture
 
 METHODS = {"coterie": "coterie", "oracle": "oracle", "ifca": "IFCA",
-           "odcl": "ODCL", "fedper": "FedPer", "fedrep": "FedRep", "fine_tuning": "fine-tuning", "ditto": "Ditto",
+           "odcl": "ODCL", "fedper": "FedPer", "fedrep": "FedRep", "fine_tuning": "fine-tuning",
+           "ditto": "Ditto",
            "local": "local heads", "global": "one global head"}
 
 
@@ -352,7 +404,8 @@ def summarise(results: list[tuple[list[Scored], ct.Users]]) -> dict[tuple[str, s
             worse = worse_than_alone(one.errors, errors["fedper"], test) | \
                 worse_than_alone(one.errors, errors["fine_tuning"], test)
             accuracies = 1.0 - np.bincount(test.owner, one.errors) / test.counts
-            cells[key] = Cell(np.concatenate([before.accuracies, accuracies]), [*before.groups, one.groups],
+            cells[key] = Cell(np.concatenate([before.accuracies, accuracies]),
+                              [*before.groups, one.groups],
                               [*before.indices, one.index], before.worse + int(worse.sum()))
     return cells
 
@@ -374,14 +427,18 @@ def show(cells: dict[tuple[str, str], Cell]) -> None:
             line += f"{cell.accuracies.mean():9.3f}{counts:>7}{index:>5}{cell.worse:>5}"
         print(line.rstrip())
     n = len(cells[settings[0], "coterie"].accuracies)
-    print(f"\naccuracy: mean over {n} users; groups: of users who share a head, or the centre of their heads;\n"
-          "ARI: adjusted Rand index with the true groups; less: users with less accuracy than with FedPer or\n"
+    print(f"\naccuracy: mean over {n} users; groups: of users who share a head, or the centre of "
+          "their heads;\n"
+          "ARI: adjusted Rand index with the true groups; less: users with less accuracy than with "
+          "FedPer or\n"
           "fine-tuning, by more than chance")
     for setting in settings:
         goal = "oracle" if (setting, "oracle") in cells else \
-            max(("fedper", "fedrep", "fine_tuning"), key=lambda method: cells[setting, method].accuracies.mean())
+            max(("fedper", "fedrep", "fine_tuning"), key=lambda method: cells[setting,
+                method].accuracies.mean())
         difference = cells[setting, "coterie"].accuracies - cells[setting, goal].accuracies
-        print(f"{setting}: coterie - {METHODS[goal]}: {difference.mean():+.4f}, p = {signed_rank(difference):.2g} "
+        print(f"{setting}: coterie - {METHODS[goal]}: {difference.mean():+.4f}, p = "
+              f"{signed_rank(difference):.2g} "
               "(Wilcoxon's signed-rank test over users)")
 
 
@@ -395,8 +452,10 @@ def draw(cells: dict[tuple[str, str], Cell], file: Path) -> None:
         for y, method in enumerate(reversed(METHODS)):
             if (setting, method) in cells:
                 values = cells[setting, method].accuracies
-                axes.errorbar(values.mean(), y, xerr=values.std() / np.sqrt(len(values)), fmt="o", capsize=2,
-                              color="C3" if method == "coterie" else "C0" if method == "oracle" else "0.45")
+                axes.errorbar(values.mean(), y, xerr=values.std() / np.sqrt(len(values)), fmt="o",
+                              capsize=2,
+                              color="C3" if method == "coterie" else "C0" if method == "oracle"
+                              else "0.45")
         axes.set_yticks(range(len(METHODS)), [*reversed(METHODS.values())])
         axes.set(title=setting, xlabel="accuracy on unseen images")
         axes.grid(axis="x", linewidth=0.4)
@@ -415,16 +474,19 @@ def main() -> None:
              for seed in given.seeds[:1 if given.quick else None]]
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary).resolve()
-        print(f"Flower trains {len(names)} encoders: {USERS} users at {NODES} nodes, {ROUNDS} rounds", flush=True)
+        print(f"Flower trains {len(names)} encoders: {USERS} users at {NODES} nodes, {ROUNDS} "
+              "rounds", flush=True)
         stored = train_on_flower(names, ROUNDS, out)
         print(f"  trained after {time.monotonic() - begin:.0f} s", flush=True)
         results = []
         with ProcessPoolExecutor(2) as pool:
-            tasks = {name: pool.submit(compare, name, stored, str(out / "embeddings")) for name in names}
+            tasks = {name: pool.submit(compare, name, stored, str(out / "embeddings"))
+                     for name in names}
             for name, task in tasks.items():
                 results.append(task.result())
                 ours = results[-1][0][0]
-                print(f"  {name}: coterie has {ours.note}; {ours.groups} groups, {ours.seconds:.0f} s", flush=True)
+                print(f"  {name}: coterie has {ours.note}; {ours.groups} groups, "
+                      f"{ours.seconds:.0f} s", flush=True)
     cells = summarise(results)
     show(cells)
     draw(cells, given.folder / "heads.png")

@@ -1,8 +1,10 @@
-"""A federation of hospitals: the data stay local, half of the hospitals reply per round, and the result is the same.
+"""A federation of hospitals: the data stay local, half of the hospitals reply per round, and the
+result is the same.
 
     python examples/hospitals.py [FOLDER]      # writes the run and its report to FOLDER
 
-Twenty-four hospitals of two kinds predict which patients return within a month. The server never sees patient data.
+Twenty-four hospitals of two kinds predict which patients return within a month. The server never
+sees patient data.
 """
 
 from __future__ import annotations
@@ -24,14 +26,16 @@ def hospitals(n: int = 24, patients: int = 80, seed: int = 0) -> tuple[ct.Users,
     risk = 1 / (1 + np.exp(-(X * effects[kind[owner]]).sum(axis=1)))
     y = np.where(rng.random(len(risk)) < risk, 1.0, -1.0)
     names = [f"hospital {i:02d}" for i in owner]
-    return ct.Users.from_arrays(X, y, names, feature_names=["age", "stay", "visits", "pressure"]), kind
+    return ct.Users.from_arrays(X, y, names, feature_names=["age", "stay", "visits", "pressure"]), \
+        kind
 
 
 def main(folder: str = ".") -> None:
     users, kind = hospitals()
     loss = ct.Logistic(ridge=1e-3)
 
-    # One round of local models gives the weights (which hospitals are similar) and a range of lam; then the path.
+    # One round of local models gives the weights (which hospitals are similar) and a range of lam;
+    # then the path.
     path = ct.federate_path(users, loss, graph="wald", participation=0.5, n_lams=8, seed=0)
     print("lam and number of groups:", ", ".join(f"{s.lam:.3g}: {s.n_clusters}" for s in path.runs))
 
@@ -46,9 +50,11 @@ def main(folder: str = ".") -> None:
 
     central = ct.solve(ct.Problem(users, loss, two.lam, run.problem.graph))
     difference = np.abs(run.models - central.models).max() / np.abs(central.models).max()
-    print(f"same groups as with pooled data: {(run.labels == central.labels).all()}, models within {difference:.0e}")
+    print(f"same groups as with pooled data: {(run.labels == central.labels).all()}, models within "
+          f"{difference:.0e}")
 
-    out = ct.save_run(run, Path(folder) / "hospitals", title="Twenty-four hospitals", overwrite=True)
+    out = ct.save_run(run, Path(folder) / "hospitals", title="Twenty-four hospitals",
+                      overwrite=True)
     print(f"Report: {out / 'report.html'}")
 
 

@@ -21,11 +21,13 @@ from coterie.estimators import ConvexClustering
 def main(folder: str = ".") -> None:
     iris = load_iris()
     clustering = ConvexClustering(standardize=True).fit(iris.data)
-    print(f"{clustering.n_clusters_} clusters of {sorted(np.bincount(clustering.labels_).tolist())} flowers")
+    print(f"{clustering.n_clusters_} clusters of "
+          f"{sorted(np.bincount(clustering.labels_).tolist())} flowers")
     print(f"certified: {clustering.gap_ < 1e-6}")
     print(clustering.fit_.why)
     setosa = iris.target == 0
-    print(f"setosa against the others: {adjusted_rand_score(setosa, clustering.labels_):.2f} (adjusted Rand index)")
+    print(f"setosa against the others: {adjusted_rand_score(setosa, clustering.labels_):.2f} "
+          "(adjusted Rand index)")
 
     path = clustering.path_
     print("clusters along lam:", " ".join(map(str, path.n_clusters)))

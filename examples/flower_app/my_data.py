@@ -1,7 +1,8 @@
 """A data function of a node, set by data="my_data:load" in its configuration.
 
-It receives the configuration (the settings of the server, overridden by those of the owner in --node-config) and
-returns the users of this node. It can read a database, a folder or a sensor; the data do not leave the node.
+It receives the configuration (the settings of the server, overridden by those of the owner in
+--node-config) and returns the users of this node. It can read a database, a folder or a sensor; the
+data do not leave the node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Old import paths: for one version, each gives the module that holds the names now, with a warning."""
+"""Old import paths: for one version, each gives the module that holds the names now, with a
+warning.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ MOVED = {
     "privacy.reconstruction": "lab.attacks.reconstruction",
     "privacy.recording": "lab.attacks.recording", "privacy.release": "federated.private.release",
     "privacy.runs": "lab.attacks.runs", "privacy.simulation": "lab.attacks.simulation",
-    "runs": "output.runs", "solution": "problem.solution", "storage": "base.storage", "threads": "base.threads",
+    "runs": "output.runs", "solution": "problem.solution", "storage": "base.storage",
+         "threads": "base.threads",
 }
 
 
@@ -49,7 +52,8 @@ class _Moved(MetaPathFinder, Loader):
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None,
                   ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self, is_package=True) if new_path(fullname) is not None else None
+        return ModuleSpec(fullname, self, is_package=True) if new_path(fullname) is not None \
+            else None
 
     def exec_module(self, module: ModuleType) -> None:
         new = new_path(module.__name__)
@@ -59,7 +63,9 @@ class _Moved(MetaPathFinder, Loader):
 
 
 def new_path(name: str) -> str | None:
-    """The path of a module now, by its old one; "" for a folder that is no more, None for all other names."""
+    """The path of a module now, by its old one; "" for a folder that is no more, None for all other
+    names.
+    """
     if not name.startswith("coterie."):
         return None
     parts = name.split(".")[1:]
@@ -74,4 +80,5 @@ def new_path(name: str) -> str | None:
 
 def keep_old_paths() -> None:
     """Let old paths be imported."""
-    sys.meta_path.insert(0, _Moved())  # before the one that would find a second copy in a package's new folder
+    # Before the one that would find a second copy in a package's new folder.
+    sys.meta_path.insert(0, _Moved())

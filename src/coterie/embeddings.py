@@ -1,10 +1,12 @@
-"""Embeddings as the input of personal heads: from arrays, tensors and files, and from an encoder with a cache.
+"""Embeddings as the input of personal heads: from arrays, tensors and files, and from an encoder
+with a cache.
 
     rows  = extract(encoder, images, cache="embeddings/")    # (n, d), computed once
-    users = from_arrays(rows, labels, user)                  # for ct.Problem, fit and the estimators
+    users = from_arrays(rows, labels, user)                  # for ct.Problem, fit and the
+                                                             estimators
 
-An encoder is any `torch.nn.Module` that maps a batch of n inputs to (n, d) numbers. torch is the extra `torch`; it is
-imported when `extract` is called, and no other module imports it.
+An encoder is any `torch.nn.Module` that maps a batch of n inputs to (n, d) numbers. torch is the
+extra `torch`; it is imported when `extract` is called, and no other module imports it.
 """
 
 from __future__ import annotations
@@ -35,14 +37,17 @@ _PROBED = 4
 Floats = npt.NDArray[np.floating[Any]]
 
 
-def from_arrays(embeddings: Any, target: Any = None, user: Any = None, *, normalize: bool = False) -> Users:
+def from_arrays(embeddings: Any, target: Any = None, user: Any = None, *,
+                normalize: bool = False) -> Users:
     """Users whose features are embeddings, one row per sample.
 
     Parameters
     ----------
     embeddings : (n, d) an array, a torch tensor on any device, or the path of a .npy file.
-    target : (n,) the same, or None. Classes are 0, 1, ... for `Multinomial`, -1 and +1 for `Logistic`.
-    user : (n,) the same, or a list of names: the owner of each row; None makes every row a separate user.
+    target : (n,) the same, or None. Classes are 0, 1, ... for `Multinomial`, -1 and +1 for
+        `Logistic`.
+    user : (n,) the same, or a list of names: the owner of each row; None makes every row a separate
+        user.
     normalize : whether rows are scaled to length 1; a row of zeros stays as it is.
 
     Returns
@@ -51,7 +56,8 @@ def from_arrays(embeddings: Any, target: Any = None, user: Any = None, *, normal
 
     Raises
     ------
-    InvalidInput : shapes that do not match, or a number that is missing or infinite; with its user and row.
+    InvalidInput : shapes that do not match, or a number that is missing or infinite; with its user
+        and row.
 
     Example
     -------
@@ -72,28 +78,30 @@ def load(path: str | PathLike[str], *, embedding: str = "embedding", target: str
     Parameters
     ----------
     path : the file.
-    embedding : in a Parquet file a column of lists of d numbers; in a .npz file an array (n, d). A Parquet file without
-        this column has its embeddings in all columns that are neither `target` nor `user`.
+    embedding : in a Parquet file a column of lists of d numbers; in a .npz file an array (n, d). A
+        Parquet file without this column has its embeddings in all columns that are neither `target`
+        nor `user`.
     target : the column or array of targets, or None.
     user : the column or array that names the owner of each row.
     normalize : as for `from_arrays`.
 
     Returns
     -------
-    Users, with features named e0, e1, ... (.npz), embedding[0], embedding[1], ... (lists), or by their columns.
+    Users, with features named e0, e1, ... (.npz), embedding[0], embedding[1], ... (lists), or by
+    their columns.
 
     Raises
     ------
-    InvalidInput : a column or array that is not there, lists of different lengths, or a number that is missing or
-        infinite; with its row.
+    InvalidInput : a column or array that is not there, lists of different lengths, or a number that
+        is missing or infinite; with its row.
     MissingExtra : polars, for a Parquet file, is not installed.
 
     Example
     -------
     >>> import pathlib, polars, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp(), "rows.parquet")
-    >>> polars.DataFrame({"user": ["ann", "bob"], "target": [0, 1], "embedding": [[0.5, 1.0], [2.0, 0.0]]}
-    ...                  ).write_parquet(path)
+    >>> polars.DataFrame({"user": ["ann", "bob"], "target": [0, 1],
+    ...                   "embedding": [[0.5, 1.0], [2.0, 0.0]]}).write_parquet(path)
     >>> load(path).feature_names
     ('embedding[0]', 'embedding[1]')
     """
@@ -101,8 +109,10 @@ def load(path: str | PathLike[str], *, embedding: str = "embedding", target: str
         arrays = _read_npz(path)
         for name in (embedding, user, *(() if target is None else (target,))):
             if name not in arrays:
-                raise InvalidInput(f"There is no array {show(name)}", where=str(path), remedy=suggest(name, arrays))
-        return from_arrays(arrays[embedding], None if target is None else arrays[target], arrays[user],
+                raise InvalidInput(f"There is no array {show(name)}", where=str(path),
+                                   remedy=suggest(name, arrays))
+        return from_arrays(arrays[embedding], None if target is None else arrays[target],
+                           arrays[user],
                            normalize=normalize)
     frame = read_parquet(path)
     names = [name for name in frame.columns if name.startswith(f"{embedding}[")]
@@ -113,24 +123,28 @@ def load(path: str | PathLike[str], *, embedding: str = "embedding", target: str
     return _normalized_users(users) if normalize else users
 
 
-def extract(encoder: Any, inputs: Any, *, batch_size: int = 256, cache: str | PathLike[str] | None = None,
+def extract(encoder: Any, inputs: Any, *, batch_size: int = 256,
+            cache: str | PathLike[str] | None = None,
             device: Any = None, normalize: bool = False,
             progress: Callable[[int, int], object] | None = None) -> Floats:
     """The embeddings of inputs by a torch encoder, computed once.
 
-    The encoder runs in evaluation mode, without gradients and with the same random numbers every time, and is left as
-    it was. The cache has a file for every `CHUNK` rows, named by a hash of these inputs and of the encoder: its
-    modules, their settings, all parameters and buffers. So another encoder or other inputs never get it. The hash does
-    not see the code of modules: a few rows of each file are encoded again, and if they differ, the file is replaced.
+    The encoder runs in evaluation mode, without gradients and with the same random numbers every
+    time, and is left as it was. The cache has a file for every `CHUNK` rows, named by a hash of
+    these inputs and of the encoder: its modules, their settings, all parameters and buffers. So
+    another encoder or other inputs never get it. The hash does not see the code of modules: a few
+    rows of each file are encoded again, and if they differ, the file is replaced.
 
     Parameters
     ----------
     encoder : a `torch.nn.Module` that maps a batch of n inputs to (n, d) numbers.
-    inputs : an array or tensor (n, ...), or a sequence of n of one shape, such as a torch dataset; of tuples, the first
-        item is taken. Fractions get the precision of the encoder.
+    inputs : an array or tensor (n, ...), or a sequence of n of one shape, such as a torch dataset;
+        of tuples, the first item is taken. Fractions get the precision of the encoder.
     batch_size : number of inputs that are encoded at once.
-    cache : a folder, created if it is missing, whose files only their owner can read; None for no cache.
-    device : where the encoder runs, such as "cuda"; None for where it is. It is moved back afterwards.
+    cache : a folder, created if it is missing, whose files only their owner can read; None for no
+        cache.
+    device : where the encoder runs, such as "cuda"; None for where it is. It is moved back
+        afterwards.
     normalize : as for `from_arrays`; files hold rows as they are.
     progress : called with the number of rows done and of all rows, after each `CHUNK` rows.
 
@@ -140,7 +154,8 @@ def extract(encoder: Any, inputs: Any, *, batch_size: int = 256, cache: str | Pa
 
     Raises
     ------
-    InvalidInput : inputs that the encoder cannot take, an output of another shape, or a NaN; with its row.
+    InvalidInput : inputs that the encoder cannot take, an output of another shape, or a NaN; with
+        its row.
     MissingExtra : torch is not installed.
 
     Example
@@ -174,7 +189,8 @@ def _checked(encoder: Any, inputs: Any, batch_size: int) -> Any:
         raise InvalidInput(f"encoder must be a torch.nn.Module, got {type(encoder).__name__}",
                            remedy="Use from_arrays for embeddings that are computed already")
     if not hasattr(inputs, "__len__") or len(inputs) == 0:
-        raise InvalidInput("inputs must be an array or a sequence with at least one row", remedy="Pass (n, ...)")
+        raise InvalidInput("inputs must be an array or a sequence with at least one row",
+                           remedy="Pass (n, ...)")
     if batch_size < 1:
         raise InvalidInput(f"batch_size must be at least 1, got {batch_size!r}", remedy="Omit it")
     return torch
@@ -190,14 +206,16 @@ def _array(values: Any) -> Any:
         return values
     tensor = values.detach().cpu()
     kind = str(tensor.dtype)  # NumPy has no bfloat16 and no fractions of eight bits
-    return (tensor.float() if "float" in kind and kind not in ("torch.float32", "torch.float64") else tensor).numpy()
+    return (tensor.float() if "float" in kind and kind not in ("torch.float32", "torch.float64")
+            else tensor).numpy()
 
 
 def _matrix(rows: Any) -> npt.NDArray[Any]:
     array = np.asarray(rows)
     if array.ndim != 2:
         raise InvalidInput(f"embeddings must have shape (n, d), got {array.shape}",
-                           remedy="Average or flatten other dimensions: embeddings.reshape(len(embeddings), -1)")
+                           remedy="Average or flatten other dimensions: "
+                                  "embeddings.reshape(len(embeddings), -1)")
     return array
 
 
@@ -205,7 +223,8 @@ def _read_npy(path: str | PathLike[str]) -> Any:
     try:
         return np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise InvalidInput(f"The file cannot be read as an array of numbers or texts: {error}", where=str(path),
+        raise InvalidInput(f"The file cannot be read as an array of numbers or texts: {error}",
+                           where=str(path),
                            remedy="Save it with numpy.save, texts not as objects") from error
 
 
@@ -216,7 +235,8 @@ def _read_npz(path: str | PathLike[str]) -> dict[str, Any]:
             return {name: archive[name] for name in archive.files}
         except ValueError as error:
             raise InvalidInput(f"An array of the file cannot be read: {error}", where=str(path),
-                               remedy="Save names as texts, not as objects: user=numpy.array(names, str)") from error
+                               remedy="Save names as texts, not as objects: "
+                                      "user=numpy.array(names, str)") from error
 
 
 def _normalized(rows: Floats) -> Floats:
@@ -233,7 +253,8 @@ def _normalized_users(users: Users) -> Users:
 
 @contextmanager
 def _frozen(torch: Any, encoder: Any, device: Any) -> Iterator[None]:
-    """The encoder in evaluation mode, without gradients, on a device and with its own random numbers; then as before.
+    """The encoder in evaluation mode, without gradients, on a device and with its own random
+    numbers; then as before.
     """
     modes = [(module, module.training) for module in encoder.modules()]
     home = next((p.device for p in encoder.parameters()), None)
@@ -261,17 +282,22 @@ class _Encoder:
 
     @property
     def weight(self) -> Any:
-        """The first parameter with fractions, or None: inputs get its precision and go to its device."""
+        """The first parameter with fractions, or None: inputs get its precision and go to its
+        device.
+        """
         return next((p for p in self.module.parameters() if p.is_floating_point()), None)
 
     def tensor(self, inputs: Any, start: int, stop: int) -> Any:
         """A range of the inputs as one tensor."""
         if hasattr(inputs, "shape"):
             rows = inputs[start:stop]
-            return self.torch.as_tensor(np.ascontiguousarray(rows) if isinstance(rows, np.ndarray) else rows)
+            return self.torch.as_tensor(np.ascontiguousarray(rows) if isinstance(rows, np.ndarray)
+                                        else rows)
         items = (inputs[i] for i in range(start, stop))
-        tensors = [self.torch.as_tensor(item[0] if isinstance(item, tuple) else item) for item in items]
-        wrong = next((k for k, tensor in enumerate(tensors) if tensor.shape != tensors[0].shape), None)
+        tensors = [self.torch.as_tensor(item[0] if isinstance(item, tuple) else item)
+                   for item in items]
+        wrong = next((k for k, tensor in enumerate(tensors) if tensor.shape != tensors[0].shape),
+                     None)
         if wrong is not None:
             raise InvalidInput(f"Inputs must have one shape, got {tuple(tensors[0].shape)} and "
                                f"{tuple(tensors[wrong].shape)}", where=f"row {start + wrong}",
@@ -282,30 +308,35 @@ class _Encoder:
         """The embeddings of a tensor whose first row is row `start` of the inputs."""
         self.torch.manual_seed(0)
         batches = range(0, len(rows), self.batch_size)
-        embeddings = np.concatenate([self._batch(rows[k:k + self.batch_size], start + k) for k in batches])
+        embeddings = np.concatenate([self._batch(rows[k:k + self.batch_size], start + k)
+                                     for k in batches])
         embeddings = embeddings if embeddings.dtype.kind == "f" else embeddings.astype(np.float32)
         finite = np.isfinite(embeddings).all(axis=1)
         if not finite.all():
             raise InvalidInput("An embedding has a missing value (NaN) or an infinite value",
                                where=f"row {start + int(finite.argmin())}",
-                               remedy="Check this input, and that the training of the encoder has not diverged")
+                               remedy="Check this input, and that the training of the encoder has "
+                                      "not diverged")
         return embeddings
 
     def _batch(self, batch: Any, start: int) -> Any:
         where, weight = f"rows {start} to {start + len(batch) - 1}", self.weight
         if weight is not None:
-            batch = batch.to(weight.device, weight.dtype if batch.is_floating_point() else batch.dtype)
+            batch = batch.to(weight.device,
+                             weight.dtype if batch.is_floating_point() else batch.dtype)
         try:
             output = self.module(batch)
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
-            raise InvalidInput(f"The encoder cannot take inputs of shape {tuple(batch.shape)} and type {batch.dtype}: "
+            raise InvalidInput(f"The encoder cannot take inputs of shape {tuple(batch.shape)} and "
+                               f"type {batch.dtype}: "
                                f"{str(error).partition(chr(10))[0]}", where=where,
                                remedy="Try it on one batch: encoder(inputs[:2])") from error
         shape = tuple(getattr(output, "shape", ()))
         if len(shape) != 2 or shape[0] != len(batch):
             raise InvalidInput(f"The encoder must return a tensor of shape ({len(batch)}, d), got "
                                f"{shape or type(output).__name__}", where=where,
-                               remedy="Wrap it in a module that averages or flattens, and returns one tensor")
+                               remedy="Wrap it in a module that averages or flattens, and returns "
+                                      "one tensor")
         return _array(output)
 
 
@@ -313,7 +344,8 @@ class _Cache:
     """A folder of embeddings, one file for each encoder and chunk of inputs."""
 
     def __init__(self, folder: Path, encoder: _Encoder) -> None:
-        self.folder, self.encoder, self.identity = folder, encoder, _identity(encoder.torch, encoder.module)
+        self.folder, self.encoder, self.identity = folder, encoder, \
+            _identity(encoder.torch, encoder.module)
 
     def encode(self, rows: Any, start: int) -> Floats:
         """The embeddings of a tensor: those stored, or computed and stored."""
@@ -328,7 +360,9 @@ class _Cache:
         return embeddings
 
     def _stored(self, path: Path, rows: Any, start: int) -> Floats | None:
-        """The embeddings in a file; None if there is none, if it is damaged, or if the encoder gives others."""
+        """The embeddings in a file; None if there is none, if it is damaged, or if the encoder
+        gives others.
+        """
         try:
             stored: Floats = unpack(path.read_bytes(), path.name)["embeddings"]
         except (FileNotFoundError, InvalidInput):
@@ -337,9 +371,11 @@ class _Cache:
         again = self.encoder.encode(rows[probed], start)
         # Rounding depends on the batch: a third of sqrt(eps), relative to the largest number.
         weight = self.encoder.weight
-        eps = float(np.finfo(again.dtype).eps) if weight is None else self.encoder.torch.finfo(weight.dtype).eps
+        eps = float(np.finfo(again.dtype).eps) if weight is None \
+            else self.encoder.torch.finfo(weight.dtype).eps
         same = stored.shape == (len(rows), again.shape[1]) and \
-            float(np.abs(again - stored[probed]).max()) <= np.sqrt(eps) / 3 * float(np.abs(stored).max())
+            float(np.abs(again - stored[probed]).max()) <= np.sqrt(eps) / 3 * float(
+                np.abs(stored).max())
         return stored if same else None
 
 
@@ -351,7 +387,8 @@ def _identity(torch: Any, encoder: Any) -> Any:
         settings = [f"{key}={value!r}" for key, value in sorted(vars(module).items())
                     if isinstance(value, plain) and key != "training" and not key.startswith("_")]
         kind = type(module)
-        digest.update(repr((name, kind.__module__, kind.__qualname__, module.extra_repr(), settings)).encode())
+        digest.update(repr((name, kind.__module__, kind.__qualname__, module.extra_repr(),
+                            settings)).encode())
     for name, value in {**encoder.state_dict(), **dict(encoder.named_buffers())}.items():
         digest.update(repr(name).encode())
         if torch.is_tensor(value):

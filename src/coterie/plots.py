@@ -17,6 +17,7 @@ from coterie.output.plots import (
 )
 
 __all__ = [
-    "View", "branches", "clusters", "coefficients", "gaps", "longest", "model_map", "project", "rounds", "scores",
+    "View", "branches", "clusters", "coefficients", "gaps", "longest", "model_map", "project",
+           "rounds", "scores",
     "separator_ends", "separators", "tree",
 ]

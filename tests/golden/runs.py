@@ -235,7 +235,8 @@ def bounds_and_join() -> Values:
 
     problem = ct.Problem(users_of("squared"), ct.Squared(ridge=1e-2), lam=0.05)
     solution = ct.solve(problem)
-    bounds, joined = ct.recovery_bounds(problem, solution.labels), solution.personalize(users_of("squared", seed=8, n_users=4))
+    joined = solution.personalize(users_of("squared", seed=8, n_users=4))
+    bounds = ct.recovery_bounds(problem, solution.labels)
     top = ct.lam_max(problem)
     return {"lower": bounds.lower, "upper": bounds.upper, "top": [top.lower, top.upper], "joined": joined.models,
             "of": joined.clusters}

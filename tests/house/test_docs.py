@@ -165,7 +165,7 @@ def rows(page: str) -> list[list[str]]:
 def reference_row(name: str) -> str:
     """The row of a public name: the first line of its docstring, for a loss what follows the formula."""
     thing = getattr(ct, name)
-    text = (inspect.getdoc(thing) or "").splitlines()[0]
+    text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
     if thing in ct.LOSSES.values():
         text = text.partition(": ")[2]
         text = text[:1].upper() + text[1:]

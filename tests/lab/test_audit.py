@@ -12,11 +12,11 @@ import coterie as ct
 from coterie.cli import app
 from coterie.datasets import clustered
 from coterie.federated.client import Data, answer_all
-from coterie.federated.private import audit
 from coterie.federated.private.accounting import mu_of
 from coterie.federated.private.policy import Privacy
 from coterie.federated.private.release import ReleaseQuestion
 from coterie.federated.protocol.messages import Batch
+from coterie.lab.attacks import audit
 from coterie.lab.attacks.attacked_release import release_bound
 from coterie.lab.attacks.inference import LabelledRows, Statistic, leverage, membership_auc
 from coterie.lab.attacks.lower_bound import epsilon_lower_bound

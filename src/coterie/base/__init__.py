@@ -1,1 +1,3 @@
-"""What everything else stands on: errors, types, storage, threads, memory, compiled code, small matrices, labels."""
+"""What everything else stands on: errors, types, storage, threads, memory, compiled code, small
+matrices, labels.
+"""

@@ -1,8 +1,9 @@
 """Work that a copy of this process does, on a core that is free.
 
-The copy (a fork) has all data of this process without copying them, and computes what this process would compute
-later, by the same code: results have the same bits with it and without. It sends every finished part at once. If it
-fails, or there can be none, this process computes the parts itself.
+The copy (a fork) has all data of this process without copying them, and computes what this process
+would compute later, by the same code: results have the same bits with it and without. It sends
+every finished part at once. If it fails, or there can be none, this process computes the parts
+itself.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Beside:
 
     Parameters
     ----------
-    work : computes the parts and enters them, one after the other, into the mapping that it is given.
+    work : computes the parts and enters them, one after the other, into the mapping that it is
+        given.
     threads : how many threads it uses; this process uses as many less meanwhile.
 
     Attributes
@@ -42,7 +44,8 @@ class Beside:
         self.warned: dict[str, list[Warning]] = {}
         self.running, self._changed, self._threads, self._child = True, Condition(), threads, 0
         try:
-            with _interrupts_later():  # so that the copy never answers one in the place of this process
+            # So that the copy never answers one in the place of this process.
+            with _interrupts_later():
                 self._begin(work)
         except BaseException:
             self.end()
@@ -52,19 +55,22 @@ class Beside:
         receiving, sending = Pipe(duplex=False)
         parent = os.getpid()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which the copy does not use
+            # About threads, which the copy does not use.
+            warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
             receiving.close()
             _serve(work, sending, parent, self._threads)
-        self._reader = Thread(target=self._read, args=(receiving,), name="coterie-beside", daemon=True)
+        self._reader = Thread(target=self._read, args=(receiving,), name="coterie-beside",
+                              daemon=True)
         self._child = child
         lend_threads(self._threads)
         sending.close()
         self._reader.start()
 
     def _read(self, receiving: Connection) -> None:
-        with receiving, contextlib.suppress(EOFError, OSError):  # until the copy ends, maybe in the middle of a part
+        # Until the copy ends, maybe in the middle of a part.
+        with receiving, contextlib.suppress(EOFError, OSError):
             while True:
                 name, value, warned = receiving.recv()
                 with self._changed:
@@ -108,7 +114,9 @@ def _interrupts_later() -> Iterator[None]:
 
 
 def begin_beside(work: Callable[[MutableMapping[str, Any]], None]) -> Beside | None:
-    """Begin the work in a copy of this process; None where there is one core, or no copy can be made safely."""
+    """Begin the work in a copy of this process; None where there is one core, or no copy can be
+    made safely.
+    """
     threads = n_threads() // 2
     if threads < 1 or sys.platform != "linux" or _NOT_COPIED & sys.modules.keys():
         return None
@@ -121,7 +129,8 @@ def begin_beside(work: Callable[[MutableMapping[str, Any]], None]) -> Beside | N
 class _Sent(dict[str, Any]):
     """Parts that are sent as soon as they are entered, with the warnings since the last one."""
 
-    def __init__(self, sending: Connection, parent: int, log: list[warnings.WarningMessage]) -> None:
+    def __init__(self, sending: Connection, parent: int,
+                 log: list[warnings.WarningMessage]) -> None:
         super().__init__()
         self.sending, self.parent, self.log = sending, parent, log
 
@@ -137,11 +146,15 @@ class _Sent(dict[str, Any]):
         self.log.clear()
 
 
-def _serve(work: Callable[[MutableMapping[str, Any]], None], sending: Connection, parent: int, threads: int) -> None:
-    """What the copy does, and its end; nothing of this process's own end (buffers, handlers) happens there."""
+def _serve(work: Callable[[MutableMapping[str, Any]], None], sending: Connection, parent: int,
+           threads: int) -> None:
+    """What the copy does, and its end; nothing of this process's own end (buffers, handlers)
+    happens there.
+    """
     status = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that was copied, which ends this one
+        # Ctrl-C is for the process that was copied, which ends this one.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         set_threads(threads)
         with warnings.catch_warnings(record=True) as log:
             warnings.simplefilter("always")

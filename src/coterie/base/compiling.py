@@ -1,7 +1,8 @@
-"""Compiled functions: Numba on first use only, a folder for its cache, and the time that compiling takes.
+"""Compiled functions: Numba on first use only, a folder for its cache, and the time that compiling
+takes.
 
-Numba compiles a function on its first call and keeps the result in a cache on disk, so that this happens once on a
-machine. That time is no time of solving: `Solution.seconds` leaves it out.
+Numba compiles a function on its first call and keeps the result in a cache on disk, so that this
+happens once on a machine. That time is no time of solving: `Solution.seconds` leaves it out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class _Clock:
     ----------
     spent : seconds, without a function that is being compiled now.
     depth : how many functions are being compiled, each called by the one before.
-    began, collects : when the outermost of them was begun, and whether Python collected garbage then.
+    began, collects : when the outermost of them was begun, and whether Python collected garbage
+        then.
     announce : is called when compiling begins.
     watching : whether Numba reports to this clock.
     """
@@ -39,7 +41,9 @@ class _Clock:
     def start(self) -> None:
         if self.depth == 0:
             self.began, self.collects = time.perf_counter(), gc.isenabled()
-            gc.disable()  # compiling makes many objects and little garbage; looking for it takes a tenth of the time
+            # Compiling makes many objects and little garbage; looking for it takes a tenth of the
+            # time.
+            gc.disable()
             if self.announce is not None:
                 self.announce()
         self.depth += 1
@@ -71,16 +75,18 @@ def njit(**options: Any) -> Any:
     import numba
 
     _watch()
-    return numba.njit(no_cfunc_wrapper=True, **options)  # no compiled function is called by an address
+    # No compiled function is called by an address.
+    return numba.njit(no_cfunc_wrapper=True, **options)
 
 
 def inner(**options: Any) -> Any:
     """`njit` for functions that only compiled functions call.
 
-    They are optimised as parts of their callers only. `njit` would optimise each of them alone first, again as a part
-    of each caller, and write code for calls from Python: twice the time of compiling. They create no arrays (Numba
-    refuses to compile it): their callers give them memory, and so no references are counted. This changes what Numba
-    does inside, so other versions than those it is tested with get plain `njit`.
+    They are optimised as parts of their callers only. `njit` would optimise each of them alone
+    first, again as a part of each caller, and write code for calls from Python: twice the time of
+    compiling. They create no arrays (Numba refuses to compile it): their callers give them memory,
+    and so no references are counted. This changes what Numba does inside, so other versions than
+    those it is tested with get plain `njit`.
     """
     if not _known_version():
         return njit(cache=True, **options)
@@ -106,7 +112,9 @@ def _known_version() -> bool:
 
 @cache
 def _pipeline() -> Any:
-    """Numba's compiler, which keeps the code of a function as it is, for its callers, and makes it no machine code."""
+    """Numba's compiler, which keeps the code of a function as it is, for its callers, and makes it
+    no machine code.
+    """
     _find_cache()
     from numba.core.codegen import JITCodeLibrary
     from numba.core.compiler import Compiler
@@ -116,13 +124,15 @@ def _pipeline() -> Any:
             """Leave it to the callers."""
 
         def _finalize_final_module(self) -> None:
-            self._finalized = True  # but unknown to the linker, which would prefer it to the callers' own copies
+            # But unknown to the linker, which would prefer it to the callers' own copies.
+            self._finalized = True
 
     class Pipeline(Compiler):  # type: ignore[misc]
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             context = self.state.targetctx  # of this function alone
-            context.get_executable = lambda library, described, environment: object()  # only a name for the function
+            # Only a name for the function.
+            context.get_executable = lambda library, described, environment: object()
             if self.state.library is None:
                 self.state.library = Kept(context.codegen(), "inner")
 
@@ -130,14 +140,17 @@ def _pipeline() -> Any:
 
 
 def _find_cache() -> None:
-    """Name a temporary folder for the cache if neither the package's folder nor the user's can be written."""
+    """Name a temporary folder for the cache if neither the package's folder nor the user's can be
+    written.
+    """
     if "NUMBA_CACHE_DIR" in os.environ or "numba" in sys.modules:
         return
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~")
     if not any(os.access(folder, os.W_OK) for folder in (Path(__file__).parent, home)):
         import tempfile
 
-        os.environ["NUMBA_CACHE_DIR"] = str(Path(tempfile.gettempdir(), f"coterie-numba-{os.getuid()}"))
+        os.environ["NUMBA_CACHE_DIR"] = str(Path(tempfile.gettempdir(),
+                                                 f"coterie-numba-{os.getuid()}"))
 
 
 def _watch() -> None:

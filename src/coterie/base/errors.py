@@ -1,6 +1,7 @@
 """What coterie raises and warns with.
 
-Every message says what was expected, what came, where (which user, row, column or edge), and what to do next.
+Every message says what was expected, what came, where (which user, row, column or edge), and what
+to do next.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ class InvalidInput(CoterieError, ValueError):
     row : the row that is meant, from 0 as in Python; it is shown where the texts have `ROW`.
     """
 
-    def __init__(self, problem: str, *, where: str = "", remedy: str = "", row: int | None = None) -> None:
+    def __init__(self, problem: str, *, where: str = "", remedy: str = "",
+                 row: int | None = None) -> None:
         self.row, self._texts = row, (problem, where)
         self.problem, self.where, self.remedy = problem, where, remedy
         self._show(f"row {row}")
 
     def _show(self, row: str) -> None:
         self.problem, self.where = (text.replace(ROW, row) for text in self._texts)
-        self.args = (_sentences(f"{self.problem} ({self.where})" if self.where else self.problem, self.remedy),)
+        self.args = (_sentences(f"{self.problem} ({self.where})" if self.where else self.problem,
+                                self.remedy),)
 
 
 @contextmanager
@@ -45,7 +48,8 @@ def located(place: Callable[[int], str] | None) -> Iterator[None]:
 
     Parameters
     ----------
-    place : the words for a row, such as "line 17 of shops.csv" for row 15; None where the data are no file.
+    place : the words for a row, such as "line 17 of shops.csv" for row 15; None where the data are
+        no file.
 
     Example
     -------
@@ -65,7 +69,9 @@ def located(place: Callable[[int], str] | None) -> Iterator[None]:
 
 
 class Incompatible(CoterieError, TypeError):
-    """Two parts that do not fit together, such as a solver and a loss without what the solver needs."""
+    """Two parts that do not fit together, such as a solver and a loss without what the solver
+    needs.
+    """
 
 
 class NotConverged(CoterieError, RuntimeError):
@@ -101,8 +107,9 @@ class Interrupted(KeyboardInterrupt):
 
     Parameters
     ----------
-    best : what the interrupted function would have returned, the best result so far; None where there was nothing
-        yet. `solve` gives a certified Solution, `solve_path` a Path of the points that were finished.
+    best : what the interrupted function would have returned, the best result so far; None where
+        there was nothing yet. `solve` gives a certified Solution, `solve_path` a Path of the points
+        that were finished.
 
     Example
     -------
@@ -127,7 +134,8 @@ class Interrupted(KeyboardInterrupt):
 def interruptible(best: Callable[[], Any] = lambda: None) -> Iterator[None]:
     """Turn Ctrl-C inside the block, or inside the function decorated, into `Interrupted(best())`.
 
-    A function that calls others uses it so that `best` is its own result, not that of the function it called.
+    A function that calls others uses it so that `best` is its own result, not that of the function
+    it called.
     """
     try:
         yield

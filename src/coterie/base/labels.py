@@ -1,4 +1,6 @@
-"""Group labels: which users share a model, as numbers 0 .. n_groups - 1 in order of first appearance."""
+"""Group labels: which users share a model, as numbers 0 .. n_groups - 1 in order of first
+appearance.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,20 @@ def many(count: int, what: str) -> str:
 
 
 def groups_of(n_groups: int, n_users: int, between: str = "of") -> str:
-    """For example "3 groups of 40 users", and "no groups among 40 users" where each has a model of its own."""
+    """For example "3 groups of 40 users", and "no groups among 40 users" where each has a model of
+    its own.
+    """
     users = many(n_users, "user")
-    return f"no groups among {users}" if n_groups == n_users > 1 else f"{many(n_groups, 'group')} {between} {users}"
+    return f"no groups among {users}" if n_groups == n_users > 1 \
+        else f"{many(n_groups, 'group')} {between} {users}"
 
 
 def one_group(n_users: int, n_examined: int) -> str:
     """What a search says that finds one group."""
     if n_users == 1:
         return "There is only one user."
-    return f"All {n_users:,} users are one group: none of {n_examined} divisions describes the data better."
+    return (f"All {n_users:,} users are one group: none of {n_examined} divisions describes the "
+            "data better.")
 
 
 def labels_of(models: Array) -> Ints:
@@ -66,18 +72,21 @@ def check_labels(labels: npt.ArrayLike, n_users: int) -> Ints:
     """
     given = np.asarray(labels)
     if given.shape != (n_users,):
-        raise InvalidInput(f"expected one label for each of {n_users} users, got shape {given.shape}",
+        raise InvalidInput(f"expected one label for each of {n_users} users, got shape "
+                           f"{given.shape}",
                            remedy="Give them in the order of users.names")
     if given.dtype.kind == "f" and not np.isfinite(given).all():
         user = int(np.flatnonzero(~np.isfinite(given))[0])
-        raise InvalidInput("labels must not be missing", where=f"user number {user}", remedy="Give every user a label")
+        raise InvalidInput("labels must not be missing", where=f"user number {user}",
+                           remedy="Give every user a label")
     return first_labels(np.unique(given, return_inverse=True)[1].ravel())
 
 
 def rows_owner(users: npt.ArrayLike, names: Sequence[object]) -> Ints:
     """(n_rows,) the position of each row's user among `names`."""
     position = {name: k for k, name in enumerate(names)}
-    given = users.tolist() if hasattr(users, "tolist") else users.to_list() if hasattr(users, "to_list") else users
+    given = users.tolist() if hasattr(users, "tolist") else users.to_list() \
+        if hasattr(users, "to_list") else users
     return np.array([position[name] for name in given], dtype=np.int64)  # type: ignore[union-attr]
 
 
@@ -92,11 +101,13 @@ def group_sums(rows: Array, labels: Ints | Indices, n_groups: int | None = None)
     columns = np.ascontiguousarray(rows, dtype=float).reshape(n, prod(rows.shape[1:]))
     if columns.size <= _FEW:
         places = labels[:, None] * columns.shape[1] + np.arange(columns.shape[1])
-        sums = np.bincount(places.ravel(), weights=columns.ravel(), minlength=count * columns.shape[1])
+        sums = np.bincount(places.ravel(), weights=columns.ravel(),
+                           minlength=count * columns.shape[1])
         return sums.astype(float, copy=False).reshape(count, *rows.shape[1:])
     from scipy import sparse
 
-    member = sparse.csc_array((np.ones(n), labels, np.arange(n + 1)), shape=(count, n))  # one entry in each column
+    # One entry in each column.
+    member = sparse.csc_array((np.ones(n), labels, np.arange(n + 1)), shape=(count, n))
     return np.asarray(member @ columns).reshape(count, *rows.shape[1:])
 
 
@@ -107,7 +118,9 @@ def group_means(rows: Array, labels: Ints | Indices, n_groups: int | None = None
 
 
 def sum_zero_basis(n_classes: int) -> Array:
-    """Orthonormal rows spanning the vectors of R^n_classes whose entries sum to zero (Helmert's matrix)."""
+    """Orthonormal rows spanning the vectors of R^n_classes whose entries sum to zero (Helmert's
+    matrix).
+    """
     rows = np.tril(np.ones((n_classes - 1, n_classes)))
     for r in range(n_classes - 1):
         rows[r, r + 1] = -(r + 1)

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def"
 """Numba loops over many small positive definite matrices, one after the other.
 
-LAPACK, called for each of thousands of matrices with twenty rows, spends more time on its calls than on numbers. What
-is computed of a matrix does not depend on the others.
+LAPACK, called for each of thousands of matrices with twenty rows, spends more time on its calls
+than on numbers. What is computed of a matrix does not depend on the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from coterie.base.types import Array
 
 @njit(cache=True, error_model="numpy", nogil=True)
 def _factor(U, d):
-    """matrix <- U with U'U = matrix, in the upper triangle; its diagonal holds reciprocals, NaN if not definite."""
+    """matrix <- U with U'U = matrix, in the upper triangle; its diagonal holds reciprocals, NaN if
+    not definite.
+    """
     for k in range(d):
         pivot = 1.0 / np.sqrt(U[k, k])
         for c in range(k + 1, d):
@@ -29,7 +31,9 @@ def _factor(U, d):
 
 @njit(cache=True, error_model="numpy", nogil=True)
 def solve_scaled(matrices: Array, units: Array, shift: Array, vectors: Array, out: Array) -> None:
-    """out_i <- (H_i + shift_i S^2)^-1 vectors_i for S = diag(units_i), by way of S^-1 H_i S^-1; NaN if not definite."""
+    """out_i <- (H_i + shift_i S^2)^-1 vectors_i for S = diag(units_i), by way of S^-1 H_i S^-1; NaN
+    if not definite.
+    """
     n, d = vectors.shape
     U = np.empty((d, d))
     for i in range(n):
@@ -54,7 +58,9 @@ def solve_scaled(matrices: Array, units: Array, shift: Array, vectors: Array, ou
 
 @njit(cache=True, error_model="numpy", nogil=True)
 def invert(matrices: Array) -> tuple[Array, Array]:
-    """The inverses of positive definite matrices, and the logarithms of their determinants; NaN if they are not."""
+    """The inverses of positive definite matrices, and the logarithms of their determinants; NaN if
+    they are not.
+    """
     n, d = matrices.shape[0], matrices.shape[1]
     out, logs = np.empty((n, d, d)), np.empty(n)
     U, W = np.empty((d, d)), np.zeros((d, d))
@@ -70,7 +76,9 @@ def invert(matrices: Array) -> tuple[Array, Array]:
         for r in range(d):
             for c in range(r + 1):
                 inverse[r, c] = 0.0
-        for k in range(d):  # row k of W = U'^-1, and the inverse is the sum of the products of all rows with themselves
+        # Row k of W = U'^-1, and the inverse is the sum of the products of all rows with
+        # themselves.
+        for k in range(d):
             for c in range(k):
                 W[k, c] = 0.0
             for q in range(k):

@@ -11,16 +11,18 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 
 _SMALL = 1 << 26  # bytes that are taken without asking
-#: Numbers of glibc's `mallopt`, and values: arrays up to 32 MiB come from memory that the process has, and up to 256
-#: MiB of that stay with it.
+#: Numbers of glibc's `mallopt`, and values: arrays up to 32 MiB come from memory that the process
+#: has, and up to 256 MiB of that stay with it.
 _KEPT = ((-3, 1 << 25), (-1, 1 << 28))
 
 
 def free_memory() -> float:
     """Bytes of memory that are free, as far as the system tells; inf where it does not."""
     try:
-        with open("/proc/meminfo", encoding="ascii") as file:  # what the system could free at once counts as well
-            return next(1024.0 * float(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+        # What the system could free at once counts as well.
+        with open("/proc/meminfo", encoding="ascii") as file:
+            return next(1024.0 * float(line.split()[1]) for line in file
+                        if line.startswith("MemAvailable"))
     except (OSError, StopIteration, ValueError):
         pass
     try:
@@ -39,14 +41,16 @@ def require_memory(needed: float, purpose: str, remedy: str) -> None:
     remedy : what to do instead.
     """
     if needed > _SMALL and needed > free_memory():
-        raise InvalidInput(f"{purpose} need {needed / 2**30:.1f} GiB, more than there is", remedy=remedy)
+        raise InvalidInput(f"{purpose} need {needed / 2**30:.1f} GiB, more than there is",
+                           remedy=remedy)
 
 
 def keep_freed_memory() -> None:
-    """Keep memory of freed arrays for the next ones: a command that computes on many arrays is a tenth faster so.
+    """Keep memory of freed arrays for the next ones: a command that computes on many arrays is a
+    tenth faster so.
 
-    Otherwise every large array is new memory, which the system has to clear. Without effect where the C library is
-    another one than glibc.
+    Otherwise every large array is new memory, which the system has to clear. Without effect where
+    the C library is another one than glibc.
     """
     if sys.platform == "linux":
         import ctypes

@@ -1,4 +1,5 @@
-"""Files and the values in them: atomic writes, values as JSON has them, and arrays as checksummed bytes.
+"""Files and the values in them: atomic writes, values as JSON has them, and arrays as checksummed
+bytes.
 
 Nothing is pickled, so that nothing runs on loading.
 """
@@ -21,7 +22,8 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 
 _MAGIC = b"coterie checkpoint 1\n"
-_FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # what begins a formula, after apostrophes
+# What begins a formula, after apostrophes.
+_FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool = False) -> None:
@@ -33,7 +35,8 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool
     ----------
     path : the file; missing folders are created.
     data : its new content.
-    durable : whether to wait until the data is on the disk, so that it also survives a power failure.
+    durable : whether to wait until the data is on the disk, so that it also survives a power
+        failure.
 
     Raises
     ------
@@ -55,7 +58,9 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool
 
 
 def private_folder(path: str | os.PathLike[str]) -> Path:
-    """A folder, created with all above it if it is missing; whatever is created only its owner can open (0700)."""
+    """A folder, created with all above it if it is missing; whatever is created only its owner can
+    open (0700).
+    """
     path = Path(path)
     for folder in reversed([path, *path.parents]):
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -63,7 +68,8 @@ def private_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def open_private(path: str | os.PathLike[str], mode: str = "wb") -> IO[Any]:
-    """Open a file for writing that only its owner can read (0600), also where it was there before."""
+    """Open a file for writing that only its owner can read (0600), also where it was there before.
+    """
 
     def opener(name: str, flags: int) -> int:
         number = os.open(name, flags, 0o600)
@@ -75,7 +81,8 @@ def open_private(path: str | os.PathLike[str], mode: str = "wb") -> IO[Any]:
 
 
 def safe_cell(value: Any) -> Any:
-    """A cell of a CSV file that no spreadsheet takes for a formula: an apostrophe before texts that look like one.
+    """A cell of a CSV file that no spreadsheet takes for a formula: an apostrophe before texts that
+    look like one.
 
     Numbers, also as texts, stay as they are. `plain_cell` gives the text back.
 
@@ -109,7 +116,8 @@ def json_ready(value: Any) -> Any:
 
     Parameters
     ----------
-    value : numbers, texts, arrays, mappings and sequences, nested as deep as needed; anything else becomes its text.
+    value : numbers, texts, arrays, mappings and sequences, nested as deep as needed; anything else
+        becomes its text.
 
     Returns
     -------
@@ -166,7 +174,8 @@ def _split(value: Any, key_path: str, arrays: dict[str, Any]) -> Any:
 def unpack(data: bytes, name: str = "checkpoint") -> dict[str, Any]:
     """What `pack` packed; refuses bytes that were changed."""
     head = len(_MAGIC) + 32
-    if not data.startswith(_MAGIC) or hashlib.sha256(data[head:]).digest() != data[len(_MAGIC):head]:
+    if not data.startswith(_MAGIC) or hashlib.sha256(data[head:]).digest() != data[
+        len(_MAGIC):head]:
         raise InvalidInput(f"{name} is damaged, or not a checkpoint of this version",
                            remedy="Begin the run again in another directory")
     with np.load(io.BytesIO(data[head:]), allow_pickle=False) as saved:

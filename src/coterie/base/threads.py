@@ -1,7 +1,7 @@
 """Work on parts of arrays, in as many threads as there are cores.
 
-Every part is computed by the same code and written to its own place, whatever the number of threads. So results have
-the same bits with one thread and with many.
+Every part is computed by the same code and written to its own place, whatever the number of
+threads. So results have the same bits with one thread and with many.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def lend_threads(n: int) -> None:
 
 
 def n_threads() -> int:
-    """The number of threads: as set, or by the variable OMP_NUM_THREADS, or one per core; less those that are lent."""
+    """The number of threads: as set, or by the variable OMP_NUM_THREADS, or one per core; less
+    those that are lent.
+    """
     return max(_all_threads() - _lent, 1)
 
 
@@ -76,7 +78,8 @@ def in_parts(work: Callable[[slice], None], n: int, size: int) -> None:
 def one_blas_thread() -> Iterator[None]:
     """Inside the block or the function decorated, BLAS uses one thread.
 
-    Its own threads slow the many products of small matrices down, and would compete with those of `in_parts`.
+    Its own threads slow the many products of small matrices down, and would compete with those of
+    `in_parts`.
     """
     from threadpoolctl import threadpool_limits
 
@@ -90,4 +93,5 @@ def _pool(n: int) -> ThreadPoolExecutor:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not live on in a copy of the process
+    # Threads do not live on in a copy of the process.
+    os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -19,7 +19,8 @@ from coterie import __version__
 from coterie.base.errors import CoterieError, CoterieWarning, MissingExtra, NotConverged
 from coterie.base.memory import keep_freed_memory
 
-CODES = ("Exit codes: 0 done; 1 not solved to the tolerance; 2 input that cannot be used; 3 an extra is missing; "
+CODES = ("Exit codes: 0 done; 1 not solved to the tolerance; 2 input that cannot be used; 3 an "
+         "extra is missing; "
          "130 interrupted.")
 #: Commands of `coterie.lab`, which nothing imports: each is loaded when it is called, or listed.
 LAB = ("audit", "bench", "reproduce")
@@ -38,11 +39,13 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False,
-                  help="Personalised federated learning that finds its own groups, with a proof of optimality.",
+                  help="Personalised federated learning that finds its own groups, with a proof of "
+                       "optimality.",
                   epilog=CODES)
 console, error = Console(), Console(stderr=True)
 #: Where libraries look for their number of threads.
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS",
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
+                    "NUMBA_NUM_THREADS",
                     "POLARS_MAX_THREADS")
 
 
@@ -53,24 +56,29 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
-                                               help="Print the version and stop.")] = False) -> None:
+def root(version: Annotated[bool, typer.Option(
+        "--version", callback=_version, is_eager=True,
+        help="Print the version and stop.")] = False) -> None:
     pass
 
 
 def be_quiet(quiet: bool) -> bool:
-    """Whether results and progress are printed; warnings and errors always are. The option --quiet."""
+    """Whether results and progress are printed; warnings and errors always are. The option --quiet.
+    """
     console.quiet = quiet
     return quiet
 
 
 def limit_threads(most: int | None) -> int | None:
-    """Use at most so many threads, here and in processes that are started from here. The option --threads."""
+    """Use at most so many threads, here and in processes that are started from here. The option
+    --threads.
+    """
     from coterie.base.threads import set_threads
 
     set_threads(most)
     if most is not None:
-        os.environ |= dict.fromkeys(THREAD_VARIABLES, str(most))  # read by libraries that are loaded later
+        # Read by libraries that are loaded later.
+        os.environ |= dict.fromkeys(THREAD_VARIABLES, str(most))
         from threadpoolctl import threadpool_limits
 
         threadpool_limits(most)  # those that are loaded
@@ -99,14 +107,17 @@ def main() -> None:
 
 
 def _unraisable(failure: Any) -> None:
-    """Python drops an interrupt that arrives inside a destructor: send it again. Show everything else."""
+    """Python drops an interrupt that arrives inside a destructor: send it again. Show everything
+    else.
+    """
     if failure.exc_type is KeyboardInterrupt:
         threading.Timer(0.01, signal.raise_signal, [signal.SIGINT]).start()
     else:
         sys.__unraisablehook__(failure)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *_: object,
+                  **__: object) -> None:
     """A warning as a sentence, without the line of source that raised it."""
     error.print(f"[yellow]coterie:[/] {plain(str(message))}", soft_wrap=True, highlight=False)
 

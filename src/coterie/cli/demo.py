@@ -29,7 +29,8 @@ from coterie.solvers import SOLVERS, solve
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the figure and the report; created if needed.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the figure and the report; created if "
+                                           "needed.")] = Path("demo"),
     lam: Annotated[float, typer.Option(help="Fusion penalty strength.")] = 0.09,
     seed: Annotated[int, typer.Option(help="Seed of the data.", min=0)] = 0,
     tol: Annotated[float, typer.Option(help="Relative duality gap to reach.")] = 1e-8,
@@ -63,7 +64,8 @@ def demo(
         separators(solution, alone=alone).savefig(figure)
         console.print(f"Figure         {figure}", soft_wrap=True)
     except MissingExtra as missing:
-        console.print(f"Figure         none. {missing}", soft_wrap=True, markup=False, highlight=False)
+        console.print(f"Figure         none. {missing}", soft_wrap=True, markup=False,
+                      highlight=False)
     if page is not None:
         console.print(f"Report         {page}", soft_wrap=True)
     if interrupted:
@@ -74,10 +76,12 @@ def demo(
 
 def _solved(problem: Problem, tol: float, solver: str) -> tuple[Solution, bool]:
     """The solution, or the best one at an interrupt; and whether it was interrupted."""
-    with console.status(f"Solving for {problem.n_users} users and {problem.graph.n_edges:,} pairs ...") as status:
+    with console.status(f"Solving for {problem.n_users} users and {problem.graph.n_edges:,} pairs "
+                        "...") as status:
         _announce_compiling()
         try:
-            return solve(problem, tol=tol, solver=solver, progress=lambda record: status.update(_line(record))), False
+            return solve(problem, tol=tol, solver=solver,
+                         progress=lambda record: status.update(_line(record))), False
         except Interrupted as stop:
             if stop.best is None:
                 raise
@@ -98,19 +102,25 @@ def _line(record: Record) -> str:
 
 
 def _accuracies(solution: Solution, alone: Array, data: Dataset) -> tuple[Array, Array]:
-    """Print mean test accuracies over users; returns (n_users,) those of local models and of one model for all."""
+    """Print mean test accuracies over users; returns (n_users,) those of local models and of one
+    model for all.
+    """
     problem = solution.problem
     pooled = refit(problem, np.zeros(problem.n_users, dtype=np.int64))
     ours, shrunk, own, one = (_accuracy(problem, models, data)
                               for models in (solution.refit(), solution.models, alone, pooled))
-    console.print(f"Test accuracy  {ours.mean():.1%} ({shrunk.mean():.1%} before each group is fitted again), "
-                  f"{own.mean():.1%} local models, {one.mean():.1%} one model for all", soft_wrap=True)
-    console.print(f"               {(ours > own).sum()} of {len(own)} users are better off than with their own model, "
+    console.print(f"Test accuracy  {ours.mean():.1%} ({shrunk.mean():.1%} before each group is "
+                  "fitted again), "
+                  f"{own.mean():.1%} local models, {one.mean():.1%} one model for all",
+                  soft_wrap=True)
+    console.print(f"               {(ours > own).sum()} of {len(own)} users are better off than "
+                  "with their own model, "
                   f"{(ours < own).sum()} worse", soft_wrap=True)
     return own, one
 
 
-def _path_page(solution: Solution, tol: float, data: Dataset, others: tuple[Array, Array], page: Path,
+def _path_page(solution: Solution, tol: float, data: Dataset, others: tuple[Array, Array],
+               page: Path,
                status: Status) -> Path:
     """Solve the path, write its report, and print the range of lam with these groups."""
     problem, lam = solution.problem, solution.lam
@@ -119,15 +129,19 @@ def _path_page(solution: Solution, tol: float, data: Dataset, others: tuple[Arra
     path = solve_path(problem, lams, tol=tol, progress=lambda point, _: status.update(
         f"lam = {point.lam:.4g}: {point.n_clusters} groups"))
     first, last = path.window(path.at(lam).labels)
-    document = report.gather(path, chosen=int(np.searchsorted(path.lams, lam)), title="Sixty users of three kinds",
+    document = report.gather(path, chosen=int(np.searchsorted(path.lams, lam)),
+                             title="Sixty users of three kinds",
                              command="coterie demo", refit=True,
-                             notes=["Models and scores are those of each group fitted again, without the penalty."])
+                             notes=["Models and scores are those of each group fitted again, "
+                                    "without the penalty."])
     document["scores"] = {
-        "metric": "accuracy", "larger": True, "alone": others[0].tolist(), "together": others[1].tolist(),
+        "metric": "accuracy", "larger": True, "alone": others[0].tolist(),
+                          "together": others[1].tolist(),
         "points": [_accuracy(problem, point.refit(), data).tolist() for point in path.solutions],
         "note": "On 1,000 test samples per user."}
     report.write(document, page)
-    console.print(f"These groups   for lam from {first.upper:.4f} to {last.lower:.4f}; one group from {top:.4f}")
+    console.print(f"These groups   for lam from {first.upper:.4f} to {last.lower:.4f}; one group "
+                  f"from {top:.4f}")
     return page
 
 
@@ -137,14 +151,16 @@ def _groups(solution: Solution, data: Dataset) -> Table:
     table = Table(title=f"{count} among {solution.problem.n_users} users "
                         f"at lam = {solution.lam:g}")
     for heading in ("group", "users", "true kind of its users", "model (w, b)"):
-        table.add_column(heading, justify="left" if heading.startswith(("true", "model")) else "right")
+        table.add_column(heading, justify="left" if heading.startswith(("true", "model"))
+                         else "right")
     models = solution.refit()
     for k in range(solution.n_clusters):
         members = solution.labels == k
         kinds, counts = np.unique(data.clusters[members], return_counts=True)
         model = models[members][0]
         table.add_row(str(k), str(int(members.sum())),
-                      ", ".join(f"{n} of kind {kind}" for kind, n in zip(kinds, counts, strict=True)),
+                      ", ".join(f"{n} of kind {kind}" for kind,
+                                n in zip(kinds, counts, strict=True)),
                       "  ".join(f"{value:+.4f}" for value in model))
     return table
 

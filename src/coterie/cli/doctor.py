@@ -30,7 +30,8 @@ _GIB = 2**30
 
 @app.command()
 def doctor(as_json: options.Json = False) -> None:
-    """Show versions, extras that are installed or missing, processors, memory, GPU, and the cache of compiled code.
+    """Show versions, extras that are installed or missing, processors, memory, GPU, and the cache
+    of compiled code.
 
     Example: coterie doctor
     """
@@ -48,11 +49,14 @@ def inspect() -> dict[str, Any]:
     """Everything that `coterie doctor` shows."""
     extras, cache = installed_extras(), compiled_cache()
     missing = [name for name, libraries in extras.items() if None in libraries.values()]
-    remedies = [f"To add what is missing: pip install 'coterie[{','.join(missing)}]'"] if missing else []
+    remedies = [f"To add what is missing: pip install 'coterie[{','.join(missing)}]'"] if missing \
+        else []
     if not cache["writable"]:
-        remedies.append("Compiled code cannot be kept, so every start compiles again. Set NUMBA_CACHE_DIR to a folder "
+        remedies.append("Compiled code cannot be kept, so every start compiles again. Set "
+                        "NUMBA_CACHE_DIR to a folder "
                         "that you may write to.")
-    return {"coterie": coterie.__version__, "python": platform.python_version(), "platform": platform.platform(),
+    return {"coterie": coterie.__version__, "python": platform.python_version(),
+            "platform": platform.platform(),
             "versions": {name: _version(name) for name in _CORE}, "extras": extras,
             "cores": os.cpu_count(), "usable_cores": _usable_cores(), "threads": n_threads(),
             "memory": {"total": _total_memory(), "free": free_memory()},
@@ -70,7 +74,8 @@ def installed_extras() -> dict[str, dict[str, str | None]]:
     for requirement in wanted:
         extra = re.search(r"""extra\s*==\s*["']([\w-]+)["']""", requirement)
         if extra is not None:
-            parts.setdefault(extra[1], []).append(re.split(r"[\s;<>=!~(]", requirement, maxsplit=1)[0])
+            parts.setdefault(extra[1], []).append(re.split(r"[\s;<>=!~(]", requirement,
+                                                           maxsplit=1)[0])
 
     def libraries(extra: str) -> dict[str, str | None]:
         collected: dict[str, str | None] = {}
@@ -113,12 +118,15 @@ def _total_memory() -> float | None:
 
 
 def _gpus() -> list[str]:
-    """Name, memory and driver of each GPU, as nvidia-smi says; none where it is not installed or does not answer."""
+    """Name, memory and driver of each GPU, as nvidia-smi says; none where it is not installed or
+    does not answer.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
     try:
-        done = subprocess.run([program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"],
+        done = subprocess.run([program, "--query-gpu=name,memory.total,driver_version",
+                               "--format=csv,noheader"],
                               capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
@@ -129,14 +137,17 @@ def _facts(info: dict[str, Any]) -> Table:
     table = Table(show_header=False, title=f"coterie {info['coterie']}")
     memory, cache = info["memory"], info["compiled_code"]
     total = "" if memory["total"] is None else f"{memory['total'] / _GIB:.1f} GiB, "
-    libraries = ", ".join(f"{name} {version}" for name, version in info["gpu_libraries"].items() if version)
+    libraries = ", ".join(f"{name} {version}" for name,
+                          version in info["gpu_libraries"].items() if version)
     rows = [("Python", f"{info['python']} ({sys.executable})"), ("system", info["platform"]),
             *((name, version or "missing") for name, version in info["versions"].items()),
-            ("cores", f"{info['cores']}, of which {info['usable_cores']} may be used; {info['threads']} threads"),
+            ("cores", f"{info['cores']}, of which {info['usable_cores']} may be used; "
+                      f"{info['threads']} threads"),
             ("memory", f"{total}{memory['free'] / _GIB:.1f} GiB free"),
             ("GPU", "; ".join(info["gpus"]) or "none found"),
             ("GPU libraries", libraries or "none installed"),
-            ("compiled code", f"{cache['folder']} ({'can' if cache['writable'] else 'cannot'} be written to)")]
+            ("compiled code", f"{cache['folder']} ({'can' if cache['writable'] else 'cannot'} be "
+                              "written to)")]
     for name, value in rows:
         table.add_row(name, value)
     return table
@@ -147,6 +158,7 @@ def _extras(extras: dict[str, dict[str, str | None]]) -> Table:
     for heading in ("extra", "installed", "missing"):
         table.add_column(heading)
     for name, libraries in extras.items():
-        table.add_row(name, ", ".join(f"{key} {value}" for key, value in libraries.items() if value),
+        table.add_row(name, ", ".join(f"{key} {value}" for key,
+                                      value in libraries.items() if value),
                       ", ".join(key for key, value in libraries.items() if not value))
     return table

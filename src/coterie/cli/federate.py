@@ -47,7 +47,9 @@ from coterie.problem.weights import KINDS
 
 
 class _Federate(TyperGroup):
-    """`coterie federate TABLE` and `coterie federate keys`: a first word that names a command is not a table."""
+    """`coterie federate TABLE` and `coterie federate keys`: a first word that names a command is
+    not a table.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = bool(args) and args[0] in self.commands
@@ -59,92 +61,117 @@ command = typer.Typer(cls=_Federate, invoke_without_command=True, no_args_is_hel
 app.add_typer(command, name="federate")
 RUNTIMES = ("local", "flower-sim", "flower")
 
-_Source = Annotated[Path | None, typer.Argument(help="A file with one row per sample, as for `coterie fit`.",
+_Source = Annotated[Path | None, typer.Argument(help="A file with one row per sample, as for "
+                                                     "`coterie fit`.",
                                                  metavar="[TABLE]")]
 _User = Annotated[str, typer.Option(help="Column with the owner of each row.")]
 _Standardize = Annotated[bool | None, typer.Option(
     help="Whether features are standardised; by default those of a table are.")]
 _Dataset = Annotated[str, typer.Option(help="Instead of a table: ellipses, the paper's data.")]
-_Lam = Annotated[str, typer.Option(help="auto: everything is chosen, as by `coterie fit`; or a number.")]
+_Lam = Annotated[str, typer.Option(help="auto: everything is chosen, as by `coterie fit`; or a "
+                                   "number.")]
 _Lams = Annotated[str, typer.Option(
     help="Several penalty strengths instead, or auto; the best on held-out rows is the result.")]
 _NLams = Annotated[int | None, typer.Option(
     help="Number of points of the path; by default 24, or 10 if --lams is auto.", min=1)]
 _Ratio = Annotated[float, typer.Option(help="Smallest divided by largest, if --lams is auto.")]
 _HeldOut = Annotated[float | None, typer.Option(
-    help="Share of every user's rows held out to score its model; by default 0.2 with --lam auto, otherwise 0.")]
+    help="Share of every user's rows held out to score its model; by default 0.2 with --lam auto, "
+         "otherwise 0.")]
 _Weights = Annotated[str, typer.Option(
-    help=f"With a given lam, one of: {', '.join(KINDS)}. unit, the default: all pairs have weight 1; the others are "
+    help=f"With a given lam, one of: {', '.join(KINDS)}. unit, the default: all pairs have weight "
+         "1; the others are "
          "computed from one round of local models.")]
 _Algorithm = Annotated[str, typer.Option(
     help=f"With a given lam, one of: {', '.join(ALGORITHMS)}; newton by default.")]
 _Options = Annotated[str, typer.Option(help="Its settings as JSON.")]
 _Participation = Annotated[float, typer.Option(help="Share of the users asked per round.")]
-_MaxRounds = Annotated[int, typer.Option(help="Largest number of rounds; 0: the algorithm's own limit.", min=0)]
+_MaxRounds = Annotated[int, typer.Option(help="Largest number of rounds; 0: the algorithm's own "
+                                         "limit.", min=0)]
 _Patience = Annotated[int, typer.Option(
     help="Unanswered queries in a row after which a user is excluded; 0: no limit.", min=0)]
 _Seed = Annotated[int, typer.Option(help="Seed of all random numbers.", min=0)]
 _Runtime = Annotated[str, typer.Option(help=f"One of: {', '.join(RUNTIMES)}.")]
-_Cluster = Annotated[int, typer.Option(help="Number of nodes to start on this machine, on Flower.", min=1)]
+_Cluster = Annotated[int, typer.Option(help="Number of nodes to start on this machine, on Flower.",
+                                       min=1)]
 _RoundTimeout = Annotated[float, typer.Option(help="Time limit of a round in seconds, on Flower.")]
 _Epsilon = Annotated[float, typer.Option(
-    help="Differential privacy: all that leaves a user is noisy releases within this epsilon; 0: no noise.", min=0.0)]
+    help="Differential privacy: all that leaves a user is noisy releases within this epsilon; 0: "
+         "no noise.", min=0.0)]
 _Delta = Annotated[float, typer.Option(help="With --epsilon: the delta of the promise.")]
 _Clip = Annotated[str, typer.Option(
-    help="With --epsilon: public bounds and levels of columns, such as 'age=0:100, sex=f|m, y=0:1'; if omitted, bounds "
+    help="With --epsilon: public bounds and levels of columns, such as 'age=0:100, sex=f|m, "
+         "y=0:1'; if omitted, bounds "
          "are found with a part of the budget.")]
 _Unit = Annotated[str, typer.Option(help="With --epsilon: what is protected, a row or a user.")]
 _Timeout = Annotated[float, typer.Option(help="Time limit of the run in seconds, on Flower.")]
-_Out = Annotated[Path, typer.Option(help="Folder for the results; an interrupted run in it is continued.")]
+_Out = Annotated[Path, typer.Option(help="Folder for the results; an interrupted run in it is "
+                                    "continued.")]
 
 
 @command.callback()
 def run(
-    context: typer.Context, table: _Source = None, user: _User = "", target: Target = "", features: Features = "",
+    context: typer.Context, table: _Source = None, user: _User = "", target: Target = "",
+        features: Features = "",
     drop: Drop = "", separator: Separator = "", task: TaskName = "auto", loss: LossName = "auto",
     ridge: Ridge = CONFIG["ridge"], standardize: _Standardize = None, dataset: _Dataset = "",
-    lam: _Lam = CONFIG["lam"], lams: _Lams = "", n_lams: _NLams = None, ratio: _Ratio = CONFIG["ratio"],
-    held_out: _HeldOut = None, max_groups: MaxGroups = CONFIG["max-groups"], count: Count = CONFIG["count"],
+    lam: _Lam = CONFIG["lam"], lams: _Lams = "", n_lams: _NLams = None,
+        ratio: _Ratio = CONFIG["ratio"],
+    held_out: _HeldOut = None, max_groups: MaxGroups = CONFIG["max-groups"],
+        count: Count = CONFIG["count"],
     weights: _Weights = "", algorithm: _Algorithm = "", algorithm_options: _Options = "",
     participation: _Participation = 1.0, tol: Tol = CONFIG["tol"],
-    max_rounds: _MaxRounds = 0, patience: _Patience = 0, seed: _Seed = 0, epsilon: _Epsilon = CONFIG["epsilon"],
-    delta: _Delta = CONFIG["delta"], clip: _Clip = "", unit: _Unit = CONFIG["unit"], runtime: _Runtime = "local",
-    local_cluster: _Cluster = 5, round_timeout: _RoundTimeout = CONFIG["round-timeout"], timeout: _Timeout = 3600.0,
-    out: _Out = Path("run"), overwrite: Overwrite = False, threads: Threads = None, quiet: Quiet = False,
+    max_rounds: _MaxRounds = 0, patience: _Patience = 0, seed: _Seed = 0,
+        epsilon: _Epsilon = CONFIG["epsilon"],
+    delta: _Delta = CONFIG["delta"], clip: _Clip = "", unit: _Unit = CONFIG["unit"],
+        runtime: _Runtime = "local",
+    local_cluster: _Cluster = 5, round_timeout: _RoundTimeout = CONFIG["round-timeout"],
+        timeout: _Timeout = 3600.0,
+    out: _Out = Path("run"), overwrite: Overwrite = False, threads: Threads = None,
+        quiet: Quiet = False,
 ) -> None:
     """A federation: every user answers from its own data, and the result is certified.
 
-    TABLE is a file with one row per sample; it means the same task, encoding, scaling and intercept as
-    for `coterie fit`. Unless --lam is a number, groups, lam and models are chosen as by `coterie fit`, and the folder
-    has the same files. With a number, the convex problem of the paper is solved at this lam, by the algorithm named.
+    TABLE is a file with one row per sample; it means the same task, encoding, scaling and intercept
+    as for `coterie fit`. Unless --lam is a number, groups, lam and models are chosen as by `coterie
+    fit`, and the folder has the same files. With a number, the convex problem of the paper is
+    solved at this lam, by the algorithm named.
 
     Example: coterie federate table.csv --user who --target y
 
-    Example: coterie federate table.csv --user who --target y --lam 0.05 --algorithm newton --out run
+    Example: coterie federate table.csv --user who --target y --lam 0.05 --algorithm newton --out
+    run
 
-    Example: coterie federate table.csv --user who --target y --epsilon 4 --clip "age=0:100, dose=0:10, y=0:1"
+    Example: coterie federate table.csv --user who --target y --epsilon 4 --clip "age=0:100,
+    dose=0:10, y=0:1"
 
-    Example: coterie federate --runtime flower --local-cluster 5 --dataset ellipses --lam 0.02 --out run
+    Example: coterie federate --runtime flower --local-cluster 5 --dataset ellipses --lam 0.02 --out
+    run
     """
     options = {name.replace("_", "-"): value for name, value in context.params.items()}
     if context.invoked_subcommand is not None:
         return
     if runtime not in RUNTIMES:
-        raise InvalidInput(f"unknown runtime {runtime!r}", remedy=f"Choose one of: {', '.join(RUNTIMES)}")
+        raise InvalidInput(f"unknown runtime {runtime!r}",
+                           remedy=f"Choose one of: {', '.join(RUNTIMES)}")
     if table is not None:
         check_shared(table, runtime)
     config = complete({
-        **{key: value for key, value in options.items() if key in CONFIG}, **_source(table, user, dataset, seed),
+        **{key: value for key, value in options.items() if key in CONFIG}, **_source(table, user,
+                                                                                     dataset, seed),
         "out": str(out.resolve()), "wait": min(timeout, 600.0),
         "standardize": "auto" if standardize is None else str(standardize),
-        "held-out": "auto" if held_out is None else held_out, "n-lams": "auto" if n_lams is None else n_lams,
-        "loss": "squared_hinge" if dataset and loss == "auto" else loss})  # the paper's data with the paper's loss
+        "held-out": "auto" if held_out is None else held_out,
+        "n-lams": "auto" if n_lams is None else n_lams,
+        # The paper's data with the paper's loss.
+        "loss": "squared_hinge" if dataset and loss == "auto" else loss})
     began = time.monotonic()
     RunConfig.of(config)  # refuses settings that cannot be used before anything is read
     source = sources.load(config)
     _check_folder(out, overwrite)
     lines = (_in_process(source, config, out) if runtime == "local" else
-             _on_flower(len(source.names), config, out, nodes=local_cluster, virtual=runtime == "flower-sim",
+             _on_flower(len(source.names), config, out, nodes=local_cluster,
+                        virtual=runtime == "flower-sim",
                         timeout=timeout))
     if not chooses(config):  # a fit has written its page
         _page(source, config, out, lines)
@@ -154,7 +181,8 @@ def run(
 @command.command()
 def keys(
     out: Annotated[Path, typer.Option(help="Folder for the keys.")] = Path("keys"),
-    host: Annotated[list[str] | None, typer.Option(help="Name or address of the SuperLink; may be repeated.")] = None,
+    host: Annotated[list[str] | None, typer.Option(help="Name or address of the SuperLink; may be "
+                                                        "repeated.")] = None,
     nodes: Annotated[int, typer.Option(help="How many SuperNodes get a key pair.", min=0)] = 0,
 ) -> None:
     """Certificates of a SuperLink and key pairs of its SuperNodes.
@@ -167,12 +195,14 @@ def keys(
     make_certificates(out, hosts)
     keys = make_node_keys(out, [f"node-{k}" for k in range(nodes)])
     console.print(f"Certificates of {', '.join(hosts)} and {len(keys)} key pair(s) in {out}. "
-                  "The SuperLink takes server.pem, server.key and ca.crt; a node takes ca.crt and its own key; "
+                  "The SuperLink takes server.pem, server.key and ca.crt; a node takes ca.crt and "
+                  "its own key; "
                   "keep ca.key to yourself.", soft_wrap=True)
 
 
 @command.command()
-def write_app(out: Annotated[Path, typer.Option(help="Folder for the app.")] = Path("flower_app")) -> None:
+def write_app(out: Annotated[Path, typer.Option(help="Folder for the app.")] = Path(
+    "flower_app")) -> None:
     """A Flower app to configure and run with `flwr run`.
 
     Example: coterie federate write-app --out my_app
@@ -180,18 +210,22 @@ def write_app(out: Annotated[Path, typer.Option(help="Folder for the app.")] = P
     from coterie.federated.runtimes.cluster import write_app as write
 
     write(out, CONFIG)
-    console.print(f"A Flower app in {out}: set its configuration in pyproject.toml, then run `flwr run {out}`.",
+    console.print(f"A Flower app in {out}: set its configuration in pyproject.toml, then run `flwr "
+                  f"run {out}`.",
                   soft_wrap=True)
 
 
 def check_shared(table: Path, runtime: str) -> None:
     """Refuse a table that the nodes of a runtime cannot read."""
     if is_input(table) and runtime != "local":
-        raise InvalidInput("Nodes on Flower cannot read standard input", remedy="Save the table in a file")
+        raise InvalidInput("Nodes on Flower cannot read standard input",
+                           remedy="Save the table in a file")
 
 
 def _check_folder(out: Path, overwrite: bool) -> None:
-    """Refuse a folder that is in use; a finished run is removed only if `overwrite`, an unfinished one is continued."""
+    """Refuse a folder that is in use; a finished run is removed only if `overwrite`, an unfinished
+    one is continued.
+    """
     check_free(out, overwrite=overwrite)
     if overwrite:
         clear(out)
@@ -207,11 +241,13 @@ def _source(table: Path | None, user: str, dataset: str, seed: int) -> dict[str,
         raise InvalidInput("there is nothing to learn from",
                            remedy="Give TABLE --user COLUMN, or --dataset ellipses")
     if not user:
-        raise InvalidInput("the column that names the owner of a row is not given", remedy="Give --user COLUMN")
+        raise InvalidInput("the column that names the owner of a row is not given",
+                           remedy="Give --user COLUMN")
     return {"data": "csv", "path": str(table) if is_input(table) else str(table.resolve())}
 
 
-def _in_process(source: Users | sources.Table, config: dict[str, Any], out: Path) -> list[dict[str, Any]]:
+def _in_process(source: Users | sources.Table, config: dict[str, Any],
+                out: Path) -> list[dict[str, Any]]:
     """The run in this process; its rounds."""
     settings = RunConfig.of(config)
     lines: list[dict[str, Any]] = []
@@ -231,7 +267,9 @@ def _in_process(source: Users | sources.Table, config: dict[str, Any], out: Path
 
 def _on_flower(n_users: int, config: dict[str, Any], out: Path, *, nodes: int, virtual: bool,
                timeout: float) -> list[dict[str, Any]]:
-    """Start a SuperLink and nodes that take their part of the users, run, and stop what was started; the rounds."""
+    """Start a SuperLink and nodes that take their part of the users, run, and stop what was
+    started; the rounds.
+    """
     from coterie.federated.runtimes.cluster import Cluster
 
     folder, lines = out / "cluster", []
@@ -240,7 +278,8 @@ def _on_flower(n_users: int, config: dict[str, Any], out: Path, *, nodes: int, v
         (out / name).unlink(missing_ok=True)
     nodes = min(nodes, n_users)
     config = {**config, "n-users": n_users, "split": True}
-    parts = [{"partition-id": k, "num-partitions": nodes, "state-dir": str((out / "state").resolve())}
+    parts = [{"partition-id": k, "num-partitions": nodes,
+              "state-dir": str((out / "state").resolve())}
              for k in range(nodes)]
     cluster = Cluster(folder, virtual=nodes) if virtual else Cluster(folder, parts)
     try:
@@ -256,14 +295,17 @@ def _on_flower(n_users: int, config: dict[str, Any], out: Path, *, nodes: int, v
 
 
 def _interrupted() -> None:
-    console.print("Interrupted. Everything is stopped; rerun the same command to continue from the last round.")
+    console.print("Interrupted. Everything is stopped; rerun the same command to continue from the "
+                  "last round.")
     raise typer.Exit(130) from None
 
 
-def _page(source: Users | sources.Table, config: dict[str, Any], out: Path, rounds: list[dict[str, Any]]) -> None:
+def _page(source: Users | sources.Table, config: dict[str, Any], out: Path,
+          rounds: list[dict[str, Any]]) -> None:
     """report.html: the models, on the data that are in this process, and the rounds it took."""
     run = load_run(out)
-    agreement = Agreement.from_json((out / "checkpoint" / "federation.json").read_text(encoding="utf-8"))
+    agreement = Agreement.from_json((out / "checkpoint" / "federation.json").read_text(
+        encoding="utf-8"))
     data = agreement.data(source, float(resolved(config)["held-out"]), int(config["seed"]))
     users = data.samples.users.data
     solution = run.solution(users, data.loss)  # without those who were excluded
@@ -271,7 +313,8 @@ def _page(source: Users | sources.Table, config: dict[str, Any], out: Path, roun
     document = report.gather(solution, settings=config, command="coterie federate",
                              title=f"A federation of {len(run.names)} users")
     document["federated"] = json_ready({
-        "rounds": [{"round": line["iteration"], **{name: line[name] for name in names}} for line in rounds],
+        "rounds": [{"round": line["iteration"], **{name: line[name] for name in names}}
+                   for line in rounds],
         "kinds": run.info["bytes_by_kind"],
         "sentence": f"{run.info['n_rounds']} rounds, {run.info['bytes_up']:,} bytes up and "
                     f"{run.info['bytes_down']:,} down."})
@@ -283,23 +326,30 @@ def _show(out: Path, seconds: float) -> None:
     result = load_run(out).info
     for note in result.get("notes", ()):
         console.print(note, style="dim", soft_wrap=True, highlight=False, markup=False)
-    title = f"{groups_of(result['n_clusters'], result['n_users'], 'among')} at lam = {result['lam']:g}"
-    table = Table(show_header=False, title=f"{result['kind']}, {title}" if "kind" in result else title)
+    title = (f"{groups_of(result['n_clusters'], result['n_users'], 'among')} at lam = "
+             f"{result['lam']:g}")
+    table = Table(show_header=False, title=f"{result['kind']}, {title}" if "kind" in result
+                  else title)
     gap = "none" if result["gap"] is None else f"{result['gap']:.1e}"
-    for name, value in (("rounds", str(result["n_rounds"])), ("bytes up", f"{result['bytes_up']:,}"),
+    for name, value in (("rounds", str(result["n_rounds"])),
+                        ("bytes up", f"{result['bytes_up']:,}"),
                         ("bytes down", f"{result['bytes_down']:,}"), ("certified gap", gap),
                         ("seconds", f"{seconds:.1f}"), ("results", str(out))):
         table.add_row(name, value)
     console.print(table)
     if "why" in result:
-        console.print(f"Why            {result['why']}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"Why            {result['why']}", soft_wrap=True, highlight=False,
+                      markup=False)
     if result.get("scores"):
-        console.print(f"Held out       {result['scores']['sentence']}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"Held out       {result['scores']['sentence']}", soft_wrap=True,
+                      highlight=False, markup=False)
     console.print(result["sentence"], soft_wrap=True)
     if "privacy" in result:
-        console.print(f"Privacy        {result['privacy']['sentence']}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"Privacy        {result['privacy']['sentence']}", soft_wrap=True,
+                      highlight=False, markup=False)
     for name, reason in result["aside"].items():
         console.print(f"Set aside: {name}: {reason}.", soft_wrap=True, markup=False)
-    console.print(f"Open {out / 'report.html'} to look at the results.", soft_wrap=True, markup=False)
+    console.print(f"Open {out / 'report.html'} to look at the results.", soft_wrap=True,
+                  markup=False)
     if result["status"] not in (Status.CONVERGED.name, Status.RELEASED.name):
         raise typer.Exit(1)

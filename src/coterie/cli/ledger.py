@@ -23,11 +23,14 @@ _Delta = Annotated[float, typer.Option(help="Of the epsilon that is shown as spe
 def show_log(
     folder: _Folder,
     refused: Annotated[bool, typer.Option("--refused", help="Only what was refused.")] = False,
-    last: Annotated[int, typer.Option(help="Only so many lines, the last ones; 0: all.", min=0)] = 0,
+    last: Annotated[int, typer.Option(help="Only so many lines, the last ones; 0: all.",
+                                      min=0)] = 0,
     delta: _Delta = 1e-5,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    as_json: Annotated[bool,
+                       typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
-    """Every answer that left a node and every question that it refused, and what its users have spent.
+    """Every answer that left a node and every question that it refused, and what its users have
+    spent.
 
     Example: coterie federate log ~/.local/state/coterie/1f0c... --refused
     """
@@ -43,7 +46,8 @@ def show_log(
         return
     console.print(_lines(chosen))
     left = [line for line in lines if not line.reason]
-    console.print(f"{len(left):,} answers with {sum(line.numbers for line in left):,} numbers left, "
+    console.print(f"{len(left):,} answers with {sum(line.numbers for line in left):,} numbers "
+                  "left, "
                   f"{len(lines) - len(left):,} were refused.", soft_wrap=True)
     if spent:
         table = Table(title=f"Spent at delta = {delta:g}")
@@ -57,12 +61,15 @@ def show_log(
 def _lines(lines: list[LoggedAnswer]) -> Table:
     """The log as a table."""
     table = Table(title="Answers")
-    for name, side in (("time", "left"), ("run", "left"), ("round", "right"), ("user", "left"), ("kind", "left"),
-                       ("numbers", "right"), ("bytes", "right"), ("question", "left"), ("refused because", "left")):
+    for name, side in (("time", "left"), ("run", "left"), ("round", "right"), ("user", "left"),
+                       ("kind", "left"),
+                       ("numbers", "right"), ("bytes", "right"), ("question", "left"),
+                       ("refused because", "left")):
         table.add_column(name, justify="right" if side == "right" else "left", overflow="fold",
                          no_wrap=name in ("run", "round", "kind", "numbers", "bytes"))
     for line in lines:
         when = datetime.fromtimestamp(line.time).astimezone().isoformat(" ", "seconds")
-        table.add_row(when, line.run[:8], str(line.round), str(line.user), line.kind, f"{line.numbers:,}",
+        table.add_row(when, line.run[:8], str(line.round), str(line.user), line.kind,
+                      f"{line.numbers:,}",
                       f"{line.bytes:,}", line.question[:8], line.reason)
     return table

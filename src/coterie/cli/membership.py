@@ -1,4 +1,6 @@
-"""`coterie federate join` and `coterie federate leave`: newcomers and those who leave a finished run."""
+"""`coterie federate join` and `coterie federate leave`: newcomers and those who leave a finished
+run.
+"""
 
 from __future__ import annotations
 
@@ -25,33 +27,40 @@ from coterie.output import runs
 from coterie.output.runs.load import Run
 from coterie.output.runs.save import count_groups, write_run
 
-_Run = Annotated[Path, typer.Argument(help="The folder of a finished run without --lam.", metavar="RUN")]
+_Run = Annotated[Path, typer.Argument(help="The folder of a finished run without --lam.",
+                                      metavar="RUN")]
 
 
 @command.command()
 def join(
     folder: _Run,
-    table: Annotated[Path, typer.Argument(help="The newcomers' rows, with the columns of the run.", metavar="TABLE")],
+    table: Annotated[Path, typer.Argument(help="The newcomers' rows, with the columns of the run.",
+                                          metavar="TABLE")],
     separator: Separator = "",
-    models_dir: Annotated[Path | None, typer.Option(help="Folder in which the newcomers' models are kept.")] = None,
+    models_dir: Annotated[Path | None, typer.Option(help="Folder in which the newcomers' models "
+                                                         "are kept.")] = None,
     runtime: Annotated[str, typer.Option(help=f"One of: {', '.join(RUNTIMES)}.")] = "local",
     local_cluster: _Cluster = 1, timeout: _Timeout = 600.0,
-    out: Annotated[Path | None, typer.Option(help="The file; by default joined.csv in the run folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file; by default joined.csv in the run "
+                                                  "folder.")] = None,
 ) -> None:
     """Give newcomers a model of a finished run, in one question and answer; nobody else is asked.
 
-    Users in TABLE that are not in RUN learn which group fits their rows best, and get its model, or a personal one
-    around its centre. RUN is not changed. `coterie predict MODELS_DIR rows.csv` predicts with the models kept.
-    In a deployment newcomers start nodes, and `flwr run` with join = "RUN" asks them: see docs/flower.md.
+    Users in TABLE that are not in RUN learn which group fits their rows best, and get its model, or
+    a personal one around its centre. RUN is not changed. `coterie predict MODELS_DIR rows.csv`
+    predicts with the models kept. In a deployment newcomers start nodes, and `flwr run` with join =
+    "RUN" asks them: see docs/flower.md.
 
     Example: coterie federate join run new.csv --models-dir models
     """
     run = runs.load_run(folder)
     out = folder / "joined.csv" if out is None else out
     if run.recipe is None or run.recipe.user is None:
-        raise InvalidInput(f"{folder} is no run of a table with a column of users", remedy="Use Fit.personalize")
+        raise InvalidInput(f"{folder} is no run of a table with a column of users",
+                           remedy="Use Fit.personalize")
     if runtime not in RUNTIMES:
-        raise InvalidInput(f"unknown runtime {runtime!r}", remedy=f"Choose one of: {', '.join(RUNTIMES)}")
+        raise InvalidInput(f"unknown runtime {runtime!r}",
+                           remedy=f"Choose one of: {', '.join(RUNTIMES)}")
     check_shared(table, runtime)
     if runtime == "local":
         frame = read_table(table, separator or None)
@@ -71,22 +80,27 @@ def join(
     console.print(f"{many(len(groups), 'newcomer')} in {out}.", soft_wrap=True, markup=False)
 
 
-def _on_flower(run: Run, table: Path, separator: str, out: Path, models_dir: Path | None, *, nodes: int, virtual: bool,
+def _on_flower(run: Run, table: Path, separator: str, out: Path, models_dir: Path | None, *,
+               nodes: int, virtual: bool,
                timeout: float) -> list[int]:
     """Start a SuperLink and nodes with the newcomers, ask them, and stop what was started."""
     from coterie.federated.runtimes.cluster import Cluster
 
     assert run.recipe is not None
     own = {"models-dir": str(models_dir.resolve())} if models_dir is not None else {}
-    parts: list[dict[str, Any]] = [{"partition-id": k, "num-partitions": nodes, "return-models": True, **own}
+    parts: list[dict[str, Any]] = [{"partition-id": k, "num-partitions": nodes,
+                                    "return-models": True, **own}
                                    for k in range(nodes)]
     with tempfile.TemporaryDirectory() as place, console.status("Starting Flower ...") as status:
         folder = Path(place)
         config = complete({
-            "join": str(run.folder.resolve()), "out": str(folder), "data": "csv", "path": str(table.resolve()),
-            "user": run.recipe.user, "target": run.recipe.target or "", "separator": separator, "split": True,
+            "join": str(run.folder.resolve()), "out": str(folder), "data": "csv",
+                           "path": str(table.resolve()),
+            "user": run.recipe.user, "target": run.recipe.target or "", "separator": separator,
+                           "split": True,
             "wait": min(timeout, 600.0)})
-        with Cluster(folder / "cluster", virtual=nodes) if virtual else Cluster(folder / "cluster", parts) as cluster:
+        with Cluster(folder / "cluster", virtual=nodes) if virtual else Cluster(folder / "cluster",
+                parts) as cluster:
             cluster.submit(config)
             for line in cluster.follow(folder, timeout, "joined.csv"):
                 status.update(str(line["stage"]))
@@ -97,15 +111,18 @@ def _on_flower(run: Run, table: Path, separator: str, out: Path, models_dir: Pat
 @command.command()
 def leave(
     folder: _Run,
-    names: Annotated[list[str], typer.Argument(help="Users who leave, as named in models.csv.", metavar="NAME...")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the run without them; by default RUN itself.")] = None,
+    names: Annotated[list[str], typer.Argument(help="Users who leave, as named in models.csv.",
+                                               metavar="NAME...")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the run without them; by default RUN "
+                                                  "itself.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Take users out of a finished run, without asking the others again.
 
-    Everything is chosen again from the second moments that the others sent, which the checkpoint of RUN has; so this
-    is for squared losses (regression and clustering). The certificate is then the server's own, from these moments,
-    until the next run asks the users again. Without --out, RUN is replaced, and nothing of those who leave stays in it.
+    Everything is chosen again from the second moments that the others sent, which the checkpoint of
+    RUN has; so this is for squared losses (regression and clustering). The certificate is then the
+    server's own, from these moments, until the next run asks the users again. Without --out, RUN is
+    replaced, and nothing of those who leave stays in it.
 
     Example: coterie federate leave run "ward 3" "ward 7"
     """
@@ -113,5 +130,7 @@ def leave(
     place = folder if out is None else runs.check_free(out, overwrite=overwrite)
     fitted = leave_run(run, [plain_cell(name) for name in names], place)
     write_run(fitted, place)
-    console.print(f"Without {many(len(set(names)), 'user')}: {count_groups(fitted)}, certified gap {fitted.gap:.1e} "
-                  f"from the moments of the others. Results in {place}.", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"Without {many(len(set(names)), 'user')}: {count_groups(fitted)}, certified gap "
+                  f"{fitted.gap:.1e} "
+                  f"from the moments of the others. Results in {place}.", soft_wrap=True,
+                  markup=False, highlight=False)

@@ -22,12 +22,15 @@ _DEFAULTS = Settings()
 @app.command("path")
 def run_path(
     source: Annotated[Path, typer.Argument(help="A table, or the folder of a run.")],
-    user: options.User = "", target: options.Target = "", features: options.Features = "", drop: options.Drop = "",
-    separator: options.Separator = "", task: options.TaskName = "auto", loss: options.LossName = _DEFAULTS.loss,
+    user: options.User = "", target: options.Target = "", features: options.Features = "",
+             drop: options.Drop = "",
+    separator: options.Separator = "", task: options.TaskName = "auto",
+             loss: options.LossName = _DEFAULTS.loss,
     weights: options.Weights = _DEFAULTS.weights, ridge: options.Ridge = _DEFAULTS.ridge,
     n_lams: options.Lams = _DEFAULTS.n_lams, tol: options.Tol = _DEFAULTS.tol,
     standardize: options.Standardize = _DEFAULTS.standardize, out: options.Out = Path("run"),
-    resume: options.Resume = False, overwrite: options.Overwrite = False, threads: options.Threads = None,
+    resume: options.Resume = False, overwrite: options.Overwrite = False,
+             threads: options.Threads = None,
     quiet: options.Quiet = False, as_json: options.Json = False,
 ) -> None:
     """Show the complete path over lam, from one model per user to one model for all.
@@ -40,12 +43,16 @@ def run_path(
     """
     code = 0
     if not source.is_dir():
-        settings = Settings(loss=loss, lam="auto" if weights == "auto" else 0.0, weights=weights, ridge=ridge,
+        settings = Settings(loss=loss, lam="auto" if weights == "auto" else 0.0, weights=weights,
+                            ridge=ridge,
                             n_lams=n_lams, tol=tol, holdout=0.0, standardize=standardize)
         with progress_bars(as_json) as progress:
-            fitted = runs.fit_table(source, user=user, target=target, features=options.split_names(features),
-                                    drop=options.split_names(drop), separator=separator, task=task, settings=settings,
-                                    folder=out, resume=resume, overwrite=overwrite, progress=progress)
+            fitted = runs.fit_table(source, user=user, target=target,
+                                    features=options.split_names(features),
+                                    drop=options.split_names(drop), separator=separator, task=task,
+                                    settings=settings,
+                                    folder=out, resume=resume, overwrite=overwrite,
+                                    progress=progress)
         code, source = int(fitted.solution.status is not Status.CONVERGED), out
     run = runs.load_run(source)
     rows = run.path
@@ -58,7 +65,8 @@ def run_path(
     for row in rows:
         table.add_row(*map(_short, row.values()), style="bold" if row["lam"] == run.lam else "")
     console.print(table)
-    console.print(f"Everything in {source}; open {source / 'report.html'} to look at it.", soft_wrap=True, markup=False)
+    console.print(f"Everything in {source}; open {source / 'report.html'} to look at it.",
+                  soft_wrap=True, markup=False)
     raise typer.Exit(code)
 
 

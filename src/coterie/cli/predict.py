@@ -22,34 +22,33 @@ from coterie.output import runs
 
 
 @app.command("predict")
-def run_predict(
-    run: options.RunFolder,
-    table: Annotated[Path, typer.Argument(help="A table with the columns that were learned from; - reads standard "
-                                               "input.")],
-    out: Annotated[Path, typer.Option(help="File for the predictions, .csv or .parquet; - writes CSV to standard "
-                                              "output.")] = Path("predictions.csv"),
-    separator: options.Separator = "",
-    only_predictions: Annotated[bool, typer.Option("--only-predictions",
-                                                   help="Leave out the columns of the table.")] = False,
-    quiet: options.Quiet = False,
-    as_json: options.Json = False,
-) -> None:
+def run_predict(run: options.RunFolder, table: Annotated[Path, typer.Argument(help="A table with "
+        "the columns that " "were learned from; " "- reads standard " "input.")],
+                out: Annotated[Path, typer.Option(help="File for the predictions, .csv or "
+                                                  ".parquet; - writes CSV to standard "
+                                                  "output.")] = Path("predictions.csv"),
+                separator: options.Separator = "", only_predictions: Annotated[bool,
+        typer.Option("--only-predictions", help="Leave out the columns of the table.")] = False,
+                quiet: options.Quiet = False, as_json: options.Json = False,) -> None:
     """Predict every row of a table by the model of the row's user.
 
-    RUN is the folder of a run of `coterie fit` or `coterie federate`, TABLE a table with the columns that were learned
-    from. At a node of a federation RUN may be the folder in which the node keeps its users' models.
-    The output has the table's columns and the predictions. Where the table has the target, the predictions are scored.
-    Unknown users get the pooled model, and a 0 in the column `known`. Where every row was a separate user, rows of
-    another table get the nearest cluster.
+    RUN is the folder of a run of `coterie fit` or `coterie federate`, TABLE a table with the
+    columns that were learned from. At a node of a federation RUN may be the folder in which the
+    node keeps its users' models. The output has the table's columns and the predictions. Where the
+    table has the target, the predictions are scored. Unknown users get the pooled model, and a 0 in
+    the column `known`. Where every row was a separate user, rows of another table get the nearest
+    cluster.
 
     Example: coterie predict run new.csv --out predictions.csv
     """
     complete = (run / "run.json").exists() or not holds_models(run)
     fitted: PredictsRows = runs.load_run(run) if complete else load_models(run)
     if out.suffix not in ("", ".csv", ".txt", ".parquet", ".pq"):
-        raise InvalidInput(f"predictions cannot be written as {out.suffix}", remedy="Name a .csv or .parquet file")
+        raise InvalidInput(f"predictions cannot be written as {out.suffix}",
+                           remedy="Name a .csv or .parquet file")
     if is_input(out) and as_json:
-        raise InvalidInput("the predictions and --json both go to standard output", remedy="Name a file with --out")
+        raise InvalidInput("the predictions and --json both go to standard output",
+                           remedy="Name a file with --out")
     if not is_input(table) and out.resolve() == table.resolve():
         raise InvalidInput(f"{out} is the table itself", remedy="Name another file with --out")
     predicted = fitted.predict_table(table, separator=separator)
@@ -64,16 +63,19 @@ def run_predict(
         write_atomically(out, runs.table(frame.columns, frame.iter_rows()))
     names, scores = predicted.columns["user"], predicted.scores
     users = set(names) - {None}
-    unknown = len(users & {name for name, known in zip(names, predicted.columns["known"], strict=True) if not known})
+    unknown = len(users & {name for name, known in zip(names, predicted.columns["known"],
+                                                       strict=True) if not known})
     if as_json:
-        print(json.dumps({"rows": len(names), "users": len(users), "unknown_users": unknown, "out": str(out),
+        print(json.dumps({"rows": len(names), "users": len(users), "unknown_users": unknown,
+                          "out": str(out),
                           **({} if scores is None else _score_info(scores))}))
         return
     if quiet:
         return
     where = "on standard output" if is_input(out) else f"in {out}"
     recipe = getattr(fitted, "recipe", None)
-    counted = _count(len(names), len(users), unknown, where, by_row=recipe is not None and recipe.user is None)
+    counted = _count(len(names), len(users), unknown, where,
+                     by_row=recipe is not None and recipe.user is None)
     printer.print(counted, soft_wrap=True, markup=False)
     if scores is not None:
         printer.print(str(scores), soft_wrap=True, markup=False, highlight=False)
@@ -90,5 +92,6 @@ def _count(n_rows: int, n_users: int, unknown: int, where: str, by_row: bool) ->
 
 
 def _score_info(scores: RowScores) -> dict[str, Any]:
-    return {"metric": scores.metric, "score": scores.mean, "scored_rows": scores.n_rows, "rows_of_the_fit": scores.seen,
+    return {"metric": scores.metric, "score": scores.mean, "scored_rows": scores.n_rows,
+            "rows_of_the_fit": scores.seen,
             "score_of_users": {str(name): score for name, score in scores.users.items()}}

@@ -1,1 +1,3 @@
-"""What is known about the convex problem: its path over lambda, proofs about groups, and choices of lambda."""
+"""What is known about the convex problem: its path over lambda, proofs about groups, and choices of
+lambda.
+"""

@@ -1,6 +1,8 @@
-"""Choosing lam and the models to use: by held-out score, number of groups, certificate or stability.
+"""Choosing lam and the models to use: by held-out score, number of groups, certificate or
+stability.
 
-Every rule uses only one number per user (a loss on held-out samples) and the groups, so a federation can apply it too.
+Every rule uses only one number per user (a loss on held-out samples) and the groups, so a
+federation can apply it too.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Choice:
     -------
     >>> import coterie as ct
     >>> from coterie.datasets import ellipses
-    >>> choice = ct.by_clusters(ct.Problem(ellipses(seed=0).users, ct.SquaredHinge(ridge=1e-3), lam=0.0), at_most=3)
+    >>> choice = ct.by_clusters(ct.Problem(ellipses(seed=0).users, ct.SquaredHinge(ridge=1e-3),
+    ...                                    lam=0.0), at_most=3)
     >>> choice.solution.n_clusters, choice.refitted
     (3, False)
     """
@@ -71,11 +74,13 @@ class Choice:
         return self.solution.labels
 
     def __str__(self) -> str:
-        return f"lam = {self.lam:.4g} with {many(self.solution.n_clusters, 'group')}, by {self.by}: {self.sentence}"
+        return (f"lam = {self.lam:.4g} with {many(self.solution.n_clusters, 'group')}, by "
+                f"{self.by}: {self.sentence}")
 
 
 def refit(problem: Problem, labels: npt.ArrayLike) -> Array:
-    """Fit each group separately, without the penalty, which removes its shrinkage (paper, Appendix C).
+    """Fit each group separately, without the penalty, which removes its shrinkage (paper, Appendix
+    C).
 
     The model of a group minimises the sum of its users' losses; a federation can compute it too.
 
@@ -108,7 +113,8 @@ def refit(problem: Problem, labels: npt.ArrayLike) -> Array:
     return loss.local(loss.prepare(loss.groups)).points[clusters]
 
 
-def by_score(problem: Problem, held_out: Users, *, path: Path | None = None, n_lams: int = 30, tol: float = 1e-6,
+def by_score(problem: Problem, held_out: Users, *, path: Path | None = None, n_lams: int = 30,
+             tol: float = 1e-6,
              one_standard_error: bool = True) -> Choice:
     """Choose the lam whose models have the least mean loss on held-out samples.
 
@@ -123,8 +129,8 @@ def by_score(problem: Problem, held_out: Users, *, path: Path | None = None, n_l
     path, n_lams, tol
         The path to choose from; if None, it is solved with this number of points and tolerance.
     one_standard_error
-        Whether to choose the fewest groups whose mean loss is within one standard error of the least. The error is that
-        of the mean over users of the difference from the least.
+        Whether to choose the fewest groups whose mean loss is within one standard error of the
+        least. The error is that of the mean over users of the difference from the least.
 
     Returns
     -------
@@ -156,7 +162,8 @@ def by_score(problem: Problem, held_out: Users, *, path: Path | None = None, n_l
     penalised = np.stack([score(s.models) for s in path.solutions])
     refits = np.stack([score(refit(problem, s.labels)) for s in path.solutions])
     zero = loss.values(samples, np.zeros((int(present.sum()), problem.dim)))
-    refits = np.where(np.isfinite(refits), refits, np.abs(zero) * 1e6 + 1e6)  # a large finite loss instead of inf
+    # a large finite loss instead of inf.
+    refits = np.where(np.isfinite(refits), refits, np.abs(zero) * 1e6 + 1e6)
     losses = np.concatenate([penalised, refits])
     best = best_mean(losses, np.tile(path.n_clusters, 2), one_standard_error)
     refitted, solution = best >= len(path), path[best % len(path)]
@@ -207,12 +214,14 @@ def by_clusters(problem: Problem, at_most: int, *, path: Path | None = None, n_l
     -------
     >>> import coterie as ct
     >>> from coterie.datasets import gaussian_mixture
-    >>> problem = ct.Problem(gaussian_mixture(30, separation=20.0).users, ct.SquaredDistance(), lam=0.0)
+    >>> problem = ct.Problem(gaussian_mixture(30, separation=20.0).users, ct.SquaredDistance(),
+    ...                      lam=0.0)
     >>> ct.by_clusters(problem, 3).solution.n_clusters
     3
     """
     if isinstance(at_most, bool) or int(at_most) != at_most or at_most < 1:
-        raise InvalidInput(f"at_most must be a whole number >= 1, got {at_most!r}", remedy="Use for example 3")
+        raise InvalidInput(f"at_most must be a whole number >= 1, got {at_most!r}",
+                           remedy="Use for example 3")
     path = solve_path(problem, n_lams=n_lams, tol=tol) if path is None else path
     enough = np.flatnonzero(path.n_clusters <= at_most)
     if not enough.size:
@@ -221,16 +230,22 @@ def by_clusters(problem: Problem, at_most: int, *, path: Path | None = None, n_l
                            remedy="Extend the path to larger lams, or use a connected graph")
     index = int(enough[0])
     solution = path[index]
-    before = "" if solution.n_clusters == at_most else f"; the point before has {path.n_clusters[index - 1]}"
-    return Choice(solution=solution, by="number of groups", path=path, scores=path.n_clusters.astype(float),
-                  models=solution.models, sentence=f"{solution.n_clusters} groups (at most {at_most} allowed{before}).")
+    before = "" if solution.n_clusters == at_most \
+        else f"; the point before has {path.n_clusters[index - 1]}"
+    return Choice(solution=solution, by="number of groups", path=path,
+                  scores=path.n_clusters.astype(float),
+                  models=solution.models, sentence=f"{solution.n_clusters} groups (at most "
+                                                   f"{at_most} allowed{before}).")
 
 
-def by_certificate(problem: Problem, *, path: Path | None = None, n_lams: int = 30, tol: float = 1e-6) -> Choice:
-    """Choose the lam with the largest margin inside the bounds of Theorems 1 and 2, which prove its groups.
+def by_certificate(problem: Problem, *, path: Path | None = None, n_lams: int = 30,
+                   tol: float = 1e-6) -> Choice:
+    """Choose the lam with the largest margin inside the bounds of Theorems 1 and 2, which prove its
+    groups.
 
-    The margin is the smaller of lam / lower and upper / lam. Separate models and one model for all are not considered,
-    because they are always recovered. If the bounds prove no point, one model for all is chosen.
+    The margin is the smaller of lam / lower and upper / lam. Separate models and one model for all
+    are not considered, because they are always recovered. If the bounds prove no point, one model
+    for all is chosen.
 
     Parameters
     ----------
@@ -248,7 +263,8 @@ def by_certificate(problem: Problem, *, path: Path | None = None, n_lams: int = 
     -------
     >>> import coterie as ct
     >>> from coterie.datasets import gaussian_mixture
-    >>> problem = ct.Problem(gaussian_mixture(30, separation=60.0).users, ct.SquaredDistance(), lam=0.0)
+    >>> problem = ct.Problem(gaussian_mixture(30, separation=60.0).users, ct.SquaredDistance(),
+    ...                      lam=0.0)
     >>> ct.by_certificate(problem).solution.n_clusters
     3
     """
@@ -265,7 +281,8 @@ def by_certificate(problem: Problem, *, path: Path | None = None, n_lams: int = 
         sentence = "the bounds prove no clustering of the path, so one model for all is chosen."
     else:
         sentence = f"inside the bounds of Theorems 1 and 2 by a factor of {margins[index]:.3g}."
-    return Choice(solution=path[index], by="certificate", path=path, scores=margins, models=path[index].models,
+    return Choice(solution=path[index], by="certificate", path=path, scores=margins,
+                  models=path[index].models,
                   sentence=sentence)
 
 
@@ -273,8 +290,9 @@ def by_stability(problem: Problem, *, path: Path | None = None, n_lams: int = 30
                  resamples: int = 10, seed: int = 0) -> Choice:
     """Choose the lam whose groups change least if every user loses a random half of its samples.
 
-    Agreement is the adjusted Rand index, averaged over resamples. Separate models and one model for all are not
-    considered; one model for all is chosen if no other point has an agreement of at least 0.5.
+    Agreement is the adjusted Rand index, averaged over resamples. Separate models and one model for
+    all are not considered; one model for all is chosen if no other point has an agreement of at
+    least 0.5.
 
     Parameters
     ----------
@@ -297,23 +315,28 @@ def by_stability(problem: Problem, *, path: Path | None = None, n_lams: int = 30
     >>> import coterie as ct
     >>> from coterie.datasets import clustered
     >>> users = clustered("squared", n_users=9, n_clusters=3, samples=40).users
-    >>> ct.by_stability(ct.Problem(users, ct.Squared(), lam=0.0), n_lams=10, resamples=2).solution.n_clusters
+    >>> ct.by_stability(ct.Problem(users, ct.Squared(), lam=0.0), n_lams=10,
+    ...                 resamples=2).solution.n_clusters
     3
     """
     path = solve_path(problem, n_lams=n_lams, tol=tol) if path is None else path
     agreement = np.zeros(len(path))
     for k in range(resamples):
         half = problem.users.data.split(test=0.5, seed=seed + k).train
-        part = solve_path(Problem(half, problem.loss, lam=problem.lam, graph=problem.graph), path.lams, tol=tol)
+        part = solve_path(Problem(half, problem.loss, lam=problem.lam, graph=problem.graph),
+                          path.lams, tol=tol)
         for r, (full, other) in enumerate(zip(path.solutions, part.solutions, strict=True)):
             if 1 < full.n_clusters < problem.n_users:
                 agreement[r] += adjusted_rand(full.labels, other.labels) / resamples
     index = int(agreement.argmax())
     if agreement[index] < 0.5:
         index = len(path) - 1
-    return Choice(solution=path[index], by="stability", path=path, scores=agreement, models=path[index].models,
-                  sentence=f"groups agree by {agreement[index]:.2f} (adjusted Rand index) over {resamples} halvings."
-                  if agreement[index] > 0 else "no clustering is stable, so one model for all is chosen.")
+    return Choice(solution=path[index], by="stability", path=path, scores=agreement,
+                  models=path[index].models,
+                  sentence=f"groups agree by {agreement[index]:.2f} (adjusted Rand index) over "
+                           f"{resamples} halvings."
+                  if agreement[index] > 0 else "no clustering is stable, so one model for all is "
+                                               "chosen.")
 
 
 def _check_held_out(problem: Problem, held_out: Users) -> None:
@@ -321,4 +344,5 @@ def _check_held_out(problem: Problem, held_out: Users) -> None:
         raise InvalidInput("the held-out samples belong to other users, or have another order",
                            remedy="Use users.split(...), which keeps all users in order")
     if not held_out.n_samples:
-        raise InvalidInput("there are no held-out samples", remedy="Split with validation=0.2, for example")
+        raise InvalidInput("there are no held-out samples",
+                           remedy="Split with validation=0.2, for example")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,9 +21,12 @@ from coterie.solvers.base import Start
 from coterie.solvers.polish import polish
 
 _LARGEST = 1e7  # numbers in matrices dim x dim of all users, above which none is formed for points
-_LOOSE, _TIGHT = 1e-5, 1e-13  # tolerance of the first clustering, times that of the bounds; of the last one
+# Tolerance of the first clustering, times that of the bounds; of the last one.
+_LOOSE, _TIGHT = 1e-5, 1e-13
 _WIDE = 1e-2  # the first for wide models
-_ROOM = 0.1  # times rtol: how far the upper bound is from the lower one, unless both are exact: there duals have room
+# Times rtol: how far the upper bound is from the lower one, unless both are exact: there duals have
+# room.
+_ROOM = 0.1
 _DRIFT = 3e-3  # how far points are moved, relative to their norm
 
 
@@ -44,13 +48,15 @@ class Consensus(NamedTuple):
 def lam_max(problem: Problem, *, rtol: float = 1e-6) -> Bracket:
     """Bound the smallest lam at which all users that the graph connects share one model.
 
-    With g_i = grad f_i at the pooled model, all users share one model at lam exactly if some duals have B'y = -g and
-    ||y_e|| <= lam w_e. Hence, over edges of positive weight,
-        lam_max = min over y with B'y = -g of max_e ||y_e|| / w_e  =  max over x of -<g, x> / sum_e w_e ||(Bx)_e||
-    Any such y gives an upper bound, any x a lower bound. Both come from convex clustering of the points -g at the lower
-    bound: it gives the next, larger lower bound (Dinkelbach's iteration, 1967) until all points form one cluster. Close
-    to lam_max its x would be too short to be accurate. So the points are moved a little along the last x, which is a
-    proximal step (Rockafellar 1976) towards the best x, whose length does not matter.
+    With g_i = grad f_i at the pooled model, all users share one model at lam exactly if some duals
+    have B'y = -g and ||y_e|| <= lam w_e. Hence, over edges of positive weight,
+        lam_max = min over y with B'y = -g of max_e ||y_e|| / w_e  =  max over x of -<g, x> / sum_e
+        w_e ||(Bx)_e||
+    Any such y gives an upper bound, any x a lower bound. Both come from convex clustering of the
+    points -g at the lower bound: it gives the next, larger lower bound (Dinkelbach's iteration,
+    1967) until all points form one cluster. Close to lam_max its x would be too short to be
+    accurate. So the points are moved a little along the last x, which is a proximal step
+    (Rockafellar 1976) towards the best x, whose length does not matter.
 
     Parameters
     ----------
@@ -82,27 +88,28 @@ def lam_max(problem: Problem, *, rtol: float = 1e-6) -> Bracket:
 def consensus(problem: Problem, rtol: float = 1e-6) -> Consensus:
     """`lam_max` with the models and duals behind it."""
     graph = problem.graph
-    used = graph.weights > 0
     zero = np.zeros((problem.n_users, problem.dim))
     pooled = polish(problem, graph.components, zero)
     gradients = problem.gradients(pooled)
     parts = graph.components
-    gradients -= group_means(gradients, parts)[parts]  # remove the rounding error of the pooled optimum
-    if not used.any():
+    # Remove the rounding error of the pooled optimum.
+    gradients -= group_means(gradients, parts)[parts]
+    if not (graph.weights > 0).any():
         return Consensus(Bracket(0.0, 0.0), pooled, np.zeros((graph.n_edges, problem.dim)))
 
-    def above(flow: Array) -> float:
-        return float((np.linalg.norm(flow[used], axis=1) / graph.weights[used]).max())
-
+    above = partial(_above, graph)
     unit = float(np.linalg.norm(gradients, axis=1).max())
     proof = graph.flow(-gradients)
-    if unit <= 1e-9 * float(np.abs(problem.gradients(zero)).max()) + 1e-300:  # the local models are equal
+    # The local models are equal.
+    if unit <= 1e-9 * float(np.abs(problem.gradients(zero)).max()) + 1e-300:
         return Consensus(Bracket(0.0, above(proof)), pooled, proof)
     points, axes = -gradients / unit, np.eye(problem.dim)
-    if problem.dim > problem.n_users:  # the points lie in a space of fewer dimensions: nothing changes in it
+    # The points lie in a space of fewer dimensions: nothing changes in it.
+    if problem.dim > problem.n_users:
         axes, triangle = np.linalg.qr(points.T)
         points, axes = np.ascontiguousarray(triangle.T), axes.T
-    lower, upper, tol = _below(graph, points, points), above(proof) / unit, max(_LOOSE * rtol, _TIGHT)
+    lower, upper, tol = _below(graph, points, points), above(proof) / unit, \
+        max(_LOOSE * rtol, _TIGHT)
     wide = problem.loss.wide(problem.samples)
     if wide:  # clusterings are expensive: begin closer, and with fewer digits
         lower, tol = max(lower, _alone(graph, points)), max(_WIDE * rtol, _TIGHT)
@@ -120,22 +127,31 @@ def consensus(problem: Problem, rtol: float = 1e-6) -> Consensus:
         with interruptible(bracket):
             best = solve_quietly(clustering.with_lam(lower), tol=tol, start=start)
         assert best.duals is not None
-        # B'y = points + drift - x at the solution, so y plus a flow of the difference is a flow of the points.
+        # B'y = points + drift - x at the solution, so y plus a flow of the difference is a flow of
+        # the points.
         rest = points - graph.divergence(best.duals)
         flow = best.duals + graph.flow(rest)
         if above(flow) < upper:
             upper, proof = above(flow), unit * flow @ axes
         x = best.models - group_means(best.models, parts)[parts]
         step = max(_below(graph, points, x), _below(graph, points, rest + drift))
-        if not step > lower * (1.0 + (0.5 * rtol if tol > _TIGHT else 1e-15)):  # too little for this tolerance
+        # Too little for this tolerance.
+        if not step > lower * (1.0 + (0.5 * rtol if tol > _TIGHT else 1e-15)):
             if tol <= _TIGHT:
                 break
             tol = max(1e-2 * tol, _TIGHT)
         lower, start = min(max(step, lower), upper), best
         if not wide and x.any():
             drift = _DRIFT * np.linalg.norm(points) / np.linalg.norm(x) * x
-            clustering, start = _clustering(points + drift, graph), Start(drift, best.duals, best.sigma)
+            clustering, start = _clustering(points + drift, graph), \
+                Start(drift, best.duals, best.sigma)
     return Consensus(bracket(), pooled, proof)
+
+
+def _above(graph: Graph, flow: Array) -> float:
+    """The least lam at which this flow is feasible."""
+    used = graph.weights > 0
+    return float((np.linalg.norm(flow[used], axis=1) / graph.weights[used]).max())
 
 
 def _below(graph: Graph, points: Array, x: Array) -> float:
@@ -145,14 +161,19 @@ def _below(graph: Graph, points: Array, x: Array) -> float:
 
 
 def _alone(graph: Graph, points: Array) -> float:
-    """The largest lower bound from an x that is zero but for one user, ||points_i|| / sum of its weights."""
-    degrees = np.bincount(graph.edges.ravel(), weights=np.repeat(graph.weights, 2), minlength=graph.n_users)
+    """The largest lower bound from an x that is zero but for one user, ||points_i|| / sum of its
+    weights.
+    """
+    degrees = np.bincount(graph.edges.ravel(), weights=np.repeat(graph.weights, 2),
+                          minlength=graph.n_users)
     norms = np.linalg.norm(points, axis=1)
     return float(np.divide(norms, degrees, out=np.zeros_like(norms), where=degrees > 0).max())
 
 
 def _clustering(points: Array, graph: Graph) -> Problem:
-    """Convex clustering of points, by operators instead of matrices dim x dim where these would be large."""
+    """Convex clustering of points, by operators instead of matrices dim x dim where these would be
+    large.
+    """
     n, dim = points.shape
     if graph.is_complete or n * dim**2 <= _LARGEST:
         return Problem(Users.from_arrays(points), SquaredDistance(), lam=0.0, graph=graph)

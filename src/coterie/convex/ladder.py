@@ -45,16 +45,21 @@ class Fusion:
 
     def __str__(self) -> str:
         if self.rung == "none":
-            return f"group {self.cluster}: no feasible flow was found at lam = {self.lam:.4g}, so it may split"
-        return f"group {self.cluster}: one model is proved by its {self.rung}, which needs lam >= {self.needed:.4g}"
+            return (f"group {self.cluster}: no feasible flow was found at lam = {self.lam:.4g}, so "
+                    "it may split")
+        return (f"group {self.cluster}: one model is proved by its {self.rung}, which needs lam >= "
+                f"{self.needed:.4g}")
 
 
 def fusion_ladder(problem: Problem, labels: npt.ArrayLike) -> tuple[Fusion, ...]:
-    """Prove that the users of each group share one model at the clustered solution, by the cheapest flow that suffices.
+    """Prove that the users of each group share one model at the clustered solution, by the cheapest
+    flow that suffices.
 
-    The users of a group share one model exactly if some flow y on its edges balances the forces b_i, the sum of the
-    user's gradient and the pull of the other groups, B'y = b, with ||y_e|| <= lam w_e. Tried in this order:
-        closed form      y_ij = (b_i - b_j) / n_k, that of Theorem 1 (complete graph with one weight)
+    The users of a group share one model exactly if some flow y on its edges balances the forces
+    b_i, the sum of the user's gradient and the pull of the other groups, B'y = b, with ||y_e|| <=
+    lam w_e. Tried in this order:
+        closed form      y_ij = (b_i - b_j) / n_k, that of Theorem 1 (complete graph with one
+                         weight)
         electrical flow  y = W B L^+ b
         feasible flow    accelerated projections onto the balls, starting from the electrical flow
 
@@ -79,17 +84,20 @@ def fusion_ladder(problem: Problem, labels: npt.ArrayLike) -> tuple[Fusion, ...]
     -------
     >>> import coterie as ct
     >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
-    >>> [step.rung for step in ct.fusion_ladder(ct.Problem(users, ct.SquaredDistance(), lam=1.0), [0, 0, 1])]
+    >>> [step.rung for step in ct.fusion_ladder(ct.Problem(users, ct.SquaredDistance(), lam=1.0),
+    ...                                         [0, 0, 1])]
     ['closed form', 'alone']
     """
     given = check_labels(labels, problem.n_users)
     models = clustered(problem, given)[given]
     clusters = labels_of(models)  # groups with the same model are one group
-    models = polish(problem, clusters, models)  # to rounding accuracy, so that the forces sum to zero
+    # To rounding accuracy, so that the forces sum to zero.
+    models = polish(problem, clusters, models)
     clusters = labels_of(models)
     proofs = _proofs(problem, clusters, models)
     first = np.unique(given, return_index=True)[1]
-    return tuple(Fusion(cluster=k, rung=proofs[clusters[user]][0], needed=proofs[clusters[user]][1], lam=problem.lam)
+    return tuple(Fusion(cluster=k, rung=proofs[clusters[user]][0], needed=proofs[clusters[user]][1],
+                        lam=problem.lam)
                  for k, user in enumerate(first))
 
 

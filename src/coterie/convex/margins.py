@@ -1,13 +1,16 @@
 """How surely the groups of a solution are those of the optimum.
 
-A solution within a gap of the optimum has bitwise equal models inside its groups, but another solution within the same
-gap may have other groups, where users are just about to meet or to part. What the certificate decides follows from weak
-duality. For every optimum x* and the duals y of the certificate,
+A solution within a gap of the optimum has bitwise equal models inside its groups, but another
+solution within the same gap may have other groups, where users are just about to meet or to part.
+What the certificate decides follows from weak duality. For every optimum x* and the duals y of the
+certificate,
 
-    sum_e (radii_e - ||y_e||) ||(B x*)_e||  <=  gap,        mu/2 ||x - x*||^2  <=  gap    (losses mu-strongly convex)
+    sum_e (radii_e - ||y_e||) ||(B x*)_e||  <=  gap,        mu/2 ||x - x*||^2  <=  gap    (losses
+                                                            mu-strongly convex)
 
-So members of a group that edges with slack radii_e - ||y_e|| >= s connect are within gap / s of each other in every
-optimum, and models of different groups further apart than 2 sqrt(gap / mu) are different in every optimum.
+So members of a group that edges with slack radii_e - ||y_e|| >= s connect are within gap / s of
+each other in every optimum, and models of different groups further apart than 2 sqrt(gap / mu) are
+different in every optimum.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from coterie.base.types import Array, Flags, Ints
 from coterie.problem.certificates import certify
 from coterie.problem.solution import Solution
 
-_STRICT = 1e-7  # slack, relative to the radius, below which a dual counts as on the boundary of its ball
+# Slack, relative to the radius, below which a dual counts as on the boundary of its ball.
+_STRICT = 1e-7
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,18 +34,23 @@ class GroupMargins:
 
     Attributes
     ----------
-    slack : (n_groups,) share of their radii that the edges holding a group together have left: the largest s such that
-        edges with at least that share connect all members. 1 for a single user, 0 where a group is about to part.
+    slack : (n_groups,) share of their radii that the edges holding a group together have left: the
+        largest s such that edges with at least that share connect all members. 1 for a single user,
+        0 where a group is about to part.
     spread : (n_groups,) no two members are further apart in any optimum; inf without slack.
-    distance : (n_groups,) from the group's model to the nearest of another group; inf where there is one group.
+    distance : (n_groups,) from the group's model to the nearest of another group; inf where there
+        is one group.
     reach : how far the models of two groups, together, can be from their optimum.
-    estimated : whether `reach` rests on the least curvature at the solution, as no bound on it is known everywhere.
-    decided : (n_groups,) whether every optimum has this group: its members nearer to each other than to all others.
+    estimated : whether `reach` rests on the least curvature at the solution, as no bound on it is
+        known everywhere.
+    decided : (n_groups,) whether every optimum has this group: its members nearer to each other
+        than to all others.
 
     Example
     -------
     >>> import coterie as ct
-    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0)
+    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(),
+    ...                      lam=1.0)
     >>> ct.group_margins(ct.solve(problem)).decided.tolist()
     [True, True]
     """
@@ -62,11 +71,14 @@ class GroupMargins:
     def __str__(self) -> str:
         unclear = np.flatnonzero(~self.decided)
         if not unclear.size:
-            all_of = f"All {len(self.slack):,} groups are" if len(self.slack) > 1 else "The one group is"
+            all_of = f"All {len(self.slack):,} groups are" if len(self.slack) > 1 \
+                else "The one group is"
             return f"{all_of} decided by the certificate."
         users = int(np.isin(self.labels, unclear).sum())
-        return (f"{unclear.size} of {many(len(self.slack), 'group')}, with {many(users, 'user')}, are not decided "
-                "by the certificate: other groups are as good within the gap. Solve with a smaller tol, or at another "
+        return (f"{unclear.size} of {many(len(self.slack), 'group')}, with {many(users, 'user')}, "
+                "are not decided "
+                "by the certificate: other groups are as good within the gap. Solve with a smaller "
+                "tol, or at another "
                 "lam.")
 
 
@@ -104,14 +116,18 @@ def group_margins(solution: Solution) -> GroupMargins:
     mu = float(problem.loss.strong_convexity(problem.samples).min())
     estimated = not mu > 0
     if estimated:
-        mu = 0.5 * max(float(np.linalg.eigvalsh(problem.hessians(solution.models))[:, 0].min()), 0.0)
+        mu = 0.5 * max(float(np.linalg.eigvalsh(problem.hessians(solution.models))[:, 0].min()),
+                       0.0)
     return GroupMargins(labels=solution.labels, slack=np.where(sizes > 1, relative, 1.0),
                         spread=np.where(sizes > 1, spread, 0.0), distance=_distances(solution),
-                        reach=2.0 * float(np.sqrt(gap / mu)) if mu > 0 else np.inf, estimated=estimated)
+                        reach=2.0 * float(np.sqrt(gap / mu)) if mu > 0 else np.inf,
+                        estimated=estimated)
 
 
 def _holding(solution: Solution, slacks: Array) -> tuple[Array, Array]:
-    """(n_groups,) the least slack, relative and absolute, on the tree of edges that holds each group together best."""
+    """(n_groups,) the least slack, relative and absolute, on the tree of edges that holds each
+    group together best.
+    """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import minimum_spanning_tree
 
@@ -132,7 +148,8 @@ def _holding(solution: Solution, slacks: Array) -> tuple[Array, Array]:
     relative, absolute = np.full(n_groups, np.inf), np.full(n_groups, np.inf)
     np.minimum.at(relative, group, share[at])
     np.minimum.at(absolute, group, slacks[inside][at])
-    connected = np.bincount(group, minlength=n_groups) == sizes - 1  # else members are equal, but no edges join them
+    # Else members are equal, but no edges join them.
+    connected = np.bincount(group, minlength=n_groups) == sizes - 1
     return np.where(connected, relative, 0.0), np.where(connected, absolute, 0.0)
 
 

@@ -11,21 +11,24 @@ import numpy as np
 import numpy.typing as npt
 
 
-def accuracy(targets: npt.ArrayLike, predictions: npt.ArrayLike, sample_weight: Any = None) -> float:
+def accuracy(targets: npt.ArrayLike, predictions: npt.ArrayLike,
+             sample_weight: Any = None) -> float:
     """The share of rows whose class is predicted."""
     from sklearn.metrics import accuracy_score
 
     return float(accuracy_score(targets, predictions, sample_weight=sample_weight))
 
 
-def explained_variance(targets: npt.ArrayLike, predictions: npt.ArrayLike, sample_weight: Any = None) -> float:
+def explained_variance(targets: npt.ArrayLike, predictions: npt.ArrayLike,
+                       sample_weight: Any = None) -> float:
     """R^2, the share of the variance explained."""
     from sklearn.metrics import r2_score
 
     return float(r2_score(targets, predictions, sample_weight=sample_weight))
 
 
-def explained_deviance(targets: npt.ArrayLike, predictions: npt.ArrayLike, sample_weight: Any = None) -> float:
+def explained_deviance(targets: npt.ArrayLike, predictions: npt.ArrayLike,
+                       sample_weight: Any = None) -> float:
     """D^2, the share of the Poisson deviance explained."""
     from sklearn.metrics import d2_tweedie_score
 
@@ -42,7 +45,8 @@ def roc_auc(targets: npt.ArrayLike, margins: npt.ArrayLike) -> float:
 def adjusted_rand(labels: npt.ArrayLike, others: npt.ArrayLike) -> float:
     """How far two clusterings agree beyond chance: 1 if they are the same (Hubert and Arabie 1985).
 
-        (together - expected) / (most - expected),      pairs that are together in both, expected by chance, and at most
+        (together - expected) / (most - expected),      pairs that are together in both, expected by
+                                                        chance, and at most
     """
     _, rows = np.unique(np.asarray(labels), return_inverse=True)
     _, columns = np.unique(np.asarray(others), return_inverse=True)
@@ -55,7 +59,9 @@ def adjusted_rand(labels: npt.ArrayLike, others: npt.ArrayLike) -> float:
 
 
 def silhouette(points: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """How much nearer points are to their own cluster than to the next (Rousseeuw 1987), from -1 to 1."""
+    """How much nearer points are to their own cluster than to the next (Rousseeuw 1987), from -1 to
+    1.
+    """
     from sklearn.metrics import silhouette_score
 
     return float(silhouette_score(points, labels))

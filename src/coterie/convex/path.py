@@ -1,4 +1,5 @@
-"""The path over lam, from separate models to one model for all, and the lams at which groups merge."""
+"""The path over lam, from separate models to one model for all, and the lams at which groups merge.
+"""
 
 from __future__ import annotations
 
@@ -77,17 +78,18 @@ class Path:
         lams, counts, gap = self.lams, self.n_clusters, max(self.gaps, default=np.inf)
         if not len(self):
             return "Path(no lams)"
-        proof = f"certified to {gap:.1e}" if np.isfinite(gap) else f"{np.isinf(self.gaps).sum()} not certified"
-        return f"Path({len(lams)} lam{'s' * (len(lams) != 1)} from {lams[0]:.4g} to {lams[-1]:.4g}, " \
-               f"{counts[0]} -> {counts[-1]} groups, {proof})"
+        proof = f"certified to {gap:.1e}" if np.isfinite(gap) \
+            else f"{np.isinf(self.gaps).sum()} not certified"
+        return (f"Path({len(lams)} lam{'s' * (len(lams) != 1)} from {lams[0]:.4g} to "
+                f"{lams[-1]:.4g}, " f"{counts[0]} -> {counts[-1]} groups, {proof})")
 
     def to_frame(self) -> Any:
         """The path as a table.
 
         Returns
         -------
-        A frame of polars, or of pandas where polars is not installed, with a row for each lam: `lam`, `n_clusters`,
-        `objective`, `gap`, `status` and `seconds`.
+        A frame of polars, or of pandas where polars is not installed, with a row for each lam:
+        `lam`, `n_clusters`, `objective`, `gap`, `status` and `seconds`.
 
         Raises
         ------
@@ -98,7 +100,8 @@ class Path:
         -------
         >>> import coterie as ct
         >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
-        >>> path = ct.solve_path(ct.Problem(users, ct.SquaredDistance(), lam=0.0), lams=[0.1, 1.0, 5.0])
+        >>> path = ct.solve_path(ct.Problem(users, ct.SquaredDistance(), lam=0.0),
+        ...                      lams=[0.1, 1.0, 5.0])
         >>> path.to_frame()["n_clusters"].to_list()
         [3, 2, 1]
         """
@@ -107,24 +110,31 @@ class Path:
     def _repr_html_(self) -> str:
         lams, counts = self.lams, self.n_clusters
         # A small chart, 240 by 40: the number of groups at each point, on a logarithmic scale.
-        across, down = np.linspace(2, 238, len(lams)), 38 - 36 * np.log(counts) / max(np.log(counts.max()), 1e-9)
-        picture = ('<svg width="240" height="40" role="img" aria-label="groups along lam"><polyline fill="none" '
+        across, down = np.linspace(2, 238, len(lams)), \
+            38 - 36 * np.log(counts) / max(np.log(counts.max()), 1e-9)
+        picture = ('<svg width="240" height="40" role="img" aria-label="groups along '
+                   'lam"><polyline fill="none" '
                    'stroke="#0072B2" stroke-width="2" points="'
-                   + " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True)) + '"/></svg>')
+                   + " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
+                   + '"/></svg>')
         shown = np.unique(np.linspace(0, len(lams) - 1, min(len(lams), 12)).round().astype(int))
-        rows = [(f"{s.lam:.4g}", s.n_clusters, f"{s.objective:.6g}", f"{s.gap:.1e}", s.status.name.lower())
+        rows = [(f"{s.lam:.4g}", s.n_clusters, f"{s.objective:.6g}", f"{s.gap:.1e}",
+                 s.status.name.lower())
                 for s in map(self.solutions.__getitem__, shown)]
         users = many(self.problem.n_users, "user")
-        return html_table(f"{many(len(lams), 'lam')} from {lams[0]:.4g} to {lams[-1]:.4g}; {counts[0]} to "
-                          f"{many(counts[-1], 'group')} of {users}; largest relative gap {self.gaps.max():.1e}.",
+        return html_table(f"{many(len(lams), 'lam')} from {lams[0]:.4g} to {lams[-1]:.4g}; "
+                          f"{counts[0]} to "
+                          f"{many(counts[-1], 'group')} of {users}; largest relative gap "
+                          f"{self.gaps.max():.1e}.",
                           ("lam", "groups", "objective", "relative gap", "status"), rows, picture)
 
     @cached_property
     def splits(self) -> tuple[tuple[float, int, int], ...]:
         """(lam, user, user) for every step at which a group splits, with one pair of its users.
 
-        For convex clustering with equal weights on all pairs, groups only merge. With other weights or losses they can
-        also split: two models that cross each other are equal only for a short range of lam.
+        For convex clustering with equal weights on all pairs, groups only merge. With other weights
+        or losses they can also split: two models that cross each other are equal only for a short
+        range of lam.
         """
         splits = []
         for before, after in zip(self.solutions, self.solutions[1:], strict=False):
@@ -139,11 +149,13 @@ class Path:
     def linkage(self) -> Array:
         """The merge tree in SciPy's linkage format (n_users - 1, 4), with heights in lam.
 
-        Users who have shared a model once count as merged, also if they split later. Groups that never merge on the
-        path are merged at twice its last lam (at 1 if that is 0), so that the tree is complete.
+        Users who have shared a model once count as merged, also if they split later. Groups that
+        never merge on the path are merged at twice its last lam (at 1 if that is 0), so that the
+        tree is complete.
         """
         n = self.problem.n_users
-        node, now = np.arange(n), np.arange(2 * n)  # the tree's node each user is in, and what each node has become
+        # The tree's node each user is in, and what each node has become.
+        node, now = np.arange(n), np.arange(2 * n)
         size = {i: 1 for i in range(n)}
         rows: list[tuple[int, int, float, int]] = []
         steps = [(s.lam, s.labels) for s in self.solutions]
@@ -164,7 +176,8 @@ class Path:
                 for other in members[1:]:
                     joined = n + len(rows)
                     size[joined] = size[current] + size[other]
-                    rows.append((min(current, other), max(current, other), float(lam), size[joined]))
+                    rows.append((min(current, other), max(current, other), float(lam),
+                                 size[joined]))
                     current = joined
                 now[members] = current
             node = now[node]
@@ -197,10 +210,12 @@ class Path:
         2
         """
         lam = check_lam(lam)
-        nearest = self.solutions[int(np.abs(np.log((self.lams + 1e-300) / (lam + 1e-300))).argmin())]
+        nearest = self.solutions[
+            int(np.abs(np.log((self.lams + 1e-300) / (lam + 1e-300))).argmin())]
         if nearest.lam == lam:
             return nearest
-        solution = solve_quietly(self.problem.with_lam(lam), tol=self.tol, solver=self.solver, start=nearest)
+        solution = solve_quietly(self.problem.with_lam(lam), tol=self.tol, solver=self.solver,
+                                 start=nearest)
         _warn([solution], self.tol)
         return solution
 
@@ -228,7 +243,8 @@ class Path:
         -------
         >>> import coterie as ct
         >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]], user=["ann", "bob", "eve"])
-        >>> path = ct.solve_path(ct.Problem(users, ct.SquaredDistance(), lam=0.0), lams=[0.1, 1.0, 5.0])
+        >>> path = ct.solve_path(ct.Problem(users, ct.SquaredDistance(), lam=0.0),
+        ...                      lams=[0.1, 1.0, 5.0])
         >>> low, high = path.merge_point("ann", "bob")
         >>> round(low, 3), round(high, 3)
         (0.5, 0.5)
@@ -240,7 +256,8 @@ class Path:
         k = together.index(True)
         with interruptible():
             below = self.solutions[k - 1] if k else self.at(0.0)
-        return self._bisect(below, self.solutions[k], lambda s: bool(s.labels[i] == s.labels[j]), rtol)
+        return self._bisect(below, self.solutions[k], lambda s: bool(s.labels[i] == s.labels[j]),
+                            rtol)
 
     @interruptible()
     def window(self, labels: npt.ArrayLike, *, rtol: float = 1e-4) -> tuple[Bracket, Bracket]:
@@ -269,7 +286,8 @@ class Path:
         -------
         >>> import coterie as ct
         >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
-        >>> path = ct.solve_path(ct.Problem(users, ct.SquaredDistance(), lam=0.0), lams=[0.1, 1.0, 5.0])
+        >>> path = ct.solve_path(ct.Problem(users, ct.SquaredDistance(), lam=0.0),
+        ...                      lams=[0.1, 1.0, 5.0])
         >>> first, last = path.window([0, 0, 1])
         >>> round(first.upper, 3), round(last.lower, 2)
         (0.5, 2.83)
@@ -278,7 +296,8 @@ class Path:
         match = np.array([np.array_equal(s.labels, wanted) for s in self.solutions])
         if not match.any():
             raise InvalidInput("no point of the path has this clustering",
-                               remedy="Solve the path on a finer grid of lams, or look at path.n_clusters")
+                               remedy="Solve the path on a finer grid of lams, or look at "
+                                      "path.n_clusters")
         edges = np.flatnonzero(np.diff(np.concatenate([[0], match.astype(int), [0]])))
         runs = edges.reshape(-1, 2)
         first, last = runs[(self.lams[runs[:, 1] - 1] - self.lams[runs[:, 0]]).argmax()]
@@ -287,21 +306,27 @@ class Path:
             return np.array_equal(solution.labels, wanted)
 
         below = self.solutions[first - 1] if first else self.at(0.0)
-        low = Bracket(0.0, 0.0) if same(below) else self._bisect(below, self.solutions[first], same, rtol)
+        low = Bracket(0.0, 0.0) if same(below) else self._bisect(below, self.solutions[first], same,
+            rtol)
         if last == len(self.solutions):
             return low, Bracket(float(self.lams[-1]), np.inf)
-        high = self._bisect(self.solutions[last - 1], self.solutions[last], lambda s: not same(s), rtol)
+        high = self._bisect(self.solutions[last - 1], self.solutions[last], lambda s: not same(s),
+                            rtol)
         return low, high
 
-    def _bisect(self, below: Solution, above: Solution, reached: Callable[[Solution], bool], rtol: float) -> Bracket:
-        """Bisect (geometrically) between a solution for which `reached` is false and one for which it is true."""
+    def _bisect(self, below: Solution, above: Solution, reached: Callable[[Solution], bool],
+                rtol: float) -> Bracket:
+        """Bisect (geometrically) between a solution for which `reached` is false and one for which
+        it is true.
+        """
         solved: list[Solution] = []
         with interruptible(lambda: Bracket(below.lam, above.lam)):
             while above.lam - below.lam > rtol * above.lam:
                 middle = float(np.sqrt(below.lam * above.lam)) if below.lam > 0 else 0.1 * above.lam
                 if below.lam == 0 and middle < 1e-12 * self.lams[-1]:
                     break
-                between = solve_quietly(self.problem.with_lam(middle), tol=self.tol, solver=self.solver, start=above)
+                between = solve_quietly(self.problem.with_lam(middle), tol=self.tol,
+                                        solver=self.solver, start=above)
                 solved.append(between)
                 below, above = (below, between) if reached(between) else (between, above)
         _warn(solved, self.tol, stacklevel=4)
@@ -309,12 +334,14 @@ class Path:
 
 
 class InNotebook:
-    """The notebook view of a result with `solution`, `shown_path`, `scores`, `warnings` and `why`."""
+    """The notebook view of a result with `solution`, `shown_path`, `scores`, `warnings` and `why`.
+    """
 
     def _repr_html_(self: Any) -> str:
         texts = [self.why, *([] if self.scores is None else [str(self.scores)])]
         warnings = "".join(f"<p><strong>Warning:</strong> {escape(s)}</p>" for s in self.warnings)
-        return self.solution._repr_html_() + warnings + "".join(f"<p>{escape(s)}</p>" for s in texts) \
+        return self.solution._repr_html_() + warnings + "".join(f"<p>{escape(s)}</p>"
+            for s in texts) \
             + self.shown_path._repr_html_()
 
 
@@ -324,8 +351,10 @@ def _root(parent: dict[int, int], item: int) -> int:
     return item
 
 
-def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int = 50, *, tol: float = 1e-8,
-               solver: Solver | str = "fast", progress: Callable[[Solution, int], None] | None = None,
+def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int = 50, *,
+               tol: float = 1e-8,
+               solver: Solver | str = "fast", progress: Callable[[Solution, int],
+                   None] | None = None,
                enough: Callable[[list[Solution]], bool] | None = None,
                start: Solution | Start | None = None, before: Solution | None = None) -> Path:
     """Solve at many lams, each solution starting from the ones before.
@@ -333,15 +362,17 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
     Parameters
     ----------
     problem : the problem; its lam is not used.
-    lams : increasing lams; None: a geometric grid, lam_{r+1} = c lam_r (the paper's Appendix A), from a lam with
-        separate models to the smallest lam at which all users that the graph connects share one model.
+    lams : increasing lams; None: a geometric grid, lam_{r+1} = c lam_r (the paper's Appendix A),
+        from a lam with separate models to the smallest lam at which all users that the graph
+        connects share one model.
     n_lams : number of lams of this grid.
     tol : the relative duality gap to reach at each lam.
     solver : a name in `SOLVERS`, or a solver with your own settings.
     progress : called after each lam with its solution, including duals, and the number of lams.
     enough : called after each lam with the solutions so far; the path ends if it returns True.
     start : a solution, or a `Start`, to start the first lam from.
-    before : the solution before `start`, where a path is continued: the result has the same bits as without a break.
+    before : the solution before `start`, where a path is continued: the result has the same bits as
+        without a break.
 
     Returns
     -------
@@ -357,25 +388,31 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
     -------
     >>> import coterie as ct
     >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
-    >>> ct.solve_path(ct.Problem(users, ct.SquaredDistance(), lam=0.0), n_lams=4).n_clusters.tolist()
+    >>> ct.solve_path(ct.Problem(users, ct.SquaredDistance(), lam=0.0),
+    ...               n_lams=4).n_clusters.tolist()
     [3, 3, 2, 1]
     """
     solutions: list[Solution] = []
 
     def so_far() -> Path | None:
-        return Path(problem=problem, solutions=tuple(solutions), tol=tol, solver=solver) if solutions else None
+        return Path(problem=problem, solutions=tuple(solutions), tol=tol, solver=solver) \
+            if solutions else None
 
     with interruptible(so_far):
         end = consensus(problem) if lams is None else None
-        grid, first = _grid(problem, end, n_lams, tol, solver) if end is not None else (_checked(lams), None)
+        grid, first = _grid(problem, end, n_lams, tol, solver) if end is not None else (
+            _checked(lams), None)
         last = start if first is None else first
         for lam in grid:
-            # At the last lam consensus is already proved; for the others the last solutions are a good start.
+            # At the last lam consensus is already proved; for the others the last solutions are a
+            # good start.
             proven = end is not None and lam == end.bracket.upper > 0
-            guess = Start(end.models, end.duals) if proven and end is not None else ahead(before, last, lam)
+            guess = Start(end.models, end.duals) if proven and end is not None \
+                else ahead(before, last, lam)
             before = last.without_duals() if isinstance(last, Solution) else None
             last = _next(problem.with_lam(lam), tol, solver, guess, last)
-            # Duals need more memory than everything else, and are only needed to start the next solve.
+            # Duals need more memory than everything else, and are only needed to start the next
+            # solve.
             solutions.append(last.without_duals())
             if progress is not None:
                 progress(last, len(grid))
@@ -387,11 +424,13 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
 
 def _next(problem: Problem, tol: float, solver: Solver | str, guess: Solution | Start | None,
           last: Solution | Start | None) -> Solution:
-    """The solution from a guess; from the last solution too, if that does not reach the tolerance."""
+    """The solution from a guess; from the last solution too, if that does not reach the tolerance.
+    """
     point = solve_quietly(problem, tol=tol, solver=solver, start=guess)
     if point.status is Status.CONVERGED or guess is last:
         return point
-    return min(point, solve_quietly(problem, tol=tol, solver=solver, start=last), key=lambda solution: solution.gap)
+    return min(point, solve_quietly(problem, tol=tol, solver=solver, start=last),
+               key=lambda solution: solution.gap)
 
 
 def _warn(solutions: Sequence[Solution], tol: float, stacklevel: int = 3) -> None:
@@ -399,18 +438,22 @@ def _warn(solutions: Sequence[Solution], tol: float, stacklevel: int = 3) -> Non
     inaccurate = [s for s in solutions if s.status is not Status.CONVERGED]
     if inaccurate:
         worst = max(inaccurate, key=lambda s: s.gap)
-        warnings.warn(f"{len(inaccurate)} of {many(len(solutions), 'lam')} did not reach tol = {tol:g}; the worst is "
-                      f"lam = {worst.lam:g} with a relative gap of {worst.gap:.1e}. {worst.status.value}",
+        warnings.warn(f"{len(inaccurate)} of {many(len(solutions), 'lam')} did not reach tol = "
+                      f"{tol:g}; the worst is "
+                      f"lam = {worst.lam:g} with a relative gap of {worst.gap:.1e}. "
+                      f"{worst.status.value}",
                       ConvergenceWarning, stacklevel=stacklevel)
 
 
 def _checked(lams: npt.ArrayLike | None) -> list[float]:
     given = np.atleast_1d(np.asarray(lams, dtype=float))
     if given.ndim != 1 or not given.size:
-        raise InvalidInput(f"expected a list of lams, got shape {given.shape}", remedy="Give at least one number >= 0")
+        raise InvalidInput(f"expected a list of lams, got shape {given.shape}",
+                           remedy="Give at least one number >= 0")
     grid = [check_lam(lam) for lam in given]
     if (np.diff(grid) <= 0).any():
-        raise InvalidInput("lams must increase", remedy="Sort them and drop duplicates: numpy.unique(lams)")
+        raise InvalidInput("lams must increase", remedy="Sort them and drop duplicates: "
+                           "numpy.unique(lams)")
     return grid
 
 
@@ -418,7 +461,8 @@ def _grid(problem: Problem, end: Consensus, n_lams: int, tol: float, solver: Sol
           ) -> tuple[list[float], Solution | None]:
     """The lams, and the solution at the first of them if it is known."""
     if n_lams < 2:
-        raise InvalidInput(f"n_lams must be at least 2, got {n_lams!r}", remedy="Use for example 50")
+        raise InvalidInput(f"n_lams must be at least 2, got {n_lams!r}",
+                           remedy="Use for example 50")
     top = end.bracket.upper
     if end.bracket.lower == 0:
         return [0.0], None
@@ -427,7 +471,9 @@ def _grid(problem: Problem, end: Consensus, n_lams: int, tol: float, solver: Sol
 
 
 def alone_at(problem: Problem, top: float, tol: float, solver: Solver | str = "fast") -> float:
-    """A lam below `top` with as many models as at lam = 0; users with equal data never have different models."""
+    """A lam below `top` with as many models as at lam = 0; users with equal data never have
+    different models.
+    """
     return _alone(problem, top, tol, solver).lam
 
 

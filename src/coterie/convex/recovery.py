@@ -1,7 +1,8 @@
 """The range of lam in which groups are provably recovered: the paper's Theorems 1 to 4 as numbers.
 
-In the convention of (C). For a partition C_1..C_K with n_k = |C_k|, W_kl the sum of w_ij over i in C_k, j in C_l, and
-w* the solution of (C) with one model per group (the clustered problem, the paper's Eq. (5)):
+In the convention of (C). For a partition C_1..C_K with n_k = |C_k|, W_kl the sum of w_ij over i in
+C_k, j in C_l, and w* the solution of (C) with one model per group (the clustered problem, the
+paper's Eq. (5)):
 
     Theorem 1   lam >= lower  =>  the users of each group share w*_k
     Theorem 2   lam <  upper  =>  the w*_k are pairwise distinct
@@ -51,8 +52,8 @@ class RecoveryBounds:
     models
         (n_clusters, dim) w*, for kind "solution".
     within, across
-        Theorem 4, for kind "uniform": local optima of one group are at most max_k eps_k / mu apart, those of two groups
-        at least min_kl delta_kl / L.
+        Theorem 4, for kind "uniform": local optima of one group are at most max_k eps_k / mu apart,
+        those of two groups at least min_kl delta_kl / L.
 
     Example
     -------
@@ -77,7 +78,8 @@ class RecoveryBounds:
 
     @property
     def holds(self) -> bool:
-        """Whether lam is between the bounds, so that the groups are recovered with distinct models."""
+        """Whether lam is between the bounds, so that the groups are recovered with distinct models.
+        """
         return self.lower <= self.lam < self.upper
 
     @property
@@ -85,9 +87,11 @@ class RecoveryBounds:
         """The result as a sentence."""
         window = f"[{self.lower:.4g}, {self.upper:.4g})"
         if self.holds:
-            text = f"lam = {self.lam:.4g} is in {window}: these groups are provably recovered, with different models."
+            text = (f"lam = {self.lam:.4g} is in {window}: these groups are provably recovered, "
+                    "with different models.")
         elif self.lower > self.upper:
-            text = (f"The range {window} is empty, so the bounds prove nothing about these groups; they can still be "
+            text = (f"The range {window} is empty, so the bounds prove nothing about these groups; "
+                    "they can still be "
                     "right.")
         else:
             side = "below" if self.lam < self.lower else "above"
@@ -96,7 +100,8 @@ class RecoveryBounds:
 
 
 @interruptible()
-def recovery_bounds(problem: Problem, labels: npt.ArrayLike, kind: str = "solution") -> RecoveryBounds:
+def recovery_bounds(problem: Problem, labels: npt.ArrayLike,
+                    kind: str = "solution") -> RecoveryBounds:
     """Compute the range of lam in which `labels` are provably the groups of the solution.
 
     Parameters
@@ -106,10 +111,10 @@ def recovery_bounds(problem: Problem, labels: npt.ArrayLike, kind: str = "soluti
     labels
         (n_users,) the groups.
     kind
-        "solution": Theorems 1 and 2 at the clustered solution for the lam of the problem; on a graph that is not
-        complete, the closed-form flow of Theorem 1 is replaced by the electrical flow inside the groups.
-        "stringent": the same for all lams at once, over the set W of the paper's Appendix A, which is enclosed by balls
-        (strong convexity) and Lipschitz constants.
+        "solution": Theorems 1 and 2 at the clustered solution for the lam of the problem; on a
+        graph that is not complete, the closed-form flow of Theorem 1 is replaced by the electrical
+        flow inside the groups. "stringent": the same for all lams at once, over the set W of the
+        paper's Appendix A, which is enclosed by balls (strong convexity) and Lipschitz constants.
         "uniform": Theorem 3, over all models, if the loss allows it.
 
     Returns
@@ -126,7 +131,8 @@ def recovery_bounds(problem: Problem, labels: npt.ArrayLike, kind: str = "soluti
     -------
     >>> import coterie as ct
     >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0], [10.0]])
-    >>> print(ct.recovery_bounds(ct.Problem(users, ct.SquaredDistance(), lam=1.0), [0, 0, 1, 1]).sentence)
+    >>> print(ct.recovery_bounds(ct.Problem(users, ct.SquaredDistance(), lam=1.0),
+    ...                          [0, 0, 1, 1]).sentence)
     lam = 1 is in [0.5, 2.25): these groups are provably recovered, with different models.
     """
     if kind not in KINDS:
@@ -135,7 +141,8 @@ def recovery_bounds(problem: Problem, labels: npt.ArrayLike, kind: str = "soluti
     if kind == "solution":
         return _at_solution(problem, clusters)
     if not problem.graph.is_complete:
-        raise InvalidInput("the bounds for all lams need all pairs with one weight", remedy="Use kind='solution'")
+        raise InvalidInput("the bounds for all lams need all pairs with one weight",
+                           remedy="Use kind='solution'")
     return _stringent(problem, clusters) if kind == "stringent" else _uniform(problem, clusters)
 
 
@@ -149,11 +156,13 @@ def clustered(problem: Problem, labels: Ints, tol: float = 1e-12) -> Array:
     k = int(labels.max()) + 1
     loss = Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
     first, second, weights = _between(problem.graph, labels)
-    graph = Graph.from_edges(k, np.stack([first, second], axis=1), weights) if k > 1 else Graph.complete(1)
+    graph = Graph.from_edges(k, np.stack([first, second], axis=1), weights) if k > 1 \
+        else Graph.complete(1)
     solution = solve_quietly(Problem(loss.groups, loss, lam=problem.lam, graph=graph), tol=tol)
     if not solution.gap <= _SOLVED:
-        raise NotConverged(f"The problem with one model per group was solved within {solution.gap:.1e} only, and "
-                           "nothing can be concluded from that. Scale the features, or add a ridge.")
+        raise NotConverged("The problem with one model per group was solved within "
+                           f"{solution.gap:.1e} only, and " "nothing can be concluded from that. "
+                           "Scale the features, or add a ridge.")
     return solution.models
 
 
@@ -163,15 +172,19 @@ def _between(graph: Graph, labels: Ints) -> tuple[Ints, Ints, Array]:
     if graph.is_complete:
         first, second = np.triu_indices(k, 1)
         counts = np.bincount(labels).astype(float)
-        return first, second, counts[first] * counts[second] * (graph.weights[0] if graph.n_edges else 0.0)
+        return first, second, counts[first] * counts[second] * (graph.weights[0] if graph.n_edges
+            else 0.0)
     ends = np.sort(labels[graph.edges], axis=1)
     across = ends[:, 0] < ends[:, 1]
     keys, index = np.unique(ends[across, 0] * k + ends[across, 1], return_inverse=True)
-    return keys // k, keys % k, np.asarray(np.bincount(index, weights=graph.weights[across]), dtype=float)
+    return keys // k, keys % k, np.asarray(np.bincount(index, weights=graph.weights[across]),
+                                           dtype=float)
 
 
 def _denominator(graph: Graph, labels: Ints) -> float:
-    """2 max_k sum_{l != k} W_kl / n_k, which is 2 max_k sum_{l != k} n_l on the complete graph with weight 1."""
+    """2 max_k sum_{l != k} W_kl / n_k, which is 2 max_k sum_{l != k} n_l on the complete graph with
+    weight 1.
+    """
     first, second, weights = _between(graph, labels)
     counts = np.bincount(labels)
     pulls = np.bincount(first, weights=weights, minlength=counts.size)
@@ -180,12 +193,16 @@ def _denominator(graph: Graph, labels: Ints) -> float:
 
 
 def _means(problem: Problem, labels: Ints, at: Array) -> Array:
-    """(n_clusters, dim) grad g_k at the k-th row of `at`, with g_k the mean of the losses of group k."""
+    """(n_clusters, dim) grad g_k at the k-th row of `at`, with g_k the mean of the losses of group
+    k.
+    """
     return group_means(problem.gradients(at[labels]), labels)
 
 
 def _farthest(gradients: Array, labels: Ints, extra: Array) -> tuple[float, tuple[int, int] | None]:
-    """max_k max_{i,j in C_k} (||gradients_i - gradients_j|| + max(extra_i, extra_j)) / n_k, and the pair."""
+    """max_k max_{i,j in C_k} (||gradients_i - gradients_j|| + max(extra_i, extra_j)) / n_k, and the
+    pair.
+    """
     most, pair = 0.0, None
     for k in range(int(labels.max()) + 1):
         members = np.flatnonzero(labels == k)
@@ -199,8 +216,10 @@ def _farthest(gradients: Array, labels: Ints, extra: Array) -> tuple[float, tupl
     return most, pair
 
 
-def _closest(problem: Problem, labels: Ints, at: Array, slack: Array) -> tuple[float, tuple[int, int] | None]:
-    """min_{k != l} max(0, ||grad g_k(at_k) - grad g_l(at_k)|| - slack_k), and the pair of groups."""
+def _closest(problem: Problem, labels: Ints, at: Array, slack: Array) -> tuple[float,
+        tuple[int, int] | None]:
+    """min_{k != l} max(0, ||grad g_k(at_k) - grad g_l(at_k)|| - slack_k), and the pair of groups.
+    """
     k = len(at)
     least, pair = np.inf, None
     for a in range(k):
@@ -217,7 +236,8 @@ def _at_solution(problem: Problem, labels: Ints) -> RecoveryBounds:
     try:
         w = clustered(problem, labels)
     except NotConverged as reason:
-        return RecoveryBounds(kind="solution", lam=problem.lam, lower=np.inf, upper=0.0, lower_users=None,
+        return RecoveryBounds(kind="solution", lam=problem.lam, lower=np.inf, upper=0.0,
+                              lower_users=None,
                               upper_clusters=None, exact=False, note=f"Not available: {reason}")
     gradients = problem.gradients(w[labels])
     graph = problem.graph
@@ -229,16 +249,20 @@ def _at_solution(problem: Problem, labels: Ints) -> RecoveryBounds:
     else:
         lower, pair = _electrical(problem, labels, w, gradients)
         note = "The lower bound is that of the electrical flow inside the groups."
-    upper, clusters = (np.inf, None) if len(w) == 1 else _closest(problem, labels, w, np.zeros(len(w)))
+    upper, clusters = (np.inf, None) if len(w) == 1 else _closest(problem, labels, w,
+        np.zeros(len(w)))
     size = _denominator(graph, labels)
     upper = upper / size if size > 0 else np.inf
-    return RecoveryBounds(kind="solution", lam=problem.lam, lower=lower, upper=upper, lower_users=pair,
+    return RecoveryBounds(kind="solution", lam=problem.lam, lower=lower, upper=upper,
+                          lower_users=pair,
                           upper_clusters=clusters, exact=True, note=note, models=w)
 
 
-def unbalanced(problem: Problem, labels: Ints, models: Array, gradients: Array) -> tuple[Graph, Array]:
-    """The edges inside the groups, and the forces that their flows must balance: the gradients plus the pull of the
-    other groups."""
+def unbalanced(problem: Problem, labels: Ints, models: Array, gradients: Array) -> tuple[Graph,
+        Array]:
+    """The edges inside the groups, and the forces that their flows must balance: the gradients plus
+    the pull of the other groups.
+    """
     graph = problem.graph
     together = labels[graph.edges[:, 0]] == labels[graph.edges[:, 1]]
     differences = graph.differences(models)
@@ -248,33 +272,41 @@ def unbalanced(problem: Problem, labels: Ints, models: Array, gradients: Array) 
             -gradients - graph.divergence(problem.radii[:, None] * units))
 
 
-def _electrical(problem: Problem, labels: Ints, w: Array, gradients: Array) -> tuple[float, tuple[int, int] | None]:
+def _electrical(problem: Problem, labels: Ints, w: Array, gradients: Array) -> tuple[float,
+        tuple[int, int] | None]:
     """The largest ||y_e|| / w_e of the electrical flow inside the groups."""
     inside, forces = unbalanced(problem, labels, w[labels], gradients)
-    if len(np.unique(inside.components)) > len(w):  # a group that its edges do not connect cannot be held together
+    # a group that its edges do not connect cannot be held together.
+    if len(np.unique(inside.components)) > len(w):
         return np.inf, None
     flow = np.linalg.norm(inside.flow(forces), axis=1) / inside.weights
     if not flow.size:
         return 0.0, None
-    return float(flow.max()), (int(inside.edges[flow.argmax(), 0]), int(inside.edges[flow.argmax(), 1]))
+    return float(flow.max()), (int(inside.edges[flow.argmax(), 0]),
+                               int(inside.edges[flow.argmax(), 1]))
 
 
 def _stringent(problem: Problem, labels: Ints) -> RecoveryBounds:
-    # W = {w : sum_k n_k g_k(w_k) <= F*}, F* the pooled optimum. With m_k = min n_k g_k attained at v_k and n_k g_k
-    # mu_k-strongly convex, n_k g_k(w_k) <= F* - sum_{l != k} m_l gives ||w_k - v_k||^2 <= 2 (F* - sum m) / mu_k.
+    # W = {w : sum_k n_k g_k(w_k) <= F*}, F* the pooled optimum. With m_k = min n_k g_k attained at
+    # v_k and n_k g_k
+    # mu_k-strongly convex, n_k g_k(w_k) <= F* - sum_{l != k} m_l gives ||w_k - v_k||^2 <= 2 (F* -
+    # sum m) / mu_k.
     loss = Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
     samples = loss.prepare(loss.groups)
     own = loss.local(samples)
-    one = Grouped(loss=problem.loss, samples=problem.samples, labels=np.zeros(problem.n_users, dtype=np.int64))
+    one = Grouped(loss=problem.loss, samples=problem.samples, labels=np.zeros(problem.n_users,
+        dtype=np.int64))
     pooled = one.local(one.prepare(one.groups))
     strong = loss.strong_convexity(samples)
     radius = np.sqrt(np.divide(2.0 * max(float(pooled.values[0] - own.values.sum()), 0.0), strong,
                                out=np.full(strong.size, np.inf), where=strong > 0))
     steep = _steepness(problem)
     if not (np.isfinite(radius).all() and own.converged.all() and np.isfinite(steep).all()):
-        return RecoveryBounds(kind="stringent", lam=problem.lam, lower=np.inf, upper=0.0, lower_users=None,
+        return RecoveryBounds(kind="stringent", lam=problem.lam, lower=np.inf, upper=0.0,
+                              lower_users=None,
                               upper_clusters=None, exact=False,
-                              note="Not available: it needs strongly convex losses with Lipschitz gradients "
+                              note="Not available: it needs strongly convex losses with Lipschitz "
+                                   "gradients "
                                    "(a ridge, and no unpenalised intercept).")
     lower, pair = _farthest(problem.gradients(own.points[labels]), labels, steep * radius[labels])
     by_cluster = np.zeros(len(radius))
@@ -283,16 +315,19 @@ def _stringent(problem: Problem, labels: Ints) -> RecoveryBounds:
         problem, labels, own.points, radius * by_cluster.max())
     weight = float(problem.graph.weights[0]) if problem.graph.n_edges else 1.0
     size = _denominator(problem.graph, labels)
-    return RecoveryBounds(kind="stringent", lam=problem.lam, lower=lower / weight if weight > 0 else np.inf,
-                          upper=upper / size if size > 0 else np.inf, lower_users=pair, upper_clusters=clusters,
+    return RecoveryBounds(kind="stringent", lam=problem.lam,
+                          lower=lower / weight if weight > 0 else np.inf,
+                          upper=upper / size if size > 0 else np.inf, lower_users=pair,
+                          upper_clusters=clusters,
                           exact=False, note="For all lams at once; estimated with enclosing balls.")
 
 
 def _steepness(problem: Problem) -> Array:
-    """(n_users,) numbers s_i such that max(s_i, s_j) bounds the norm of the difference of two Hessians, at any models.
+    """(n_users,) numbers s_i such that max(s_i, s_j) bounds the norm of the difference of two
+    Hessians, at any models.
 
-    The difference of two matrices between 0 and L_i, and 0 and L_j, has norm at most max(L_i, L_j); for quadratic
-    losses the difference is known.
+    The difference of two matrices between 0 and L_i, and 0 and L_j, has norm at most max(L_i, L_j);
+    for quadratic losses the difference is known.
     """
     if not problem.loss.quadratic:
         return problem.loss.lipschitz(problem.samples)
@@ -301,19 +336,22 @@ def _steepness(problem: Problem) -> Array:
 
 
 def _uniform(problem: Problem, labels: Ints) -> RecoveryBounds:
-    """Theorem 3: lam in [max_k eps_k / n_k, min (delta_kl - eps_k - eps_l) / (2 max_k sum_{l != k} n_l)).
+    """Theorem 3: lam in [max_k eps_k / n_k, min (delta_kl - eps_k - eps_l) / (2 max_k sum_{l != k}
+    n_l)).
 
-    eps_k = sup_x ||grad f_i - grad f_j|| inside a group, delta_kl = inf_x ... between two groups. For quadratic losses
-    with one common Hessian the difference of two gradients is a constant, so both are its norm. For other losses eps is
-    infinite (quadratics with different Hessians, squared hinge, Poisson) or delta is zero (bounded gradients), and the
-    theorem gives no bound.
+    eps_k = sup_x ||grad f_i - grad f_j|| inside a group, delta_kl = inf_x ... between two groups.
+    For quadratic losses with one common Hessian the difference of two gradients is a constant, so
+    both are its norm. For other losses eps is infinite (quadratics with different Hessians, squared
+    hinge, Poisson) or delta is zero (bounded gradients), and the theorem gives no bound.
     """
     hessians = problem.hessians(np.zeros((problem.n_users, problem.dim)))
     common = np.abs(hessians - hessians[0]).max() <= 1e-12 * np.abs(hessians).max()
     if not (problem.loss.quadratic and common):
-        return RecoveryBounds(kind="uniform", lam=problem.lam, lower=np.inf, upper=0.0, lower_users=None,
+        return RecoveryBounds(kind="uniform", lam=problem.lam, lower=np.inf, upper=0.0,
+                              lower_users=None,
                               upper_clusters=None, exact=False,
-                              note="Not available: it needs quadratic losses with one common Hessian, such as "
+                              note="Not available: it needs quadratic losses with one common "
+                                   "Hessian, such as "
                                    "SquaredDistance.")
     gradients = problem.gradients(np.zeros((problem.n_users, problem.dim)))
     weight = float(problem.graph.weights[0]) if problem.graph.n_edges else 1.0
@@ -324,15 +362,20 @@ def _uniform(problem: Problem, labels: Ints) -> RecoveryBounds:
     np.fill_diagonal(margins, np.inf)
     a, b = np.unravel_index(margins.argmin(), margins.shape)
     size = _denominator(problem.graph, labels)
-    return RecoveryBounds(kind="uniform", lam=problem.lam, lower=lower / weight if weight > 0 else np.inf,
-                          upper=max(float(margins[a, b]), 0.0) / size if size > 0 else np.inf, lower_users=pair,
+    return RecoveryBounds(kind="uniform", lam=problem.lam,
+                          lower=lower / weight if weight > 0 else np.inf,
+                          upper=max(float(margins[a, b]), 0.0) / size if size > 0 else np.inf,
+                          lower_users=pair,
                           upper_clusters=(int(a), int(b)) if len(spread) > 1 else None, exact=True,
-                          note="For all lams and all models.", within=float(spread.max() / max(ends[0], 1e-300)),
+                          note="For all lams and all models.",
+                          within=float(spread.max() / max(ends[0], 1e-300)),
                           across=float(delta.min() / ends[-1]) if len(spread) > 1 else 0.0)
 
 
 def spreads(gradients: Array, labels: Ints) -> tuple[Array, Array]:
-    """eps_k = max ||g_i - g_j|| inside each group, and delta_kl = min ||g_i - g_j|| between two groups."""
+    """eps_k = max ||g_i - g_j|| inside each group, and delta_kl = min ||g_i - g_j|| between two
+    groups.
+    """
     k = int(labels.max()) + 1
     eps, delta = np.zeros(k), np.full((k, k), np.inf)
     for a in range(k):

@@ -28,11 +28,12 @@ def freeze(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def padded_blocks(features: Array, targets: Array | None, offsets: Ints) -> tuple[Block, ...]:
     """The blocks of users, given as in `Users`; users without rows are in none.
 
-    The padded length depends on the user's own count only, so a user alone gives bitwise the block it gives in a
-    crowd. Up to 16 rows are exact; above, less than one eighth is padding.
+    The padded length depends on the user's own count only, so a user alone gives bitwise the block
+    it gives in a crowd. Up to 16 rows are exact; above, less than one eighth is padding.
     """
     counts = np.diff(offsets)
-    # Above 16 rows: the next multiple of 2^(floor(log2(count)) - 3); frexp's exponent is floor(log2(count)) + 1.
+    # Above 16 rows: the next multiple of 2^(floor(log2(count)) - 3); frexp's exponent is
+    # floor(log2(count)) + 1.
     step = 2 ** np.maximum(np.frexp(counts)[1].astype(np.int64) - 4, 0)
     lengths = np.where(counts <= 16, counts, -(-counts // step) * step)
     values = np.zeros(len(features)) if targets is None else targets

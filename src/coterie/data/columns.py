@@ -1,4 +1,6 @@
-"""A column of a table as columns of numbers: what a recipe says about it, and how it is applied to a table."""
+"""A column of a table as columns of numbers: what a recipe says about it, and how it is applied to
+a table.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ LARGEST, DAY = 1e150, 86_400_000_000
 OTHER = "(other)"
 # Numbers and dates as people write them, $1,234.50 and 12 % and 31.12.2020, which are no levels.
 LOCAL = re.compile("[$€£]? ?[+-]?(\\d+|\\d{1,3}([,.' \u00a0\u202f]\\d{3})+)([.,]\\d+)? ?[%$€£]?"
-                   "|\\d{4}[./-]\\d{1,2}[./-]\\d{1,2}( .*)?|\\d{1,2}[./-]\\d{1,2}[./-](\\d{4}|\\d\\d)( .*)?")
+                   "|\\d{4}[./-]\\d{1,2}[./-]\\d{1,2}( "
+                   ".*)?|\\d{1,2}[./-]\\d{1,2}[./-](\\d{4}|\\d\\d)( .*)?")
 AS_LEARNED = "Correct it, or fit again with this table"
 #: What a column of each kind holds, in words.
-HOLDS = {"number": "numbers", "flag": "truth values", "date": "dates", "duration": "durations", "text": "texts",
+HOLDS = {"number": "numbers", "flag": "truth values", "date": "dates", "duration": "durations",
+         "text": "texts",
          "other": "values that are no numbers", "empty": "nothing"}
 
 
@@ -55,7 +59,8 @@ class Column:
     def labels(self) -> tuple[str, ...]:
         """Names of the encoded columns."""
         own = [f"{self.name}={level}" for level in (*self.levels, *([OTHER] * self.pooled))] \
-            if self.kind == "category" else [f"{self.name} (days)" if self.kind in ("date", "duration") else self.name]
+            if self.kind == "category" else [f"{self.name} (days)" if self.kind in ("date",
+                "duration") else self.name]
         return (*own, *([f"{self.name} missing"] * self.missing))
 
     def encode(self, cells: Cells) -> Array:
@@ -69,11 +74,14 @@ class Column:
             encoded[np.flatnonzero(known), index[known]] = 1.0
             encoded[index < 0, 0] = self.fill
             return encoded
-        fits = cells.kind in (self.kind, "empty") or (self.kind == "number" and cells.kind == "flag") \
-            or (self.kind == "flag" and cells.kind == "number" and bool(np.isin(cells.values, (0, 1)).all()))
+        fits = cells.kind in (self.kind,
+                              "empty") or (self.kind == "number" and cells.kind == "flag") \
+            or (self.kind == "flag" and cells.kind == "number"
+                and bool(np.isin(cells.values, (0, 1)).all()))
         if not fits:
             raise InvalidInput(f"The column must hold {HOLDS[self.kind]}, it holds "
-                               f"{HOLDS[cells.kind]}{first_text(cells)}", where=f"column {self.name!r}",
+                               f"{HOLDS[cells.kind]}{first_text(cells)}",
+                               where=f"column {self.name!r}",
                                remedy=AS_LEARNED, row=first_text_row(cells))
         values = in_days(self.kind, cells.values, self.origin)
         check_size(values, self.name)
@@ -84,31 +92,40 @@ class Column:
         """The encoded column of each row's level: -1 for none, after the last for the reference."""
         if cells.kind not in ("text", "number", "flag", "empty"):
             raise InvalidInput(f"The column must hold texts, it holds "
-                               f"{HOLDS[cells.kind]}", where=f"column {self.name!r}", remedy=AS_LEARNED)
+                               f"{HOLDS[cells.kind]}", where=f"column {self.name!r}",
+                               remedy=AS_LEARNED)
         texts, codes = as_texts(cells)
-        known = positions((*self.levels, *([] if self.reference is None else [self.reference])), cells)
+        known = positions((*self.levels, *([] if self.reference is None else [self.reference])),
+                          cells)
         unknown = len(self.levels) if self.pooled else -1
-        index = np.where(cells.missing, -1, np.array([known.get(text, unknown) for text in texts])[codes])
+        index = np.where(cells.missing, -1, np.array([known.get(text, unknown) for text in texts])[
+            codes])
         new = [texts[code] for code in np.unique(codes[(index < 0) & ~cells.missing])]
         if new:
-            becomes = "all its columns are 0" if self.reference is None else "it is filled with its mean"
+            becomes = "all its columns are 0" if self.reference is None \
+                else "it is filled with its mean"
             warnings.warn(f"Column {self.name!r} has levels that are not known, {show(*new)}: "
                           f"{becomes} there.", CoterieWarning, stacklevel=5)
         return index
 
 
 def as_texts(cells: Cells) -> tuple[list[str], Ints]:
-    """The distinct values of a column as texts, and the position of each row's among them; 0 where it is missing."""
+    """The distinct values of a column as texts, and the position of each row's among them; 0 where
+    it is missing.
+    """
     if cells.kind == "text":
         return list(cells.levels), cells.values.astype(np.int64)
     values, codes = np.unique(cells.values[~cells.missing], return_inverse=True)
     index = np.zeros(len(cells.values), dtype=np.int64)
     index[~cells.missing] = codes
-    return [text_key(str(bool(v)) if cells.kind == "flag" else str(v)) for v in values.tolist()] or [""], index
+    return [text_key(str(bool(v)) if cells.kind == "flag" else str(v)) for v in values.tolist()] \
+        or [""], index
 
 
 def positions(texts: Sequence[str], cells: Cells) -> dict[str, int]:
-    """Positions of texts under the names that `as_texts` gives them: as they are, or 1, 1.0 and 1e0 as one."""
+    """Positions of texts under the names that `as_texts` gives them: as they are, or 1, 1.0 and 1e0
+    as one.
+    """
     return {text if cells.kind == "text" else text_key(text): i for i, text in enumerate(texts)}
 
 
@@ -122,15 +139,18 @@ def text_key(text: str) -> str:
 
 def in_days(kind: str, values: Any, origin: float) -> Array:
     """Dates and durations in days since `origin`, other values as they are."""
-    return np.asarray((values - origin) / DAY if kind in ("date", "duration") else values, dtype=np.float64)
+    return np.asarray((values - origin) / DAY if kind in ("date", "duration") else values,
+                      dtype=np.float64)
 
 
 def check_size(values: Array, name: str) -> None:
     """Raise InvalidInput at the first number that is infinite or too large to be squared."""
     large = np.flatnonzero(~(np.abs(values) <= LARGEST))
     if large.size:
-        raise InvalidInput(f"A number must be finite and at most {LARGEST:g}, got {values[large[0]]:g}",
-                           where=f"column {name!r}, {ROW}", remedy="Correct it, or leave the cell empty",
+        raise InvalidInput(f"A number must be finite and at most {LARGEST:g}, got "
+                           f"{values[large[0]]:g}",
+                           where=f"column {name!r}, {ROW}", remedy="Correct it, or leave the cell "
+                               "empty",
                            row=int(large[0]))
 
 
@@ -141,7 +161,8 @@ def first_text(cells: Cells) -> str:
 
 def first_text_row(cells: Cells) -> int | None:
     """The first row with the text that `first_text` shows."""
-    return int(np.argmax((cells.values == _no_number(cells)) & ~cells.missing)) if cells.kind == "text" else None
+    return int(np.argmax((cells.values == _no_number(cells)) & ~cells.missing)) if cells.kind \
+        == "text" else None
 
 
 def _no_number(cells: Cells) -> int:

@@ -2,13 +2,14 @@
 
     n,  mean of z,  sum (z - mean)(z - mean)',         z = (features, target) of one row
 
-For every linear model the mean of the squared errors follows from these numbers, so a user who sends them has answered
-every question that a fit with the squared loss can ask. `Condensed` users have a few rows with the same moments:
+For every linear model the mean of the squared errors follows from these numbers, so a user who
+sends them has answered every question that a fit with the squared loss can ask. `Condensed` users
+have a few rows with the same moments:
 
     rows = mean + sqrt(r / n) B L',       scatter = L L',     r = 1 + number of columns of z
 
-where the columns of B are orthonormal and orthogonal to (1, ..., 1). So code for rows runs on them unchanged, if it
-asks for `sizes` where it means the number of rows that there were.
+where the columns of B are orthonormal and orthogonal to (1, ..., 1). So code for rows runs on them
+unchanged, if it asks for `sizes` where it means the number of rows that there were.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class SecondMoments(NamedTuple):
     @classmethod
     def of(cls, users: Users) -> Self:
         """Those of these users."""
-        columns = users.features if users.targets is None else np.column_stack([users.features, users.targets])
+        columns = users.features if users.targets is None \
+            else np.column_stack([users.features, users.targets])
         q = columns.shape[1]
         names = tuple(f"z{k}" for k in range(q))
         both = Users(columns, None, users.offsets, users.names, names)
@@ -74,9 +76,11 @@ class SecondMoments(NamedTuple):
         scales, axes = np.linalg.eigh(self.scatters[some])
         roots = axes * np.sqrt(np.maximum(scales, 0.0))[:, None, :]
         spread = np.sqrt(r / np.maximum(self.counts[some], 1))[:, None, None]
-        rows = (self.means[some][:, None, :] + spread * (_contrasts(r) @ np.swapaxes(roots, 1, 2))).reshape(-1, q)
+        rows = (self.means[some][:, None, :] + spread
+                * (_contrasts(r) @ np.swapaxes(roots, 1, 2))).reshape(-1, q)
         p = len(feature_names)
-        return Condensed(rows[:, :p], rows[:, p] if q > p else None, offsets_of(np.where(some, r, 0)), tuple(names),
+        return Condensed(rows[:, :p], rows[:, p] if q > p else None,
+                         offsets_of(np.where(some, r, 0)), tuple(names),
                          tuple(feature_names), self.counts)
 
 
@@ -113,7 +117,8 @@ class Condensed(Users):
         vars(self).update(represented=freeze(np.array(self.represented, dtype=np.int64)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Condensed, (self.features, self.targets, self.offsets, self.names, self.feature_names, self.represented)
+        return Condensed, (self.features, self.targets, self.offsets, self.names,
+                           self.feature_names, self.represented)
 
     @property
     def sizes(self) -> Ints:

@@ -1,29 +1,35 @@
-"""From any table to numbers: a recipe is learned from a table and turns it, and other tables, into Users.
+"""From any table to numbers: a recipe is learned from a table and turns it, and other tables, into
+Users.
 
-**Files.** CSV (any of , ; tab | between cells; UTF-8, UTF-16 or Windows-1252), Parquet, JSON lines or Excel, also with
-gzip, bzip2, xz or zstd; known by their content. Cells "", NA, N/A, NaN, null, ?, -, #N/A and <NA> are missing. The file
-is only ever read.
+**Files.** CSV (any of , ; tab | between cells; UTF-8, UTF-16 or Windows-1252), Parquet, JSON lines
+or Excel, also with gzip, bzip2, xz or zstd; known by their content. Cells "", NA, N/A, NaN, null,
+?, -, #N/A and <NA> are missing. The file is only ever read.
 
 **Columns.** What a column becomes is decided by its values, in this order:
 
 - all missing, or one value wherever it is given: dropped, with a note;
-- numbers (also as texts) and truth values (true, false): as they are. A missing one becomes the column's mean;
-- dates and times (also as ISO texts): days since the earliest one; durations and times of day: days;
-- texts: a column of 0 and 1 for each level, if there are at most 20 levels and twice as many rows as levels; of two
-  levels one column, for the second in alphabetical order. Of more than 20 levels the 20 most frequent ones are kept and
-  the others pooled as "(other)", if the 20 cover half of the rows and there are 10 rows a level. Other texts are names
-  or free text and are refused. A missing text is 0 in all columns, and the column's mean where there are two levels;
+- numbers (also as texts) and truth values (true, false): as they are. A missing one becomes the
+  column's mean;
+- dates and times (also as ISO texts): days since the earliest one; durations and times of day:
+  days;
+- texts: a column of 0 and 1 for each level, if there are at most 20 levels and twice as many rows
+  as levels; of two levels one column, for the second in alphabetical order. Of more than 20 levels
+  the 20 most frequent ones are kept and the others pooled as "(other)", if the 20 cover half of the
+  rows and there are 10 rows a level. Other texts are names or free text and are refused. A missing
+  text is 0 in all columns, and the column's mean where there are two levels;
 - lists, structs and bytes are refused, as are infinite numbers and numbers beyond 1e150.
 
-Where more than 1 % of a column is missing, one more column marks the rows. Dropped with a note, unless named as
-features: a column that counts at least 10 rows (from 0 or 1, top to bottom), one called id, index or row whose integers
-all differ, and one without a name (such as pandas and R write first) whose integers or texts all differ.
+Where more than 1 % of a column is missing, one more column marks the rows. Dropped with a note,
+unless named as features: a column that counts at least 10 rows (from 0 or 1, top to bottom), one
+called id, index or row whose integers all differ, and one without a name (such as pandas and R
+write first) whose integers or texts all differ.
 
-**User and target.** Rows without user or without target are left out, with a note; the table is refused if they are
-more than half. Unless the task is given: texts and truth values are classes; so are two different numbers, and integers
-0..K-1 or 1..K with K <= 10 and at least 2 K rows; other integers from 0 whose mean is at least their median are counts;
-other numbers are a regression. There are at most 50 classes, and texts have at least twice as many rows as classes.
-Without target users are clustered.
+**User and target.** Rows without user or without target are left out, with a note; the table is
+refused if they are more than half. Unless the task is given: texts and truth values are classes; so
+are two different numbers, and integers 0..K-1 or 1..K with K <= 10 and at least 2 K rows; other
+integers from 0 whose mean is at least their median are counts; other numbers are a regression.
+There are at most 50 classes, and texts have at least twice as many rows as classes. Without target
+users are clustered.
 """
 
 from __future__ import annotations
@@ -57,7 +63,8 @@ class Recipe:
 
     Parameters
     ----------
-    user : the column that names the owner of a row; None: every row is a separate user, named by its number.
+    user : the column that names the owner of a row; None: every row is a separate user, named by
+        its number.
     target : the column to predict, or None.
     task : what the target is.
     classes : of a classification, in order: class k has the target k.
@@ -68,7 +75,8 @@ class Recipe:
     Example
     -------
     >>> import polars
-    >>> frame = polars.DataFrame({"who": ["a", "b"] * 3, "kind": ["red", "blue", "red"] * 2, "y": [0.5, 1.5, 3.0] * 2})
+    >>> frame = polars.DataFrame({"who": ["a", "b"] * 3, "kind": ["red", "blue", "red"] * 2,
+    ...                           "y": [0.5, 1.5, 3.0] * 2})
     >>> recipe = Recipe.learn(frame, user="who", target="y")
     >>> recipe.task, recipe.feature_names
     ('regression', ('kind=red',))
@@ -110,19 +118,23 @@ class Recipe:
         Example
         -------
         >>> import polars
-        >>> frame = polars.DataFrame({"who": ["a", "b"] * 3, "x": range(6), "y": ["no", "yes", "no"] * 2})
+        >>> frame = polars.DataFrame({"who": ["a", "b"] * 3, "x": range(6),
+        ...                           "y": ["no", "yes", "no"] * 2})
         >>> Recipe.learn(frame, user="who", target="y").class_values
         ('no', 'yes')
         """
-        summary = summarise(frame, user=user, target=target, features=features, drop=drop, task=task)
+        summary = summarise(frame, user=user, target=target, features=features, drop=drop,
+                            task=task)
         try:
             return cls.from_summary(summary)
         except MixedCells as problem:
             cells = read_cells(as_frame(frame)[problem.column])
             if cells.kind == "number":
-                check_size(cells.values.astype(np.float64), problem.column)  # inf is written as a text
+                # Inf is written as a text.
+                check_size(cells.values.astype(np.float64), problem.column)
             raise InvalidInput(f"{problem.problem.partition(' (')[0]}{first_text(cells)}",
-                               where=problem.where, remedy=problem.remedy, row=first_text_row(cells)) from None
+                               where=problem.where, remedy=problem.remedy,
+                               row=first_text_row(cells)) from None
 
     @classmethod
     def from_summary(cls, summary: TableSummary) -> Recipe:
@@ -130,38 +142,48 @@ class Recipe:
 
         Parameters
         ----------
-        summary : of one table (`coterie.data.summary.summarise`) or of several (`coterie.data.merging.merge`).
+        summary : of one table (`coterie.data.summary.summarise`) or of several
+            (`coterie.data.merging.merge`).
 
         Raises
         ------
-        InvalidInput : too few rows, a target or a column that cannot become numbers, or no column left.
+        InvalidInput : too few rows, a target or a column that cannot become numbers, or no column
+            left.
 
         Example
         -------
         >>> import polars
         >>> from coterie.data.merging import merge
-        >>> frames = [polars.DataFrame({"who": [name] * 3, "x": [1.0, 2.5, 4.0], "y": [1, 0, 1]}) for name in "ab"]
-        >>> Recipe.from_summary(merge([summarise(frame, user="who", target="y") for frame in frames])).task
+        >>> frames = [polars.DataFrame({"who": [name] * 3, "x": [1.0, 2.5, 4.0], "y": [1, 0, 1]})
+        ...           for name in "ab"]
+        >>> Recipe.from_summary(merge([summarise(frame, user="who", target="y")
+        ...                            for frame in frames])).task
         'classification'
         """
         user, notes, everything = summary.user, list[str](), summary.rows + summary.unnamed
         if summary.unnamed > everything / 2:
             raise InvalidInput(f"The user is missing in {summary.unnamed} of {everything} rows",
-                               where=f"column {user!r}", remedy="Fill it in, or name another column: --user")
+                               where=f"column {user!r}", remedy="Fill it in, or name another "
+                                   "column: --user")
         if summary.unnamed:
-            notes.append(f"{summary.unnamed} of {everything} rows have no user ({user!r}) and are ignored.")
+            notes.append(f"{summary.unnamed} of {everything} rows have no user ({user!r}) and are "
+                         "ignored.")
         if summary.rows < 2:
             raise InvalidInput(f"At least two rows are needed, got {summary.rows}",
                                remedy="Give a table with more rows")
         target = learn_target(summary, notes)
         if user is None and summary.target is not None:
-            notes.append("Every row is a user; if several rows belong to one user, name the column: --user COLUMN.")
+            notes.append("Every row is a user; if several rows belong to one user, name the "
+                         "column: --user COLUMN.")
         elif user is not None and summary.users == summary.rows:
-            notes.append(f"Every user ({user!r}) has one row only, so user and row effects are indistinguishable.")
+            notes.append(f"Every user ({user!r}) has one row only, so user and row effects are "
+                         "indistinguishable.")
         columns = tuple(learn_columns(summary, notes))
         if not columns:
-            raise InvalidInput("No column is left to learn from" + (f" ({' '.join(notes)})" if notes else ""),
-                               remedy="Give the table a column that varies, or name it: --features COLUMN")
+            raise InvalidInput("No column is left to learn from" + (f" ({' '.join(notes)})" if notes
+                else ""),
+                               remedy="Give the table a column that varies, or name it: --features "
+                                      "COLUMN")
         recipe = cls(user=user, target=summary.target, task=target.task, classes=target.classes,
                      class_kind=target.class_kind, columns=columns, notes=tuple(notes))
         check_unique(recipe.feature_names, "Names of encoded columns")
@@ -169,13 +191,15 @@ class Recipe:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Names of the encoded columns, such as "age", "colour=red", "age missing", "when (days)"."""
+        """Names of the encoded columns, such as "age", "colour=red", "age missing", "when (days)".
+        """
         return tuple(label for column in self.columns for label in column.labels)
 
     @property
     def class_values(self) -> tuple[Any, ...]:
         """The classes in the type they have in the table."""
-        kinds: dict[str, Any] = {"str": str, "int": int, "float": float, "bool": lambda text: text == "True"}
+        kinds: dict[str, Any] = {"str": str, "int": int, "float": float,
+                                 "bool": lambda text: text == "True"}
         return tuple(map(kinds[self.class_kind], self.classes))
 
     def matrix(self, frame: Any) -> tuple[Array, list[Any]]:
@@ -194,9 +218,11 @@ class Recipe:
         InvalidInput : a column that is missing, or that does not hold what was learned.
         """
         frame = as_frame(frame)
-        for name in (*([] if self.user is None else [self.user]), *(column.name for column in self.columns)):
+        for name in (*([] if self.user is None else [self.user]),
+                     *(column.name for column in self.columns)):
             if name not in frame.columns:
-                raise InvalidInput(f"There is no column {show(name)}", remedy=suggest(name, frame.columns))
+                raise InvalidInput(f"There is no column {show(name)}",
+                                   remedy=suggest(name, frame.columns))
         if not len(frame):
             raise InvalidInput("The table has no rows", remedy="Give a table with at least one row")
         X, start = np.empty((len(frame), len(self.feature_names))), 0
@@ -213,12 +239,13 @@ class Recipe:
         Parameters
         ----------
         frame : a polars frame with the columns learned from.
-        targets : whether targets are encoded as well, as class numbers or numbers; rows without one are left out, as
-            are rows without a user.
+        targets : whether targets are encoded as well, as class numbers or numbers; rows without one
+            are left out, as are rows without a user.
 
         Raises
         ------
-        InvalidInput : a column that is missing, or that does not hold what was learned; a class that is new.
+        InvalidInput : a column that is missing, or that does not hold what was learned; a class
+            that is new.
         """
         frame = as_frame(frame)
         X, names = self.matrix(frame)
@@ -229,7 +256,8 @@ class Recipe:
         if targets and self.target is not None:
             y, answered = self._answers(frame, kept)
             if not (kept & answered).any():
-                raise InvalidInput("The target is missing in all rows", where=f"column {self.target!r}",
+                raise InvalidInput("The target is missing in all rows",
+                                   where=f"column {self.target!r}",
                                    remedy="Give targets, or encode without them")
             kept &= answered
         if not kept.all():
@@ -238,9 +266,12 @@ class Recipe:
         return Users.from_arrays(X, y, names, feature_names=self.feature_names)
 
     def _answers(self, frame: Any, owned: Flags) -> tuple[Array, Flags]:
-        """Targets as numbers, and which rows have one; new classes are refused in rows that have a user."""
+        """Targets as numbers, and which rows have one; new classes are refused in rows that have a
+        user.
+        """
         if self.target not in frame.columns:
-            raise InvalidInput(f"There is no column {show(self.target)}", remedy=suggest(self.target, frame.columns))
+            raise InvalidInput(f"There is no column {show(self.target)}",
+                               remedy=suggest(self.target, frame.columns))
         series, target = frame[self.target], str(self.target)
         if self.task != "classification":
             cells = target_cells(series, target, self.task)
@@ -254,7 +285,8 @@ class Recipe:
         new = np.flatnonzero((numbers < 0) & ~cells.missing & owned)
         if new.size:
             raise InvalidInput(f"The class {show(texts[codes[new[0]]])} is not among those learned",
-                               where=f"column {target!r}, {ROW}", remedy=f"There are: {show(*self.classes)}",
+                               where=f"column {target!r}, {ROW}", remedy="There are: "
+                                   f"{show(*self.classes)}",
                                row=int(new[0]))
         return np.where(cells.missing, 0, numbers).astype(np.float64), ~cells.missing
 
@@ -271,7 +303,9 @@ class Recipe:
         """The recipe that `to_json` gives."""
         try:
             columns = tuple(Column(**{**c, "levels": tuple(c["levels"])}) for c in d["columns"])
-            return cls(**{**d, "columns": columns, "classes": tuple(d["classes"]), "notes": tuple(d["notes"])})
+            return cls(**{**d, "columns": columns, "classes": tuple(d["classes"]),
+                          "notes": tuple(d["notes"])})
         except (KeyError, TypeError) as error:
-            raise InvalidInput(f"This is no recipe: {error}", remedy="Pass what Recipe.to_json gives") from error
+            raise InvalidInput(f"This is no recipe: {error}",
+                               remedy="Pass what Recipe.to_json gives") from error
 

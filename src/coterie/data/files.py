@@ -18,7 +18,8 @@ from coterie.base.errors import InvalidInput, MissingExtra
 STANDARD_INPUT = "-"
 #: How packed files start, and how their names end.
 PACKED = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\x00": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
-_input: tuple[Any, bytes] | None = None  # what was read from standard input: it can be read once only
+# What was read from standard input: it can be read once only.
+_input: tuple[Any, bytes] | None = None
 
 
 def is_input(path: str | PathLike[str]) -> bool:
@@ -41,7 +42,9 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
     try:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"The file cannot be opened: {getattr(error, 'strerror', None) or error}", where=str(path),
+        raise InvalidInput(
+            f"The file cannot be opened: {getattr(error, 'strerror', None) or error}",
+            where=str(path),
                            remedy="Check the path and who may read it") from error
 
 
@@ -67,7 +70,8 @@ def fingerprint(path: str | PathLike[str]) -> str:
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError) as error:
-        raise InvalidInput("There is no file to read at this path", where=str(path), remedy="Check the path") from error
+        raise InvalidInput("There is no file to read at this path", where=str(path),
+                           remedy="Check the path") from error
 
 
 def kind_of_name(path: str | PathLike[str]) -> str:
@@ -90,11 +94,13 @@ def unpack(path: str | PathLike[str], raw: bytes) -> bytes:
     MissingExtra : zstandard, for files packed with zstd, is not installed.
     """
     ending = next((ending for mark, ending in PACKED.items() if raw.startswith(mark)), "")
-    unpackers = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress, ".zst": _unpack_zstd}
+    unpackers = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress,
+                 ".zst": _unpack_zstd}
     try:
         return unpackers[ending](raw) if ending else raw
     except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
-        raise InvalidInput("The compressed file cannot be read: it is damaged or cut short", where=str(path),
+        raise InvalidInput("The compressed file cannot be read: it is damaged or cut short",
+                           where=str(path),
                            remedy="Copy or download it again") from error
 
 

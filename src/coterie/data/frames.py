@@ -1,4 +1,5 @@
-"""Everything that is done with polars: files become frames, and columns of frames become NumPy arrays.
+"""Everything that is done with polars: files become frames, and columns of frames become NumPy
+arrays.
 
 polars is the extra `tables`; it is imported when it is needed, and no other module imports it.
 """
@@ -23,7 +24,9 @@ from coterie.data.validation import check_unique, show
 
 
 def read_parquet(path: str | PathLike[str], raw: bytes | None = None) -> Any:
-    """One Parquet file, or its bytes, as a polars frame; a column of lists of d numbers becomes d columns."""
+    """One Parquet file, or its bytes, as a polars frame; a column of lists of d numbers becomes d
+    columns.
+    """
     if raw is None:
         check_readable(path)
     return _unfolded(_read(path, lambda pl: pl.read_parquet(path, glob=False) if raw is None else
@@ -31,17 +34,23 @@ def read_parquet(path: str | PathLike[str], raw: bytes | None = None) -> Any:
 
 
 def read_excel(path: str, raw: bytes, header: bool = True) -> Any:
-    """The first sheet of an Excel file as a polars frame, with its blank rows; without a header, all rows from 1."""
+    """The first sheet of an Excel file as a polars frame, with its blank rows; without a header,
+    all rows from 1.
+    """
     engines = {"fastexcel": "calamine", "openpyxl": "openpyxl"}
-    engine = next((engine for library, engine in engines.items() if find_spec(library) is not None), None)
+    engine = next((engine for library, engine in engines.items() if find_spec(library) is not None),
+                  None)
     if engine is None:
         raise MissingExtra("fastexcel", "excel", "Reading Excel files")
 
     def read(pl: Any) -> Any:
         try:
-            return pl.read_excel(io.BytesIO(raw), engine=engine, infer_schema_length=None, drop_empty_rows=False,
-                                 has_header=header,  # without `skip_rows`, calamine skips blank rows at the top
-                                 read_options={"skip_rows": 0} if engine == "calamine" and not header else None)
+            return pl.read_excel(io.BytesIO(raw), engine=engine, infer_schema_length=None,
+                                 drop_empty_rows=False,
+                                 # Without `skip_rows`, calamine skips blank rows at the top.
+                                 has_header=header,
+                                 read_options={"skip_rows": 0}
+                                 if engine == "calamine" and not header else None)
         except Exception as error:  # each engine has its own
             raise ValueError(str(error) or type(error).__name__) from error
 
@@ -52,22 +61,29 @@ def filled_rows(frame: Any) -> list[int]:
     """The rows in which some cell has a value."""
     import polars as pl
 
-    return list(frame.select(pl.any_horizontal(pl.all().is_not_null()).arg_true()).to_series().to_list())
+    return list(frame.select(pl.any_horizontal(pl.all().is_not_null()).arg_true()).to_series(
+        ).to_list())
 
 
 def sheet_rows(path: str, raw: bytes) -> list[int]:
-    """The rows of the sheet, from 1, in which the rows of an Excel table are: of those with some value."""
+    """The rows of the sheet, from 1, in which the rows of an Excel table are: of those with some
+    value.
+    """
     table = read_excel(path, raw)
-    first = len(read_excel(path, raw, header=False)) - len(table) + 1  # blank rows and the header are above it
+    # Blank rows and the header are above it.
+    first = len(read_excel(path, raw, header=False)) - len(table) + 1
     return [first + row for row in filled_rows(table)]
 
 
 def read_json_lines(path: str, content: Callable[[], list[tuple[int, bytes]]]) -> Any:
-    """JSON objects as a polars frame: from the lines of a file that are not blank, with their numbers."""
+    """JSON objects as a polars frame: from the lines of a file that are not blank, with their
+    numbers.
+    """
     def read(pl: Any) -> Any:
         lines = content()
         if not lines:
-            raise InvalidInput("The file is empty", where=path, remedy="Check that it was written completely")
+            raise InvalidInput("The file is empty", where=path,
+                               remedy="Check that it was written completely")
         try:
             frame = pl.read_ndjson(b"\n".join(line for _, line in lines), infer_schema_length=None)
         except pl.exceptions.PolarsError:
@@ -89,12 +105,16 @@ def _check_objects(path: str, lines: Iterable[tuple[int, bytes]]) -> None:
             if not isinstance(json.loads(line), dict):
                 raise ValueError("it is something else")
         except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"Every line must be a JSON object: {error}", where=f"line {number} of {path}",
-                               remedy='Write one object per line, such as {"shop": "A", "price": 1.5}') from error
+            raise InvalidInput(f"Every line must be a JSON object: {error}",
+                               where=f"line {number} of {path}",
+                               remedy='Write one object per line, such as {"shop": "A", "price": '
+                                      '1.5}') from error
 
 
 def _unfolded(frame: Any) -> Any:
-    """Columns of lists of numbers, all of one length, as columns name[0], name[1], ...; other lists as they are."""
+    """Columns of lists of numbers, all of one length, as columns name[0], name[1], ...; other lists
+    as they are.
+    """
     import polars as pl
 
     columns: list[Any] = []
@@ -109,7 +129,9 @@ def _unfolded(frame: Any) -> Any:
 
 
 def uneven_list(column: Any) -> int | None:
-    """The first row without a list of as many numbers as in the first row; 0 for columns of something else."""
+    """The first row without a list of as many numbers as in the first row; 0 for columns of
+    something else.
+    """
     import polars as pl
 
     inner = getattr(column.dtype, "inner", None)
@@ -124,8 +146,10 @@ def check_lists(column: Any) -> None:
     """Raise InvalidInput unless the column holds lists of numbers, all of one length."""
     row = uneven_list(column)
     if row is not None:
-        first, other = (show(column[k].to_list() if hasattr(column[k], "to_list") else column[k]) for k in (0, row))
-        raise InvalidInput(f"Embeddings must be lists of numbers, all of one length, got {column.dtype}: "
+        first, other = (show(column[k].to_list() if hasattr(column[k], "to_list") else column[k])
+                        for k in (0, row))
+        raise InvalidInput("Embeddings must be lists of numbers, all of one length, got "
+                           f"{column.dtype}: "
                            f"{first} in the first row" + (f" and {other}" if row else ""),
                            where=f"{ROW}, column {column.name!r}", row=row,
                            remedy="Correct or remove the row, or give the numbers one column each")
@@ -135,7 +159,8 @@ def check_readable(path: str | PathLike[str]) -> None:
     """Raise MissingExtra without polars, and InvalidInput for a path at which there is no file."""
     _polars()
     if not is_input(path) and not Path(path).is_file():
-        raise InvalidInput(f"There is {'a directory, not a' if Path(path).is_dir() else 'no'} file at this path",
+        raise InvalidInput(f"There is {'a directory, not a' if Path(path).is_dir() else 'no'} file "
+                           "at this path",
                            where=str(path), remedy="Check the path")
 
 
@@ -153,11 +178,14 @@ def _read(path: str | PathLike[str], reader: Callable[[Any], Any]) -> Any:
         frame = reader(polars)
     except InvalidInput:
         raise
-    except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError, ValueError) as error:
-        raise InvalidInput(f"The file cannot be read as a table: {str(error).splitlines()[0]}", where=str(path),
+    except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError,
+            ValueError) as error:
+        raise InvalidInput(f"The file cannot be read as a table: {str(error).splitlines()[0]}",
+                           where=str(path),
                            remedy="Check its format, its separator and that it is UTF-8") from error
     if not len(frame):
-        raise InvalidInput("The file has no rows", where=str(path), remedy="Check that it was written completely")
+        raise InvalidInput("The file has no rows", where=str(path),
+                           remedy="Check that it was written completely")
     return frame
 
 
@@ -187,7 +215,8 @@ def users_frame(names: Sequence[Any], labels: Ints, numbers: Array, columns: Ite
     """A frame with a row for each user: `user`, `group`, and (n_users, n_columns) numbers."""
     numbers = np.asarray(numbers, dtype=float).reshape(len(names), -1)
     return to_frame({"user": list(names), "group": labels.tolist(),
-                     **dict(zip(distinct(columns, ("user", "group")), numbers.T.tolist(), strict=True))})
+                     **dict(zip(distinct(columns, ("user", "group")), numbers.T.tolist(),
+                                strict=True))})
 
 
 def distinct(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
@@ -223,18 +252,21 @@ def write_parquet(columns: Any, path: str | PathLike[str]) -> None:
 
 #: Cells without a value, in capitals or not.
 MISSING = ("", "na", "n/a", "nan", "null", "?", "-", "#n/a", "<na>")
-# Numbers whose decimal mark is the comma: 1,5 and 1.234,5 and 1,5e-3. The others may be thousands: 1,234.
+# Numbers whose decimal mark is the comma: 1,5 and 1.234,5 and 1,5e-3. The others may be thousands:
+# 1,234.
 DECIMAL_COMMA = r"^[+-]?(\d+|\d*,\d+|\d{1,3}(\.\d{3})+(,\d+)?)([eE][+-]?\d+)?$"
 THOUSANDS = r"^[+-]?(\d{1,3}|[1-9]\d{0,2},\d{3})$"
 ISO_TIME = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?$"
-FORMATS = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M%#z", "%Y-%m-%dT%H:%M:%S%.f%#z")
+FORMATS = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M%#z",
+           "%Y-%m-%dT%H:%M:%S%.f%#z")
 
 
 class Cells(NamedTuple):
     """A column as numbers: `values` are 0 where `missing`."""
 
     kind: str       # number, flag, text, date, duration, empty or other
-    values: Array | Ints  # numbers; 0 and 1; positions in levels; microseconds since 1970; microseconds
+    # Numbers; 0 and 1; positions in levels; microseconds since 1970; microseconds.
+    values: Array | Ints
     missing: Flags
     levels: tuple[str, ...] = ()  # of texts: the distinct ones, sorted
     dtype: str = ""
@@ -245,25 +277,32 @@ class Cells(NamedTuple):
         return self.dtype.startswith(("String", "Categorical", "Enum"))
 
 
-def read_texts(path: str | PathLike[str], content: Callable[[], tuple[bytes, list[str], str, int]]) -> Any:
-    """The records of a text as a polars frame: from their bytes, the columns' names, the separator and their number.
+def read_texts(path: str | PathLike[str],
+               content: Callable[[], tuple[bytes, list[str], str, int]]) -> Any:
+    """The records of a text as a polars frame: from their bytes, the columns' names, the separator
+    and their number.
 
     Columns whose texts are all numbers or all truth values hold these.
     """
     def read(pl: Any) -> Any:
         body, names, separator, n = content()
-        texts = pl.read_csv(body, has_header=False, separator=separator, schema=dict.fromkeys(names, pl.String),
+        texts = pl.read_csv(body, has_header=False, separator=separator,
+                            schema=dict.fromkeys(names, pl.String),
                             quote_char='"' if b'"' in body else None)
         if texts.shape != (n, len(names)):
-            raise InvalidInput(f"{n} rows and {len(names)} columns are read as {texts.shape}", where=str(path),
+            raise InvalidInput(f"{n} rows and {len(names)} columns are read as {texts.shape}",
+                               where=str(path),
                                remedy="Save the table as Parquet")
         read = [_typed(pl, column, separator) for column in texts]
         commas = [column.name for column, comma in read if comma]
-        points = [column.name for column, comma in read if commas and not comma and column.dtype == pl.Float64
+        points = [column.name for column,
+                  comma in read if commas and not comma and column.dtype == pl.Float64
                   and texts[column.name].str.contains(".", literal=True).any()]
         if points:
-            raise InvalidInput(f"Column {show(points[0])} has decimal points, column {show(commas[0])} decimal commas",
-                               where=str(path), remedy="Write all numbers with the same decimal mark")
+            raise InvalidInput(f"Column {show(points[0])} has decimal points, column "
+                               f"{show(commas[0])} decimal commas",
+                               where=str(path), remedy="Write all numbers with the same decimal "
+                                                       "mark")
         return pl.DataFrame([column for column, _ in read])
 
     return _read(path, read)
@@ -274,7 +313,8 @@ def read_numbers(frame: Any, names: Iterable[str]) -> Any:
     import polars as pl
 
     parsed = {name: _floats(pl, frame[name]) for name in names if frame[name].dtype == pl.String}
-    return frame.with_columns(**{name: numbers for name, numbers in parsed.items() if numbers is not None})
+    return frame.with_columns(**{name: numbers for name,
+                                 numbers in parsed.items() if numbers is not None})
 
 
 def _cleaned(column: Any) -> Any:
@@ -290,7 +330,8 @@ def _floats(pl: Any, column: Any) -> Any:
 
 
 def _typed(pl: Any, column: Any, separator: str) -> tuple[Any, bool]:
-    """A column of texts as integers, numbers or truth values where all are, and whether commas are decimal marks.
+    """A column of texts as integers, numbers or truth values where all are, and whether commas are
+    decimal marks.
 
     Integers not written plainly (007, +1, beyond 2^53) stay texts: they may be names or codes.
     """
@@ -300,10 +341,12 @@ def _typed(pl: Any, column: Any, separator: str) -> tuple[Any, bool]:
         numbers = _floats(pl, column)
     if column.null_count() == len(column):
         return column, False
-    comma = numbers is None and separator in ";\t|" and bool(column.str.contains(DECIMAL_COMMA).all()) \
+    comma = numbers is None and separator in ";\t|" and bool(column.str.contains(DECIMAL_COMMA).all(
+        )) \
         and (separator == ";" or not column.str.contains(THOUSANDS).all())
     if comma:
-        numbers = _floats(pl, column.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True))
+        numbers = _floats(pl, column.str.replace_all(".", "", literal=True).str.replace(",", ".",
+            literal=True))
     if numbers is not None:
         start = column.head(1000)
         if not comma and start.cast(pl.Int64, strict=False).null_count() == start.null_count():
@@ -312,11 +355,14 @@ def _typed(pl: Any, column: Any, separator: str) -> tuple[Any, bool]:
                 return integers if (integers.cast(pl.String) == column).all() else column, False
         return (numbers, comma) if comma or (numbers.abs() < 2**53).all() else (column, False)
     truth = column.str.to_lowercase()
-    return (truth == "true" if truth.is_in(["true", "false"]).all() else column).alias(column.name), False
+    return (truth == "true" if truth.is_in(["true", "false"]).all() else column).alias(
+        column.name), False
 
 
 def read_cells(column: Any, *, parse: bool = True) -> Cells:
-    """What a column of a polars frame holds; texts that are all numbers, truth values or ISO times are read as such."""
+    """What a column of a polars frame holds; texts that are all numbers, truth values or ISO times
+    are read as such.
+    """
     import polars as pl
 
     dtype = column.dtype
@@ -334,10 +380,12 @@ def read_cells(column: Any, *, parse: bool = True) -> Cells:
         elif parse and truth.is_in(["true", "false"]).all():
             column, kind = truth == "true", "flag"
         elif parse and column.str.contains(ISO_TIME).all():
-            parts = [column.str.replace(" ", "T", literal=True).str.to_datetime(f, strict=False, time_unit="us")
+            parts = [column.str.replace(" ", "T", literal=True).str.to_datetime(f, strict=False,
+                time_unit="us")
                      for f in FORMATS]
             times = pl.select(pl.coalesce(*(part.cast(pl.Int64) for part in parts))).to_series()
-            column, kind = (times, "date") if times.null_count() == column.null_count() else (column, "text")
+            column, kind = (times, "date") if times.null_count() == column.null_count() else (
+                column, "text")
     elif dtype == pl.Boolean:
         kind = "flag"
     elif dtype.is_numeric():
@@ -348,7 +396,8 @@ def read_cells(column: Any, *, parse: bool = True) -> Cells:
         column, kind = column.cast(pl.Duration("us")).cast(pl.Int64), "duration"
     elif dtype == pl.Time:
         column, kind = column.cast(pl.Int64) // 1000, "duration"
-    kind = "empty" if dtype == pl.Null or (kind != "other" and column.null_count() == len(column)) else kind
+    kind = "empty" if dtype == pl.Null or (kind != "other" and column.null_count() == len(column)) \
+        else kind
     missing, levels = column.is_null().to_numpy(), ()
     if kind == "text":
         levels = tuple(column.drop_nulls().unique().sort().to_list())
@@ -382,14 +431,17 @@ def row_names(column: Any) -> list[Any]:
         column = column.cast(pl.String)
     elif dtype.is_float():
         column = column.fill_nan(None)
-    elif not (dtype.is_integer() or dtype in (pl.String, pl.Boolean, pl.Date, pl.Datetime, pl.Null)):
+    elif not (dtype.is_integer() or dtype in (pl.String, pl.Boolean, pl.Date, pl.Datetime,
+                                              pl.Null)):
         raise InvalidInput(f"User names must be texts, integers or dates, got {dtype}", where=where,
                            remedy="Name another column as the user")
     if column.dtype == pl.String:
         column = column.set(column == "", None)
     wrong = (column != column.floor()) | (column.abs() >= 2**53) if dtype.is_float() else None
     if wrong is not None and wrong.any():
-        raise InvalidInput(f"User names must be texts, integers or dates, got {column[wrong.arg_max()]!r}",
-                           where=f"{ROW}, {where}", remedy="Write the names as texts, such as s1.10",
+        raise InvalidInput("User names must be texts, integers or dates, got "
+                           f"{column[wrong.arg_max()]!r}",
+                           where=f"{ROW}, {where}",
+                           remedy="Write the names as texts, such as s1.10",
                            row=int(wrong.arg_max()))
     return list(column.to_list())

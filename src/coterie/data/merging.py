@@ -1,12 +1,15 @@
-"""Summaries of several tables as one: from the summary that each node makes of its table, the summary of all rows.
+"""Summaries of several tables as one: from the summary that each node makes of its table, the
+summary of all rows.
 
-Merging is exact with three exceptions. Where values are pooled or too many to be counted, the number of levels is the
-largest that one node knows of, and the median is the mean of the nodes' medians. And whether a column numbers the rows
-depends on their order, which is each node's own: it does if it does at every node, or if all its parts rise and
-together are 0, 1, 2, ... or 1, 2, 3, ...
+Merging is exact with three exceptions. Where values are pooled or too many to be counted, the
+number of levels is the largest that one node knows of, and the median is the mean of the nodes'
+medians. And whether a column numbers the rows depends on their order, which is each node's own: it
+does if it does at every node, or if all its parts rise and together are 0, 1, 2, ... or 1, 2, 3,
+...
 
-Kinds are reconciled: nothing with anything; truth values with numbers are numbers; integers, truth values and texts
-that say numbers are levels where another node has texts, if they are 20 different ones at most. All else is refused.
+Kinds are reconciled: nothing with anything; truth values with numbers are numbers; integers, truth
+values and texts that say numbers are levels where another node has texts, if they are 20 different
+ones at most. All else is refused.
 """
 
 from __future__ import annotations
@@ -22,13 +25,16 @@ from coterie.data.summary import ColumnSummary, Levels, Numbers, RowOrder, Table
 from coterie.data.validation import show
 
 
-def merge(summaries: Sequence[TableSummary], min_count: int = 1, tables: Sequence[str] = ()) -> TableSummary:
-    """The summary of all rows together, as far as it follows from those of the parts; see the module.
+def merge(summaries: Sequence[TableSummary], min_count: int = 1,
+          tables: Sequence[str] = ()) -> TableSummary:
+    """The summary of all rows together, as far as it follows from those of the parts; see the
+    module.
 
     Parameters
     ----------
     summaries : one or more, made with the same user, target, features and task.
-    min_count : levels with fewer rows in all parts together are pooled. `summarise` pools what leaves a node.
+    min_count : levels with fewer rows in all parts together are pooled. `summarise` pools what
+        leaves a node.
     tables : what messages call each part; "table 0", "table 1", ... unless given.
 
     Returns
@@ -37,32 +43,41 @@ def merge(summaries: Sequence[TableSummary], min_count: int = 1, tables: Sequenc
 
     Raises
     ------
-    InvalidInput : the parts were asked different things, or a column is not the same kind of thing everywhere.
+    InvalidInput : the parts were asked different things, or a column is not the same kind of thing
+        everywhere.
     """
     if not summaries:
-        raise InvalidInput("At least one summary is needed, got none", remedy="Wait until a node has answered")
+        raise InvalidInput("At least one summary is needed, got none",
+                           remedy="Wait until a node has answered")
     first, tables = summaries[0], tables or [f"table {k}" for k in range(len(summaries))]
     for key in ("user", "target", "task", "named"):
         others = {getattr(summary, key) for summary in summaries}
         if len(others) > 1:
             raise InvalidInput(f"Tables were summarised with different settings: {key} is "
-                               f"{show(*sorted(map(str, others)))}", remedy=f"Summarise all tables with the same {key}")
+                               f"{show(*sorted(map(str, others)))}", remedy="Summarise all tables "
+                                   f"with the same {key}")
     names = [[column.name for column in summary.columns] for summary in summaries]
     for node, theirs in enumerate(names):
-        odd = [name for name in dict.fromkeys((*names[0], *theirs)) if (name in names[0]) != (name in theirs)]
+        odd = [name for name in dict.fromkeys((*names[0], *theirs)) if (name in names[0])
+               != (name in theirs)]
         if odd:
             without = node if odd[0] in names[0] else 0
-            raise InvalidInput(f"Column {show(odd[0])} is missing in {tables[without]} and there in "
+            raise InvalidInput(f"Column {show(odd[0])} is missing in {tables[without]} and there "
+                               "in "
                                f"{tables[0 if without else node]}", where=f"column {odd[0]!r}",
                                remedy=f"Add it, or remove it from all tables: --drop {odd[0]!r}")
     by_name = [{column.name: column for column in summary.columns} for summary in summaries]
     given = [summary.answers for summary in summaries if summary.answers is not None]
     answers = None if first.answers is None else _merged(given, tables)
-    # The order of rows counts without targets, too: all rows of the tables, not only those that the facts are about.
-    ordered = [columns for columns, summary in zip(by_name, summaries, strict=True) if summary.rows] or by_name[:1]
+    # The order of rows counts without targets, too: all rows of the tables, not only those that the
+    # facts are about.
+    ordered = [columns for columns, summary in zip(by_name, summaries,
+                                                   strict=True) if summary.rows] or by_name[:1]
     columns = tuple(replace(_merged([columns[name] for columns in by_name], tables),
-                            order=_merged_order([columns[name].order for columns in ordered])) for name in names[0])
-    merged = replace(first, rows=sum(s.rows for s in summaries), users=sum(s.users for s in summaries),
+                            order=_merged_order([columns[name].order for columns in ordered]))
+                    for name in names[0])
+    merged = replace(first, rows=sum(s.rows for s in summaries),
+                     users=sum(s.users for s in summaries),
                      answers=answers, columns=columns, unnamed=sum(s.unnamed for s in summaries))
     return merged if min_count <= 1 else _without_rare(merged, min_count)
 
@@ -83,39 +98,49 @@ def _merged(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> ColumnSumm
     numbers = None if kind in ("text", "empty") else _merged_numbers(
         kind, [part.numbers for part in given if part.numbers is not None], levels)
     return ColumnSummary(
-        name=parts[0].name, kind=kind, written=all(p.written for p in given), integer=all(p.integer for p in given),
-        rows=sum(p.rows for p in parts), missing=sum(p.missing for p in parts), levels=levels, numbers=numbers,
+        name=parts[0].name, kind=kind, written=all(p.written for p in given),
+                         integer=all(p.integer for p in given),
+        rows=sum(p.rows for p in parts), missing=sum(p.missing for p in parts), levels=levels,
+                         numbers=numbers,
         order=parts[0].order)
 
 
 def _merged_kind(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> str:
     """What the column is in all tables together; what cannot be one thing is refused."""
-    kinds = {part.kind: node for node, part in reversed(list(enumerate(parts))) if part.kind != "empty"}
+    kinds = {part.kind: node for node, part in reversed(list(enumerate(parts))) if part.kind
+             != "empty"}
     if len(kinds) <= 1:
         return next(iter(kinds), "empty")
     if set(kinds) == {"number", "flag"}:
         return "number"
-    stubborn = [node for node, part in enumerate(parts) if part.kind in ("number", "flag", "date", "duration")
+    stubborn = [node for node, part in enumerate(parts) if part.kind in ("number", "flag", "date",
+        "duration")
                 and not part.levels.counts and part.present]
     if "text" in kinds and not stubborn:
         return "text"
     one = stubborn[0] if stubborn else next(iter(kinds.values()))
-    other = kinds["text"] if "text" in kinds else next(n for kind, n in kinds.items() if kind != parts[one].kind)
+    other = kinds["text"] if "text" in kinds \
+        else next(n for kind, n in kinds.items() if kind != parts[one].kind)
     (one, other), name = sorted((one, other)), parts[0].name
-    raise InvalidInput(f"The column holds {HOLDS[parts[one].kind]} in {tables[one]} and {HOLDS[parts[other].kind]} in "
+    raise InvalidInput(f"The column holds {HOLDS[parts[one].kind]} in {tables[one]} and "
+                       f"{HOLDS[parts[other].kind]} in "
                        f"{tables[other]}", where=f"column {name!r}",
-                       remedy=f"Make it the same everywhere, or remove it from all tables: --drop {name!r}")
+                       remedy="Make it the same everywhere, or remove it from all tables: --drop "
+                              f"{name!r}")
 
 
 def _merged_levels(parts: Sequence[ColumnSummary]) -> Levels:
-    """Rows of each level in all parts; a number that is no text is the text that says it, where there is one."""
+    """Rows of each level in all parts; a number that is no text is the text that says it, where
+    there is one.
+    """
     counts: dict[str, int] = {}
     for part in sorted(parts, key=lambda part: not part.written):
         keys = {} if part.written else {text_key(text): text for text in reversed(counts)}
         for text, n in part.levels.counts.items():
             same = text if text in counts else keys.get(text_key(text), text)
             counts[same] = counts.get(same, 0) + n
-    return Levels(counts=dict(sorted(counts.items())), rare_rows=sum(part.levels.rare_rows for part in parts),
+    return Levels(counts=dict(sorted(counts.items())), rare_rows=sum(part.levels.rare_rows
+        for part in parts),
                   rare_levels=max(part.levels.rare_levels for part in parts),
                   rare_local=max(part.levels.rare_local for part in parts))
 
@@ -132,12 +157,14 @@ def _merged_numbers(kind: str, parts: Sequence[Numbers], levels: Levels) -> Numb
         values = sorted((float({"true": "1", "false": "0"}.get(text.lower(), text)), count)
                         for text, count in levels.counts.items())
         ends = np.cumsum([count for _, count in values])
-        middle = [values[int(np.searchsorted(ends, rank, side="right"))][0] for rank in ((n - 1) // 2, n // 2)]
+        middle = [values[int(np.searchsorted(ends, rank, side="right"))][0]
+                  for rank in ((n - 1) // 2, n // 2)]
         return Numbers(rows=n, low=low, high=high, mean=sum(v * count for v, count in values) / n,
                        median=sum(middle) / 2, integers=integers)
     # Of dates each mean counts from the node's own earliest date.
     shift = [float(p.low - low) / DAY if kind == "date" else 0.0 for p in parts]
-    mean, median = (sum(p.rows * (getattr(p, key) + s) for p, s in zip(parts, shift, strict=True)) / n
+    mean, median = (sum(p.rows * (getattr(p, key) + s) for p, s in zip(parts, shift, strict=True))
+                    / n
                     for key in ("mean", "median"))
     return Numbers(rows=n, low=low, high=high, mean=mean, median=median, integers=integers)
 
@@ -145,7 +172,9 @@ def _merged_numbers(kind: str, parts: Sequence[Numbers], levels: Levels) -> Numb
 def _merged_order(parts: Sequence[RowOrder]) -> RowOrder:
     rising = None
     if all(part.rising is not None for part in parts):
-        lows, highs, sums = zip(*(part.rising for part in parts if part.rising is not None), strict=True)
+        lows, highs, sums = zip(*(part.rising for part in parts if part.rising is not None),
+                                strict=True)
         rising = (min(lows), max(highs), sum(sums))
-    return RowOrder(differ=all(part.differ for part in parts), numbered=all(part.numbered for part in parts),
+    return RowOrder(differ=all(part.differ for part in parts),
+                    numbered=all(part.numbered for part in parts),
                     rising=rising)

@@ -60,12 +60,16 @@ class Participants:
     @property
     def data(self) -> Any:
         """The users with their samples; raises Incompatible if these are on other machines."""
-        raise Incompatible("The samples of these users are elsewhere, and this needs them. Call it where the data are.")
+        raise Incompatible("The samples of these users are elsewhere, and this needs them. Call it "
+                           "where the data are.")
 
     @property
     def sizes(self) -> Ints:
-        """(n_users,) rows of each user; raises Incompatible if they are on other machines and not known."""
-        raise Incompatible("How many rows these users have is not known here. Call it where the data are.")
+        """(n_users,) rows of each user; raises Incompatible if they are on other machines and not
+        known.
+        """
+        raise Incompatible("How many rows these users have is not known here. Call it where the "
+                           "data are.")
 
     @cached_property
     def _positions(self) -> dict[Hashable, int]:
@@ -94,13 +98,14 @@ class Participants:
         try:
             return self._positions[name]
         except (KeyError, TypeError):
-            raise InvalidInput(f"There is no user {show(name)}", remedy=suggest(name, self.names)) from None
+            raise InvalidInput(f"There is no user {show(name)}",
+                               remedy=suggest(name, self.names)) from None
 
     def positions(self, users: Iterable[Any]) -> Ints:
         """Positions of users given by name or by position.
 
-        The rule, for every method that asks for users: a user is given by its name, and where no name is an integer,
-        an integer is a position. Where names are integers, integers are names.
+        The rule, for every method that asks for users: a user is given by its name, and where no
+        name is an integer, an integer is a position. Where names are integers, integers are names.
 
         Parameters
         ----------
@@ -121,14 +126,17 @@ class Participants:
         >>> Participants([30, 10, 20]).positions([10, 20]).tolist()
         [1, 2]
         """
-        integers_are_names = any(map(_is_integer, self.names)) and self.names != tuple(range(self.n_users))
-        return np.array([self._position(user, integers_are_names) for user in _listed(users)], dtype=np.int64)
+        integers_are_names = any(map(_is_integer, self.names)) \
+            and self.names != tuple(range(self.n_users))
+        return np.array([self._position(user, integers_are_names) for user in _listed(users)],
+                        dtype=np.int64)
 
     def _position(self, user: Any, integers_are_names: bool) -> int:
         if integers_are_names or not _is_integer(user):
             return self.index(user)
         if not 0 <= user < self.n_users:
-            raise InvalidInput(f"expected user numbers from 0 to {self.n_users - 1}, or names, got {user}",
+            raise InvalidInput(f"expected user numbers from 0 to {self.n_users - 1}, or names, got "
+                               f"{user}",
                                remedy=suggest(user, self.names))
         return int(user)
 
@@ -137,8 +145,8 @@ class Participants:
 
         Parameters
         ----------
-        indices : positions, as in NumPy, also where names are integers (`positions` turns these into positions);
-            names that are no integers; or a boolean mask of all users.
+        indices : positions, as in NumPy, also where names are integers (`positions` turns these
+            into positions); names that are no integers; or a boolean mask of all users.
 
         Returns
         -------
@@ -165,12 +173,15 @@ class Participants:
             return np.zeros(0, dtype=np.int64)
         if given.dtype == bool and given.shape == (self.n_users,):
             return np.flatnonzero(given)
-        if given.ndim == 1 and given.dtype.kind in "iu" and given.min() >= 0 and given.max() < self.n_users:
+        if given.ndim == 1 and given.dtype.kind in "iu" and given.min() >= 0 \
+            and given.max() < self.n_users:
             return given.astype(np.int64)
         if given.ndim != 1 or given.dtype.kind in "biuf":
-            raise InvalidInput(f"indices must be names or positions of users, 0..{self.n_users - 1}, got "
+            raise InvalidInput("indices must be names or positions of users, "
+                               f"0..{self.n_users - 1}, got "
                                f"{show(indices)}",
-                               remedy="Give a list of names, of positions as by users.index(name), or a mask")
+                               remedy="Give a list of names, of positions as by users.index(name), "
+                                      "or a mask")
         return np.array([self._position(user, False) for user in given.tolist()], dtype=np.int64)
 
 
@@ -181,12 +192,15 @@ def _is_integer(value: Any) -> bool:
 def _listed(users: Any) -> list[Any]:
     """Users as a list; one text is no list of users."""
     if isinstance(users, (str, bytes)) or not hasattr(users, "__iter__"):
-        raise InvalidInput(f"expected a list of users, got {show(users)}", remedy=f"Give [{show(users)}]")
+        raise InvalidInput(f"expected a list of users, got {show(users)}",
+                           remedy=f"Give [{show(users)}]")
     return list(users.tolist() if hasattr(users, "tolist") else users)
 
 
 def _array(users: Any) -> npt.NDArray[Any]:
-    """A list of users as an array in which integers stay integers next to texts, and tuples stay tuples."""
+    """A list of users as an array in which integers stay integers next to texts, and tuples stay
+    tuples.
+    """
     values = _listed(users)
     if all(isinstance(value, (int, float, np.number, np.bool_)) for value in values) or \
             any(isinstance(value, (list, np.ndarray)) for value in values):

@@ -1,4 +1,5 @@
-"""Standardised features, from what each user can send: a count, means and centred sums of squares."""
+"""Standardised features, from what each user can send: a count, means and centred sums of squares.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Standardizer:
 
     @classmethod
     def from_moments(cls, moments: Moments, *, feature_names: Iterable[str] = ()) -> Standardizer:
-        """Pooled mean and population standard deviation from per-user moments; constant features get scale 1.
+        """Pooled mean and population standard deviation from per-user moments; constant features
+        get scale 1.
 
         Parameters
         ----------
@@ -54,16 +56,20 @@ class Standardizer:
             raise InvalidInput("Standardisation needs at least one row, got none")
         with np.errstate(over="ignore", invalid="ignore"):
             # Chan's formula (Chan, Golub and LeVeque 1983) for all users at once:
-            # mean = sum n_i mean_i / n,  m2 = sum m2_i + sum n_i (mean_i - mean)^2. Shifting by one user's mean keeps
+            # mean = sum n_i mean_i / n,  m2 = sum m2_i + sum n_i (mean_i - mean)^2. Shifting by one
+            # user's mean keeps
             # the digits of a mean that is large relative to the spread.
             shift = moments.means[np.argmax(moments.counts)]
             mean = shift + moments.counts @ (moments.means - shift) / n
-            spread = np.sqrt((moments.m2.sum(axis=0) + moments.counts @ (moments.means - mean) ** 2) / n)
+            spread = np.sqrt((moments.m2.sum(axis=0) + moments.counts @ (moments.means - mean) ** 2)
+                             / n)
         bad = np.flatnonzero(~np.isfinite(spread))
         if bad.size:
-            raise InvalidInput("The spread of a feature is beyond float64", remedy="Give it in larger units",
+            raise InvalidInput("The spread of a feature is beyond float64",
+                               remedy="Give it in larger units",
                                where=f"column {labels[bad[0]] if labels else bad[0]!r}")
-        # Means of a constant column agree only to rounding: it is constant if its spread is negligible.
+        # Means of a constant column agree only to rounding: it is constant if its spread is
+        # negligible.
         constant = spread <= 8 * np.finfo(np.float64).eps * np.abs(moments.means).max(axis=0)
         return cls(freeze(mean), freeze(np.where(constant, 1.0, spread)), labels)
 
@@ -88,13 +94,16 @@ class Standardizer:
         >>> Standardizer.from_moments(users.moments()).transform(users).features.tolist()
         [[-1.0], [1.0]]
         """
-        if users.n_features != len(self.mean) or (self.feature_names and users.feature_names != self.feature_names):
-            raise InvalidInput(f"The scaler is for {len(self.mean)} features ({show(*self.feature_names)}), got "
+        if users.n_features != len(self.mean) or (self.feature_names and users.feature_names
+                                                  != self.feature_names):
+            raise InvalidInput(f"The scaler is for {len(self.mean)} features "
+                               f"({show(*self.feature_names)}), got "
                                f"{users.n_features} ({show(*users.feature_names)})")
         return replace(users, features=(users.features - self.mean) / self.scale)
 
     def restore(self, models: npt.ArrayLike, *, intercept_sign: int) -> Array:
-        """Models in original units, from models (..., n_features + 1) fitted on standardised features.
+        """Models in original units, from models (..., n_features + 1) fitted on standardised
+        features.
 
         Parameters
         ----------
@@ -116,9 +125,12 @@ class Standardizer:
         [2.0, -3.5]
         """
         fitted = np.asarray(models, dtype=np.float64)
-        if fitted.ndim == 0 or fitted.shape[-1] != len(self.mean) + 1 or intercept_sign not in (1, -1):
-            raise InvalidInput(f"models must have {len(self.mean) + 1} columns, the intercept last, and intercept_sign "
+        if fitted.ndim == 0 or fitted.shape[-1] != len(self.mean) + 1 or intercept_sign not in (1,
+                -1):
+            raise InvalidInput(f"models must have {len(self.mean) + 1} columns, the intercept "
+                               "last, and intercept_sign "
                                f"must be 1 or -1, got shape {fitted.shape} and {intercept_sign!r}")
         # <w, (a - mean) / scale> + s b = <w / scale, a> + s (b - s <w / scale, mean>)
         slopes = fitted[..., :-1] / self.scale
-        return np.concatenate([slopes, fitted[..., -1:] - intercept_sign * (slopes @ self.mean)[..., None]], axis=-1)
+        return np.concatenate([slopes, fitted[..., -1:] - intercept_sign * (slopes @ self.mean)[...,
+            None]], axis=-1)

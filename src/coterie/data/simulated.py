@@ -1,4 +1,6 @@
-"""Users with known groups: the paper's ellipses, other simulated families, and federations from files."""
+"""Users with known groups: the paper's ellipses, other simulated families, and federations from
+files.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +20,30 @@ from coterie.data.users import Users
 
 
 class Dataset(NamedTuple):
-    """Users, with their true groups, test samples and true models if these are known (otherwise None)."""
+    """Users, with their true groups, test samples and true models if these are known (otherwise
+    None).
+    """
 
     users: Users
     clusters: Ints | None = None  # (n_users,) the true group of each user
     test: Users | None = None  # new samples of the same users, in the same order
-    true_models: Array | None = None  # (n_clusters, dim) the models that the samples were generated from
+    # (n_clusters, dim) the models that the samples were generated from.
+    true_models: Array | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ellipses:
     """The distribution of the paper's data: two overlapping ellipses per cluster, one per class.
 
-    Clusters differ by a rotation. Cluster k points in the direction of the angle 2 pi k / n_clusters, or of the k-th
-    entry of `turns`, in degrees. Its centre is at distance `centre` from the origin in this direction; its classes +1
-    and -1 are shifted by +`offset` / 2 and -`offset` / 2 along it. Each class fills an ellipse with semi-axis `along`
-    in this direction and `across` at right angles to it.
+    Clusters differ by a rotation. Cluster k points in the direction of the angle 2 pi k /
+    n_clusters, or of the k-th entry of `turns`, in degrees. Its centre is at distance `centre` from
+    the origin in this direction; its classes +1 and -1 are shifted by +`offset` / 2 and -`offset` /
+    2 along it. Each class fills an ellipse with semi-axis `along` in this direction and `across` at
+    right angles to it.
 
-    The paper does not publish its ellipses. The defaults were found by a search, so that with seed 0 the solution has
-    three exact clusters at lam = 0.09. This is also true for most other seeds, but not for all.
+    The paper does not publish its ellipses. The defaults were found by a search, so that with seed
+    0 the solution has three exact clusters at lam = 0.09. This is also true for most other seeds,
+    but not for all.
 
     Parameters
     ----------
@@ -67,29 +74,36 @@ class Ellipses:
     turns: tuple[float, ...] | None = None
 
     def draw(self, cluster: int, n_per_class: int, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Draw points (2 n_per_class, 2), uniform over the two ellipses of a cluster, and their labels -1 and +1."""
-        angle = 2 * np.pi * cluster / self.n_clusters if self.turns is None else np.radians(self.turns[cluster])
+        """Draw points (2 n_per_class, 2), uniform over the two ellipses of a cluster, and their
+        labels -1 and +1.
+        """
+        angle = 2 * np.pi * cluster / self.n_clusters if self.turns is None \
+            else np.radians(self.turns[cluster])
         direction = np.array([np.cos(angle), np.sin(angle)])
         normal = np.array([-np.sin(angle), np.cos(angle)])
         labels = np.repeat([-1.0, 1.0], n_per_class)
         radius, turn = np.sqrt(rng.random(labels.size)), 2 * np.pi * rng.random(labels.size)
         forward = self.centre + labels * self.offset / 2 + self.along * radius * np.cos(turn)
-        return forward[:, None] * direction + (self.across * radius * np.sin(turn))[:, None] * normal, labels
+        return forward[:, None] * direction + (self.across * radius * np.sin(turn))[:, None] \
+            * normal, labels
 
 
-def ellipses(*, users_per_cluster: int = 20, samples: int | float = 10, points_per_cluster: int = 200,
+def ellipses(*, users_per_cluster: int = 20, samples: int | float = 10,
+             points_per_cluster: int = 200,
              test_points: int = 1000, shape: Ellipses | None = None, seed: int = 0) -> Dataset:
     """Generate the data of the paper's experiments.
 
-    Each cluster has a pool of points, half of them in each class. Each user of the cluster holds some of these points,
-    drawn without replacement. All users of a cluster have the same test set, new points of the same distribution.
+    Each cluster has a pool of points, half of them in each class. Each user of the cluster holds
+    some of these points, drawn without replacement. All users of a cluster have the same test set,
+    new points of the same distribution.
 
     Parameters
     ----------
     users_per_cluster
         Number of users per cluster: 20 in the paper's first experiment, 10 in the second.
     samples
-        Points per user: a number (10 in the first experiment) or a share of the pool (0.85 in the second).
+        Points per user: a number (10 in the first experiment) or a share of the pool (0.85 in the
+        second).
     points_per_cluster
         Size of the pool of a cluster, an even number.
     test_points
@@ -117,10 +131,12 @@ def ellipses(*, users_per_cluster: int = 20, samples: int | float = 10, points_p
     shape = Ellipses() if shape is None else shape
     held = round(samples * points_per_cluster) if isinstance(samples, float) else samples
     if not 1 <= held <= points_per_cluster:
-        raise InvalidInput(f"samples must be 1 to {points_per_cluster}, or a share in (0, 1], got {samples!r}",
+        raise InvalidInput(f"samples must be 1 to {points_per_cluster}, or a share in (0, 1], got "
+                           f"{samples!r}",
                            remedy="Use 10, or 0.85")
     if users_per_cluster < 1 or points_per_cluster % 2 or test_points % 2:
-        raise InvalidInput("users_per_cluster must be >= 1; points_per_cluster and test_points even numbers",
+        raise InvalidInput("users_per_cluster must be >= 1; points_per_cluster and test_points "
+                           "even numbers",
                            remedy="Half of the points are of each class")
     rng = np.random.default_rng(seed)
     clusters = np.repeat(np.arange(shape.n_clusters), users_per_cluster)
@@ -128,28 +144,34 @@ def ellipses(*, users_per_cluster: int = 20, samples: int | float = 10, points_p
     for cluster in range(shape.n_clusters):
         points, labels = shape.draw(cluster, points_per_cluster // 2, rng)
         test_x, test_y = shape.draw(cluster, test_points // 2, rng)
-        chosen = rng.permuted(np.tile(np.arange(points_per_cluster), (users_per_cluster, 1)), axis=1)[:, :held].ravel()
+        chosen = rng.permuted(np.tile(np.arange(points_per_cluster), (users_per_cluster, 1)),
+                              axis=1)[:, :held].ravel()
         train.append((points[chosen], labels[chosen]))
         test.append((np.tile(test_x, (users_per_cluster, 1)), np.tile(test_y, users_per_cluster)))
     names = np.arange(clusters.size)
-    return Dataset(_users(train, np.repeat(names, held)), clusters, _users(test, np.repeat(names, test_points)))
+    return Dataset(_users(train, np.repeat(names, held)), clusters,
+                   _users(test, np.repeat(names, test_points)))
 
 
 def _users(parts: list[tuple[Array, Array]], owner: Ints) -> Users:
-    return Users.from_arrays(np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), owner)
+    return Users.from_arrays(np.concatenate([x for x, _ in parts]),
+                             np.concatenate([y for _, y in parts]), owner)
 
 
 #: The families of `clustered`: the names in LOSSES with a linear model.
 FAMILIES = ("squared_hinge", "logistic", "squared", "huber", "poisson", "multinomial")
 
 
-def clustered(family: str = "logistic", *, n_users: int = 30, n_clusters: int = 3, samples: int = 20,
+def clustered(family: str = "logistic", *, n_users: int = 30, n_clusters: int = 3,
+              samples: int = 20,
               n_features: int = 2, n_classes: int = 3, separation: float = 2.0, spread: float = 0.0,
-              noise: float = 0.1, ragged: bool = False, test_samples: int = 100, seed: int = 0) -> Dataset:
+              noise: float = 0.1, ragged: bool = False, test_samples: int = 100,
+              seed: int = 0) -> Dataset:
     """Generate users whose targets follow one true model per group, for each family of losses.
 
-    The true models are random directions of norm `separation`; the last coordinate is the intercept. The model of a
-    user is that of its group plus `spread` times a standard normal vector.
+    The true models are random directions of norm `separation`; the last coordinate is the
+    intercept. The model of a user is that of its group plus `spread` times a standard normal
+    vector.
 
     Parameters
     ----------
@@ -158,11 +180,14 @@ def clustered(family: str = "logistic", *, n_users: int = 30, n_clusters: int = 
     n_users, n_clusters, n_features, n_classes
         Numbers of users, groups, features, and classes of the family "multinomial".
     samples, ragged, test_samples
-        Samples per user, whether their number varies between half and twice that, and test samples per user.
+        Samples per user, whether their number varies between half and twice that, and test samples
+        per user.
     separation, spread
-        Norm of the true models, and standard deviation of the users' models around that of their group.
+        Norm of the true models, and standard deviation of the users' models around that of their
+        group.
     noise
-        Standard deviation of real-valued targets; the Huber family adds gross errors to one target in ten.
+        Standard deviation of real-valued targets; the Huber family adds gross errors to one target
+        in ten.
     seed
         Seed of the random numbers.
 
@@ -183,22 +208,27 @@ def clustered(family: str = "logistic", *, n_users: int = 30, n_clusters: int = 
     (Users(4 users, 12 samples, 2 features, targets), [0, 0, 1, 1])
     """
     if family not in FAMILIES:
-        raise InvalidInput(f"unknown family {family!r}", remedy=f"Choose one of: {', '.join(FAMILIES)}")
+        raise InvalidInput(f"unknown family {family!r}",
+                           remedy=f"Choose one of: {', '.join(FAMILIES)}")
     if not 1 <= n_clusters <= n_users or min(samples, n_features, test_samples) < 1:
-        raise InvalidInput(f"expected 1 <= n_clusters <= n_users and at least one sample and feature, got {n_clusters} "
-                           f"clusters, {n_users} users, {samples} samples, {n_features} features", remedy="Raise them")
+        raise InvalidInput("expected 1 <= n_clusters <= n_users and at least one sample and "
+                           f"feature, got {n_clusters} "
+                           f"clusters, {n_users} users, {samples} samples, {n_features} features",
+                           remedy="Raise them")
     rng, outputs = np.random.default_rng(seed), n_classes - 1 if family == "multinomial" else 1
     dim = (n_features + 1) * outputs
     true = rng.standard_normal((n_clusters, dim))
     true *= separation / np.linalg.norm(true, axis=1, keepdims=True)
     clusters = np.arange(n_users) * n_clusters // n_users
     own = true[clusters] + spread * rng.standard_normal((n_users, dim))
-    counts = rng.integers(max(1, samples // 2), 2 * samples + 1, n_users) if ragged else np.full(n_users, samples)
+    counts = rng.integers(max(1, samples // 2), 2 * samples + 1, n_users) if ragged \
+        else np.full(n_users, samples)
 
     def draw(counts: Ints) -> Users:
         owner = np.repeat(np.arange(n_users), counts)
         x = rng.standard_normal((owner.size, n_features))
-        rows = np.concatenate([x, np.full((owner.size, 1), -1.0 if family == "squared_hinge" else 1.0)], axis=1)
+        rows = np.concatenate(
+            [x, np.full((owner.size, 1), -1.0 if family == "squared_hinge" else 1.0)], axis=1)
         t = np.einsum("np,npk->nk", rows, own[owner].reshape(owner.size, n_features + 1, outputs))
         return Users.from_arrays(x, _targets(family, t, noise, rng), owner)
 
@@ -220,7 +250,8 @@ def _targets(family: str, t: Array, noise: float, rng: np.random.Generator) -> A
     return margin + errors
 
 
-def gaussian_mixture(n_points: int = 100, *, n_clusters: int = 3, n_features: int = 3, separation: float = 6.0,
+def gaussian_mixture(n_points: int = 100, *, n_clusters: int = 3, n_features: int = 3,
+                     separation: float = 6.0,
                      seed: int = 0) -> Dataset:
     """Generate points around cluster centres with unit variance; each point is a separate user.
 
@@ -282,12 +313,14 @@ def two_moons(n_points: int = 1000, *, noise: float = 0.08, seed: int = 0) -> Da
     return Dataset(Users.from_arrays((points - points.mean(axis=0)) / points.std(axis=0)), clusters)
 
 
-def load(path: str | Path, *, user: str = "user", target: str | None = None, cluster: str = "cluster") -> Dataset:
+def load(path: str | Path, *, user: str = "user", target: str | None = None,
+         cluster: str = "cluster") -> Dataset:
     """Read a federation from a file.
 
-    A `.npz` file has arrays `X` and `user`, optionally `y`, and optionally `cluster` with one entry per user, in the
-    sorted order of the users. A `.csv` or `.parquet` file has a user column, optionally a target column, and optionally
-    a cluster column that is constant within each user; all other columns are features.
+    A `.npz` file has arrays `X` and `user`, optionally `y`, and optionally `cluster` with one entry
+    per user, in the sorted order of the users. A `.csv` or `.parquet` file has a user column,
+    optionally a target column, and optionally a cluster column that is constant within each user;
+    all other columns are features.
 
     Parameters
     ----------
@@ -310,7 +343,8 @@ def load(path: str | Path, *, user: str = "user", target: str | None = None, clu
     -------
     >>> import numpy as np, os, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "users.npz")
-    >>> np.savez(path, X=[[1.0], [2.0], [3.0]], y=[0.5, 1.0, 1.5], user=["ann", "bob", "ann"], cluster=[0, 1])
+    >>> np.savez(path, X=[[1.0], [2.0], [3.0]], y=[0.5, 1.0, 1.5], user=["ann", "bob", "ann"],
+    ...          cluster=[0, 1])
     >>> load(path).clusters.tolist()
     [0, 1]
     """
@@ -324,12 +358,14 @@ def load(path: str | Path, *, user: str = "user", target: str | None = None, clu
     frame = read_numbers(frame, [name for name in frame.columns if name != user])
     target = "y" if target is None and "y" in frame.columns else target
     special = [user, cluster] + ([target] if target else [])
-    users = Users.from_frame(frame, user=user, target=target, features=[c for c in frame.columns if c not in special])
+    users = Users.from_frame(frame, user=user, target=target,
+                             features=[c for c in frame.columns if c not in special])
     if cluster not in frame.columns:
         return Dataset(users)
     labels = frame[cluster].to_numpy()
     order = np.argsort(_positions(users, frame[user].to_numpy()), kind="stable")
-    return Dataset(users, _constant_by_user(users, np.unique(labels, return_inverse=True)[1][order]))
+    return Dataset(users,
+                   _constant_by_user(users, np.unique(labels, return_inverse=True)[1][order]))
 
 
 def _load_npz(path: Path, user: str, target: str, cluster: str) -> Dataset:
@@ -338,17 +374,20 @@ def _load_npz(path: Path, user: str, target: str, cluster: str) -> Dataset:
             arrays = {name: stored[name] for name in stored.files}
     except (OSError, ValueError, EOFError) as error:
         raise InvalidInput(f"cannot read {str(path)!r} as an .npz file ({error})",
-                           remedy="Write it with numpy.savez(path, X=..., y=..., user=...)") from error
+                           remedy="Write it with numpy.savez(path, X=..., y=..., "
+                           "user=...)") from error
     missing = [name for name in ("X", user) if name not in arrays]
     if missing:
-        raise InvalidInput(f"expected arrays 'X' and {user!r}, missing {missing}; the file has {sorted(arrays)}",
+        raise InvalidInput(f"expected arrays 'X' and {user!r}, missing {missing}; the file has "
+                           f"{sorted(arrays)}",
                            remedy="Rename the arrays, or pass user=...")
     users = Users.from_arrays(arrays["X"], arrays.get(target), arrays[user])
     labels = arrays.get(cluster)
     if labels is None:
         return Dataset(users)
     if labels.shape != (users.n_users,):
-        raise InvalidInput(f"expected one cluster for each of {users.n_users} users, got shape {labels.shape}",
+        raise InvalidInput(f"expected one cluster for each of {users.n_users} users, got shape "
+                           f"{labels.shape}",
                            remedy=f"Give {cluster!r} one entry for each user in sorted order")
     return Dataset(users, np.unique(labels, return_inverse=True)[1].astype(np.int64))
 

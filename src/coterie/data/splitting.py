@@ -26,8 +26,11 @@ def offsets_of(counts: Ints) -> Ints:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def part_sizes(counts: Ints, test: float | None, validation: float, train: float | None, least: int = 0) -> PartSizes:
-    """Rows per user and part; the amounts are those of `Users.split`. Smaller test parts than `least` are empty."""
+def part_sizes(counts: Ints, test: float | None, validation: float, train: float | None,
+               least: int = 0) -> PartSizes:
+    """Rows per user and part; the amounts are those of `Users.split`. Smaller test parts than
+    `least` are empty.
+    """
     one = np.minimum(counts, 1)
     n_train = counts if train is None else np.clip(_amount(train, counts, "train"), one, counts)
     if train is None or test is not None:
@@ -43,29 +46,37 @@ def part_sizes(counts: Ints, test: float | None, validation: float, train: float
 
 def choose_rows(owner: Ints, counts: Ints, sizes: PartSizes, strata: Array | None,
                 seed: int | np.random.Generator) -> tuple[Ints, Ints, Ints]:
-    """The rows of train, validation and test, each in ascending order; rows of each stratum in proportion."""
+    """The rows of train, validation and test, each in ascending order; rows of each stratum in
+    proportion.
+    """
     rng = np.random.default_rng(seed)
     key = rng.random(len(owner))
-    return _choose(owner, counts, sizes, strata, key, lambda _, size: rng.integers(0, np.maximum(size, 1)))
+    return _choose(owner, counts, sizes, strata, key, lambda _,
+                   size: rng.integers(0, np.maximum(size, 1)))
 
 
 def choose_own_rows(owner: Ints, counts: Ints, sizes: PartSizes, strata: Array | None, seed: int,
                     names: Sequence[Any]) -> tuple[Ints, Ints, Ints]:
-    """The same, by numbers that follow from the seed, the user's name and the row alone: not from other users."""
+    """The same, by numbers that follow from the seed, the user's name and the row alone: not from
+    other users.
+    """
     own = np.array([zlib.crc32(str(name).encode()) for name in names], dtype=np.uint64)
     own = _mix(own + _mix(np.array([seed], dtype=np.uint64)))
     row = (np.arange(len(owner)) - offsets_of(counts)[owner]).astype(np.uint64)
     key = _mix(own[owner] + row) / 2.0**64
 
     def phase(part: int, size: Ints) -> Ints:
-        return (_mix(own ^ np.uint64(part + 1)) % np.maximum(size, 1).astype(np.uint64)).astype(np.int64)
+        return (_mix(own ^ np.uint64(part + 1)) % np.maximum(size, 1).astype(np.uint64)).astype(
+            np.int64)
 
     return _choose(owner, counts, sizes, strata, key, phase)
 
 
 def _choose(owner: Ints, counts: Ints, sizes: PartSizes, strata: Array | None, key: Array,
             phase: Callable[[int, Ints], Ints]) -> tuple[Ints, Ints, Ints]:
-    """`key`: (n_rows,) numbers that order the rows; `phase`: of each part, a number from 0 to size - 1 per user."""
+    """`key`: (n_rows,) numbers that order the rows; `phase`: of each part, a number from 0 to size
+    - 1 per user.
+    """
     left = _order(owner, strata, key, len(counts))
     parts = []
     for part, wanted in enumerate((sizes.test, sizes.validation, sizes.train)):
@@ -76,8 +87,10 @@ def _choose(owner: Ints, counts: Ints, sizes: PartSizes, strata: Array | None, k
             parts.append(np.sort(left) if wanted.any() else left[:0])
             left = left[:0] if wanted.any() else left
             continue
-        # Systematic sampling of k of a user's n positions j with a phase u of 0..n-1: j is chosen if
-        # floor(((j+1) k + u) / n) > floor((j k + u) / n). So k are chosen, and of any run of L positions L k / n to
+        # Systematic sampling of k of a user's n positions j with a phase u of 0..n-1: j is chosen
+        # if
+        # floor(((j+1) k + u) / n) > floor((j k + u) / n). So k are chosen, and of any run of L
+        # positions L k / n to
         # less than one; integers, so no rounding.
         k, n, u = wanted[of], size[of], shift[of]
         j = np.arange(len(left)) - offsets_of(size)[of]
@@ -88,7 +101,9 @@ def _choose(owner: Ints, counts: Ints, sizes: PartSizes, strata: Array | None, k
 
 
 def _order(owner: Ints, strata: Array | None, key: Array, n_users: int) -> Ints:
-    """The rows by owner, stratum and key; to 40 digits of the keys, which are in [0, 1), where one number holds all."""
+    """The rows by owner, stratum and key; to 40 digits of the keys, which are in [0, 1), where one
+    number holds all.
+    """
     kinds = np.zeros(1) if strata is None else np.unique(strata)
     if n_users * len(kinds) >= 2**23 or not np.isfinite(kinds).all():
         return np.lexsort((key, key if strata is None else strata, owner))
@@ -111,5 +126,6 @@ def _amount(amount: Any, counts: Ints, name: str) -> Ints:
     if isinstance(amount, (float, np.floating)) and 0 <= amount < 1:
         # 0.29 * 50 is just below 14.5 in binary; the last term makes it a half.
         return np.asarray(np.floor(float(amount) * counts + 0.5 + 1e-9), dtype=np.int64)
-    raise InvalidInput(f"{name} must be a share in [0, 1) or a number of rows per user, got {amount!r}",
+    raise InvalidInput(f"{name} must be a share in [0, 1) or a number of rows per user, got "
+                       f"{amount!r}",
                        remedy=f"For example {name}=0.2 or {name}=5")

@@ -1,13 +1,15 @@
-"""What a recipe is learned from: facts about each column of a table, small enough to be sent, and mergeable.
+"""What a recipe is learned from: facts about each column of a table, small enough to be sent, and
+mergeable.
 
-    nodes  = [summarise(frame, user="who", target="y") for frame in frames]     # each node for itself
-    recipe = Recipe.from_summary(merge(nodes))                                  # as if from one table
+    nodes  = [summarise(frame, user="who", target="y") for frame in frames]  # each for itself
+    recipe = Recipe.from_summary(merge(nodes))         # as if from one table
 
-A summary holds, for each column, what its cells are, how many are missing, mean, smallest and largest number, and the
-levels of texts with their numbers of rows: never a row. Levels with fewer than `min_count` rows, and those after the
-100 most frequent, are pooled before they leave the node. Of targets, integers are counted value by value (1000 values
-at most), so that classes and counts can be recognised; other numbers only where they have two different values.
-How summaries become one is `coterie.data.merging`.
+A summary holds, for each column, what its cells are, how many are missing, mean, smallest and
+largest number, and the levels of texts with their numbers of rows: never a row. Levels with fewer
+than `min_count` rows, and those after the 100 most frequent, are pooled before they leave the node.
+Of targets, integers are counted value by value (1000 values at most), so that classes and counts
+can be recognised; other numbers only where they have two different values. How summaries become one
+is `coterie.data.merging`.
 """
 
 from __future__ import annotations
@@ -21,21 +23,31 @@ import numpy as np
 
 from coterie.base.errors import ROW, InvalidInput
 from coterie.base.types import Flags
-from coterie.data.columns import HOLDS, LARGEST, LOCAL, check_size, first_text, first_text_row, in_days
+from coterie.data.columns import (
+    HOLDS,
+    LARGEST,
+    LOCAL,
+    check_size,
+    first_text,
+    first_text_row,
+    in_days,
+)
 from coterie.data.frames import Cells, as_frame, read_cells, row_names
 from coterie.data.validation import check_unique, show, suggest
 
 Task = Literal["classification", "regression", "counts", "clustering"]
 TASKS: tuple[Task, ...] = get_args(Task)
 MOST_LEVELS, MOST_CLASSES = 20, 50
-MOST_TEXTS, MOST_VALUES = 100, 1000  # that leave a node: levels of a text column, values of an integer target
+# That leave a node: levels of a text column, values of an integer target.
+MOST_TEXTS, MOST_VALUES = 100, 1000
 COUNTER = re.compile(r"(row[ _.]?)?(id|index)|row([ _.]?(names?|number|nr|no))?|_id", re.IGNORECASE)
 UNNAMED = ("column 1", "Unnamed: 0", "__index_level_0__")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """The different values of a column as texts, each with its number of rows, and those that are pooled.
+    """The different values of a column as texts, each with its number of rows, and those that are
+    pooled.
 
     Parameters
     ----------
@@ -62,7 +74,8 @@ class Levels:
         return Levels(counts={text: self.counts[text] for text in sorted(kept)},
                       rare_rows=self.rare_rows + sum(self.counts[text] for text in rare),
                       rare_levels=self.rare_levels + len(rare),
-                      rare_local=self.rare_local + sum(bool(LOCAL.fullmatch(text)) for text in rare))
+                      rare_local=self.rare_local + sum(bool(LOCAL.fullmatch(text))
+                                                       for text in rare))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +105,11 @@ class RowOrder:
 
     Parameters
     ----------
-    differ : whether no value is missing or repeated; checked only if the column's name suggests a number of the row.
+    differ : whether no value is missing or repeated; checked only if the column's name suggests a
+        number of the row.
     numbered : whether it counts the rows, at least 10, from 0 or 1 upwards.
-    rising : the smallest, the largest and the sum of integers that rise from row to row; None if they do not.
+    rising : the smallest, the largest and the sum of integers that rise from row to row; None if
+        they do not.
     """
 
     differ: bool = False
@@ -136,7 +151,8 @@ class ColumnSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSummary:
-    """Facts about a table, or about several that were merged, from which `Recipe.from_summary` learns.
+    """Facts about a table, or about several that were merged, from which `Recipe.from_summary`
+    learns.
 
     Parameters
     ----------
@@ -175,7 +191,8 @@ class TableSummary:
             return ColumnSummary(**{
                 **c, "levels": Levels(**c["levels"]),
                 "numbers": None if c["numbers"] is None else Numbers(**c["numbers"]),
-                "order": RowOrder(**{**c["order"], "rising": None if rising is None else tuple(rising)})})
+                "order": RowOrder(**{**c["order"],
+                                     "rising": None if rising is None else tuple(rising)})})
 
         try:
             if not isinstance(d["columns"], list):
@@ -188,7 +205,8 @@ class TableSummary:
 
 
 def summarise(frame: Any, *, user: str | None = None, target: str | None = None,
-              features: Iterable[str] | str | None = None, drop: Iterable[str] | str = (), task: str = "auto",
+              features: Iterable[str] | str | None = None, drop: Iterable[str] | str = (),
+              task: str = "auto",
               min_count: int = 1) -> TableSummary:
     """Facts about a table from which a recipe can be learned.
 
@@ -221,14 +239,17 @@ def summarise(frame: Any, *, user: str | None = None, target: str | None = None,
         answers = _answers(frame[target], cells, owned, task, min_count)
     return TableSummary(user=user, target=target, task=task, named=features is not None, rows=rows,
                         users=len(set(names) - {None}), answers=answers, unnamed=len(frame) - rows,
-                        columns=tuple(_column(frame[name], name, kept, min_count) for name in chosen))
+                        columns=tuple(_column(frame[name], name, kept, min_count)
+                                      for name in chosen))
 
 
-def _chosen(columns: list[str], user: str | None, target: str | None, features: Iterable[str] | str | None,
+def _chosen(columns: list[str], user: str | None, target: str | None,
+            features: Iterable[str] | str | None,
             drop: Iterable[str] | str) -> list[str]:
     """The columns to use as features."""
     used = [name for name in (user, target) if name is not None]
-    given = None if features is None else [features] if isinstance(features, str) else list(features)
+    given = None if features is None else [features] if isinstance(features, str) \
+        else list(features)
     dropped = [drop] if isinstance(drop, str) else list(drop)
     for name in (*used, *(given or ()), *dropped):
         if name not in columns:
@@ -236,10 +257,12 @@ def _chosen(columns: list[str], user: str | None, target: str | None, features: 
     check_unique([*used, *(given or ())], "Columns used as user, target and features")
     both = [name for name in dropped if name in (*used, *(given or ()))]
     if both:
-        raise InvalidInput(f"Column {show(both[0])} is both used and dropped", remedy="Leave out one of the two")
+        raise InvalidInput(f"Column {show(both[0])} is both used and dropped",
+                           remedy="Leave out one of the two")
     chosen = [c for c in columns if c not in (*used, *dropped)] if given is None else given
     if not chosen:
-        raise InvalidInput("At least one feature column is needed, got none", remedy="Name some: --features COLUMN")
+        raise InvalidInput("At least one feature column is needed, got none",
+                           remedy="Name some: --features COLUMN")
     return chosen
 
 
@@ -250,11 +273,14 @@ def _check_task(task: str, target: str | None) -> None:
         raise InvalidInput(f"Clustering has no target, got column {show(target)}",
                            remedy=f"Leave --target out, and the column with --drop {target!r}")
     if target is None and task not in ("auto", "clustering"):
-        raise InvalidInput(f"The task {task} needs a target", remedy="Name its column: --target COLUMN")
+        raise InvalidInput(f"The task {task} needs a target",
+                           remedy="Name its column: --target COLUMN")
 
 
 def _column(series: Any, name: str, kept: Flags, min_count: int) -> ColumnSummary:
-    """Facts about a feature; numbers beyond all bounds and columns of lists and the like are refused."""
+    """Facts about a feature; numbers beyond all bounds and columns of lists and the like are
+    refused.
+    """
     cells = read_cells(series)
     if cells.kind == "other":
         raise InvalidInput(f"A column of {series.dtype} cannot be used", where=f"column {name!r}",
@@ -262,10 +288,13 @@ def _column(series: Any, name: str, kept: Flags, min_count: int) -> ColumnSummar
     if cells.kind == "number":
         check_size(np.where(cells.missing, 0.0, cells.values), name)
     present = kept & ~cells.missing
-    levels = count_levels(cells, present).pooled(MOST_TEXTS, min_count) if cells.kind == "text" else \
+    levels = count_levels(cells, present).pooled(MOST_TEXTS,
+                                                 min_count) if cells.kind == "text" else \
         _few(_as_written(series, cells), present, MOST_LEVELS, min_count)
-    return ColumnSummary(name=name, kind=cells.kind, written=cells.written, integer=cells.dtype == "int",
-                         rows=int(kept.sum()), missing=int((kept & cells.missing).sum()), levels=levels,
+    return ColumnSummary(name=name, kind=cells.kind, written=cells.written,
+                         integer=cells.dtype == "int",
+                         rows=int(kept.sum()), missing=int((kept & cells.missing).sum()),
+                         levels=levels,
                          numbers=_numbers(cells, present), order=_order(name, cells))
 
 
@@ -274,11 +303,14 @@ def _as_written(series: Any, cells: Cells) -> Cells | None:
     if cells.written:
         return read_cells(series, parse=False)
     start = cells.values[:1000]  # the first rows are quick to look at, and mostly enough
-    return cells if cells.dtype in ("int", "bool") and len(np.unique(start)) <= MOST_LEVELS + 1 else None
+    return cells if cells.dtype in ("int", "bool") and len(np.unique(start)) <= MOST_LEVELS + 1 \
+        else None
 
 
 def _few(cells: Cells | None, present: Flags, most: int, min_count: int) -> Levels:
-    """The levels if there are at most so many, else only their number; None are values that cannot be levels."""
+    """The levels if there are at most so many, else only their number; None are values that cannot
+    be levels.
+    """
     rows = int(present.sum())
     if cells is None:
         return Levels(counts={}, rare_rows=rows, rare_levels=most + 1 if rows else 0)
@@ -293,9 +325,11 @@ def count_levels(cells: Cells, present: Flags) -> Levels:
         return Levels(counts={})
     if cells.kind == "text":
         counts = np.bincount(cells.values[present].astype(np.int64), minlength=len(cells.levels))
-        return Levels(counts={text: int(n) for text, n in zip(cells.levels, counts, strict=True) if n})
+        return Levels(counts={text: int(n) for text,
+                              n in zip(cells.levels, counts, strict=True) if n})
     values, counts = np.unique(cells.values[present], return_counts=True)
-    text: Callable[[float], str] = {"int": lambda v: str(int(v)), "bool": lambda v: str(bool(v)).lower()}.get(
+    text: Callable[[float], str] = {"int": lambda v: str(int(v)),
+                                    "bool": lambda v: str(bool(v)).lower()}.get(
         cells.dtype, lambda v: repr(float(v) + 0.0))
     return Levels(counts={text(v): int(n) for v, n in zip(values, counts, strict=True)})
 
@@ -324,23 +358,30 @@ def _order(name: str, cells: Cells) -> RowOrder:
     rises = bool((steps > 0).all()) and values[0] >= 0 and values[-1] < 2**31
     return RowOrder(differ=suggests and len(np.unique(values)) == n,
                     numbered=n >= 10 and values[0] in (0, 1) and bool((steps == 1).all()),
-                    rising=(int(values[0]), int(values[-1]), int(values.astype(np.int64).sum())) if rises else None)
+                    rising=(int(values[0]), int(values[-1]), int(values.astype(np.int64).sum()))
+                    if rises else None)
 
 
 def target_cells(series: Any, name: str, task: str) -> Cells:
-    """The target's cells: numbers where the task wants numbers, else as they are; what is neither is refused."""
+    """The target's cells: numbers where the task wants numbers, else as they are; what is neither
+    is refused.
+    """
     cells, where = read_cells(series, parse=task in ("regression", "counts")), f"column {name!r}"
-    if cells.kind in ("date", "duration", "other") or (cells.kind == "text" and task in ("regression", "counts")):
-        raise InvalidInput(f"The target must hold numbers{' or classes' if task != 'regression' else ''}, it holds "
+    if cells.kind in ("date", "duration", "other") \
+        or (cells.kind == "text" and task in ("regression", "counts")):
+        raise InvalidInput("The target must hold "
+                           f"numbers{' or classes' if task != 'regression' else ''}, it holds "
                            f"{HOLDS[cells.kind]}{first_text(cells)}", where=where,
                            remedy="Name another column: --target", row=first_text_row(cells))
     if cells.kind == "number":
         check_size(np.where(cells.missing, 0.0, cells.values), name)
     if task == "counts":
-        bad = np.flatnonzero(~cells.missing & ((cells.values < 0) | (cells.values != np.floor(cells.values))))
+        bad = np.flatnonzero(~cells.missing
+                             & ((cells.values < 0) | (cells.values != np.floor(cells.values))))
         if bad.size:
             raise InvalidInput(f"Counts are integers from 0, got {cells.values[bad[0]]:g}",
-                               where=f"{where}, {ROW}", remedy="Use --task regression", row=int(bad[0]))
+                               where=f"{where}, {ROW}", remedy="Use --task regression",
+                               row=int(bad[0]))
     return cells
 
 
@@ -358,7 +399,8 @@ def _answers(series: Any, cells: Cells, owned: Flags, task: str, min_count: int)
         most = MOST_VALUES if (values == np.floor(values)).all() else 2
     else:
         most = MOST_CLASSES
-    return ColumnSummary(name=series.name, kind=kind, written=cells.written, integer=cells.dtype == "int",
+    return ColumnSummary(name=series.name, kind=kind, written=cells.written,
+                         integer=cells.dtype == "int",
                          rows=int(owned.sum()), missing=int((owned & cells.missing).sum()),
                          levels=_few(cells, present, most, min_count),
                          numbers=_numbers(numbers, present, median=True), order=RowOrder())

@@ -1,8 +1,9 @@
 """Samples of many users: one flat array of rows plus offsets.
 
-The rows of one user are contiguous, so per-user sums are segment sums and nothing loops over users. Data are checked
-in this module only: all others rely on finite float64 numbers, unique names and matching lengths. Messages count rows
-from 0, as in the caller's input (in a CSV file, without the header).
+The rows of one user are contiguous, so per-user sums are segment sums and nothing loops over users.
+Data are checked in this module only: all others rely on finite float64 numbers, unique names and
+matching lengths. Messages count rows from 0, as in the caller's input (in a CSV file, without the
+header).
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Moments(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Three parts with the same users in the same order; a user may have no row in `validation` and `test`.
+    """Three parts with the same users in the same order; a user may have no row in `validation` and
+    `test`.
 
     Parameters
     ----------
@@ -56,7 +58,8 @@ class Split(NamedTuple):
 
     Example
     -------
-    >>> split = Users.from_arrays([[0.0], [1.0], [2.0], [3.0]], user=["ann"] * 4).split(test=0.5, seed=0)
+    >>> split = Users.from_arrays([[0.0], [1.0], [2.0], [3.0]], user=["ann"] * 4).split(test=0.5,
+    ...     seed=0)
     >>> split.train.n_samples, split.test.n_samples
     (2, 2)
     """
@@ -82,7 +85,8 @@ class Users(Participants):
 
     Raises
     ------
-    InvalidInput : shapes that do not match, a name that comes twice, or a number that is missing or infinite.
+    InvalidInput : shapes that do not match, a name that comes twice, or a number that is missing or
+        infinite.
 
     Example
     -------
@@ -99,24 +103,30 @@ class Users(Participants):
 
     def __post_init__(self) -> None:
         names, columns = tuple(map(plain, self.names)), tuple(map(str, self.feature_names))
-        features, offsets = np.array(self.features, dtype=np.float64, order="C"), np.array(self.offsets)
+        features, offsets = np.array(self.features, dtype=np.float64, order="C"), \
+            np.array(self.offsets)
         targets = None if self.targets is None else np.array(self.targets, dtype=np.float64)
         if features.ndim != 2 or features.shape[1] != len(columns) or not columns:
-            raise InvalidInput(f"features must have shape (n_samples, {len(columns) or 1}), got {features.shape}")
+            raise InvalidInput(f"features must have shape (n_samples, {len(columns) or 1}), got "
+                               f"{features.shape}")
         n = len(features)
         if targets is not None and targets.shape != (n,):
             raise InvalidInput(f"targets must have shape ({n},), got {targets.shape}")
-        if offsets.shape != (len(names) + 1,) or offsets.dtype.kind not in "iu" or offsets[0] or offsets[-1] != n \
+        if offsets.shape != (len(names) + 1,) or offsets.dtype.kind not in "iu" or offsets[
+                0] or offsets[-1] != n \
                 or (offsets[1:] < offsets[:-1]).any():
-            raise InvalidInput(f"offsets must be {len(names) + 1} integers rising from 0 to {n}, got {offsets}")
+            raise InvalidInput(f"offsets must be {len(names) + 1} integers rising from 0 to {n}, "
+                               f"got {offsets}")
         check_unique(names, "User names")
         check_unique(columns, "Feature names")
         rows = Rows(names, np.repeat(np.arange(len(names)), np.diff(offsets)))
         check_finite(features, "features", rows, columns)
         if targets is not None:
             check_finite(targets, "targets", rows)
-        vars(self).update(features=freeze(features), targets=targets if targets is None else freeze(targets),
-                          offsets=freeze(offsets.astype(np.int64)), names=names, feature_names=columns)
+        vars(self).update(features=freeze(features),
+                          targets=targets if targets is None else freeze(targets),
+                          offsets=freeze(offsets.astype(np.int64)), names=names,
+                          feature_names=columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Leaves the caches behind, and the arrays are read-only again after unpickling.
@@ -124,7 +134,8 @@ class Users(Participants):
 
     def __repr__(self) -> str:
         targets = "no targets" if self.targets is None else "targets"
-        return f"Users({self.n_users} users, {self.n_samples} samples, {self.n_features} features, {targets})"
+        return (f"Users({self.n_users} users, {self.n_samples} samples, {self.n_features} "
+                f"features, {targets})")
 
     @property
     def data(self) -> Users:
@@ -143,7 +154,9 @@ class Users(Participants):
 
     @property
     def sizes(self) -> Ints:
-        """How many rows of each user there are, (n_users,); more than `counts` where rows stand for several."""
+        """How many rows of each user there are, (n_users,); more than `counts` where rows stand for
+        several.
+        """
         return self.counts
 
     @cached_property
@@ -153,12 +166,15 @@ class Users(Participants):
 
     def _taken(self, chosen: Ints) -> Users:
         counts = self.counts[chosen]
-        # Within one user, old and new row numbers differ by the difference of the user's two starts.
-        rows = np.arange(counts.sum()) + np.repeat(self.offsets[chosen] - offsets_of(counts)[:-1], counts)
+        # Within one user, old and new row numbers differ by the difference of the user's two
+        # starts.
+        rows = np.arange(counts.sum()) + np.repeat(self.offsets[chosen] - offsets_of(counts)[:-1],
+                                                   counts)
         return self._rows(rows, counts, tuple(self.names[i] for i in chosen))
 
     def _rows(self, rows: Ints, counts: Ints, names: tuple[Any, ...]) -> Users:
-        return replace(self, features=np.take(self.features, rows, axis=0), offsets=offsets_of(counts), names=names,
+        return replace(self, features=np.take(self.features, rows, axis=0),
+                       offsets=offsets_of(counts), names=names,
                        targets=None if self.targets is None else self.targets[rows])
 
     def require_samples(self) -> None:
@@ -171,26 +187,29 @@ class Users(Participants):
         if (self.counts == 0).any():
             empty = [self.names[i] for i in np.flatnonzero(self.counts == 0)]
             raise InvalidInput(f"Every user needs a row, {len(empty)} of {self.n_users} have none",
-                               where=f"user {show(*empty)}", remedy="Keep the others: users.take(users.counts > 0)")
+                               where=f"user {show(*empty)}", remedy="Keep the others: "
+                                   "users.take(users.counts > 0)")
 
     @classmethod
     def from_arrays(cls, X: Any, y: Any = None, user: Any = None, *,
                     feature_names: Iterable[str] | None = None) -> Users:
         """Users from one row per sample.
 
-        Users are ordered by name if names can be sorted, otherwise by first appearance; equal names (1 and 1.0) are
-        one user.
+        Users are ordered by name if names can be sorted, otherwise by first appearance; equal names
+        (1 and 1.0) are one user.
 
         Parameters
         ----------
-        X : (n_samples, n_features) a list, an array or a frame, whose columns then name the features.
+        X : (n_samples, n_features) a list, an array or a frame, whose columns then name the
+            features.
         y : (n_samples,) targets as numbers, or None.
         user : (n_samples,) the owner of each row; None makes every row a separate user.
         feature_names : of the columns.
 
         Raises
         ------
-        InvalidInput : lengths that do not match, or a cell that is no finite number; with its user and row.
+        InvalidInput : lengths that do not match, or a cell that is no finite number; with its user
+            and row.
 
         Example
         -------
@@ -200,31 +219,42 @@ class Users(Participants):
         X = X.collect() if hasattr(X, "collect") else X
         array: Any = None if hasattr(X, "columns") else as_array(X, "X")
         if array is not None and array.ndim != 2:
-            raise InvalidInput(f"X must have two dimensions, samples by features, got shape {array.shape}", remedy=(
-                "Pass X.reshape(-1, 1) for one feature" if array.ndim < 2 else "Pass X.reshape(len(X), -1)"))
-        columns = [f"x{j}" for j in range(array.shape[1])] if array is not None else list(map(str, X.columns))
+            raise InvalidInput("X must have two dimensions, samples by features, got shape "
+                               f"{array.shape}", remedy=(
+                "Pass X.reshape(-1, 1) for one feature" if array.ndim < 2
+                                                         else "Pass X.reshape(len(X), -1)"))
+        columns = [f"x{j}" for j in range(array.shape[1])] if array is not None \
+            else list(map(str, X.columns))
         labels = columns if feature_names is None else list(map(str, feature_names))
         check_unique(columns, "Column names of X")
         n = len(X)
         if n == 0 or not columns:
-            raise InvalidInput(f"At least one row and one feature are needed, got {n} rows and {len(columns)} columns")
+            raise InvalidInput(f"At least one row and one feature are needed, got {n} rows and "
+                               f"{len(columns)} columns")
         rows = Rows(tuple(range(n)), np.arange(n)) if user is None else group(user)
         targets = None if y is None else as_array(y, "y")
         if targets is not None and targets.shape[1:] == (1,):
             targets = y = targets[:, 0]
         if targets is not None and targets.ndim != 1:
-            raise InvalidInput(f"y must have one dimension, got shape {targets.shape}", remedy="Pass one target a row")
-        for what, size in (("user", len(rows.codes)), ("y", n if targets is None else len(targets))):
+            raise InvalidInput(f"y must have one dimension, got shape {targets.shape}",
+                               remedy="Pass one target a row")
+        for what, size in (("user", len(rows.codes)),
+                           ("y", n if targets is None else len(targets))):
             if size != n:
-                raise InvalidInput(f"X has {n} rows and {what} has {size} values", remedy="Pass one value per row")
+                raise InvalidInput(f"X has {n} rows and {what} has {size} values",
+                                   remedy="Pass one value per row")
         if len(labels) != len(columns):
-            raise InvalidInput(f"X has {len(columns)} columns and feature_names has {len(labels)} values")
+            raise InvalidInput(f"X has {len(columns)} columns and feature_names has {len(labels)} "
+                               "values")
         if targets is not None:
             targets = as_numbers(y, "y", rows, getattr(y, "name", None), ENCODE_TARGET)
         if array is None or array.dtype.kind not in "biuf":
-            series = zip((X[c] for c in X.columns) if array is None else array.T, labels, strict=True)
-            array = np.column_stack([as_numbers(values, "X", rows, label, ENCODE) for values, label in series])
-        with np.errstate(over="ignore"):  # a long double beyond float64 becomes inf, which the check names
+            series = zip((X[c] for c in X.columns) if array is None else array.T, labels,
+                         strict=True)
+            array = np.column_stack([as_numbers(values, "X", rows, label, ENCODE) for values,
+                                     label in series])
+        # a long double beyond float64 becomes inf, which the check names.
+        with np.errstate(over="ignore"):
             array = array.astype(np.float64, copy=False)
         check_finite(array, "X", rows, labels)
         order = np.argsort(rows.codes, kind="stable")
@@ -247,38 +277,45 @@ class Users(Participants):
 
         Raises
         ------
-        InvalidInput : a column that is not there, or a cell that is no finite number; with its user and row.
+        InvalidInput : a column that is not there, or a cell that is no finite number; with its user
+            and row.
 
         Example
         -------
         >>> import polars
-        >>> frame = polars.DataFrame({"shop": ["a", "b", "a"], "price": [1.5, 2.0, 1.0], "sold": [3, 4, 5]})
+        >>> frame = polars.DataFrame({"shop": ["a", "b", "a"], "price": [1.5, 2.0, 1.0],
+        ...                           "sold": [3, 4, 5]})
         >>> Users.from_frame(frame, user="shop", target="sold")
         Users(2 users, 3 samples, 1 features, targets)
         """
         frame = frame.collect() if hasattr(frame, "collect") else frame
         if not hasattr(frame, "columns"):
-            raise InvalidInput(f"frame must be a pandas or polars DataFrame, got {type(frame).__name__}",
+            raise InvalidInput("frame must be a pandas or polars DataFrame, got "
+                               f"{type(frame).__name__}",
                                remedy="Use Users.from_arrays for arrays")
         columns, used = list(frame.columns), [user] if target is None else [user, target]
         check_unique(columns, "Column names")
-        given = None if features is None else [features] if isinstance(features, str) else list(features)
+        given = None if features is None else [features] if isinstance(features, str) \
+            else list(features)
         for column in (*used, *(given or ())):
             if not isinstance(column, Hashable) or column not in columns:
-                raise InvalidInput(f"There is no column {show(column)}", remedy=suggest(column, columns))
+                raise InvalidInput(f"There is no column {show(column)}",
+                                   remedy=suggest(column, columns))
         chosen = [c for c in columns if c not in used] if given is None else given
         check_unique([*used, *chosen], "Columns used as user, target and features")
         if not chosen:
-            raise InvalidInput("At least one feature column is needed, got none", remedy="Name some in features")
-        return cls.from_arrays(frame[chosen], None if target is None else frame[target], frame[user])
+            raise InvalidInput("At least one feature column is needed, got none",
+                               remedy="Name some in features")
+        return cls.from_arrays(frame[chosen], None if target is None else frame[target],
+                               frame[user])
 
     @classmethod
     def from_csv(cls, path: str | PathLike[str], *, user: str, target: str | None = None,
                  features: Sequence[str] | str | None = None, separator: str = ",") -> Users:
         """Users from a CSV file of numbers with a header, compressed or not.
 
-        The file is read as `coterie fit` reads it, but nothing is encoded, filled in or scaled: a cell without a
-        number is refused. A user column of integers gives integer names.
+        The file is read as `coterie fit` reads it, but nothing is encoded, filled in or scaled: a
+        cell without a number is refused. A user column of integers gives integer names.
 
         Parameters
         ----------
@@ -331,19 +368,23 @@ class Users(Participants):
         with located(row_place(path)):
             return cls.from_frame(frame, user=user, target=target, features=features)
 
-    def split(self, *, test: float | None = None, validation: float = 0.0, train: float | None = None,
+    def split(self, *, test: float | None = None, validation: float = 0.0,
+              train: float | None = None,
               stratify: bool = False, seed: int | np.random.Generator = 0) -> Split:
         """Split every user's rows at random into train, validation and test.
 
-        A user that has rows keeps at least one for training; of the others, test takes its rows before validation.
+        A user that has rows keeps at least one for training; of the others, test takes its rows
+        before validation.
 
         Parameters
         ----------
-        test : a float is a share of each user's rows, an integer a number of rows per user; 0.2 if omitted.
+        test : a float is a share of each user's rows, an integer a number of rows per user; 0.2 if
+            omitted.
         validation : the same.
-        train : limits the training part to so many rows; all other rows go to `test` unless it is given.
-        stratify : whether every target value of a user is in `test` in proportion, to less than one row (in
-            `validation` to less than two).
+        train : limits the training part to so many rows; all other rows go to `test` unless it is
+            given.
+        stratify : whether every target value of a user is in `test` in proportion, to less than one
+            row (in `validation` to less than two).
         seed : of the random choice.
 
         Returns
@@ -362,12 +403,16 @@ class Users(Participants):
         ([7, 7], [1, 1], [2, 2])
         """
         if stratify and self.targets is None:
-            raise InvalidInput("stratify=True needs targets", remedy="Give the users targets or pass stratify=False")
+            raise InvalidInput("stratify=True needs targets",
+                               remedy="Give the users targets or pass stratify=False")
         sizes = part_sizes(self.counts, test, validation, train)
-        parts = choose_rows(self.owner, self.counts, sizes, self.targets if stratify else None, seed)
-        return Split(*(self._rows(rows, size, self.names) for rows, size in zip(parts, sizes, strict=True)))
+        parts = choose_rows(self.owner, self.counts, sizes, self.targets if stratify else None,
+                            seed)
+        return Split(*(self._rows(rows, size, self.names) for rows,
+                       size in zip(parts, sizes, strict=True)))
 
-    def hold_out(self, share: float, *, stratify: bool = False, seed: int = 0, least: int = 0) -> Split:
+    def hold_out(self, share: float, *, stratify: bool = False, seed: int = 0,
+                 least: int = 0) -> Split:
         """Hold out a share of every user's rows, the same rows whoever the other users are.
 
         So the users of a table and the same users on several nodes hold out the same rows.
@@ -390,11 +435,14 @@ class Users(Participants):
         True
         """
         sizes = part_sizes(self.counts, float(share), 0.0, None, least)
-        parts = choose_own_rows(self.owner, self.counts, sizes, self.targets if stratify else None, seed, self.names)
-        return Split(*(self._rows(rows, size, self.names) for rows, size in zip(parts, sizes, strict=True)))
+        parts = choose_own_rows(self.owner, self.counts, sizes, self.targets if stratify else None,
+                                seed, self.names)
+        return Split(*(self._rows(rows, size, self.names) for rows,
+                       size in zip(parts, sizes, strict=True)))
 
     def moments(self) -> Moments:
-        """Count, means and centred sums of squares of each user; `Standardizer.from_moments` combines them.
+        """Count, means and centred sums of squares of each user; `Standardizer.from_moments`
+        combines them.
 
         Returns
         -------
@@ -409,14 +457,17 @@ class Users(Participants):
         some = self.counts > 0  # reduceat wants non-empty segments
         if some.any():
             starts, n = self.offsets[:-1][some], self.counts[some][:, None]
-            with np.errstate(over="ignore", invalid="ignore"):  # from_moments names a column that overflows
+            # From_moments names a column that overflows.
+            with np.errstate(over="ignore", invalid="ignore"):
                 first = np.add.reduceat(self.features, starts, axis=0) / n
                 rest = self.features - np.repeat(first, self.counts[some], axis=0)
-                # Corrected two-pass algorithm (Chan, Golub and LeVeque 1983): the mean of the residuals is the
+                # Corrected two-pass algorithm (Chan, Golub and LeVeque 1983): the mean of the
+                # residuals is the
                 # rounding error of the first mean.
                 correction = np.add.reduceat(rest, starts, axis=0) / n
                 means[some] = first + correction
-                m2[some] = np.maximum(np.add.reduceat(rest**2, starts, axis=0) - n * correction**2, 0.0)
+                m2[some] = np.maximum(np.add.reduceat(rest**2, starts, axis=0) - n * correction**2,
+                                      0.0)
         return Moments(self.counts, means, m2)
 
     def blocks(self) -> tuple[Block, ...]:
@@ -428,7 +479,8 @@ class Users(Participants):
 
         Example
         -------
-        >>> [block.index.tolist() for block in Users.from_arrays([[1.0], [2.0], [3.0]], user=["a", "b", "b"]).blocks()]
+        >>> [block.index.tolist() for block in Users.from_arrays([[1.0], [2.0], [3.0]],
+        ...     user=["a", "b", "b"]).blocks()]
         [[0], [1]]
         """
         return self._blocks

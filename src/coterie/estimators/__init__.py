@@ -1,6 +1,8 @@
-"""scikit-learn estimators: one linear model per user, shared by the users of a group, and clusters of points.
+"""scikit-learn estimators: one linear model per user, shared by the users of a group, and clusters
+of points.
 
-    model = PersonalizedClassifier().fit(X, y, users=owner)     # model.labels_, model.coef_, model.gap_
+    model = PersonalizedClassifier().fit(X, y, users=owner)     # model.labels_, model.coef_,
+                                                                model.gap_
     model.predict(X_new, users=owner_new)
 """
 

@@ -1,12 +1,13 @@
 """One linear model per user, shared by the users of a group, as scikit-learn estimators.
 
-    model = PersonalizedClassifier().fit(X, y, users=owner)     # model.labels_, model.coef_, model.gap_
+    model = PersonalizedClassifier().fit(X, y, users=owner)     # model.labels_, model.coef_,
+                                                                model.gap_
     model.predict(X_new, users=owner_new)
 
-`coterie.fitting` does the work: it standardises features, finds groups and lam, and certifies the result. An unknown
-user gets the pooled model, and after `personalize` a separate model. Rows without any users are refused after a fit
-with users, and a fit without users warns: scikit-learn's pipelines and searches drop `users` unless they are told to
-pass it on.
+`coterie.fitting` does the work: it standardises features, finds groups and lam, and certifies the
+result. An unknown user gets the pooled model, and after `personalize` a separate model. Rows
+without any users are refused after a fit with users, and a fit without users warns: scikit-learn's
+pipelines and searches drop `users` unless they are told to pass it on.
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ from coterie.problem.newcomers import Joined
 
 #: The one user of a fit without users.
 EVERYONE = "(everyone)"
-#: What to do where users are missing: by hand, inside of scikit-learn's pipelines and searches, or on purpose.
-GIVE_USERS = ("Give users, the owner of each row. A pipeline, a search or a cross-validation passes users on after "
-              "sklearn.set_config(enable_metadata_routing=True); or set user_column, and give frames with this column. "
+#: What to do where users are missing: by hand, inside of scikit-learn's pipelines and searches, or
+#: on purpose.
+GIVE_USERS = ("Give users, the owner of each row. A pipeline, a search or a cross-validation "
+              "passes users on after "
+              "sklearn.set_config(enable_metadata_routing=True); or set user_column, and give "
+              "frames with this column. "
               "Set no_users='together' if one model for all rows is meant")
 
 
@@ -49,11 +53,14 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
     __metadata_request__predict = {"users": True}  # noqa: RUF012
     __metadata_request__score = {"users": True}  # noqa: RUF012
 
-    def __init__(self, *, lam: Any = Settings.lam, weights: str = Settings.weights, loss: str = Settings.loss,
-                 ridge: float = Settings.ridge, n_lams: int = Settings.n_lams, most: int | None = Settings.max_groups,
+    def __init__(self, *, lam: Any = Settings.lam, weights: str = Settings.weights,
+                 loss: str = Settings.loss,
+                 ridge: float = Settings.ridge, n_lams: int = Settings.n_lams,
+                 most: int | None = Settings.max_groups,
                  k: int = Settings.k, tol: float = Settings.tol, holdout: float | None = None,
                  standardize: bool = Settings.standardize, unknown: str = "together",
-                 random_state: Any = Settings.seed, count: str = Settings.count, user_column: Any = None,
+                 random_state: Any = Settings.seed, count: str = Settings.count,
+                 user_column: Any = None,
                  no_users: str = "auto") -> None:
         self.lam = lam
         self.weights = weights
@@ -77,7 +84,8 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
         self._check_users(users)
         rows = self._rows(users, len(X))
         data = Users.from_arrays(X, y, [rows.names[i] for i in rows.codes], feature_names=columns)
-        with warnings.catch_warnings():  # the model of a user with one class is determined by its group
+        # The model of a user with one class is determined by its group.
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*samples of one class only", CoterieWarning)
             keep(self, fit_quietly(data, settings_of(self, task)), stacklevel=4)
         self.users_ = np.fromiter(data.names, dtype=object, count=data.n_users)
@@ -93,17 +101,19 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
     def personalize(self, X: Any, y: Any, users: Any = None) -> Joined:
         """Find models for newcomers from a few rows; the models of all other users do not change.
 
-        `predict` then knows the newcomers. A newcomer given again gets a new model from the new rows only.
+        `predict` then knows the newcomers. A newcomer given again gets a new model from the new
+        rows only.
 
         Parameters
         ----------
         X, y : rows and targets of the newcomers.
-        users : the owner of each row; none of them a user of `fit`. Omitted where `user_column` names them.
+        users : the owner of each row; none of them a user of `fit`. Omitted where `user_column`
+            names them.
 
         Returns
         -------
-        Joined : models, and the group that each newcomer joins; -1 for the unassigned, whose model lies
-            between their own rows and the nearest group.
+        Joined : models, and the group that each newcomer joins; -1 for the unassigned, whose model
+            lies between their own rows and the nearest group.
 
         Raises
         ------
@@ -111,7 +121,8 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
 
         Example
         -------
-        >>> X, y, shops = [[0.0], [1.0], [2.0], [3.0]] * 4, ["no", "no", "yes", "yes"] * 4, ["a", "b"] * 8
+        >>> X, y = [[0.0], [1.0], [2.0], [3.0]] * 4, ["no", "no", "yes", "yes"] * 4
+        >>> shops = ["a", "b"] * 8
         >>> model = PersonalizedClassifier(n_lams=4).fit(X, y, users=shops)
         >>> model.personalize([[0.0], [2.0]], ["no", "yes"], users=["new", "new"]).users.names
         ('new',)
@@ -124,12 +135,14 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
         rows = self._rows(users, len(X))
         known = sorted(set(rows.names) & set(self.users_), key=rows.names.index)
         if known:
-            raise InvalidInput("newcomers must not be among the users of fit", where=f"user {show(*known)}",
+            raise InvalidInput("newcomers must not be among the users of fit",
+                               where=f"user {show(*known)}",
                                remedy="Call fit again with all of their rows")
         newcomers = Users.from_arrays(X, y, [rows.names[i] for i in rows.codes])
         newcomers = replace(newcomers, feature_names=self.fit_.units.feature_names)
         joined = self.fit_.personalize(newcomers)
-        self.newcomers_ = {**self.newcomers_, **dict(zip(newcomers.names, joined.models, strict=True))}
+        self.newcomers_ = {**self.newcomers_,
+                           **dict(zip(newcomers.names, joined.models, strict=True))}
         return joined
 
     def _checked(self, X: Any, y: Any, reset: bool) -> tuple[Array, Array]:
@@ -141,10 +154,14 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _with_owners(self, X: Any, users: Any) -> tuple[Any, Any]:
-        """X without its user column, and the owner of each row: as given, from this column, or None."""
-        for name, values in (("unknown", ("together", "error")), ("no_users", ("auto", "error", "together"))):
+        """X without its user column, and the owner of each row: as given, from this column, or
+        None.
+        """
+        for name, values in (("unknown", ("together", "error")),
+                             ("no_users", ("auto", "error", "together"))):
             if getattr(self, name) not in values:
-                raise InvalidInput(f"{name} must be {' or '.join(map(repr, values))}, got {getattr(self, name)!r}",
+                raise InvalidInput(f"{name} must be {' or '.join(map(repr, values))}, got "
+                                   f"{getattr(self, name)!r}",
                                    remedy=f"Use {values[0]!r}")
         column = self.user_column
         if column is None:
@@ -154,29 +171,40 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
                                remedy="Leave out one of the two")
         X = X.collect() if hasattr(X, "collect") else X
         if not hasattr(X, "columns"):
-            raise InvalidInput(f"user_column={column!r} needs a frame with this column, got {type(X).__name__}",
-                               remedy="Give a pandas or polars frame; steps of a pipeline keep frames after "
+            raise InvalidInput(f"user_column={column!r} needs a frame with this column, got "
+                               f"{type(X).__name__}",
+                               remedy="Give a pandas or polars frame; steps of a pipeline keep "
+                                      "frames after "
                                       "set_output(transform='pandas')")
         if column not in list(X.columns):
-            raise InvalidInput(f"There is no column {show(column)} with the users", remedy=suggest(column, X.columns))
+            raise InvalidInput(f"There is no column {show(column)} with the users",
+                               remedy=suggest(column, X.columns))
         return X[[name for name in X.columns if name != column]], X[column]
 
     def _check_users(self, users: Any) -> None:
-        """Neither lose users that are given nor do without them silently; called by the `_fit` of a `fit`."""
+        """Neither lose users that are given nor do without them silently; called by the `_fit` of a
+        `fit`.
+        """
         if self.no_users != "auto" or self.user_column is not None:
             return
         if users is None:
-            warnings.warn(f"no users are given, so all rows are taken as those of one user. {GIVE_USERS}.",
+            warnings.warn("no users are given, so all rows are taken as those of one user. "
+                          f"{GIVE_USERS}.",
                           CoterieWarning, stacklevel=4)
         elif scored_without_users():
-            raise InvalidInput("users are given to fit, but no users are given to score: the models of this "
+            raise InvalidInput("users are given to fit, but no users are given to score: the "
+                               "models of this "
                                "cross-validation cannot be scored", remedy=GIVE_USERS)
 
     def _rows(self, users: Any, n_rows: int, predicting: bool = False) -> Rows:
-        """The owner of each row; without users all rows are those of one user, unless a fit knows several."""
+        """The owner of each row; without users all rows are those of one user, unless a fit knows
+        several.
+        """
         several = hasattr(self, "users_") and list(self.users_) != [EVERYONE]
-        if users is None and (self.no_users == "error" or (self.no_users == "auto" and several and predicting)):
-            raise InvalidInput("no users are given, and every model belongs to a user", remedy=GIVE_USERS)
+        if users is None and (self.no_users == "error" or (self.no_users == "auto" and several
+                                                           and predicting)):
+            raise InvalidInput("no users are given, and every model belongs to a user",
+                               remedy=GIVE_USERS)
         rows = group([EVERYONE] * n_rows if users is None else users)
         if len(rows.codes) != n_rows:
             raise InvalidInput(f"X has {n_rows} rows and users has {len(rows.codes)} values",
@@ -196,11 +224,14 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
             texts = {str(name): name for name in names}
             twin = next((name for name in unknown if str(name) in texts), None)
             if twin is not None:
-                raise InvalidInput(f"there is no user {show(twin)}, but there is {show(texts[str(twin)])}",
+                raise InvalidInput(f"there is no user {show(twin)}, but there is "
+                                   f"{show(texts[str(twin)])}",
                                    remedy="Give names of the type that fit was given")
             if self.unknown == "error":
-                raise InvalidInput(f"there is no model for {len(unknown)} user(s)", where=f"user {show(*unknown)}",
-                                   remedy="Call personalize with a few of their rows, or set unknown='together'")
+                raise InvalidInput(f"there is no model for {len(unknown)} user(s)",
+                                   where=f"user {show(*unknown)}",
+                                   remedy="Call personalize with a few of their rows, or set "
+                                          "unknown='together'")
         return X, models[rows.codes]
 
 
@@ -209,48 +240,54 @@ def _has_probabilities(classifier: Any) -> bool:
 
 
 class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[misc]
-    """A linear classifier for every user; the users of a group share one. The groups are found from the data.
+    """A linear classifier for every user; the users of a group share one. The groups are found from
+    the data.
 
-    `users` names the owner of each row, in `fit` and in all methods that predict; or `user_column` names the column of
-    X with the owners.
+    `users` names the owner of each row, in `fit` and in all methods that predict; or `user_column`
+    names the column of X with the owners.
 
     Parameters
     ----------
-    lam : penalty strength >= 0; "auto" takes the groups found (with weights other than "auto", it is the same as
-        "score"); "score" takes the least mean loss on held-out rows.
-    weights : "auto" makes weights from the groups found; "unit" gives all pairs weight 1; "wald", "gaussian" and
-        "inverse" connect each user with its k nearest.
-    loss : "auto" or "logistic"; "squared_hinge", for two classes and without probabilities; or "multinomial", which
-        is used for more than two classes in any case.
+    lam : penalty strength >= 0; "auto" takes the groups found (with weights other than "auto", it
+        is the same as "score"); "score" takes the least mean loss on held-out rows.
+    weights : "auto" makes weights from the groups found; "unit" gives all pairs weight 1; "wald",
+        "gaussian" and "inverse" connect each user with its k nearest.
+    loss : "auto" or "logistic"; "squared_hinge", for two classes and without probabilities; or
+        "multinomial", which is used for more than two classes in any case.
     ridge : L2 strength, intercept included.
     n_lams : number of points of the path.
     most : largest number of groups; None: no limit.
     k : number of nearest users that each user is connected with.
     tol : certified relative gap to reach.
-    holdout : share of every user's rows held out for `scores_`; if None, rows are held out only where lam is chosen
-        by them.
-    standardize : whether features are standardised, with mean and standard deviation of all rows of `fit`.
+    holdout : share of every user's rows held out for `scores_`; if None, rows are held out only
+        where lam is chosen by them.
+    standardize : whether features are standardised, with mean and standard deviation of all rows of
+        `fit`.
     unknown : what unknown users get: "together" the pooled model, "error" an exception.
     random_state : seed of the held-out rows.
     count : what counts alike in the model of a group, "rows" or "users".
-    user_column : the column of X that names the owner of each row, for frames; it is no feature. With it, the estimator
-        works inside of everything that passes frames on, also where `users` cannot be passed on.
-    no_users : what happens without users. "auto" takes all rows of `fit` as those of one user, which gives an ordinary
-        linear model, and warns; but where `fit` had users, methods that predict need them too, and a search that would
-        score without them is refused, so that whatever drops `users` is noticed. "error" raises in `fit`, too;
-        "together" never does, and predicts with the pooled model.
+    user_column : the column of X that names the owner of each row, for frames; it is no feature.
+        With it, the estimator works inside of everything that passes frames on, also where `users`
+        cannot be passed on.
+    no_users : what happens without users. "auto" takes all rows of `fit` as those of one user,
+        which gives an ordinary linear model, and warns; but where `fit` had users, methods that
+        predict need them too, and a search that would score without them is refused, so that
+        whatever drops `users` is noticed. "error" raises in `fit`, too; "together" never does, and
+        predicts with the pooled model.
 
     Attributes
     ----------
     users_ : (n_users,) their names, sorted if possible.
     labels_, n_clusters_ : (n_users,) the group of each user, from 0; and the number of groups.
     classes_ : the classes, sorted.
-    coef_, intercept_ : (n_users, n_features) and (n_users,), with more than two classes (n_users, n_classes,
-        n_features) and (n_users, n_classes); in the units of X and in the order of `users_`.
+    coef_, intercept_ : (n_users, n_features) and (n_users,), with more than two classes (n_users,
+        n_classes, n_features) and (n_users, n_classes); in the units of X and in the order of
+        `users_`.
     lam_, gap_ : penalty strength, and the certified relative gap.
     scores_ : scores on held-out rows, or None.
     newcomers_ : names and models (in the solver's units) of the users added by `personalize`.
-    fit_, path_, solution_ : all other results. They contain the rows of `fit`, and so does a pickle.
+    fit_, path_, solution_ : all other results. They contain the rows of `fit`, and so does a
+        pickle.
 
     Examples
     --------
@@ -284,7 +321,8 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
 
         Example
         -------
-        >>> X, y, shops = [[0.0], [1.0], [2.0], [3.0]] * 4, ["no", "no", "yes", "yes"] * 4, ["a", "b"] * 8
+        >>> X, y = [[0.0], [1.0], [2.0], [3.0]] * 4, ["no", "no", "yes", "yes"] * 4
+        >>> shops = ["a", "b"] * 8
         >>> PersonalizedClassifier(n_lams=4).fit(X, y, users=shops).users_.tolist()
         ['a', 'b']
         """
@@ -310,7 +348,8 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
 
         Example
         -------
-        >>> X, y, shops = [[0.0], [1.0], [2.0], [3.0]] * 4, ["no", "no", "yes", "yes"] * 4, ["a", "b"] * 8
+        >>> X, y = [[0.0], [1.0], [2.0], [3.0]] * 4, ["no", "no", "yes", "yes"] * 4
+        >>> shops = ["a", "b"] * 8
         >>> model = PersonalizedClassifier(n_lams=4).fit(X, y, users=shops)
         >>> model.decision_function([[9.0]], users=["a"]) > 0
         array([ True])
@@ -337,7 +376,8 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
 
         Example
         -------
-        >>> X, y, shops = [[0.0], [1.0], [2.0], [3.0]] * 4, ["no", "no", "yes", "yes"] * 4, ["a", "b"] * 8
+        >>> X, y = [[0.0], [1.0], [2.0], [3.0]] * 4, ["no", "no", "yes", "yes"] * 4
+        >>> shops = ["a", "b"] * 8
         >>> model = PersonalizedClassifier(n_lams=4).fit(X, y, users=shops)
         >>> model.predict([[0.0], [9.0]], users=["a", "b"]).tolist()
         ['no', 'yes']
@@ -364,7 +404,8 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
 
         Example
         -------
-        >>> X, y, shops = [[0.0], [1.0], [2.0], [3.0]] * 4, ["no", "no", "yes", "yes"] * 4, ["a", "b"] * 8
+        >>> X, y = [[0.0], [1.0], [2.0], [3.0]] * 4, ["no", "no", "yes", "yes"] * 4
+        >>> shops = ["a", "b"] * 8
         >>> model = PersonalizedClassifier(n_lams=4).fit(X, y, users=shops)
         >>> model.predict_proba([[9.0]], users=["a"]).shape
         (1, 2)
@@ -392,7 +433,8 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
 
         Example
         -------
-        >>> X, y, shops = [[0.0], [1.0], [2.0], [3.0]] * 4, ["no", "no", "yes", "yes"] * 4, ["a", "b"] * 8
+        >>> X, y = [[0.0], [1.0], [2.0], [3.0]] * 4, ["no", "no", "yes", "yes"] * 4
+        >>> shops = ["a", "b"] * 8
         >>> model = PersonalizedClassifier(n_lams=4).fit(X, y, users=shops)
         >>> model.score(X, y, users=shops)
         1.0
@@ -405,13 +447,17 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
         if reset:
             self.classes_ = np.unique(y)
             if len(self.classes_) > 2 and self.loss == "squared_hinge":
-                raise InvalidInput("Only binary classification is supported by the squared hinge. The type of the "
-                                   f"target is {type_of_target(y)}", remedy="Use the loss 'logistic'")
+                raise InvalidInput("Only binary classification is supported by the squared hinge. "
+                                   "The type of the "
+                                   f"target is {type_of_target(y)}", remedy="Use the loss "
+                                       "'logistic'")
         codes = np.clip(np.searchsorted(self.classes_, y), 0, len(self.classes_) - 1)
         new = np.flatnonzero(self.classes_[codes] != y)
         if new.size:
-            raise InvalidInput(f"y has the class {show(y[new[0]])}, which fit has not seen", where=f"row {new[0]}",
-                               remedy=f"The classes are {show(*self.classes_)}; call fit again to add one")
+            raise InvalidInput(f"y has the class {show(y[new[0]])}, which fit has not seen",
+                               where=f"row {new[0]}",
+                               remedy=f"The classes are {show(*self.classes_)}; call fit again to "
+                                      "add one")
         return X, codes.astype(np.float64)
 
     def __sklearn_tags__(self) -> Any:

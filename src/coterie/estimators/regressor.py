@@ -14,10 +14,12 @@ from coterie.estimators.classifier import Personalized
 
 
 class PersonalizedRegressor(RegressorMixin, Personalized):  # type: ignore[misc]
-    """A linear regression for every user; the users of a group share one. The groups are found from the data.
+    """A linear regression for every user; the users of a group share one. The groups are found from
+    the data.
 
-    `users` names the owner of each row, in `fit` and in all methods that predict; or `user_column` names the column of
-    X with the owners. With the loss "poisson", exp(<coef, x> + intercept) is the mean count.
+    `users` names the owner of each row, in `fit` and in all methods that predict; or `user_column`
+    names the column of X with the owners. With the loss "poisson", exp(<coef, x> + intercept) is
+    the mean count.
 
     Parameters
     ----------
@@ -89,7 +91,8 @@ class PersonalizedRegressor(RegressorMixin, Personalized):  # type: ignore[misc]
         return self.fit_.units.predict(rows, models)
 
     def score(self, X: Any, y: Any, users: Any = None, *, sample_weight: Any = None) -> float:
-        """R^2, the share of the variance explained; for counts D^2, the share of the deviance explained.
+        """R^2, the share of the variance explained; for counts D^2, the share of the deviance
+        explained.
 
         Parameters
         ----------
@@ -113,7 +116,8 @@ class PersonalizedRegressor(RegressorMixin, Personalized):  # type: ignore[misc]
         >>> round(model.score(X, y, users=shops), 3)
         1.0
         """
-        explained = explained_deviance if self.fit_.settings.task == "counts" else explained_variance
+        explained = explained_deviance if self.fit_.settings.task == "counts" \
+            else explained_variance
         return explained(y, self.predict(X, users), sample_weight)
 
     def _checked(self, X: Any, y: Any, reset: bool) -> tuple[Array, Array]:

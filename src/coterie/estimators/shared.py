@@ -24,7 +24,8 @@ RENAMED = {"most": "max_groups"}
 def settings_of(estimator: Any, task: Task) -> Settings:
     """The estimator's parameters as settings; rows are held out where lam is chosen by them."""
     names = {field.name for field in fields(Settings)}
-    given = {RENAMED.get(name, name): value for name, value in estimator.get_params(deep=False).items()}
+    given = {RENAMED.get(name, name): value for name,
+             value in estimator.get_params(deep=False).items()}
     given = {name: value for name, value in given.items() if name in names}
     if given.get("holdout", 0.0) is None:
         lam, weights = given["lam"], given["weights"]
@@ -36,19 +37,24 @@ def settings_of(estimator: Any, task: Task) -> Settings:
     return Settings(**{"holdout": 0.0, **given}, task=task, seed=int(seed))
 
 
-class EstimatorConvergenceWarning(ConvergenceWarning, SklearnConvergenceWarning):  # type: ignore[misc]
-    """An estimator's solution did not reach `tol`. It is coterie's and scikit-learn's: filters for either apply."""
+class EstimatorConvergenceWarning(
+        ConvergenceWarning, SklearnConvergenceWarning):  # type: ignore[misc]
+    """An estimator's solution did not reach `tol`. It is coterie's and scikit-learn's: filters for
+    either apply.
+    """
 
 
 def scored_without_users() -> bool:
-    """Whether a search or a cross-validation of scikit-learn is fitting, and will score without passing users.
+    """Whether a search or a cross-validation of scikit-learn is fitting, and will score without
+    passing users.
 
-    It replaces an error of `score` by nan, so that a search goes on without any scores; only an error of `fit` ends it.
-    A scorer given by name calls `predict` without users, and without routing so does `score`. A function of the
-    caller's own may know the users, and is trusted.
+    It replaces an error of `score` by nan, so that a search goes on without any scores; only an
+    error of `fit` ends it. A scorer given by name calls `predict` without users, and without
+    routing so does `score`. A function of the caller's own may know the users, and is trusted.
     """
     frame = sys._getframe(1)
-    while frame.f_code.co_name != "_fit_and_score" or not frame.f_globals.get("__name__", "").startswith("sklearn."):
+    while frame.f_code.co_name != "_fit_and_score" or not frame.f_globals.get("__name__",
+            "").startswith("sklearn."):
         if frame.f_back is None:
             return False
         frame = frame.f_back
@@ -67,7 +73,8 @@ def fit_quietly(users: Users, settings: Settings) -> Fit:
 def keep(estimator: Any, fitted: Fit, stacklevel: int = 3) -> None:
     if fitted.solution.status is not Status.CONVERGED:
         warnings.warn(f"relative gap {fitted.gap:.1e} at tol = {fitted.settings.tol:g}. "
-                      f"{fitted.solution.status.value}", EstimatorConvergenceWarning, stacklevel=stacklevel)
+                      f"{fitted.solution.status.value}", EstimatorConvergenceWarning,
+                      stacklevel=stacklevel)
     estimator.fit_, estimator.path_, estimator.solution_ = fitted, fitted.path, fitted.solution
     estimator.labels_, estimator.n_clusters_ = fitted.labels, fitted.n_clusters
     estimator.gap_, estimator.lam_ = fitted.gap, fitted.solution.lam

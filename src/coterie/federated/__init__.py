@@ -15,7 +15,9 @@ from coterie.federated.runtimes.in_process import Faults, LocalRuntime
 from coterie.federated.settings import FederationSettings
 
 __all__ = [
-    "ALGORITHMS", "PDMM", "Algorithm", "BadMessage", "Data", "Faults", "FedAvg", "Federated", "FederatedFit",
-    "FederatedPath", "Federation", "FederationSettings", "Ledger", "LocalRuntime", "Newton", "Participation",
+    "ALGORITHMS", "PDMM", "Algorithm", "BadMessage", "Data", "Faults", "FedAvg", "Federated",
+           "FederatedFit",
+    "FederatedPath", "Federation", "FederationSettings", "Ledger", "LocalRuntime", "Newton",
+           "Participation",
     "Query", "Reply", "Round", "Splitting", "SquaredPenalty", "answer", "federate", "federate_path",
 ]

@@ -1,8 +1,8 @@
 """Questions to all users, one after the other: each is repeated until everybody has answered.
 
-So what the server computes from the answers does not depend on who was there in which round, or what was lost on the
-way. Every complete answer is kept in the checkpoint; started again, the server asks only what it does not know yet, and
-ends in the same numbers.
+So what the server computes from the answers does not depend on who was there in which round, or
+what was lost on the way. Every complete answer is kept in the checkpoint; started again, the server
+asks only what it does not know yet, and ends in the same numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ from coterie.federated.algorithms.base import Replies, merge
 from coterie.federated.algorithms.participation import Participation
 from coterie.federated.driver import Round, uninterrupted
 from coterie.federated.protocol.ledger import Entry, Ledger
-from coterie.federated.protocol.messages import REFUSES, Batch, Fields, Message, Ragged, Reply, gather, misfit
+from coterie.federated.protocol.messages import (
+    REFUSES,
+    Batch,
+    Fields,
+    Message,
+    Ragged,
+    Reply,
+    gather,
+    misfit,
+)
 from coterie.federated.runtimes.in_process import Runtime
 
 _SILENT = 40  # rounds in a row in which none of the users asked answers
@@ -35,11 +44,14 @@ _DAMAGED = 3  # replies of a user that cannot be read before it is set aside
 
 
 class SetAside(Incompatible):
-    """Users whose nodes refuse, or whose answers cannot be true, with the reason; the others continue without them."""
+    """Users whose nodes refuse, or whose answers cannot be true, with the reason; the others
+    continue without them.
+    """
 
     def __init__(self, reasons: Mapping[Any, str]) -> None:
         self.reasons = dict(reasons)
-        super().__init__(f"User(s) {show(*reasons)} take no part: {next(iter(reasons.values()))}. Ask the owners of "
+        super().__init__(f"User(s) {show(*reasons)} take no part: {next(iter(reasons.values()))}. "
+                         "Ask the owners of "
                          "their nodes, or leave the users out.")
 
 
@@ -57,7 +69,8 @@ class Asker:
     ridge : L2 strength that all Hessians contain.
     """
 
-    def __init__(self, runtime: Runtime, names: tuple[Any, ...], *, participation: Participation | None = None,
+    def __init__(self, runtime: Runtime, names: tuple[Any, ...], *,
+                 participation: Participation | None = None,
                  seed: int = 0, fingerprint: Mapping[str, Any] | None = None,
                  checkpoint: str | os.PathLike[str] | None = None,
                  progress: Callable[[Round], None] | None = None, ridge: float = 0.0) -> None:
@@ -70,7 +83,8 @@ class Asker:
         self.turn, self.number, self.began = 0, 0, time.perf_counter()
         self._check(dict(fingerprint or {}))
 
-    def ask(self, kind: str, dim: int, *, arrays: Fields | None = None, shared: Fields | None = None,
+    def ask(self, kind: str, dim: int, *, arrays: Fields | None = None,
+            shared: Fields | None = None,
             ragged: Mapping[str, Ragged] | None = None) -> Batch:
         """The replies of all users to one question, in their order.
 
@@ -96,8 +110,10 @@ class Asker:
         began = len(self.history)
         while not answered.all():
             users = self.participation.choose(self.turn, ~answered, self.seed)
-            query = Batch(kind, self.turn, users, {name: rows[users] for name, rows in (arrays or {}).items()},
-                          {name: part.take(users) for name, part in (ragged or {}).items()}, dict(shared or {}))
+            query = Batch(kind, self.turn, users,
+                          {name: rows[users] for name, rows in (arrays or {}).items()},
+                          {name: part.take(users) for name, part in (ragged or {}).items()},
+                          dict(shared or {}))
             replies = self.runtime.exchange(query)
             try:
                 good = self._good(replies, kind, dim, first, answered)
@@ -111,22 +127,27 @@ class Asker:
             if silent > _SILENT:
                 raise self._missing(answered)
         if len(parts) > 1:
-            odd = plausible.other_shapes({user: reply for part in parts for user, reply in part.items()})
+            odd = plausible.other_shapes({user: reply for part in parts for user,
+                                          reply in part.items()})
             self._set_aside(dict.fromkeys(odd, _SHAPES))
         complete = merge(parts) if len(parts) > 1 else parts[0]
         assert complete is not None
-        self._set_aside(dict(plausible.fit_objections(complete, dim, {**(arrays or {}), **(shared or {})}, self.ridge)))
+        self._set_aside(dict(plausible.fit_objections(complete, dim,
+                                                      {**(arrays or {}), **(shared or {})},
+                                                      self.ridge)))
         self.answers.append(complete)
         with uninterrupted():
             self._keep(complete, self.ledger.entries[entries:], self.history[began:])
         return complete
 
-    def _good(self, replies: Replies, kind: str, dim: int, first: int, answered: Flags) -> list[Batch]:
+    def _good(self, replies: Replies, kind: str, dim: int, first: int, answered: Flags) -> list[
+        Batch]:
         """The replies that can be used, of users who have not answered yet; others are noted."""
         refused = list(replies.refused)
         singles: dict[int, Message] = {}
         for user, message in replies.singles:
-            if not 0 <= user < len(self.names) or answered[user] or message.round < first or message.kind != kind:
+            if not 0 <= user < len(self.names) or answered[user] or message.round < first \
+                or message.kind != kind:
                 continue  # to an earlier question, or a second time
             reason = misfit(message, kind, dim)
             if reason is None:
@@ -136,10 +157,12 @@ class Asker:
         for user in plausible.other_shapes(singles):
             refused.append((user, _SHAPES))
             del singles[user]
-        parts = [batch.take(np.flatnonzero(~answered[batch.users])) for batch in replies.batches if len(batch)]
+        parts = [batch.take(np.flatnonzero(~answered[batch.users])) for batch in replies.batches
+                 if len(batch)]
         if singles:
             parts.append(gather(list(singles.items())))
-        refusing = {self.names[user]: reason for user, reason in refused if reason.startswith(REFUSES)}
+        refusing = {self.names[user]: reason for user,
+                    reason in refused if reason.startswith(REFUSES)}
         if refusing:
             self.refusals += [(self.turn, name, reason) for name, reason in refusing.items()]
             raise SetAside(refusing)
@@ -155,7 +178,8 @@ class Asker:
 
         Parameters
         ----------
-        complaints : for every user a reason, "" for none; or whether its numbers are out of all proportion.
+        complaints : for every user a reason, "" for none; or whether its numbers are out of all
+            proportion.
 
         Raises
         ------
@@ -166,17 +190,21 @@ class Asker:
             for user, reason in enumerate(one):
                 if reason:
                     reasons.setdefault(user, reason if isinstance(reason, str) else
-                                       "its numbers contradict each other, or are out of all proportion to the others'")
+                                       "its numbers contradict each other, or are out of all "
+                                       "proportion to the others'")
         self._set_aside(reasons)
 
     def suspect(self, error: Exception) -> SetAside | None:
-        """Who is to blame for an error, if one user's numbers are beyond all proportion to the others'."""
+        """Who is to blame for an error, if one user's numbers are beyond all proportion to the
+        others'.
+        """
         if len(self.names) < 3 or not self.answers:
             return None
         user, digits = plausible.oddest(self.answers)
         if digits < _ODD:
             return None
-        reason = f"its numbers are {digits:.0f} digits off the others', and cannot be computed with ({error})"
+        reason = (f"its numbers are {digits:.0f} digits off the others', and cannot be computed "
+                  f"with ({error})")
         self.refusals.append((self.turn, self.names[user], reason))
         return SetAside({self.names[user]: reason})
 
@@ -187,7 +215,8 @@ class Asker:
             raise SetAside(named)
 
     def leave_out(self, names: Collection[Any], fingerprint: Mapping[str, Any]) -> None:
-        """Ask the others anew, from the first question; rounds and what was sent so far still count.
+        """Ask the others anew, from the first question; rounds and what was sent so far still
+        count.
 
         Parameters
         ----------
@@ -204,13 +233,15 @@ class Asker:
 
     def _missing(self, answered: Flags) -> Incompatible:
         silent = [self.names[user] for user in np.flatnonzero(~answered)[:3]]
-        return Incompatible(f"{int((~answered).sum())} of {len(answered)} users do not answer ({show(*silent)}). Start "
+        return Incompatible(f"{int((~answered).sum())} of {len(answered)} users do not answer "
+                            f"({show(*silent)}). Start "
                             "their nodes and run the same again, or leave them out.")
 
     def _enter(self, queries: Batch, replies: Replies) -> None:
         """Enter a round into the ledger and the history."""
         _, up, down = self.ledger.record_round(queries, replies.batches, replies.singles)
-        line = Round(self.turn, np.nan, np.nan, 0, time.perf_counter() - self.began, queries.kind, len(queries),
+        line = Round(self.turn, np.nan, np.nan, 0, time.perf_counter() - self.began, queries.kind,
+                     len(queries),
                      sum(map(len, replies.batches)) + len(replies.singles), np.nan, up, down)
         self.history.append(line)
         self.turn += 1
@@ -230,7 +261,8 @@ class Asker:
         saved = unpack(file.read_bytes(), str(file))
         for key, value in fingerprint.items():
             if saved.get(key) != value:
-                raise InvalidInput(f"the checkpoint in {self.folder.parent} is of another run: its {key} is "
+                raise InvalidInput(f"the checkpoint in {self.folder.parent} is of another run: its "
+                                   f"{key} is "
                                    f"{saved.get(key)!r}, this run's is {value!r}",
                                    remedy="Give another folder, or the same settings")
 
@@ -243,8 +275,11 @@ class Asker:
         if file is None:
             return
         users = {"/".join(key): account for key, account in self.ledger.per_user.items()}
-        write_atomically(file, pack({"kind": batch.kind, "round": batch.round, "arrays": dict(batch.arrays),
-                                     "entries": [list(e) for e in entries], "lines": [list(line) for line in lines],
+        write_atomically(file,
+                         pack({"kind": batch.kind, "round": batch.round,
+                               "arrays": dict(batch.arrays),
+                                     "entries": [list(e) for e in entries],
+                               "lines": [list(line) for line in lines],
                                      "accounts": users, "turn": self.turn}), durable=True)
 
     def _known(self) -> Batch | None:
@@ -260,4 +295,5 @@ class Asker:
                                 for way, name in [key.split("/")]}
         self.history += [Round(*line) for line in saved["lines"]]
         arrays: dict[str, Array] = saved["arrays"]
-        return Batch(saved["kind"], int(saved["round"]), np.arange(len(self.names)), arrays, form=Reply)
+        return Batch(saved["kind"], int(saved["round"]), np.arange(len(self.names)), arrays,
+                     form=Reply)

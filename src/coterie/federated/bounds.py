@@ -1,8 +1,8 @@
 """What a node accepts of a server's words, before it takes memory or does work for them.
 
-Names come from closed tables, numbers are finite and of a usual size, and everything that a message declares (steps,
-splits, positions, neighbours) has a largest value. A reply may need the work of many points, but never much more than
-the message that asks for it is long.
+Names come from closed tables, numbers are finite and of a usual size, and everything that a message
+declares (steps, splits, positions, neighbours) has a largest value. A reply may need the work of
+many points, but never much more than the message that asks for it is long.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from coterie.losses import LOSSES, Loss, Poisson
 Array = npt.NDArray[Any]
 
 MOST_BYTES = 1 << 28  # of one query, and of an agreement
-_STEPS, _SPLITS, _DRAWS, _POINTS = 10_000, 100, 1_000, 10_000  # of training, of rows, of halves, of models
+# Of training, of rows, of halves, of models.
+_STEPS, _SPLITS, _DRAWS, _POINTS = 10_000, 100, 1_000, 10_000
 _NUMBERS = 10**9  # of a data set
 _WORK = 1 << 27  # numbers of the Hessians that a question asks of one user
 _LARGEST, _FAR = 1e30, 1e12  # sizes of numbers, and of coordinates of models
-_MODELS = ("model", "models", "centre", "anchor", "point", "others", "fitted", "alone", "together", "wake_model")
+_MODELS = ("model", "models", "centre", "anchor", "point", "others", "fitted", "alone", "together",
+           "wake_model")
 _CLASSES, _COLUMNS, _NAMES = 1_000, 100_000, 10_000_000
 _ONE_ROW = {"expand": ("anchor",), "certify": ("covariance", "noise"), "join": ("covariance",)}
 _POSITIONS = ("update", "dual_at", "quiet", "wake")  # of PDMM: numbers of pairs
@@ -56,10 +58,12 @@ def check_agreement(text: str, own: Mapping[str, Any]) -> Agreement:
         for units in (agreement.units, agreement.train_units):
             if units is not None:
                 _check_scale(units.mean, units.scale, len(agreement.features))
-                _check(all(np.isfinite(number) and abs(number) < _LARGEST for number in (units.centre, units.spread)),
+                _check(all(np.isfinite(number) and abs(number) < _LARGEST
+                           for number in (units.centre, units.spread)),
                        "the units of the target are not finite")
         if agreement.scale or agreement.mean:
-            _check_scale(np.array(agreement.mean, dtype=float), np.array(agreement.scale, dtype=float),
+            _check_scale(np.array(agreement.mean, dtype=float),
+                         np.array(agreement.scale, dtype=float),
                          len(agreement.features))
         return agreement
     except (InvalidInput, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -69,10 +73,12 @@ def check_agreement(text: str, own: Mapping[str, Any]) -> Agreement:
 def _check_words(agreement: Agreement, own: Mapping[str, Any]) -> None:
     """Names, tasks, and numbers of classes and columns."""
     _check(isinstance(agreement.names, tuple) and len(agreement.names) <= _NAMES and
-           all(isinstance(name, (str, int, float)) for name in agreement.names), "names must be texts or numbers")
+           all(isinstance(name, (str, int, float)) for name in agreement.names),
+           "names must be texts or numbers")
     _check(isinstance(agreement.features, tuple) and len(agreement.features) <= _COLUMNS and
            all(isinstance(name, str) for name in agreement.features), "columns must be texts")
-    _check(isinstance(agreement.run, str) and len(agreement.run) <= 200, "the name of the run is no short text")
+    _check(isinstance(agreement.run, str) and len(agreement.run) <= 200,
+           "the name of the run is no short text")
     _check(agreement.task in ("", *TASKS), f"there is no task {_short(agreement.task)!r}")
     units = [units for units in (agreement.units, agreement.train_units) if units is not None]
     for number in (agreement.n_classes, *(one.n_classes for one in units)):
@@ -81,12 +87,15 @@ def _check_words(agreement: Agreement, own: Mapping[str, Any]) -> None:
         check_loss(agreement.loss, agreement.loss_options, own)
     if agreement.recipe is not None:
         columns = agreement.recipe.columns
-        _check(sum(len(column.labels) for column in columns) <= _COLUMNS, f"there can be {_COLUMNS} columns")
-        _check(all(np.isfinite(float(column.fill)) for column in columns), "a filled-in number is not finite")
+        _check(sum(len(column.labels) for column in columns) <= _COLUMNS,
+               f"there can be {_COLUMNS} columns")
+        _check(all(np.isfinite(float(column.fill)) for column in columns),
+               "a filled-in number is not finite")
 
 
 def check_loss(name: str, options: str, own: Mapping[str, Any]) -> None:
-    """Refuse a loss that is neither in LOSSES nor the owner's, and settings that are no plain numbers of it.
+    """Refuse a loss that is neither in LOSSES nor the owner's, and settings that are no plain
+    numbers of it.
 
     Raises
     ------
@@ -94,16 +103,20 @@ def check_loss(name: str, options: str, own: Mapping[str, Any]) -> None:
     """
     if name not in LOSSES and name != str(own.get("loss", "")):
         raise Refused(f"a server may name the losses {', '.join(LOSSES)}, not {_short(name)!r}",
-                      remedy="The owner of the node can name it as `loss` in the node configuration")
+                      remedy="The owner of the node can name it as `loss` in the node "
+                      "configuration")
     settings = json.loads(options or "{}")
-    _check(isinstance(settings, dict) and len(options) <= 10_000, "settings of a loss are no mapping")
-    known = {f.name for f in fields(LOSSES[name])} if name in LOSSES else set(settings)  # type: ignore[arg-type]
+    _check(isinstance(settings, dict) and len(options) <= 10_000,
+           "settings of a loss are no mapping")
+    kind: Any = LOSSES.get(name)
+    known = {f.name for f in fields(kind)} if kind is not None else set(settings)
     for key, value in settings.items():
         _check(key in known, f"the loss {name!r} has no setting {_short(key)!r}")
         _check(value is None or (isinstance(value, (bool, int, float)) and abs(value) <= _LARGEST),
                f"the setting {key!r} of the loss is no number")
     classes = settings.get("n_classes")
-    _check(classes is None or (type(classes) is int and 2 <= classes <= _CLASSES), f"there can be {_CLASSES} classes")
+    _check(classes is None or (type(classes) is int and 2 <= classes <= _CLASSES),
+           f"there can be {_CLASSES} classes")
 
 
 def check_data(said: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -116,18 +129,21 @@ def check_data(said: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
     Raises
     ------
-    Refused : the server names anything but a ready source, a data set of an absurd size, or other columns.
+    Refused : the server names anything but a ready source, a data set of an absurd size, or other
+        columns.
     """
     if "data" in own:
         for key in ("features", "drop"):
             if said.get(key) and said[key] != own.get(key, ""):
-                raise Refused(f"the server sets {key}, and the owner of the data decides which columns are used",
+                raise Refused(f"the server sets {key}, and the owner of the data decides which "
+                              "columns are used",
                               remedy=f"Set {key} in the node configuration")
         return
     name = str(said.get("data", ""))
     if name and name not in SOURCES:
         raise Refused(f"a server may name the data {', '.join(SOURCES)}, not {_short(name)!r}",
-                      remedy="The owner of the node can name it as `data` in the node configuration")
+                      remedy="The owner of the node can name it as `data` in the node "
+                      "configuration")
     try:
         options = json.loads(str(said.get("dataset-options", "") or "{}"))
         sizes = [abs(value) for value in options.values() if isinstance(value, (int, float))]
@@ -138,8 +154,10 @@ def check_data(said: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def _check_scale(mean: Array, scale: Array, n_columns: int) -> None:
-    _check(mean.shape == scale.shape == (n_columns,), "means and scales are not those of the columns")
-    _check(bool(np.isfinite(mean).all() and np.isfinite(scale).all() and (np.abs(mean) < 1e150).all()),
+    _check(mean.shape == scale.shape == (n_columns,), "means and scales are not those of the "
+           "columns")
+    _check(bool(np.isfinite(mean).all() and np.isfinite(scale).all()
+                and (np.abs(mean) < 1e150).all()),
            "means and scales are not finite")
     _check(bool(((scale > 1e-150) & (scale < 1e150)).all()), "scales are not positive")
 
@@ -182,20 +200,24 @@ def objection(query: Message, loss: Loss, dim: int, n_names: int, n_pairs: int) 
         marks = ("", "2") if any(name.endswith("2") for name in arrays) else ("",)
         parts = [{name.removesuffix(mark) if mark else name: array for name, array in arrays.items()
                   if name.endswith("2") == bool(mark)} for mark in marks]
-        return next(filter(None, (_fit_objection(query.kind, part, loss, dim) for part in parts)), None)
+        return next(filter(None, (_fit_objection(query.kind, part, loss, dim) for part in parts)),
+                    None)
     if query.kind == "pdmm":
         return _pdmm_objection(arrays, n_names, n_pairs)
     return _plain_objection(query.kind, arrays, dim)
 
 
 def alike(query: Message, first: Message) -> bool:
-    """Whether two users are asked the same question, each at points of its own, so that they can answer at once."""
+    """Whether two users are asked the same question, each at points of its own, so that they can
+    answer at once.
+    """
     if (query.kind, query.round) != (first.kind, first.round):
         return False
     for name, form in SCHEMAS[query.kind].query.items():
         one, other = query.arrays.get(name), first.arrays.get(name)
         if form.removeprefix("?").startswith("="):
-            if (one is None) != (other is None) or not (one is None or other is None or np.array_equal(one, other)):
+            if (one is None) != (other is None) or not (one is None or other is None
+                                                        or np.array_equal(one, other)):
                 return False
         elif not form.startswith("*") and (None if one is None else one.shape) != (
                 None if other is None else other.shape):
@@ -220,7 +242,9 @@ def _plain_objection(kind: str, arrays: Mapping[str, Array], dim: int) -> str | 
 
 
 def _fit_objection(kind: str, part: Mapping[str, Array], loss: Loss, dim: int) -> str | None:
-    """Shapes of the questions of a fit, which the schema leaves open, and the numbers that they declare."""
+    """Shapes of the questions of a fit, which the schema leaves open, and the numbers that they
+    declare.
+    """
     triangle, shapes = dim * (dim + 1) // 2, {name: array.shape for name, array in part.items()}
     if kind == "ratio" and not isinstance(loss, Poisson):
         return "it is for counts"
@@ -236,7 +260,8 @@ def _fit_objection(kind: str, part: Mapping[str, Array], loss: Loss, dim: int) -
         if kind == "around" and int(part["rank"]) not in (0, 1, 2):
             return "it asks for derivatives of another order than 0, 1 or 2"
     if kind in ("slopes", "left_out", "halves") and (
-            len(shapes["models"]) != 2 or shapes["models"][1] != dim or not 0 < shapes["models"][0] <= _POINTS):
+            len(shapes["models"]) != 2 or shapes["models"][1] != dim
+                                                     or not 0 < shapes["models"][0] <= _POINTS):
         return "its models have a shape that is not allowed"
     if kind in ("halves", "ratio") and shapes["covariance"] != (1, triangle):
         return "its covariance has a shape that is not allowed"
@@ -262,10 +287,12 @@ def _split_objection(kind: str, part: Mapping[str, Array], triangle: int) -> str
         return None
     starts, own, models = part["starts"], part["own"], part["models"]
     k = len(own) if own.ndim == 1 else -1
-    if not 0 < k <= _POINTS or starts.shape != (k + 1,) or part["covariance"].shape != (k, triangle) \
+    if not 0 < k <= _POINTS or starts.shape != (k + 1,) or part["covariance"].shape != (k,
+            triangle) \
             or part["influence"].shape != (k, triangle):
         return "its kinds of models have shapes that are not allowed"
-    if not _within(starts, len(models) + 1) or (np.diff(starts) < 1).any() or not _within(own, np.diff(starts)):
+    if not _within(starts, len(models) + 1) or (np.diff(starts) < 1).any() \
+        or not _within(own, np.diff(starts)):
         return "it names models that it does not have"
     return None
 
@@ -275,7 +302,8 @@ def _pdmm_objection(arrays: Mapping[str, Array], n_names: int, n_pairs: int) -> 
     counts = {name: len(array) for name, array in arrays.items() if array.ndim}
     parts = [counts.get(name, 0) for name in ("others", "difference", "hat", "neighbours", "radii")]
     starts = counts.get("point", 0)
-    if len(set(parts)) > 1 or starts > 1 or (starts != counts.get("tails", 0)) or (parts[0] and not starts):
+    if len(set(parts)) > 1 or starts > 1 or (starts != counts.get("tails", 0)) \
+        or (parts[0] and not starts):
         return "the state in it is not complete"
     pairs = parts[0] if starts else n_pairs
     for name in ("who", "neighbours"):
@@ -284,8 +312,10 @@ def _pdmm_objection(arrays: Mapping[str, Array], n_names: int, n_pairs: int) -> 
     for name in _POSITIONS:
         if name in arrays and not _within(arrays[name], pairs):
             return f"its field {name!r} names pairs that the user does not have"
-    if counts.get("dual", 0) != counts.get("dual_at", 0) or counts.get("wake", 0) != counts.get("wake_model", 0) \
-            or counts.get("who", 0) != counts.get("models", 0) or counts.get("beyond", 0) not in (0, 2):
+    if counts.get("dual", 0) != counts.get("dual_at", 0) or counts.get("wake",
+            0) != counts.get("wake_model", 0) \
+            or counts.get("who", 0) != counts.get("models", 0) or counts.get("beyond", 0) not in (0,
+                2):
         return "its fields do not fit together"
     return "it has no models" if "who" not in arrays or "models" not in arrays else None
 

@@ -1,8 +1,9 @@
 """A run on disk: its state, replaced after every round, and a journal of the rounds so far.
 
-The state file holds a checksum of its contents, arrays as .npz and everything else as JSON, and is written atomically:
-so there is always one complete file. The journal grows by one line per round; the state says how long it is,
-and lines beyond that, of a round that did not end, are cut off on loading.
+The state file holds a checksum of its contents, arrays as .npz and everything else as JSON, and is
+written atomically: so there is always one complete file. The journal grows by one line per round;
+the state says how long it is, and lines beyond that, of a round that did not end, are cut off on
+loading.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class Checkpoint:
         self.state, self.journal = self.directory / "state.coterie", self.directory / "rounds.jsonl"
 
     def load(self) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
-        """The saved state and the journal's lines that belong to it; None where nothing was saved yet."""
+        """The saved state and the journal's lines that belong to it; None where nothing was saved
+        yet.
+        """
         if not self.state.exists():
             return None
         saved = unpack(self.state.read_bytes(), str(self.state))

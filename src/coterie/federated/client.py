@@ -1,7 +1,7 @@
 """All of a user's work: replies to the server's queries, computed from its own data.
 
-`answer_all` computes the replies of many users at once; `answer` does the same for a single user, with bitwise the same
-numbers.
+`answer_all` computes the replies of many users at once; `answer` does the same for a single user,
+with bitwise the same numbers.
 """
 
 from __future__ import annotations
@@ -53,13 +53,15 @@ class Data:
     loss : of all users.
     samples : what `loss.prepare` gives for the users.
     held_out : rows of the same users in the same order, to score models on.
-    memory : what users keep between rounds, one part per user; only PDMM(edge_state="users") uses it.
+    memory : what users keep between rounds, one part per user; only PDMM(edge_state="users") uses
+        it.
     train : the other rows, where `samples` are all of them: in a federation that fits.
     judged : the held-out rows in the units given, and how these became the units of the models.
     withheld : (n_users,) who answers "expand" with a bound instead of a Hessian; nobody if None.
     fits : whether a fit is made.
     keeper : the ledger of noisy releases; without one there are none.
-    experiment : a seed of their noise, for experiments in one process; None for the operating system.
+    experiment : a seed of their noise, for experiments in one process; None for the operating
+        system.
 
     Example
     -------
@@ -127,7 +129,8 @@ def answer(data: Data, query: Query) -> Reply:
         raise BadMessage(f"The query is not valid: {reason}.")
     replies = answer_all(data, gather([(0, query)], "query"))
     reply = replies[0]
-    return Reply(reply.kind, reply.round, reply.arrays, {name: part.rows(0) for name, part in replies.memory.items()})
+    return Reply(reply.kind, reply.round, reply.arrays,
+                 {name: part.rows(0) for name, part in replies.memory.items()})
 
 
 def answer_all(data: Data, queries: Batch) -> Batch:
@@ -141,7 +144,8 @@ def answer_all(data: Data, queries: Batch) -> Batch:
         raise BadMessage(f"There is no query of kind {queries.kind!r}.")
     memory: Mapping[str, Ragged] = data.memory
     ragged: dict[str, Ragged] = {}
-    with np.errstate(over="ignore", invalid="ignore"):  # the receiver rejects numbers that are not finite
+    # The receiver rejects numbers that are not finite.
+    with np.errstate(over="ignore", invalid="ignore"):
         if queries.kind == "home":
             arrays, memory = answer_home(data.loss, data.samples, data.memory, queries)
         elif queries.kind == "pdmm":
@@ -149,11 +153,14 @@ def answer_all(data: Data, queries: Batch) -> Batch:
         else:
             arrays, ragged = _ANSWERS[queries.kind](data, queries)
     ragged = {name: part for name, part in ragged.items() if len(part.values)}
-    return Batch(queries.kind, queries.round, queries.users, arrays, ragged, form=Reply, memory=memory)
+    return Batch(queries.kind, queries.round, queries.users, arrays, ragged, form=Reply,
+                 memory=memory)
 
 
 def _describe(data: Data, queries: Batch) -> Answer:
-    """Count, means and centred sums of squares of the features; of the target its mean, the same sum, the largest."""
+    """Count, means and centred sums of squares of the features; of the target its mean, the same
+    sum, the largest.
+    """
     users, statistics = queries.users, UserStatistics.of(data.samples.users.data)
     counts, means, m2 = statistics.features
     ragged = {}
@@ -167,12 +174,15 @@ def _describe(data: Data, queries: Batch) -> Answer:
 def _local(data: Data, queries: Batch) -> Answer:
     users, ridge = queries.users, float(queries.shared["ridge"])
     models = data.loss.prox(data.samples, None, ridge, None, users=users).points
-    hessians = data.loss.evaluate(data.samples, models, 2, users).hessians + ridge * np.eye(data.samples.dim)
-    return {"model": models, "hessian": triangle(hessians), "count": data.samples.users.data.counts[users]}, {}
+    hessians = data.loss.evaluate(data.samples, models, 2, users).hessians + ridge \
+        * np.eye(data.samples.dim)
+    return {"model": models, "hessian": triangle(hessians),
+            "count": data.samples.users.data.counts[users]}, {}
 
 
 def _expand(data: Data, queries: Batch) -> Answer:
-    """Value, gradient and Hessian at the model; with an anchor, at the furthest accepted point towards the model.
+    """Value, gradient and Hessian at the model; with an anchor, at the furthest accepted point
+    towards the model.
 
     Without an anchor, if the loss overflows at the model, the same from zero.
     """
@@ -183,7 +193,8 @@ def _expand(data: Data, queries: Batch) -> Answer:
         share[held] = _trusted(data, users[held], anchors.values, models[held])
         models[held] = between(anchors.values, models[held], share[held])
     values, gradients, hessians = evaluated(data.loss, data.samples, models, users)
-    lost = ~np.isfinite(values) | ~np.isfinite(gradients).all(axis=1) | ~np.isfinite(_sizes(hessians))
+    lost = ~np.isfinite(values) | ~np.isfinite(gradients).all(axis=1) \
+        | ~np.isfinite(_sizes(hessians))
     lost &= ~held
     if lost.any():  # the loss overflows
         share[lost] = _trusted(data, users[lost], np.zeros_like(models[lost]), models[lost])
@@ -191,25 +202,29 @@ def _expand(data: Data, queries: Batch) -> Answer:
         values, gradients, hessians = evaluated(data.loss, data.samples, models, users)
     ragged = {"share": Ragged.of(share[held | lost], held | lost)}
     counts, rank = data.samples.users.data.counts[users], int(queries.shared["rank"])
-    withheld = None if data.withheld is None or not data.withheld[users].any() else data.withheld[users]
+    withheld = None if data.withheld is None or not data.withheld[users].any() \
+        else data.withheld[users]
     if isinstance(hessians, RowCurvature):
         have = queries.arrays.get("count", np.zeros(len(users))).astype(np.int64)
         forms = hessian_parts(hessians, ridge_of(hessians), have, rank, withheld)
     else:
-        forms = _forms(hessians, rank, counts) if withheld is None else _bounded(hessians, rank, counts, withheld)
+        forms = _forms(hessians, rank, counts) if withheld is None else _bounded(hessians, rank,
+            counts, withheld)
     return {"value": values, "gradient": gradients}, ragged | forms
 
 
 def _sizes(hessians: Array | RowCurvature) -> Array:
     """(n,) a number that is finite if the Hessian is."""
-    return hessians.trace() if isinstance(hessians, RowCurvature) else np.abs(hessians).max(axis=(1, 2), initial=0.0)
+    return hessians.trace() if isinstance(hessians, RowCurvature) \
+        else np.abs(hessians).max(axis=(1, 2), initial=0.0)
 
 
 def _trusted(data: Data, users: Ints, anchors: Array, models: Array) -> Array:
     steps = models - anchors
     values, gradients, hessians = evaluated(data.loss, data.samples, anchors, users)
     slopes = np.einsum("nd,nd->n", gradients, steps)
-    second = 0.5 * (np.einsum("nd,nd->n", steps, hessians.times(steps)) if isinstance(hessians, RowCurvature) else
+    second = 0.5 * (np.einsum("nd,nd->n", steps, hessians.times(steps)) if isinstance(hessians,
+        RowCurvature) else
                     np.einsum("nd,nde,ne->n", steps, hessians, steps))
     share = np.ones(len(users))
     for _ in range(60):
@@ -224,9 +239,10 @@ def _trusted(data: Data, users: Ints, anchors: Array, models: Array) -> Array:
 def _forms(hessians: Array, rank: int, counts: Ints) -> dict[str, Ragged]:
     """Hessians as triangles, or as diagonal * I + factor' diag(sign) factor if that is shorter.
 
-    For users with few samples most eigenvalues are equal (the ridge), and the factor contains the others, exact up to
-    rounding. With eigenvalues l_1 >= ... >= l_d, a given rank r keeps the first r and raises the others to l_{r+1}: the
-    matrix is at least as large as H, so the model of the loss never has too little curvature.
+    For users with few samples most eigenvalues are equal (the ridge), and the factor contains the
+    others, exact up to rounding. With eigenvalues l_1 >= ... >= l_d, a given rank r keeps the first
+    r and raises the others to l_{r+1}: the matrix is at least as large as H, so the model of the
+    loss never has too little curvature.
     """
     n, dim = hessians.shape[:2]
     full = dim * (dim + 1) // 2
@@ -238,7 +254,8 @@ def _forms(hessians: Array, rank: int, counts: Ints) -> dict[str, Ragged]:
     level = values[:, min(rank, dim - 1)] if rank else np.median(values, axis=1)
     excess = values - level[:, None]
     keep = excess > 0 if rank else np.abs(excess) > 1e-12 * values[:, :1]
-    rows = (vectors * np.sqrt(np.abs(excess))[:, None, :]).swapaxes(1, 2)  # row k is sqrt|l_k - level| v_k
+    # Row k is sqrt|l_k - level| v_k.
+    rows = (vectors * np.sqrt(np.abs(excess))[:, None, :]).swapaxes(1, 2)
     shorter = keep.sum(axis=1) * (dim + 1) + 1 < full
     low = np.flatnonzero(worth)[shorter]
     kept, diagonal = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
@@ -251,9 +268,11 @@ def _forms(hessians: Array, rank: int, counts: Ints) -> dict[str, Ragged]:
 
 
 def _bounded(hessians: Array, rank: int, counts: Ints, withheld: Flags) -> dict[str, Ragged]:
-    """Hessians to send, of some users only a bound: a multiple of the identity that is at least their Hessian.
+    """Hessians to send, of some users only a bound: a multiple of the identity that is at least
+    their Hessian.
 
-    The multiple is the largest eigenvalue, rounded up to a power of sqrt(2), so that it says little.
+    The multiple is the largest eigenvalue, rounded up to a power of sqrt(2), so that it says
+    little.
     """
     shown, hidden = np.flatnonzero(~withheld), np.flatnonzero(withheld)
     largest = np.maximum(np.linalg.eigvalsh(hessians[hidden])[:, -1], 1e-12)
@@ -285,7 +304,8 @@ def _gradient(data: Data, queries: Batch) -> Answer:
 
 def _prox(data: Data, queries: Batch) -> Answer:
     users = queries.users
-    points = data.loss.prox(data.samples, None, queries.arrays["t"], queries.arrays["centre"], users=users).points
+    points = data.loss.prox(data.samples, None, queries.arrays["t"], queries.arrays["centre"],
+                            users=users).points
     values, _, hessians = evaluated(data.loss, data.samples, points, users)
     return {"point": points, "value": values, "curvature": mean_curvature(hessians)}, {}
 
@@ -296,16 +316,19 @@ def _train(data: Data, queries: Batch) -> Answer:
     rate = float(queries.shared["rate"])
     for step in range(int(left.max(initial=0))):
         at = np.flatnonzero(left > step)
-        moved = points[at] - rate * data.loss.evaluate(data.samples, points[at], 1, queries.users[at]).gradients
+        moved = points[at] - rate * data.loss.evaluate(data.samples, points[at], 1,
+                                                       queries.users[at]).gradients
         sound = np.isfinite(moved).all(axis=1) & (np.abs(moved).max(axis=1) < 1e100)
-        points[at[sound]] = moved[sound]  # steps that are much too long end at the last finite point
+        # Steps that are much too long end at the last finite point.
+        points[at[sound]] = moved[sound]
     return {"point": points}, {}
 
 
 def _certify(data: Data, queries: Batch) -> Answer:
     """The numbers of a user for a certificate (see `certificates.Answers`).
 
-    If the conjugate is infinite, also the difference of the slope to one in its domain (see `certificates.lacking`).
+    If the conjugate is infinite, also the difference of the slope to one in its domain (see
+    `certificates.lacking`).
     """
     from coterie.problem.certificates import answers_of, lacking
 
@@ -338,8 +361,11 @@ def _with_personal_part(data: Data, queries: Batch) -> Loss:
 
 
 def _moments(data: Data, queries: Batch) -> Answer:
-    """Number, mean and scatter of a user's rows: of the held-out ones and of the others, where some are held out."""
-    parts = [data.samples.users.data] if data.train is None or data.held_out is None else [data.train, data.held_out]
+    """Number, mean and scatter of a user's rows: of the held-out ones and of the others, where some
+    are held out.
+    """
+    parts = [data.samples.users.data] if data.train is None or data.held_out is None \
+        else [data.train, data.held_out]
     moments = [SecondMoments.of(part.take(queries.users)) for part in parts]
     return {"count": np.stack([part.counts for part in moments], axis=1),
             "means": np.stack([part.means for part in moments], axis=1),
@@ -347,7 +373,9 @@ def _moments(data: Data, queries: Batch) -> Answer:
 
 
 def _judge(data: Data, queries: Batch) -> Answer:
-    """Scores of three models on held-out rows, and whether the first is worse than the second by more than chance."""
+    """Scores of three models on held-out rows, and whether the first is worse than the second by
+    more than chance.
+    """
     names, n = ("fitted", "alone", "together"), len(queries)
     if data.judged is None:
         return {"scores": np.full((n, 3), np.nan), "worse": np.zeros(n)}, {}
@@ -359,14 +387,17 @@ def _judge(data: Data, queries: Batch) -> Answer:
 
 
 def _score(data: Data, queries: Batch) -> Answer:
-    """The total loss on held-out rows, the number of correct predictions (of classes), and the number of rows."""
+    """The total loss on held-out rows, the number of correct predictions (of classes), and the
+    number of rows.
+    """
     if data.held_out is None:
         raise BadMessage("This user has no held-out rows, so it cannot score a model.")
     score, hit, count = (np.zeros(len(queries)) for _ in range(3))
     some = np.flatnonzero(data.held_out.counts[queries.users])
     if some.size:
         rows = data.held_out.take(queries.users[some])
-        models = data.loss.own_models(data.samples, queries.arrays["model"][some], queries.users[some])
+        models = data.loss.own_models(data.samples, queries.arrays["model"][some],
+                                      queries.users[some])
         loss = data.loss.own_loss
         count[some] = rows.counts
         score[some] = rows.counts * loss.values(loss.prepare(rows), models)
@@ -377,15 +408,19 @@ def _score(data: Data, queries: Batch) -> Answer:
 
 
 def _fit(data: Data, queries: Batch) -> Answer:
-    parts = [data.samples.users.data] if data.train is None else [data.samples.users.data, data.train]
-    return (facts(parts, queries) if queries.kind == "facts" else fit_answers(data.loss, parts, queries)), {}
+    parts = [data.samples.users.data] if data.train is None else [data.samples.users.data,
+        data.train]
+    return (facts(parts, queries) if queries.kind == "facts" else fit_answers(data.loss, parts,
+        queries)), {}
 
 
 _ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {
     "facts": _fit, **dict.fromkeys(FIT_ANSWERS, _fit),
-    "describe": _describe, "local": _local, "expand": _expand, "gradient": _gradient, "prox": _prox, "train": _train,
+    "describe": _describe, "local": _local, "expand": _expand, "gradient": _gradient, "prox": _prox,
+                                                        "train": _train,
     "certify": _certify, "score": _score, "moments": _moments, "judge": _judge,
-    "join": lambda data, queries: answer_join(data.loss, data.samples, queries), "pdmm": lambda data, queries: ({}, {}),
+    "join": lambda data, queries: answer_join(data.loss, data.samples, queries),
+                                                        "pdmm": lambda data, queries: ({}, {}),
     "release": lambda data, queries: (answer_release(data.releasing, queries), {}),
     "home": lambda data, queries: ({}, {}),
 }
@@ -396,7 +431,8 @@ def join(parts: list[Users]) -> Users:
     """Users of several parts as one, in the order given."""
     counts = np.concatenate([part.counts for part in parts])
     targets = [part.targets for part in parts if part.targets is not None]
-    return Users(np.concatenate([part.features for part in parts]), np.concatenate(targets) if targets else None,
+    return Users(np.concatenate([part.features for part in parts]),
+                 np.concatenate(targets) if targets else None,
                  np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
                  tuple(name for part in parts for name in part.names), parts[0].feature_names)
 

@@ -1,7 +1,8 @@
 """A run configuration: the settings of a federation as texts, numbers and truth values.
 
-A key is the Python keyword with hyphens: `max_rounds` is `max-rounds`. TOML has no None, so an empty text, and 0 where
-0 makes no sense, stand for the default, which may depend on `lam`. `CONFIG` lists every key with its default.
+A key is the Python keyword with hyphens: `max_rounds` is `max-rounds`. TOML has no None, so an
+empty text, and 0 where 0 makes no sense, stand for the default, which may depend on `lam`. `CONFIG`
+lists every key with its default.
 """
 
 from __future__ import annotations
@@ -29,22 +30,27 @@ _AUTO = {"auto": None, "true": True, "false": False}
 class DataSettings:
     """Where the users' data are, and how they become numbers. The server sends them to every node.
 
-    What a node's owner says in its node configuration comes first. A table takes the road of `coterie fit`: its
-    recipe and scaling are agreed by all nodes, and its loss follows from the task. Prepared numbers (`npz`, `dataset`,
-    a function that returns Users) are used as they are.
+    What a node's owner says in its node configuration comes first. A table takes the road of
+    `coterie fit`: its recipe and scaling are agreed by all nodes, and its loss follows from the
+    task. Prepared numbers (`npz`, `dataset`, a function that returns Users) are used as they are.
 
     Parameters
     ----------
-    data : "csv", "parquet", "npz", "dataset", or "module:function", which on Flower only the owner of a node names.
+    data : "csv", "parquet", "npz", "dataset", or "module:function", which on Flower only the owner
+        of a node names.
     path : the file; {partition} in it is replaced by the node's partition-id.
     user, target : columns of a table: the owner of a row, and what is to be predicted.
     features, drop : columns of a table to learn from, and to leave out, separated by commas.
     separator : between the cells of a CSV file; detected if empty.
-    min_count : levels of a table's columns with fewer rows at a node are pooled before the node sends them.
-    split : whether a node takes only its part: every num-partitions-th user, from the partition-id-th.
-    dataset, dataset_options : of data="dataset": "ellipses" or "clustered", and its arguments as JSON.
+    min_count : levels of a table's columns with fewer rows at a node are pooled before the node
+        sends them.
+    split : whether a node takes only its part: every num-partitions-th user, from the
+        partition-id-th.
+    dataset, dataset_options : of data="dataset": "ellipses" or "clustered", and its arguments as
+        JSON.
     task : of a table: "auto", or one of TASKS.
-    loss : "auto", or a name in LOSSES; for prepared numbers also the "module:name" that the owners of all nodes name.
+    loss : "auto", or a name in LOSSES; for prepared numbers also the "module:name" that the owners
+        of all nodes name.
     loss_options : settings of the loss as JSON, for prepared numbers.
     ridge : of a table's loss: L2 strength, intercept included.
     standardize : "true", "false", or "auto": tables are standardised, prepared numbers are not.
@@ -71,12 +77,15 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         if self.task not in ("auto", *TASKS):
-            raise InvalidInput(f"unknown task {self.task!r}", remedy=f"Choose one of: auto, {', '.join(TASKS)}")
+            raise InvalidInput(f"unknown task {self.task!r}",
+                               remedy=f"Choose one of: auto, {', '.join(TASKS)}")
         object.__setattr__(self, "standardize", str(self.standardize).lower())  # TOML may say true
         if self.standardize not in _AUTO:
-            raise InvalidInput(f"standardize must be auto, true or false, got {self.standardize!r}", remedy="Use auto")
+            raise InvalidInput(f"standardize must be auto, true or false, got {self.standardize!r}",
+                               remedy="Use auto")
         if not 0 <= self.held_out < 1:
-            raise InvalidInput(f"held_out must be a share in [0, 1), got {self.held_out!r}", remedy="Use 0.2")
+            raise InvalidInput(f"held_out must be a share in [0, 1), got {self.held_out!r}",
+                               remedy="Use 0.2")
 
     def scaled(self, table: bool) -> bool:
         """Whether features are standardised."""
@@ -91,8 +100,8 @@ class PrivacySettings:
     Parameters
     ----------
     epsilon, delta : the budget; 0 for no noise.
-    clip : public bounds of columns as text, for example "age=0:100, sex=f|m, y=0:1", or one number; if empty, bounds
-        are found with a part of the budget.
+    clip : public bounds of columns as text, for example "age=0:100, sex=f|m, y=0:1", or one number;
+        if empty, bounds are found with a part of the budget.
     unit : "row" or "user".
     """
 
@@ -110,10 +119,12 @@ class PrivacySettings:
         """
         if self.epsilon == 0:
             if self.clip:
-                raise InvalidInput("clip is for a private run, and there is no epsilon", remedy="Give epsilon a number")
+                raise InvalidInput("clip is for a private run, and there is no epsilon",
+                                   remedy="Give epsilon a number")
             return None
         unit: Any = self.unit
-        return Privacy(epsilon=float(self.epsilon), delta=float(self.delta), clip=parse_clip(self.clip), unit=unit)
+        return Privacy(epsilon=float(self.epsilon), delta=float(self.delta),
+                       clip=parse_clip(self.clip), unit=unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +139,8 @@ class ServerSettings:
     poll : seconds between two looks for replies.
     out : folder for the results.
     metrics : where else rounds are written: tensorboard:FOLDER, mlflow:URI, jsonl:FILE.
-    join : the folder of a finished run that newcomers join, instead of a run; `out` then gets joined.csv.
+    join : the folder of a finished run that newcomers join, instead of a run; `out` then gets
+        joined.csv.
     """
 
     n_users: int = 0
@@ -146,7 +158,8 @@ class RunConfig:
 
     Parameters
     ----------
-    settings : of the federated run; of a fit only who is asked, the tolerance, the seed and the checkpoint count.
+    settings : of the federated run; of a fit only who is asked, the tolerance, the seed and the
+        checkpoint count.
     data : of the users' data.
     server : of the server.
     fit : of a fit, where lam is "auto"; None for a run at a given lam, or at several.
@@ -170,14 +183,16 @@ class RunConfig:
         config = resolved(config)
         data = DataSettings(**{f.name: config[key_of(f.name)] for f in fields(DataSettings)})
         server = ServerSettings(**{f.name: config[key_of(f.name)] for f in fields(ServerSettings)})
-        private = PrivacySettings(**{f.name: config[key_of(f.name)] for f in fields(PrivacySettings)}).privacy()
+        private = PrivacySettings(**{f.name: config[key_of(f.name)]
+                                     for f in fields(PrivacySettings)}).privacy()
         share = config["participation"]
         common: dict[str, Any] = {
             "seed": int(config["seed"]), "tol": float(config["tol"]), "every": int(config["every"]),
             "participation": share if isinstance(share, int) and share > 1 else float(share),
             "checkpoint": config["checkpoint"] or Path(server.out) / "checkpoint"}
         if chooses(config):
-            return cls(settings=FederationSettings(**common), data=data, server=server, fit=_fit(config, data),
+            return cls(settings=FederationSettings(**common), data=data, server=server,
+                       fit=_fit(config, data),
                        privacy=private)
         if private is not None:
             raise InvalidInput("a private federation chooses its lam, because every question costs",
@@ -187,8 +202,11 @@ class RunConfig:
             raise InvalidInput("a path is chosen from by rows held out, and there are none",
                                remedy="Set held-out = 0.2")
         settings = FederationSettings(
-            algorithm=algorithm_of(config), lam=0.0 if config["lam"] == "auto" else _number(config["lam"]), lams=lams,
-            n_lams=int(config["n-lams"]), ratio=float(config["ratio"]), weights=str(config["weights"]),
+            algorithm=algorithm_of(config),
+                                      lam=0.0 if config["lam"] == "auto"
+                                      else _number(config["lam"]), lams=lams,
+            n_lams=int(config["n-lams"]), ratio=float(config["ratio"]),
+                                      weights=str(config["weights"]),
             max_rounds=int(config["max-rounds"]) or None, patience=int(config["patience"]) or None,
             score=data.held_out > 0, **common)
         return cls(settings=settings, data=data, server=server)
@@ -201,10 +219,13 @@ def key_of(name: str) -> str:
 
 #: Every key of a run configuration and its default.
 CONFIG: dict[str, Any] = {
-    "algorithm": "", "algorithm-options": "", "lam": "auto", "lams": "", "n-lams": "auto", "ratio": 0.01,
-    "weights": "", "max-groups": 0, "count": Settings.count, "participation": 1.0, "tol": 1e-6, "max-rounds": 0,
+    "algorithm": "", "algorithm-options": "", "lam": "auto", "lams": "", "n-lams": "auto",
+                          "ratio": 0.01,
+    "weights": "", "max-groups": 0, "count": Settings.count, "participation": 1.0, "tol": 1e-6,
+                          "max-rounds": 0,
     "patience": 0, "seed": 0, "checkpoint": "", "every": 1,
-    **{key_of(f.name): f.default for kind in (ServerSettings, DataSettings, PrivacySettings) for f in fields(kind)},
+    **{key_of(f.name): f.default for kind in (ServerSettings, DataSettings, PrivacySettings)
+       for f in fields(kind)},
     "held-out": "auto"}
 #: What a given lam is needed for.
 _FOR_A_LAM = ("algorithm", "algorithm-options", "weights", "max-rounds", "patience", "loss-options")
@@ -216,9 +237,11 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with defaults for what it does not say; refuses what is not a setting."""
     unknown = sorted(set(config) - set(CONFIG))
     if unknown and unknown[0] in RENAMED:
-        raise InvalidInput(f"the setting {unknown[0]!r} is called {RENAMED[unknown[0]]!r}", remedy="Use that name")
+        raise InvalidInput(f"the setting {unknown[0]!r} is called {RENAMED[unknown[0]]!r}",
+                           remedy="Use that name")
     if unknown:
-        raise InvalidInput(f"unknown setting {unknown[0]!r}", remedy=f"Settings are: {', '.join(CONFIG)}")
+        raise InvalidInput(f"unknown setting {unknown[0]!r}",
+                           remedy=f"Settings are: {', '.join(CONFIG)}")
     return {**CONFIG, **{key: value for key, value in config.items() if value != ""}}
 
 
@@ -234,11 +257,13 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
     if config["held-out"] == "auto":
         config["held-out"] = Settings.holdout if fit and not config["epsilon"] else 0.0
     elif config["epsilon"] and config["held-out"]:
-        raise InvalidInput("rows that are held out would need a budget of their own", remedy="Leave held-out out")
+        raise InvalidInput("rows that are held out would need a budget of their own",
+                           remedy="Leave held-out out")
     if config["n-lams"] == "auto":
         config["n-lams"] = Settings.n_lams if fit else FederationSettings.n_lams
     if not fit:
-        config["algorithm"], config["weights"] = config["algorithm"] or "newton", config["weights"] or "unit"
+        config["algorithm"], config["weights"] = config["algorithm"] or "newton", \
+            config["weights"] or "unit"
     return config
 
 
@@ -252,11 +277,13 @@ def algorithm_of(config: Mapping[str, Any]) -> Algorithm:
     """The algorithm of a run configuration."""
     name = str(config["algorithm"]) or "newton"
     if name not in ALGORITHMS:
-        raise InvalidInput(f"unknown algorithm {name!r}", remedy=f"Choose one of: {', '.join(ALGORITHMS)}")
+        raise InvalidInput(f"unknown algorithm {name!r}",
+                           remedy=f"Choose one of: {', '.join(ALGORITHMS)}")
     try:
         return ALGORITHMS[name](**json.loads(str(config["algorithm-options"]) or "{}"))
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"the algorithm {name!r} cannot be made with {config['algorithm-options']!r}: {error}",
+        raise InvalidInput(f"the algorithm {name!r} cannot be made with "
+                           f"{config['algorithm-options']!r}: {error}",
                            remedy='Give its settings as JSON, such as {"rank": 5}') from error
 
 
@@ -264,10 +291,13 @@ def _fit(config: Mapping[str, Any], data: DataSettings) -> Settings:
     """The settings of a fit; its task follows from the data."""
     for key in _FOR_A_LAM:
         if config[key] and not (key == "weights" and config[key] == "auto"):
-            raise InvalidInput(f"{key} is for a given lam, and lam is auto", remedy="Give lam a number, for example "
+            raise InvalidInput(f"{key} is for a given lam, and lam is auto",
+                               remedy="Give lam a number, for example "
                                f"--lam 0.05, or leave {key} out")
-    return Settings(loss=data.loss, ridge=data.ridge, n_lams=int(config["n-lams"]), count=config["count"],
-                    max_groups=int(config["max-groups"]) or None, tol=float(config["tol"]), holdout=data.held_out,
+    return Settings(loss=data.loss, ridge=data.ridge, n_lams=int(config["n-lams"]),
+                    count=config["count"],
+                    max_groups=int(config["max-groups"]) or None, tol=float(config["tol"]),
+                    holdout=data.held_out,
                     seed=int(config["seed"]), standardize=data.scaled(table=True))
 
 
@@ -275,7 +305,8 @@ def _number(lam: Any) -> float:
     try:
         return float(lam)
     except ValueError:
-        raise InvalidInput(f"lam must be a number, or auto, got {lam!r}", remedy="Use auto") from None
+        raise InvalidInput(f"lam must be a number, or auto, got {lam!r}",
+                           remedy="Use auto") from None
 
 
 def _lams(text: str) -> Any:
@@ -285,4 +316,5 @@ def _lams(text: str) -> Any:
     try:
         return tuple(float(word) for word in text.replace(",", " ").split())
     except ValueError as error:
-        raise InvalidInput(f"lams must be numbers, or auto, got {text!r}", remedy="For example 1 0.1 0.01") from error
+        raise InvalidInput(f"lams must be numbers, or auto, got {text!r}",
+                           remedy="For example 1 0.1 0.01") from error

@@ -48,7 +48,8 @@ class Round(NamedTuple):
         start = f"round {self.iteration} ({self.stage}): {self.answered} of {self.asked} answered"
         if not self.n_clusters:  # a question of a fit, which finds groups when it has the answers
             return f"{start}, {self.bytes_up:,} bytes up and {self.bytes_down:,} down"
-        near = f"certified gap {self.gap:.1e}" if self.gap is not None and np.isfinite(self.gap) else \
+        near = f"certified gap {self.gap:.1e}" if self.gap is not None and np.isfinite(
+            self.gap) else \
             f"gap about {self.estimate or np.nan:.0e}"
         return f"{start}, {many(self.n_clusters, 'group')}, {near}"
 
@@ -62,7 +63,8 @@ class DriverResult(NamedTuple):
     state: State
     ledger: Ledger
     history: tuple[Round, ...]
-    scores: Array | None  # (n_users, 3) held-out loss, correct predictions and rows, if they were asked for
+    # (n_users, 3) held-out loss, correct predictions and rows, if they were asked for.
+    scores: Array | None
     proven: bool  # whether all users answered for the certificate
     seconds: float
 
@@ -111,7 +113,9 @@ class Driver:
     # -- the rounds
 
     def run(self) -> DriverResult:
-        """Run the remaining rounds. Ctrl-C saves the state and is raised again; `result` is the best result so far."""
+        """Run the remaining rounds. Ctrl-C saves the state and is raised again; `result` is the
+        best result so far.
+        """
         try:
             while self.now.stage != "done":
                 line = self._round()
@@ -144,7 +148,8 @@ class Driver:
         if now.stage == "proof" and method.finished(state):
             certificate = method.certificate(state)
             objective, gap = certificate.objective, certificate.relative_gap
-        line = Round(queries.round, objective, gap, method.labels(state), time.perf_counter() - self.began, now.stage,
+        line = Round(queries.round, objective, gap, method.labels(state),
+                     time.perf_counter() - self.began, now.stage,
                      len(queries), sum(map(len, replies.batches)) + len(replies.singles),
                      float(method.estimate(state)) if now.stage == "main" else np.nan, up, down)
         self.history.append(line)
@@ -159,26 +164,32 @@ class Driver:
         proof, state = Proof(federation), now.state if now.main is None else now.main
         if now.best is not None and bool((now.best["aside"] == state.aside).all()):
             best = now.best
-            judged = replace(proof.start(state, best["now"][~state.aside], best["duals"]), slopes=best["slopes"],
+            judged = replace(proof.start(state, best["now"][~state.aside], best["duals"]),
+                             slopes=best["slopes"],
                              answered=best["answered"], answers=best["answers"])
         else:  # no replies: the objective is unknown, and there is no bound
             method = self.stages.method(now.stage if now.stage in ("weights", "start") else "main")
             models, duals = method.point(state)
             none = np.zeros((federation.problem(~state.aside).graph.n_edges, federation.dim))
             judged = proof.start(state, models, none if duals is None else duals)
-        return DriverResult(judged.now[~judged.aside], proof.certificate(judged), federation, state, self.ledger,
-                            tuple(self.history), now.scores, proof.finished(judged), time.perf_counter() - self.began)
+        return DriverResult(judged.now[~judged.aside], proof.certificate(judged), federation, state,
+                            self.ledger,
+                            tuple(self.history), now.scores, proof.finished(judged),
+                            time.perf_counter() - self.began)
 
     # -- on disk
 
     def _save(self, force: bool = False) -> None:
         now = self.now
-        if self.checkpoint is None or not (force or now.round % self.settings.every == 0 or now.stage == "done"):
+        if self.checkpoint is None or not (force or now.round % self.settings.every == 0
+                                           or now.stage == "done"):
             return
-        graph = None if now.graph is None else {"edges": now.graph.edges, "weights": now.graph.weights}
+        graph = None if now.graph is None else {"edges": now.graph.edges,
+                                                "weights": now.graph.weights}
         saved = {f.name: getattr(now, f.name) for f in fields(now) if f.name != "graph"}
         accounts = {"/".join(key): account for key, account in self.ledger.per_user.items()}
-        self.checkpoint.save({**saved, "graph": graph, "fingerprint": self.fingerprint, "accounts": accounts,
+        self.checkpoint.save({**saved, "graph": graph, "fingerprint": self.fingerprint,
+                              "accounts": accounts,
                               "runtime": self.runtime.snapshot()}, self.unsaved)
         self.unsaved = []
 
@@ -189,12 +200,14 @@ class Driver:
         saved, lines = loaded
         for key, value in self.fingerprint.items():
             if saved["fingerprint"].get(key) != value:
-                raise InvalidInput(f"the checkpoint in {self.checkpoint.directory} is of another run: its {key} is "
+                raise InvalidInput(f"the checkpoint in {self.checkpoint.directory} is of another "
+                                   f"run: its {key} is "
                                    f"{saved['fingerprint'].get(key)!r}, this run's is {value!r}",
                                    remedy="Give another directory, or the same settings")
         federation, graph = self.stages.federation, saved.pop("graph")
         if graph is not None:
-            graph = Graph(federation.n_users, graph["weights"], np.asarray(graph["edges"], dtype=np.int64))
+            graph = Graph(federation.n_users, graph["weights"],
+                          np.asarray(graph["edges"], dtype=np.int64))
             self.stages.use(graph)
         self.runtime.restore(saved["runtime"])
         self.ledger.per_user = {(way, name): account for key, account in saved["accounts"].items()
@@ -210,12 +223,15 @@ class Driver:
             values["refusals"] = tuple(map(tuple, values["refusals"]))
             return replace(self.stages.method(owner).begin(shape), **values)
 
-        return RunState(stage=stage, state=state(saved["state"], "main" if stage == "done" else stage),
+        return RunState(stage=stage,
+                        state=state(saved["state"], "main" if stage == "done" else stage),
                         main=state(saved["main"], "main"), models=saved["models"], graph=graph,
-                        believe=saved["believe"], best=saved["best"], scores=saved["scores"], round=saved["round"])
+                        believe=saved["believe"], best=saved["best"], scores=saved["scores"],
+                        round=saved["round"])
 
 
-def fingerprint(federation: Federation, settings: FederationSettings, identity: dict[str, str]) -> dict[str, Any]:
+def fingerprint(federation: Federation, settings: FederationSettings,
+                identity: dict[str, str]) -> dict[str, Any]:
     """What must agree for a saved run to be continued; `identity` is the runtime's part."""
     given, start = federation.participation, settings.start
     trace = None if given.trace is None else digest(np.asarray(given.trace))
@@ -223,8 +239,11 @@ def fingerprint(federation: Federation, settings: FederationSettings, identity: 
         "version": _VERSION, "algorithm": repr(settings.algorithm), "loss": repr(federation.loss),
         "lam": federation.lam, "tol": settings.tol, "seed": federation.seed,
         "participation": f"{given.fraction} {given.count} {given.order} {trace}",
-        "number of users": federation.n_users, "length of a model": federation.dim, "patience": federation.patience,
-        "graph": settings.weights if settings.weights != "unit" else digest(federation.graph.weights,
+        "number of users": federation.n_users, "length of a model": federation.dim,
+            "patience": federation.patience,
+        "graph": settings.weights if settings.weights != "unit"
+            else digest(federation.graph.weights,
                                                                             federation.graph.pairs),
         "start": repr(start) if start is None or isinstance(start, Algorithm) else
-        digest(np.asarray(start.now if isinstance(start, State) else start, dtype=float)), **identity}
+        digest(np.asarray(start.now if isinstance(start, State) else start, dtype=float)),
+            **identity}

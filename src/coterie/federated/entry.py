@@ -1,4 +1,6 @@
-"""`federate`: a federation with all users in this process, with a given lam or with nothing to choose."""
+"""`federate`: a federation with all users in this process, with a given lam or with nothing to
+choose.
+"""
 
 from __future__ import annotations
 
@@ -30,61 +32,81 @@ from coterie.problem.graph import Graph
 
 def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal["auto"] = "auto", *,
              graph: Graph | str | None = None, weights: str = "unit",
-             algorithm: Algorithm | None = None, participation: Any = 1.0, seed: int = 0, tol: float = 1e-6,
-             max_rounds: int | None = None, start: npt.ArrayLike | Algorithm | Federated | None = None,
-             held_out: Users | float | None = None, faults: Faults | None = None, patience: int | None = None,
-             checkpoint: str | os.PathLike[str] | None = None, every: int = 1, settings: Settings | None = None,
-             privacy: Privacy | None = None, progress: Callable[[Round], None] | None = None) -> Any:
+             algorithm: Algorithm | None = None, participation: Any = 1.0, seed: int = 0,
+             tol: float = 1e-6,
+             max_rounds: int | None = None,
+             start: npt.ArrayLike | Algorithm | Federated | None = None,
+             held_out: Users | float | None = None, faults: Faults | None = None,
+             patience: int | None = None,
+             checkpoint: str | os.PathLike[str] | None = None, every: int = 1,
+             settings: Settings | None = None,
+             privacy: Privacy | None = None,
+             progress: Callable[[Round], None] | None = None) -> Any:
     """Learn in a federation: the server receives replies to its queries, never the data.
 
     Parameters
     ----------
     users : their data; each user's rows are used only to reply for this user.
-    loss : of all users. With lam="auto" it may be a name, or omitted: logistic for targets -1 and 1, squared for other
-        targets, squared distance without targets; of a loss, its kind and its ridge are used.
-    lam : "auto" chooses everything as `coterie fit` does; or a penalty strength, with which problem (C) is solved.
-    graph, weights : pairs and their weights; all pairs with weight 1 unless given. "wald", "gaussian" or "inverse"
-        makes the graph from one round of local models.
+    loss : of all users. With lam="auto" it may be a name, or omitted: logistic for targets -1 and
+        1, squared for other targets, squared distance without targets; of a loss, its kind and its
+        ridge are used.
+    lam : "auto" chooses everything as `coterie fit` does; or a penalty strength, with which problem
+        (C) is solved.
+    graph, weights : pairs and their weights; all pairs with weight 1 unless given. "wald",
+        "gaussian" or "inverse" makes the graph from one round of local models.
     algorithm : Newton() unless given; Splitting(), PDMM(), FedAvg(), SquaredPenalty().
-    participation : who is asked in a round: a share (0.4), a number (12), an array of who is available when
-        (n_rounds, n_users), or a `Participation`. With lam="auto" the result does not depend on it.
+    participation : who is asked in a round: a share (0.4), a number (12), an array of who is
+        available when (n_rounds, n_users), or a `Participation`. With lam="auto" the result does
+        not depend on it.
     seed : of everything random; the same seed gives the same result.
     tol, max_rounds : the certified relative gap, and the number of rounds, at which the run ends.
-    start : models to start from, an algorithm that finds them, or a run at another lam. Zero unless given.
-    held_out : rows of the same users on which models are scored, or the share of its rows that every user holds out;
-        0.2 by default with lam="auto".
+    start : models to start from, an algorithm that finds them, or a run at another lam. Zero unless
+        given.
+    held_out : rows of the same users on which models are scored, or the share of its rows that
+        every user holds out; 0.2 by default with lam="auto".
     faults : what goes wrong on the way; nothing unless given.
-    patience : how many queries in a row a user may leave unanswered before it is excluded; None for no limit.
-    checkpoint, every : a folder in which the run is saved every so many rounds; called again, the run continues.
-    settings : of the fit with lam="auto"; the arguments `seed`, `tol`, `held_out` and `loss` come first.
-    privacy : with lam="auto", what is promised to users: a `Privacy`. Nothing leaves them but noisy releases.
+    patience : how many queries in a row a user may leave unanswered before it is excluded; None for
+        no limit.
+    checkpoint, every : a folder in which the run is saved every so many rounds; called again, the
+        run continues.
+    settings : of the fit with lam="auto"; the arguments `seed`, `tol`, `held_out` and `loss` come
+        first.
+    privacy : with lam="auto", what is promised to users: a `Privacy`. Nothing leaves them but noisy
+        releases.
     progress : called after every round with a `Round`.
 
     Returns
     -------
-    FederatedFit, a `Fit`, with lam="auto" (PrivateFit with `privacy`); Federated, a `Solution`, with a number.
+    FederatedFit, a `Fit`, with lam="auto" (PrivateFit with `privacy`); Federated, a `Solution`,
+    with a number.
 
     Raises
     ------
     InvalidInput : a setting that cannot be used, or a checkpoint of another run.
-    Interrupted : on Ctrl-C; with a lam, its `best` is the `Federated` run as far as it got. The checkpoint is kept.
+    Interrupted : on Ctrl-C; with a lam, its `best` is the `Federated` run as far as it got. The
+        checkpoint is kept.
 
     Example
     -------
     >>> import coterie as ct
     >>> from coterie.datasets import clustered
-    >>> ct.federate(clustered("logistic", n_users=6, samples=20).users, ct.Logistic(), lam=10.0).n_clusters
+    >>> ct.federate(clustered("logistic", n_users=6, samples=20).users, ct.Logistic(),
+    ...             lam=10.0).n_clusters
     1
     """
-    _check(lam, privacy, {"graph": graph, "algorithm": algorithm, "start": start, "max_rounds": max_rounds,
+    _check(lam, privacy, {"graph": graph, "algorithm": algorithm, "start": start,
+                          "max_rounds": max_rounds,
                           "patience": patience})
     if isinstance(lam, str):
-        carriage = Carriage(participation=Participation.of(participation), seed=seed, checkpoint=checkpoint,
+        carriage = Carriage(participation=Participation.of(participation), seed=seed,
+                            checkpoint=checkpoint,
                             progress=progress)
-        return _fit(users, loss, settings or Settings(), held_out, (seed, tol), faults, carriage, privacy)
+        return _fit(users, loss, settings or Settings(), held_out, (seed, tol), faults, carriage,
+                    privacy)
     graph, weights = (None, graph) if isinstance(graph, str) else (graph, weights)
     run = FederationSettings(
-        lam=lam, weights=weights, algorithm=algorithm or Newton(), participation=participation, seed=seed, tol=tol,
+        lam=lam, weights=weights, algorithm=algorithm or Newton(), participation=participation,
+                             seed=seed, tol=tol,
         max_rounds=max_rounds, start=start, patience=patience, checkpoint=checkpoint, every=every,
         score=held_out is not None)
     return _solve(users, loss, run, graph, held_out, faults, progress)
@@ -100,16 +122,20 @@ def _check(lam: Any, privacy: Privacy | None, given: dict[str, Any]) -> None:
         raise InvalidInput(f"lam must be a number >= 0, or 'auto', got {lam!r}", remedy="Use auto")
     for name, value in given.items():
         if value is not None:
-            raise InvalidInput(f"{name} is for a given lam, and lam is 'auto'", remedy="Give lam a number")
+            raise InvalidInput(f"{name} is for a given lam, and lam is 'auto'",
+                               remedy="Give lam a number")
 
 
-def _solve(users: Users, loss: Any, settings: FederationSettings, graph: Graph | None, held_out: Users | float | None,
+def _solve(users: Users, loss: Any, settings: FederationSettings, graph: Graph | None,
+           held_out: Users | float | None,
            faults: Faults | None, progress: Callable[[Round], None] | None) -> Federated:
     if not isinstance(loss, Loss):
-        raise InvalidInput(f"with a given lam a loss such as Logistic() is needed, got {loss!r}", remedy="Give one")
+        raise InvalidInput(f"with a given lam a loss such as Logistic() is needed, got {loss!r}",
+                           remedy="Give one")
     settings = settings.replace(start=state_of(settings.start, settings.algorithm, users.n_users))
     problem, runtime = in_process(users, loss, settings, graph, held_out, faults)
-    return run_federation(settings.federation(problem.users, loss, problem.graph), settings, runtime, progress, problem)
+    return run_federation(settings.federation(problem.users, loss, problem.graph), settings,
+                          runtime, progress, problem)
 
 
 @interruptible()
@@ -117,7 +143,8 @@ def _fit(users: Users, loss: Loss | str | None, settings: Settings, held_out: Us
          numbers: tuple[int, float], faults: Faults | None, carriage: Carriage,
          privacy: Privacy | None) -> FederatedFit:
     if held_out is not None and not isinstance(held_out, (int, float)):
-        raise InvalidInput("held_out must be a share of each user's rows where lam is 'auto'", remedy="Use 0.2")
+        raise InvalidInput("held_out must be a share of each user's rows where lam is 'auto'",
+                           remedy="Use 0.2")
     if held_out and privacy is not None:
         raise InvalidInput("rows that are held out would need a budget of their own",
                            remedy="Leave held_out out; users can score their models at home")
@@ -138,6 +165,7 @@ def _named(loss: Loss | str | None, settings: Settings) -> tuple[str, float]:
         return (settings.loss if loss is None else loss), settings.ridge
     name = next((name for name, kind in LOSSES.items() if type(loss) is kind), "")
     if not name or (isinstance(loss, AffineLoss) and not loss.intercept):
-        raise InvalidInput(f"a fit makes its own loss, with an intercept, and {loss!r} is another one",
+        raise InvalidInput(f"a fit makes its own loss, with an intercept, and {loss!r} is another "
+                           "one",
                            remedy="Give lam a number, or one of: " + ", ".join(LOSSES))
     return name, loss.ridge if isinstance(loss, AffineLoss) else settings.ridge

@@ -1,11 +1,13 @@
-"""The fit of a federation: what `coterie fit` does for a table, where the data stay with their users.
+"""The fit of a federation: what `coterie fit` does for a table, where the data stay with their
+users.
 
 1. Nodes introduce themselves and agree on a recipe (`coterie.federated.agreement`).
-2. With squared losses, every user sends the second moments of its rows, once for the held-out ones and once for the
-   others. They decide everything: the server makes users with the same moments (`coterie.data.condensed`) and calls
-   the `fit` of a table with them.
+2. With squared losses, every user sends the second moments of its rows, once for the held-out ones
+   and once for the others. They decide everything: the server makes users with the same moments
+   (`coterie.data.condensed`) and calls the `fit` of a table with them.
 3. Every user answers for the certificate, from its own rows.
-4. Every user gets its model, and says how models that were found without its held-out rows score on these.
+4. Every user gets its model, and says how models that were found without its held-out rows score on
+   these.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ from coterie.problem.solution import Solution, Status
 log = logging.getLogger("coterie.federated")
 _T = TypeVar("_T")
 _CONTRADICTS = 1e-4  # relative, of a loss that follows from second moments, too
-_BY_FAR = 1e3  # times the tolerance: a part of the gap that one user is refused for, if the others' is within it
+# Times the tolerance: a part of the gap that one user is refused for, if the others' is within it.
+_BY_FAR = 1e3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,18 +136,22 @@ def fit_federation(runtime: Carrier, data: DataSettings, settings: Settings,
     carriage = carriage or Carriage()
     agreement, settings = _agreement(runtime, data, settings, carriage)
     runtime.use(agreement)
-    asker = Asker(runtime, agreement.names, participation=carriage.participation, seed=carriage.seed,
+    asker = Asker(runtime, agreement.names, participation=carriage.participation,
+                  seed=carriage.seed,
                   fingerprint=_fingerprint(settings, runtime), checkpoint=carriage.checkpoint,
                   progress=carriage.progress, ridge=settings.ridge)
     (fitted, solution, scores), agreement, aside = without_refusers(
         asker, agreement, carriage, lambda: _fingerprint(settings, runtime),
         lambda agreed: _asked(runtime, asker, agreed, settings, carriage))
     parts = {f.name: getattr(fitted, f.name) for f in fields(Fit)}
-    return FederatedFit(**{**parts, "solution": solution, "scores": scores, "recipe": agreement.recipe},
-                        ledger=asker.ledger, history=tuple(asker.history), refusals=tuple(asker.refusals), aside=aside)
+    return FederatedFit(**{**parts, "solution": solution, "scores": scores,
+                           "recipe": agreement.recipe},
+                        ledger=asker.ledger, history=tuple(asker.history),
+                        refusals=tuple(asker.refusals), aside=aside)
 
 
-def without_refusers(asker: Asker, agreement: Agreement, carriage: Carriage, fingerprint: Callable[[], dict[str, Any]],
+def without_refusers(asker: Asker, agreement: Agreement, carriage: Carriage,
+                     fingerprint: Callable[[], dict[str, Any]],
                      attempt: Callable[[Agreement], _T]) -> tuple[_T, Agreement, dict[Any, str]]:
     """What is found with all users but those whose nodes refuse, or whose answers cannot be true.
 
@@ -161,7 +168,8 @@ def without_refusers(asker: Asker, agreement: Agreement, carriage: Carriage, fin
     What `attempt` gave, the agreement of those who are left, and the reasons of the others.
     """
     runtime: Any = asker.runtime
-    folder, aside = None if carriage.checkpoint is None else Path(carriage.checkpoint), dict(agreement.refused)
+    folder, aside = None if carriage.checkpoint is None else Path(carriage.checkpoint), \
+        dict(agreement.refused)
     if folder is not None:
         aside |= read_aside(folder)
         write_aside(folder, aside)
@@ -172,12 +180,14 @@ def without_refusers(asker: Asker, agreement: Agreement, carriage: Carriage, fin
         except SetAside as refusal:  # the others are fitted without them
             log.warning("round %d: %s", asker.turn, refusal)
             aside |= refusal.reasons
-            agreement = replace(agreement, names=tuple(name for name in agreement.names if name not in aside))
+            agreement = replace(agreement, names=tuple(name for name in agreement.names
+                                                       if name not in aside))
             if not agreement.names:
                 raise
             if folder is not None:
                 write_aside(folder, aside)
-                write_atomically(folder / "federation.json", agreement.to_json().encode(), durable=True)
+                write_atomically(folder / "federation.json", agreement.to_json().encode(),
+                                 durable=True)
             runtime.use(agreement)
             runtime.begin(f"without-{len(aside)}")
             asker.leave_out(refusal.reasons, fingerprint())
@@ -185,7 +195,9 @@ def without_refusers(asker: Asker, agreement: Agreement, carriage: Carriage, fin
 
 @contextlib.contextmanager
 def _blaming(asker: Asker) -> Iterator[None]:
-    """Numbers that cannot be computed with set their user aside, where they are beyond all proportion."""
+    """Numbers that cannot be computed with set their user aside, where they are beyond all
+    proportion.
+    """
     try:
         yield
     except (np.linalg.LinAlgError, ArithmeticError, InvalidInput) as error:
@@ -218,7 +230,9 @@ def _asked(runtime: Carrier, asker: Asker, agreement: Agreement, settings: Setti
 
 def _agreement(runtime: Carrier, data: DataSettings, settings: Settings,
                carriage: Carriage) -> tuple[Agreement, Settings]:
-    """Who takes part and what the columns are, settled at the first start and kept for later ones; and the task."""
+    """Who takes part and what the columns are, settled at the first start and kept for later ones;
+    and the task.
+    """
     file = None if carriage.checkpoint is None else Path(carriage.checkpoint) / "federation.json"
     if file is not None and file.exists():
         agreement = Agreement.from_json(file.read_text(encoding="utf-8"))
@@ -227,29 +241,37 @@ def _agreement(runtime: Carrier, data: DataSettings, settings: Settings,
         tables = [node.summary for _, node in nodes if node.summary is not None]
         if tables:
             recipe = Recipe.from_summary(merge(tables, tables=[label for label, _ in nodes]))
-            agreement = replace(agreement, recipe=recipe, features=recipe.feature_names, task=recipe.task,
+            agreement = replace(agreement, recipe=recipe, features=recipe.feature_names,
+                                task=recipe.task,
                                 n_classes=len(recipe.classes))
         else:
             agreement = _prepared(agreement, nodes, settings)
         if file is not None:
             write_atomically(file, agreement.to_json().encode(), durable=True)
-    return agreement, replace(settings, task=agreement.task, n_classes=max(agreement.n_classes, settings.n_classes),
+    return agreement, replace(settings, task=agreement.task, n_classes=max(agreement.n_classes,
+        settings.n_classes),
                               standardize=data.scaled(table=True))
 
 
-def _prepared(agreement: Agreement, nodes: list[tuple[str, Introduction]], settings: Settings) -> Agreement:
+def _prepared(agreement: Agreement, nodes: list[tuple[str, Introduction]],
+              settings: Settings) -> Agreement:
     """The task of prepared numbers: by the loss named, or by the targets."""
     kinds = {node.targets for _, node in nodes}
     signs = kinds == {"signs"}
-    task = {"logistic": "classification", "squared_hinge": "classification", "multinomial": "classification",
-            "poisson": "counts", "squared": "regression", "huber": "regression"}.get(settings.loss, "")
+    task = {"logistic": "classification", "squared_hinge": "classification",
+            "multinomial": "classification",
+            "poisson": "counts", "squared": "regression", "huber": "regression"}.get(settings.loss,
+                "")
     if "none" in kinds:
         if len(kinds) > 1:
-            raise InvalidInput("some nodes have targets and others have none", remedy="Give all of them targets")
+            raise InvalidInput("some nodes have targets and others have none",
+                               remedy="Give all of them targets")
         return replace(agreement, task="clustering")
     task = task or ("classification" if signs else "regression")
-    n_classes, agreement = bounded_classes(agreement, nodes) if task == "classification" else (0, agreement)
-    return replace(agreement, task=task, signs=signs and task == "classification", n_classes=2 if signs else n_classes)
+    n_classes, agreement = bounded_classes(agreement, nodes) if task == "classification" else (0,
+        agreement)
+    return replace(agreement, task=task, signs=signs and task == "classification",
+                   n_classes=2 if signs else n_classes)
 
 
 def _squared(settings: Settings) -> bool:
@@ -259,23 +281,29 @@ def _squared(settings: Settings) -> bool:
         return True
     if settings.task == "clustering" or settings.loss == "huber" or settings.weights != "auto" \
             or settings.lam != "auto" or not settings.standardize:
-        raise InvalidInput("a federation cannot be fitted like this: outside of squared losses it needs standardised "
+        raise InvalidInput("a federation cannot be fitted like this: outside of squared losses it "
+                           "needs standardised "
                            "features, automatic weights and lam, and a loss other than Huber's",
                            remedy="Leave these settings out, or give lam a number")
     return False
 
 
-def _second_moments(asker: Asker, agreement: Agreement, settings: Settings) -> tuple[Users, Split | None]:
+def _second_moments(asker: Asker, agreement: Agreement, settings: Settings) -> tuple[Users,
+        Split | None]:
     """Users with the second moments of those who take part: of all rows, and of their parts."""
     replies, q = asker.ask("moments", 0), len(agreement.features) + (settings.task != "clustering")
     counts, means, scatters = (replies.arrays[name] for name in ("count", "means", "scatter"))
     n, k = len(agreement.names), counts.shape[1]
     if means.shape != (n, k, q) or scatters.shape != (n, k, q * (q + 1) // 2):
-        raise InvalidInput("the users' moments are of other columns than agreed", remedy="Start the run again")
+        raise InvalidInput("the users' moments are of other columns than agreed",
+                           remedy="Start the run again")
     squares = [square(scatters[:, j], q) for j in range(k)]
-    asker.refuse(*(plausible.wrong_scatters(counts[:, j], means[:, j], squares[j]) for j in range(k)))
-    asker.refuse(*(plausible.outlying(counts[:, j], means[:, j], np.einsum("nqq->nq", squares[j])) for j in range(k)))
-    parts = [SecondMoments(counts[:, j].astype(np.int64), means[:, j], squares[j]) for j in range(k)]
+    asker.refuse(*(plausible.wrong_scatters(counts[:, j], means[:, j], squares[j])
+                   for j in range(k)))
+    asker.refuse(*(plausible.outlying(counts[:, j], means[:, j], np.einsum("nqq->nq", squares[j]))
+                   for j in range(k)))
+    parts = [SecondMoments(counts[:, j].astype(np.int64), means[:, j], squares[j])
+             for j in range(k)]
     everything = parts[0] if k == 1 else parts[0].add(parts[1])
     users = everything.users(agreement.names, agreement.features)
     if k == 1:
@@ -297,9 +325,11 @@ def _certified(asker: Asker, solution: Solution, tol: float, sizes: Ints) -> Sol
         shared["covariance"] = triangle(np.asarray(loss.covariance)[None])
         if isinstance(loss.scale, np.ndarray):
             ragged["noise"] = Ragged.of(loss.scale * sizes, np.ones(n, dtype=np.int64))
-    replies = asker.ask("certify", problem.dim, arrays={"model": solution.models, "slope": slopes, "anchor": about},
+    replies = asker.ask("certify", problem.dim, arrays={"model": solution.models, "slope": slopes,
+                                                        "anchor": about},
                         shared=shared, ragged=ragged)
-    answers = Answers(*(replies.arrays[name] for name in ("value", "conjugate", "residual", "size", "rounding")))
+    answers = Answers(*(replies.arrays[name] for name in ("value", "conjugate", "residual", "size",
+                                                          "rounding")))
     judgement = judged(problem, solution.models, slopes, about, answers)
     asker.refuse(_wrong_answers(solution, slopes, about, answers), _to_blame(judgement, tol))
     certificate = judgement.certificate.with_duals(duals)
@@ -311,12 +341,16 @@ def _certified(asker: Asker, solution: Solution, tol: float, sizes: Ints) -> Sol
 
 
 def _wrong_answers(solution: Solution, slopes: Array, about: Array, answers: Answers) -> Flags:
-    """Whose value and conjugate contradict each other or, where second moments decide everything, these."""
+    """Whose value and conjugate contradict each other or, where second moments decide everything,
+    these.
+    """
     products = np.einsum("nd,nd->n", slopes, solution.models - about)
-    wrong = plausible.beyond_conjugate(answers.values, answers.conjugates, products, answers.rounding)
+    wrong = plausible.beyond_conjugate(answers.values, answers.conjugates, products,
+                                       answers.rounding)
     if isinstance(solution.problem.loss, Remote):
         return wrong
-    known = answers_of(solution.problem.loss, solution.problem.samples, solution.models, slopes, about)
+    known = answers_of(solution.problem.loss, solution.problem.samples, solution.models, slopes,
+                       about)
     slack = _CONTRADICTS * (known.sizes + np.abs(known.values))
     return wrong | (np.abs(answers.values - known.values) > slack)
 
@@ -325,7 +359,8 @@ def _to_blame(judgement: Judgement, tol: float) -> list[str]:
     """The user because of whom alone the certificate fails, by far."""
     reasons = [""] * len(judgement.own)
     if judgement.without_worst <= tol and np.inf > judgement.share > _BY_FAR * tol:
-        reasons[judgement.worst] = (f"the certificate fails because of its replies alone: its part of the gap is "
+        reasons[judgement.worst] = ("the certificate fails because of its replies alone: its part "
+                                    "of the gap is "
                                     f"{judgement.own[judgement.worst]:.1e}")
     return reasons
 
@@ -339,7 +374,8 @@ def _judged(asker: Asker, fitted: Fit) -> Scores | None:
         others = list(theirs[1:])
         if fitted.sent is None:  # users judge in the units of all rows
             others = [fitted.units.restored(theirs.units.coefficients(part)) for part in others]
-    replies = asker.ask("judge", dim, arrays={"model": models, "fitted": others[0], "alone": others[1],
+    replies = asker.ask("judge", dim, arrays={"model": models, "fitted": others[0],
+                                              "alone": others[1],
                                               "together": others[2]})
     if scores is None:
         return None
@@ -347,5 +383,6 @@ def _judged(asker: Asker, fitted: Fit) -> Scores | None:
     worse = np.asarray(replies.arrays["worse"]) > 0
     points = scores.points.copy()
     points[scores.chosen] = fitted_score
-    return replace(scores, fitted=fitted_score, alone=alone, together=together, worse=worse, points=points)
+    return replace(scores, fitted=fitted_score, alone=alone, together=together, worse=worse,
+                   points=points)
 

@@ -1,8 +1,9 @@
 """coterie as a Flower app: the same queries and replies, carried by SuperLink and SuperNodes.
 
-`client` replies for the users of its node; `server` runs any algorithm of the protocol. Each node gets one message with
-the queries for all its users, in coterie's own binary form. Users are identified by their names, never by the node's
-number. Every message starts a new process at its node; what a node does with it is in `coterie.federated.node`.
+`client` replies for the users of its node; `server` runs any algorithm of the protocol. Each node
+gets one message with the queries for all its users, in coterie's own binary form. Users are
+identified by their names, never by the node's number. Every message starts a new process at its
+node; what a node does with it is in `coterie.federated.node`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,15 @@ from coterie.federated.driver import Round
 from coterie.federated.introduction import Introduction
 from coterie.federated.metrics import writer
 from coterie.federated.node import Node
-from coterie.federated.protocol.messages import REFUSES, VERSION, BadMessage, Batch, Message, Reply, decode
+from coterie.federated.protocol.messages import (
+    REFUSES,
+    VERSION,
+    BadMessage,
+    Batch,
+    Message,
+    Reply,
+    decode,
+)
 from coterie.federated.runtimes import service
 from coterie.federated.sources import in_order
 
@@ -46,7 +55,8 @@ _MOST = 1 << 28  # largest size of one user's reply in bytes
 client = ClientApp()
 server = ServerApp()
 
-# -- at the node ------------------------------------------------------------------------------------------------------
+# -- at the node
+# ------------------------------------------------------------
 
 
 @client.query("users")
@@ -60,27 +70,35 @@ def _introduce(message: Envelope, context: Context) -> Envelope:
 def _answer(message: Envelope, context: Context) -> Envelope:
     """The replies of the users of this node."""
     store = context.state.get("memory") or ConfigRecord()
-    answers = Node(message.content["config"], context.node_config, store).answer(message.content["queries"])
+    answers = Node(message.content["config"], context.node_config,
+                   store).answer(message.content["queries"])
     context.state["memory"] = store
     return Envelope(RecordDict({"answers": ConfigRecord(answers.replies),
                                 "refusals": ConfigRecord(answers.refusals)}), reply_to=message)
 
 
-# -- at the server ----------------------------------------------------------------------------------------------------
+# -- at the server
+# ------------------------------------------------------------
 
 
 class FlowerRuntime:
-    """Carries queries through Flower's Grid. A round lasts until all have replied, or `deadline` seconds."""
+    """Carries queries through Flower's Grid. A round lasts until all have replied, or `deadline`
+    seconds.
+    """
 
-    def __init__(self, grid: Grid, config: Mapping[str, Any], *, deadline: float, poll: float = 0.1) -> None:
+    def __init__(self, grid: Grid, config: Mapping[str, Any], *, deadline: float,
+                 poll: float = 0.1) -> None:
         self.grid, self.config, self.deadline, self.poll = grid, dict(config), deadline, poll
         self.agreement: Agreement | None = None
         self.home: dict[Any, int] = {}  # user -> node
-        self.met: dict[int, Introduction | str] = {}  # node -> what it said of itself, or why it cannot take part
+        # Node -> what it said of itself, or why it cannot take part.
+        self.met: dict[int, Introduction | str] = {}
         self.acked: dict[int, int] = {}  # user -> round of its last reply received
-        self.refused: dict[Any, str] = {}  # nodes whose introduction cannot be true, with the reason
+        # Nodes whose introduction cannot be true, with the reason.
+        self.refused: dict[Any, str] = {}
         self.asking: dict[str, int] = {}  # message -> node asked who it holds
-        self.pending: dict[str, tuple[int, list[int], int]] = {}  # message -> node, users asked, round
+        # Message -> node, users asked, round.
+        self.pending: dict[str, tuple[int, list[int], int]] = {}
 
     @property
     def names(self) -> tuple[Any, ...]:
@@ -102,12 +120,14 @@ class FlowerRuntime:
     # who is there
 
     def meet(self) -> None:
-        """Ask nodes not met before who they hold, and wait for that once; drop those that are gone."""
+        """Ask nodes not met before who they hold, and wait for that once; drop those that are gone.
+        """
         live = set(self.grid.get_node_ids())
         self.met = {node: said for node, said in self.met.items() if node in live}
         self.asking = {number: node for number, node in self.asking.items() if node in live}
         new = sorted(live - self.met.keys() - set(self.asking.values()))
-        envelopes = [Envelope(RecordDict({"config": ConfigRecord(self.config)}), node, "query.users",
+        envelopes = [Envelope(RecordDict({"config": ConfigRecord(self.config)}), node,
+                              "query.users",
                               ttl=10 * self.deadline) for node in new]
         ids = list(self.grid.push_messages(envelopes)) if envelopes else []
         self.asking |= {number: node for number, node in zip(ids, new, strict=True) if number}
@@ -127,12 +147,14 @@ class FlowerRuntime:
 
     def _welcome(self, node: int, envelope: Envelope) -> None:
         """Note what a node says of itself."""
-        said = dict(envelope.content["users"]) if "users" in envelope.content else {"error": "it sent no introduction"}
+        said = dict(envelope.content["users"]) if "users" in envelope.content \
+            else {"error": "it sent no introduction"}
         introduction: Introduction | str
         if "error" in said:
             introduction = _printable(said["error"])
         elif said.get("version") != VERSION:
-            introduction = f"it speaks version {_printable(said.get('version'))} of the protocol, the server {VERSION}"
+            introduction = (f"it speaks version {_printable(said.get('version'))} of the protocol, "
+                            f"the server {VERSION}")
         else:
             try:
                 introduction = Introduction.from_json(str(said.get("introduction")))
@@ -145,7 +167,8 @@ class FlowerRuntime:
             return
         for name in introduction.names:
             if holders.setdefault(name, node) != node:
-                log.warning("node %d says it holds user %r, who is at node %d already: refused", node, name,
+                log.warning("node %d says it holds user %r, who is at node %d already: refused",
+                            node, name,
                             holders[name])
             self.home.setdefault(name, node)
 
@@ -157,7 +180,8 @@ class FlowerRuntime:
     def exchange(self, queries: Batch) -> Replies:
         self.meet()
         end = time.monotonic() + self.deadline
-        while len(queries) and not any(self.names[k] in self.home for k in queries.users) and time.monotonic() < end:
+        while len(queries) and not any(self.names[k] in self.home for k in queries.users) \
+            and time.monotonic() < end:
             time.sleep(max(self.poll, 0.5))  # no node is available: wait for one
             self.meet()
         by_node: dict[int, list[int]] = {}
@@ -173,14 +197,16 @@ class FlowerRuntime:
         singles: list[tuple[int, Message]] = []
         refused: list[tuple[int, str]] = []
         fresh = set(ids) & self.pending.keys()
-        outstanding = 0 if fresh else len(self.pending)  # no new node is asked: wait for one of the others
+        # No new node is asked: wait for one of the others.
+        outstanding = 0 if fresh else len(self.pending)
         while True:
             for envelope in self._pulled(self.pending) if self.pending else ():
                 asked = self.pending.pop(envelope.metadata.reply_to_message_id, None)
                 if asked is not None and not envelope.has_error():
                     self._open(envelope, asked[1], singles, refused)
                 elif asked is not None:
-                    log.info("node %d did not answer: %s", asked[0], envelope.error.reason or envelope.error.code)
+                    log.info("node %d did not answer: %s", asked[0],
+                             envelope.error.reason or envelope.error.code)
             if time.monotonic() > end or (not fresh & self.pending.keys() and
                                           (not outstanding or len(self.pending) < outstanding)):
                 break
@@ -195,14 +221,19 @@ class FlowerRuntime:
         bases = {json.dumps(self.names[k]): self.acked.get(k, -1) for k in users}
         config = {**self.config, "bases": json.dumps(bases)}
         content = RecordDict({"config": ConfigRecord(config), "queries": ConfigRecord(asked)})
-        return Envelope(content, node, "train.answer", ttl=10 * self.deadline, group_id=str(queries.round))
+        return Envelope(content, node, "train.answer", ttl=10 * self.deadline,
+                        group_id=str(queries.round))
 
     def _open(self, envelope: Envelope, users: list[int], singles: list[tuple[int, Message]],
               refused: list[tuple[int, str]]) -> None:
-        """The replies in an envelope, only of users who were asked in it, and what their node refuses."""
-        answers, refusals = envelope.content.get("answers", {}), envelope.content.get("refusals", {})
+        """The replies in an envelope, only of users who were asked in it, and what their node
+        refuses.
+        """
+        answers, refusals = envelope.content.get("answers", {}), envelope.content.get("refusals",
+            {})
         for k in users:
-            reason = refusals.get(json.dumps(self.names[k])) if isinstance(refusals, Mapping) else None
+            reason = refusals.get(json.dumps(self.names[k])) if isinstance(refusals, Mapping) \
+                else None
             if reason is not None:
                 refused.append((k, f"{REFUSES}{_printable(reason)}"))
                 continue
@@ -233,12 +264,16 @@ class FlowerRuntime:
         while len(self.home) < expected and time.monotonic() < end:
             time.sleep(0.5)
             self.meet()
-        if 0 < len(self.home) < expected and self.refused:  # who lies about itself keeps nobody from learning
-            log.warning("%d of %d users came, and %d node(s) were refused: the others begin", len(self.home), expected,
+        # Who lies about itself keeps nobody from learning.
+        if 0 < len(self.home) < expected and self.refused:
+            log.warning("%d of %d users came, and %d node(s) were refused: the others begin",
+                        len(self.home), expected,
                         len(self.refused))
         elif len(self.home) < expected:
-            errors = "; ".join(sorted({said for said in self.met.values() if isinstance(said, str)}))
-            raise Incompatible(f"{len(self.home)} of {expected} users came within {wait:g} s. Start the other nodes, "
+            errors = "; ".join(
+                sorted({said for said in self.met.values() if isinstance(said, str)}))
+            raise Incompatible(f"{len(self.home)} of {expected} users came within {wait:g} s. "
+                               "Start the other nodes, "
                                f"or lower `n-users`.{' Nodes said: ' + errors if errors else ''}")
         first: dict[int, Any] = {}  # the first user of each node, which names and orders the nodes
         for name in in_order(self.home):
@@ -249,27 +284,33 @@ class FlowerRuntime:
 
 def _printable(text: Any) -> str:
     """A short text of a node, without control characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:300]).rstrip(".")
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:300]).rstrip(
+        ".")
 
 
 @server.main()
 def _main(grid: Grid, context: Context) -> None:
-    """A complete run: wait for the users, run the algorithm, prove the result, write the run folder."""
+    """A complete run: wait for the users, run the algorithm, prove the result, write the run
+    folder.
+    """
     given = dict(context.run_config)
     config = RunConfig.of(given)
     out = Path(config.server.out)
     private_folder(out)
-    for name in ("joined.csv" if config.server.join else "run.json", "error.txt"):  # of an earlier start
+    # Of an earlier start.
+    for name in ("joined.csv" if config.server.join else "run.json", "error.txt"):
         (out / name).unlink(missing_ok=True)
     try:
-        writers = [writer(f"jsonl:{out / 'rounds.jsonl'}"), *map(writer, config.server.metrics.split())]
+        writers = [writer(f"jsonl:{out / 'rounds.jsonl'}"),
+                   *map(writer, config.server.metrics.split())]
 
         def progress(line: Round) -> None:
             for write in writers:
                 write(line)
             logger.info("%s", line)
 
-        runtime = FlowerRuntime(grid, for_nodes(complete(given)), deadline=config.server.round_timeout,
+        runtime = FlowerRuntime(grid, for_nodes(complete(given)),
+                                deadline=config.server.round_timeout,
                                 poll=config.server.poll)
         if config.server.join:
             service.join(runtime, config, out / "joined.csv", progress)

@@ -1,7 +1,9 @@
-"""What the owner of a node allows: kinds of questions, how many, whose Hessians, and which rows are held out.
+"""What the owner of a node allows: kinds of questions, how many, whose Hessians, and which rows are
+held out.
 
-All of it is in the node's configuration, and nothing of it can come from a server. Where the owner has not named the
-data, the server has: it owns them (a simulation), and everything but the size of a message is allowed.
+All of it is in the node's configuration, and nothing of it can come from a server. Where the owner
+has not named the data, the server has: it owns them (a simulation), and everything but the size of
+a message is allowed.
 """
 
 from __future__ import annotations
@@ -29,12 +31,14 @@ from coterie.federated.sources import SOURCES, Table
 from coterie.losses import Huber, HuberDistance, SquaredHinge
 
 PUBLIC = "public"  # the split key of an owner to whom it does not matter which rows are held out
-_QUESTIONS, _KINKED_QUESTIONS, _LEAST_QUESTIONS = 1_000, 300, 100  # a fit of classes needs about 200
+# a fit of classes needs about 200.
+_QUESTIONS, _KINKED_QUESTIONS, _LEAST_QUESTIONS = 1_000, 300, 100
 _KINKED = (SquaredHinge, Huber, HuberDistance)  # three gradients on a line single out a row
 _HESSIANS, _LEAST_HESSIANS = 100, 40  # one for every four rows, within these
 _LEAST_ROWS = 3  # means and sums of squares of one or two rows are the rows
 _SCALARS = 3  # beside a gradient: value, curvature, and a bound on it
-_FIT_ROWS, _FIT_ROWS_EACH = 30, 3  # rows, and rows per coordinate, below which a fit's gradients give rows away
+# Rows, and rows per coordinate, below which a fit's gradients give rows away.
+_FIT_ROWS, _FIT_ROWS_EACH = 30, 3
 _OF_A_FIT = ("settle", "slopes", "evidence", "around", "left_out", "halves", "alone", "ratio")
 _WITH_HESSIANS = ("local", "settle", "moments")
 _HESSIAN_FIELDS = ("hessian", "hessian2", "scatter", "factor", "core", "basis")
@@ -48,15 +52,18 @@ class OwnerSettings:
 
     Parameters
     ----------
-    ledger_dir : folder of the ledger; by default one below $XDG_STATE_HOME or ~/.local/state, by the data.
-    allow : kinds of questions that are answered, separated by commas. If empty: with a budget, those of a private
-        federation; otherwise all.
-    consent : "hessians" if users with no more rows than coordinates send Hessians and second moments too.
-    max_questions, max_hessians : how many questions about the same rows of a user are answered, one for every d numbers
-        of the answers, and how many Hessians; 0 for the defaults.
-    split_key : a secret from which it follows which rows are held out; random if empty, and by the server's seed if
-        "public".
-    budget_epsilon, budget_delta : what all noisy releases of a user may cost together; none are made without it.
+    ledger_dir : folder of the ledger; by default one below $XDG_STATE_HOME or ~/.local/state, by
+        the data.
+    allow : kinds of questions that are answered, separated by commas. If empty: with a budget,
+        those of a private federation; otherwise all.
+    consent : "hessians" if users with no more rows than coordinates send Hessians and second
+        moments too.
+    max_questions, max_hessians : how many questions about the same rows of a user are answered, one
+        for every d numbers of the answers, and how many Hessians; 0 for the defaults.
+    split_key : a secret from which it follows which rows are held out; random if empty, and by the
+        server's seed if "public".
+    budget_epsilon, budget_delta : what all noisy releases of a user may cost together; none are
+        made without it.
     """
 
     ledger_dir: str = ""
@@ -70,18 +77,22 @@ class OwnerSettings:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            value, kinds = getattr(self, f.name), {"str": str, "int": int}.get(str(f.type), (int, float))
+            value, kinds = getattr(self, f.name), {"str": str, "int": int}.get(str(f.type),
+                (int, float))
             if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
                 raise InvalidInput(f"{key_of(f.name)} of the node is {value!r}", remedy="Give " + (
                     "a text" if kinds is str else "an integer" if kinds is int else "a number"))
         unknown = set(self.kinds) - set(KINDS)
         if unknown:
-            raise InvalidInput(f"`allow` names {sorted(unknown)[0]!r}, which is no kind of question",
+            raise InvalidInput(
+                f"`allow` names {sorted(unknown)[0]!r}, which is no kind of question",
                                remedy=f"Kinds are: {', '.join(KINDS)}")
         if self.consent not in ("", "hessians"):
-            raise InvalidInput(f"consent can be given to hessians, got {self.consent!r}", remedy="Use hessians")
+            raise InvalidInput(f"consent can be given to hessians, got {self.consent!r}",
+                               remedy="Use hessians")
         if self.max_questions < 0 or self.max_hessians < 0:
-            raise InvalidInput("max-questions and max-hessians must not be negative", remedy="Use 0 for the defaults")
+            raise InvalidInput("max-questions and max-hessians must not be negative",
+                               remedy="Use 0 for the defaults")
 
     @classmethod
     def of(cls, own: Mapping[str, Any]) -> Self:
@@ -95,7 +106,9 @@ class OwnerSettings:
 
 
 class HeldOut(NamedTuple):
-    """Which rows users hold out: a share of them, by a seed; users who would hold out fewer than `least` hold none."""
+    """Which rows users hold out: a share of them, by a seed; users who would hold out fewer than
+    `least` hold none.
+    """
 
     share: float
     seed: int
@@ -127,8 +140,10 @@ class Guard:
         self.consent = not self.owned or self.settings.consent == "hessians"
         self.rows: dict[Any, str] = row_digests(source) if self.owned else {}
         self.columns = source.n_features if isinstance(source, Users) else source.n_columns
-        self.ledger = NodeLedger.of_owner(self.settings.ledger_dir or default_folder(own), self.settings.budget_epsilon,
-                                          self.settings.budget_delta) if self.owned else NodeLedger(None)
+        self.ledger = NodeLedger.of_owner(self.settings.ledger_dir or default_folder(own),
+                                          self.settings.budget_epsilon,
+                                          self.settings.budget_delta) if self.owned else NodeLedger(
+                                              None)
 
     def __enter__(self) -> Self:
         return self
@@ -139,7 +154,8 @@ class Guard:
     # -- splits
 
     def held_out(self, share: float, seed: int, task: str = "", n_columns: int = 0) -> HeldOut:
-        """Which rows are held out; of the owner's data by its own secret, and always the same share.
+        """Which rows are held out; of the owner's data by its own secret, and always the same
+        share.
 
         Parameters
         ----------
@@ -153,29 +169,36 @@ class Guard:
         """
         if not self.owned:
             return HeldOut(share, seed)
-        least = 0 if self.consent else max(n_columns + 1, _LEAST_ROWS) if task == "regression" else _LEAST_ROWS
+        least = 0 if self.consent else max(n_columns + 1, _LEAST_ROWS) if task == "regression" \
+            else _LEAST_ROWS
         if self.settings.split_key == PUBLIC:
             return HeldOut(share, seed, least)
         if share > 0:
             data = hashlib.sha256(json.dumps(sorted(self.rows.values())).encode()).hexdigest()
             first = float(self.ledger.pinned(f"held-out {data}", lambda: repr(share)))
             if first != share:
-                raise Refused(f"the share {first:g} of these rows was held out before, and {share:g} is asked for now",
+                raise Refused(f"the share {first:g} of these rows was held out before, and "
+                              f"{share:g} is asked for now",
                               remedy=f"Use held-out = {first:g}")
         return HeldOut(share, self.secret, least)
 
     @property
     def secret(self) -> int:
         """The seed of the node's own splits."""
-        key = self.settings.split_key or self.ledger.pinned("split-key", lambda: os.urandom(32).hex())
+        key = self.settings.split_key or self.ledger.pinned("split-key",
+                                                            lambda: os.urandom(32).hex())
         return int.from_bytes(hashlib.sha256(f"splits {key}".encode()).digest()[:7])
 
     def own_splits(self, queries: Batch) -> Batch:
-        """The same questions; those about rows left out with the node's seed in place of the server's."""
-        if not self.owned or self.settings.split_key == PUBLIC or queries.kind not in ("left_out", "halves"):
+        """The same questions; those about rows left out with the node's seed in place of the
+        server's.
+        """
+        if not self.owned or self.settings.split_key == PUBLIC or queries.kind not in ("left_out",
+                "halves"):
             return queries
         shared = dict(queries.shared)
-        for name in ("settings", "settings2"):  # alone, splits, seed, stratify; or draws, seed, stratify
+        # Alone, splits, seed, stratify; or draws, seed, stratify.
+        for name in ("settings", "settings2"):
             if name in shared:
                 shared[name] = np.array(shared[name], dtype=np.int64)
                 shared[name][-2] = self.secret
@@ -184,9 +207,11 @@ class Guard:
     # -- what is asked
 
     def withheld(self, data: Data) -> Flags:
-        """(n_users,) who sends a bound instead of a Hessian: those with no more rows than coordinates.
+        """(n_users,) who sends a bound instead of a Hessian: those with no more rows than
+        coordinates.
 
-        Columns that an agreement leaves out count, too: otherwise a server would ask for a few columns at a time.
+        Columns that an agreement leaves out count, too: otherwise a server would ask for a few
+        columns at a time.
         """
         if self.consent:
             return np.zeros(data.n_users, dtype=bool)
@@ -205,17 +230,21 @@ class Guard:
             return f"the owner of the node does not allow questions of the kind {kind!r}"
         if self.consent or kind in PRIVATE:
             return ""
-        rows, columns = int(self._rows(data)[user]), max(data.samples.users.n_features, self.columns) + 1
+        rows, columns = int(self._rows(data)[user]), max(data.samples.users.n_features,
+                                                         self.columns) + 1
         hessians = kind in _WITH_HESSIANS or (kind == "around" and any(
             int(query.arrays[name]) > 1 for name in ("rank", "rank2") if name in query.arrays))
         wide = max(data.samples.dim, self.columns)
         if hessians and rows <= (columns if kind == "moments" else wide):
-            return ("it has no more rows than coordinates, and its owner has not consented to send Hessians (consent = "
+            return ("it has no more rows than coordinates, and its owner has not consented to send "
+                    "Hessians (consent = "
                     '"hessians" in the node configuration, or a private release with an epsilon)')
         least = max(_FIT_ROWS, _FIT_ROWS_EACH * wide)
         if kind in _OF_A_FIT and rows < least:
-            return (f"it has fewer than {least} rows, which the many questions of a fit would give away, and its owner "
-                    'has not consented (consent = "hessians" in the node configuration, or a private release with an '
+            return (f"it has fewer than {least} rows, which the many questions of a fit would give "
+                    "away, and its owner "
+                    'has not consented (consent = "hessians" in the node configuration, or a '
+                    'private release with an '
                     "epsilon)")
         if kind in ("describe", "facts") and rows < _LEAST_ROWS:
             return f"it has fewer than {_LEAST_ROWS} rows, whose means would be the rows"
@@ -230,14 +259,17 @@ class Guard:
         ------
         Refused : a summary of so few rows would show them.
         """
-        if summary and isinstance(self.source, Table) and not self.consent and len(self.source.frame) < _LEAST_ROWS:
-            raise Refused(f"this node has fewer than {_LEAST_ROWS} rows, which a summary of its table would show",
+        if summary and isinstance(self.source, Table) and not self.consent \
+            and len(self.source.frame) < _LEAST_ROWS:
+            raise Refused(f"this node has fewer than {_LEAST_ROWS} rows, which a summary of its "
+                          "table would show",
                           remedy="Set consent = 'hessians' in the node configuration")
         if self.owned:
             digest = hashlib.sha256(text.encode()).hexdigest()[:32]
             self.ledger.log([LoggedAnswer(run, 0, None, "introduction", 0, len(text), digest)])
 
-    def account(self, run: str, replies: Mapping[int, Message], data: Data, questions: Mapping[int, str],
+    def account(self, run: str, replies: Mapping[int, Message], data: Data,
+                questions: Mapping[int, str],
                 sizes: Mapping[int, int]) -> dict[int, str]:
         """Enter replies in the ledger; of those that are too many, the reason by user.
 
@@ -257,8 +289,10 @@ class Guard:
             # What noisy releases cost is counted in their budget.
             units, hessians = (0, 0) if reply.kind in PRIVATE else cost(reply, data.samples.dim)
             entries[user] = Question(
-                LoggedAnswer(run, reply.round, names[user], reply.kind, reply.numbers, sizes[user], questions[user]),
-                self.rows[names[user]], units, hessians, self.settings.max_questions or _most(data, rows),
+                LoggedAnswer(run, reply.round, names[user], reply.kind, reply.numbers, sizes[user],
+                             questions[user]),
+                self.rows[names[user]], units, hessians, self.settings.max_questions or _most(data,
+                    rows),
                 self.settings.max_hessians or min(max(rows // 4, _LEAST_HESSIANS), _HESSIANS))
         reasons = self.ledger.account(entries.values())
         return {user: reason for user, reason in zip(entries, reasons, strict=True) if reason}
@@ -278,8 +312,11 @@ def _most(data: Data, rows: int) -> int:
 
 
 def cost(reply: Message, dim: int) -> tuple[int, int]:
-    """What a reply counts for: questions, one for every `dim` numbers beyond a value and two others, and Hessians."""
-    plain = sum(array.size for name, array in reply.arrays.items() if name not in (*_HESSIAN_FIELDS, *_FREE_FIELDS))
+    """What a reply counts for: questions, one for every `dim` numbers beyond a value and two
+    others, and Hessians.
+    """
+    plain = sum(array.size for name, array in reply.arrays.items() if name not in (*_HESSIAN_FIELDS,
+        *_FREE_FIELDS))
     triangle, hessians = dim * (dim + 1) // 2, 0
     for name in _HESSIAN_FIELDS:
         size = reply.arrays[name].size if name in reply.arrays else 0
@@ -295,22 +332,27 @@ def row_digests(source: Users | Table) -> dict[Any, str]:
         parts = {name: [source.features[ends[k]:ends[k + 1]]] + ([] if source.targets is None else
                  [source.targets[ends[k]:ends[k + 1]]]) for k, name in enumerate(source.names)}
     else:
-        hashes, owners = source.frame.hash_rows(seed=0).to_numpy(), row_names(source.frame[source.user])
+        hashes, owners = source.frame.hash_rows(seed=0).to_numpy(), \
+            row_names(source.frame[source.user])
         rows: dict[Any, list[int]] = {}
         for owner, number in zip(owners, hashes.tolist(), strict=True):
             if owner is not None:
                 rows.setdefault(owner, []).append(number)
         parts = {name: [np.sort(np.array(own, dtype=np.uint64))] for name, own in rows.items()}
-    return {name: hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()[:32]
+    return {name: hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes()
+                                          for array in arrays)).hexdigest()[:32]
             for name, arrays in parts.items()}
 
 
 def default_folder(own: Mapping[str, Any]) -> Path:
-    """The ledger's folder where the owner names none: one for each file, or for each function and its settings."""
+    """The ledger's folder where the owner names none: one for each file, or for each function and
+    its settings.
+    """
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     known = {key_of(f.name) for kind in (DataSettings, OwnerSettings) for f in fields(kind)} | {
         "state-dir", "models-dir", "return-models"}
     path = str(Path(str(own["path"])).resolve()) if own.get("path") else ""
     other = {} if own["data"] in SOURCES else {key: own[key] for key in sorted(set(own) - known)}
-    spec = json.dumps([own["data"], path, own.get("dataset", ""), own.get("partition-id", ""), other], default=str)
+    spec = json.dumps([own["data"], path, own.get("dataset", ""), own.get("partition-id", ""),
+                       other], default=str)
     return Path(state) / "coterie" / hashlib.sha256(spec.encode()).hexdigest()[:32]

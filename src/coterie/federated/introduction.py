@@ -1,4 +1,6 @@
-"""What a node says of itself before the first round: the names of its users and, of a table, a summary."""
+"""What a node says of itself before the first round: the names of its users and, of a table, a
+summary.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ class Introduction(NamedTuple):
     names : of its users.
     features : of prepared numbers; empty for a table.
     n_classes : of prepared numbers: one more than the largest target.
-    targets : of prepared numbers: "none", "signs" (all are -1 or 1), or "numbers"; of a table in a private federation
-        "table": then `features` are its columns of numbers.
+    targets : of prepared numbers: "none", "signs" (all are -1 or 1), or "numbers"; of a table in a
+        private federation "table": then `features` are its columns of numbers.
     summary : of a table; a private federation has none.
     """
 
@@ -39,9 +41,12 @@ class Introduction(NamedTuple):
 
     @classmethod
     def of(cls, source: Users | Table, *, private: bool = False) -> Introduction:
-        """That of a node with these data; of a private one nothing that depends on values, but what columns hold."""
+        """That of a node with these data; of a private one nothing that depends on values, but what
+        columns hold.
+        """
         if isinstance(source, Table):
-            return cls(names=source.names, features=source.number_columns(), targets="table") if private else \
+            return cls(names=source.names, features=source.number_columns(),
+                       targets="table") if private else \
                 cls(names=source.names, summary=source.summary())
         y = source.targets
         if y is None or not len(y):
@@ -54,8 +59,10 @@ class Introduction(NamedTuple):
     def to_json(self) -> str:
         """As text, for the wire."""
         if not all(isinstance(name, (str, int, float)) for name in self.names):
-            raise InvalidInput("user names must be texts or integers", remedy="Write dates as texts")
-        return json.dumps({**self._asdict(), "summary": None if self.summary is None else self.summary.to_json()})
+            raise InvalidInput("user names must be texts or integers",
+                               remedy="Write dates as texts")
+        return json.dumps({**self._asdict(),
+                           "summary": None if self.summary is None else self.summary.to_json()})
 
     @classmethod
     def from_json(cls, text: str) -> Introduction:
@@ -70,10 +77,12 @@ class Introduction(NamedTuple):
         try:
             said = json.loads(text)
             names, features, n_classes, targets = (said[key] for key in cls._fields[:4])
-            if not (isinstance(names, list) and len(names) <= _MOST_USERS and all(map(is_name, names))
+            if not (isinstance(names, list) and len(names) <= _MOST_USERS
+                    and all(map(is_name, names))
                     and len(set(names)) == len(names)):
                 raise _no_introduction("its users have no names, or the same")
-            if not (isinstance(features, list) and len(features) <= MOST_COLUMNS and all(map(is_text, features))
+            if not (isinstance(features, list) and len(features) <= MOST_COLUMNS
+                    and all(map(is_text, features))
                     and len(set(features)) == len(features)):
                 raise _no_introduction("its columns have no names, or the same")
             if not is_count(n_classes) or targets not in _TARGETS:
@@ -83,7 +92,8 @@ class Introduction(NamedTuple):
             raise _no_introduction(str(error)[:200]) from error
         if summary is not None:
             check_summary(summary)
-        elif not features and names and targets not in ("none", "table"):  # a private table may have texts only
+        # a private table may have texts only.
+        elif not features and names and targets not in ("none", "table"):
             raise _no_introduction("it has targets, and no columns")
         return cls(tuple(names), tuple(features), n_classes, targets, summary)
 

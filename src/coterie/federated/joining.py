@@ -1,11 +1,13 @@
-"""A newcomer's answer to "join": which group of a finished run fits its rows best, and its model in it.
+"""A newcomer's answer to "join": which group of a finished run fits its rows best, and its model in
+it.
 
-The server sends what users of the run share: the centres of the groups, in the units agreed, and how far models may be
-from their centre, if they are personal. The newcomer compares
+The server sends what users of the run share: the centres of the groups, in the units agreed, and
+how far models may be from their centre, if they are personal. The newcomer compares
 
     f(centre_k),      f its own loss, of personal models with the best model around centre_k
 
-over all groups k and takes the smallest. The model stays with the newcomer unless its owner returns it.
+over all groups k and takes the smallest. The model stays with the newcomer unless its owner returns
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from coterie.fitting.kinds import group_centres
 from coterie.losses import Loss, Personal, Samples
 
 
-def answer_join(loss: Loss, samples: Samples, queries: Batch) -> tuple[dict[str, Array], dict[str, Ragged]]:
+def answer_join(loss: Loss, samples: Samples, queries: Batch) -> tuple[dict[str, Array],
+        dict[str, Ragged]]:
     """The group of each newcomer, -1 where users of the run share nothing, and its model.
 
     Parameters
@@ -34,8 +37,10 @@ def answer_join(loss: Loss, samples: Samples, queries: Batch) -> tuple[dict[str,
     samples, n = loss.prepare(newcomers), len(users)
     if len(centres):
         shape = (n, samples.dim)
-        groups = np.stack([loss.values(samples, np.broadcast_to(centre, shape)) for centre in centres]).argmin(axis=0)
+        groups = np.stack([loss.values(samples, np.broadcast_to(centre, shape))
+                           for centre in centres]).argmin(axis=0)
         models = loss.own_models(samples, centres[groups])
     else:  # everyone has a model of its own rows
         groups, models = np.full(n, -1), group_centres(loss, samples, np.arange(n), "users")
-    return {"who": groups.astype(np.int64)}, {"model": Ragged.of(models, np.ones(n, dtype=np.int64))}
+    return {"who": groups.astype(np.int64)}, \
+        {"model": Ragged.of(models, np.ones(n, dtype=np.int64))}

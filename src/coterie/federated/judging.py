@@ -1,12 +1,14 @@
 """The certificate of a federation, in which no single user can hide the errors of the others.
 
-With objective = sum f_i(x_i) + penalty and bound = -sum f_i*(u_i), the gap is a sum of parts that are never negative:
+With objective = sum f_i(x_i) + penalty and bound = -sum f_i*(u_i), the gap is a sum of parts that
+are never negative:
 
-    own_i = f_i(x_i) + f_i*(u_i) - <u_i, x_i> >= 0   of every user,     penalty - <y, Bx> >= 0   known to the server
+    own_i = f_i(x_i) + f_i*(u_i) - <u_i, x_i> >= 0   of every user,     penalty - <y, Bx> >= 0
+                                                     known to the server
 
-A relative gap divides their sum by the objective, which one user with a loss of 1e9 makes as large as it likes. So the
-gap of all others is also measured against the objective of the others, and counts unless it is ten times the tolerance
-at most.
+A relative gap divides their sum by the objective, which one user with a loss of 1e9 makes as large
+as it likes. So the gap of all others is also measured against the objective of the others, and
+counts unless it is ten times the tolerance at most.
 """
 
 from __future__ import annotations
@@ -36,12 +38,15 @@ class Judgement(NamedTuple):
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def judged(problem: Problem, models: Array, slopes: Array, about: Array, answers: Answers) -> Judgement:
-    """The certificate from the users' answers, with what it would be without the largest of them."""
+def judged(problem: Problem, models: Array, slopes: Array, about: Array,
+           answers: Answers) -> Judgement:
+    """The certificate from the users' answers, with what it would be without the largest of them.
+    """
     certificate = assembled(problem, models, slopes, about, answers)
     products = np.einsum("nd,nd->n", slopes, models - about)
     carried = np.linalg.norm(slopes, axis=1) * np.linalg.norm(models - about, axis=1)
-    rounding = answers.rounding + _EPSILON * (np.abs(answers.values) + np.abs(answers.conjugates) + carried)
+    rounding = answers.rounding + _EPSILON * (np.abs(answers.values) + np.abs(answers.conjugates)
+                                              + carried)
     own = np.maximum(answers.values + answers.conjugates - products, 0.0) + rounding
     own = np.where(np.isnan(own), np.inf, own)
     worst, n = int(own.argmax()), problem.n_users
@@ -53,17 +58,20 @@ def judged(problem: Problem, models: Array, slopes: Array, about: Array, answers
     def size(*left: int) -> float:
         """The objective of all users but one or two."""
         rest = ~np.isin(np.arange(n), left)
-        total = abs(float(answers.values[rest].sum()) + problem.lam * problem.graph.take(rest).penalty(models[rest]))
+        total = abs(float(answers.values[rest].sum()) + problem.lam
+                    * problem.graph.take(rest).penalty(models[rest]))
         return max(total, FLOOR * float(answers.sizes[rest].sum()), 1e-300)
 
     def relative(*left: int) -> float:
         """Their gap, relative to their objective."""
         return (float(own[~np.isin(np.arange(n), left)].sum()) + slack) / size(*left)
 
-    sizes = np.nan_to_num(np.abs(answers.values) + np.abs(answers.conjugates), posinf=np.finfo(float).max)
+    sizes = np.nan_to_num(np.abs(answers.values) + np.abs(answers.conjugates),
+                          posinf=np.finfo(float).max)
     far = np.linalg.norm(models - np.median(models, axis=0), axis=1)
     largest = {int(part.argmax()) for part in (sizes, answers.sizes, far)}
     others = max(relative(k) for k in largest) / _HIDDEN
     pairs = [relative(worst, k) / _HIDDEN for k in largest if k != worst and n > 3]
-    return Judgement(replace(certificate, others=others if np.isfinite(others) else np.inf), own, worst,
+    return Judgement(replace(certificate, others=others if np.isfinite(others) else np.inf), own,
+                     worst,
                      float(own[worst]) / size(worst, *largest), max([relative(worst), *pairs]))

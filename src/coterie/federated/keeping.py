@@ -1,7 +1,8 @@
 """Models that a node keeps for its users, so that it predicts without the server.
 
-The owner of a node names a folder in the node configuration (`models-dir`); the server cannot. Each user has one file
-in it, written when the user gets its model at the end of a fit, and replaced by the next fit.
+The owner of a node names a folder in the node configuration (`models-dir`); the server cannot. Each
+user has one file in it, written when the user gets its model at the end of a fit, and replaced by
+the next fit.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class KeptModels(PredictsRows):
                          labels=np.full(len(self.names), -1), together=None)
 
 
-def keep_models(folder: str | PathLike[str], agreement: Agreement, models: Iterable[tuple[Any, Array]]) -> None:
+def keep_models(folder: str | PathLike[str], agreement: Agreement,
+                models: Iterable[tuple[Any, Array]]) -> None:
     """Write one file for each user.
 
     Parameters
@@ -58,10 +60,12 @@ def keep_models(folder: str | PathLike[str], agreement: Agreement, models: Itera
     models : names of users, and their models in the solver's units.
     """
     assert agreement.units is not None
-    shared = {"run": agreement.run, "recipe": None if agreement.recipe is None else agreement.recipe.to_json(),
+    shared = {"run": agreement.run,
+              "recipe": None if agreement.recipe is None else agreement.recipe.to_json(),
               "units": json_ready(agreement.units.state())}
     for name, model in models:
-        text = json.dumps({"user": name, "model": np.asarray(model).tolist(), **shared}, ensure_ascii=False)
+        text = json.dumps({"user": name, "model": np.asarray(model).tolist(), **shared},
+                          ensure_ascii=False)
         number = hashlib.sha256(json.dumps(name).encode()).hexdigest()[:40]
         write_atomically(Path(folder) / f"user-{number}.json", text.encode())
 
@@ -89,7 +93,8 @@ def load_models(folder: str | PathLike[str]) -> KeptModels:
         recipe = None if last["recipe"] is None else Recipe.from_json(last["recipe"])
         models = np.array(list(users.values()), dtype=float)
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidInput(f"a file in {folder} is damaged: {error}", remedy="Run the federation again") from error
+        raise InvalidInput(f"a file in {folder} is damaged: {error}",
+                           remedy="Run the federation again") from error
     return KeptModels(names=tuple(users), models=models, units=units, recipe=recipe)
 
 

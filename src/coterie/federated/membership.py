@@ -1,7 +1,8 @@
 """Joining and leaving a finished run, without asking the other users again.
 
-A newcomer gets a model in one question and answer (`coterie.federated.joining`). A user that leaves is taken out with
-what the server has in the checkpoint: with squared losses the second moments of all others, which decide everything.
+A newcomer gets a model in one question and answer (`coterie.federated.joining`). A user that leaves
+is taken out with what the server has in the checkpoint: with squared losses the second moments of
+all others, which decide everything.
 """
 
 from __future__ import annotations
@@ -69,27 +70,34 @@ def join_run(runtime: Carrier, run: Run, *, wait: float = 120.0,
     """
     if run.units is None or run.settings is None or run.centres is None:
         raise InvalidInput(f"{run.folder} has no groups that a newcomer could join",
-                           remedy="Give the folder of a run of `coterie fit`, or of `coterie federate` without --lam")
+                           remedy="Give the folder of a run of `coterie fit`, or of `coterie "
+                                  "federate` without --lam")
     agreement = agreement_of(run)
     runtime.use(replace(agreement, names=()))  # newcomers need say no more than their names
-    known, end, newcomers = {name_text(name) for name in run.names}, time.monotonic() + wait, tuple[Any, ...]()
+    known, end, newcomers = {name_text(name) for name in run.names}, time.monotonic() + wait, \
+        tuple[Any, ...]()
     while not newcomers:
         nodes = runtime.gather(1, max(end - time.monotonic(), 0.0))
-        newcomers = in_order(name for _, node in nodes for name in node.names if name_text(name) not in known)
+        newcomers = in_order(name for _, node in nodes
+                             for name in node.names if name_text(name) not in known)
         if not newcomers and time.monotonic() >= end:
-            raise Incompatible(f"All users that are here are in {run.folder} already. Start the nodes of newcomers.")
+            raise Incompatible(f"All users that are here are in {run.folder} already. Start the "
+                               "nodes of newcomers.")
         time.sleep(0.0 if newcomers else 0.5)
     runtime.use(replace(agreement, names=newcomers))
     shared: dict[str, Array] = {
-        "models": run.centres if run.kind != "alone" else run.centres[:0], "noise": np.array(run.noise)}
+        "models": run.centres if run.kind != "alone" else run.centres[:0],
+                                "noise": np.array(run.noise)}
     if run.covariance is not None:
         shared["covariance"] = triangle(run.covariance[None])
     asker = Asker(runtime, newcomers, progress=progress)
     replies = asker.ask("join", run.models.shape[1], shared=shared)
-    models = {newcomers[k]: reply.arrays["model"][0] for k, reply in replies.items() if "model" in reply.arrays}
+    models = {newcomers[k]: reply.arrays["model"][0] for k,
+              reply in replies.items() if "model" in reply.arrays}
     groups = np.asarray(replies.arrays["who"], dtype=np.int64)
     if not ((groups >= -1) & (groups < len(run.centres))).all():
-        raise Incompatible("A newcomer answered with a group that does not exist. Install the same version of coterie "
+        raise Incompatible("A newcomer answered with a group that does not exist. Install the same "
+                           "version of coterie "
                            "everywhere.")
     return Newcomers(newcomers, groups, models, asker.ledger)
 
@@ -101,18 +109,24 @@ def agreement_of(run: Run) -> Agreement:
         return replace(Agreement.from_json(file.read_text(encoding="utf-8")), units=run.units)
     assert run.units is not None
     assert run.settings is not None
-    return Agreement(names=run.names, features=run.units.feature_names, recipe=run.recipe, units=run.units,
-                     run=digest(run.models), task=run.settings.task, n_classes=run.settings.n_classes)
+    return Agreement(names=run.names, features=run.units.feature_names, recipe=run.recipe,
+                     units=run.units,
+                     run=digest(run.models), task=run.settings.task,
+                     n_classes=run.settings.n_classes)
 
 
 def write_newcomers(newcomers: Newcomers, run: Run, file: Path) -> None:
-    """A CSV file: name and group of each newcomer and, of those who returned it, the model in the units given."""
+    """A CSV file: name and group of each newcomer and, of those who returned it, the model in the
+    units given.
+    """
     assert run.units is not None
-    columns = model_columns(run.units, run.recipe.classes if run.recipe else ()) if newcomers.models else []
+    columns = model_columns(run.units, run.recipe.classes if run.recipe else ()) \
+        if newcomers.models else []
     rows = []
     for name, group in zip(newcomers.names, newcomers.groups.tolist(), strict=True):
         model = newcomers.models.get(name)
-        cells = [""] * len(columns) if model is None else run.units.coefficients(model[None]).ravel().tolist()
+        cells = [""] * len(columns) if model is None \
+            else run.units.coefficients(model[None]).ravel().tolist()
         rows.append([name, group, *cells])
     write_atomically(file, table(["user", "cluster", *columns], rows))
 
@@ -120,7 +134,8 @@ def write_newcomers(newcomers: Newcomers, run: Run, file: Path) -> None:
 def leave_run(run: Run, names: Collection[str], out: Path) -> Fit:
     """Fit again without some users, from the second moments of the others; nobody is asked.
 
-    The certificate is the server's own, from the moments. The numbers of those who left are in no file of `out`.
+    The certificate is the server's own, from the moments. The numbers of those who left are in no
+    file of `out`.
 
     Parameters
     ----------
@@ -134,17 +149,22 @@ def leave_run(run: Run, names: Collection[str], out: Path) -> Fit:
 
     Raises
     ------
-    InvalidInput : somebody is not in the run, nobody would be left, or the checkpoint has no second moments.
+    InvalidInput : somebody is not in the run, nobody would be left, or the checkpoint has no second
+        moments.
     """
     answers = run.folder / "checkpoint" / "answers" / "0000.coterie"
-    saved: dict[str, Any] = unpack(answers.read_bytes(), str(answers)) if answers.exists() else {"kind": ""}
+    saved: dict[str, Any] = unpack(answers.read_bytes(), str(answers)) if answers.exists() \
+        else {"kind": ""}
     if saved["kind"] != "moments" or run.settings is None:
-        raise InvalidInput(f"the checkpoint in {run.folder} has no second moments of its users, which only fits of a "
-                           "federation with a squared loss have", remedy="Run the federation again without these users")
+        raise InvalidInput(f"the checkpoint in {run.folder} has no second moments of its users, "
+                           "which only fits of a "
+                           "federation with a squared loss have", remedy="Run the federation again "
+                               "without these users")
     known = {name_text(name): k for k, name in enumerate(run.names)}
     missing = [name for name in names if name not in known]
     if missing:
-        raise InvalidInput(f"{show(missing[0])} is not in {run.folder}", remedy="Give names as in models.csv")
+        raise InvalidInput(f"{show(missing[0])} is not in {run.folder}",
+                           remedy="Give names as in models.csv")
     stay = np.setdiff1d(np.arange(len(run.names)), [known[name] for name in names])
     if not len(stay):
         raise InvalidInput("nobody would be left", remedy="Delete the folder of the run")
@@ -157,7 +177,8 @@ def leave_run(run: Run, names: Collection[str], out: Path) -> Fit:
     split = None if len(parts) == 1 else Split(users[1], users[2].take([]), users[2])
     fitted = replace(fit(users[0], run.settings, split=split), recipe=run.recipe)
     _keep_checkpoint(out / "checkpoint", agreement, {
-        **saved, "arrays": arrays, "accounts": {key: account[stay] for key, account in saved["accounts"].items()}})
+        **saved, "arrays": arrays, "accounts": {key: account[stay] for key,
+                                                account in saved["accounts"].items()}})
     return fitted
 
 
@@ -168,7 +189,9 @@ def _users(arrays: dict[str, Array], part: int, agreement: Agreement) -> SecondM
 
 
 def _keep_checkpoint(folder: Path, agreement: Agreement, moments: dict[str, Any]) -> None:
-    """The agreement and the moments of those who stay; a later run with this folder asks them for the rest again."""
+    """The agreement and the moments of those who stay; a later run with this folder asks them for
+    the rest again.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     write_atomically(folder / "answers" / "0000.coterie", pack(moments), durable=True)
     write_atomically(folder / "federation.json", agreement.to_json().encode(), durable=True)

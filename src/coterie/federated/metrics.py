@@ -18,7 +18,8 @@ from coterie.base.storage import json_ready, open_private, private_folder
 from coterie.federated.driver import Round
 
 Writer = Callable[[Round], None]
-_NUMBERS = ("objective", "gap", "estimate", "n_clusters", "asked", "answered", "bytes_up", "bytes_down", "seconds")
+_NUMBERS = ("objective", "gap", "estimate", "n_clusters", "asked", "answered", "bytes_up",
+            "bytes_down", "seconds")
 
 
 def values(line: Round) -> dict[str, Any]:
@@ -31,7 +32,8 @@ def writer(spec: str) -> Writer:
     """A writer by name: "jsonl:FILE", "tensorboard:FOLDER", "mlflow" or "mlflow:URI"."""
     kind, _, where = spec.partition(":")
     if kind not in _WRITERS:
-        raise InvalidInput(f"unknown metrics {spec!r}", remedy="Use jsonl:FILE, tensorboard:FOLDER or mlflow:URI")
+        raise InvalidInput(f"unknown metrics {spec!r}",
+                           remedy="Use jsonl:FILE, tensorboard:FOLDER or mlflow:URI")
     return _WRITERS[kind](where)
 
 
@@ -51,7 +53,8 @@ def _tensorboard(where: str) -> Writer:
         from tensorboardX import SummaryWriter
     except ImportError as error:
         raise MissingExtra("tensorboardX", "metrics", "Writing for TensorBoard") from error
-    board = SummaryWriter(where or "logs", flush_secs=1)  # it writes in another thread: close it at the end
+    # It writes in another thread: close it at the end.
+    board = SummaryWriter(where or "logs", flush_secs=1)
     atexit.register(board.close)
 
     def write(line: Round) -> None:
@@ -71,10 +74,12 @@ def _mlflow(where: str) -> Writer:
         mlflow.set_tracking_uri(where)
 
     def write(line: Round) -> None:
-        numbers = {name: float(value) for name, value in values(line).items() if name in _NUMBERS and value is not None}
+        numbers = {name: float(value) for name, value in values(line).items() if name in _NUMBERS
+                   and value is not None}
         mlflow.log_metrics(numbers, step=line.iteration)
 
     return write
 
 
-_WRITERS: dict[str, Callable[[str], Writer]] = {"jsonl": _jsonl, "tensorboard": _tensorboard, "mlflow": _mlflow}
+_WRITERS: dict[str, Callable[[str], Writer]] = {"jsonl": _jsonl, "tensorboard": _tensorboard,
+                                                "mlflow": _mlflow}

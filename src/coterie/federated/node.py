@@ -1,10 +1,12 @@
 """A node: it replies to a server for its users, whatever carries the messages.
 
-The server's settings and queries are the server's word, and the node's configuration is that of its owner. Only what
-`FROM_SERVER` lists is taken from the server, and nothing about data where the owner has named them.
+The server's settings and queries are the server's word, and the node's configuration is that of its
+owner. Only what `FROM_SERVER` lists is taken from the server, and nothing about data where the
+owner has named them.
 
-What a user must remember between two queries is stored on the node's disk (`state-dir`, which only the owner can name)
-or by the runtime, with its round and the state before it: a round whose reply the server never received is undone.
+What a user must remember between two queries is stored on the node's disk (`state-dir`, which only
+the owner can name) or by the runtime, with its round and the state before it: a round whose reply
+the server never received is undone.
 """
 
 from __future__ import annotations
@@ -31,7 +33,16 @@ from coterie.federated.config import FOR_NODES, DataSettings, key_of
 from coterie.federated.guard import Guard
 from coterie.federated.introduction import Introduction
 from coterie.federated.keeping import keep_models
-from coterie.federated.protocol.messages import VERSION, BadMessage, Batch, Message, Query, Ragged, decode, gather
+from coterie.federated.protocol.messages import (
+    VERSION,
+    BadMessage,
+    Batch,
+    Message,
+    Query,
+    Ragged,
+    decode,
+    gather,
+)
 from coterie.federated.releasing import objection_to
 
 log = logging.getLogger("coterie.federated")
@@ -50,7 +61,8 @@ def settings(said: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     said : what the server says of the run.
     own : the node's configuration.
     """
-    kept = {key: value for key, value in said.items() if key in FROM_SERVER and not ("data" in own and key in _DATA)}
+    kept = {key: value for key, value in said.items() if key in FROM_SERVER and not ("data" in own
+        and key in _DATA)}
     return {**kept, **own}
 
 
@@ -77,7 +89,8 @@ class Memory:
         """Whether the user remembers the round of the last reply that the server received."""
         saved, key = None, json.dumps(name)
         if self.folder is not None:
-            with contextlib.suppress(FileNotFoundError, InvalidInput):  # a file cut short is as good as none
+            # a file cut short is as good as none.
+            with contextlib.suppress(FileNotFoundError, InvalidInput):
                 saved = unpack(self._file(name).read_bytes())
         elif key in self.store:
             saved = unpack(bytes(self.store[key]))
@@ -93,18 +106,22 @@ class Memory:
         """The memory of all users of the node; those without one have an empty one."""
         if not self.recalled:
             return {}
-        blank = {"point": np.zeros((1, dim)), "tails": np.zeros(1), "neighbours": np.zeros(0, dtype=np.int64),
-                 "quiet": np.zeros(0, dtype=bool), "radii": np.zeros(0), "others": np.zeros((0, dim)),
+        blank = {"point": np.zeros((1, dim)), "tails": np.zeros(1),
+                 "neighbours": np.zeros(0, dtype=np.int64),
+                 "quiet": np.zeros(0, dtype=bool), "radii": np.zeros(0),
+                 "others": np.zeros((0, dim)),
                  "difference": np.zeros((0, dim)), "hat": np.zeros((0, dim))}
         rows = [self.recalled.get(name, {"memory": blank})["memory"] for name in users.names]
         counts = {field: np.array([len(row[field]) for row in rows]) for field in blank}
-        return {field: Ragged.of(np.concatenate([row[field] for row in rows]), counts[field]) for field in blank}
+        return {field: Ragged.of(np.concatenate([row[field] for row in rows]), counts[field])
+                for field in blank}
 
     def keep(self, users: Participants, replies: Batch, some: Iterable[int]) -> None:
         """Keep what some of the replying users remember now, and what they remembered before."""
         for k in some:
             name = users.names[k]
-            now = {"round": replies.round, "memory": {field: part.rows(k) for field, part in replies.memory.items()}}
+            now = {"round": replies.round, "memory": {field: part.rows(k) for field,
+                                                      part in replies.memory.items()}}
             data = pack({"run": self.run, "now": now, "before": self.recalled.get(name)})
             if self.folder is not None:
                 write_atomically(self._file(name), data)
@@ -113,7 +130,9 @@ class Memory:
 
 
 class NodeReplies(NamedTuple):
-    """What leaves a node: replies as bytes, and reasons of refusals, both by the user's name as JSON."""
+    """What leaves a node: replies as bytes, and reasons of refusals, both by the user's name as
+    JSON.
+    """
 
     replies: dict[str, bytes]
     refusals: dict[str, str]
@@ -126,7 +145,8 @@ class Node:
     ----------
     said : what the server says of the run.
     own : the node's configuration.
-    store : where the runtime keeps what users remember, as bytes by name; used where the owner names no `state-dir`.
+    store : where the runtime keeps what users remember, as bytes by name; used where the owner
+        names no `state-dir`.
 
     Example
     -------
@@ -147,7 +167,8 @@ class Node:
             source = sources.load(self.config)
             agreed = "agreement" in self.config  # then names are enough
             private = "budget-epsilon" in self.own or _number(self.config.get("epsilon", 0)) > 0
-            text = (Introduction(source.names) if agreed else Introduction.of(source, private=private)).to_json()
+            text = (Introduction(source.names) if agreed else Introduction.of(source,
+                private=private)).to_json()
             with Guard(self.own, source) as guard:
                 guard.introduce(self.run, text, summary=not agreed and not private)
             return {"introduction": text, "version": VERSION}
@@ -183,12 +204,14 @@ class Node:
                 guard.refuse(self.run, {_name(key): ("", 0, error.reason) for key in queries})
                 return NodeReplies({}, dict.fromkeys(queries, error.reason))
             data = _own_business(lambda: agreement.data(source, *split))
-            asking = _Asking(guard, agreement, replace(data, withheld=guard.withheld(data), keeper=guard.ledger),
+            asking = _Asking(guard, agreement, replace(data, withheld=guard.withheld(data),
+                                                       keeper=guard.ledger),
                              Memory(self.own.get("state-dir"), self.run, self.store), f"{share!r}")
             return asking.answers(self.run, queries, bases, self.own)
 
     def _split_asked(self) -> tuple[float, int, dict[str, Any]]:
-        """The share of rows to hold out, its seed, and the rounds that users are asked to remember."""
+        """The share of rows to hold out, its seed, and the rounds that users are asked to remember.
+        """
         try:
             share, seed = float(self.config["held-out"]), int(self.config["seed"])
             bases = json.loads(str(self.config.get("bases", "{}")))
@@ -205,7 +228,8 @@ def _own_business(work: Callable[[], _T]) -> _T:
         return work()
     except Exception:
         log.exception("a node cannot answer from its data")
-        raise Incompatible("The data of this node cannot be used as asked; the node's own log says why.") from None
+        raise Incompatible("The data of this node cannot be used as asked; the node's own log says "
+                           "why.") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,17 +267,21 @@ class _Asking:
                 asked[users.index(name)] = query
         self.guard.refuse(run, refused)
         replies, over = self._replies(run, asked, own) if asked else ({}, {})
-        return NodeReplies(replies, {json.dumps(name): reason for name, (_, _, reason) in refused.items()} | over)
+        return NodeReplies(replies, {json.dumps(name): reason for name,
+                                     (_, _, reason) in refused.items()} | over)
 
     def _objection(self, user: int, query: Message, first: Message) -> str:
         """Why this question is not answered, or an empty text."""
         name = self.data.samples.users.names[user]
-        pairs = len(self.memory.recalled[name]["memory"]["others"]) if name in self.memory.recalled else 0
-        reason = objection(query, self.data.loss, self.data.samples.dim, len(self.agreement.names), pairs)
+        pairs = len(self.memory.recalled[name]["memory"]["others"]) \
+            if name in self.memory.recalled else 0
+        reason = objection(query, self.data.loss, self.data.samples.dim, len(self.agreement.names),
+                           pairs)
         if reason is None and not alike(query, first):
             reason = "the users of a node are asked different questions at once"
         reason = reason or self.guard.objection(self.data, user, query)
-        return reason or (objection_to(self.data.releasing, user, query) if query.kind == "release" else "")
+        return reason or (objection_to(self.data.releasing, user, query) if query.kind == "release"
+                          else "")
 
     def _replies(self, run: str, asked: Mapping[int, Message],
                  own: Mapping[str, Any]) -> tuple[dict[str, bytes], dict[str, str]]:
@@ -266,7 +294,8 @@ class _Asking:
             replace(replies, ragged={})  # a newcomer's model stays with it
         messages = dict(leaving.items())
         encoded = {k: reply.encode() for k, reply in messages.items()}
-        over = self.guard.account(run, messages, self.data, {k: self._digest(run, asked[k]) for k in messages},
+        over = self.guard.account(run, messages, self.data,
+                                  {k: self._digest(run, asked[k]) for k in messages},
                                   {k: len(content) for k, content in encoded.items()})
         left = {k: query for k, query in asked.items() if k not in over}
         _keep_models(str(own.get("models-dir", "")), replies, left, self.agreement, users)
@@ -288,13 +317,18 @@ class _Asking:
 
 def _keep_models(folder: str, replies: Batch, asked: Mapping[int, Message], agreement: Agreement,
                  users: Participants) -> None:
-    """Keep the users' models where the owner of the node wishes it; the server cannot name the folder."""
+    """Keep the users' models where the owner of the node wishes it; the server cannot name the
+    folder.
+    """
     if folder and replies.kind == "judge":  # with this question every user gets its model
-        keep_models(folder, agreement, [(users.names[k], query.arrays["model"]) for k, query in asked.items()])
+        keep_models(folder, agreement, [(users.names[k], query.arrays["model"]) for k,
+                                        query in asked.items()])
     elif folder and replies.kind == "join":
-        keep_models(folder, agreement, [(users.names[k], replies[k].arrays["model"][0]) for k in asked])
+        keep_models(folder, agreement, [(users.names[k], replies[k].arrays["model"][0])
+                                        for k in asked])
     elif folder and replies.kind == "home":  # finished from exact rows, so it is for its user alone
-        keep_models(folder, agreement, [(users.names[k], replies.memory["home"].rows(k)[0]) for k in asked])
+        keep_models(folder, agreement, [(users.names[k], replies.memory["home"].rows(k)[0])
+                                        for k in asked])
 
 
 def _name(key: str) -> Any:

@@ -55,32 +55,42 @@ class AskingOracle:
         return reply["values"], reply["gradient"]
 
     def evidence(self, centres: Array, covariances: Array) -> Array:
-        reply = self._ask("evidence", {"centre": centres}, covariance=triangle(covariances), step=self.scale)
+        reply = self._ask("evidence", {"centre": centres}, covariance=triangle(covariances),
+                          step=self.scale)
         return np.asarray(reply["evidence"])
 
     def expand(self, centres: Array, covariances: Array, order: int) -> Expanded:
-        reply = self._ask("around", {"centre": centres}, covariance=triangle(covariances), rank=order)
+        reply = self._ask("around", {"centre": centres}, covariance=triangle(covariances),
+                          rank=order)
         return Expanded(reply["values"], reply["gradient"],
-                        square(reply["hessian"], self.dim) if order > 1 else reply["hessian"], reply["model"])
+                        square(reply["hessian"], self.dim) if order > 1 else reply["hessian"],
+                        reply["model"])
 
     def alone(self, pull: float) -> tuple[Array, Array]:
         reply = self._ask("alone", {}, t=pull)
         return np.asarray(reply["model"]), np.asarray(reply["value"])
 
     def left_out(self, question: LeavingOut) -> tuple[Array, Array]:
-        settings = np.array([question.alone, question.n_splits, question.seed, question.stratify], dtype=np.int64)
-        reply = self._ask("left_out", {"own": question.own, "influence": triangle(question.influences)},
-                          models=question.centres, starts=question.starts, covariance=triangle(question.covariances),
+        settings = np.array([question.alone, question.n_splits, question.seed, question.stratify],
+                            dtype=np.int64)
+        reply = self._ask("left_out",
+                          {"own": question.own, "influence": triangle(question.influences)},
+                          models=question.centres, starts=question.starts,
+                          covariance=triangle(question.covariances),
                           settings=settings)
         return reply["values"], np.asarray(reply["count"], dtype=float)
 
-    def halves(self, centres: Array, covariance: Array, draws: int, seed: int, stratify: bool) -> Ints:
+    def halves(self, centres: Array, covariance: Array, draws: int, seed: int,
+               stratify: bool) -> Ints:
         settings = np.array([draws, seed, stratify], dtype=np.int64)
-        reply = self._ask("halves", {}, models=centres, covariance=triangle(covariance[None]), settings=settings)
+        reply = self._ask("halves", {}, models=centres, covariance=triangle(covariance[None]),
+                          settings=settings)
         return np.asarray(reply["own"], dtype=np.int64)
 
     def _dispersion(self) -> float:
-        """The overdispersion of counts, as in `coterie.groups.dispersion`, from two sums of every user."""
+        """The overdispersion of counts, as in `coterie.groups.dispersion`, from two sums of every
+        user.
+        """
         n, everyone = self.users.n_users, np.zeros(self.users.n_users, dtype=np.int64)
         near = self.settle(np.zeros((n, self.dim)), 0.1).model
         rows = self.sizes.astype(float)
@@ -92,4 +102,5 @@ class AskingOracle:
                           covariance=triangle(covariance[None]), influence=triangle(inverse[None]))
         numerator, denominator = reply["values"].sum(axis=0)
         used = float((expansions.curvatures * posterior).sum())
-        return max(float(numerator / max(denominator, 1e-300)) / (1 - min(used / rows.sum(), _MOST_USED)), 1.0)
+        return max(float(numerator / max(denominator, 1e-300))
+                   / (1 - min(used / rows.sum(), _MOST_USED)), 1.0)

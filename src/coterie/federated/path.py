@@ -77,13 +77,16 @@ class FederatedPath:
 
     @property
     def scores(self) -> Array:
-        """(n_lams,) the mean over users of their mean held-out loss; nan where nothing was held out."""
-        return np.array([np.nan if run.scores is None else _means(run.scores).mean() for run in self.runs])
+        """(n_lams,) the mean over users of their mean held-out loss; nan where nothing was held
+        out.
+        """
+        return np.array([np.nan if run.scores is None else _means(run.scores).mean()
+                         for run in self.runs])
 
     def __repr__(self) -> str:
         lams, counts = self.lams, self.n_clusters
-        found = f"{len(self)} lams from {lams[0]:.4g} to {lams[-1]:.4g}, {counts[0]} -> {counts[-1]} groups, " \
-            if len(self) else "no lams, "
+        found = (f"{len(self)} lams from {lams[0]:.4g} to {lams[-1]:.4g}, {counts[0]} -> "
+                 f"{counts[-1]} groups, " if len(self) else "no lams, ")
         return f"FederatedPath({found}{self.n_rounds} rounds, {self.bytes:,} bytes)"
 
     def to_frame(self) -> Any:
@@ -91,7 +94,8 @@ class FederatedPath:
 
         Returns
         -------
-        A frame with a row for each lam: `lam`, `n_clusters`, `objective`, `gap`, `status` and `seconds`.
+        A frame with a row for each lam: `lam`, `n_clusters`, `objective`, `gap`, `status` and
+        `seconds`.
 
         Raises
         ------
@@ -101,13 +105,15 @@ class FederatedPath:
         -------
         >>> import coterie as ct
         >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
-        >>> ct.federate_path(users, ct.SquaredDistance(), lams=[9.0, 1.0]).to_frame()["n_clusters"].to_list()
+        >>> ct.federate_path(users, ct.SquaredDistance(), lams=[9.0, 1.0]).to_frame()[
+        ...     "n_clusters"].to_list()
         [1, 2]
         """
         return points_frame(self.runs)
 
     def best(self, one_standard_error: bool = True) -> Federated:
-        """The run with the least held-out loss, or the one with the fewest groups within one standard error of it.
+        """The run with the least held-out loss, or the one with the fewest groups within one
+        standard error of it.
 
         Parameters
         ----------
@@ -131,7 +137,8 @@ class FederatedPath:
         True
         """
         if any(run.scores is None for run in self.runs):
-            raise InvalidInput("nothing was held out along this path", remedy="Give federate_path(..., held_out=rows)")
+            raise InvalidInput("nothing was held out along this path",
+                               remedy="Give federate_path(..., held_out=rows)")
         losses = np.stack([_means(run.scores) for run in self.runs if run.scores is not None])
         return self.runs[best_mean(losses, self.n_clusters, one_standard_error)]
 
@@ -147,7 +154,8 @@ def _means(scores: Array) -> Array:
     return np.asarray(scores[held, 0] / scores[held, 2])
 
 
-def federate_path(users: Users, loss: Loss, lams: npt.ArrayLike | None = None, *, n_lams: int = 10, ratio: float = 1e-2,
+def federate_path(users: Users, loss: Loss, lams: npt.ArrayLike | None = None, *, n_lams: int = 10,
+                  ratio: float = 1e-2,
                   graph: Graph | str | None = None, held_out: Users | float | None = None,
                   faults: Faults | None = None, progress: Callable[[Round], None] | None = None,
                   **settings: Any) -> FederatedPath:
@@ -156,13 +164,13 @@ def federate_path(users: Users, loss: Loss, lams: npt.ArrayLike | None = None, *
     Parameters
     ----------
     users, loss, graph : the problem, as for `federate`; weights are made once.
-    lams : the penalty strengths; without them, n_lams from the smallest at which all users share one model, found by
-        some rounds of Newton's method, down to `ratio` of it.
+    lams : the penalty strengths; without them, n_lams from the smallest at which all users share
+        one model, found by some rounds of Newton's method, down to `ratio` of it.
     n_lams, ratio : how many lams, and the smallest divided by the largest, where none are given.
     held_out : as for `federate`; with rows held out, `.best()` chooses.
     faults, progress : as for `federate`.
-    settings : other fields of `FederationSettings`, such as algorithm, weights or checkpoint; a checkpoint has a
-        folder for every run.
+    settings : other fields of `FederationSettings`, such as algorithm, weights or checkpoint; a
+        checkpoint has a folder for every run.
 
     Returns
     -------
@@ -171,7 +179,8 @@ def federate_path(users: Users, loss: Loss, lams: npt.ArrayLike | None = None, *
     Raises
     ------
     InvalidInput : a setting that cannot be used, or a checkpoint of another run.
-    Interrupted : on Ctrl-C; its `best` is the FederatedPath of the runs that were finished, None before the first.
+    Interrupted : on Ctrl-C; its `best` is the FederatedPath of the runs that were finished, None
+        before the first.
 
     Example
     -------
@@ -186,23 +195,28 @@ def federate_path(users: Users, loss: Loss, lams: npt.ArrayLike | None = None, *
     algorithm = settings.pop("algorithm", None) or Newton()
     start = state_of(settings.pop("start", None), algorithm, users.n_users)
     given: Any = "auto" if lams is None else np.asarray(lams, dtype=float).ravel()
-    chosen = FederationSettings(lams=given, n_lams=n_lams, ratio=ratio, algorithm=algorithm, start=start,
+    chosen = FederationSettings(lams=given, n_lams=n_lams, ratio=ratio, algorithm=algorithm,
+                                start=start,
                                 score=held_out is not None, **settings | kinds)
     problem, runtime = in_process(users, loss, chosen, graph, held_out, faults)
-    return run_path(chosen.federation(problem.users, loss, problem.graph), chosen, runtime, progress, problem)
+    return run_path(chosen.federation(problem.users, loss, problem.graph), chosen, runtime,
+                    progress, problem)
 
 
 def run_path(federation: Federation, settings: FederationSettings, runtime: Runtime,
-             progress: Callable[[Round], None] | None = None, problem: Problem | None = None) -> FederatedPath:
+             progress: Callable[[Round], None] | None = None,
+             problem: Problem | None = None) -> FederatedPath:
     """The runs of a path over any runtime, one after the other.
 
     Parameters
     ----------
-    federation, settings, runtime, progress, problem : as for `run_federation`; `settings.lams` says which runs.
+    federation, settings, runtime, progress, problem : as for `run_federation`; `settings.lams` says
+        which runs.
 
     Raises
     ------
-    Interrupted : on Ctrl-C; its `best` is the FederatedPath of the runs that were finished, None before the first.
+    Interrupted : on Ctrl-C; its `best` is the FederatedPath of the runs that were finished, None
+        before the first.
     """
     spent: list[Federated] = []
     runs: list[Federated] = []
@@ -216,9 +230,11 @@ def run_path(federation: Federation, settings: FederationSettings, runtime: Runt
         folder = None if settings.checkpoint is None else Path(settings.checkpoint) / name
         runtime.begin(name)
         one = settings.replace(lam=lam, lams=None, checkpoint=folder, **changes)
-        return run_federation(replace(federation, lam=lam, graph=graph), one, runtime, progress, problem)
+        return run_federation(replace(federation, lam=lam, graph=graph), one, runtime, progress,
+                              problem)
 
-    with interruptible(lambda: FederatedPath(runs=tuple(runs), spent=tuple(spent)) if runs else None):
+    with interruptible(lambda: FederatedPath(runs=tuple(runs), spent=tuple(spent)) if runs
+                       else None):
         lams = settings.lams
         if lams is None or isinstance(lams, str):
             spent.append(run(1.0, "first", algorithm=Newton(), score=False))
@@ -236,10 +252,12 @@ def run_path(federation: Federation, settings: FederationSettings, runtime: Runt
 
 
 def together(run: Federated) -> float:
-    """The smallest lam at which all users share one model, estimated from the users' last replies."""
+    """The smallest lam at which all users share one model, estimated from the users' last replies.
+    """
     state = run.state
     if not isinstance(state, NewtonState):
-        raise InvalidInput(f"second-order models come from Newton's method, and this run is by {run.solver}")
+        raise InvalidInput("second-order models come from Newton's method, and this run is by "
+                           f"{run.solver}")
     active = ~state.aside
     forms = state.forms.take(active)
     curvature = forms.traces().mean() / run.problem.dim

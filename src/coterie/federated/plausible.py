@@ -1,14 +1,18 @@
-"""Whether an answer in the right form can be true, and sums in which no single user drowns the others.
+"""Whether an answer in the right form can be true, and sums in which no single user drowns the
+others.
 
-A server cannot see data, but a user's answers describe one convex function, and a function has to agree with itself:
+A server cannot see data, but a user's answers describe one convex function, and a function has to
+agree with itself:
 
     f(y) >= f(x) + <grad f(x), y - x>              at any two points that the user was asked about
-    f*(u) >= <u, x> - f(x)                         Fenchel and Young, for the slope u of a certificate
+    f*(u) >= <u, x> - f(x)                         Fenchel and Young, for the slope u of a
+                                                   certificate
     f >= its least value, curvature >= 0
 
-Who contradicts itself is set aside. Who does not describes some convex function, which is as good as other data: its
-pull on another user is at most lam w_ij. Sums that steer the run count the largest user at most a hundred times as much
-as all others together, so that answers out of all proportion cannot hide the others' errors.
+Who contradicts itself is set aside. Who does not describes some convex function, which is as good
+as other data: its pull on another user is at most lam w_ij. Sums that steer the run count the
+largest user at most a hundred times as much as all others together, so that answers out of all
+proportion cannot hide the others' errors.
 """
 
 from __future__ import annotations
@@ -31,13 +35,17 @@ log = logging.getLogger("coterie.federated")
 LARGEST = 1e60  # of all numbers in a reply: its square times another one is still a number
 FARTHEST = 1e25  # of the coordinates of a model: losses there are still below LARGEST
 MOST_ROWS = 2**31 - 1  # of one user
-_SLACK, _ROUNDING = 1e-6, 1e-10  # of what convexity demands: relative to the terms, and to curvature times models^2
+# Of what convexity demands: relative to the terms, and to curvature times models^2.
+_SLACK, _ROUNDING = 1e-6, 1e-10
 _MOST = 100.0  # the largest user counts at most so many times as much as all others together
 _TYPICAL = 1e3  # a curvature counts at most so many times as much, or as little, as the median
 #: Numbers that are never negative.
-_NOT_NEGATIVE = ("curvature", "stiffness", "residual", "size", "rounding", "diagonal", "m2", "count", "information")
-#: Answers of which one user may be a law to itself only within so many times the median of the others.
-_VOTES = {"evidence": ("evidence",), "left_out": ("values",), "ratio": ("values",), "train": ("point",)}
+_NOT_NEGATIVE = ("curvature", "stiffness", "residual", "size", "rounding", "diagonal", "m2",
+                 "count", "information")
+#: Answers of which one user may be a law to itself only within so many times the median of the
+#: others.
+_VOTES = {"evidence": ("evidence",), "left_out": ("values",), "ratio": ("values",),
+          "train": ("point",)}
 _FAR = 1e6
 _UNKNOWN = -1e300  # an evidence that a user could not compute
 
@@ -52,13 +60,16 @@ def objections(replies: Batch) -> list[tuple[int, str]]:
 
     for name, array in replies.arrays.items():
         rows, own = _rows(np.asarray(array)), name.removesuffix("2") if name != "m2" else name
-        exempt = ~np.isfinite(rows) | (rows == _UNKNOWN)  # what may not be finite is checked with its form
+        # What may not be finite is checked with its form.
+        exempt = ~np.isfinite(rows) | (rows == _UNKNOWN)
         most = FARTHEST if own in ("point", "model") else LARGEST
-        object_to((np.abs(rows) > most) & ~exempt, f"its field {name!r} holds a number beyond {most:g}")
+        object_to((np.abs(rows) > most) & ~exempt, f"its field {name!r} holds a number beyond "
+                  f"{most:g}")
         if own in _NOT_NEGATIVE:
             object_to(rows < 0, f"its field {name!r} is negative")
         if own == "count":
-            object_to((rows != np.floor(rows)) | (rows > MOST_ROWS), "its count is no number of rows")
+            object_to((rows != np.floor(rows)) | (rows > MOST_ROWS),
+                      "its count is no number of rows")
         if own in _VOTES.get(replies.kind, ()):
             object_to(_far(np.where(exempt, 0.0, np.abs(rows)).max(axis=1, initial=0.0)),
                       f"its field {name!r} is more than {_FAR:g} times those of the others")
@@ -69,11 +80,13 @@ def objections(replies: Batch) -> list[tuple[int, str]]:
             bad |= (rows < 0).any(axis=1)
         wrong = np.zeros(len(replies), dtype=bool)
         wrong[part.owner[bad]] = True
-        object_to(wrong, f"its field {name!r} holds a number that is negative or beyond {LARGEST:g}")
+        object_to(wrong,
+                  f"its field {name!r} holds a number that is negative or beyond {LARGEST:g}")
     return list(reasons.items())
 
 
-def fit_objections(replies: Batch, dim: int, asked: Mapping[str, Any], ridge: float = 0.0) -> list[tuple[int, str]]:
+def fit_objections(replies: Batch, dim: int, asked: Mapping[str, Any],
+                   ridge: float = 0.0) -> list[tuple[int, str]]:
     """The same for the questions of a fit.
 
     Parameters
@@ -95,7 +108,8 @@ def fit_objections(replies: Batch, dim: int, asked: Mapping[str, Any], ridge: fl
             ends = np.linalg.eigvalsh(square(array, dim))
             slack = 1e-6 * np.maximum(ends[..., -1], 0.0)
             least = (1.0 - _SLACK) * ridge if replies.kind == "settle" else 0.0
-            object_to((ends[..., 0] < least - slack - 1e-12 * dim) | ((ridge > 0) & (ends[..., -1] <= 0)),
+            object_to((ends[..., 0] < least - slack - 1e-12 * dim)
+                      | ((ridge > 0) & (ends[..., -1] <= 0)),
                       "its Hessian is not positive semidefinite, or without the ridge")
         elif own == "own":
             known = np.isin(array, np.arange(len(asked[name.replace("own", "models")])))
@@ -103,12 +117,16 @@ def fit_objections(replies: Batch, dim: int, asked: Mapping[str, Any], ridge: fl
         elif own == "information":
             object_to(array > 1 + _SLACK, "its information is above 1")
     for mark in ("", "2") if replies.kind == "settle" else ():
-        if f"point{mark}" in replies.arrays:  # the best point beside a centre has the gradient t (centre - point)
-            points, gradients, hessians = (replies.arrays[name + mark] for name in ("point", "gradient", "hessian"))
+        # The best point beside a centre has the gradient t (centre - point).
+        if f"point{mark}" in replies.arrays:
+            points, gradients, hessians = (replies.arrays[name + mark]
+                                           for name in ("point", "gradient", "hessian"))
             pull = float(asked[f"t{mark}"]) * (asked[f"centre{mark}"][replies.users] - points)
-            sizes = np.abs(gradients) + np.abs(pull) + np.abs(hessians).max(axis=1, keepdims=True) * (
+            sizes = np.abs(gradients) + np.abs(pull) + np.abs(hessians).max(axis=1,
+                keepdims=True) * (
                 1.0 + np.abs(points).max(axis=1, keepdims=True))
-            object_to(np.abs(gradients - pull) > 1e-3 * sizes, "its gradient is not that of the best point")
+            object_to(np.abs(gradients - pull) > 1e-3 * sizes,
+                      "its gradient is not that of the best point")
     return list(reasons.items())
 
 
@@ -120,12 +138,14 @@ def other_shapes(messages: Mapping[int, Message]) -> list[int]:
     Incompatible : there are different shapes, and none that most users have.
     """
     shapes = {user: tuple((name, np.shape(array)) for name, array in sorted(message.arrays.items())
-                          if "*" not in SCHEMAS[message.kind].reply[name]) for user, message in messages.items()}
+                          if "*" not in SCHEMAS[message.kind].reply[name]) for user,
+              message in messages.items()}
     counted = Counter(shapes.values()).most_common(1)
     if len(set(shapes.values())) < 2:
         return []
     if counted[0][1] <= len(shapes) / 2:
-        raise Incompatible("Users answer in different shapes, and it cannot be said who is right. Install the same "
+        raise Incompatible("Users answer in different shapes, and it cannot be said who is right. "
+                           "Install the same "
                            "version of coterie everywhere, and give all of them the same columns.")
     return [user for user, shape in shapes.items() if shape != counted[0][0]]
 
@@ -135,7 +155,9 @@ def _rows(values: Any) -> Any:
 
 
 def _far(sizes: Array) -> Flags:
-    """Which one is out of all proportion to the others: beyond `_FAR` times one more than their median."""
+    """Which one is out of all proportion to the others: beyond `_FAR` times one more than their
+    median.
+    """
     if len(sizes) < 3:
         return np.zeros(len(sizes), dtype=bool)
     return sizes > _FAR * (1.0 + np.median(sizes))
@@ -161,8 +183,9 @@ class Statements(NamedTuple):
 
 
 def exact_steps(loss: Loss) -> bool:
-    """Whether proximal points are exact enough for the gradients that follow from them; where curvature jumps from zero
-    to its largest value, honest ones are not."""
+    """Whether proximal points are exact enough for the gradients that follow from them; where
+    curvature jumps from zero to its largest value, honest ones are not.
+    """
     return not isinstance(loss.own_loss, (Huber, HuberDistance))
 
 
@@ -173,21 +196,25 @@ def contradict(old: Statements, new: Statements) -> Flags:
     ahead, back = (np.einsum("nd,nd->n", part.gradients, step) for part in (old, new))
     sizes = (old.points**2).sum(axis=1) + (new.points**2).sum(axis=1)
     slack = _SLACK * (np.abs(old.values) + np.abs(new.values) + np.nan_to_num(np.abs(ahead))
-                      + np.nan_to_num(np.abs(back))) + _ROUNDING * np.fmax(old.curvatures, new.curvatures) * sizes
+                      + np.nan_to_num(np.abs(back))) + _ROUNDING * np.fmax(old.curvatures,
+                          new.curvatures) * sizes
     rise = new.values - old.values
-    # f(new) >= f(old) + <g_old, step>,  f(old) >= f(new) - <g_new, step>; comparisons with nan are false
+    # f(new) >= f(old) + <g_old, step>,  f(old) >= f(new) - <g_new, step>; comparisons with nan are
+    # false
     return np.asarray((rise < ahead - slack) | (rise > back + slack))
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def beyond_conjugate(values: Array, conjugates: Array, products: Array, rounding: Array) -> Flags:
-    """(n,) whether a conjugate is below <u, x> - f(x), which it cannot be; `products` are <u, x>."""
+    """(n,) whether a conjugate is below <u, x> - f(x), which it cannot be; `products` are <u, x>.
+    """
     slack = _SLACK * (np.abs(values) + np.abs(conjugates) + np.abs(products)) + rounding
     return np.asarray(conjugates + values - products < -slack)
 
 
 _REST = 1e-9  # relative, of what moments demand of each other
-_DOMINATES = 100.0  # one of five users or more who has so many times the sum of squares of all others together
+# One of five users or more who has so many times the sum of squares of all others together.
+_DOMINATES = 100.0
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")
@@ -206,18 +233,23 @@ def wrong_moments(counts: Array, means: Array, m2: Array, target: Array | None =
     few = counts <= 1
     scale = np.finfo(float).eps * 1e3 * (sizes.max(axis=1, initial=0.0) ** 2)
     reasons = [
-        ((counts != np.floor(counts)) | (counts < 0) | (counts > MOST_ROWS), "its count is no number of rows"),
-        (~(np.isfinite(columns).all(axis=1) & (sizes <= LARGEST).all(axis=1) & (columns <= LARGEST**2).all(axis=1)),
+        ((counts != np.floor(counts)) | (counts < 0) | (counts > MOST_ROWS),
+         "its count is no number of rows"),
+        (~(np.isfinite(columns).all(axis=1) & (sizes <= LARGEST).all(axis=1)
+           & (columns <= LARGEST**2).all(axis=1)),
          f"it describes numbers beyond {LARGEST:g}"),
         ((columns < 0).any(axis=1), "a sum of squares is negative"),
-        (empty & ((columns != 0).any(axis=1) | (sizes != 0).any(axis=1)), "it describes rows and has none"),
+        (empty & ((columns != 0).any(axis=1) | (sizes != 0).any(axis=1)),
+         "it describes rows and has none"),
         (few & (columns > scale[:, None]).any(axis=1), "it has one row, and describes a spread"),
     ]
-    if target is not None:  # the largest is one of the rows: at least the mean, and part of the sum of squares
+    # The largest is one of the rows: at least the mean, and part of the sum of squares.
+    if target is not None:
         above = target[:, 2] - target[:, 0]
         rounding = _REST * (np.abs(target[:, 2]) + np.abs(target[:, 0]))
         reasons += [(~empty & (above < -rounding), "its largest target is below the mean"),
-                    (~empty & (above**2 > target[:, 1] * (1 + _REST) + rounding**2 + 2 * above * rounding),
+                    (~empty & (above**2 > target[:, 1] * (1 + _REST) + rounding**2 + 2 * above
+                               * rounding),
                      "its largest target is further from the mean than its sum of squares allows")]
     out = [""] * len(counts)
     for bad, reason in reasons:
@@ -226,8 +258,11 @@ def wrong_moments(counts: Array, means: Array, m2: Array, target: Array | None =
     return out
 
 
-def wrong_targets(task: str, largest: Array, means: Array, n_classes: int, most: float) -> list[str]:
-    """Why targets with these largest values and means are none of the task, for each user; "" if they are."""
+def wrong_targets(task: str, largest: Array, means: Array, n_classes: int, most: float) -> list[
+    str]:
+    """Why targets with these largest values and means are none of the task, for each user; "" if
+    they are.
+    """
     out = [""] * len(largest)
     for user in range(len(largest)):
         if task == "classification" and not 0 <= means[user] <= largest[user] <= n_classes - 1:
@@ -238,7 +273,9 @@ def wrong_targets(task: str, largest: Array, means: Array, n_classes: int, most:
 
 
 def wrong_scatters(counts: Array, means: Array, scatters: Array) -> list[str]:
-    """The same for scatter matrices (n, q, q), which are positive semidefinite: this is Cauchy and Schwarz for all."""
+    """The same for scatter matrices (n, q, q), which are positive semidefinite: this is Cauchy and
+    Schwarz for all.
+    """
     out = wrong_moments(counts, means, np.einsum("nqq->nq", scatters))
     for user, reason in enumerate(out):
         if not reason:
@@ -250,28 +287,36 @@ def wrong_scatters(counts: Array, means: Array, scatters: Array) -> list[str]:
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def outlying(counts: Array, means: Array, m2: Array) -> Flags:
-    """(n,) who has rows or numbers out of all proportion: 1e6 times the median of the users in some column."""
+    """(n,) who has rows or numbers out of all proportion: 1e6 times the median of the users in some
+    column.
+    """
     some = counts > 0
     if some.sum() < 3:
         return np.zeros(len(counts), dtype=bool)
     squares = _squares(counts, means, m2)
-    # Of users who all have the same in a column nothing can be said; one of few who have something is no outlier.
-    middle = np.array([np.median(column[column > 0]) if (column > 0).sum() > 2 else np.inf for column in squares.T])
-    return np.asarray(some & ((squares > _FAR**2 * middle).any(axis=1) | (counts > _FAR * np.median(counts[some]))))
+    # Of users who all have the same in a column nothing can be said; one of few who have something
+    # is no outlier.
+    middle = np.array([np.median(column[column > 0]) if (column > 0).sum() > 2 else np.inf
+                       for column in squares.T])
+    return np.asarray(some & ((squares > _FAR**2 * middle).any(axis=1)
+                              | (counts > _FAR * np.median(counts[some]))))
 
 
 def _squares(counts: Array, means: Array, m2: Array) -> Array:
-    """(n, p) mean squared distance of a user's rows from the median of all means; 0 without rows."""
+    """(n, p) mean squared distance of a user's rows from the median of all means; 0 without rows.
+    """
     centre = np.median(means[counts > 0], axis=0)
-    return np.asarray(np.where(counts[:, None] > 0, m2 / np.maximum(counts, 1)[:, None] + (means - centre) ** 2, 0.0))
+    return np.asarray(np.where(counts[:, None] > 0,
+                               m2 / np.maximum(counts, 1)[:, None] + (means - centre) ** 2, 0.0))
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def without_dominant(moments: Moments) -> Moments:
     """Moments for scaling in which no user rules a column.
 
-    A user with more than 100 times the sum of squares of all others together, in a column, gets the moments of the
-    others there: it is left out of this column's mean and spread. With fewer than five users nobody is.
+    A user with more than 100 times the sum of squares of all others together, in a column, gets the
+    moments of the others there: it is left out of this column's mean and spread. With fewer than
+    five users nobody is.
     """
     counts, means, m2 = moments
     if (counts > 0).sum() < 5:
@@ -290,13 +335,16 @@ def without_dominant(moments: Moments) -> Moments:
         mean = counts[others] @ means[others, column] / n
         total = m2[others, column].sum() + counts[others] @ (means[others, column] - mean) ** 2
         means[user, column], m2[user, column] = mean, counts[user] * total / n
-    log.warning("column(s) number %s: one user is left out of the scaling, its numbers are out of all proportion",
+    log.warning("column(s) number %s: one user is left out of the scaling, its numbers are out of "
+                "all proportion",
                 ", ".join(map(str, ruled[:5])))
     return Moments(counts, means, m2)
 
 
 def capped(values: Array) -> Array:
-    """The values, of which the largest counts at most a hundred times as much as all others together."""
+    """The values, of which the largest counts at most a hundred times as much as all others
+    together.
+    """
     sizes = np.abs(values)
     if len(sizes) < 3:
         return values
@@ -321,21 +369,28 @@ def largest(replies: Batch) -> int:
 
 
 def oddest(batches: Sequence[Batch]) -> tuple[int, float]:
-    """The position of the user with the largest or smallest numbers beside the others, and by how many digits."""
-    odd = np.max([np.maximum(_oddness(part), _oddness(part, small=True)) for part in batches], axis=0)
+    """The position of the user with the largest or smallest numbers beside the others, and by how
+    many digits.
+    """
+    odd = np.max([np.maximum(_oddness(part), _oddness(part, small=True)) for part in batches],
+                 axis=0)
     return int(odd.argmax()), float(odd.max())
 
 
 def _oddness(replies: Batch, small: bool = False) -> Array:
-    """(n,) digits by which the largest number of a reply, in any field, is above the median of the others, or below."""
+    """(n,) digits by which the largest number of a reply, in any field, is above the median of the
+    others, or below.
+    """
     digits = np.zeros(len(replies))
     for array in replies.arrays.values():
-        tops = np.abs(_rows(np.nan_to_num(np.asarray(array, dtype=float), posinf=0.0))).max(axis=1, initial=0.0)
+        tops = np.abs(_rows(np.nan_to_num(np.asarray(array, dtype=float), posinf=0.0))).max(axis=1,
+            initial=0.0)
         apart = np.log10(tops + 1e-300) - np.log10(np.median(tops) + 1e-300)
         digits = np.maximum(digits, -apart if small else apart)
     for part in replies.ragged.values():
         tops = np.zeros(len(replies))
         np.maximum.at(tops, part.owner, np.abs(_rows(part.values)).max(axis=1, initial=0.0))
         if not small and (tops > 0).any():
-            digits = np.maximum(digits, np.log10(tops + 1e-300) - np.log10(np.median(tops[tops > 0])))
+            digits = np.maximum(digits,
+                                np.log10(tops + 1e-300) - np.log10(np.median(tops[tops > 0])))
     return digits

@@ -1,7 +1,9 @@
-"""What a user answers in a private federation: releases with noise, and that it has finished its model at home.
+"""What a user answers in a private federation: releases with noise, and that it has finished its
+model at home.
 
-A release is made once: asked again, by a retry or by another run, the user repeats the same bytes from its ledger
-(`coterie.federated.private.ledger`), which costs nothing. The model that is finished at home stays there.
+A release is made once: asked again, by a retry or by another run, the user repeats the same bytes
+from its ledger (`coterie.federated.private.ledger`), which costs nothing. The model that is
+finished at home stays there.
 """
 
 from __future__ import annotations
@@ -46,15 +48,18 @@ def question_of(fields: Fields, n_features: int) -> ReleaseQuestion:
     ------
     InvalidInput : it asks none.
     """
-    return ReleaseQuestion(stage=int(fields["stage"]), mu=float(fields["mu"]), per_user=bool(fields["settings"][0]),
-                    centre=np.asarray(fields["centre"], dtype=float), scale=np.asarray(fields["scale"], dtype=float),
+    return ReleaseQuestion(stage=int(fields["stage"]), mu=float(fields["mu"]),
+                           per_user=bool(fields["settings"][0]),
+                    centre=np.asarray(fields["centre"], dtype=float),
+                           scale=np.asarray(fields["scale"], dtype=float),
                     n_features=n_features)
 
 
 def query_of(question: ReleaseQuestion) -> dict[str, Array]:
     """The fields of the query that asks this question."""
     return {"stage": np.array(question.stage), "mu": np.array(question.mu),
-            "settings": np.array([int(question.per_user)]), "centre": question.centre, "scale": question.scale}
+            "settings": np.array([int(question.per_user)]), "centre": question.centre,
+            "scale": question.scale}
 
 
 def release(holder: Releasing, user: int, question: ReleaseQuestion) -> bytes:
@@ -66,12 +71,14 @@ def release(holder: Releasing, user: int, question: ReleaseQuestion) -> bytes:
     """
     users, keeper, experiment = holder
     if keeper is None:
-        raise Refused("the owner of the node has set no privacy budget (budget-epsilon and budget-delta)")
+        raise Refused("the owner of the node has set no privacy budget (budget-epsilon and "
+                      "budget-delta)")
     own = users.take([user])
 
     def make() -> bytes:
         seed = None if experiment is None else [experiment, question.stage, user]
-        return np.ascontiguousarray(question.noisy(question.exact(own)[0], Draw(seed)), dtype="<f8").tobytes()
+        return np.ascontiguousarray(question.noisy(question.exact(own)[0], Draw(seed)),
+                                    dtype="<f8").tobytes()
 
     return keeper.release(users.names[user], question.key(users, user), question.mu, make)
 
@@ -98,7 +105,8 @@ def answer_home(loss: Loss, samples: Samples, memory: Mapping[str, Ragged],
     users, dim = samples.users.data, samples.dim
     covariances = square(np.atleast_2d(queries.shared["covariance"]), dim)
     models = np.zeros((users.n_users, dim))
-    models[queries.users] = finish(loss, users.take(queries.users), np.asarray(queries.arrays["centre"]),
+    models[queries.users] = finish(loss, users.take(queries.users),
+                                   np.asarray(queries.arrays["centre"]),
                                    covariances, float(queries.shared["noise"]))
     known = np.zeros(users.n_users, dtype=np.int64)
     known[queries.users] = 1
@@ -106,4 +114,5 @@ def answer_home(loss: Loss, samples: Samples, memory: Mapping[str, Ragged],
         before = memory["home"]
         models[before.owner[known[before.owner] == 0]] = before.values[known[before.owner] == 0]
         known[before.owner] = 1
-    return {"who": np.zeros(len(queries), dtype=np.int64)}, {"home": Ragged.of(models[known > 0], known)}
+    return {"who": np.zeros(len(queries), dtype=np.int64)}, \
+        {"home": Ragged.of(models[known > 0], known)}

@@ -35,7 +35,8 @@ class Federated(Solution):
     ledger : everything that was sent.
     state : of the algorithm; another run can start from it.
     federation : what the server knew, with the graph over all users.
-    scores : (n_users, 3) held-out loss, correct predictions and rows of every user; None where none were held out.
+    scores : (n_users, 3) held-out loss, correct predictions and rows of every user; None where none
+        were held out.
     n_rounds : of the run, certificates included.
     aside : the users who were excluded, and why.
     refusals : round, user and reason of every reply that was rejected.
@@ -43,7 +44,8 @@ class Federated(Solution):
     Example
     -------
     >>> import coterie as ct
-    >>> run = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0)
+    >>> run = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(),
+    ...                   lam=1.0)
     >>> run.n_clusters, run.status.name
     (2, 'CONVERGED')
     """
@@ -66,7 +68,8 @@ class Federated(Solution):
 
 
 def run_federation(federation: Federation, settings: FederationSettings, runtime: Runtime,
-                   progress: Callable[[Round], None] | None = None, problem: Problem | None = None) -> Federated:
+                   progress: Callable[[Round], None] | None = None,
+                   problem: Problem | None = None) -> Federated:
     """One run over any runtime.
 
     Parameters
@@ -86,7 +89,8 @@ def run_federation(federation: Federation, settings: FederationSettings, runtime
 
 
 def in_process(users: Users, loss: Loss, settings: FederationSettings, graph: Graph | None = None,
-               held_out: Users | float | None = None, faults: Faults | None = None) -> tuple[Problem, LocalRuntime]:
+               held_out: Users | float | None = None, faults: Faults | None = None) -> tuple[
+                   Problem, LocalRuntime]:
     """The problem of users whose data are in this process, and the runtime that asks them."""
     if isinstance(held_out, (int, float)):
         users, _, held_out = users.hold_out(held_out, seed=settings.seed)
@@ -102,8 +106,10 @@ def state_of(start: Any, algorithm: Algorithm, n_users: int) -> Any:
     if not isinstance(start, Federated):
         return start
     if start.solver != algorithm.name or len(start.state.asked) != n_users:
-        raise InvalidInput(f"the run to start from is by {start.solver} with {len(start.state.asked)} users, this one "
-                           f"by {algorithm.name} with {n_users}", remedy="Give start=run.models instead")
+        raise InvalidInput(f"the run to start from is by {start.solver} with "
+                           f"{len(start.state.asked)} users, this one "
+                           f"by {algorithm.name} with {n_users}", remedy="Give start=run.models "
+                               "instead")
     return start.state
 
 
@@ -128,7 +134,10 @@ def finish(result: DriverResult, settings: FederationSettings, problem: Problem 
                      for turn, user, reason in state.refusals)
     reasons = {names[user]: reason for _, user, reason in state.refusals if 0 <= user < len(names)}
     return Federated(
-        problem=solved, models=result.models, duals=result.certificate.duals, certificate=result.certificate,
-        status=status, solver=settings.algorithm.name, seconds=result.seconds, history=result.history,
-        ledger=result.ledger, state=state, federation=federation, scores=result.scores, n_rounds=len(result.history),
+        problem=solved, models=result.models, duals=result.certificate.duals,
+                     certificate=result.certificate,
+        status=status, solver=settings.algorithm.name, seconds=result.seconds,
+                     history=result.history,
+        ledger=result.ledger, state=state, federation=federation, scores=result.scores,
+                     n_rounds=len(result.history),
         aside={names[k]: reasons[names[k]] for k in np.flatnonzero(state.aside)}, refusals=refusals)

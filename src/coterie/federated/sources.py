@@ -1,7 +1,9 @@
-"""Where a node's data come from: a table, prepared numbers in a file, a data set, or a function of your own.
+"""Where a node's data come from: a table, prepared numbers in a file, a data set, or a function of
+your own.
 
-A table (CSV, Parquet, or a polars frame that a function returns) becomes numbers by the recipe that all nodes agree on.
-Users (an .npz file, a data set, or what a function returns) are numbers already, and are used as they are.
+A table (CSV, Parquet, or a polars frame that a function returns) becomes numbers by the recipe that
+all nodes agree on. Users (an .npz file, a data set, or what a function returns) are numbers
+already, and are used as they are.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ class Table:
     Parameters
     ----------
     frame : a polars frame, one row per sample.
-    user, target : the columns that name the owner of a row, and what is to be predicted; without target users are
-        clustered.
+    user, target : the columns that name the owner of a row, and what is to be predicted; without
+        target users are clustered.
     features, drop : columns to learn from (all others unless named) and to leave out.
     task : "auto", or one of TASKS.
     min_count : levels with fewer rows are pooled before they leave the node.
@@ -59,7 +61,8 @@ class Table:
             owners = row_names(self.frame[self.user])
             missing = np.zeros(len(owners), dtype=bool) if self.target is None else \
                 target_cells(self.frame[self.target], self.target, self.task).missing
-        return in_order(owner for owner, gone in zip(owners, missing, strict=True) if owner is not None and not gone)
+        return in_order(owner for owner,
+                        gone in zip(owners, missing, strict=True) if owner is not None and not gone)
 
     @property
     def n_columns(self) -> int:
@@ -71,12 +74,14 @@ class Table:
     def summary(self) -> TableSummary:
         """What the node tells of its table, for the recipe of all."""
         with located(self.place):
-            return summarise(self.frame, user=self.user, target=self.target, features=self.features, drop=self.drop,
+            return summarise(self.frame, user=self.user, target=self.target, features=self.features,
+                             drop=self.drop,
                              task=self.task, min_count=self.min_count)
 
     def number_columns(self) -> tuple[str, ...]:
         """The columns of numbers to learn from."""
-        wanted = self.features or [name for name in self.frame.columns if name not in (self.user, self.target,
+        wanted = self.features or [name for name in self.frame.columns if name not in (self.user,
+            self.target,
                                                                                         *self.drop)]
         return tuple(name for name in wanted if name in self.frame.columns
                      and read_cells(self.frame[name]).kind in ("number", "flag"))
@@ -86,11 +91,14 @@ class Table:
         wanted = set(names)
         rows = [k for k, owner in enumerate(row_names(self.frame[self.user])) if owner in wanted]
         place = self.place
-        return replace(self, frame=self.frame[rows], place=None if place is None else lambda k: place(rows[k]))
+        return replace(self, frame=self.frame[rows],
+                       place=None if place is None else lambda k: place(rows[k]))
 
 
 def in_order(names: Iterable[Any]) -> tuple[Any, ...]:
-    """Different names in the order `Users` has them: sorted; names of different types by type first."""
+    """Different names in the order `Users` has them: sorted; names of different types by type
+    first.
+    """
     different = set(names)
     try:
         return tuple(sorted(different))
@@ -106,13 +114,15 @@ def table(config: Config) -> Table:
     version = None if state is None else (state.st_mtime_ns, state.st_size)
     separator = str(config.get("separator", ""))
     place = row_place(file, separator or None)
-    return replace(_table(_read(str(file), separator, version), config),  # messages may leave the node: no folders
+    # Messages may leave the node: no folders.
+    return replace(_table(_read(str(file), separator, version), config),
                    place=lambda row: place(row).replace(f" of {file}", f" of {file.name}"))
 
 
 @lru_cache(maxsize=1)
 def _read(path: str, separator: str, version: tuple[int, int] | None) -> Any:
-    """This version of a file: the virtual nodes of a simulation share a process and often a file."""
+    """This version of a file: the virtual nodes of a simulation share a process and often a file.
+    """
     return read_table(path, separator or None)
 
 
@@ -124,20 +134,26 @@ def npz(config: Config) -> Users:
             raise InvalidInput(f"{_path(config)} holds no array {sorted(missing)[0]!r}",
                                remedy="Save X, y and user in it")
         names = file["feature_names"].tolist() if "feature_names" in file.files else None
-        return Users.from_arrays(file["X"], file["y"] if "y" in file.files else None, file["user"], feature_names=names)
+        return Users.from_arrays(file["X"], file["y"] if "y" in file.files else None, file["user"],
+                                 feature_names=names)
 
 
 def dataset(config: Config) -> Users:
-    """A data set of `coterie.data.simulated`: `dataset` is its name, `dataset-options` its arguments as JSON."""
+    """A data set of `coterie.data.simulated`: `dataset` is its name, `dataset-options` its
+    arguments as JSON.
+    """
     name = str(_need(config, "dataset"))
-    makers: dict[str, Callable[..., Any]] = {"ellipses": datasets.ellipses, "clustered": datasets.clustered}
+    makers: dict[str, Callable[..., Any]] = {"ellipses": datasets.ellipses,
+                                             "clustered": datasets.clustered}
     if name not in makers:
-        raise InvalidInput(f"unknown data set {name!r}", remedy=f"Choose one of: {', '.join(makers)}")
+        raise InvalidInput(f"unknown data set {name!r}",
+                           remedy=f"Choose one of: {', '.join(makers)}")
     return makers[name](**json.loads(str(config.get("dataset-options", "") or "{}"))).users
 
 
 #: Ready sources by the name used for `data`.
-SOURCES: dict[str, Callable[[Config], Users | Table]] = {"csv": table, "parquet": table, "npz": npz, "dataset": dataset}
+SOURCES: dict[str, Callable[[Config], Users | Table]] = {"csv": table, "parquet": table, "npz": npz,
+                                                         "dataset": dataset}
 
 
 def load(config: Config) -> Users | Table:
@@ -145,9 +161,10 @@ def load(config: Config) -> Users | Table:
 
     Parameters
     ----------
-    config : what the server says of the data, and over it what the node's owner says. `data` is a name in SOURCES or
-        "module:function", a function of the configuration that returns Users or a polars frame. With `split` the node
-        takes its part of the users: every num-partitions-th, from the partition-id-th.
+    config : what the server says of the data, and over it what the node's owner says. `data` is a
+        name in SOURCES or "module:function", a function of the configuration that returns Users or
+        a polars frame. With `split` the node takes its part of the users: every num-partitions-th,
+        from the partition-id-th.
 
     Raises
     ------
@@ -158,11 +175,13 @@ def load(config: Config) -> Users | Table:
     if hasattr(loaded, "columns"):
         loaded = _table(loaded, config)
     if not isinstance(loaded, (Users, Table)):
-        raise InvalidInput(f"the data function {spec!r} gave a {type(loaded).__name__}, not Users or a table",
+        raise InvalidInput(f"the data function {spec!r} gave a {type(loaded).__name__}, not Users "
+                           "or a table",
                            remedy="Return Users.from_arrays(X, y, user), or a polars frame")
     if config.get("split"):
         part, parts = int(_need(config, "partition-id")), int(_need(config, "num-partitions"))
-        loaded = loaded.take(np.arange(part, loaded.n_users, parts)) if isinstance(loaded, Users) else \
+        loaded = loaded.take(np.arange(part, loaded.n_users, parts)) if isinstance(loaded,
+            Users) else \
             loaded.take(loaded.names[part::parts])
     return loaded
 
@@ -172,12 +191,14 @@ def resolve(spec: str, what: str) -> Any:
     module, _, name = spec.partition(":")
     if not module or not name:
         raise InvalidInput(f"{what} is {spec!r}, and neither a known name nor module:name", remedy=(
-            f"Use one of {', '.join(SOURCES)}, or for example my_data:load" if what == "data" else "Look at the docs"))
+            f"Use one of {', '.join(SOURCES)}, or for example my_data:load" if what == "data"
+                else "Look at the docs"))
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise InvalidInput(f"{what} {spec!r} cannot be found: {error}",
-                           remedy="Install the module where the node runs, or correct the name") from error
+                           remedy="Install the module where the node runs, or correct "
+                           "the name") from error
 
 
 def make_loss(name: str, options: str = "") -> Loss:
@@ -195,13 +216,15 @@ def make_loss(name: str, options: str = "") -> Loss:
 
 
 def _table(frame: Any, config: Config) -> Table:
-    frame, user, target = as_frame(frame), str(_need(config, "user")), str(config.get("target", "")) or None
+    frame, user, target = as_frame(frame), str(_need(config, "user")), \
+        str(config.get("target", "")) or None
     for name in (user, target):
         if name is not None and name not in frame.columns:
             raise InvalidInput(f"There is no column {name!r}", remedy=suggest(name, frame.columns))
     return Table(frame=frame, user=user, target=target,
                  features=split_names(str(config.get("features", ""))) or None,
-                 drop=split_names(str(config.get("drop", ""))), task=str(config.get("task", "auto")),
+                 drop=split_names(str(config.get("drop", ""))),
+                 task=str(config.get("task", "auto")),
                  min_count=int(config.get("min-count", 1)))
 
 

@@ -1,18 +1,22 @@
-"""What users with wide models say of their Hessians: a small matrix in the span of their rows, a part in every round.
+"""What users with wide models say of their Hessians: a small matrix in the span of their rows, a
+part in every round.
 
-A user with m rows A and k outputs has H <= ridge I + (A x I)' W (A x I), where W couples the outputs of one row. With
-the singular vectors Q of A, which do not depend on the model, this is a `core` of (m k)^2 numbers in their span, and
-the ridge outside of it (see `coterie.losses.span`). A reply is at most `_MODELS` models long:
+A user with m rows A and k outputs has H <= ridge I + (A x I)' W (A x I), where W couples the
+outputs of one row. With the singular vectors Q of A, which do not depend on the model, this is a
+`core` of (m k)^2 numbers in their span, and the ridge outside of it (see `coterie.losses.span`). A
+reply is at most `_MODELS` models long:
 
-- the next vectors of Q, those of the largest singular values first; the server says how many it has;
-- the core for the vectors it then has: its triangle, or if that is too long its largest eigenvalues, with the others
-  raised to the next one.
+- the next vectors of Q, those of the largest singular values first; the server says how many it
+  has;
+- the core for the vectors it then has: its triangle, or if that is too long its largest
+  eigenvalues, with the others raised to the next one.
 
 While some vectors are missing, with the blocks C_kk, C_ku and C_uu of known and unknown ones,
 
     core = C_kk + ||C_ku|| I,    outer = ||C_uu|| + ||C_ku|| + ridge
 
-so the matrix is always at least as large as H. All of it follows from the Hessian. Users remember nothing for it.
+so the matrix is always at least as large as H. All of it follows from the Hessian. Users remember
+nothing for it.
 """
 
 from __future__ import annotations
@@ -35,7 +39,9 @@ _DENSE = 200  # size of a core up to which all its eigenvalues are computed
 
 
 class SpanRows(NamedTuple):
-    """The rows of a user in their own span, A = rows Q, where the Hessian is (rows x I)' W (rows x I) and the ridge."""
+    """The rows of a user in their own span, A = rows Q, where the Hessian is (rows x I)' W (rows x
+    I) and the ridge.
+    """
 
     basis: Array  # (r, p) Q, the largest singular value first
     rows: Array  # (m, r)
@@ -54,9 +60,11 @@ class SpanRows(NamedTuple):
         between = mass[:, :, None]
         if curvature.basis is not None:
             weights = np.maximum(part.weights[user], 1e-300)[:, None, None]
-            classes = mass[:, :, None] * np.eye(mass.shape[1]) - mass[:, :, None] * mass[:, None, :] / weights
+            classes = mass[:, :, None] * np.eye(mass.shape[1]) - mass[:, :, None] \
+                * mass[:, None, :] / weights
             between = curvature.basis @ classes @ curvature.basis.T
-        return cls((vectors[:, kept] / lengths).T @ part.design[user], vectors[:, kept] * lengths, between)
+        return cls((vectors[:, kept] / lengths).T @ part.design[user], vectors[:, kept] * lengths,
+                   between)
 
     @property
     def size(self) -> int:
@@ -71,7 +79,8 @@ class SpanRows(NamedTuple):
         """The same as a matrix."""
         (m, r), k = self.rows.shape, self.between.shape[1]
         pairs = (self.rows[:, :, None] * self.rows[:, None, :]).reshape(m, -1)
-        core = (pairs.T @ self.between.reshape(m, -1)).reshape(r, r, k, k).swapaxes(1, 2).reshape(r * k, -1)
+        core = (pairs.T @ self.between.reshape(m, -1)).reshape(r, r, k, k).swapaxes(1,
+            2).reshape(r * k, -1)
         return np.asarray(0.5 * (core + core.T))
 
     def leading(self, count: int) -> tuple[Array, Array]:
@@ -82,7 +91,8 @@ class SpanRows(NamedTuple):
             from scipy.sparse.linalg import LinearOperator, eigsh
 
             # One start for all: a user gives the same answer to the same question.
-            values, vectors = eigsh(LinearOperator((self.size, self.size), matvec=self.times), k=count, which="LA",
+            values, vectors = eigsh(LinearOperator((self.size, self.size), matvec=self.times),
+                                    k=count, which="LA",
                                     v0=np.ones(self.size), tol=1e-10)
         order = np.argsort(-values, kind="stable")[:count]
         return values[order], vectors[:, order].T
@@ -108,7 +118,8 @@ def part_of(rows: SpanRows, ridge: float, have: int, budget: float) -> HessianPa
     """
     (r, p), k = rows.basis.shape, rows.between.shape[1]
     have = min(max(have, 0), r)
-    new = max((n for n in range(r - have + 1) if -(-n // k) * p * k + _half((have + n) * k) <= budget), default=0)
+    new = max((n for n in range(r - have + 1) if -(-n // k) * p * k + _half((have + n) * k)
+               <= budget), default=0)
     new = max(new, min(r - have, max(int(_SHARE * budget / p), 1)))
     size, outer = (have + new) * k, 0.0
     sent = np.zeros((-(-new // k) * k, p))
@@ -129,7 +140,8 @@ def part_of(rows: SpanRows, ridge: float, have: int, budget: float) -> HessianPa
     inner = max(float(values[-1]), 0.0)
     above = np.flatnonzero(values - inner > _EQUAL * values[0])
     core = vectors[above] * np.sqrt(values[above] - inner)[:, None]
-    return HessianPart(sent.reshape(-1, p * k), core.ravel(), np.append(levels, inner + across + ridge))
+    return HessianPart(sent.reshape(-1, p * k), core.ravel(),
+                       np.append(levels, inner + across + ridge))
 
 
 def _half(size: int) -> int:
@@ -153,7 +165,8 @@ def hessian_parts(curvature: RowCurvature, ridge: float, have: Ints, rank: int,
     Incompatible : complete Hessians are asked for.
     """
     if rank < 0:
-        raise Incompatible("Complete Hessians of wide models are too large to send. Use Newton(rank=0).")
+        raise Incompatible("Complete Hessians of wide models are too large to send. Use "
+                           "Newton(rank=0).")
     n, dim = curvature.shape
     out: list[HessianPart] = [HessianPart(np.empty((0, dim)), np.empty(0), np.empty(0))] * n
     for part in curvature.terms:
@@ -163,7 +176,8 @@ def hessian_parts(curvature: RowCurvature, ridge: float, have: Ints, rank: int,
                 out[user] = HessianPart(np.empty((0, dim)), np.empty(0), _rounded(rows, ridge))
             else:
                 out[user] = part_of(rows, ridge, int(have[user]), (rank or _MODELS) * dim)
-    return {name: Ragged.of(np.concatenate(pieces), np.array([len(piece) for piece in pieces])) for name, pieces in (
+    return {name: Ragged.of(np.concatenate(pieces), np.array([len(piece) for piece in pieces]))
+            for name, pieces in (
         ("basis", [one.basis for one in out]), ("core", [one.core for one in out]),
         ("diagonal", [one.levels for one in out]))}
 
@@ -174,7 +188,8 @@ def _rounded(rows: SpanRows, ridge: float) -> Array:
     return np.array([2.0 ** (np.ceil(2.0 * np.log2(largest) + 1e-9) / 2.0)])
 
 
-def evaluated(loss: Loss, samples: Samples, models: Array, users: Ints) -> tuple[Array, Array, Array | RowCurvature]:
+def evaluated(loss: Loss, samples: Samples, models: Array, users: Ints) -> tuple[Array, Array,
+        Array | RowCurvature]:
     """Values, gradients and Hessians of some users; Hessians of wide models are operators."""
     if isinstance(loss, AffineLoss) and loss.wide(samples):
         values, gradients, curvature = loss.expand(samples, models, users)
@@ -184,17 +199,21 @@ def evaluated(loss: Loss, samples: Samples, models: Array, users: Ints) -> tuple
 
 
 def mean_curvature(hessians: Array | RowCurvature) -> Array:
-    """(n,) det(H + 1e-3 tr(H)/d I)^(1/d): the geometric mean of the curvatures, kept away from zero.
+    """(n,) det(H + 1e-3 tr(H)/d I)^(1/d): the geometric mean of the curvatures, kept away from
+    zero.
 
-    Of wide models it is the mean over the span of the user's rows, without the many directions that only the ridge
-    bends; with several outputs it is estimated from the mean of W over outputs. No matrix is larger than the rows.
+    Of wide models it is the mean over the span of the user's rows, without the many directions that
+    only the ridge bends; with several outputs it is estimated from the mean of W over outputs. No
+    matrix is larger than the rows.
     """
     if isinstance(hessians, RowCurvature):
         ridge, out = ridge_of(hessians), np.empty(hessians.shape[0])
         for part in hessians.terms:
             values = _spectra(hessians, part, hessians.mean_mass(part)) + ridge
-            padding = np.arange(values.shape[1]) < values.shape[1] - (part.weights > 0).sum(axis=1)[:, None]
-            level = 1e-3 * np.where(padding, 0.0, values).sum(axis=1) / np.maximum((~padding).sum(axis=1), 1)
+            padding = np.arange(values.shape[1]) < values.shape[1] \
+                - (part.weights > 0).sum(axis=1)[:, None]
+            level = 1e-3 * np.where(padding, 0.0, values).sum(axis=1) \
+                / np.maximum((~padding).sum(axis=1), 1)
             logs = np.where(padding, 0.0, np.log(values + level[:, None])).sum(axis=1)
             out[part.users] = np.exp(logs / np.maximum((~padding).sum(axis=1), 1))
         return out
@@ -206,7 +225,9 @@ def mean_curvature(hessians: Array | RowCurvature) -> Array:
 
 
 def stiffness(loss: Loss, samples: Samples, hessians: Array | RowCurvature, users: Ints) -> Array:
-    """(n,) a bound on the largest curvature; if there is none, twice the largest at the current models."""
+    """(n,) a bound on the largest curvature; if there is none, twice the largest at the current
+    models.
+    """
     if isinstance(hessians, RowCurvature):
         most, out = getattr(loss, "max_curvature", _SOFTMAX), np.empty(len(users))
         for part in hessians.terms:

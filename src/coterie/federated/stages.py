@@ -21,7 +21,13 @@ import numpy as np
 from coterie.base.errors import Incompatible, InvalidInput
 from coterie.base.types import Array
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
-from coterie.federated.algorithms.proof import GradientRound, LocalOptimaRound, Proof, ScoreRound, duals_for
+from coterie.federated.algorithms.proof import (
+    GradientRound,
+    LocalOptimaRound,
+    Proof,
+    ScoreRound,
+    duals_for,
+)
 from coterie.federated.settings import FederationSettings
 from coterie.problem.graph import Graph
 from coterie.problem.weights import adaptive_graph
@@ -77,8 +83,10 @@ class Stages:
         """The method of a stage."""
         if stage not in self._methods:
             start = self.settings.start
-            algorithm = start if stage == "start" and isinstance(start, Algorithm) else self.settings.algorithm
-            self._methods[stage] = (Proof(self.federation, self.settings.tol) if stage == "proof" else
+            algorithm = start if stage == "start" and isinstance(start, Algorithm) \
+                else self.settings.algorithm
+            self._methods[stage] = (Proof(self.federation, self.settings.tol)
+                                    if stage == "proof" else
                                     _JUDGES[stage](self.federation) if stage in _JUDGES else
                                     algorithm.on(self.federation, self.settings.tol))
         return self._methods[stage]
@@ -95,7 +103,8 @@ class Stages:
         if start is not None and not isinstance(start, (Algorithm, State)):
             given = np.asarray(start, dtype=float)
             if given.shape not in (shape, shape[1:]) or not np.isfinite(given).all():
-                raise InvalidInput(f"start must be finite models of shape {shape} or {shape[1:]}, got {given.shape}",
+                raise InvalidInput(f"start must be finite models of shape {shape} or {shape[1:]}, "
+                                   f"got {given.shape}",
                                    remedy="Leave it out to start from zero")
             models = np.array(np.broadcast_to(given, shape))
         stage = ("weights" if self.settings.weights != "unit" else
@@ -104,13 +113,16 @@ class Stages:
         if isinstance(start, State):  # of another algorithm only who was excluded matters
             state = (self.method("main").warm(start) if type(start) is type(state) else
                      self._carry(replace(start, round=0, missed=state.missed), state, stage))
-        return RunState(stage=stage, state=state, main=None, models=models, graph=None, believe=self.settings.tol,
+        return RunState(stage=stage, state=state, main=None, models=models, graph=None,
+                        believe=self.settings.tol,
                         best=None, scores=None, round=0)
 
     def next(self, now: RunState) -> RunState:
         """The state after a round: of another stage if this one has ended."""
-        after = {"weights": self._after_weights, "start": self._after_start, "main": self._after_main,
-                 "gradients": self._after_gradients, "proof": self._after_proof, "score": self._after_score}
+        after = {"weights": self._after_weights, "start": self._after_start,
+                 "main": self._after_main,
+                 "gradients": self._after_gradients, "proof": self._after_proof,
+                 "score": self._after_score}
         return after[now.stage](now)
 
     def _after_weights(self, now: RunState) -> RunState:
@@ -118,7 +130,8 @@ class Stages:
         if not method.finished(state):
             if now.round < self.max_rounds:
                 return now
-            raise Incompatible("Some users did not send their local models, and the weights need all of them. "
+            raise Incompatible("Some users did not send their local models, and the weights need "
+                               "all of them. "
                                "Give a graph, or patience=, after which silent users are excluded.")
         graph = method.graph(state, lambda local: adaptive_graph(local, self.settings.weights))
         self.use(graph)
@@ -138,7 +151,8 @@ class Stages:
     def _after_main(self, now: RunState) -> RunState:
         method, state = self.method("main"), now.state
         over = now.round >= self.max_rounds or method.finished(state)
-        lied = {user for turn, user, _ in state.refusals if turn == state.round - 1 and 0 <= user < len(state.aside)}
+        lied = {user for turn, user, _ in state.refusals if turn == state.round - 1 and 0 <= user
+                < len(state.aside)}
         if method.restarts and lied and not over:
             return replace(now, state=self._carry(state, method.begin(now.models), "main"))
         # One user alone can keep an estimate large for ever: look at the others now and then.
@@ -147,15 +161,18 @@ class Stages:
             return now
         models, duals = method.point(state)
         if duals is None:
-            return replace(now, stage="gradients", main=state, state=self.method("gradients").start(state, models))
-        return replace(now, stage="proof", main=state, state=self.method("proof").start(state, models, duals))
+            return replace(now, stage="gradients", main=state,
+                           state=self.method("gradients").start(state, models))
+        return replace(now, stage="proof", main=state, state=self.method("proof").start(state,
+            models, duals))
 
     def _after_gradients(self, now: RunState) -> RunState:
         method, state = self.method("gradients"), now.state
         if method.finished(state):
             active, models = ~state.aside, state.now
             duals = duals_for(self.federation, active, models[active], state.collected[active])
-            return replace(now, stage="proof", state=self.method("proof").start(state, models[active], duals))
+            return replace(now, stage="proof", state=self.method("proof").start(state,
+                models[active], duals))
         if now.round >= self.max_rounds + self._patience:
             return self._ended(now, self._carry(state, now.main, "main"))
         return now
@@ -164,7 +181,8 @@ class Stages:
         state, proof, tol = now.state, self.method("proof"), self.settings.tol
         if not proof.finished(state) and now.round < self.max_rounds + self._patience:
             return now
-        main, gap, best = self._carry(state, now.main, "main"), proof.certificate(state).relative_gap, now.best
+        main, gap, best = self._carry(state, now.main, "main"), \
+            proof.certificate(state).relative_gap, now.best
         if best is None or bool((state.aside != best["aside"]).any()) or gap <= best["gap"]:
             best = {"gap": gap, **{name: getattr(state, name) for name in
                                    ("now", "duals", "slopes", "answered", "answers", "aside")}}
@@ -172,36 +190,46 @@ class Stages:
         ended = self.method("main").finished(main) or now.round >= self.max_rounds
         if gap <= tol or ended or not proof.finished(state):
             return self._ended(now, main)
-        # Not there yet: the next certificate when the estimate has fallen by as much as the gap must.
+        # Not there yet: the next certificate when the estimate has fallen by as much as the gap
+        # must.
         factor = float(np.clip(0.5 * tol / gap, 0.01, 0.5)) if np.isfinite(gap) else 0.1
         believed = min(self.method("main").estimate(main), now.believe)
         return replace(now, stage="main", state=main, believe=factor * believed)
 
     def _after_score(self, now: RunState) -> RunState:
         state = now.state
-        if not self.method("score").finished(state) and now.round < self.max_rounds + 2 * self._patience:
+        if not self.method("score").finished(state) and now.round < self.max_rounds + 2 \
+            * self._patience:
             return now
         main = self._carry(state, now.main, "main")
-        if now.best is not None and bool((state.aside != now.best["aside"]).any()) and now.round < self.max_rounds:
+        if now.best is not None and bool((state.aside != now.best["aside"]).any()) \
+            and now.round < self.max_rounds:
             # Somebody was excluded while scoring: the others have an optimum of their own.
-            return replace(now, stage="main", state=main, main=None, best=None, believe=self.settings.tol)
+            return replace(now, stage="main", state=main, main=None, best=None,
+                           believe=self.settings.tol)
         return replace(now, stage="done", state=main, main=None, scores=state.collected)
 
     def _ended(self, now: RunState, main: Any) -> RunState:
         if not self.settings.score:
             return replace(now, stage="done", state=main, main=None)
-        models = self.method("main").point(main)[0] if now.best is None else now.best["now"][~main.aside]
-        return replace(now, stage="score", state=self.method("score").start(main, models), main=main)
+        models = self.method("main").point(main)[0] if now.best is None \
+            else now.best["now"][~main.aside]
+        return replace(now, stage="score", state=self.method("score").start(main, models),
+                       main=main)
 
     @property
     def _patience(self) -> int:
-        """Rounds beyond the last that the certificate may take, where users are not always there."""
+        """Rounds beyond the last that the certificate may take, where users are not always there.
+        """
         trace = self.federation.participation.trace
         return 50 + (0 if trace is None else 2 * len(np.asarray(trace)))
 
     def _carry(self, old: Any, new: Any, stage: str) -> Any:
-        """The state of another stage, with what does not depend on the method: the round, who was excluded and why."""
+        """The state of another stage, with what does not depend on the method: the round, who was
+        excluded and why.
+        """
         left = np.flatnonzero(old.aside & ~new.aside)
-        new = replace(new, round=old.round, aside=old.aside, refusals=old.refusals, missed=old.missed, said=old.said,
+        new = replace(new, round=old.round, aside=old.aside, refusals=old.refusals,
+                      missed=old.missed, said=old.said,
                       blamed=old.blamed)
         return self.method(stage)._forget(new, left) if left.size else new

@@ -1,4 +1,6 @@
-"""Several jobs that ask users, in the same rounds: where all of them wait for answers, questions travel together."""
+"""Several jobs that ask users, in the same rounds: where all of them wait for answers, questions
+travel together.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import Any, NamedTuple
 from coterie.federated.asking import Asker
 from coterie.federated.protocol.messages import PAIRED
 
-_FIRST = ("slopes", "evidence", "settle", "around")  # where jobs ask different questions, the earlier in this list goes
+# Where jobs ask different questions, the earlier in this list goes.
+_FIRST = ("slopes", "evidence", "settle", "around")
 
 
 class _Question(NamedTuple):
@@ -40,7 +43,8 @@ class Together:
         self.jobs: dict[threading.Thread, int] = {}
 
     def ask(self, kind: str, dim: int, arrays: dict[str, Any], shared: dict[str, Any]) -> Any:
-        """The answers to a question: at once outside of `run`, and when all jobs wait inside of it."""
+        """The answers to a question: at once outside of `run`, and when all jobs wait inside of it.
+        """
         number = self.jobs.get(threading.current_thread())
         if number is None:
             return self.asker.ask(kind, dim, arrays=arrays, shared=shared).arrays
@@ -90,7 +94,8 @@ class Together:
         """The questions of the next round: all of one kind."""
         kinds = [question.kind for question in self.waiting.values()]
         kind = min(kinds, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
-        chosen = {number: question for number, question in sorted(self.waiting.items()) if question.kind == kind}
+        chosen = {number: question for number,
+                  question in sorted(self.waiting.items()) if question.kind == kind}
         if kind not in PAIRED:
             chosen = dict(list(chosen.items())[:1])
         for number in chosen:
@@ -105,9 +110,11 @@ class Together:
             arrays |= {f"{name}2": rows for name, rows in other.arrays.items()}
             shared |= {f"{name}2": value for name, value in other.shared.items()}
         replies = self.asker.ask(one.kind, one.dim, arrays=arrays, shared=shared).arrays
-        answers = {first: {name: rows for name, rows in replies.items() if not name.endswith("2") or name == "m2"}}
+        answers = {first: {name: rows for name, rows in replies.items() if not name.endswith("2")
+                           or name == "m2"}}
         for number, _ in rest:
-            answers[number] = {name.removesuffix("2"): rows for name, rows in replies.items() if name.endswith("2")}
+            answers[number] = {name.removesuffix("2"): rows for name,
+                               rows in replies.items() if name.endswith("2")}
         return answers
 
     def _work(self, number: int, job: Callable[[], Any]) -> None:

@@ -8,5 +8,6 @@ from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units, UserStatistics
 
-__all__ = ["Fit", "Prepared", "RunCertificate", "Scores", "Settings", "TableSource", "Units", "UserStatistics", "fit",
+__all__ = ["Fit", "Prepared", "RunCertificate", "Scores", "Settings", "TableSource", "Units",
+           "UserStatistics", "fit",
            "prepare"]

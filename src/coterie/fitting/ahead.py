@@ -1,8 +1,9 @@
 """The fit to all rows, computed beside the fit without the held-out rows.
 
-Both search for groups among the same users. The second one then needs the kind of models, which the first one chooses.
-The kind that its own search suggests is mostly the one, so the path is solved for this one without waiting. If another
-one is chosen, what was computed for the first one is not used.
+Both search for groups among the same users. The second one then needs the kind of models, which the
+first one chooses. The kind that its own search suggests is mostly the one, so the path is solved
+for this one without waiting. If another one is chosen, what was computed for the first one is not
+used.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from coterie.fitting.work import Work
 from coterie.losses import Loss
 from coterie.losses.wide import too_wide
 
-_ROOM = 2**25  # numbers in the Hessians of all users up to which two fits have room at the same time
+# Numbers in the Hessians of all users up to which two fits have room at the same time.
+_ROOM = 2**25
 
 
 class Ahead:
@@ -40,7 +42,8 @@ class Ahead:
                  finish: Callable[[PathPlan, Work], Any]) -> None:
         self.settings, self.work = settings, work
         large = inner.n_users * loss.dim(inner) ** 2 > _ROOM
-        possible = not large and by_groups(inner, settings) and not too_wide(loss, loss.prepare(inner))
+        possible = not large and by_groups(inner, settings) and not too_wide(loss,
+            loss.prepare(inner))
         known = work.get("groups")
 
         def compute(parts: MutableMapping[str, Any]) -> None:
@@ -50,7 +53,8 @@ class Ahead:
             finish(plan_likely(inner, loss, settings, silent), silent)
             parts["end"] = True
 
-        self.beside: Beside | None = begin_beside(compute) if possible and work.get("kind") is None else None
+        self.beside: Beside | None = begin_beside(compute) if possible \
+            and work.get("kind") is None else None
 
     def deliver(self, like: Sharing | None) -> None:
         """Wait for the parts that are of use, and keep them.
@@ -63,7 +67,8 @@ class Ahead:
             return
         shared = self.beside.parts["kind"]
         likely = shared["kind"], len(np.unique(np.asarray(shared["labels"])))
-        if self.settings.lam != "auto" or (like is not None and likely == (like.kind, like.n_groups)):
+        if self.settings.lam != "auto" or (like is not None and likely
+                                           == (like.kind, like.n_groups)):
             self.beside.wait_for("end")
             for name in [name for name in self.beside.parts if name not in ("groups", "end")]:
                 self._keep(name)

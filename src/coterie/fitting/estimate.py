@@ -1,19 +1,22 @@
 """From users to groups and models with all choices made: what `coterie fit` and the estimators do.
 
-    fitted = fit(users, Settings(task="classification"))      # fitted.solution, fitted.path, fitted.scores
+    fitted = fit(users, Settings(task="classification"))      # fitted.solution, fitted.path,
+                                                              fitted.scores
     fitted.predict(new_users)
     fitted.save("run")                                        # coterie.load_run("run") reads it
 
-1. Targets that are absurdly far from all others are left out, with a warning (`coterie.fitting.outliers`). Features are
-   standardised, and an intercept is added (`coterie.fitting.units`).
+1. Targets that are absurdly far from all others are left out, with a warning
+   (`coterie.fitting.outliers`). Features are standardised, and an intercept is added
+   (`coterie.fitting.units`).
 2. Groups are found, and weights made from them (`coterie.fitting.plan`).
 3. The path over lam is solved, from separate models through these groups to one model for all.
-4. At a lam where the clusters are the groups, the solution is certified: no other models are better for this convex
-   problem. The evidence for the groups is the criterion in `coterie.groups.find`.
-5. All steps are done again with a share of every user's rows held out, and scored on these rows (`Scores`).
+4. At a lam where the clusters are the groups, the solution is certified: no other models are better
+   for this convex problem. The evidence for the groups is the criterion in `coterie.groups.find`.
+5. All steps are done again with a share of every user's rows held out, and scored on these rows
+   (`Scores`).
 
-Points with one row each have no noise to compare groups by. Their weights are Gaussian, and the lam whose clusters have
-the largest silhouette (Rousseeuw 1987) is chosen.
+Points with one row each have no noise to compare groups by. Their weights are Gaussian, and the lam
+whose clusters have the largest silhouette (Rousseeuw 1987) is chosen.
 """
 
 from __future__ import annotations
@@ -55,10 +58,12 @@ from coterie.problem.solution import Solution
 from coterie.solvers import solve
 
 _HESSIANS = 4  # sets of Hessians that a fit has at the same time, at least
-_CLEAR = 0.5  # below this silhouette the structure is weak and could be artificial (Kaufman and Rousseeuw 1990)
+# Below this silhouette the structure is weak and could be artificial (Kaufman and Rousseeuw 1990).
+_CLEAR = 0.5
 
 
-#: How a fit is saved and shown: `coterie.output`, which is built on fits, enters its functions here.
+#: How a fit is saved and shown: `coterie.output`, which is built on fits, enters its functions
+#: here.
 WRITERS: dict[str, Callable[..., FilePath]] = {}
 
 
@@ -94,7 +99,8 @@ class Fit(FitResult, PredictsRows):
         Example
         -------
         >>> from coterie.datasets import clustered
-        >>> fit(clustered("squared").users, Settings(task="regression", n_lams=4, holdout=0.0)).certify().holds
+        >>> fit(clustered("squared").users, Settings(task="regression", n_lams=4,
+        ...                                          holdout=0.0)).certify().holds
         True
         """
         return RunCertificate.of(self.solution.problem, self.solution.models, self.settings.tol)
@@ -114,7 +120,8 @@ class Fit(FitResult, PredictsRows):
         Example
         -------
         >>> from coterie.datasets import clustered
-        >>> fitted = fit(clustered("squared").users, Settings(task="regression", n_lams=4, holdout=0.0))
+        >>> fitted = fit(clustered("squared").users, Settings(task="regression", n_lams=4,
+        ...     holdout=0.0))
         >>> fitted.report("groups.html").name
         'groups.html'
         """
@@ -140,14 +147,16 @@ class Fit(FitResult, PredictsRows):
         -------
         >>> import coterie as ct
         >>> from coterie.datasets import clustered
-        >>> fitted = fit(clustered("squared").users, Settings(task="regression", n_lams=4, holdout=0.0))
+        >>> fitted = fit(clustered("squared").users, Settings(task="regression", n_lams=4,
+        ...     holdout=0.0))
         >>> ct.load_run(fitted.save("a run")).n_clusters
         3
         """
         return WRITERS["save"](self, folder, overwrite=overwrite)
 
 
-def fit(users: Users, settings: Settings, *, split: Split | None = None, progress: FitProgress | None = None,
+def fit(users: Users, settings: Settings, *, split: Split | None = None,
+        progress: FitProgress | None = None,
         store: FinishedParts | None = None) -> Fit:
     """Find groups and models.
 
@@ -155,10 +164,11 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
     ----------
     users : their data, with classes as numbers 0, 1, ...
     settings : all that can be chosen.
-    split : the held-out rows in `test`, the others in `train`; drawn by the settings' seed if omitted.
+    split : the held-out rows in `test`, the others in `train`; drawn by the settings' seed if
+        omitted.
     progress : called with what is being done, how many steps are done, of how many, and a text.
-    store : finished parts are kept here and taken from here, so that an interrupted fit can be continued: arrays,
-        numbers and texts only.
+    store : finished parts are kept here and taken from here, so that an interrupted fit can be
+        continued: arrays, numbers and texts only.
 
     Returns
     -------
@@ -172,12 +182,14 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
     Example
     -------
     >>> from coterie.datasets import clustered
-    >>> fit(clustered("squared").users, Settings(task="regression", n_lams=4, holdout=0.0)).n_clusters
+    >>> fit(clustered("squared").users, Settings(task="regression", n_lams=4,
+    ...                                          holdout=0.0)).n_clusters
     3
     """
     began = time.perf_counter()
     users.require_samples()
-    points, with_scores = settings.task == "clustering", settings.holdout > 0 and settings.task != "clustering"
+    points, with_scores = settings.task == "clustering", \
+        settings.holdout > 0 and settings.task != "clustering"
     _check_lam_can_be_chosen(settings, points or with_scores or users.n_users == 1)
     work = Work(progress or (lambda *_: None), {} if store is None else store)
     users, concerns = without_far_targets(users, settings) if split is None else (users, [])
@@ -187,13 +199,16 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None, progres
         warnings.warn(concern, CoterieWarning, stacklevel=2)
     _require_memory(inner, units)
     if with_scores and split is None:
-        split = users.hold_out(settings.holdout, stratify=settings.task == "classification", seed=settings.seed)
+        split = users.hold_out(settings.holdout, stratify=settings.task == "classification",
+                               seed=settings.seed)
     samples = units.loss.prepare(inner)  # kept to the end, so that it is prepared once
     # Wide models need products of large matrices.
     with nullcontext() if too_wide(units.loss, samples) else one_blas_thread():
-        scores, judged, plan = _planned(split if with_scores else None, inner, units, settings, work)
+        scores, judged, plan = _planned(split if with_scores else None, inner, units, settings,
+                                        work)
         fitted = _solved(plan, judged, scores, inner, units, settings, work)
-    return replace(fitted, why=" ".join([*concerns, fitted.why]), seconds=time.perf_counter() - began)
+    return replace(fitted, why=" ".join([*concerns, fitted.why]),
+                   seconds=time.perf_counter() - began)
 
 
 class _Finished(NamedTuple):
@@ -205,7 +220,8 @@ class _Finished(NamedTuple):
     drawn: Ints | None  # (n_users, draws) groups with other rows, if there are groups
 
 
-def _finish(plan: PathPlan, inner: Users, units: Units, settings: Settings, work: Work) -> _Finished:
+def _finish(plan: PathPlan, inner: Users, units: Units, settings: Settings,
+            work: Work) -> _Finished:
     """Solve the path and draw the groups again."""
     path = solve_plan(plan, settings, work)
     index, why = plan.choose(path)
@@ -223,16 +239,19 @@ def _pooled(plan: PathPlan, chosen: Solution, settings: Settings, work: Work) ->
     """(dim,) one model for all users."""
     everyone, problem = np.zeros(plan.problem.n_users, dtype=np.int64), plan.problem
     return np.asarray(work.once("together", lambda: group_centres(
-        problem.loss, problem.samples, everyone, settings.count, chosen.models.mean(axis=0, keepdims=True))[0]))
+        problem.loss, problem.samples, everyone, settings.count,
+            chosen.models.mean(axis=0, keepdims=True))[0]))
 
 
-def _solved(plan: PathPlan, judged: PathPlan | None, scores: Scores | None, inner: Users, units: Units,
+def _solved(plan: PathPlan, judged: PathPlan | None, scores: Scores | None, inner: Users,
+            units: Units,
             settings: Settings, work: Work) -> Fit:
     """The fit of a plan; `judged` is the plan without the held-out rows."""
     compared = plan if judged is None or plan.means else judged
     path, index, why, drawn = _finish(plan, inner, units, settings, work)
     if index < 0:
-        index, why = _clearest(path, settings.seed) if settings.task == "clustering" else _best(path, scores)
+        index, why = _clearest(path, settings.seed) if settings.task == "clustering" else _best(
+            path, scores)
     elif plan.kind is not None:
         why = f"{sentence_of(plan.kind, compared.means)} {why}"
     stability = None
@@ -240,23 +259,29 @@ def _solved(plan: PathPlan, judged: PathPlan | None, scores: Scores | None, inne
         stability = summarise_draws(drawn, plan.sharing, judged)
         why = f"{why} {stability}" if stability.stable else f"{stability} {why}"
     chosen = path[index]
-    solution = chosen if chosen.duals is not None else solve(chosen.problem, tol=settings.tol, start=chosen)
+    solution = chosen if chosen.duals is not None else solve(chosen.problem, tol=settings.tol,
+        start=chosen)
     return Fit(settings=settings, units=units, solution=solution, path=path, chosen=index,
-               together=_pooled(plan, solution, settings, work), why=why, scores=scores, compared=compared.means,
+               together=_pooled(plan, solution, settings, work), why=why, scores=scores,
+               compared=compared.means,
                compared_errors=compared.errors, stability=stability)
 
 
 def _require_memory(inner: Users, units: Units) -> None:
-    """Raise InvalidInput where the Hessians of all users need more memory than there is; wide models have none."""
+    """Raise InvalidInput where the Hessians of all users need more memory than there is; wide
+    models have none.
+    """
     samples = units.loss.prepare(inner)
     if not too_wide(units.loss, samples):
         require_memory(8.0 * _HESSIANS * inner.n_users * samples.dim**2,
                        f"the Hessians of {inner.n_users} users with {samples.dim} coordinates",
-                       "Use fewer columns, for example their principal components, or fewer users at a time")
+                       "Use fewer columns, for example their principal components, or fewer users "
+                       "at a time")
 
 
 def _check_lam_can_be_chosen(settings: Settings, possible: bool) -> None:
-    if (settings.lam == "score" or (settings.lam == "auto" and settings.weights != "auto")) and not possible:
+    if (settings.lam == "score" or (settings.lam == "auto" and settings.weights != "auto")) \
+        and not possible:
         raise _no_held_out_rows()
 
 
@@ -296,17 +321,22 @@ def _best(path: Path, scores: Scores | None) -> tuple[int, str]:
 
 
 def _clearest(path: Path, seed: int) -> tuple[int, str]:
-    """The point whose clusters have the largest silhouette; one cluster if no silhouette is large enough."""
-    points = path.problem.users.data.moments().means  # users with several rows are represented by their means
+    """The point whose clusters have the largest silhouette; one cluster if no silhouette is large
+    enough.
+    """
+    # Users with several rows are represented by their means.
+    points = path.problem.users.data.moments().means
     n, best, index = len(points), 0.0, len(path) - 1
     some = np.arange(n) if n <= 2000 else np.random.default_rng(seed).choice(n, 2000, replace=False)
     seen: dict[bytes, float] = {}
     for r, solution in enumerate(path.solutions):
         key, labels = solution.labels.tobytes(), solution.labels[some]
         if 1 < solution.n_clusters <= min(max(np.sqrt(n), 2), n - 1, 200) and key not in seen:
-            seen[key] = float(silhouette(points[some], labels)) if len(np.unique(labels)) > 1 else -1.0
+            seen[key] = float(silhouette(points[some], labels)) if len(np.unique(labels)) > 1 \
+                else -1.0
             if seen[key] > best:
                 best, index = seen[key], r
     if best < _CLEAR:
-        return len(path) - 1, f"No clusters are clear (largest silhouette {best:.2f}), so all points form one cluster."
+        return (len(path) - 1, f"No clusters are clear (largest silhouette {best:.2f}), so all "
+                "points form one cluster.")
     return index, f"The clearest clusters, with a silhouette of {best:.2f}."

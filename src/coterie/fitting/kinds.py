@@ -1,6 +1,7 @@
 """Which models users get: one member of the family
 
-    minimise  sum_i [ f_i(x_i) + 1/2 (x_i - z_i)' P_i (x_i - z_i) ] + lam sum_{i<j} w_ij ||z_i - z_j||
+    minimise  sum_i [ f_i(x_i) + 1/2 (x_i - z_i)' P_i (x_i - z_i) ] + lam sum_{i<j} w_ij ||z_i -
+    z_j||
 
 of personal models x_i around centres z_i. From simple to rich:
 
@@ -10,19 +11,21 @@ of personal models x_i around centres z_i. From simple to rich:
     personal in groups  a centre per group, and personal parts
     alone               everyone's own model
 
-Every kind is judged by its loss on rows that it was not fitted to. With the squared loss this is estimated by
-generalised cross-validation (Craven and Wahba 1979) for each user,
+Every kind is judged by its loss on rows that it was not fitted to. With the squared loss this is
+estimated by generalised cross-validation (Craven and Wahba 1979) for each user,
 
-    f_i(model of i) / (1 - df_i / m_i)^2,       df_i: how many of its m_i rows' targets the model follows
+    f_i(model of i) / (1 - df_i / m_i)^2,       df_i: how many of its m_i rows' targets the model
+                                                follows
 
-which needs no more than second moments. With other losses, every kind is fitted without some rows of each user and
-judged on these rows, several times. The simplest kind is taken that is within one standard error of the best one, or
-misses little of what the best one gains over one model for all; the error is that of the mean over users of the
-difference. Where targets are numbers, the logarithms of the losses are compared, so that no user with much noise or
-large units decides alone. Two limits to simplicity: one model for all is not taken where the evidence of all rows
-speaks against it, because groups were found or users differ clearly from each other (`ModelSpread.gain`), unless it is
-the best; and other kinds are not taken if they miss most of the gain. None of these rows is among those that judge the
-fit in the end (`coterie.fitting.scores`).
+which needs no more than second moments. With other losses, every kind is fitted without some rows
+of each user and judged on these rows, several times. The simplest kind is taken that is within one
+standard error of the best one, or misses little of what the best one gains over one model for all;
+the error is that of the mean over users of the difference. Where targets are numbers, the
+logarithms of the losses are compared, so that no user with much noise or large units decides alone.
+Two limits to simplicity: one model for all is not taken where the evidence of all rows speaks
+against it, because groups were found or users differ clearly from each other (`ModelSpread.gain`),
+unless it is the best; and other kinds are not taken if they miss most of the gain. None of these
+rows is among those that judge the fit in the end (`coterie.fitting.scores`).
 """
 
 from __future__ import annotations
@@ -59,14 +62,19 @@ KINDS: tuple[Kind, ...] = ("one model", "groups", "personal", "personal in group
 _SPLITS = ((20_000, 4), (50_000, 2), (np.inf, 1))
 _WIDE_SPLITS = 2  # the same for wide models
 _REFINED = 2  # steps from centres by second-order models to those that are judged
-_LITTLE = 0.05  # share of what the best kind gains over one model, and of its loss, that a simpler kind may miss
+# Share of what the best kind gains over one model, and of its loss, that a simpler kind may miss.
+_LITTLE = 0.05
 _MOST = 0.5  # share of this gain that kinds other than one model may miss at most
-_CLEAR = 3.0  # gain in evidence, in nats, from which users differ clearly: a Bayes factor of 20 (Kass and Raftery 1995)
+# Gain in evidence, in nats, from which users differ clearly: a Bayes factor of 20 (Kass and Raftery
+# 1995).
+_CLEAR = 3.0
 _MOST_USED = 0.95  # share of its rows' targets that a user's model follows at most
 _NO_LOSS = 1e-12  # loss over the largest one below which differences do not count
-_DETERMINED = 3  # rows per number that they determine, on average, from which users can be left alone
+# Rows per number that they determine, on average, from which users can be left alone.
+_DETERMINED = 3
 _ALONE = 1e-9  # pull of models that are users' own
-_VARIANCES = (1e-3, 1e-2, 1e-1, 1.0)  # tried variances of wide personal models, in units of the noise
+# Tried variances of wide personal models, in units of the noise.
+_VARIANCES = (1e-3, 1e-2, 1e-1, 1.0)
 _WIDE_SHARE = 0.25  # of each user's rows that are left out to choose between them
 _DRAWN = 2  # Newton steps to centres that are only drawn
 _ROUGH = 1e-3  # gradient, over that at zero, at which the fits for this choice end
@@ -80,8 +88,8 @@ class Sharing:
     ----------
     kind : a name in KINDS.
     labels : (n_users,) the groups whose users share a centre.
-    covariance : (dim, dim) of personal models around their centre, in units of the noise, or one number where models
-        are wide; None without personal parts.
+    covariance : (dim, dim) of personal models around their centre, in units of the noise, or one
+        number where models are wide; None without personal parts.
     count : what counts alike in the centre of a group.
     gain : what the evidence gains by the personal parts, in nats.
     noise : (n_users,) the noise of each user over the common one; None if it is equal for all.
@@ -112,12 +120,13 @@ class Sharing:
         return handed_out(outer, outer.prepare(users), self.labels, self.count)
 
 
-def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count, start: Array | None = None, *,
+def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count,
+                  start: Array | None = None, *,
                   drawn: bool = False) -> Array:
     """(n_groups, dim) the centre of each group, fitted to the group's rows without the penalty.
 
-    Where rows count alike, a user with few rows, or noisy ones, has little influence. Centres that are only `drawn` are
-    those after a few Newton steps.
+    Where rows count alike, a user with few rows, or noisy ones, has little influence. Centres that
+    are only `drawn` are those after a few Newton steps.
     """
     if too_wide(loss, samples):
         return wide_models(loss, samples, labels, count, start).centres
@@ -128,25 +137,35 @@ def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count, star
     grouped = Grouped(loss=loss, samples=samples, labels=labels, weights=weights)
     if drawn and start is not None and not loss.quadratic:
         groups = grouped.prepare(grouped.groups)
-        return minimise(lambda which, z, order: grouped.evaluate(groups, z, order, which), start, _DRAWN).points
-    # With quadratic losses one step is enough from anywhere, and from zero its last digits are always the same.
-    return grouped.local(grouped.prepare(grouped.groups), start=None if loss.quadratic else start).points
+        return minimise(lambda which, z, order: grouped.evaluate(groups, z, order, which), start,
+                        _DRAWN).points
+    # With quadratic losses one step is enough from anywhere, and from zero its last digits are
+    # always the same.
+    return grouped.local(grouped.prepare(grouped.groups),
+                         start=None if loss.quadratic else start).points
 
 
 def handed_out(loss: Loss, samples: Samples, labels: Ints, count: Count) -> Array:
-    """(n_users, dim) the model of each user: the centre of its group or, with a `Personal` loss, its own around it."""
+    """(n_users, dim) the model of each user: the centre of its group or, with a `Personal` loss,
+    its own around it.
+    """
     if too_wide(loss, samples):
         return wide_models(loss, samples, labels, count).models
     return loss.own_models(samples, group_centres(loss, samples, labels, count)[labels])
 
 
-def wide_models(loss: Loss, samples: Samples, labels: Ints, count: Count, start: Array | None = None,
+def wide_models(loss: Loss, samples: Samples, labels: Ints, count: Count,
+                start: Array | None = None,
                 accurate: float = 1e-7) -> WideModels:
-    """The centres of groups and the models around them, where these are wide; `group_centres` without Newton steps."""
-    weights = samples.users.sizes / samples.users.sizes.mean() if count == "rows" else np.ones(samples.n_users)
+    """The centres of groups and the models around them, where these are wide; `group_centres`
+    without Newton steps.
+    """
+    weights = samples.users.sizes / samples.users.sizes.mean() if count == "rows" \
+        else np.ones(samples.n_users)
     if isinstance(loss, Personal):
         assert isinstance(samples, PersonalSamples)
-        return fit_models(loss.loss, samples.inner, labels, weights, samples.metric.prices[:, 0], start, accurate)
+        return fit_models(loss.loss, samples.inner, labels, weights, samples.metric.prices[:, 0],
+                          start, accurate)
     return fit_models(loss, samples, labels, weights, None, start, accurate)
 
 
@@ -164,21 +183,24 @@ def sharing_of(kind: Kind, users: Any, loss: Loss, labels: Ints, count: Count,
                oracle: UserOracle | None = None) -> Sharing:
     """A kind for these users, with the groups that were found.
 
-    Where there is one group only the kind is the one without groups, and where users do not differ inside their groups
-    the one without personal parts.
+    Where there is one group only the kind is the one without groups, and where users do not differ
+    inside their groups the one without personal parts.
     """
-    everyone, groups = np.zeros(users.n_users, dtype=np.int64), np.unique(labels, return_inverse=True)[1]
+    everyone, groups = np.zeros(users.n_users, dtype=np.int64), \
+        np.unique(labels, return_inverse=True)[1]
     if kind == "alone":
         return Sharing(kind, np.arange(users.n_users), None, count)
     groups = groups if kind in ("groups", "personal in groups") else everyone
     spread = learn_spread(users, loss, groups, oracle) if kind.startswith("personal") else None
     if spread is None:
         return Sharing("groups" if groups.any() else "one model", groups, None, count)
-    return Sharing("personal in groups" if groups.any() else "personal", groups, spread.relative, count, spread.gain,
+    return Sharing("personal in groups" if groups.any() else "personal", groups, spread.relative,
+                   count, spread.gain,
                    spread.noises)
 
 
-def candidates(users: Any, loss: Loss, labels: Ints, count: Count, oracle: FitOracle | None = None) -> list[Sharing]:
+def candidates(users: Any, loss: Loss, labels: Ints, count: Count,
+               oracle: FitOracle | None = None) -> list[Sharing]:
     """All kinds that differ for these users, with the groups that were found, from simple to rich.
 
     Nobody is left alone with too few rows to say how good such a model is.
@@ -186,9 +208,11 @@ def candidates(users: Any, loss: Loss, labels: Ints, count: Count, oracle: FitOr
     kinds = [kind for kind in KINDS if labels.any() or "groups" not in kind]
     sizes = users.sizes if oracle is None else oracle.sizes
     rows, numbers = float(sizes.sum()), float(users.n_users * loss.dim(users))
-    if rows < _DETERMINED * numbers and (oracle is None or rows < _DETERMINED * oracle.alone(_ALONE)[1].sum()):
+    if rows < _DETERMINED * numbers and (oracle is None or rows < _DETERMINED
+                                         * oracle.alone(_ALONE)[1].sum()):
         kinds.remove("alone")
-    options = {option.kind: option for option in (sharing_of(kind, users, loss, labels, count, oracle)
+    options = {option.kind: option
+               for option in (sharing_of(kind, users, loss, labels, count, oracle)
                                                   for kind in kinds)}
     return [options[kind] for kind in KINDS if kind in options]
 
@@ -202,7 +226,8 @@ class Comparison:
     options : the kinds.
     losses : (n_options, n_users) mean loss of each user's rows left out; nan for users without.
     chosen : the index of the kind taken.
-    relative : whether logarithms of the losses were compared, because users differ in noise and units.
+    relative : whether logarithms of the losses were compared, because users differ in noise and
+        units.
     """
 
     options: list[Sharing]
@@ -217,7 +242,9 @@ class Comparison:
 
     @property
     def means(self) -> dict[str, float]:
-        """The mean over users of the loss on rows left out, by kind; the geometric mean if they are `relative`."""
+        """The mean over users of the loss on rows left out, by kind; the geometric mean if they are
+        `relative`.
+        """
         judged = _compared(self.losses, self.relative)
         if not judged.size:
             return {}
@@ -226,17 +253,21 @@ class Comparison:
 
     @property
     def errors(self) -> dict[str, float]:
-        """The standard error, over users, of the mean difference between the loss of each kind and the kind taken."""
+        """The standard error, over users, of the mean difference between the loss of each kind and
+        the kind taken.
+        """
         judged = _compared(self.losses, self.relative)
         if judged.shape[1] < 2:
             return {}
         errors = (judged - judged[self.chosen]).std(axis=1, ddof=1) / np.sqrt(judged.shape[1])
         errors *= np.exp(judged[self.chosen].mean()) if self.relative else 1.0
-        return {option.kind: float(error) for option, error in zip(self.options, errors, strict=True)}
+        return {option.kind: float(error) for option, error in zip(self.options, errors,
+            strict=True)}
 
 
 def choose(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Comparison:
-    """Choose the kind of models by rows it was not fitted to; without such rows, the groups that were found.
+    """Choose the kind of models by rows it was not fitted to; without such rows, the groups that
+    were found.
 
     Parameters
     ----------
@@ -254,18 +285,23 @@ def choose(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Compar
     if not isinstance(loss, Squared):
         return choose_by_asking(users, RowsFitOracle(users, loss), labels, settings)
     options = candidates(users, loss, labels, settings.count)
-    return _compare(options, np.stack([new_row_losses(option, users, loss) for option in options]), labels, True)
+    return _compare(options, np.stack([new_row_losses(option, users, loss) for option in options]),
+                    labels, True)
 
 
 def choose_wide(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Comparison:
-    """The same for wide models: every kind is fitted anew without some rows of all users, and judged on these rows.
+    """The same for wide models: every kind is fitted anew without some rows of all users, and
+    judged on these rows.
 
-    Personal models have a covariance that is a multiple of the identity; the multiple is chosen in the same way.
+    Personal models have a covariance that is a multiple of the identity; the multiple is chosen in
+    the same way.
     """
     everyone = np.zeros(users.n_users, dtype=np.int64)
     partitions = [everyone, labels] if labels.any() else [everyone]
-    names: tuple[tuple[Kind, Kind], ...] = (("one model", "personal"), ("groups", "personal in groups"))
-    options = [Sharing(names[k][variance > 0], groups, np.array(variance) if variance else None, settings.count)
+    names: tuple[tuple[Kind, Kind], ...] = (("one model", "personal"),
+                                            ("groups", "personal in groups"))
+    options = [Sharing(names[k][variance > 0], groups, np.array(variance) if variance else None,
+                       settings.count)
                for k, groups in enumerate(partitions) for variance in (0.0, *_VARIANCES)]
     sums, counts = _wide_losses(options, users, loss, settings, settings.seed + 1)
     order = np.argsort(-sums.sum(axis=1), kind="stable")
@@ -281,9 +317,13 @@ def choose_wide(users: Users, loss: Loss, labels: Ints, settings: Settings) -> C
 
 def _wide_losses(options: list[Sharing], users: Users, loss: Loss, settings: Settings,
                  seed: int) -> tuple[Array, Array]:
-    """(n_options, n_users) sums of the losses of rows left out, by models without these rows; and (n_users,) rows."""
-    plain, sums, counts = without_ridge(loss), np.zeros((len(options), users.n_users)), np.zeros(users.n_users)
-    kept, _, test = users.hold_out(_WIDE_SHARE, stratify=settings.task == "classification", seed=seed)
+    """(n_options, n_users) sums of the losses of rows left out, by models without these rows; and
+    (n_users,) rows.
+    """
+    plain, sums, counts = without_ridge(loss), np.zeros((len(options), users.n_users)), \
+        np.zeros(users.n_users)
+    kept, _, test = users.hold_out(_WIDE_SHARE, stratify=settings.task == "classification",
+                                   seed=seed)
     present = np.flatnonzero(test.counts > 0)
     if not present.size:
         return sums, counts
@@ -300,7 +340,8 @@ def _wide_losses(options: list[Sharing], users: Users, loss: Loss, settings: Set
     return sums, counts
 
 
-def choose_by_asking(users: Participants, oracle: FitOracle, labels: Ints, settings: Settings) -> Comparison:
+def choose_by_asking(users: Participants, oracle: FitOracle, labels: Ints,
+                     settings: Settings) -> Comparison:
     """The same by what users answer."""
     options = candidates(users, oracle.loss, labels, settings.count, oracle)
     return _compare(options, _left_out_losses(options, users, oracle, settings), labels, False)
@@ -315,14 +356,18 @@ def _compare(options: list[Sharing], losses: Array, labels: Ints, relative: bool
 
 
 def new_row_losses(option: Sharing, users: Users, loss: Loss) -> Array:
-    """(n_users,) the squared loss of each user's model on new rows, by generalised cross-validation.
+    """(n_users,) the squared loss of each user's model on new rows, by generalised
+    cross-validation.
 
     It is nan for users with one row.
 
-    df_i = tr(A_i M_i) with A_i the curvature of user i's rows, and M_i the derivative of its model by their slope:
+    df_i = tr(A_i M_i) with A_i the curvature of user i's rows, and M_i the derivative of its model
+    by their slope:
 
-        C / w_i                                  one model, groups or alone; C^-1 the sum over i's group
-        V_i + (I - V_i A_i) C (I - A_i V_i)      personal; V_i = (A_i + T^-1)^-1, C^-1 = sum of A_j - A_j V_j A_j
+        C / w_i                                  one model, groups or alone; C^-1 the sum over i's
+                                                 group
+        V_i + (I - V_i A_i) C (I - A_i V_i)      personal; V_i = (A_i + T^-1)^-1, C^-1 = sum of A_j
+                                                 - A_j V_j A_j
     """
     plain, n = without_ridge(loss), users.n_users
     samples = plain.prepare(users)
@@ -347,7 +392,8 @@ def new_row_losses(option: Sharing, users: Users, loss: Loss) -> Array:
     return np.where(rows > 1, estimated, np.nan)
 
 
-def _left_out_losses(options: list[Sharing], users: Participants, oracle: FitOracle, settings: Settings) -> Array:
+def _left_out_losses(options: list[Sharing], users: Participants, oracle: FitOracle,
+                     settings: Settings) -> Array:
     """(n_options, n_users) mean losses on rows left out; nan for users without.
 
     The centres of all options are refined in the same rounds, by users' slopes.
@@ -357,29 +403,35 @@ def _left_out_losses(options: list[Sharing], users: Participants, oracle: FitOra
     weights = oracle.sizes.astype(float) if settings.count == "rows" else np.ones(n)
     for option in asked:
         refined.append(refining_centres(users, oracle, option.labels, option.covariance, weights))
-    covariances = np.stack([none if option.covariance is None else option.covariance for option in asked])
+    covariances = np.stack([none if option.covariance is None else option.covariance
+                            for option in asked])
     for _ in range(_REFINED):
         centres = np.stack([part.trial[part.labels] for part in refined], axis=1)
         answers = oracle.expand(centres, covariances, 1)
         for k, part in enumerate(refined):
             part.take(answers.values[:, k], answers.gradients[:, k])
     shift = 1e-12 * np.eye(oracle.dim)
-    inverses = [np.linalg.inv(part.curvatures + shift * np.trace(part.curvatures, axis1=1, axis2=2)[:, None, None])
+    inverses = [np.linalg.inv(part.curvatures + shift * np.trace(part.curvatures, axis1=1,
+        axis2=2)[:, None, None])
                 for part in refined]
     share = (weights / oracle.sizes)[:, None, None]
     rows = float(oracle.sizes.sum())
     question = LeavingOut(
-        np.concatenate([part.models for part in refined]), np.cumsum([0, *(len(part.models) for part in refined)]),
+        np.concatenate([part.models for part in refined]),
+                          np.cumsum([0, *(len(part.models) for part in refined)]),
         np.stack([part.labels for part in refined], axis=1), covariances,
-        np.stack([share * inverse[part.labels] for inverse, part in zip(inverses, refined, strict=True)], axis=1),
-        len(asked) < len(options), next(times for most, times in _SPLITS if rows <= most), settings.seed,
+        np.stack([share * inverse[part.labels] for inverse,
+                  part in zip(inverses, refined, strict=True)], axis=1),
+        len(asked) < len(options), next(times for most, times in _SPLITS if rows <= most),
+                          settings.seed,
         settings.task == "classification")
     sums, counts = oracle.left_out(question)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray((sums / counts[:, None]).T)
 
 
-def refining_centres(users: Participants, oracle: FitOracle, labels: Ints, covariance: Array | None, weights: Array,
+def refining_centres(users: Participants, oracle: FitOracle, labels: Ints, covariance: Array | None,
+                     weights: Array,
                      start: Array | None = None) -> Refining:
     """The centres of groups by second-order models, or `start`, to be refined by users' slopes."""
     near, share = near_groups(users, oracle, labels), weights / oracle.sizes
@@ -395,26 +447,31 @@ def refining_centres(users: Participants, oracle: FitOracle, labels: Ints, covar
 def _compared(losses: Array, relative: bool) -> Array:
     """(n_options, n_judged) the losses of users who have some, or their logarithms."""
     judged = losses[:, np.isfinite(losses).all(axis=0)]
-    return np.log(np.maximum(judged, _NO_LOSS * judged.max(initial=0.0) + 1e-300)) if relative else judged
+    return np.log(np.maximum(judged, _NO_LOSS * judged.max(initial=0.0) + 1e-300)) if relative \
+        else judged
 
 
 def _doubtful(options: list[Sharing]) -> Flags:
     """(n_options,) True for one model where the evidence of all rows speaks against it."""
-    differ = any(option.kind == "groups" or (option.kind == "personal" and option.gain > _CLEAR) for option in options)
+    differ = any(option.kind == "groups" or (option.kind == "personal" and option.gain > _CLEAR)
+                 for option in options)
     return np.array([differ and option.kind == "one model" for option in options])
 
 
 def _simplest(judged: Array, doubtful: Flags, size: float | None = None) -> int:
-    """The first option whose mean loss is within a standard error, and a little of the benefit, of the least.
+    """The first option whose mean loss is within a standard error, and a little of the benefit, of
+    the least.
 
-    A doubtful option has to have the least. `size` is what a difference can be large against, the least by default.
+    A doubtful option has to have the least. `size` is what a difference can be large against, the
+    least by default.
     """
     best = int(judged.mean(axis=1).argmin())
     excess = judged - judged[best]
     errors = excess.std(axis=1, ddof=1) / np.sqrt(judged.shape[1])
     means = excess.mean(axis=1)  # the first one is what sharing less than everything gains
     size = float(judged[best].mean()) if size is None else size
-    little = _LITTLE * (min(float(means[0]), size) if size > 0 else float(means[0]))  # Poisson losses can be negative
+    # Poisson losses can be negative.
+    little = _LITTLE * (min(float(means[0]), size) if size > 0 else float(means[0]))
     near = (means <= errors + little) & ~doubtful
     near[1:] &= means[1:] <= _MOST * means[0]
     near[best] = True
@@ -434,5 +491,7 @@ def sentence_of(kind: Kind, means: dict[str, float]) -> str:
     others = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items() if name != kind)
     if kind not in means or not others:
         return f"{_SENTENCES[kind]}."
-    rest = "" if means[kind] <= min(means.values()) else ", and no kind that is less simple is clearly better"
-    return f"{_SENTENCES[kind]}: the estimated loss on new rows is {means[kind]:.3g} ({others}){rest}."
+    rest = "" if means[kind] <= min(means.values()) \
+        else ", and no kind that is less simple is clearly better"
+    return (f"{_SENTENCES[kind]}: the estimated loss on new rows is {means[kind]:.3g} "
+            f"({others}){rest}.")

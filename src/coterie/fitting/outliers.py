@@ -1,11 +1,14 @@
-"""Targets that are too far from all others to be of the same kind, such as a slipped decimal point or a code for
-"missing": one of them would decide the scale of all targets, the groups and the models of its group.
+"""Targets that are too far from all others to be of the same kind, such as a slipped decimal point
+or a code for "missing": one of them would decide the scale of all targets, the groups and the
+models of its group.
 
-    far:  |y_j - median| > 1000 r,      r = the largest |y_j - median| after the 1 % largest, at least one
+    far:  |y_j - median| > 1000 r,      r = the largest |y_j - median| after the 1 % largest, at
+                                        least one
 
-Rows with such targets are left out, as rows without a target are, and a sentence says which. Real heavy tails do not
-reach so far: of a million lognormal numbers with a deviation of 2 in the logarithm, the largest is at 150 r. A single
-target that is not as far, but has most of the variance, is kept and reported.
+Rows with such targets are left out, as rows without a target are, and a sentence says which. Real
+heavy tails do not reach so far: of a million lognormal numbers with a deviation of 2 in the
+logarithm, the largest is at 150 r. A single target that is not as far, but has most of the
+variance, is kept and reported.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ _FEW = 20  # rows below which one target may have most of the variance
 
 
 def without_far_targets(users: Users, settings: Settings) -> tuple[Users, list[str]]:
-    """Leave out rows whose targets are far from all others, unless the loss is named and not robust.
+    """Leave out rows whose targets are far from all others, unless the loss is named and not
+    robust.
 
     Parameters
     ----------
@@ -35,7 +39,8 @@ def without_far_targets(users: Users, settings: Settings) -> tuple[Users, list[s
 
     Returns
     -------
-    The users, and what to tell their owner, one sentence each. A user who would have no rows left keeps all.
+    The users, and what to tell their owner, one sentence each. A user who would have no rows left
+    keeps all.
     """
     y = users.targets
     if y is None or settings.task not in ("regression", "counts") or len(y) < 3:
@@ -49,15 +54,20 @@ def without_far_targets(users: Users, settings: Settings) -> tuple[Users, list[s
         far &= left[users.owner] > 0
         if far.any():
             rows, counts = np.flatnonzero(~far), np.where(left > 0, left, users.counts)
-            kept = replace(users, features=users.features[rows], targets=y[rows], offsets=offsets_of(counts))
-            return kept, [_left_out(users, np.flatnonzero(far), "poisson" if settings.task == "counts" else "squared")]
+            kept = replace(users, features=users.features[rows], targets=y[rows],
+                           offsets=offsets_of(counts))
+            return kept, \
+                [_left_out(users, np.flatnonzero(far),
+                           "poisson" if settings.task == "counts" else "squared")]
     if ranks[-1] == 0 or len(y) < _FEW or settings.loss == "huber" or settings.task == "counts":
         return users, []
     share = 1.0 / float(((distances / ranks[-1]) ** 2).sum())
     if share > _MOST:
         row = int(distances.argmax())
-        return users, [f"One target has {share:.0%} of the variance of all: {_row(users, row)}. It decides "
-                       "the models of its group; if it is not right, correct it or leave the cell empty. If it is, "
+        return users, [f"One target has {share:.0%} of the variance of all: {_row(users, row)}. It "
+                       "decides "
+                       "the models of its group; if it is not right, correct it or leave the cell "
+                       "empty. If it is, "
                        "--loss huber limits its influence."]
     return users, []
 
@@ -65,7 +75,8 @@ def without_far_targets(users: Users, settings: Settings) -> tuple[Users, list[s
 def _left_out(users: Users, far: Indices, loss: str) -> str:
     shown = "; ".join(_row(users, row) for row in far[:3]) + "; ..." * (len(far) > 3)
     what = "1 target is" if len(far) == 1 else f"{len(far)} targets are"
-    return (f"{what} more than {_FAR:g} times as far from the median as 99% of the others, and left out: {shown}. "
+    return (f"{what} more than {_FAR:g} times as far from the median as 99% of the others, and "
+            f"left out: {shown}. "
             f"Correct the cell or leave it empty; --loss {loss} uses all targets as they are.")
 
 
@@ -73,4 +84,5 @@ def _row(users: Users, row: int) -> str:
     assert users.targets is not None
     owner = int(users.owner[row])
     number = row - users.offsets[owner] + 1
-    return f"{users.targets[row]:g} (user {show(users.names[owner])}, row {number} of its {users.counts[owner]} rows)"
+    return (f"{users.targets[row]:g} (user {show(users.names[owner])}, row {number} of its "
+            f"{users.counts[owner]} rows)")

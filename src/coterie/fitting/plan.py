@@ -1,14 +1,15 @@
 """What a fit solves: the problem with its weights, and the values of lam of its path.
 
-The weights "auto" are made in two stages, as in the adaptive lasso (Zou 2006). `find_groups` finds groups. Then users
-of one group are connected to their nearest users (by Wald distance) of the same group with weight 1, and users of
-different groups k and l, which have n_k and n_l of the N users, with weight
+The weights "auto" are made in two stages, as in the adaptive lasso (Zou 2006). `find_groups` finds
+groups. Then users of one group are connected to their nearest users (by Wald distance) of the same
+group with weight 1, and users of different groups k and l, which have n_k and n_l of the N users,
+with weight
 
     c min(n_k, n_l) / N
 
-The edges between groups let the path end with one model for all; they should not change the models before. So c is
-chosen such that no two groups merge below _APART * fused, where `fused` is the lam at which the last user has joined
-its group.
+The edges between groups let the path end with one model for all; they should not change the models
+before. So c is chosen such that no two groups merge below _APART * fused, where `fused` is the lam
+at which the last user has joined its group.
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ from coterie.base.types import Array, Ints
 from coterie.convex.consensus import Bracket, consensus, lam_max
 from coterie.convex.path import Path, alone_at, solve_path
 from coterie.data.users import Participants, Users
-from coterie.fitting.kinds import Comparison, Kind, Sharing, choose, choose_wide, group_centres, sharing_of
+from coterie.fitting.kinds import (
+    Comparison,
+    Kind,
+    Sharing,
+    choose,
+    choose_wide,
+    group_centres,
+    sharing_of,
+)
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.fitting.work import Work
@@ -46,7 +55,8 @@ _ABOVE = 1.25  # the chosen lam, over one at which the groups are complete
 _PAIRS = 3000  # users up to whom all pairs are used
 _EARLY = 0.05  # first merge of groups of wide models, over the lam at which all merge, at least
 _STEPS = 3e8  # operations of one Newton step of all lams of a path of wide models
-_NUMBERS, _FEWEST = 7_000, 8  # numbers in all models up to which all points are drawn, and the fewest points drawn
+# Numbers in all models up to which all points are drawn, and the fewest points drawn.
+_NUMBERS, _FEWEST = 7_000, 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +73,8 @@ class PathPlan:
     start : (n_users, dim) models to start the path from, if any.
     centres : (n_users, dim) the models near those at the chosen lam, if they are known before.
     sharing : what users share, where it was chosen.
-    means, errors : the mean losses on rows left out by kind, where these were compared, and the standard errors of
-        their differences from the kind taken.
+    means, errors : the mean losses on rows left out by kind, where these were compared, and the
+        standard errors of their differences from the kind taken.
     """
 
     problem: Problem
@@ -84,10 +94,13 @@ class PathPlan:
         return None if self.sharing is None else self.sharing.kind
 
     def choose(self, path: Path) -> tuple[int, str]:
-        """The chosen point, or the nearest one with the same groups, and the reason; -1 if it is not chosen yet."""
+        """The chosen point, or the nearest one with the same groups, and the reason; -1 if it is
+        not chosen yet.
+        """
         if self.groups is None or np.array_equal(path[self.chosen].labels, self.groups):
             return self.chosen, self.why
-        same = [r for r, solution in enumerate(path.solutions) if np.array_equal(solution.labels, self.groups)]
+        same = [r for r, solution in enumerate(path.solutions) if np.array_equal(solution.labels,
+            self.groups)]
         if same:
             return min(same, key=lambda r: abs(r - self.chosen)), self.why
         return self.chosen, (f"{self.why} No lambda reproduces these groups; the chosen one has "
@@ -97,21 +110,25 @@ class PathPlan:
 def learn_units(users: Users, settings: Settings, n_classes: int = 0) -> Units:
     """The units of these users' data."""
     return Units.learn(users, settings.task, loss=settings.loss, ridge=settings.ridge,
-                       n_classes=max(n_classes, settings.n_classes), standardize=settings.standardize)
+                       n_classes=max(n_classes, settings.n_classes),
+                       standardize=settings.standardize)
 
 
-def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sharing | None = None, *,
+def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sharing | None = None,
+              *,
               with_path: bool = True) -> PathPlan:
     """The problem, its weights and its lams for these users, whose data are in the solver's units.
 
-    The kind of models is chosen by rows left out; see `coterie.fitting.kinds`. If `like` is given, its kind is taken
-    where these users have it too, with as many groups. Without a path, a plan whose groups are known has no edges.
+    The kind of models is chosen by rows left out; see `coterie.fitting.kinds`. If `like` is given,
+    its kind is taken where these users have it too, with as many groups. Without a path, a plan
+    whose groups are known has no edges.
     """
     n, k = inner.n_users, min(settings.k, max(inner.n_users - 1, 1))
     single = _single(inner, settings)
     if n == 1:
         lams = np.unique([0.0, 0.0 if isinstance(settings.lam, str) else float(settings.lam)])
-        return PathPlan(_problem(inner, loss, Graph.complete(1)), lams, len(lams) - 1, "There is only one user.")
+        return PathPlan(_problem(inner, loss, Graph.complete(1)), lams, len(lams) - 1,
+                        "There is only one user.")
     if settings.weights == "unit" or (n == 2 and (settings.weights != "auto" or single)):
         if n > _PAIRS:
             raise InvalidInput(f"{n} users have too many pairs to use them all",
@@ -162,7 +179,9 @@ def _with_lam(problem: Problem, lams: Array, settings: Settings) -> PathPlan:
 
 
 def _search_groups(inner: Users, loss: Loss, settings: Settings, work: Work) -> dict[str, Any]:
-    """The groups: `labels`, a `sentence` about them, and one about the `limit` of their number if it was reached."""
+    """The groups: `labels`, a `sentence` about them, and one about the `limit` of their number if
+    it was reached.
+    """
     def searching(solution: Solution, _: int) -> None:
         work.show("searching for groups", text=f"{solution.n_clusters} groups")
 
@@ -170,36 +189,46 @@ def _search_groups(inner: Users, loss: Loss, settings: Settings, work: Work) -> 
         wide = search_wide(inner, loss, settings.max_groups,
                            lambda count: work.show("searching for groups", text=f"{count} groups"))
         return {"labels": wide.best.labels, "sentence": wide.sentence, "models": wide.models}
-    groups = find_groups(inner, loss, max_groups=settings.max_groups, k=settings.k, progress=searching)
+    groups = find_groups(inner, loss, max_groups=settings.max_groups, k=settings.k,
+                         progress=searching)
     at_limit = 1 < groups.n_clusters < inner.n_users and groups.n_clusters == settings.max_groups
     within = "personal in groups" if groups.spread.any() else "groups"
     kinds: dict[str, Kind] = {"one model": "one model", "one centre with spread": "personal"}
-    return {"labels": groups.labels, "sentence": str(groups), "likely": kinds.get(groups.kind, within),
+    return {"labels": groups.labels, "sentence": str(groups), "likely": kinds.get(groups.kind,
+        within),
             "limit": " The search stopped at this number." if at_limit else ""}
 
 
 def plan_likely(inner: Users, loss: Loss, settings: Settings, work: Work) -> PathPlan:
-    """As `make_plan`, with the kind that the description of the groups suggests instead of a comparison of kinds."""
+    """As `make_plan`, with the kind that the description of the groups suggests instead of a
+    comparison of kinds.
+    """
     groups = work.once("groups", lambda: _search_groups(inner, loss, settings, work))
     labels = np.asarray(groups["labels"], dtype=np.int64)
-    work.once("kind", lambda: _sharing_state(sharing_of(groups["likely"], inner, loss, labels, settings.count))
+    work.once("kind", lambda: _sharing_state(sharing_of(groups["likely"], inner, loss, labels,
+                                                        settings.count))
               if settings.lam == "auto" else _choose_kind(inner, loss, settings, labels, None))
     return make_plan(inner, loss, settings, work)
 
 
 def _sharing_state(sharing: Sharing, compared: Comparison | None = None) -> dict[str, Any]:
-    """What users share as arrays, numbers and texts; the mean losses by kind where they were compared."""
-    return {"kind": sharing.kind, "labels": sharing.labels, "covariance": sharing.covariance, "noise": sharing.noise,
+    """What users share as arrays, numbers and texts; the mean losses by kind where they were
+    compared.
+    """
+    return {"kind": sharing.kind, "labels": sharing.labels, "covariance": sharing.covariance,
+            "noise": sharing.noise,
             "means": {} if compared is None else compared.means,
             "errors": {} if compared is None else compared.errors}
 
 
-def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints, like: Sharing | None) -> dict[str, Any]:
+def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints,
+                 like: Sharing | None) -> dict[str, Any]:
     """What users share, as of `_sharing_state`."""
     parts = _sharing_state
     if too_wide(loss, loss.prepare(inner)) and settings.lam == "auto":
         if like is not None and (labels.any() or "groups" not in like.kind):
-            return parts(replace(like, labels=labels if "groups" in like.kind else np.zeros_like(labels)))
+            return parts(replace(like, labels=labels if "groups" in like.kind else np.zeros_like(
+                labels)))
         compared = choose_wide(inner, loss, labels, settings)
         return parts(compared.sharing, compared)
     if settings.lam != "auto" or settings.task == "clustering":
@@ -212,39 +241,47 @@ def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints, lik
     return parts(compared.sharing, compared)
 
 
-def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work, like: Sharing | None,
+def _plan_with_groups(inner: Users, loss: Loss, settings: Settings, work: Work,
+                      like: Sharing | None,
                       with_path: bool) -> PathPlan:
     """The weights of two stages, and lams below and above the groups; see the module's text."""
     groups = work.once("groups", lambda: _search_groups(inner, loss, settings, work))
     labels, sentence = np.array(groups["labels"], dtype=np.int64), str(groups["sentence"])
     work.show("comparing kinds of models")
     shared = work.once("kind", lambda: _choose_kind(inner, loss, settings, labels, like))
-    covariance, noise = (None if shared[name] is None else np.asarray(shared[name]) for name in ("covariance", "noise"))
-    sharing = Sharing(shared["kind"], np.asarray(shared["labels"], dtype=np.int64), covariance, settings.count,
+    covariance, noise = (None if shared[name] is None else np.asarray(shared[name])
+                         for name in ("covariance", "noise"))
+    sharing = Sharing(shared["kind"], np.asarray(shared["labels"], dtype=np.int64), covariance,
+                      settings.count,
                       noise=noise)
     sentence = sentence_about(labels, sharing, sentence) + str(groups.get("limit", ""))
     means, errors = dict(shared["means"]), dict(shared.get("errors", {}))
     outer = sharing.loss(loss, inner)
     if not with_path and settings.lam == "auto":
         problem = _problem(inner, outer, Graph.from_edges(inner.n_users, []))
-        return PathPlan(problem, np.zeros(1), 0, sentence, None if sharing.kind == "alone" else sharing.labels, sharing,
+        return PathPlan(problem, np.zeros(1), 0, sentence,
+                        None if sharing.kind == "alone" else sharing.labels, sharing,
                         means=means, errors=errors)
     def weighted() -> dict[str, Any]:
         work.show("range of lam")
-        local = LocalModels.of(inner, loss, max(settings.ridge, 1e-3)) if "models" not in groups else LocalModels(
+        local = LocalModels.of(inner, loss,
+                               max(settings.ridge,
+                                   1e-3)) if "models" not in groups else LocalModels(
             np.asarray(groups["models"]), np.empty((inner.n_users, 0, 0)), inner.sizes)
         return _plan_state(weighted_plan(inner, outer, local, sharing, settings, sentence))
 
     plan = _restored_plan(inner, outer, work.once("weights", weighted))
     chosen = settings.lam == "auto"
-    return replace(plan, why=sentence if chosen else plan.why, sharing=sharing if chosen else None, means=means,
+    return replace(plan, why=sentence if chosen else plan.why, sharing=sharing if chosen else None,
+                   means=means,
                    errors=errors)
 
 
 def _plan_state(plan: PathPlan) -> dict[str, Any]:
     """The weights and lams of a plan as arrays, numbers and texts."""
     graph = plan.problem.graph
-    return {"edges": graph.edges, "weights": graph.weights, "lams": plan.lams, "chosen": plan.chosen, "why": plan.why,
+    return {"edges": graph.edges, "weights": graph.weights, "lams": plan.lams,
+            "chosen": plan.chosen, "why": plan.why,
             "groups": plan.groups, "start": plan.start, "centres": plan.centres}
 
 
@@ -261,11 +298,13 @@ def _restored_plan(inner: Users, loss: Loss, state: dict[str, Any]) -> PathPlan:
 def sentence_about(labels: Ints, sharing: Sharing, sentence: str) -> str:
     """What is said of the groups that the search found, if users share these or not."""
     if labels.any() and (sharing.kind == "alone" or not sharing.labels.any()):
-        return f"The search found {int(labels.max()) + 1} groups, but they are not needed to predict."
+        return (f"The search found {int(labels.max()) + 1} groups, but they are not needed to "
+                "predict.")
     return sentence
 
 
-def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: Sharing, settings: Settings,
+def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: Sharing,
+                  settings: Settings,
                   sentence: str) -> PathPlan:
     """The weights and the path for what users share.
 
@@ -283,7 +322,8 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
     inside = _inside(local, labels, settings.k)
     problem = _problem(inner, loss, inside)
     wide = too_wide(loss, problem.samples)
-    # Any flow that balances the users of a group bounds the lam at which they merge; the electrical flow is quick.
+    # Any flow that balances the users of a group bounds the lam at which they merge; the electrical
+    # flow is quick.
     fused, centres = 0.0, None
     if inside.n_edges and wide:
         centres = group_centres(loss, problem.samples, labels, "users")[labels]
@@ -293,7 +333,8 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
         fused, centres = merged.bracket.upper, merged.models
     fused = max(fused, 1e-9)  # all users of a group may have equal models already, up to rounding
     low = first_merges(local, inside) if inside.n_edges and not wide else 0.0
-    n_lams = _affordable(problem, settings.n_lams) if wide else _n_points(problem.n_users * problem.dim, settings)
+    n_lams = _affordable(problem, settings.n_lams) if wide \
+        else _n_points(problem.n_users * problem.dim, settings)
     low = low if 0 < low < fused else 1e-3 * fused
     at_groups = _ABOVE * fused
     if labels.any():
@@ -301,10 +342,13 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
     else:
         graph, at_groups, top = inside, 1.001 * fused, 0.0
     # With lam = "auto" what is above the groups is not shown: the path only ends there.
-    above = 0 if top <= at_groups or n_lams < 2 else 1 if settings.lam == "auto" else max(n_lams // 3, 1)
-    lams = np.geomspace(low, at_groups, max(n_lams - above, 2)) if n_lams > 1 else np.array([at_groups])
+    above = 0 if top <= at_groups or n_lams < 2 else 1 if settings.lam == "auto" \
+        else max(n_lams // 3, 1)
+    lams = np.geomspace(low, at_groups, max(n_lams - above, 2)) if n_lams > 1 \
+        else np.array([at_groups])
     chosen = len(lams) - 1
-    lams = np.concatenate([lams, np.geomspace(at_groups, top, above + 1)[1:] if above else lams[:0]])
+    lams = np.concatenate([lams, np.geomspace(at_groups, top, above + 1)[1:] if above else lams[
+        :0]])
     problem = _problem(inner, loss, graph)
     if settings.lam != "auto":
         return _with_lam(problem, lams, settings)
@@ -315,24 +359,32 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
 
 
 def _n_points(numbers: int, settings: Settings) -> int:
-    """How many points the path has; fewer than asked for with many numbers in all models and a chosen lam."""
+    """How many points the path has; fewer than asked for with many numbers in all models and a
+    chosen lam.
+    """
     if settings.lam != "auto" or numbers <= _NUMBERS:
         return settings.n_lams
     return min(settings.n_lams, max(_FEWEST, round(settings.n_lams * _NUMBERS / numbers)))
 
 
 def _merging(problem: Problem, pooled: Array) -> Bracket:
-    """Bounds of `lam_max` from models near the pooled ones: its first two, to the digits that these models have."""
+    """Bounds of `lam_max` from models near the pooled ones: its first two, to the digits that these
+    models have.
+    """
     graph, parts = problem.graph, problem.graph.components
     gradients = problem.gradients(pooled)
     gradients -= group_means(gradients, parts)[parts]
     penalty = graph.penalty(gradients)
     lower = float((gradients**2).sum()) / penalty if penalty > 0 else 0.0
-    return Bracket(lower, float((np.linalg.norm(graph.flow(-gradients), axis=1) / graph.weights).max(initial=0.0)))
+    return Bracket(lower,
+                   float((np.linalg.norm(graph.flow(-gradients), axis=1) / graph.weights).max(
+                       initial=0.0)))
 
 
 def _affordable(problem: Problem, n_lams: int) -> int:
-    """The number of lams of a path of wide models, by the size of one Newton step: at most n_lams, at least 1."""
+    """The number of lams of a path of wide models, by the size of one Newton step: at most n_lams,
+    at least 1.
+    """
     rows, p = problem.users.sizes.astype(float), problem.users.n_features + 1
     classes = problem.dim // p + (problem.dim > p)
     step = float((classes * rows**3 + p * rows**2).sum())
@@ -340,7 +392,9 @@ def _affordable(problem: Problem, n_lams: int) -> int:
 
 
 def _inside(local: LocalModels, labels: Ints, k: int) -> Graph:
-    """Edges of weight 1 from every user to the k nearest of its own group; all users of a group are connected."""
+    """Edges of weight 1 from every user to the k nearest of its own group; all users of a group are
+    connected.
+    """
     pairs = [np.empty((0, 2), dtype=np.int64)]
     for c in range(int(labels.max()) + 1):
         members = np.flatnonzero(labels == c)
@@ -355,7 +409,8 @@ def _between(inner: Participants, loss: Loss, labels: Ints, inside: Graph, fused
              near: Array | None) -> tuple[Graph, float]:
     """The graph with the edges between groups added, and a lam at which all groups have merged.
 
-    No two groups merge below _APART * fused, by the second-order models of the groups' losses at their centres.
+    No two groups merge below _APART * fused, by the second-order models of the groups' losses at
+    their centres.
     """
     n, sizes = inner.n_users, np.bincount(labels)
     first, second = np.triu_indices(len(sizes), 1)
@@ -364,9 +419,11 @@ def _between(inner: Participants, loss: Loss, labels: Ints, inside: Graph, fused
     grouped = Grouped(loss=loss, samples=samples, labels=labels)
     few = _problem(grouped.groups, grouped, Graph.from_edges(
         len(sizes), np.stack([first, second], axis=1), weights))
-    if too_wide(loss, samples):  # a bound of the first merge that is usually far below it, instead of a path
+    # a bound of the first merge that is usually far below it, instead of a path.
+    if too_wide(loss, samples):
         everyone = np.zeros(n, dtype=np.int64)
-        ends = _merging(few, np.repeat(group_centres(loss, samples, everyone, "users"), len(sizes), axis=0))
+        ends = _merging(few, np.repeat(group_centres(loss, samples, everyone, "users"), len(sizes),
+                                       axis=0))
         apart, joined = _EARLY * ends.lower, ends.upper
     else:
         joined = lam_max(few, rtol=1.0).upper

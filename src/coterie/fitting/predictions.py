@@ -1,4 +1,5 @@
-"""From rows and their users to predictions: the one order in which every fit, run and command predicts.
+"""From rows and their users to predictions: the one order in which every fit, run and command
+predicts.
 
 1. Each row's user is looked up by name; unknown users, and rows without one, get the pooled model.
 2. The row is brought into the solver's units and predicted by its user's model (`Units.predict`).
@@ -33,7 +34,9 @@ Data = Any
 
 
 def name_text(name: Any) -> str:
-    """A user's name as text: a column of numbers becomes a column of texts as soon as one cell is no number."""
+    """A user's name as text: a column of numbers becomes a column of texts as soon as one cell is
+    no number.
+    """
     return str(int(name)) if isinstance(name, float) and name.is_integer() else str(name)
 
 
@@ -61,7 +64,8 @@ class RowScores(NamedTuple):
     def __str__(self) -> str:
         larger = self.metric == "accuracy"
         worst = (min if larger else max)(self.users, key=lambda name: self.users[name])
-        shown = [f"{100 * value:.1f}%" if larger else f"{value:.4g}" for value in (self.mean, self.users[worst])]
+        shown = [f"{100 * value:.1f}%" if larger else f"{value:.4g}"
+                 for value in (self.mean, self.users[worst])]
         return (f"{self.metric} on {self.n_rows:,} rows with a target: {shown[0]}"
                 + (f", mean over {len(self.users)} users; worst {shown[1]} (user {show(worst)})"
                    if len(self.users) > 1 else "") + "."
@@ -87,7 +91,8 @@ class PredictedTable(NamedTuple):
     def joined(self) -> Any:
         """The table with its predictions beside its own columns, a polars frame.
 
-        The names of the table's columns come first: a prediction of the same name is called `coterie ...`.
+        The names of the table's columns come first: a prediction of the same name is called
+        `coterie ...`.
         """
         added = {}
         for name, values in self.columns.items():
@@ -99,7 +104,8 @@ class PredictedTable(NamedTuple):
         return beside(self.given, added)
 
 
-def models_by_name(names: Sequence[Any], known: Sequence[Any], models: Array, together: Array | None,
+def models_by_name(names: Sequence[Any], known: Sequence[Any], models: Array,
+                   together: Array | None,
                    key: Callable[[Any], Any] = lambda name: name) -> tuple[Array, Ints]:
     """The model of each user named.
 
@@ -120,11 +126,13 @@ def models_by_name(names: Sequence[Any], known: Sequence[Any], models: Array, to
     InvalidInput : an unknown user, and there is no model for these.
     """
     positions = {key(name): i for i, name in enumerate(known)}
-    index = np.array([-1 if name is None else positions.get(key(name), -1) for name in names], dtype=np.int64)
+    index = np.array([-1 if name is None else positions.get(key(name), -1) for name in names],
+                     dtype=np.int64)
     if together is None:
         unknown = np.flatnonzero(index < 0)
         if unknown.size:
-            raise InvalidInput("There is no model for an unknown user", where=f"user {show(names[unknown[0]])}",
+            raise InvalidInput("There is no model for an unknown user",
+                               where=f"user {show(names[unknown[0]])}",
                                remedy="Leave out the rows of users who are not in the run")
         return models[index], index
     return np.concatenate([models, together[None]])[index], index
@@ -154,14 +162,17 @@ class Predictor:
     fingerprint: str = ""
 
     def columns(self, data: Data, separator: str = "") -> dict[str, list[Any]]:
-        """Columns `user`, `known`, `cluster`, and unless points are clustered `prediction` and `probability ...`."""
+        """Columns `user`, `known`, `cluster`, and unless points are clustered `prediction` and
+        `probability ...`.
+        """
         return self._columns(*self._rows(data, separator)[1:])
 
     def table(self, data: Data, separator: str = "") -> PredictedTable:
         """The rows of a table with their predictions, scored where it has targets."""
         frame, X, names, same_file = self._rows(data, separator)
         if frame is None:
-            raise InvalidInput("Users are no table", remedy="Use `predict`, or give a file or a polars frame")
+            raise InvalidInput("Users are no table",
+                               remedy="Use `predict`, or give a file or a polars frame")
         own = self.recipe.user if self.recipe is not None else None
         scores = self._scores(frame, _place(data, separator))
         return PredictedTable(frame, own, self._columns(X, names, same_file),
@@ -170,17 +181,20 @@ class Predictor:
     def _columns(self, X: Array, names: list[Any], same_file: bool) -> dict[str, list[Any]]:
         unnamed = sum(name is None for name in names)
         if unnamed:
-            warnings.warn(f"{unnamed} of {len(names)} rows have no user and are predicted as those of an unknown one.",
+            warnings.warn(f"{unnamed} of {len(names)} rows have no user and are predicted as those "
+                          "of an unknown one.",
                           CoterieWarning, stacklevel=4)
         models, index = models_by_name(names, self.names, self.models, self.together, key=name_text)
         clusters, known = np.append(self.labels, -1)[index], index >= 0
         if self.recipe is not None and self.recipe.user is None and not same_file:
-            # The number of a row names a user in the file of the fit only; here the nearest group is taken.
+            # The number of a row names a user in the file of the fit only; here the nearest group
+            # is taken.
             from scipy.spatial import cKDTree
 
             clusters = self.labels[cKDTree(self.models).query(self.units.rows(X))[1]]
             known = np.zeros(len(X), dtype=bool)
-        columns: dict[str, list[Any]] = {"user": [None if name is None else str(name) for name in names],
+        columns: dict[str, list[Any]] = {"user": [None if name is None else str(name)
+                                                  for name in names],
                                          "known": known.astype(int).tolist(),
                                          "cluster": [int(k) if k >= 0 else None for k in clusters]}
         if self.units.task != "clustering":
@@ -188,14 +202,19 @@ class Predictor:
         return columns
 
     def _rows(self, data: Data, separator: str) -> tuple[Any, Array, list[Any], bool]:
-        """The table (None for users), encoded rows, the user of each, and whether they are the file of the fit."""
+        """The table (None for users), encoded rows, the user of each, and whether they are the file
+        of the fit.
+        """
         if isinstance(data, Users):
             if data.feature_names != self.units.feature_names:
-                raise InvalidInput(f"The users have the features {show(*data.feature_names)}, those of the fit have "
-                                   f"{show(*self.units.feature_names)}", remedy="Give the same, in this order")
+                raise InvalidInput(f"The users have the features {show(*data.feature_names)}, "
+                                   "those of the fit have "
+                                   f"{show(*self.units.feature_names)}",
+                                   remedy="Give the same, in this order")
             return None, data.features, [data.names[i] for i in data.owner], False
         if self.recipe is None:
-            raise InvalidInput("This fit was made from Users, so it cannot read a table", remedy="Give Users")
+            raise InvalidInput("This fit was made from Users, so it cannot read a table",
+                               remedy="Give Users")
         is_file = isinstance(data, (str, PathLike))
         frame = read_table(data, separator or None) if is_file else as_frame(data)
         with located(_place(data, separator)):
@@ -203,7 +222,9 @@ class Predictor:
         return frame, X, names, is_file and fingerprint(data) == self.fingerprint
 
     def _scores(self, frame: Any, place: Callable[[int], str] | None) -> RowScores | None:
-        """How good predictions are where the table has the target; None where it has none, or new classes."""
+        """How good predictions are where the table has the target; None where it has none, or new
+        classes.
+        """
         recipe = self.recipe
         if recipe is None or recipe.user is None or recipe.target not in frame.columns \
                 or read_cells(frame[recipe.target], parse=False).missing.all():
@@ -215,9 +236,11 @@ class Predictor:
         except InvalidInput as error:
             warnings.warn(f"The predictions are not scored: {error}", CoterieWarning, stacklevel=4)
             return None
-        models, _ = models_by_name(users.names, self.names, self.models, self.together, key=name_text)
+        models, _ = models_by_name(users.names, self.names, self.models, self.together,
+                                   key=name_text)
         scores = self.units.scores(models, users)
-        by_user = {name: float(score) for name, score in zip(users.names, scores, strict=True) if np.isfinite(score)}
+        by_user = {name: float(score) for name, score in zip(users.names, scores,
+            strict=True) if np.isfinite(score)}
         return RowScores(METRICS[self.units.task], users.n_samples, by_user) if by_user else None
 
     def _targets(self, X: Array, models: Array) -> dict[str, list[Any]]:
@@ -226,12 +249,14 @@ class Predictor:
         if not self.units.n_classes:
             return {"prediction": predictions.tolist()}
         recipe = self.recipe
-        values: Sequence[Any] = range(self.units.n_classes) if recipe is None else recipe.class_values
+        values: Sequence[Any] = range(self.units.n_classes) if recipe is None \
+            else recipe.class_values
         columns = {"prediction": [values[int(c)] for c in predictions]}
         if not isinstance(self.units.loss, SquaredHinge):
             shares = self.units.probabilities(X, models)
             names = values if recipe is None else recipe.classes
-            columns |= {f"probability {name}": shares[:, c].tolist() for c, name in enumerate(names)}
+            columns |= {f"probability {name}": shares[:, c].tolist() for c,
+                        name in enumerate(names)}
         return columns
 
 
@@ -250,14 +275,15 @@ class PredictsRows(ABC):
 
         Parameters
         ----------
-        data : a file, a polars frame with the columns that were learned from, or `Users` in the units given. Where
-            every row is a user, rows of anything but the fit's own file get the nearest group.
+        data : a file, a polars frame with the columns that were learned from, or `Users` in the
+            units given. Where every row is a user, rows of anything but the fit's own file get the
+            nearest group.
         separator : of a CSV file; detected if omitted.
 
         Returns
         -------
-        A polars frame with a row for each row of the data: `user`, `known` (0 for users who get the pooled model),
-        `cluster`, `prediction`, and for classes `probability ...`.
+        A polars frame with a row for each row of the data: `user`, `known` (0 for users who get the
+        pooled model), `cluster`, `prediction`, and for classes `probability ...`.
 
         Raises
         ------
@@ -268,7 +294,8 @@ class PredictsRows(ABC):
         -------
         >>> import coterie as ct
         >>> from coterie.fitting import Settings, fit
-        >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 4, [0.1, 1.0, 1.9] * 4, ["a"] * 6 + ["b"] * 6)
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 4, [0.1, 1.0, 1.9] * 4,
+        ...                              ["a"] * 6 + ["b"] * 6)
         >>> fitted = fit(users, Settings(task="regression", n_lams=4, holdout=0.0))
         >>> list(fitted.predict(users.take(["b"])).columns)
         ['user', 'known', 'cluster', 'prediction']
@@ -280,8 +307,8 @@ class PredictsRows(ABC):
 
         Returns
         -------
-        A frame of polars, or of pandas where polars is not installed, with a row for each user: `user`, `group`, and
-        the coefficients by feature, with several classes by feature and class.
+        A frame of polars, or of pandas where polars is not installed, with a row for each user:
+        `user`, `group`, and the coefficients by feature, with several classes by feature and class.
 
         Raises
         ------
@@ -291,13 +318,15 @@ class PredictsRows(ABC):
         -------
         >>> import coterie as ct
         >>> from coterie.fitting import Settings, fit
-        >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 4, [0.1, 1.0, 1.9] * 4, ["a"] * 6 + ["b"] * 6)
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 4, [0.1, 1.0, 1.9] * 4,
+        ...                              ["a"] * 6 + ["b"] * 6)
         >>> list(fit(users, Settings(task="regression", n_lams=4, holdout=0.0)).to_frame().columns)
         ['user', 'group', 'x0', 'intercept']
         """
         known = self._predictor()
         columns = known.units.columns(() if known.recipe is None else known.recipe.classes)
-        return users_frame(known.names, known.labels, known.units.coefficients(known.models), columns)
+        return users_frame(known.names, known.labels, known.units.coefficients(known.models),
+                           columns)
 
     def predict_table(self, data: Data, *, separator: str = "") -> PredictedTable:
         """Predict every row of a table and keep the table's columns; score where it has targets.
@@ -309,7 +338,8 @@ class PredictsRows(ABC):
 
         Returns
         -------
-        The table and its predictions; `joined()` is one frame with both, `scores` is None without targets.
+        The table and its predictions; `joined()` is one frame with both, `scores` is None without
+        targets.
 
         Raises
         ------

@@ -1,14 +1,18 @@
-"""From a table to a problem, the one road: a file is read, its columns are encoded, its numbers are scaled.
+"""From a table to a problem, the one road: a file is read, its columns are encoded, its numbers are
+scaled.
 
-    file -> read_table -> Recipe -> Users in the table's units -> Units -> Users as the solver sees them, and a loss
+    file -> read_table -> Recipe -> Users in the table's units -> Units -> Users as the solver sees
+    them, and a loss
 
-`prepare` does all of it for one table. Tables on several nodes take the same road in the same steps, with what nodes
-send in place of the table: `summarise` and `merge` for the recipe, `UserStatistics` for the units.
+`prepare` does all of it for one table. Tables on several nodes take the same road in the same
+steps, with what nodes send in place of the table: `summarise` and `merge` for the recipe,
+`UserStatistics` for the units.
 
     merged   = merge([summarise(frame, user="who", target="y") for frame in frames])
     recipe   = Recipe.from_summary(merged)
     given    = [recipe.encode(frame) for frame in frames]
-    units    = Units.from_moments(UserStatistics.join([UserStatistics.of(users) for users in given]), recipe.task,
+    units    = Units.from_moments(UserStatistics.join([UserStatistics.of(users) for users in
+             given]), recipe.task,
                                   n_classes=len(recipe.classes))
     users    = [units.inner(users) for users in given]             # and units.loss
 """
@@ -51,13 +55,17 @@ class Prepared:
         return self.units.inner(self.given)
 
     def problem(self, lam: float, graph: Graph | None = None) -> Problem:
-        """The convex problem at this penalty strength; on all pairs of users unless a graph is given."""
+        """The convex problem at this penalty strength; on all pairs of users unless a graph is
+        given.
+        """
         users = self.users
-        return Problem(users, self.units.loss, lam, Graph.complete(users.n_users) if graph is None else graph)
+        return Problem(users, self.units.loss, lam,
+                       Graph.complete(users.n_users) if graph is None else graph)
 
 
 def prepare(table: str | PathLike[str] | Any, *, user: str | None = None, target: str | None = None,
-            features: Iterable[str] | str | None = None, drop: Iterable[str] | str = (), task: str = "auto",
+            features: Iterable[str] | str | None = None, drop: Iterable[str] | str = (),
+            task: str = "auto",
             separator: str | None = None, loss: str = Settings.loss, ridge: float = Settings.ridge,
             standardize: bool = Settings.standardize) -> Prepared:
     """Everything between a table and the problem that is solved.
@@ -69,7 +77,8 @@ def prepare(table: str | PathLike[str] | Any, *, user: str | None = None, target
     target : the column to predict; None clusters users.
     features : the columns to learn from; all others unless named.
     drop : columns to leave out.
-    task : "auto", which infers it from the target, or "classification", "regression", "counts", "clustering".
+    task : "auto", which infers it from the target, or "classification", "regression", "counts",
+        "clustering".
     separator : between the cells of a CSV file; detected if omitted.
     loss : a name in LOSSES that fits the task, or "auto".
     ridge : L2 strength, intercept included.
@@ -86,25 +95,32 @@ def prepare(table: str | PathLike[str] | Any, *, user: str | None = None, target
     Example
     -------
     >>> import coterie, polars
-    >>> frame = polars.DataFrame({"who": ["a", "b"] * 6, "x": range(12), "y": [2.0 * i + (i % 3) for i in range(12)]})
+    >>> frame = polars.DataFrame({"who": ["a", "b"] * 6, "x": range(12),
+    ...                           "y": [2.0 * i + (i % 3) for i in range(12)]})
     >>> prepared = prepare(frame, user="who", target="y", features="x")
     >>> solution = coterie.solve(prepared.problem(lam=0.1))
     >>> prepared.units.coefficient_names, prepared.units.coefficients(solution.models).shape
     (['x', 'intercept'], (2, 2, 1))
     """
-    recipe, given = read_users(table, user=user, target=target, features=features, drop=drop, task=task,
+    recipe, given = read_users(table, user=user, target=target, features=features, drop=drop,
+                               task=task,
                                separator=separator)
     units = Units.learn(given, recipe.task, loss=loss, ridge=ridge, n_classes=len(recipe.classes),
                         standardize=standardize)
     return Prepared(recipe=recipe, given=given, units=units)
 
 
-def read_users(table: str | PathLike[str] | Any, *, user: str | None = None, target: str | None = None,
-               features: Iterable[str] | str | None = None, drop: Iterable[str] | str = (), task: str = "auto",
+def read_users(table: str | PathLike[str] | Any, *, user: str | None = None,
+               target: str | None = None,
+               features: Iterable[str] | str | None = None, drop: Iterable[str] | str = (),
+               task: str = "auto",
                separator: str | None = None) -> tuple[Recipe, Users]:
-    """The first half of `prepare`, with the same arguments: how columns become numbers, and the users so."""
+    """The first half of `prepare`, with the same arguments: how columns become numbers, and the
+    users so.
+    """
     is_file = isinstance(table, (str, PathLike))
     frame = read_table(table, separator) if is_file else table
     with located(row_place(table, separator) if is_file else None):
-        recipe = Recipe.learn(frame, user=user, target=target, features=features, drop=drop, task=task)
+        recipe = Recipe.learn(frame, user=user, target=target, features=features, drop=drop,
+                              task=task)
         return recipe, recipe.encode(frame)

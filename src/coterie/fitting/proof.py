@@ -21,14 +21,17 @@ class RunCertificate(Certificate):
     ----------
     n_clusters : number of groups by the models themselves.
     tol : the certified relative gap that the run was to reach.
-    same_data : whether the table is the run's file, byte for byte; None where there is no file to compare.
-    same_claims : whether the groups, their number, their kind and lam are those that the run claims.
+    same_data : whether the table is the run's file, byte for byte; None where there is no file to
+        compare.
+    same_claims : whether the groups, their number, their kind and lam are those that the run
+        claims.
     same_models : whether the models that predict are those of these groups.
 
     Example
     -------
     >>> import coterie as ct
-    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0)
+    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(),
+    ...                      lam=1.0)
     >>> RunCertificate.of(problem, ct.solve(problem).models, tol=1e-6).certified
     True
     """
@@ -41,7 +44,9 @@ class RunCertificate(Certificate):
 
     @property
     def certified(self) -> bool:
-        """Whether no other models are better by more than the tolerance, and those that predict come from them."""
+        """Whether no other models are better by more than the tolerance, and those that predict
+        come from them.
+        """
         return self.relative_gap <= self.tol and self.same_models
 
     @property
@@ -54,7 +59,8 @@ class RunCertificate(Certificate):
            same_claims: bool = True, same_models: bool = True) -> Self:
         """Certify models of a problem.
 
-        First with duals built from the models; where these are not good enough, with those of a new solution.
+        First with duals built from the models; where these are not good enough, with those of a new
+        solution.
 
         Parameters
         ----------
@@ -70,5 +76,7 @@ class RunCertificate(Certificate):
         if proof.relative_gap > tol:
             better = certify(problem, models, solve(problem, tol=tol / 10).duals)
             proof = min(proof, better, key=lambda c: c.relative_gap)
-        return cls(**{f.name: getattr(proof, f.name) for f in fields(proof)}, tol=tol, same_data=same_data,
-                   same_claims=same_claims, same_models=same_models, n_clusters=int(labels_of(models).max()) + 1)
+        return cls(**{f.name: getattr(proof, f.name) for f in fields(proof)}, tol=tol,
+                   same_data=same_data,
+                   same_claims=same_claims, same_models=same_models,
+                   n_clusters=int(labels_of(models).max()) + 1)

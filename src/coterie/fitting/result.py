@@ -34,7 +34,8 @@ class TableSource:
     ----------
     data : the file; empty for a frame.
     user, target : columns; empty where there is none.
-    features, drop : columns used and left out, separated by commas; empty where all others are used.
+    features, drop : columns used and left out, separated by commas; empty where all others are
+        used.
     separator : of a CSV file; empty where it was detected.
     fingerprint : SHA-256 of the file; empty for a frame.
     """
@@ -70,12 +71,14 @@ class FitResult(InNotebook):
     why : the reason for the chosen lam, a sentence.
     scores : on held-out rows; None where none were held out.
     compared : the mean loss of each kind of models on rows that were left out to choose the kind.
-    compared_errors : for each kind, the standard error over users of its difference from the chosen kind.
+    compared_errors : for each kind, the standard error over users of its difference from the chosen
+        kind.
     stability : how stable the groups are with other rows; None without groups.
     recipe : how the table became numbers; None for a fit of `Users`.
     table : the table; None for a fit of `Users`.
     sent : centres and models, where they cannot be computed because the rows are with their users.
-    seconds : that the run took, from reading the table to drawing the report; 0 if it was not measured.
+    seconds : that the run took, from reading the table to drawing the report; 0 if it was not
+        measured.
     """
 
     settings: Settings
@@ -120,18 +123,24 @@ class FitResult(InNotebook):
 
     @property
     def weights_from_groups(self) -> bool:
-        """Whether the weights were made from the groups: then the path proves nothing about these groups."""
-        return self.settings.weights == "auto" and self.noun == "user" and 1 < self.n_clusters < len(self.names)
+        """Whether the weights were made from the groups: then the path proves nothing about these
+        groups.
+        """
+        return self.settings.weights == "auto" and self.noun == "user" \
+            and 1 < self.n_clusters < len(self.names)
 
     @property
     def noun(self) -> str:
-        """What a user is called: "point" where every user is one row without a target, else "user"."""
-        points = self.settings.task == "clustering" and int(self.solution.problem.users.data.sizes.max()) == 1
+        """What a user is called: "point" where every user is one row without a target, else "user".
+        """
+        points = self.settings.task == "clustering" \
+            and int(self.solution.problem.users.data.sizes.max()) == 1
         return "point" if points else "user"
 
     @property
     def shown_path(self) -> Path:
-        """The path as it is drawn: up to the chosen lam where `lam` and the weights come from the groups.
+        """The path as it is drawn: up to the chosen lam where `lam` and the weights come from the
+        groups.
 
         Above it such weights keep the groups apart over a long range of lam, for any groups.
         """
@@ -146,7 +155,9 @@ class FitResult(InNotebook):
 
     @cached_property
     def centres(self) -> Array:
-        """(n_clusters, dim) the centre of each group, fitted to its rows without the penalty; in the solver's units."""
+        """(n_clusters, dim) the centre of each group, fitted to its rows without the penalty; in
+        the solver's units.
+        """
         if self.sent is not None:
             return self.sent.centres
         problem = self.solution.problem
@@ -155,7 +166,9 @@ class FitResult(InNotebook):
 
     @cached_property
     def models(self) -> Array:
-        """(n_users, dim) the models that predict, in the solver's units: centres, or personal models around them."""
+        """(n_users, dim) the models that predict, in the solver's units: centres, or personal
+        models around them.
+        """
         if self.sent is not None:
             return self.sent.models
         problem = self.solution.problem
@@ -164,12 +177,15 @@ class FitResult(InNotebook):
     def _with_seconds(self, seconds: float) -> Self:
         """The same result with another time; models that are known are not computed again."""
         other = replace(self, seconds=seconds)
-        vars(other).update({name: value for name, value in vars(self).items() if name in ("centres", "models")})
+        vars(other).update({name: value for name, value in vars(self).items() if name in ("centres",
+            "models")})
         return other
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What speaks against these models: simpler ones that predict held-out rows better by more than chance."""
+        """What speaks against these models: simpler ones that predict held-out rows better by more
+        than chance.
+        """
         return () if self.scores is None else self.scores.warnings
 
     @property
@@ -179,7 +195,9 @@ class FitResult(InNotebook):
 
     @property
     def coefficients(self) -> Array:
-        """(n_users, n_features + 1, outputs) the models in the units given; see `Units.coefficients`."""
+        """(n_users, n_features + 1, outputs) the models in the units given; see
+        `Units.coefficients`.
+        """
         return self.units.coefficients(self.models)
 
     def asked(self) -> dict[str, Any]:
@@ -198,8 +216,8 @@ class FitResult(InNotebook):
 
         Parameters
         ----------
-        names : of users, as a list. Like the owners of rows, they are always names, and unknown users get the pooled
-            model.
+        names : of users, as a list. Like the owners of rows, they are always names, and unknown
+            users get the pooled model.
 
         Returns
         -------
@@ -207,22 +225,29 @@ class FitResult(InNotebook):
 
         Raises
         ------
-        InvalidInput : `names` is not a list, or holds positions: integers where no name is an integer.
+        InvalidInput : `names` is not a list, or holds positions: integers where no name is an
+            integer.
 
         Example
         -------
         >>> import coterie as ct
         >>> from coterie.fitting import Settings, fit
-        >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 4, [0.1, 1.0, 1.9] * 4, ["a"] * 6 + ["b"] * 6)
-        >>> fit(users, Settings(task="regression", n_lams=4, holdout=0.0)).models_of(["b", "stranger"])[1].tolist()
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 4, [0.1, 1.0, 1.9] * 4,
+        ...                              ["a"] * 6 + ["b"] * 6)
+        >>> fit(users, Settings(task="regression", n_lams=4, holdout=0.0)).models_of(
+        ...     ["b", "stranger"])[1].tolist()
         [True, False]
         """
         given = np.asarray(names, dtype=object)
         if given.ndim == 0:
-            raise InvalidInput(f"expected a list of names, got {names!r}", remedy=f"Pass [{names!r}]")
-        number = next((name for name in given.tolist() if isinstance(name, (int, np.integer))), None)
-        if number is not None and not any(isinstance(name, (int, np.integer)) for name in self.names):
-            raise InvalidInput(f"expected names of users, got the integer {number}, and no user is named by an integer",
+            raise InvalidInput(f"expected a list of names, got {names!r}",
+                               remedy=f"Pass [{names!r}]")
+        number = next((name for name in given.tolist() if isinstance(name, (int, np.integer))),
+                      None)
+        if number is not None and not any(isinstance(name, (int, np.integer))
+                                          for name in self.names):
+            raise InvalidInput(f"expected names of users, got the integer {number}, and no user is "
+                               "named by an integer",
                                remedy=f"Pass fit.names[{number}], or read fit.models[{number}]")
         models, index = models_by_name(given.tolist(), self.names, self.models, self.together)
         return models, index >= 0
@@ -230,8 +255,9 @@ class FitResult(InNotebook):
     def personalize(self, newcomers: Users) -> Joined:
         """Models for newcomers, with everyone else's models unchanged.
 
-        Newcomers join the group that is likeliest for their rows, with the average pull that the group's users have
-        on each other. With weights other than "auto" all users pull, as in `Solution.personalize`.
+        Newcomers join the group that is likeliest for their rows, with the average pull that the
+        group's users have on each other. With weights other than "auto" all users pull, as in
+        `Solution.personalize`.
 
         Parameters
         ----------
@@ -245,20 +271,26 @@ class FitResult(InNotebook):
         -------
         >>> import coterie as ct
         >>> from coterie.fitting import Settings, fit
-        >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 4, [0.1, 1.0, 1.9] * 4, ["a"] * 6 + ["b"] * 6)
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 4, [0.1, 1.0, 1.9] * 4,
+        ...                              ["a"] * 6 + ["b"] * 6)
         >>> new = ct.Users.from_arrays([[0.0], [2.0]], [0.0, 2.0], ["new"] * 2)
-        >>> fit(users, Settings(task="regression", n_lams=4, holdout=0.0)).personalize(new).users.names
+        >>> fit(users, Settings(task="regression", n_lams=4, holdout=0.0)).personalize(
+        ...     new).users.names
         ('new',)
         """
         newcomers, loss = self.units.inner(newcomers), self.solution.problem.loss
         samples = loss.prepare(newcomers)
         shape = (newcomers.n_users, samples.dim)
-        likeliest = np.stack([loss.values(samples, np.broadcast_to(c, shape)) for c in self.centres]).argmin(axis=0)
+        likeliest = np.stack([loss.values(samples, np.broadcast_to(c, shape))
+                              for c in self.centres]).argmin(axis=0)
         automatic = self.settings.weights == "auto"
-        joined = self._join(newcomers, likeliest) if automatic else self.solution.personalize(newcomers)
-        if isinstance(loss, Personal):  # the price of leaving the centre is the same as for the others
+        joined = self._join(newcomers, likeliest) if automatic \
+            else self.solution.personalize(newcomers)
+        # The price of leaving the centre is the same as for the others.
+        if isinstance(loss, Personal):
             return joined._replace(models=loss.own_models(samples, self.centres[likeliest]))
-        return joined._replace(models=np.where((joined.clusters >= 0)[:, None], self.centres[joined.clusters],
+        return joined._replace(models=np.where((joined.clusters >= 0)[:, None],
+                                               self.centres[joined.clusters],
                                                joined.models))
 
     def _join(self, newcomers: Users, likeliest: Indices) -> Joined:
@@ -267,10 +299,12 @@ class FitResult(InNotebook):
         graph, shape = problem.graph, (newcomers.n_users, problem.dim)
         inside = labels[graph.edges[:, 0]] == labels[graph.edges[:, 1]]
         pull = 2.0 * float(graph.weights[inside].sum()) / problem.n_users
-        joined, clusters, slack = np.empty(shape), np.empty(shape[0], dtype=np.int64), np.empty(shape[0])
+        joined, clusters, slack = np.empty(shape), np.empty(shape[0], dtype=np.int64), \
+            np.empty(shape[0])
         for k in np.unique(likeliest):
             who, members = np.flatnonzero(likeliest == k), np.flatnonzero(labels == k)
-            part = join(problem, models[members], np.zeros_like(members), newcomers.take(who), pull / len(members))
+            part = join(problem, models[members], np.zeros_like(members), newcomers.take(who),
+                        pull / len(members))
             joined[who], slack[who] = part.models, part.slack
             clusters[who] = np.where(part.clusters < 0, -1, k)
         return Joined(newcomers, joined, clusters, slack)

@@ -19,7 +19,8 @@ from coterie.fitting.units import Units
 from coterie.fitting.work import Work
 from coterie.losses.wide import too_wide
 
-METRICS: dict[Task, str] = {"classification": "accuracy", "regression": "RMSE", "counts": "deviance"}
+METRICS: dict[Task, str] = {"classification": "accuracy", "regression": "RMSE",
+                            "counts": "deviance"}
 _CHANCE = 0.01  # p value below which a difference is more than chance
 _TOL = 1e-4  # relative gap of solutions of which only the groups are used
 _COMPLETE = 5000  # numbers in all models up to which the complete path is scored
@@ -36,7 +37,8 @@ class JudgedModels(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scores:
-    """Scores on held-out rows of models found without these rows; nan for users without held-out rows.
+    """Scores on held-out rows of models found without these rows; nan for users without held-out
+    rows.
 
     Parameters
     ----------
@@ -50,8 +52,8 @@ class Scores:
     chosen : the row of `points` that `fitted` is.
     n_clusters : number of groups found without the held-out rows.
     n_rows : number of held-out rows.
-    worse : (n_users,) who is worse off than alone by more than chance: p below 0.01 in a paired one-sided t test over
-        the user's held-out rows.
+    worse : (n_users,) who is worse off than alone by more than chance: p below 0.01 in a paired
+        one-sided t test over the user's held-out rows.
     judged : the models that were scored; None where they are not kept.
     """
 
@@ -70,11 +72,15 @@ class Scores:
 
     @property
     def gains(self) -> Array:
-        """(n_judged,) how much better each user's score is than with its own model, for users who have both."""
+        """(n_judged,) how much better each user's score is than with its own model, for users who
+        have both.
+        """
         return self.gains_over(self.alone)
 
     def gains_over(self, others: Array) -> Array:
-        """(n_judged,) how much better each user's score is than another one, for users who have both."""
+        """(n_judged,) how much better each user's score is than another one, for users who have
+        both.
+        """
         with np.errstate(invalid="ignore"):
             gains = (self.fitted - others) * (1.0 if self.larger else -1.0)
         return np.asarray(gains[np.isfinite(gains)])
@@ -86,15 +92,19 @@ class Scores:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence for each simpler choice that is better by more than two paired standard errors."""
+        """A sentence for each simpler choice that is better by more than two paired standard
+        errors.
+        """
         sentences = []
         for others, name in ((self.alone, "models from each user's own rows only"),
                              (self.together, "one model for all users")):
             gain, error = mean_and_error(self.gains_over(others))
             if -gain > 2 * error:
                 fitted, other = (self.text(float(np.nanmean(m)), 4) for m in (self.fitted, others))
-                sentences.append(f"On held-out rows, {name} would predict better: {self.metric} {other} instead of "
-                                 f"{fitted} (standard error of the difference: {self.text(error, 2)}).")
+                sentences.append(f"On held-out rows, {name} would predict better: {self.metric} "
+                                 f"{other} instead of "
+                                 f"{fitted} (standard error of the difference: "
+                                 f"{self.text(error, 2)}).")
         return tuple(sentences)
 
     def text(self, value: float, digits: int) -> str:
@@ -104,15 +114,18 @@ class Scores:
     def __str__(self) -> str:
         """Means over users."""
         text = self.text
-        fitted, alone, together = (text(float(np.nanmean(m)), 4) for m in (self.fitted, self.alone, self.together))
+        fitted, alone, together = (text(float(np.nanmean(m)), 4) for m in (self.fitted, self.alone,
+            self.together))
         if len(self.fitted) == 1:
             return f"{self.metric} on {self.n_rows:,} held-out rows: {fitted}."
         gain, error = self.gain
         sure = f", standard error {text(error, 2)}" if np.isfinite(error) else ""
         n, lower = int(np.isfinite(self.fitted).sum()), int((self.gains < 0).sum())
-        return (f"{self.metric} on {self.n_rows:,} held-out rows, mean over users: {fitted}; local models {alone}, "
+        return (f"{self.metric} on {self.n_rows:,} held-out rows, mean over users: {fitted}; local "
+                f"models {alone}, "
                 f"one model for all {together}. Gain over local models: {text(gain, 2)}{sure}. "
-                f"{lower:,} of {n:,} users score worse than alone, {int(self.worse.sum()):,} by more than chance.")
+                f"{lower:,} of {n:,} users score worse than alone, {int(self.worse.sum()):,} by "
+                "more than chance.")
 
 
 def mean_and_error(values: Array) -> tuple[float, float]:
@@ -137,7 +150,8 @@ def score_held_out(split: Split, settings: Settings, work: Work,
     assert test.targets is not None
     if not present.any() or (classes and len(np.unique(train.targets)) < 2):
         return None, None
-    units = learn_units(train, settings, int(max(train.targets.max(), test.targets.max())) + 1 if classes else 0)
+    units = learn_units(train, settings, int(max(train.targets.max(), test.targets.max())) + 1
+                        if classes else 0)
     work = replace(work, prefix="held out: " if like is None else "held out again: ")
     inner, numbers = units.inner(train), train.n_users * units.loss.dim(train)
     # Where a path takes long, only the chosen point is scored.
@@ -153,7 +167,8 @@ def score_held_out(split: Split, settings: Settings, work: Work,
     known: dict[bytes, Array] = {}
     for groups in labels:
         if groups.tobytes() not in known:
-            known[groups.tobytes()] = handed_out(problem.loss, problem.samples, groups, settings.count)
+            known[groups.tobytes()] = handed_out(problem.loss, problem.samples, groups,
+                                                 settings.count)
     models = [known[groups.tobytes()] for groups in labels]
     held_out = units.inner(test.take(np.flatnonzero(present)))
     samples, loss = units.loss.prepare(held_out), units.loss
@@ -166,23 +181,30 @@ def score_held_out(split: Split, settings: Settings, work: Work,
         loss, own, np.arange(train.n_users), settings.count)
     scores = Scores(metric=METRICS[settings.task], larger=classes, fitted=points[chosen],
                     alone=units.scores(separate, test), together=units.scores(pooled, test),
-                    points=points, losses=losses, chosen=chosen, n_clusters=int(labels[chosen].max()) + 1,
-                    n_rows=int(test.sizes.sum()), judged=JudgedModels(units, models[chosen], separate, pooled),
-                    worse=worse_than_alone(units.errors(models[chosen], test), units.errors(separate, test), test))
+                    points=points, losses=losses, chosen=chosen,
+                    n_clusters=int(labels[chosen].max()) + 1,
+                    n_rows=int(test.sizes.sum()), judged=JudgedModels(units, models[chosen],
+                        separate, pooled),
+                    worse=worse_than_alone(units.errors(models[chosen], test),
+                                           units.errors(separate, test), test))
     return scores, plan
 
 
 def worse_than_alone(errors: Array, alone: Array, test: Users) -> Flags:
-    """(n_users,) whose mean error is larger than alone by more than chance; both are given for each row."""
+    """(n_users,) whose mean error is larger than alone by more than chance; both are given for each
+    row.
+    """
     from scipy.special import stdtrit  # the quantile of Student's distribution
 
     if isinstance(test, Condensed):  # second moments do not tell
         return np.zeros(test.n_users, dtype=bool)
     n, owner = np.maximum(test.counts, 1), test.owner
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a predicted count may be infinite
+    # a predicted count may be infinite.
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         excess = np.where(np.isfinite(errors - alone), errors - alone, 0.0)
         means = np.bincount(owner, excess, test.n_users) / n
         squares = np.bincount(owner, (excess - means[owner]) ** 2, test.n_users)
         deviations = np.sqrt(squares / np.maximum(n - 1, 1) / n)
-        certain = (n > 2) & (means > 0) & (means >= stdtrit(np.maximum(n - 1, 1), 1 - _CHANCE) * deviations)
+        certain = (n > 2) & (means > 0) & (means >= stdtrit(np.maximum(n - 1, 1), 1 - _CHANCE)
+                                           * deviations)
     return np.asarray(certain & (squares > 0))

@@ -15,20 +15,23 @@ from coterie.problem.weights import KINDS
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of a fit. All have defaults, and the command and the estimators take theirs from here.
+    """The settings of a fit. All have defaults, and the command and the estimators take theirs from
+    here.
 
     Parameters
     ----------
     task : what the targets are: classes 0, 1, ..., numbers, counts, or none.
     loss : a name in LOSSES that fits the task.
-    lam : the penalty strength: a number; "auto", which takes the groups found (on weights other than "auto": as
-        "score"); or "score", the least mean loss on held-out rows.
-    weights : "auto" for weights from the groups found, see `coterie.fitting.plan`; "unit" for weight 1 on all pairs,
-        the paper's case; or "wald", "gaussian", "inverse" for the k nearest users of each user.
-    count : what counts alike in the model of a group: "rows", so that a user with few rows has little influence, or
-        "users", as in the convex problem.
+    lam : the penalty strength: a number; "auto", which takes the groups found (on weights other
+        than "auto": as "score"); or "score", the least mean loss on held-out rows.
+    weights : "auto" for weights from the groups found, see `coterie.fitting.plan`; "unit" for
+        weight 1 on all pairs, the paper's case; or "wald", "gaussian", "inverse" for the k nearest
+        users of each user.
+    count : what counts alike in the model of a group: "rows", so that a user with few rows has
+        little influence, or "users", as in the convex problem.
     ridge : L2 strength, intercept included.
-    n_lams : number of points of the path; with lam "auto" and more than 10,000 numbers in all models, fewer.
+    n_lams : number of points of the path; with lam "auto" and more than 10,000 numbers in all
+        models, fewer.
     max_groups : largest number of groups; None for no limit.
     k : number of nearest users that each user is connected to.
     tol : the certified relative gap to reach.
@@ -65,20 +68,28 @@ class Settings:
     def __post_init__(self) -> None:
         if isinstance(self.lam, str):
             if self.lam not in ("auto", "score"):
-                raise InvalidInput(f"lam must be a number >= 0, 'auto' or 'score', got {self.lam!r}", remedy="Use auto")
+                raise InvalidInput(
+                    f"lam must be a number >= 0, 'auto' or 'score', got {self.lam!r}",
+                    remedy="Use auto")
         else:
             check_lam(self.lam)
         if self.weights not in KINDS:
-            raise InvalidInput(f"unknown weights {self.weights!r}", remedy=f"Choose one of: {', '.join(KINDS)}")
+            raise InvalidInput(f"unknown weights {self.weights!r}",
+                               remedy=f"Choose one of: {', '.join(KINDS)}")
         if self.count not in ("rows", "users"):
-            raise InvalidInput(f"count must be 'rows' or 'users', got {self.count!r}", remedy="Use rows")
+            raise InvalidInput(f"count must be 'rows' or 'users', got {self.count!r}",
+                               remedy="Use rows")
         if not 0 <= self.holdout < 1:
-            raise InvalidInput(f"holdout must be a share in [0, 1), got {self.holdout!r}", remedy="Use for example 0.2")
+            raise InvalidInput(f"holdout must be a share in [0, 1), got {self.holdout!r}",
+                               remedy="Use for example 0.2")
         for name, least in (("n_lams", 2), ("max_groups", 1), ("k", 1), ("seed", 0)):
             number = getattr(self, name)
             if name == "max_groups" and number is None:
                 continue
-            if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < least:
-                raise InvalidInput(f"{name} must be a whole number >= {least}, got {number!r}", remedy="Leave it out")
+            if isinstance(number, bool) or not isinstance(number, (int, np.integer)) \
+                or number < least:
+                raise InvalidInput(f"{name} must be a whole number >= {least}, got {number!r}",
+                                   remedy="Leave it out")
         if not (np.isfinite(self.tol) and self.tol > 0):
-            raise InvalidInput(f"tol must be a finite number > 0, got {self.tol!r}", remedy="Use for example 1e-6")
+            raise InvalidInput(f"tol must be a finite number > 0, got {self.tol!r}",
+                               remedy="Use for example 1e-6")

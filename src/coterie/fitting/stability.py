@@ -1,17 +1,18 @@
 """How stable groups are when other rows are drawn.
 
-With the squared loss, other rows of the same users would have other slopes: those of a user's log-likelihood vary
-around what they are by a normal distribution whose covariance is its curvature (Bartlett's identity), which is also how
-much they vary between random halves of the rows. Such slopes are drawn several times. Each time, starting from the
-groups, centres are fitted and every user moves to the centre that fits best, until nothing moves. With other losses
-halves of every user's rows are drawn (subsampling; Meinshausen and Buehlmann 2010), and every user moves to the centre
-that fits its half best.
+With the squared loss, other rows of the same users would have other slopes: those of a user's
+log-likelihood vary around what they are by a normal distribution whose covariance is its curvature
+(Bartlett's identity), which is also how much they vary between random halves of the rows. Such
+slopes are drawn several times. Each time, starting from the groups, centres are fitted and every
+user moves to the centre that fits best, until nothing moves. With other losses halves of every
+user's rows are drawn (subsampling; Meinshausen and Buehlmann 2010), and every user moves to the
+centre that fits its half best.
 
-Two numbers say how far that leads: the adjusted Rand index of the groups before and after (1 for the same groups, about
-0 for groups drawn by dice), and for each user how often it stays.
+Two numbers say how far that leads: the adjusted Rand index of the groups before and after (1 for
+the same groups, about 0 for groups drawn by dice), and for each user how often it stays.
 
-The number of groups is given. How far a new search agrees, which may find another number, is seen from the groups
-that were found without the held-out rows.
+The number of groups is given. How far a new search agrees, which may find another number, is seen
+from the groups that were found without the held-out rows.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from coterie.groups.spread import Expansions
 from coterie.losses import Loss, Squared
 from coterie.losses.wide import too_wide
 
-_DRAWS, _DRAWN, _FEWEST = 10, 20_000, 3  # draws, users drawn in all of them at most, and draws at least
+# Draws, users drawn in all of them at most, and draws at least.
+_DRAWS, _DRAWN, _FEWEST = 10, 20_000, 3
 _MOVES = 3  # how often users may change their group
 STABLE = 0.75  # adjusted Rand index below which groups are called unstable
 
@@ -45,8 +47,8 @@ class Stability:
     ----------
     index : mean adjusted Rand index of the groups and those with other rows.
     stays : (n_users,) the share of draws in which each user stays in its group.
-    searched : adjusted Rand index of the groups and those that a search without the held-out rows found; nan where
-        there was none.
+    searched : adjusted Rand index of the groups and those that a search without the held-out rows
+        found; nan where there was none.
     """
 
     index: float
@@ -59,9 +61,11 @@ class Stability:
         return min(self.index, self.searched if np.isfinite(self.searched) else 1.0) >= STABLE
 
     def __str__(self) -> str:
-        again = f", {self.searched:.2f} for a search without the held-out rows" if np.isfinite(self.searched) else ""
+        again = f", {self.searched:.2f} for a search without the held-out rows" \
+            if np.isfinite(self.searched) else ""
         return (f"The groups are {'stable' if self.stable else 'unstable'}: with other rows "
-                f"{self.stays.mean():.0%} of the users stay in theirs (adjusted Rand index {self.index:.2f}{again}).")
+                f"{self.stays.mean():.0%} of the users stay in theirs (adjusted Rand index "
+                f"{self.index:.2f}{again}).")
 
 
 def measure_stability(users: Users, loss: Loss, sharing: Sharing, settings: Settings,
@@ -80,7 +84,8 @@ def measure_stability(users: Users, loss: Loss, sharing: Sharing, settings: Sett
     return summarise_draws(draw_groups(users, loss, sharing, settings, start), sharing, judged)
 
 
-def draw_groups(users: Users, loss: Loss, sharing: Sharing, settings: Settings, start: Array | None = None) -> Ints:
+def draw_groups(users: Users, loss: Loss, sharing: Sharing, settings: Settings,
+                start: Array | None = None) -> Ints:
     """(n_users, draws) the group of every user with other slopes, or halves of the rows.
 
     Parameters
@@ -95,7 +100,8 @@ def draw_groups(users: Users, loss: Loss, sharing: Sharing, settings: Settings, 
         outer = sharing.loss(loss, users)
         centres = group_centres(outer, outer.prepare(users), sharing.labels, sharing.count, start)
         return _ask_halves(RowsFitOracle(users, loss), centres, sharing, settings)
-    samples, weights = loss.prepare(users), users.sizes / (1.0 if sharing.noise is None else sharing.noise)
+    samples, weights = loss.prepare(users), users.sizes / (1.0 if sharing.noise is None
+                                                           else sharing.noise)
     expansions = Expansions.at(loss, samples, weights, sharing.models(users, loss))
     if sharing.covariance is not None:
         expansions = expansions.marginal(sharing.covariance)[0]
@@ -117,7 +123,8 @@ def stability_by_asking(oracle: FitOracle, centres: Array, sharing: Sharing, set
 
 
 def _ask_halves(oracle: FitOracle, centres: Array, sharing: Sharing, settings: Settings) -> Ints:
-    covariance = np.zeros((oracle.dim, oracle.dim)) if sharing.covariance is None else sharing.covariance
+    covariance = np.zeros((oracle.dim, oracle.dim)) if sharing.covariance is None \
+        else sharing.covariance
     return oracle.halves(centres, covariance, _draws(len(sharing.labels)), settings.seed + 101,
                          settings.task == "classification")
 
@@ -128,10 +135,13 @@ def _draws(n_users: int) -> int:
 
 
 def summarise_draws(drawn: Ints, sharing: Sharing, judged: PathPlan | None = None) -> Stability:
-    """From (n_users, draws) the groups of every draw, and the plan of the fit without the held-out rows."""
+    """From (n_users, draws) the groups of every draw, and the plan of the fit without the held-out
+    rows.
+    """
     index = float(np.mean([adjusted_rand(sharing.labels, labels) for labels in drawn.T]))
     stays = (drawn == sharing.labels[:, None]).mean(axis=1)
-    searched = np.nan if judged is None or judged.groups is None else adjusted_rand(sharing.labels, judged.groups)
+    searched = np.nan if judged is None or judged.groups is None else adjusted_rand(sharing.labels,
+        judged.groups)
     return Stability(index, stays, float(searched))
 
 
@@ -139,7 +149,8 @@ def _moved(expansions: Expansions, labels: Ints) -> Ints:
     """(n_users,) the number of the group whose centre fits each user best, from these groups on."""
     for _ in range(_MOVES):
         present = np.unique(labels, return_inverse=True)
-        before, labels = labels, present[0][expansions.values(expansions.centres(present[1])).argmax(axis=1)]
+        before, labels = labels, \
+            present[0][expansions.values(expansions.centres(present[1])).argmax(axis=1)]
         if np.array_equal(before, labels):
             break
     return labels

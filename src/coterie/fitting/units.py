@@ -1,11 +1,13 @@
-"""Between the user's units and the solver's: standardised features, targets a loss can take, and back.
+"""Between the user's units and the solver's: standardised features, targets a loss can take, and
+back.
 
-    A = (X - mean) / scale,     y = (target - centre) / spread  (regression only),     margin = <w, a> + b
+    A = (X - mean) / scale,     y = (target - centre) / spread  (regression only),     margin = <w,
+                                a> + b
 
-mean, scale, centre and spread are those of all rows together and follow from what each user can send
-(`UserStatistics`): a count, means and centred sums of squares. The intercept b is the loss's own and shares the small
-ridge (`penalize_intercept`), so that every user has a best model, also one with samples of one class, and every answer
-can be certified.
+mean, scale, centre and spread are those of all rows together and follow from what each user can
+send (`UserStatistics`): a count, means and centred sums of squares. The intercept b is the loss's
+own and shares the small ridge (`penalize_intercept`), so that every user has a best model, also one
+with samples of one class, and every answer can be certified.
 """
 
 from __future__ import annotations
@@ -23,13 +25,23 @@ from coterie.data.scaling import Standardizer
 from coterie.data.summary import TASKS, Task
 from coterie.data.users import Moments, Users
 from coterie.fitting.settings import Settings
-from coterie.losses import LOSSES, AffineLoss, HuberDistance, Logistic, Loss, Multinomial, SquaredDistance, SquaredHinge
+from coterie.losses import (
+    LOSSES,
+    AffineLoss,
+    HuberDistance,
+    Logistic,
+    Loss,
+    Multinomial,
+    SquaredDistance,
+    SquaredHinge,
+)
 
 INTERCEPT = "intercept"
 LARGEST_COUNT = 1e9  # steps of exp(t) are lost beyond
 #: The losses that fit each task; the first is taken unless another is named.
 FITTING: dict[Task, tuple[str, ...]] = {
-    "classification": ("logistic", "squared_hinge", "multinomial"), "regression": ("squared", "huber"),
+    "classification": ("logistic", "squared_hinge", "multinomial"),
+                                        "regression": ("squared", "huber"),
     "counts": ("poisson",), "clustering": ("squared_distance", "huber_distance")}
 
 
@@ -63,13 +75,15 @@ class UserStatistics(NamedTuple):
     @classmethod
     def join(cls, parts: Sequence[UserStatistics]) -> UserStatistics:
         """The users of several nodes as one list."""
-        if not parts or any(part.feature_names != parts[0].feature_names or (part.targets is None) != (
+        if not parts or any(part.feature_names != parts[0].feature_names
+                            or (part.targets is None) != (
                 parts[0].targets is None) for part in parts):
             raise InvalidInput("Statistics of different features or targets cannot be joined",
                                remedy="Encode all tables with the same recipe")
         targets = [part.targets for part in parts if part.targets is not None]
         return cls(parts[0].feature_names, _joined([part.features for part in parts]),
-                   _joined(targets) if targets else None, np.concatenate([part.largest for part in parts]))
+                   _joined(targets) if targets else None,
+                   np.concatenate([part.largest for part in parts]))
 
 
 def _joined(parts: Sequence[Moments]) -> Moments:
@@ -101,10 +115,12 @@ class Units:
     feature_names: tuple[str, ...]
 
     @classmethod
-    def learn(cls, users: Users, task: Task, *, loss: str = Settings.loss, ridge: float = Settings.ridge,
+    def learn(cls, users: Users, task: Task, *, loss: str = Settings.loss,
+              ridge: float = Settings.ridge,
               n_classes: int = 0, standardize: bool = Settings.standardize) -> Self:
         """From the users whose models are to be found; see `from_moments`."""
-        return cls.from_moments(UserStatistics.of(users), task, loss=loss, ridge=ridge, n_classes=n_classes,
+        return cls.from_moments(UserStatistics.of(users), task, loss=loss, ridge=ridge,
+                                n_classes=n_classes,
                                 standardize=standardize)
 
     @classmethod
@@ -115,7 +131,8 @@ class Units:
 
         Parameters
         ----------
-        statistics : of all users whose models are to be found; targets of classes are numbers 0, 1, ...
+        statistics : of all users whose models are to be found; targets of classes are numbers 0, 1,
+            ...
         task : what the targets are.
         loss : a name in LOSSES that fits the task, or "auto".
         ridge : L2 strength, intercept included.
@@ -127,14 +144,16 @@ class Units:
         InvalidInput : targets that do not fit the task, or numbers too large to be scaled.
         """
         if task not in TASKS:
-            raise InvalidInput(f"unknown task {task!r}", remedy=f"Choose one of: {', '.join(TASKS)}")
+            raise InvalidInput(f"unknown task {task!r}",
+                               remedy=f"Choose one of: {', '.join(TASKS)}")
         names, features, targets, largest = statistics
         if task != "clustering" and targets is None:
             raise InvalidInput(f"{task} needs targets, and these users have none", remedy="Give y")
         if task == "classification":
             n_classes = max(n_classes, int(largest.max()) + 1)
             if n_classes < 2:
-                raise InvalidInput("all samples are of one class", remedy="Give samples of at least two")
+                raise InvalidInput("all samples are of one class",
+                                   remedy="Give samples of at least two")
         if task == "counts" and largest.max() > LARGEST_COUNT:
             raise InvalidInput(f"a count of {largest.max():g} is too large for Poisson regression",
                                remedy="Use --task regression, or give it in larger units")
@@ -146,7 +165,8 @@ class Units:
             assert targets is not None
             scaler = Standardizer.from_moments(targets, feature_names=("target",))
             centre, spread = scaler.mean.item(), scaler.scale.item()
-        return cls(task=task, loss=make_loss(task, loss, ridge, n_classes), n_classes=n_classes, mean=mean, scale=scale,
+        return cls(task=task, loss=make_loss(task, loss, ridge, n_classes), n_classes=n_classes,
+                   mean=mean, scale=scale,
                    centre=centre, spread=spread, feature_names=names)
 
     def inner(self, users: Users) -> Users:
@@ -166,7 +186,9 @@ class Units:
             return (X - self.mean) / self.scale
 
     def margins(self, X: Array, models: Array) -> Array:
-        """(n_rows,) or (n_rows, n_classes): what each row's model says of it; a real target is in its own units."""
+        """(n_rows,) or (n_rows, n_classes): what each row's model says of it; a real target is in
+        its own units.
+        """
         t = self.loss.decision(self.rows(X), models)
         return t * self.spread + self.centre if self.task == "regression" else t
 
@@ -179,13 +201,18 @@ class Units:
         return (predictions + 1.0) / 2.0 if signs else predictions
 
     def scores(self, models: Array, test: Users) -> Array:
-        """(n_users,) accuracy, root mean squared error or mean Poisson deviance; nan for users without rows."""
+        """(n_users,) accuracy, root mean squared error or mean Poisson deviance; nan for users
+        without rows.
+        """
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             means = np.bincount(test.owner, self.errors(models, test), test.n_users) / test.counts
-            return np.sqrt(means) if self.task == "regression" else 1.0 - means if self.n_classes else means
+            return np.sqrt(means) if self.task == "regression" else 1.0 - means if self.n_classes \
+                else means
 
     def errors(self, models: Array, test: Users) -> Array:
-        """(n_rows,) 1 for a wrong class and 0 for the right one, squared error, or Poisson deviance."""
+        """(n_rows,) 1 for a wrong class and 0 for the right one, squared error, or Poisson
+        deviance.
+        """
         y = test.targets
         assert y is not None
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -193,20 +220,24 @@ class Units:
             if self.task == "classification":
                 return np.asarray(mean != y, dtype=float)
             if self.task == "counts":  # 2 (y log(y / mean) - y + mean)
-                return np.asarray(2 * (np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / mean), 0.0) - y + mean))
+                return np.asarray(2 * (np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / mean),
+                                                0.0) - y + mean))
             return np.asarray((mean - y) ** 2)
 
     def probabilities(self, X: Array, models: Array) -> Array:
         """(n_rows, n_classes) for losses that are log-likelihoods."""
         if isinstance(self.loss, SquaredHinge) or not self.n_classes:
-            raise InvalidInput(f"{type(self.loss).__name__} has no probabilities", remedy="Use the loss 'logistic'")
+            raise InvalidInput(f"{type(self.loss).__name__} has no probabilities",
+                               remedy="Use the loss 'logistic'")
         t = self.margins(X, models)
         t = np.stack([-t / 2, t / 2], axis=1) if t.ndim == 1 else t
         t = np.exp(t - t.max(axis=1, keepdims=True))
         return t / t.sum(axis=1, keepdims=True)
 
     def coefficients(self, models: Array) -> Array:
-        """(n, n_features + 1, outputs) models in the units given, the intercept last; points: (n, n_features, 1)."""
+        """(n, n_features + 1, outputs) models in the units given, the intercept last; points: (n,
+        n_features, 1).
+        """
         w = self.standardized(models)
         if self.task == "clustering":
             return w * self.scale[:, None] + self.mean[:, None]
@@ -216,7 +247,9 @@ class Units:
         return np.concatenate([slopes, constant[:, None]], axis=1)
 
     def standardized(self, models: Array) -> Array:
-        """The same as `coefficients`, for standardised features and targets: comparable between features."""
+        """The same as `coefficients`, for standardised features and targets: comparable between
+        features.
+        """
         if self.task == "clustering":
             return models[..., None]
         w = models.reshape(len(models), len(self.mean) + 1, -1)
@@ -229,7 +262,8 @@ class Units:
         if self.task == "clustering":
             return (coefficients[..., 0] - self.mean) / self.scale
         slopes, constant = coefficients[:, :-1], coefficients[:, -1]
-        b = self._sign * (constant - self.centre + np.einsum("npk,p->nk", slopes, self.mean)) / self.spread
+        b = self._sign * (constant - self.centre + np.einsum("npk,p->nk", slopes, self.mean)) \
+            / self.spread
         w = np.concatenate([slopes * self.scale[:, None] / self.spread, b[:, None]], axis=1)
         if isinstance(self.loss, Multinomial):
             w = w @ sum_zero_basis(w.shape[2]).T
@@ -246,32 +280,43 @@ class Units:
         return [*self.feature_names, *([] if self.task == "clustering" else [INTERCEPT])]
 
     def columns(self, classes: Sequence[str] = ()) -> list[str]:
-        """What each number of one user's `coefficients` is, with several classes by their names or numbers."""
+        """What each number of one user's `coefficients` is, with several classes by their names or
+        numbers.
+        """
         if not isinstance(self.loss, Multinomial):
             return self.coefficient_names
-        return [f"{name} [{c}]" for name in self.coefficient_names for c in classes or range(self.n_classes)]
+        return [f"{name} [{c}]" for name in self.coefficient_names for c in classes
+                or range(self.n_classes)]
 
     def state(self) -> dict[str, Any]:
         """Arrays, numbers and texts, for `from_state`."""
-        return {"task": self.task, "loss": next(name for name, kind in LOSSES.items() if isinstance(self.loss, kind)),
-                "ridge": getattr(self.loss, "ridge", 0.0), "n_classes": self.n_classes, "mean": self.mean,
-                "scale": self.scale, "centre": self.centre, "spread": self.spread, "features": list(self.feature_names),
+        return {"task": self.task,
+                "loss": next(name for name, kind in LOSSES.items() if isinstance(self.loss, kind)),
+                "ridge": getattr(self.loss, "ridge", 0.0), "n_classes": self.n_classes,
+                "mean": self.mean,
+                "scale": self.scale, "centre": self.centre, "spread": self.spread,
+                "features": list(self.feature_names),
                 "intercept_sign": self._sign}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The units that `state` describes; without "intercept_sign", models have margins <w, a> + b."""
+        """The units that `state` describes; without "intercept_sign", models have margins <w, a> +
+        b.
+        """
         loss = make_loss(state["task"], state["loss"], state["ridge"], state["n_classes"])
         if isinstance(loss, SquaredHinge) and state.get("intercept_sign", 1.0) == 1.0:
             loss = _PlusSquaredHinge(ridge=loss.ridge, penalize_intercept=True)
         return cls(task=state["task"], loss=loss, n_classes=state["n_classes"],
-                   mean=np.array(state["mean"], dtype=float), scale=np.array(state["scale"], dtype=float),
+                   mean=np.array(state["mean"], dtype=float),
+                   scale=np.array(state["scale"], dtype=float),
                    centre=state["centre"], spread=state["spread"],
                    feature_names=tuple(state["features"]))
 
 
 class _PlusSquaredHinge(SquaredHinge):
-    """The squared hinge with margins <w, a> + b, in which run folders that name no sign hold their models."""
+    """The squared hinge with margins <w, a> + b, in which run folders that name no sign hold their
+    models.
+    """
 
     intercept_sign = 1.0
 
@@ -285,10 +330,12 @@ def make_loss(task: Task, name: str, ridge: float, n_classes: int) -> Loss:
     kind: Any = LOSSES[fitting[0] if name == "auto" else name]
     if task == "classification" and n_classes > 2:
         if name == "squared_hinge":
-            raise InvalidInput(f"the squared hinge is for two classes, got {n_classes}", remedy="Use 'logistic'")
+            raise InvalidInput(f"the squared hinge is for two classes, got {n_classes}",
+                               remedy="Use 'logistic'")
         kind = Multinomial
     if not (isinstance(ridge, (int, float)) and 0 <= ridge < np.inf):
-        raise InvalidInput(f"ridge must be a finite number >= 0, got {ridge!r}", remedy="Use for example 1e-3")
+        raise InvalidInput(f"ridge must be a finite number >= 0, got {ridge!r}",
+                           remedy="Use for example 1e-3")
     if kind in (SquaredDistance, HuberDistance):
         return kind()
     assert issubclass(kind, AffineLoss)

@@ -1,22 +1,27 @@
 """The noise around the models of the users: its size, and whether it has heavy tails.
 
-A loss is used as the log-likelihood l_i = -m_i f_i / s of the m_i rows of a user. The dispersion s is
+A loss is used as the log-likelihood l_i = -m_i f_i / s of the m_i rows of a user. The dispersion s
+is
 
-    squared loss    the variance around the local models; also for distances of points, per coordinate
-    Poisson         sum_j phi'_j^2 c_j / sum_j phi''_j c_j,       c_j = a_j' (sum_l phi''_l a_l a_l')^-1 a_j
+    squared loss    the variance around the local models; also for distances of points, per
+                    coordinate
+    Poisson         sum_j phi'_j^2 c_j / sum_j phi''_j c_j,       c_j = a_j' (sum_l phi''_l a_l
+                    a_l')^-1 a_j
     other losses    1
 
-The ratio for Poisson compares the variance of the scores with the curvature (the sandwich estimator, Huber 1967); it is
-multiplied by rows / (rows - parameters in use), and is at least 1. It is larger than 1 for overdispersed counts. If
-there are too few rows for local models, s of the squared loss is estimated together with the spread of the models.
+The ratio for Poisson compares the variance of the scores with the curvature (the sandwich
+estimator, Huber 1967); it is multiplied by rows / (rows - parameters in use), and is at least 1. It
+is larger than 1 for overdispersed counts. If there are too few rows for local models, s of the
+squared loss is estimated together with the spread of the models.
 
-Squares are not used for targets with outliers. For Huber's loss, and for the squared loss if the noise has heavy tails,
-the groups are searched with the squared loss on pseudo-targets (Huber 1981, chapter 7)
+Squares are not used for targets with outliers. For Huber's loss, and for the squared loss if the
+noise has heavy tails, the groups are searched with the squared loss on pseudo-targets (Huber 1981,
+chapter 7)
 
     y*_j = t_j + psi(y_j - t_j) / mean(psi'),       psi(r) = min(max(r, -delta), delta)
 
-where t_j is the prediction of the user's local model, fitted with Huber's loss. Least squares on y* has the same
-minimum as that fit, and the variance around it is the variance of that fit.
+where t_j is the prediction of the user's local model, fitted with Huber's loss. Least squares on y*
+has the same minimum as that fit, and the variance around it is the variance of that fit.
 """
 
 from __future__ import annotations
@@ -29,10 +34,21 @@ from coterie.base.types import Array
 from coterie.data.condensed import Condensed
 from coterie.data.users import Users
 from coterie.groups.spread import Expansions, estimate_covariance, find_modes, sample_users
-from coterie.losses import AffineLoss, Huber, HuberDistance, Loss, Poisson, Samples, Squared, SquaredDistance
+from coterie.losses import (
+    AffineLoss,
+    Huber,
+    HuberDistance,
+    Loss,
+    Poisson,
+    Samples,
+    Squared,
+    SquaredDistance,
+)
 from coterie.losses.grouped import Grouped
 
-_HEAVY = 1.6  # tails are heavy if the variance is this many times that of a normal distribution with equal quartiles
+# Tails are heavy if the variance is this many times that of a normal distribution with equal
+# quartiles.
+_HEAVY = 1.6
 _TUNING = 1.345  # delta in standard deviations; 95 % efficient for normal noise
 _OUTLIER = 3.0  # delta in standard deviations while the tails are examined
 _NORMAL = 1.4826  # standard deviation / median absolute deviation of a normal distribution
@@ -45,7 +61,8 @@ def without_ridge(loss: Loss) -> Loss:
 
 
 def without_outliers(users: Users, loss: Loss) -> tuple[Users, Loss]:
-    """Pseudo-targets and the squared loss if the noise has heavy tails or the loss is Huber's; else as given.
+    """Pseudo-targets and the squared loss if the noise has heavy tails or the loss is Huber's; else
+    as given.
 
     Second moments do not show tails: users of whom only these are known are taken as they are.
     """
@@ -54,7 +71,8 @@ def without_outliers(users: Users, loss: Loss) -> tuple[Users, Loss]:
         return users, loss
     common = {f.name: getattr(loss, f.name) for f in fields(Squared)}
     squared, huber = Squared(**common), Huber(**common)
-    # With few rows, an outlier looks like a different model: pull these models more to the pooled one.
+    # With few rows, an outlier looks like a different model: pull these models more to the pooled
+    # one.
     pull = max(1e-3, 0.5 * (loss.dim(users) * users.n_users / users.n_samples) ** 2)
     if isinstance(loss, Huber):
         delta = loss.delta
@@ -65,11 +83,14 @@ def without_outliers(users: Users, loss: Loss) -> tuple[Users, Loss]:
         delta = _TUNING * deviation
     residuals = _residuals(replace(huber, delta=delta), users, pull)
     inside = max(float((np.abs(residuals) <= delta).mean()), 0.1)
-    return replace(users, targets=y - residuals + np.clip(residuals, -delta, delta) / inside), squared
+    return replace(users, targets=y - residuals + np.clip(residuals, -delta, delta) / inside), \
+        squared
 
 
 def _tails(huber: Huber, users: Users, pull: float) -> tuple[float, bool]:
-    """The standard deviation of a normal distribution with the quartiles of the noise; whether the tails are heavy."""
+    """The standard deviation of a normal distribution with the quartiles of the noise; whether the
+    tails are heavy.
+    """
     y, n, dim = users.targets, users.n_samples, huber.dim(users)
     assert y is not None
     deviation = _NORMAL * float(np.median(np.abs(y - np.median(y))))
@@ -83,8 +104,10 @@ def _tails(huber: Huber, users: Users, pull: float) -> tuple[float, bool]:
     heavy = float((residuals**2).mean()) > _HEAVY * deviation**2
     squared = Squared(ridge=0.0, intercept=huber.intercept)
     hessians = squared.hessians(squared.prepare(users), np.zeros((users.n_users, dim)))
-    used = np.trace(np.linalg.solve(hessians + pull * np.eye(dim), hessians), axis1=1, axis2=2).sum()
-    return deviation / float(np.sqrt(1 - min(used / n, _MOST_USED))), heavy  # residuals are smaller than the noise
+    used = np.trace(np.linalg.solve(hessians + pull * np.eye(dim), hessians), axis1=1,
+                    axis2=2).sum()
+    # Residuals are smaller than the noise.
+    return deviation / float(np.sqrt(1 - min(used / n, _MOST_USED))), heavy
 
 
 def _residuals(loss: Huber, users: Users, pull: float) -> Array:
@@ -120,7 +143,8 @@ def _variance(loss: Loss, users: Users, samples: Samples) -> float:
         own = loss.values(samples, loss.prox(samples, None, 1e-6, None).points)
         return max(float((2 * counts * own)[freedom > 0].sum() / freedom.sum()), smallest)
     # EM for s and T together: s = (sum of squares + sum_i tr(curvature_i V_i)) / rows.
-    unscaled, together = Expansions.at(loss, samples, counts, zero), np.zeros(len(counts), dtype=np.int64)
+    unscaled, together = Expansions.at(loss, samples, counts, zero), \
+        np.zeros(len(counts), dtype=np.int64)
     s, covariance = 0.5 * around_zero, 0.1 * np.eye(dim)
     for _ in range(12):
         expansions = unscaled.scaled(1 / s)
@@ -128,15 +152,18 @@ def _variance(loss: Loss, users: Users, samples: Samples) -> float:
         marginal, posterior = expansions.marginal(covariance)
         models = expansions.modes(marginal.centres(together)[together], posterior)
         squares = 2 * float((counts * loss.values(samples, models)).sum())
-        before, s = s, max((squares + float((unscaled.curvatures * posterior).sum())) / numbers.sum(), smallest)
+        before, s = s, max((squares + float((unscaled.curvatures * posterior).sum()))
+                           / numbers.sum(), smallest)
         if abs(s - before) <= 0.01 * s:
             break
     return s
 
 
-def score_sums(loss: Poisson, users: Users, samples: Samples, centres: Array, covariance: Array, inverse: Array,
+def score_sums(loss: Poisson, users: Users, samples: Samples, centres: Array, covariance: Array,
+               inverse: Array,
                scale: float) -> Array:
-    """(n_users, 2) what each user adds to the two sums of the ratio for Poisson, at its most likely model.
+    """(n_users, 2) what each user adds to the two sums of the ratio for Poisson, at its most likely
+    model.
 
     `inverse` is that of the summed curvature of all users.
     """
@@ -146,7 +173,8 @@ def score_sums(loss: Poisson, users: Users, samples: Samples, centres: Array, co
     margins = plain.decision(users.features, models[users.owner])
     assert users.targets is not None
     c = (rows @ inverse * rows).sum(axis=1)
-    parts = (plain.slope(margins, users.targets) ** 2 * c, plain.curvature(margins, users.targets) * c)
+    parts = (plain.slope(margins, users.targets) ** 2 * c,
+             plain.curvature(margins, users.targets) * c)
     return np.stack([np.bincount(users.owner, part, users.n_users) for part in parts], axis=1)
 
 
@@ -163,7 +191,8 @@ def _score_ratio(loss: Poisson, users: Users, samples: Samples) -> float:
         centres = marginal.centres(together)[together]
         models = find_modes(loss, samples, counts / s, centres, covariance, models)
         margins = loss.decision(users.features, models[users.owner])
-        slopes, curvatures = loss.slope(margins, users.targets), loss.curvature(margins, users.targets)
+        slopes, curvatures = loss.slope(margins, users.targets), \
+            loss.curvature(margins, users.targets)
         c = (rows @ np.linalg.pinv((curvatures[:, None] * rows).T @ rows) * rows).sum(axis=1)
         used = float((expansions.curvatures * posterior).sum())  # effective number of parameters
         ratio = float(slopes**2 @ c) / max(float(curvatures @ c), 1e-300)

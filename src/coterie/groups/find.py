@@ -1,34 +1,41 @@
 """Find the groups among the users and their number, without tuning.
 
-    groups = find_groups(users)       # groups.labels, groups.n_clusters, groups.models; print(groups)
+    groups = find_groups(users)       # groups.labels, groups.n_clusters, groups.models;
+                                      print(groups)
 
-1. Every user fits a local model, with a ridge on all coordinates, so that it exists also for users with few samples or
-   one class.
-2. The path over lam on the graph of nearest users by Wald distance proposes partitions: its groups, and the cuts of its
-   merge tree. If a partition has too many groups, the largest are kept, and the a users of the others are assigned to
-   the most likely of them, which adds log(N choose a) to its description: if many users have few samples, complete
-   groups appear only this way. The cuts of a tree of the local models, shrunk to one centre, are proposals, too.
-   Losses that are not quadratic are replaced by second-order models for this, and only the best proposals, by these
-   models, go on to the next step. Of more than 300 users a sample proposes, as in `coterie.groups.sampling`.
-3. Each partition is improved by merging groups and moving users while its description length decreases, as defined in
-   `coterie.groups.partitions`. Three kinds of description are compared, and the shortest is the result:
+1. Every user fits a local model, with a ridge on all coordinates, so that it exists also for users
+   with few samples or one class.
+2. The path over lam on the graph of nearest users by Wald distance proposes partitions: its groups,
+   and the cuts of its merge tree. If a partition has too many groups, the largest are kept, and the
+   a users of the others are assigned to the most likely of them, which adds log(N choose a) to its
+   description: if many users have few samples, complete groups appear only this way. The cuts of a
+   tree of the local models, shrunk to one centre, are proposals, too. Losses that are not quadratic
+   are replaced by second-order models for this, and only the best proposals, by these models, go on
+   to the next step. Of more than 300 users a sample proposes, as in `coterie.groups.sampling`.
+3. Each partition is improved by merging groups and moving users while its description length
+   decreases, as defined in `coterie.groups.partitions`. Three kinds of description are compared,
+   and the shortest is the result:
 
        one model                 all users have the same model
-       one centre with spread    the models of the users vary around one centre, with a normal distribution
-       groups                    K groups, with one model each, or with the same spread of models in every group; if K
-                                 is larger than the number of coordinates, the K models can vary around one centre, too
+       one centre with spread    the models of the users vary around one centre, with a normal
+                                 distribution
+       groups                    K groups, with one model each, or with the same spread of models in
+                                 every group; if K
+                                 is larger than the number of coordinates, the K models can vary
+                                 around one centre, too
 
    So groups are reported only if they describe the data better than models that vary continuously.
 
-The noise is estimated as in `coterie.groups.dispersion`: the variance of real targets, the overdispersion of counts,
-and pseudo-targets if real targets have heavy tails. The variance of points with one sample each is unknown and taken as
-1: scale them so that the spread within a group is 1. The squared hinge is used as if it were a log-likelihood.
+The noise is estimated as in `coterie.groups.dispersion`: the variance of real targets, the
+overdispersion of counts, and pseudo-targets if real targets have heavy tails. The variance of
+points with one sample each is unknown and taken as 1: scale them so that the spread within a group
+is 1. The squared hinge is used as if it were a log-likelihood.
 
 Wide models, with more coordinates than a user has rows, are compared by their evidence instead
 (`coterie.groups.wide`).
 
-Of a user, the search needs no more than second moments with the squared loss, and a few numbers at models that it
-receives with others (`coterie.groups.search`). So a federation does the same.
+Of a user, the search needs no more than second moments with the squared loss, and a few numbers at
+models that it receives with others (`coterie.groups.search`). So a federation does the same.
 """
 
 from __future__ import annotations
@@ -52,7 +59,16 @@ from coterie.groups.dispersion import without_outliers
 from coterie.groups.search import Kind, SearchOptions, SearchResult, kind_of, search
 from coterie.groups.wide import WideSearch, search_wide
 from coterie.groups.wide_models import fit_models
-from coterie.losses import AffineLoss, Huber, LinearLoss, Logistic, Loss, Samples, Squared, SquaredDistance
+from coterie.losses import (
+    AffineLoss,
+    Huber,
+    LinearLoss,
+    Logistic,
+    Loss,
+    Samples,
+    Squared,
+    SquaredDistance,
+)
 from coterie.losses.grouped import Grouped
 from coterie.losses.wide import too_wide
 from coterie.problem.graph import Graph
@@ -74,11 +90,11 @@ class Groups:
     models
         (n_users, dim) the best model of each user's group, for the given loss and features.
     kind
-        The kind of the shortest description: "one model", "one centre with spread" or "groups". All labels are 0 unless
-        it is "groups".
+        The kind of the shortest description: "one model", "one centre with spread" or "groups". All
+        labels are 0 unless it is "groups".
     spread
-        (dim, dim) the covariance of the models of the users around the centre of their group, for standardised
-        features; zero if all models of a group are equal.
+        (dim, dim) the covariance of the models of the users around the centre of their group, for
+        standardised features; zero if all models of a group are equal.
     criterion
         The description length of the result in nats, the smallest of `candidates`.
     candidates
@@ -88,8 +104,9 @@ class Groups:
     graph
         The graph of the search; that of a sample if there are more than 300 users.
     path
-        The path of the search, with quadratic losses, standardised features and targets, and a stronger ridge; that of
-        a sample if there are more than 300 users, and empty if proposals were given.
+        The path of the search, with quadratic losses, standardised features and targets, and a
+        stronger ridge; that of a sample if there are more than 300 users, and empty if proposals
+        were given.
     proposals
         The best partitions, each with what its moves cost, for another search among the same users.
     coefficient_names
@@ -131,8 +148,8 @@ class Groups:
 
         Returns
         -------
-        A frame of polars, or of pandas where polars is not installed, with a row for each user: `user`, `group`, and
-        the coordinates of the model of its group by feature.
+        A frame of polars, or of pandas where polars is not installed, with a row for each user:
+        `user`, `group`, and the coordinates of the model of its group by feature.
 
         Raises
         ------
@@ -142,7 +159,8 @@ class Groups:
         Example
         -------
         >>> import coterie as ct
-        >>> users = ct.Users.from_arrays([[0.0], [0.1], [9.0], [9.2]], user=["ann", "bob", "eve", "zoe"])
+        >>> users = ct.Users.from_arrays([[0.0], [0.1], [9.0], [9.2]],
+        ...                              user=["ann", "bob", "eve", "zoe"])
         >>> ct.find_groups(users, ct.SquaredDistance()).to_frame()["group"].to_list()
         [0, 0, 1, 1]
         """
@@ -151,20 +169,24 @@ class Groups:
     def __repr__(self) -> str:
         sizes = np.bincount(self.labels).tolist()
         shown = ", ".join(map(str, sizes[:8])) + ", ..." * (len(sizes) > 8)
-        found = f"{len(sizes)} groups of {shown}" if self.kind == "groups" else f"{self.kind} for {sizes[0]}"
-        return f"Groups({found} user{'s' * (len(self.labels) != 1)}, criterion {self.criterion:.6g})"
+        found = f"{len(sizes)} groups of {shown}" if self.kind == "groups" \
+            else f"{self.kind} for {sizes[0]}"
+        return (f"Groups({found} user{'s' * (len(self.labels) != 1)}, criterion "
+                f"{self.criterion:.6g})")
 
     def __str__(self) -> str:
         examined = f"none of {len(self.candidates)} descriptions"
         if self.kind == "one model":
             return one_group(len(self.labels), len(self.candidates))
         if self.kind == "one centre with spread":
-            return f"Users differ, but continuously: no groups stand out ({examined} of the {len(self.labels)} users " \
-                   "is better than one centre with a spread of models)."
+            return (f"Users differ, but continuously: no groups stand out ({examined} of the "
+                    f"{len(self.labels)} users " "is better than one centre with a spread of "
+                    "models).")
         sizes = describe_sizes(self.labels)
         one = min(value for count, value in self.candidates if count == 1)
         within = " Models also vary within groups." if self.spread.any() else ""
-        return f"{self.n_clusters} groups of {sizes} users {describe_better(one - self.criterion)}.{within}"
+        return (f"{self.n_clusters} groups of {sizes} users "
+                f"{describe_better(one - self.criterion)}.{within}")
 
 
 def describe_sizes(labels: Ints) -> str:
@@ -181,32 +203,37 @@ def _rounded(nats: float) -> str:
 
 
 def describe_better(nats: float) -> str:
-    """How much better groups describe the data than one group, by the nats that their description is shorter.
+    """How much better groups describe the data than one group, by the nats that their description
+    is shorter.
 
-    A difference of d nats is a factor exp(d) in likelihood, after all that the groups cost; more than 3 is strong
-    evidence, more than 5 very strong (Kass and Raftery 1995).
+    A difference of d nats is a factor exp(d) in likelihood, after all that the groups cost; more
+    than 3 is strong evidence, more than 5 very strong (Kass and Raftery 1995).
     """
     much = "much better" if nats > 5 else "clearly better" if nats > 3 else "slightly better"
-    return (f"describe the data {much} than one group: by {_rounded(nats)} nats, after the cost of the additional "
+    return (f"describe the data {much} than one group: by {_rounded(nats)} nats, after the cost of "
+            "the additional "
             "models (above 3 is strong evidence)")
 
 
 @interruptible()
-def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | None = None, n_lams: int = 60, k: int = 5,
+def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | None = None,
+                n_lams: int = 60, k: int = 5,
                 weight_ridge: float = 0.1, progress: Callable[[Solution, int], None] | None = None,
                 proposals: Sequence[tuple[npt.ArrayLike, float]] | None = None) -> Groups:
     """Find the groups among the users, and one model per group.
 
-    The result is deterministic. For losses with <w, a> + b the search uses features standardised by the pooled moments
-    of the users (only scaled if there is no intercept), so their units do not matter. The models are for the given
-    features: they minimise the sum of the losses of a group's users, as in `refit`.
+    The result is deterministic. For losses with <w, a> + b the search uses features standardised by
+    the pooled moments of the users (only scaled if there is no intercept), so their units do not
+    matter. The models are for the given features: they minimise the sum of the losses of a group's
+    users, as in `refit`.
 
     Parameters
     ----------
     users
         The users.
     loss
-        The loss; None: logistic for targets -1 and +1, squared for other targets, squared distance without targets.
+        The loss; None: logistic for targets -1 and +1, squared for other targets, squared distance
+        without targets.
     max_groups
         Largest number of groups to consider; None for no limit.
     n_lams
@@ -218,12 +245,14 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     progress
         Called after each lam of the search with its solution and the largest number of lams.
     proposals
-        Partitions to start from instead of a path: `proposals` of another search among the same users, with other rows.
+        Partitions to start from instead of a path: `proposals` of another search among the same
+        users, with other rows.
 
     Returns
     -------
     Groups
-        The groups and their models. Its `kind` says whether there are groups, and printing it gives a sentence.
+        The groups and their models. Its `kind` says whether there are groups, and printing it gives
+        a sentence.
 
     Raises
     ------
@@ -233,30 +262,38 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     Example
     -------
     >>> import coterie as ct
-    >>> ct.find_groups(ct.Users.from_arrays([[0.0], [0.1], [9.0], [9.2]]), ct.SquaredDistance()).labels.tolist()
+    >>> ct.find_groups(ct.Users.from_arrays([[0.0], [0.1], [9.0], [9.2]]),
+    ...                ct.SquaredDistance()).labels.tolist()
     [0, 0, 1, 1]
     """
-    loss = _checked_loss(users, loss, weight_ridge, max_groups=(max_groups, 1), n_lams=(n_lams, 2), k=(k, 1))
+    loss = _checked_loss(users, loss, weight_ridge, max_groups=(max_groups, 1), n_lams=(n_lams, 2),
+                         k=(k, 1))
     scaler = _scaler(users, loss)
-    scaled, search_loss, unit = _with_unit_targets(users if scaler is None else scaler.transform(users), loss)
+    scaled, search_loss, unit = _with_unit_targets(users if scaler is None
+                                                   else scaler.transform(users), loss)
     if too_wide(search_loss, search_loss.prepare(scaled)):
         return _wide_groups(users, loss, search_wide(scaled, search_loss, max_groups), unit, k)
     scaled, search_loss = without_outliers(scaled, search_loss)
     given = None if proposals is None else tuple((check_labels(labels, users.n_users), float(cost))
                                                  for labels, cost in proposals)
-    options = SearchOptions(max_groups=max_groups, n_lams=n_lams, k=k, ridge=weight_ridge, progress=progress,
+    options = SearchOptions(max_groups=max_groups, n_lams=n_lams, k=k, ridge=weight_ridge,
+                            progress=progress,
                             proposals=given)
     found = search(scaled, search_loss, options)
     return _groups_of(users, loss, found, unit, scaler)
 
 
-def _groups_of(users: Users, loss: Loss, found: SearchResult, unit: float, scaler: Standardizer | None) -> Groups:
+def _groups_of(users: Users, loss: Loss, found: SearchResult, unit: float,
+               scaler: Standardizer | None) -> Groups:
     """The result of a search, with models for the features given."""
     best, samples = found.best, loss.prepare(users)
     models = _refit(loss, samples, found, scaler)
-    spread = np.zeros((samples.dim, samples.dim)) if best.spread is None else unit**2 * best.spread.covariance
-    return Groups(labels=best.labels, models=models, kind=kind_of(best), spread=spread, criterion=best.length,
-                  candidates=tuple(dict.fromkeys((p.n_groups, p.length) for p in found.examined)), lam=best.lam,
+    spread = np.zeros((samples.dim, samples.dim)) if best.spread is None else unit**2 \
+        * best.spread.covariance
+    return Groups(labels=best.labels, models=models, kind=kind_of(best), spread=spread,
+                  criterion=best.length,
+                  candidates=tuple(dict.fromkeys((p.n_groups, p.length) for p in found.examined)),
+                  lam=best.lam,
                   graph=found.path.problem.graph, path=found.path, proposals=found.proposals,
                   coefficient_names=tuple(coefficient_names(loss, users, samples.dim)))
 
@@ -264,17 +301,22 @@ def _groups_of(users: Users, loss: Loss, found: SearchResult, unit: float, scale
 def _wide_groups(users: Users, loss: Loss, found: WideSearch, unit: float, k: int) -> Groups:
     """The groups of users with wide models; the path is that of the users' models as points."""
     best, given, n = found.best, loss.prepare(users), users.n_users
-    require_memory(8.0 * given.dim**2, f"a covariance of {given.dim} coordinates", "Use fewer columns")
+    require_memory(8.0 * given.dim**2, f"a covariance of {given.dim} coordinates",
+                   "Use fewer columns")
     grouped = Grouped(loss=loss, samples=given, labels=best.labels)
     start = fit_models(loss, given, best.labels, np.ones(n)).centres
     models = grouped.local(grouped.prepare(grouped.groups), start=start).points[best.labels]
-    values, axes = np.linalg.eigh(found.models @ found.models.T)  # points with the same distances, in n coordinates
+    # Points with the same distances, in n coordinates.
+    values, axes = np.linalg.eigh(found.models @ found.models.T)
     points = Users.from_arrays(axes * np.sqrt(np.maximum(values, 0.0)))
     local = LocalModels(points.features, np.empty((n, 0, 0)), users.sizes)
-    problem = Problem(points, SquaredDistance(), 0.0, adaptive_graph(local, "gaussian", min(k, max(n - 1, 1))))
-    kind: Kind = "groups" if best.labels.any() else "one centre with spread" if best.within else "one model"
+    problem = Problem(points, SquaredDistance(), 0.0, adaptive_graph(local, "gaussian",
+        min(k, max(n - 1, 1))))
+    kind: Kind = "groups" if best.labels.any() else "one centre with spread" if best.within \
+        else "one model"
     examined = tuple(dict.fromkeys((d.n_groups, d.length) for d in found.examined))
-    return Groups(labels=best.labels, models=models, kind=kind, spread=unit**2 * best.within * np.eye(given.dim),
+    return Groups(labels=best.labels, models=models, kind=kind,
+                  spread=unit**2 * best.within * np.eye(given.dim),
                   criterion=best.length, candidates=examined, lam=None, graph=problem.graph,
                   path=solve_path(problem, n_lams=10, tol=1e-5),
                   coefficient_names=tuple(coefficient_names(loss, users, given.dim)))
@@ -287,13 +329,17 @@ def _refit(loss: Loss, samples: Samples, found: SearchResult, scaler: Standardiz
     if found.models is not None and isinstance(loss, LinearLoss):
         start = found.models
         if scaler is not None:
-            start = scaler.restore(start, intercept_sign=int(loss.intercept_sign)) if loss.intercept else \
+            start = scaler.restore(start,
+                                   intercept_sign=int(loss.intercept_sign)) if loss.intercept else \
                 start / scaler.scale
     return grouped.local(grouped.prepare(grouped.groups), start=start).points[labels]
 
 
-def _checked_loss(users: Users, loss: Loss | None, ridge: float, **numbers: tuple[int | None, int]) -> Loss:
-    """Check the users and the numbers, each given with its minimum, if not None; returns the loss to use."""
+def _checked_loss(users: Users, loss: Loss | None, ridge: float,
+                  **numbers: tuple[int | None, int]) -> Loss:
+    """Check the users and the numbers, each given with its minimum, if not None; returns the loss
+    to use.
+    """
     if not (isinstance(ridge, (int, float)) and 0 < ridge < np.inf):
         raise InvalidInput(f"weight_ridge must be a finite number > 0, got {ridge!r}",
                            remedy="Omit it to use the default")
@@ -303,31 +349,39 @@ def _checked_loss(users: Users, loss: Loss | None, ridge: float, **numbers: tupl
     for name, (number, minimum) in numbers.items():
         if number is None and name == "max_groups":
             continue
-        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < minimum:
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) \
+            or number < minimum:
             raise InvalidInput(f"{name} must be a whole number >= {minimum}, got {number!r}",
                                remedy="Omit it to use the default")
     if users.n_users == 0:
         raise InvalidInput("there are no users to group", remedy="Give at least one")
     if loss is None:
         y = users.targets
-        return SquaredDistance() if y is None else Logistic() if (np.abs(y) == 1.0).all() else Squared()
+        return SquaredDistance() if y is None else Logistic() if (np.abs(y) == 1.0).all() \
+            else Squared()
     if not isinstance(loss, Loss):
-        raise InvalidInput(f"expected a loss such as Logistic(), got {loss!r}", remedy="Create it by calling its class")
+        raise InvalidInput(f"expected a loss such as Logistic(), got {loss!r}",
+                           remedy="Create it by calling its class")
     return loss
 
 
 def _scaler(users: Users, loss: Loss) -> Standardizer | None:
-    """What standardises the features; None where they are standardised up to rounding, or need not be."""
+    """What standardises the features; None where they are standardised up to rounding, or need not
+    be.
+    """
     if not isinstance(loss, AffineLoss):
         return None
     scaler = Standardizer.from_moments(users.moments(), feature_names=users.feature_names)
-    if np.abs(scaler.mean).max(initial=0.0) < _ROUNDING and np.abs(scaler.scale - 1.0).max(initial=0.0) < _ROUNDING:
+    if np.abs(scaler.mean).max(initial=0.0) < _ROUNDING \
+        and np.abs(scaler.scale - 1.0).max(initial=0.0) < _ROUNDING:
         return None
     return scaler if loss.intercept else replace(scaler, mean=np.zeros_like(scaler.mean))
 
 
 def _with_unit_targets(users: Users, loss: Loss) -> tuple[Users, Loss, float]:
-    """Real targets shifted (if there is an intercept) and divided by their deviation; the loss so, and this unit."""
+    """Real targets shifted (if there is an intercept) and divided by their deviation; the loss so,
+    and this unit.
+    """
     y = users.targets
     if type(loss) not in (Squared, Huber) or y is None:
         return users, loss, 1.0

@@ -1,16 +1,20 @@
 """Noise that differs between users: a variance for each user, shrunk to a common one.
 
-    rows of user i ~ N(design_i model_i, s_i),     model_i ~ N(centre of its group, T_i),     s_i ~ scaled inverse chi2
+    rows of user i ~ N(design_i model_i, s_i),     model_i ~ N(centre of its group, T_i),     s_i ~
+                                                   scaled inverse chi2
 
-with nu degrees of freedom and scale s_0. nu and s_0 maximise the likelihood of the residual variances, which are
-s_0 F(rows - parameters in use, nu) if s_i is drawn like this; the variance of a user is then the mean
+with nu degrees of freedom and scale s_0. nu and s_0 maximise the likelihood of the residual
+variances, which are s_0 F(rows - parameters in use, nu) if s_i is drawn like this; the variance of
+a user is then the mean
 
-    s_i = (nu s_0 + squares_i) / (nu + m_i),        squares_i: expected sum of squared residuals of its m_i rows
+    s_i = (nu s_0 + squares_i) / (nu + m_i),        squares_i: expected sum of squared residuals of
+                                                    its m_i rows
 
 Two assumptions on the models are compared by their evidence:
 
     T_i = T         models differ alike, whatever the noise; noisy users are shrunk more
-    T_i = s_i T     models of noisy users differ more, as if users had units of their own; all are shrunk alike
+    T_i = s_i T     models of noisy users differ more, as if users had units of their own; all are
+                    shrunk alike
 
 Only the first needs the variances to find the models of the users.
 """
@@ -65,7 +69,8 @@ class _Step(NamedTuple):
 
 def noise_of_users(users: Users, loss: Loss, labels: Ints, covariance: Array, noise: float,
                    form: Callable[[Array], Array]) -> tuple[Array, Array] | None:
-    """T, and (n_users,) the noise variance of each user over the common one; None if equal noise should be assumed.
+    """T, and (n_users,) the noise variance of each user over the common one; None if equal noise
+    should be assumed.
 
     Parameters
     ----------
@@ -92,7 +97,9 @@ def noise_of_users(users: Users, loss: Loss, labels: Ints, covariance: Array, no
 
 def _fit(rows: _Rows, labels: Ints, covariance: Array, noise: float, form: Callable[[Array], Array],
          follows: bool) -> tuple[float, Array, float, float] | None:
-    """Evidence, T, nu and s_0 by EM; T_i = s_i T if `follows`. None if the noise of all users may be equal."""
+    """Evidence, T, nu and s_0 by EM; T_i = s_i T if `follows`. None if the noise of all users may
+    be equal.
+    """
     n = len(rows.counts)
     variances, spread = np.full(n, noise), covariance / noise if follows else covariance
     for _ in range(_ROUNDS):
@@ -113,27 +120,34 @@ def _variances(step: _Step, counts: Array, degrees: float, scale: float) -> Arra
 def _expect(rows: _Rows, labels: Ints, variances: Array, covariance: Array, scales: Array) -> _Step:
     """The E step of EM for T_i = scales_i * covariance.
 
-    Models with covariance f T and curvature A are, in units of sqrt(f), models with covariance T and curvature f A.
+    Models with covariance f T and curvature A are, in units of sqrt(f), models with covariance T
+    and curvature f A.
     """
     v, f = variances[:, None], scales[:, None]
     constants = -0.5 * (rows.squares / variances + rows.counts * np.log(2 * np.pi * variances))
     own = Expansions(constants, rows.products / v, rows.gram / v[..., None])
     scaled = Expansions(constants, np.sqrt(f) * own.slopes, f[..., None] * own.curvatures)
     inner, posterior = scaled.marginal(covariance)
-    marginal = Expansions(inner.constants, inner.slopes / np.sqrt(f), inner.curvatures / f[..., None])
+    marginal = Expansions(inner.constants, inner.slopes / np.sqrt(f),
+                          inner.curvatures / f[..., None])
     posterior = f[..., None] * posterior
     centres = marginal.centres(labels)[labels]
     models = own.modes(centres, posterior)
-    residual = rows.squares + (models * (np.einsum("nde,ne->nd", rows.gram, models) - 2 * rows.products)).sum(axis=1)
+    residual = rows.squares \
+        + (models * (np.einsum("nde,ne->nd", rows.gram, models) - 2 * rows.products)).sum(axis=1)
     deviations = models - centres
     moment = (deviations / f).T @ deviations + (posterior / f[..., None]).sum(axis=0)
-    return _Step(float(marginal.at_own(centres).sum()), np.einsum("nde,ned->n", own.curvatures, posterior),
+    return _Step(float(marginal.at_own(centres).sum()), np.einsum("nde,ned->n", own.curvatures,
+        posterior),
                  np.maximum(residual, 1e-300),
-                 np.maximum(residual, 0.0) + np.einsum("nde,ned->n", rows.gram, posterior), moment / len(scales))
+                 np.maximum(residual, 0.0) + np.einsum("nde,ned->n", rows.gram, posterior),
+                 moment / len(scales))
 
 
 def _prior(residual: Array, freedom: Array) -> tuple[float, float, float]:
-    """nu and s_0 with the largest likelihood of residual / freedom ~ s_0 F(freedom, nu); the gain over equal noise."""
+    """nu and s_0 with the largest likelihood of residual / freedom ~ s_0 F(freedom, nu); the gain
+    over equal noise.
+    """
     from scipy.optimize import minimize_scalar
 
     known = freedom > _FEWEST
@@ -143,7 +157,8 @@ def _prior(residual: Array, freedom: Array) -> tuple[float, float, float]:
     middle = float(np.log(np.median(ratio)))
 
     def best(density: Callable[[Array], Array]) -> tuple[float, float]:
-        found = minimize_scalar(lambda log: float(len(k) * log - density(ratio / np.exp(log)).sum()),
+        found = minimize_scalar(lambda log: float(len(k) * log
+                                                  - density(ratio / np.exp(log)).sum()),
                                 bounds=(middle - 3, middle + 3), method="bounded")
         return float(-found.fun), float(np.exp(found.x))
 

@@ -1,7 +1,7 @@
 """What a search asks of users: a few numbers from each, at models that it names.
 
-Where the data are in this process the answers are computed; in a federation users are asked, and every call is one
-round. The search is the same.
+Where the data are in this process the answers are computed; in a federation users are asked, and
+every call is one round. The search is the same.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ class UserOracle(Protocol):
     known: dict[Any, Any]  # answers that are used more than once
 
     def settle(self, centres: Array, pull: float) -> Settled:
-        """Each user's minimise_x f_i(x) + pull/2 ||x - centre_i||^2, and value, gradient and Hessian of f_i there."""
+        """Each user's minimise_x f_i(x) + pull/2 ||x - centre_i||^2, and value, gradient and
+        Hessian of f_i there.
+        """
 
     def slopes(self, models: Array, own: Ints) -> tuple[Array, Array]:
-        """The values of all users, without ridge, at some models, and their gradients at a few of these.
+        """The values of all users, without ridge, at some models, and their gradients at a few of
+        these.
 
         Parameters
         ----------
@@ -58,7 +61,9 @@ class UserOracle(Protocol):
         """
 
     def evidence(self, centres: Array, covariances: Array) -> Array:
-        """(n_users, k) log evidence by Laplace's approximation, for centres (n_users, k, dim) and covariances."""
+        """(n_users, k) log evidence by Laplace's approximation, for centres (n_users, k, dim) and
+        covariances.
+        """
 
 
 class RowsOracle:
@@ -84,7 +89,8 @@ class RowsOracle:
         return settled(self.loss, self.samples, centres, pull, np.arange(self.users.n_users))
 
     def slopes(self, models: Array, own: Ints) -> tuple[Array, Array]:
-        return slopes_at(self.loss, self.bare, self.samples, models, own, np.arange(self.users.n_users))
+        return slopes_at(self.loss, self.bare, self.samples, models, own,
+                         np.arange(self.users.n_users))
 
     def evidence(self, centres: Array, covariances: Array) -> Array:
         weights = self.sizes / self.scale
@@ -93,7 +99,9 @@ class RowsOracle:
 
 
 def settled(loss: Loss, samples: Samples, centres: Array, pull: float, users: Ints) -> Settled:
-    """`UserOracle.settle` for some users; to all digits, since a server checks that the point is the best one."""
+    """`UserOracle.settle` for some users; to all digits, since a server checks that the point is
+    the best one.
+    """
     points = loss.prox(samples, None, pull, centres, users=users).points
     values, gradients, hessians = loss.evaluate(samples, points, 2, users)
     model = Quadratic(point=points, value=values, gradient=gradients, hessian=hessians)
@@ -103,20 +111,27 @@ def settled(loss: Loss, samples: Samples, centres: Array, pull: float, users: In
 def slopes_at(loss: Loss, bare: Loss, samples: Samples, models: Array, own: Ints,
               users: Ints) -> tuple[Array, Array]:
     """`UserOracle.slopes` for some users; `bare` is the loss without ridge."""
-    with np.errstate(over="ignore", invalid="ignore"):  # trial points, and models of very different users
-        gradients = [loss.evaluate(samples, models[own[:, k]], 1, users).gradients for k in range(own.shape[1])]
+    # Trial points, and models of very different users.
+    with np.errstate(over="ignore", invalid="ignore"):
+        gradients = [loss.evaluate(samples, models[own[:, k]], 1, users).gradients
+                     for k in range(own.shape[1])]
         return _values_at(bare, samples, models, users), np.stack(gradients, axis=1)
 
 
 def _values_at(bare: Loss, samples: Samples, models: Array, users: Ints) -> Array:
-    """(n_users, n_models) the values of some users at models that are the same for all: one product for many rows."""
-    if not isinstance(bare, LinearLoss) or bare.wide(samples) or (samples.users.data.counts[users] == 0).any():
+    """(n_users, n_models) the values of some users at models that are the same for all: one product
+    for many rows.
+    """
+    if not isinstance(bare, LinearLoss) or bare.wide(samples) \
+        or (samples.users.data.counts[users] == 0).any():
         n = len(users)
-        return np.stack([bare.evaluate(samples, np.tile(model, (n, 1)), 0, users).values for model in models], axis=1)
+        return np.stack([bare.evaluate(samples, np.tile(model, (n, 1)), 0, users).values
+                         for model in models], axis=1)
     rows, out, done = _rows_of(samples, users), np.empty((len(users), len(models))), 0
     assert rows.targets is not None
     while done < len(users):
-        last = int(np.searchsorted(rows.offsets, rows.offsets[done] + _NUMBERS // len(models), side="right")) - 1
+        last = int(np.searchsorted(rows.offsets, rows.offsets[done] + _NUMBERS // len(models),
+                                   side="right")) - 1
         last = min(max(last, done + 1), len(users))
         each = slice(rows.offsets[done], rows.offsets[last])
         values = bare.row_values(rows.features[each], rows.targets[each], models)
@@ -128,7 +143,8 @@ def _values_at(bare: Loss, samples: Samples, models: Array, users: Ints) -> Arra
 def _rows_of(samples: Samples, some: Ints) -> Users:
     """The rows of some users; without a copy if these are all."""
     users: Users = samples.users.data
-    return users if len(some) == users.n_users and (some == np.arange(len(some))).all() else users.take(some)
+    return users if len(some) == users.n_users and (some == np.arange(len(some))).all() \
+        else users.take(some)
 
 
 def _split(loss: AffineLoss, models: Array, n_features: int) -> tuple[Array, Array]:
@@ -139,7 +155,9 @@ def _split(loss: AffineLoss, models: Array, n_features: int) -> tuple[Array, Arr
 
 
 def _information(loss: Loss, samples: Samples, centres: Array, some: Ints) -> Array:
-    """(n_users,) the mean of 4 p (1 - p) over the rows of each user, for two classes; 1 for other targets."""
+    """(n_users,) the mean of 4 p (1 - p) over the rows of each user, for two classes; 1 for other
+    targets.
+    """
     if not isinstance(loss, (Logistic, SquaredHinge)) or not len(some):
         return np.ones(len(some))
     users = _rows_of(samples, some)
@@ -149,12 +167,15 @@ def _information(loss: Loss, samples: Samples, centres: Array, some: Ints) -> Ar
     else:
         t = loss.decision(users.features, centres[users.owner])
     p = 0.5 + 0.5 * np.tanh(t / 2) if isinstance(loss, Logistic) else np.clip((1 + t) / 2, 0, 1)
-    return np.asarray(np.bincount(users.owner, 4 * p * (1 - p), users.n_users) / np.maximum(users.counts, 1))
+    return np.asarray(np.bincount(users.owner, 4 * p * (1 - p), users.n_users)
+                      / np.maximum(users.counts, 1))
 
 
 def laplace(loss: Loss, samples: Samples, weights: Array, centres: Array, covariance: Array,
             users: Ints | None = None) -> Array:
-    """(n_users,) the log evidence of each user's rows for models ~ N(centre, covariance), without ridge."""
+    """(n_users,) the log evidence of each user's rows for models ~ N(centre, covariance), without
+    ridge.
+    """
     dim = samples.dim
     floor = covariance + (1e-9 * np.trace(covariance) / dim + 1e-12) * np.eye(dim)
     some = np.arange(samples.n_users) if users is None else users
@@ -171,7 +192,9 @@ def ridge_of(loss: Loss, samples: Samples) -> Array:
 
 
 def start_of(loss: Loss, mean: float, dim: int) -> Array:
-    """(dim,) the model with an intercept only that fits the mean target; zero for losses without an intercept."""
+    """(dim,) the model with an intercept only that fits the mean target; zero for losses without an
+    intercept.
+    """
     start = np.zeros(dim)
     if not (isinstance(loss, AffineLoss) and loss.intercept):
         return start
@@ -183,8 +206,10 @@ def start_of(loss: Loss, mean: float, dim: int) -> Array:
     return start
 
 
-def near_everyone(users: Participants, oracle: UserOracle, pull: float = 0.1) -> tuple[Quadratic, Settled]:
-    """Second-order models around the model of the mean target, and around the pooled model that these give.
+def near_everyone(users: Participants, oracle: UserOracle, pull: float = 0.1) -> tuple[Quadratic,
+        Settled]:
+    """Second-order models around the model of the mean target, and around the pooled model that
+    these give.
 
     An oracle is asked once.
     """
@@ -198,7 +223,8 @@ def near_everyone(users: Participants, oracle: UserOracle, pull: float = 0.1) ->
     return known
 
 
-def near_groups(users: Participants, oracle: UserOracle, labels: Ints, pull: float = 0.1) -> Quadratic:
+def near_groups(users: Participants, oracle: UserOracle, labels: Ints,
+                pull: float = 0.1) -> Quadratic:
     """Second-order models around the models of these groups."""
     near = near_everyone(users, oracle, pull)[1].model
     key = ("near groups", labels.tobytes())
@@ -211,4 +237,5 @@ def near_groups(users: Participants, oracle: UserOracle, labels: Ints, pull: flo
 
 def expansions_of(users: Participants, oracle: UserOracle, near: Quadratic) -> Expansions:
     samples = near.prepare(users)
-    return Expansions.at(near, samples, oracle.sizes / oracle.scale, np.zeros((users.n_users, oracle.dim)))
+    return Expansions.at(near, samples, oracle.sizes / oracle.scale,
+                         np.zeros((users.n_users, oracle.dim)))

@@ -2,21 +2,24 @@
 
     - sum_i L_i + K d/2 log(n_eff) + sum_k n_k log(N / n_k) + moves log(N max(K - 1, 1)) + length(T)
 
-for N users, K groups of n_k users, and models of d coordinates. L_i of user i with m_i samples and dispersion s is
+for N users, K groups of n_k users, and models of d coordinates. L_i of user i with m_i samples and
+dispersion s is
 
     without spread    the log-likelihood -m_i f_i(model of i's group) / s, without ridge
-    with spread       the evidence of `coterie.groups.spread`: models vary around the centre of their group
+    with spread       the evidence of `coterie.groups.spread`: models vary around the centre of
+                      their group
 
-The other terms are the lengths of a description of the models (the Bayesian information criterion), of the labels, of
-every user moved from its group on the path, and of the covariance T of the spread (`description_length` there). Users,
-not samples, carry information on the scales of T (Delattre, Lavielle and Poursat 2014). A partition that is not from
-the path costs one move.
+The other terms are the lengths of a description of the models (the Bayesian information criterion),
+of the labels, of every user moved from its group on the path, and of the covariance T of the spread
+(`description_length` there). Users, not samples, carry information on the scales of T (Delattre,
+Lavielle and Poursat 2014). A partition that is not from the path costs one move.
 
-If there are many groups, their models are described shorter as a sample of N(centre, T): then sum_i L_i is the evidence
-of the groups, each as if it were one user, and there is one centre instead of K models.
+If there are many groups, their models are described shorter as a sample of N(centre, T): then sum_i
+L_i is the evidence of the groups, each as if it were one user, and there is one centre instead of K
+models.
 
-n_eff is the number of samples; for two classes it is sum_j 4 p_j (1 - p_j) with one model for all, because samples
-carry little information on a rare class.
+n_eff is the number of samples; for two classes it is sum_j 4 p_j (1 - p_j) with one model for all,
+because samples carry little information on a rare class.
 """
 
 from __future__ import annotations
@@ -76,7 +79,9 @@ class Partition:
 
 
 class FittedGroups(NamedTuple):
-    """The groups of a partition: sums over their users, their models, and what they add to the description length."""
+    """The groups of a partition: sums over their users, their models, and what they add to the
+    description length.
+    """
 
     sums: Expansions
     weights: Array  # (n_groups,)
@@ -93,13 +98,16 @@ class Judge:
     loss : a quadratic function for each user.
     samples : what `loss.prepare(users)` returned.
     weights : (n_users,) m_i / s.
-    ridge : (dim,) the ridge that is part of `loss`; it shrinks models and does not count in likelihoods.
+    ridge : (dim,) the ridge that is part of `loss`; it shrinks models and does not count in
+        likelihoods.
     n_eff : number of samples that carry information.
     """
 
-    def __init__(self, loss: Loss, samples: Samples, weights: Array, ridge: Array, n_eff: float) -> None:
+    def __init__(self, loss: Loss, samples: Samples, weights: Array, ridge: Array,
+                 n_eff: float) -> None:
         self.n, self.dim, self.weights, self.ridge = samples.n_users, samples.dim, weights, ridge
-        self.known: dict[bytes, tuple[Array, Array]] = {}  # models and likelihoods of groups, by their users
+        # Models and likelihoods of groups, by their users.
+        self.known: dict[bytes, tuple[Array, Array]] = {}
         self.lengths: dict[bytes, float] = {}  # of partitions, by their labels
         self.polished: dict[bytes, tuple[float, Ints]] = {}
         self.expansions = Expansions.at(loss, samples, weights, np.zeros((self.n, self.dim)))
@@ -109,7 +117,8 @@ class Judge:
     def take(self, some: Ints) -> Judge:
         """The judge of some of the users."""
         few = copy(self)
-        few.n, few.weights, few.expansions = len(some), self.weights[some], self.expansions.take(some)
+        few.n, few.weights, few.expansions = len(some), self.weights[some], \
+            self.expansions.take(some)
         few.known, few.lengths, few.polished = {}, {}, {}
         few.n_eff = self.n_eff * float(few.weights.sum() / self.weights.sum())
         few.model_cost = 0.5 * self.dim * float(np.log(max(few.n_eff, np.e)))
@@ -119,30 +128,37 @@ class Judge:
     def of(cls, users: Users, loss: Loss) -> Judge:
         """The judge of users with standardised features and a quadratic loss."""
         samples = loss.prepare(users)
-        ridge = loss.ridge * loss.shrunk(samples.dim) if isinstance(loss, AffineLoss) else np.zeros(samples.dim)
+        ridge = loss.ridge * loss.shrunk(samples.dim) if isinstance(loss, AffineLoss) \
+            else np.zeros(samples.dim)
         weights = users.sizes / dispersion(loss, users, samples)
         return cls(loss, samples, weights, ridge, float(users.sizes.sum()))
 
     def know(self, labels: Ints, models: Array, likelihoods: Array) -> None:
-        """Take the models of the groups of a partition, and (n_users, n_groups) the log-likelihoods, as known."""
+        """Take the models of the groups of a partition, and (n_users, n_groups) the
+        log-likelihoods, as known.
+        """
         for k, model in enumerate(models):
             self.known[np.flatnonzero(labels == k).tobytes()] = model, likelihoods[:, k]
 
     def fitted(self, labels: Ints) -> FittedGroups:
         """The best models of the groups of a partition, with all samples weighted equally."""
         sizes = np.bincount(labels).astype(float)
-        fitted = self._with_models(self.expansions.sums(labels), group_sums(self.weights, labels), sizes)
+        fitted = self._with_models(self.expansions.sums(labels), group_sums(self.weights, labels),
+                                   sizes)
         for k in range(len(sizes) if self.known else 0):
             members = np.flatnonzero(labels == k)
             if (known := self.known.get(members.tobytes())) is not None:
                 fitted.models[k] = known[0]
-                fitted.parts[k] = self._label_cost(sizes[k]) - known[1][members].sum() + self.model_cost
+                fitted.parts[k] = self._label_cost(sizes[k]) - known[1][members].sum() \
+                    + self.model_cost
         return fitted
 
     def _with_models(self, sums: Expansions, weights: Array, sizes: Array) -> FittedGroups:
         models = solve_damped(sums.curvatures, sums.slopes)
-        likelihoods = sums.at_own(models) + 0.5 * weights * (models**2 @ self.ridge)  # without ridge
-        return FittedGroups(sums, weights, sizes, models, self._label_cost(sizes) - likelihoods + self.model_cost)
+        # Without ridge.
+        likelihoods = sums.at_own(models) + 0.5 * weights * (models**2 @ self.ridge)
+        return FittedGroups(sums, weights, sizes, models,
+                            self._label_cost(sizes) - likelihoods + self.model_cost)
 
     def _label_cost(self, sizes: Array) -> Array:
         """The length of the labels of groups."""
@@ -150,7 +166,8 @@ class Judge:
 
     def likelihoods(self, labels: Ints, models: Array) -> Array:
         """(n_users, n_models) the log-likelihood of every user for the model of every group."""
-        values = self.expansions.values(models) + 0.5 * self.weights[:, None] * (models**2 @ self.ridge)
+        values = self.expansions.values(models) + 0.5 * self.weights[:, None] \
+            * (models**2 @ self.ridge)
         for k in range(len(models) if self.known else 0):
             if (known := self.known.get(np.flatnonzero(labels == k).tobytes())) is not None:
                 values[:, k] = known[1]
@@ -168,7 +185,9 @@ class Judge:
         return self.lengths[key] + moves * self.move_cost(int(labels.max()) + 1)
 
     def absorb(self, labels: Ints, max_groups: int) -> tuple[Ints, float]:
-        """Keep the largest groups and assign all other users to the most likely of them; returns also the cost."""
+        """Keep the largest groups and assign all other users to the most likely of them; returns
+        also the cost.
+        """
         sizes = np.bincount(labels)
         if len(sizes) <= max_groups:
             return labels, 0.0
@@ -179,13 +198,17 @@ class Judge:
         models = self.expansions.centres(np.where(own < 0, len(kept), own))[:len(kept)]
         new = np.where(own < 0, self.likelihoods(own, models).argmax(axis=1), own)
         assigned = int((own < 0).sum())
-        cost = lgamma(self.n + 1) - lgamma(assigned + 1) - lgamma(self.n - assigned + 1)  # log(n choose assigned)
+        # Log(n choose assigned).
+        cost = lgamma(self.n + 1) - lgamma(assigned + 1) - lgamma(self.n - assigned + 1)
         return check_labels(new, self.n), cost
 
     def extended(self, labels: Ints, some: Ints) -> Ints:
-        """The labels of all users, from those of some: of each user the group that is most likely by its size."""
+        """The labels of all users, from those of some: of each user the group that is most likely
+        by its size.
+        """
         models, sizes = self.expansions.take(some).centres(labels), np.bincount(labels)
-        values = self.expansions.values(models) + 0.5 * self.weights[:, None] * (models**2 @ self.ridge)
+        values = self.expansions.values(models) + 0.5 * self.weights[:, None] \
+            * (models**2 @ self.ridge)
         return check_labels((values + np.log(sizes)).argmax(axis=1), self.n)
 
     def polish(self, labels: Ints, rounds: int = _ROUNDS) -> tuple[float, Ints]:
@@ -219,35 +242,46 @@ class Judge:
         merging = Merging(self, self.fitted(labels))
         while len(merging.alive) > 1 and merging.step():
             pass
-        return labels if len(merging.alive) == len(merging.target) else check_labels(merging.target[labels], self.n)
+        return labels if len(merging.alive) == len(merging.target) \
+            else check_labels(merging.target[labels], self.n)
 
     def with_spread(self, labels: Ints, rank: int, covariance: Array) -> Partition:
         """The partition with a spread within groups; the arguments are those of `fit_spread`."""
-        spread = self._without_ridge(fit_spread(self.expansions, labels, rank, covariance), self.weights)
+        spread = self._without_ridge(fit_spread(self.expansions, labels, rank, covariance),
+                                     self.weights)
         return self.described(labels, spread)
 
     def described(self, labels: Ints, spread: Spread) -> Partition:
         """The partition with this spread within groups."""
         sizes = np.bincount(labels)
         cost = self.move_cost(len(sizes)) if len(sizes) > 1 else 0.0
-        length = float(sizes @ np.log(self.n / sizes)) + len(sizes) * self.model_cost - spread.evidence + spread.cost
+        length = float(sizes @ np.log(self.n / sizes)) + len(sizes) * self.model_cost \
+            - spread.evidence + spread.cost
         return Partition(labels, length + cost, None, spread, cost)
 
     def _without_ridge(self, spread: Spread, weights: Array) -> Spread:
-        return replace(spread, evidence=spread.evidence + 0.5 * float(weights @ (spread.models**2 @ self.ridge)))
+        return replace(spread, evidence=spread.evidence + 0.5 * float(weights
+            @ (spread.models**2 @ self.ridge)))
 
     def with_prior(self, labels: Ints, prior: Spread) -> tuple[Partition, Array]:
-        """The partition with models of the groups that vary as `prior`, for one centre, does; also these models."""
+        """The partition with models of the groups that vary as `prior`, for one centre, does; also
+        these models.
+        """
         sizes = np.bincount(labels)
         together = np.zeros(len(sizes), dtype=np.int64)
-        rank = min(prior.rank, (len(sizes) - 2) // self.dim)  # T has fewer numbers than there are groups
+        # T has fewer numbers than there are groups.
+        rank = min(prior.rank, (len(sizes) - 2) // self.dim)
         fitted = fit_spread(self.expansions.sums(labels), together, rank, prior.covariance)
         fitted = self._without_ridge(fitted, group_sums(self.weights, labels, len(sizes)))
-        length, cost = float(sizes @ np.log(self.n / sizes)) + self.model_cost, self.move_cost(len(sizes))
-        return Partition(labels, length - fitted.evidence + fitted.cost + cost, cost=cost), fitted.models
+        length, cost = float(sizes @ np.log(self.n / sizes)) + self.model_cost, \
+            self.move_cost(len(sizes))
+        return Partition(labels, length - fitted.evidence + fitted.cost + cost, cost=cost), \
+            fitted.models
 
     def one_centre(self) -> Partition:
-        """One group with the best spread; the number of its free directions is that of a sample of many users."""
+        """One group with the best spread; the number of its free directions is that of a sample of
+        many users.
+        """
         few = self if self.n <= _MANY else self.take(np.arange(_MANY) * self.n // _MANY)
         together, share = np.zeros(few.n, dtype=np.int64), self.n / few.n
 
@@ -272,7 +306,8 @@ def _parts(sums: Expansions) -> tuple[Array, Array, Array]:
 
 
 class Merging:
-    """Merges of groups by their sums, two at a time; the work of one merge does not depend on the number of users.
+    """Merges of groups by their sums, two at a time; the work of one merge does not depend on the
+    number of users.
 
     Parameters
     ----------
@@ -283,12 +318,15 @@ class Merging:
     def __init__(self, judge: Judge, fitted: FittedGroups) -> None:
         self.judge, self.groups = judge, fitted
         n = len(fitted.parts)
-        self.alive = self.target = np.arange(n)  # groups that are left, and the group that each has become
-        self.changes = np.full((n, n), np.nan)  # of the description length by merging two groups, where it is known
+        # Groups that are left, and the group that each has become.
+        self.alive = self.target = np.arange(n)
+        # Of the description length by merging two groups, where it is known.
+        self.changes = np.full((n, n), np.nan)
         self.values = self._values(slice(None), slice(None)) if n > _ALL_PAIRS else None
 
     def step(self) -> bool:
-        """Merge the pair that decreases the description length most; returns whether there is one."""
+        """Merge the pair that decreases the description length most; returns whether there is one.
+        """
         groups = self.groups
         first, second = self._pairs()
         new = np.isnan(self.changes[first, second])
@@ -300,7 +338,8 @@ class Merging:
         if not self.changes[a, b] < 0:
             return False
         merged = self._merged(np.array([a]), np.array([b]))
-        for whole, part in zip((*_parts(groups.sums), *groups[1:]), (*_parts(merged.sums), *merged[1:]), strict=True):
+        for whole, part in zip((*_parts(groups.sums), *groups[1:]),
+                               (*_parts(merged.sums), *merged[1:]), strict=True):
             whole[a] = part[0]
         self.alive = self.alive[self.alive != b]
         self.target = np.where(self.target == b, a, self.target)
@@ -314,7 +353,8 @@ class Merging:
         """Unions of two groups."""
         groups = self.groups
         union = Expansions(*(part[a] + part[b] for part in _parts(groups.sums)))
-        return self.judge._with_models(union, groups.weights[a] + groups.weights[b], groups.sizes[a] + groups.sizes[b])
+        return self.judge._with_models(union, groups.weights[a] + groups.weights[b],
+                                       groups.sizes[a] + groups.sizes[b])
 
     def _values(self, groups: slice, models: slice) -> Array:
         """[group, model] the log-likelihood of a group for the model of another."""
@@ -323,7 +363,9 @@ class Merging:
             + 0.5 * self.groups.weights[groups][:, None] * (at**2 @ self.judge.ridge)
 
     def _pairs(self) -> tuple[Ints, Ints]:
-        """Pairs of groups to merge: all, or those that lose least if one group takes the model of the other."""
+        """Pairs of groups to merge: all, or those that lose least if one group takes the model of
+        the other.
+        """
         first, second = np.triu_indices(len(self.alive), 1)
         a, b = self.alive[first], self.alive[second]
         if self.values is None or len(self.alive) <= _ALL_PAIRS:
@@ -354,62 +396,77 @@ class ModelTree:
         self.expansions = self.leaves.expansions
         scales, axes = np.linalg.eigh(self.expansions.marginal(centre.covariance)[1].mean(axis=0))
         models = centre.models if some is None else centre.models[some]
-        self.links = linkage(models @ (axes / np.sqrt(np.maximum(scales, 1e-12 * scales[-1]))), "ward")
+        self.links = linkage(models @ (axes / np.sqrt(np.maximum(scales, 1e-12 * scales[-1]))),
+                             "ward")
         self.sizes = np.append(np.ones(self.leaves.n), self.links[:, 3])
         self.nodes = sums_of_nodes(self.expansions, self.links)
 
     def cut(self, n_groups: int) -> Ints:
-        """The labels of this number of groups, or of a few more if there are users who are not in the tree."""
+        """The labels of this number of groups, or of a few more if there are users who are not in
+        the tree.
+        """
         from scipy.cluster.hierarchy import fcluster
 
         labels = check_labels(fcluster(self.links, n_groups, "maxclust"), self.leaves.n)
         return labels if self.some is None else self.judge.extended(labels, self.some)
 
     def lengths(self, *, with_prior: bool = False) -> Array:
-        """(n_leaves,) the approximate description lengths without spread of 1, 2, ... groups of the users in the tree.
+        """(n_leaves,) the approximate description lengths without spread of 1, 2, ... groups of the
+        users in the tree.
 
-        They are computed from the expansions; if `with_prior`, with models of the groups that vary around one centre.
+        They are computed from the expansions; if `with_prior`, with models of the groups that vary
+        around one centre.
         """
         n = self.leaves.n
-        parts = np.concatenate([self._parts(slice(k, k + _BLOCK), with_prior) for k in range(0, 2 * n - 1, _BLOCK)])
+        parts = np.concatenate([self._parts(slice(k, k + _BLOCK), with_prior)
+                                for k in range(0, 2 * n - 1, _BLOCK)])
         merged = self.links[:, :2].astype(np.intp)
-        lengths = parts[:n].sum() + np.append(0.0, np.cumsum(parts[n:] - parts[merged].sum(axis=1)))[::-1]
+        lengths = parts[:n].sum() \
+            + np.append(0.0, np.cumsum(parts[n:] - parts[merged].sum(axis=1)))[::-1]
         if with_prior:
             lengths += self.leaves.model_cost + self.centre.cost
         return np.asarray(lengths)
 
     def _parts(self, nodes: slice, with_prior: bool) -> Array:
         """The contribution of some nodes of the tree, if each is a group."""
-        sums = Expansions(self.nodes.constants[nodes], self.nodes.slopes[nodes], self.nodes.curvatures[nodes])
+        sums = Expansions(self.nodes.constants[nodes], self.nodes.slopes[nodes],
+                          self.nodes.curvatures[nodes])
         sizes, n = self.sizes[nodes], self.leaves.n
         if with_prior:
             return np.asarray(sizes * np.log(n / sizes)
-                              - sums.marginal(self.centre.covariance)[0].values(self.centre.centres)[:, 0])
-        likelihoods = sums.constants + 0.5 * (sums.slopes * solve_damped(sums.curvatures, sums.slopes)).sum(axis=1)
+                              - sums.marginal(self.centre.covariance)[0].values(
+                                  self.centre.centres)[:, 0])
+        likelihoods = sums.constants + 0.5 \
+            * (sums.slopes * solve_damped(sums.curvatures, sums.slopes)).sum(axis=1)
         return np.asarray(sizes * np.log(n / sizes) - likelihoods + self.leaves.model_cost)
 
     def prior_cut(self, n_groups: int) -> Partition:
-        """A cut, improved by moving users, with models of the groups that vary around one centre."""
+        """A cut, improved by moving users, with models of the groups that vary around one centre.
+        """
         best, models = self.judge.with_prior(self.cut(n_groups), self.centre)
         for _ in range(_ROUNDS):
             values = self.judge.expansions.values(models) + np.log(np.bincount(best.labels))
-            moved, models = self.judge.with_prior(check_labels(values.argmax(axis=1), self.judge.n), self.centre)
+            moved, models = self.judge.with_prior(check_labels(values.argmax(axis=1), self.judge.n),
+                                                  self.centre)
             if moved.length >= best.length:
                 break
             best = moved
         return best
 
     def spread_cut(self, n_groups: int) -> tuple[float, SpreadCut]:
-        """A cut, improved by moving users, with a spread within groups, and its approximate description length.
+        """A cut, improved by moving users, with a spread within groups, and its approximate
+        description length.
 
         T, centres and length are estimated from a sample of the users.
         """
         from scipy.cluster.hierarchy import fcluster
 
         some, alike = self.sample
-        n, labels = len(some), check_labels(fcluster(self.links, n_groups, "maxclust")[some], len(some))
+        n, labels = len(some), check_labels(fcluster(self.links, n_groups, "maxclust")[some],
+                                            len(some))
         t, least = float(np.trace(self.centre.covariance)) / (self.judge.dim * n_groups), np.inf
-        cost = self.judge.model_cost + self.judge.dim * (self.judge.n / n - 1)  # other users fit these centres less
+        # Other users fit these centres less.
+        cost = self.judge.model_cost + self.judge.dim * (self.judge.n / n - 1)
         for _ in range(_ROUNDS):
             centres, values = alike.fit(t, labels)
             sizes = np.bincount(labels)
@@ -430,7 +487,8 @@ class ModelTree:
 
     def labels_of(self, cut: SpreadCut) -> Ints:
         """The most likely group of every user."""
-        values = self.judge.expansions.marginal(cut.covariance)[0].values(cut.centres) + np.log(cut.sizes)
+        values = self.judge.expansions.marginal(cut.covariance)[0].values(cut.centres) \
+            + np.log(cut.sizes)
         return check_labels(values.argmax(axis=1), self.judge.n)
 
 

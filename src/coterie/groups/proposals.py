@@ -18,13 +18,16 @@ from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
 from coterie.problem.weights import LocalModels, adaptive_graph
 
-_SMALLEST = 1e-3  # weight; with smaller ones, a distant group would extend the path over hundreds of decades
+# Weight; with smaller ones, a distant group would extend the path over hundreds of decades.
+_SMALLEST = 1e-3
 _STEP = 1.5  # ratio of two neighbouring lams of the search
 _PLATEAU = 4  # the search ends after this number of lams with the same groups
 
 
-def nearest_users(users: Participants, loss: Loss, sizes: Ints, k: int, ridge: float) -> tuple[LocalModels, Graph]:
-    """The local models with a quadratic loss, and the graph of the nearest users with its weights."""
+def nearest_users(users: Participants, loss: Loss, sizes: Ints, k: int, ridge: float) -> tuple[
+    LocalModels, Graph]:
+    """The local models with a quadratic loss, and the graph of the nearest users with its weights.
+    """
     samples = loss.prepare(users)
     with np.errstate(over="ignore"):  # a distance much larger than the median has weight 0
         models = loss.prox(samples, None, ridge, None).points
@@ -36,11 +39,14 @@ def nearest_users(users: Participants, loss: Loss, sizes: Ints, k: int, ridge: f
 
 def search_path(problem: Problem, local: LocalModels, max_groups: int, n_lams: int, tol: float,
                 progress: Callable[[Solution, int], None] | None) -> Path:
-    """The path for increasing lam, from the first merges until a small number of groups does not change."""
+    """The path for increasing lam, from the first merges until a small number of groups does not
+    change.
+    """
     def settled(solutions: list[Solution]) -> bool:
         last = solutions[-_PLATEAU:]
         few = last[-1].n_clusters <= max_groups and len(last) == _PLATEAU
-        return last[-1].n_clusters == parts or (few and all(np.array_equal(s.labels, last[0].labels) for s in last))
+        return last[-1].n_clusters == parts or (few and all(np.array_equal(s.labels, last[0].labels)
+                                                            for s in last))
 
     parts = int(problem.graph.components.max()) + 1
     lowest = first_merges(local, problem.graph)
@@ -51,7 +57,8 @@ def search_path(problem: Problem, local: LocalModels, max_groups: int, n_lams: i
 def first_merges(local: LocalModels, graph: Graph) -> float:
     """A lam at which very few users have merged; 0 if all local models are equal.
 
-    Two users with an edge and no other users merge at lam w_ij = ||(H_i^-1 + H_j^-1)^-1 (x_i - x_j)||.
+    Two users with an edge and no other users merge at lam w_ij = ||(H_i^-1 + H_j^-1)^-1 (x_i -
+    x_j)||.
     """
     edges = slice(None, None, max(1, graph.n_edges // 1000))  # a sample of the edges is enough
     i, j = graph.edges[edges].T
@@ -99,7 +106,8 @@ class WithRidge(Loss):
     def prepare(self, users: Participants) -> Samples:
         return self.loss.prepare(users)
 
-    def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
+    def evaluate(self, samples: Samples, models: Array, order: int = 2,
+                 users: Indices | None = None) -> Evaluation:
         values, gradients, hessians = self.loss.evaluate(samples, models, order, users)
         return Evaluation(values + 0.5 * self.ridge * (models**2).sum(axis=1),
                           gradients + self.ridge * models if order > 0 else gradients,

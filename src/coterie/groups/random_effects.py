@@ -1,23 +1,27 @@
-"""How personal users' models are: the covariance of models around the centres of their groups, and the noise.
+"""How personal users' models are: the covariance of models around the centres of their groups, and
+the noise.
 
     model of user i ~ N(centre of its group, T),        log-likelihood of its rows  -m_i f_i / s
 
-T and, for the squared loss, the noise variance s maximise the evidence by EM (Dempster, Laird and Rubin 1977). Other
-losses are replaced by second-order models for this, and users give their evidence for the result by Laplace's
-approximation (`coterie.groups.spread`). A direction in which users agree gets a small variance and is shared; one in
-which they differ a large one and is personal. The shapes that T may have:
+T and, for the squared loss, the noise variance s maximise the evidence by EM (Dempster, Laird and
+Rubin 1977). Other losses are replaced by second-order models for this, and users give their
+evidence for the result by Laplace's approximation (`coterie.groups.spread`). A direction in which
+users agree gets a small variance and is shared; one in which they differ a large one and is
+personal. The shapes that T may have:
 
     round           a multiple of the identity
     intercept       a variance of the intercept; slopes are shared entirely
     diagonal        a variance of each coordinate
-    one direction   a free variance in one direction, any, and a multiple of the identity in the others; only where
+    one direction   a free variance in one direction, any, and a multiple of the identity in the
+                    others; only where
                     there are fewer users than numbers of a full T
     full            any
 
-T is used to predict, so its shape is chosen by the evidence less 1 for each free number of T (Akaike 1973; Vaida and
-Blanchard 2005). Whether users differ at all is a question about them, not about predictions: `ModelSpread.gain` answers
-it with log(n_users) / 2 for each number (Schwarz 1978). Where the noise differs between users, each has a variance of
-its own (`coterie.groups.noise`).
+T is used to predict, so its shape is chosen by the evidence less 1 for each free number of T
+(Akaike 1973; Vaida and Blanchard 2005). Whether users differ at all is a question about them, not
+about predictions: `ModelSpread.gain` answers it with log(n_users) / 2 for each number (Schwarz
+1978). Where the noise differs between users, each has a variance of its own
+(`coterie.groups.noise`).
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ _SETTLED = 0.02  # EM ends after two rounds that increase the evidence by less
 _MEMORY = 3  # earlier steps that an accelerated EM step uses
 _FARTHEST = 10.0  # factor by which such a step changes a variance, at most
 _MOST = 200  # largest number of users that T is estimated from
-_EXACT = 1e10  # variance of models over that of the noise beyond which rows determine models exactly
+# Variance of models over that of the noise beyond which rows determine models exactly.
+_EXACT = 1e10
 _SMALLEST = 1e-8  # smallest eigenvalue of T beside the largest
 _START = 0.1  # ridge of the pooled model, and pull of the first models to it
 _SMALL, _WIDEST = 10, 60  # coordinates up to which a full T is always tried, and tried at all
@@ -62,7 +67,8 @@ class ModelSpread:
     noise : s.
     evidence : log-likelihood of all rows.
     n_numbers : free numbers of T.
-    gain : what the evidence gains over models without a personal part, less log(n_users) / 2 for each number.
+    gain : what the evidence gains over models without a personal part, less log(n_users) / 2 for
+        each number.
     noises : (n_users,) the noise variance of each user over s; None if it is equal for all.
     """
 
@@ -85,8 +91,10 @@ class ModelSpread:
         return self.covariance / self.noise
 
 
-def learn_spread(users: Users, loss: Loss, labels: Ints, oracle: UserOracle | None = None) -> ModelSpread | None:
-    """The covariance with the largest evidence; None where models without a personal part have more.
+def learn_spread(users: Users, loss: Loss, labels: Ints,
+                 oracle: UserOracle | None = None) -> ModelSpread | None:
+    """The covariance with the largest evidence; None where models without a personal part have
+    more.
 
     Parameters
     ----------
@@ -99,10 +107,13 @@ def learn_spread(users: Users, loss: Loss, labels: Ints, oracle: UserOracle | No
     -------
     The covariance, or None.
     """
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # an overflow has no evidence
+    # An overflow has no evidence.
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         try:
             if not loss.quadratic:
-                return spread_by_asking(users, RowsOracle(users, loss) if oracle is None else oracle, labels)
+                return spread_by_asking(users,
+                                        RowsOracle(users, loss) if oracle is None else oracle,
+                                        labels)
             return _best_spread(users, loss, labels)
         except np.linalg.LinAlgError:  # rows without noise determine models to all digits
             return None
@@ -116,18 +127,22 @@ def _best_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
     samples, rows = plain.prepare(users), users.sizes.astype(float)
     models = _first_models(loss, users, labels)
     learn = _Learner(Expansions.at(plain, samples, rows, models), models, labels, rows,
-                     dispersion(plain, users, samples), _intercepts(loss, samples), gaussian=type(loss) is Squared)
+                     dispersion(plain, users, samples), _intercepts(loss, samples),
+                     gaussian=type(loss) is Squared)
     without, best = learn("none"), None
     if np.isfinite(without.evidence):
         best = learn.best(without)
     if best is None or float(best.relative.max()) > _EXACT:
         return None
-    differing = noise_of_users(everyone, loss, groups, best.covariance, best.noise, learn.form(best.shape)[0])
-    return best if differing is None else replace(best, covariance=differing[0], noises=differing[1])
+    differing = noise_of_users(everyone, loss, groups, best.covariance, best.noise,
+                               learn.form(best.shape)[0])
+    return best if differing is None else replace(best, covariance=differing[0],
+                                                  noises=differing[1])
 
 
 def spread_by_asking(users: Participants, oracle: UserOracle, labels: Ints) -> ModelSpread | None:
-    """The covariance by second-order models of the users' losses; the evidence for it by their answers.
+    """The covariance by second-order models of the users' losses; the evidence for it by their
+    answers.
 
     An oracle is asked once for the same groups.
     """
@@ -139,21 +154,26 @@ def spread_by_asking(users: Participants, oracle: UserOracle, labels: Ints) -> M
 
 
 def _asked_spread(users: Participants, oracle: UserOracle, labels: Ints) -> ModelSpread | None:
-    near, ridge = near_groups(users, oracle, labels), ridge_of(oracle.loss, Samples(users, oracle.dim))
-    plain = replace(near, value=near.value - 0.5 * near.point**2 @ ridge, gradient=near.gradient - ridge * near.point,
+    near, ridge = near_groups(users, oracle, labels), \
+        ridge_of(oracle.loss, Samples(users, oracle.dim))
+    plain = replace(near, value=near.value - 0.5 * near.point**2 @ ridge,
+                    gradient=near.gradient - ridge * near.point,
                     hessian=near.hessian - np.diag(ridge))
     rows, samples = oracle.sizes.astype(float), near.prepare(users)
     first = Expansions.at(plain, samples, rows, near.point)
     some = _some(users.n_users)
-    learn = _Learner(first.take(some), near.point[some], np.unique(labels[some], return_inverse=True)[1], rows[some],
+    learn = _Learner(first.take(some), near.point[some],
+                     np.unique(labels[some], return_inverse=True)[1], rows[some],
                      oracle.scale, _intercepts(oracle.loss, samples))
     best = learn.best(learn("none"))
     if best is None or float(best.relative.max()) > _EXACT:
         return None
     scaled, dim = first.scaled(1 / oracle.scale), oracle.dim
-    centres = [part.centres(labels)[labels] for part in (scaled.marginal(best.covariance)[0], scaled)]
+    centres = [part.centres(labels)[labels] for part in (scaled.marginal(best.covariance)[0],
+                                                         scaled)]
     tiny = 1e-12 * max(float(np.trace(best.covariance)), 1e-300) * np.eye(dim)
-    evidence = oracle.evidence(np.stack(centres, axis=1), np.stack([best.covariance, tiny])).sum(axis=0)
+    evidence = oracle.evidence(np.stack(centres, axis=1), np.stack([best.covariance, tiny])).sum(
+        axis=0)
     gained = float(evidence[0] - evidence[1])
     if not gained > best.n_numbers:
         return None
@@ -168,15 +188,19 @@ def _some(n_users: int) -> Ints:
 def _first_models(loss: Loss, users: Users, labels: Ints) -> Array:
     """Models between the pooled ones and the users' own, where the expansion is."""
     samples = loss.prepare(users)
-    grouped = Grouped(loss=loss, samples=samples, labels=labels, weights=users.sizes / users.sizes.mean())
+    grouped = Grouped(loss=loss, samples=samples, labels=labels,
+                      weights=users.sizes / users.sizes.mean())
     centres = grouped.prox(grouped.prepare(grouped.groups), None, _START, None).points
     return loss.prox(samples, None, _START, centres[labels]).points
 
 
 class _Learner:
-    """EM for one shape after the other, on the same users: first expansions, first models, groups, rows, noise."""
+    """EM for one shape after the other, on the same users: first expansions, first models, groups,
+    rows, noise.
+    """
 
-    def __init__(self, first: Expansions, models: Array, labels: Ints, rows: Array, noise: float, intercepts: Flags, *,
+    def __init__(self, first: Expansions, models: Array, labels: Ints, rows: Array, noise: float,
+                 intercepts: Flags, *,
                  gaussian: bool = False) -> None:
         self.first, self.models, self.labels, self.counts = first, models, labels, rows
         self.noise, self.intercepts, self.gaussian = noise, intercepts, gaussian
@@ -186,14 +210,18 @@ class _Learner:
         n, dim = self.models.shape
         deviations = self.models - self.first_centres()
         scatter = deviations.T @ deviations / n
-        covariance = form(scatter + 1e-3 * np.trace(scatter) / dim * np.eye(dim) + 1e-12 * np.eye(dim))
-        covariance, noise, evidence = self._maximise(self.first, covariance, self.noise, form, prior=prior)
+        covariance = form(scatter + 1e-3 * np.trace(scatter) / dim * np.eye(dim) + 1e-12
+                          * np.eye(dim))
+        covariance, noise, evidence = self._maximise(self.first, covariance, self.noise, form,
+                                                     prior=prior)
         return ModelSpread(shape, covariance, noise, evidence, n_numbers)
 
     def best(self, without: ModelSpread) -> ModelSpread | None:
-        """The shape with the largest evidence less 1 for each number; None where none is better than `without`.
+        """The shape with the largest evidence less 1 for each number; None where none is better
+        than `without`.
 
-        Shapes are compared by the most likely T of each, and the T of the best one is that with the prior.
+        Shapes are compared by the most likely T of each, and the T of the best one is that with the
+        prior.
         """
         n, dim = self.models.shape
         few, best = dim * (dim + 1) // 2 > n, None
@@ -203,7 +231,8 @@ class _Learner:
             if not possible.get(shape, True) or (shape == "full" and best is None and dim > _SMALL):
                 continue  # a spread that no simpler shape shows would have to be a narrow one
             spread = self(shape)
-            if np.isfinite(spread.covariance).all() and spread.predictive > (best or without).predictive:
+            if np.isfinite(spread.covariance).all() \
+                and spread.predictive > (best or without).predictive:
                 gain = spread.evidence - without.evidence - 0.5 * np.log(n) * spread.n_numbers
                 best = replace(spread, gain=float(gain))
         if best is not None:
@@ -234,9 +263,11 @@ class _Learner:
         free = self.intercepts
         return lambda T: np.diag(np.where(free, np.diag(T), 0.0)), int(free.sum())
 
-    def _maximise(self, unscaled: Expansions, covariance: Array, noise: float, form: Callable[[Array], Array], *,
+    def _maximise(self, unscaled: Expansions, covariance: Array, noise: float,
+                  form: Callable[[Array], Array], *,
                   prior: bool) -> tuple[Array, float, float]:
-        """EM from a start, accelerated; the evidence, with the `_log_prior` where wanted, never falls.
+        """EM from a start, accelerated; the evidence, with the `_log_prior` where wanted, never
+        falls.
 
         Returns T, s and the evidence without prior.
         """
@@ -266,7 +297,8 @@ class _Learner:
                 squares = -2.0 * float(unscaled.at_own(models).sum())
                 used = float((unscaled.curvatures * posterior).sum())
                 s = max((squares + used) / rows, 1e-4 * self.noise, 1e-300)
-            moment = scaled.second_moment(centres[self.labels], posterior) * (n / max(n - 1, 1) if prior else 1.0)
+            moment = scaled.second_moment(centres[self.labels], posterior) \
+                * (n / max(n - 1, 1) if prior else 1.0)
             plain = _definite(form(moment), form), s
             known = [*known, (trial, plain)][-_MEMORY - 1:]
             trial = _accelerated(known, form) if len(known) > 1 and T.any() else plain
@@ -282,10 +314,11 @@ def _intercepts(loss: Loss, samples: Samples) -> Flags:
 
 
 def _log_prior(covariance: Array) -> float:
-    """log |T| / 2, in the directions that T has: the prior of Chung, Gelman, Rabe-Hesketh, Liu and Dorie (2015).
+    """log |T| / 2, in the directions that T has: the prior of Chung, Gelman, Rabe-Hesketh, Liu and
+    Dorie (2015).
 
-    The most likely T of few users has directions in which they do not differ at all, by chance. With this prior none of
-    them vanishes, and an EM step for T is n / (n - 1) times as large.
+    The most likely T of few users has directions in which they do not differ at all, by chance.
+    With this prior none of them vanishes, and an EM step for T is n / (n - 1) times as large.
     """
     if not covariance.any():
         return 0.0
@@ -293,18 +326,20 @@ def _log_prior(covariance: Array) -> float:
     return 0.5 * float(np.log(scales[scales > 0.1 * _SMALLEST * scales[-1]]).sum())
 
 
-def _accelerated(known: list[tuple[_Estimate, _Estimate]], form: Callable[[Array], Array]) -> _Estimate:
+def _accelerated(known: list[tuple[_Estimate, _Estimate]],
+                 form: Callable[[Array], Array]) -> _Estimate:
     """Where EM leads to, from the last estimates and those that EM made of them (Anderson 1965).
 
-    In the coordinates in which the last covariance is the identity; there no variance becomes more than `_FARTHEST`
-    times as large or small.
+    In the coordinates in which the last covariance is the identity; there no variance becomes more
+    than `_FARTHEST` times as large or small.
     """
     T, s = known[-1][1]
     scales, axes = np.linalg.eigh(T)
     root = axes * np.sqrt(np.maximum(scales, 1e-12 * scales[-1]))
     turn = axes / np.sqrt(np.maximum(scales, 1e-12 * scales[-1]))
     images = np.stack([np.append(turn.T @ new[0] @ turn, np.log(new[1])) for _, new in known])
-    steps = images - np.stack([np.append(turn.T @ old[0] @ turn, np.log(old[1])) for old, _ in known])
+    steps = images - np.stack([np.append(turn.T @ old[0] @ turn, np.log(old[1])) for old,
+                               _ in known])
     changes = np.diff(steps, axis=0)
     products = changes @ changes.T
     products += (1e-10 * np.trace(products) + 1e-300) * np.eye(len(products))

@@ -1,4 +1,6 @@
-"""Models of groups, refined by the slopes that their users send: BFGS from summed second-order models."""
+"""Models of groups, refined by the slopes that their users send: BFGS from summed second-order
+models.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from coterie.base.types import Array, Ints
 
 
 class Refining:
-    """The models of the groups of a partition, on the way to those that minimise sum_i weights_i f_i.
+    """The models of the groups of a partition, on the way to those that minimise sum_i weights_i
+    f_i.
 
     Parameters
     ----------
@@ -20,10 +23,13 @@ class Refining:
     """
 
     def __init__(self, labels: Ints, weights: Array, models: Array, curvatures: Array) -> None:
-        self.labels, self.weights, self.trial, self.curvatures = labels, weights, models, curvatures.copy()
+        self.labels, self.weights, self.trial, self.curvatures = labels, weights, models, \
+            curvatures.copy()
         self.models, self.least = models.copy(), np.full(len(models), np.inf)
-        self.slopes, self.gradients = np.zeros_like(models), np.zeros((len(labels), models.shape[1]))
-        self.values = np.full((len(labels), len(models)), np.inf)  # of all users at the models of all groups, if known
+        self.slopes, self.gradients = np.zeros_like(models), \
+            np.zeros((len(labels), models.shape[1]))
+        # Of all users at the models of all groups, if known.
+        self.values = np.full((len(labels), len(models)), np.inf)
 
     def take(self, own: Array, gradients: Array, everywhere: Array | None = None,
              curvatures: Array | None = None) -> None:
@@ -34,7 +40,8 @@ class Refining:
         own : (n_users,) values at the trial of the own group.
         gradients : (n_users, dim) there.
         everywhere : (n_users, n_groups) values at all trials, where they are known.
-        curvatures : (n_users, dim, dim) Hessians at the trial of the own group, where they are known.
+        curvatures : (n_users, dim, dim) Hessians at the trial of the own group, where they are
+            known.
         """
         n = len(self.trial)
         with np.errstate(invalid="ignore"):
@@ -42,7 +49,8 @@ class Refining:
             slopes = group_sums(self.weights[:, None] * gradients, self.labels, n)
         good = np.isfinite(losses) & np.isfinite(slopes).all(axis=1)
         if np.isfinite(self.least).any() and curvatures is None:
-            updated(self.curvatures, self.trial - self.models, np.where(good[:, None], slopes - self.slopes, 0.0))
+            updated(self.curvatures, self.trial - self.models,
+                    np.where(good[:, None], slopes - self.slopes, 0.0))
         better = good & (losses < self.least)
         self.models[better], self.least[better] = self.trial[better], losses[better]
         self.slopes[better] = slopes[better]
@@ -53,10 +61,12 @@ class Refining:
             self.curvatures[better] = sums[better]
         members = better[self.labels]
         self.gradients[members] = gradients[members]
-        damping = 1e-9 * np.trace(self.curvatures, axis1=1, axis2=2)[:, None, None] * np.eye(self.trial.shape[1])
+        damping = 1e-9 * np.trace(self.curvatures, axis1=1, axis2=2)[:, None, None] \
+            * np.eye(self.trial.shape[1])
         step = np.linalg.solve(self.curvatures + damping, self.slopes[..., None])[..., 0]
         # Where the last trial was no better, go half way.
-        self.trial = np.where(better[:, None] | ~good[:, None], self.models - step, 0.5 * (self.models + self.trial))
+        self.trial = np.where(better[:, None] | ~good[:, None], self.models - step,
+                              0.5 * (self.models + self.trial))
 
 
 def updated(curvatures: Array, steps: Array, changes: Array) -> None:

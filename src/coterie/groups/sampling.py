@@ -1,13 +1,16 @@
-"""Many users: proposals come from a sample of them, and groups that a sample misses from the users it explains least.
+"""Many users: proposals come from a sample of them, and groups that a sample misses from the users
+it explains least.
 
-The path and the tree need much more time for many users, and a sample of a few hundred shows all groups but rare ones.
-All users are then assigned to the most likely group. A rare group is found among the users whose rows ask most for
-models of their own. With evidence for models that vary as T around the model of the group, user i asks for
+The path and the tree need much more time for many users, and a sample of a few hundred shows all
+groups but rare ones. All users are then assigned to the most likely group. A rare group is found
+among the users whose rows ask most for models of their own. With evidence for models that vary as T
+around the model of the group, user i asks for
 
     log E exp(l_i(model of i)) - l_i(model of i's group)
 
-nats. Ward's tree (1963) of the users who ask most has a gain for each node, if its users become a group of their own;
-the nodes with the largest sum of gains, of which none is inside another, are split off.
+nats. Ward's tree (1963) of the users who ask most has a gain for each node, if its users become a
+group of their own; the nodes with the largest sum of gains, of which none is inside another, are
+split off.
 """
 
 from __future__ import annotations
@@ -24,10 +27,13 @@ _ASKING = 200  # users who ask for models of their own, at most
 
 
 def sample_of(n_users: int) -> Ints | None:
-    """Positions of the users of a sample, one of every stretch of users; None if all users are few enough."""
+    """Positions of the users of a sample, one of every stretch of users; None if all users are few
+    enough.
+    """
     if n_users <= _MOST:
         return None
-    within = np.random.default_rng(n_users).random(_MOST)  # equal distances could be those of a pattern in the users
+    # Equal distances could be those of a pattern in the users.
+    within = np.random.default_rng(n_users).random(_MOST)
     starts = np.arange(_MOST + 1) * n_users // _MOST
     return starts[:-1] + (within * np.diff(starts)).astype(np.int64)
 
@@ -53,10 +59,12 @@ def split_off(judge: Judge, labels: Ints, covariance: Array) -> Ints:
         return labels
     own, n = judge.expansions.take(asking), len(asking)
     scales, axes = np.linalg.eigh(posterior[asking].mean(axis=0))
-    points = own.modes(models[asking], posterior[asking]) @ (axes / np.sqrt(np.maximum(scales, 1e-12 * scales[-1])))
+    points = own.modes(models[asking], posterior[asking]) \
+        @ (axes / np.sqrt(np.maximum(scales, 1e-12 * scales[-1])))
     links = linkage(points, "ward")
     sums, sizes = sums_of_nodes(own, links), np.append(np.ones(n), links[:, 3])
-    likelihoods = sums.constants + 0.5 * (sums.slopes * solve_damped(sums.curvatures, sums.slopes)).sum(axis=1)
+    likelihoods = sums.constants + 0.5 \
+        * (sums.slopes * solve_damped(sums.curvatures, sums.slopes)).sum(axis=1)
     before = now[asking] - np.log(judge.n / np.bincount(labels)[labels[asking]])
     gain = likelihoods - sizes * np.log(judge.n / sizes) - judge.model_cost
     for first, second in links[:, :2].astype(int).tolist():

@@ -1,21 +1,25 @@
-"""Models that vary continuously around the centre of a group: random effects with one covariance T for all groups.
+"""Models that vary continuously around the centre of a group: random effects with one covariance T
+for all groups.
 
-    model of user i ~ N(centre of its group, T),        log-likelihood of its rows  l_i(x) = -m_i f_i(x) / s
+    model of user i ~ N(centre of its group, T),        log-likelihood of its rows  l_i(x) = -m_i
+                                                        f_i(x) / s
 
 for m_i rows and dispersion s. With the second-order expansion of l_i at a point,
 
     l_i(x) = constant_i + <slope_i, x> - x' curvature_i x / 2
 
-the evidence log E exp(l_i(model of user i)) is a quadratic function of the centre, too. With A = curvature_i and
-V = (A + T^-1)^-1, the covariance of the model of user i given its rows, it has
+the evidence log E exp(l_i(model of user i)) is a quadratic function of the centre, too. With A =
+curvature_i and V = (A + T^-1)^-1, the covariance of the model of user i given its rows, it has
 
-    curvature  A - A V A,      slope  (I - A V) slope_i,      constant  constant_i + slope_i' V slope_i / 2
+    curvature  A - A V A,      slope  (I - A V) slope_i,      constant  constant_i + slope_i' V
+                               slope_i / 2
                                                                         - log det(I + A T) / 2
 
-This is Laplace's approximation if the expansion is at the mode of l_i(x) - (x - centre)' T^-1 (x - centre) / 2, and
-exact for squared loss. T is a multiple of the identity (or zero) plus a number of free directions, its `rank`. It
-maximises the evidence by EM (Dempster, Laird and Rubin 1977); the projection of an EM step on this form of T is that of
-probabilistic principal components (Tipping and Bishop 1999).
+This is Laplace's approximation if the expansion is at the mode of l_i(x) - (x - centre)' T^-1 (x -
+centre) / 2, and exact for squared loss. T is a multiple of the identity (or zero) plus a number of
+free directions, its `rank`. It maximises the evidence by EM (Dempster, Laird and Rubin 1977); the
+projection of an EM step on this form of T is that of probabilistic principal components (Tipping
+and Bishop 1999).
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ _SETTLED = 0.1  # EM ends after a round that increases the evidence by less
 _SAMPLE = 150  # largest number of users that T is estimated from
 _LONGEST = 16.0  # largest factor of an extrapolated EM step
 _SMALLEST = 1e-10  # smallest eigenvalue of T, relative to the largest
-_LOW, _WIDE = 3, 30  # curvatures of rank dim / _LOW at most are used as factors, in this dimension and above
+# Curvatures of rank dim / _LOW at most are used as factors, in this dimension and above.
+_LOW, _WIDE = 3, 30
 _BLOCK = 100  # users whose matrices are computed at the same time
 _FLAT = 1e-9  # relative curvature added, so that directions without curvature do not matter
 
@@ -80,17 +85,20 @@ class Expansions:
         curvatures = weights[:, None, None] * hessians
         products = _times(curvatures, points)
         slopes = products - weights[:, None] * gradients
-        return cls(-weights * values + (points * (0.5 * products - slopes)).sum(axis=1), slopes, curvatures)
+        return cls(-weights * values + (points * (0.5 * products - slopes)).sum(axis=1), slopes,
+                   curvatures)
 
     def take(self, users: Indices | Ints) -> Expansions:
         """The expansions of some users."""
-        return Expansions(self.constants[users], self.slopes[users], self.curvatures[users])._knowing(
+        return Expansions(self.constants[users], self.slopes[users],
+                          self.curvatures[users])._knowing(
             self, lambda low: Factors(low.floors[users], low.factors[users]),
             lambda known: Spectra(known.scales[users], known.axes[users]))
 
     def scaled(self, factor: float) -> Expansions:
         """All log-likelihoods times a factor."""
-        return Expansions(factor * self.constants, factor * self.slopes, factor * self.curvatures)._knowing(
+        return Expansions(factor * self.constants, factor * self.slopes,
+                          factor * self.curvatures)._knowing(
             self, lambda low: Factors(factor * low.floors, factor**0.5 * low.factors),
             lambda known: Spectra(factor * known.scales, known.axes))
 
@@ -116,11 +124,14 @@ class Expansions:
 
     def at_own(self, models: Array) -> Array:
         """(n,) the value of every user at its own model."""
-        return np.asarray(self.constants + (models * (self.slopes - 0.5 * _times(self.curvatures, models))).sum(axis=1))
+        return np.asarray(self.constants
+                          + (models * (self.slopes - 0.5 * _times(self.curvatures, models))).sum(
+                              axis=1))
 
     def sums(self, labels: Ints) -> Expansions:
         """The sum over the users of each group."""
-        return Expansions(*(group_sums(part, labels) for part in (self.constants, self.slopes, self.curvatures)))
+        return Expansions(*(group_sums(part, labels) for part in (self.constants, self.slopes,
+            self.curvatures)))
 
     def centres(self, labels: Ints) -> Array:
         """(n_groups, dim) where the sum of the values of each group is largest."""
@@ -142,12 +153,15 @@ class Expansions:
         return Factors(floors, axes[:, :, -rank:] * np.sqrt(above[:, None, -rank:].clip(min=0.0)))
 
     def marginal(self, covariance: Array) -> tuple[Expansions, Array]:
-        """The evidence as a function of the centre, for models with this covariance, and V, (n, dim, dim)."""
+        """The evidence as a function of the centre, for models with this covariance, and V, (n,
+        dim, dim).
+        """
         scales, axes = np.linalg.eigh(covariance)
         if self.factors is not None:
             return self._marginal_of_factors(self.factors, np.maximum(scales, 0.0), axes)
         root = axes * np.sqrt(np.maximum(scales, 0.0))  # covariance = root root'
-        out = [np.empty_like(part) for part in (self.constants, self.slopes, self.curvatures, self.curvatures)]
+        out = [np.empty_like(part) for part in (self.constants, self.slopes, self.curvatures,
+                                                self.curvatures)]
 
         def compute(some: slice) -> None:
             for full, part in zip(out, self._block(some, root), strict=True):
@@ -164,25 +178,30 @@ class Expansions:
         n, dim = slopes.shape
         # One product for the matrices of all users is much faster than one for each.
         half = np.swapaxes((curvatures.reshape(-1, dim) @ root).reshape(n, dim, dim), 1, 2)
-        inner = (np.ascontiguousarray(half).reshape(-1, dim) @ root).reshape(n, dim, dim) + np.eye(dim)
+        inner = (np.ascontiguousarray(half).reshape(-1, dim) @ root).reshape(n, dim, dim) \
+            + np.eye(dim)
         inverses, logs = invert(inner)
         if not np.isfinite(logs).all():  # rounding made a matrix indefinite
             inverses, logs = np.linalg.inv(inner), np.linalg.slogdet(inner)[1]
         posterior = root @ (inverses.reshape(-1, dim) @ root.T).reshape(n, dim, dim)
         own = _times(posterior, slopes)
         constants = self.constants[users] + 0.5 * (slopes * own).sum(axis=1) - 0.5 * logs
-        return constants, slopes - _times(curvatures, own), curvatures - curvatures @ posterior @ curvatures, posterior
+        return constants, slopes - _times(curvatures, own), \
+            curvatures - curvatures @ posterior @ curvatures, posterior
 
-    def _marginal_of_factors(self, low: Factors, scales: Array, axes: Array) -> tuple[Expansions, Array]:
+    def _marginal_of_factors(self, low: Factors, scales: Array, axes: Array) -> tuple[Expansions,
+            Array]:
         """The same by the formulas for a matrix of low rank, for T = axes diag(scales) axes'.
 
         With c = floor, F = factor, S = (T^-1 + c I)^-1, W = S F and M = I + F' S F:
 
-            V = S - W M^-1 W',      A V = c V + F M^-1 W',      A V A = c A V + (F (I - M^-1) + c W M^-1) F'
+            V = S - W M^-1 W',      A V = c V + F M^-1 W',      A V A = c A V + (F (I - M^-1) + c W
+                                    M^-1) F'
             log det(I + A T) = log det(I + c T) + log det M
         """
         F = low.factors
-        floors = low.floors[:1] if (low.floors == low.floors[0]).all() else low.floors  # then S is the same for all
+        # Then S is the same for all.
+        floors = low.floors[:1] if (low.floors == low.floors[0]).all() else low.floors
         c, turned = floors[:, None, None], 1.0 + floors[:, None] * scales
         S = (axes * (scales / turned)[:, None, :]) @ axes.T
         W = S @ F
@@ -201,11 +220,15 @@ class Expansions:
         return Expansions(constants, slopes, curvatures), posterior
 
     def modes(self, centres: Array, posterior: Array) -> Array:
-        """(n, dim) the most likely model of every user, given its centre: centre + V (slope - curvature centre)."""
+        """(n, dim) the most likely model of every user, given its centre: centre + V (slope -
+        curvature centre).
+        """
         return centres + _times(posterior, self.slopes - _times(self.curvatures, centres))
 
     def second_moment(self, centres: Array, posterior: Array) -> Array:
-        """(dim, dim) the mean of (model - centre) (model - centre)' given the rows: an EM step for T."""
+        """(dim, dim) the mean of (model - centre) (model - centre)' given the rows: an EM step for
+        T.
+        """
         deviations = self.modes(centres, posterior) - centres
         return np.asarray((deviations.T @ deviations + posterior.sum(axis=0)) / len(deviations))
 
@@ -240,7 +263,8 @@ def solve_damped(curvatures: Array, slopes: Array) -> Array:
     """(n, dim) curvatures_i^-1 slopes_i; 0 in directions without curvature."""
     dim = slopes.shape[1]
     shift = _FLAT * np.trace(curvatures, axis1=1, axis2=2) / dim + 1e-300
-    return np.asarray(np.linalg.solve(curvatures + shift[:, None, None] * np.eye(dim), slopes[..., None])[..., 0])
+    return np.asarray(np.linalg.solve(curvatures + shift[:, None, None] * np.eye(dim),
+                                      slopes[..., None])[..., 0])
 
 
 def sample_users(n_users: int) -> Indices:
@@ -251,9 +275,11 @@ def sample_users(n_users: int) -> Indices:
 class RoundSpread:
     """Models that vary alike in all directions, T = t I, in groups that may change.
 
-    In the coordinates of user i's axes E with scales a, and with u = 1 / (1 + t a) and z = E slope_i:
+    In the coordinates of user i's axes E with scales a, and with u = 1 / (1 + t a) and z = E
+    slope_i:
 
-        curvature  E' diag(a u) E,      slope  E' (u z),      constant  constant_i + sum (t u z^2 + log u) / 2
+        curvature  E' diag(a u) E,      slope  E' (u z),      constant  constant_i + sum (t u z^2 +
+                                        log u) / 2
         V = E' diag(t u) E,             expected model - centre  E' (t u (z - a E centre))
 
     Parameters
@@ -271,8 +297,10 @@ class RoundSpread:
         u, order = 1.0 / (1.0 + t * self.scales), np.argsort(labels, kind="stable")
         ends = np.cumsum(np.bincount(labels))
         axes = self.axes[order].reshape(-1, dim)
-        curved, pulled = (part[order].reshape(-1, 1) * axes for part in (self.scales * u, u * self.turned))
-        slices = [slice(dim * start, dim * end) for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(),
+        curved, pulled = (part[order].reshape(-1, 1) * axes for part in (self.scales * u,
+            u * self.turned))
+        slices = [slice(dim * start, dim * end) for start, end in zip([0, *ends[:-1].tolist()],
+            ends.tolist(),
                                                                        strict=True)]
         curvatures = np.stack([curved[each].T @ axes[each] for each in slices])
         centres = solve_damped(curvatures, np.stack([pulled[each].sum(axis=0) for each in slices]))
@@ -304,7 +332,8 @@ def estimate_covariance(expansions: Expansions, labels: Ints, rank: int, start: 
             marginal, posterior = expansions.marginal(trial)
             centres = marginal.centres(labels)
             evidence = total(marginal, labels, centres)
-        if evidence < largest and stretch > 1.0:  # the extrapolated step was too long; a plain one is safe
+        # The extrapolated step was too long; a plain one is safe.
+        if evidence < largest and stretch > 1.0:
             trial, stretch = plain, 1.0
             continue
         gain, best, largest = evidence - largest, trial, max(evidence, largest)
@@ -321,7 +350,9 @@ def estimate_covariance(expansions: Expansions, labels: Ints, rank: int, start: 
 
 
 def project(covariance: Array, rank: int, *, flat: bool = False) -> Array:
-    """Keep the largest `rank` eigenvalues and replace the others by their mean, or by almost zero if `flat`."""
+    """Keep the largest `rank` eigenvalues and replace the others by their mean, or by almost zero
+    if `flat`.
+    """
     scales, axes = np.linalg.eigh(0.5 * (covariance + covariance.T))
     smallest = _SMALLEST * max(float(scales[-1]), 1e-20)
     scales = np.maximum(scales, smallest)
@@ -333,19 +364,23 @@ def project(covariance: Array, rank: int, *, flat: bool = False) -> Array:
     return np.asarray((axes * scales) @ axes.T)
 
 
-def description_length(covariance: Array, rank: int, noise: Array, n_users: int, *, flat: bool = False) -> float:
-    """The length of a description of T from n users whose models are known up to the covariance `noise`.
+def description_length(covariance: Array, rank: int, noise: Array, n_users: int, *,
+                       flat: bool = False) -> float:
+    """The length of a description of T from n users whose models are known up to the covariance
+    `noise`.
 
-    Every number costs log(N) / 2: one scale of the directions that are not free, and `dim` for each free direction. An
-    angle between directions i and j of T + noise is known better if their variances differ (Minka 2001): it costs
-    log(N (v_i - v_j)^2 / (v_i v_j)) / 2 if this is more.
+    Every number costs log(N) / 2: one scale of the directions that are not free, and `dim` for each
+    free direction. An angle between directions i and j of T + noise is known better if their
+    variances differ (Minka 2001): it costs log(N (v_i - v_j)^2 / (v_i v_j)) / 2 if this is more.
     """
     scales, axes = np.linalg.eigh(covariance)
     variances = np.maximum(scales + (axes * (noise @ axes)).sum(axis=0), 1e-300)[::-1]
     length = 0.5 * np.log(max(n_users, np.e)) * (rank * len(variances) + (0 if flat else 1))
     for i in range(rank):
         rest = variances[i + 1:]
-        length += 0.5 * float(np.log(np.maximum((variances[i] - rest) ** 2 / (variances[i] * rest), 1.0)).sum())
+        length += 0.5 \
+            * float(np.log(np.maximum((variances[i] - rest) ** 2 / (variances[i] * rest),
+                                      1.0)).sum())
     return float(length)
 
 
@@ -362,9 +397,11 @@ def total(marginal: Expansions, labels: Ints, centres: Array) -> float:
     return float(marginal.at_own(centres[labels]).sum())
 
 
-def find_modes(loss: Loss, samples: Samples, weights: Array, centres: Array, covariance: Array, start: Array,
+def find_modes(loss: Loss, samples: Samples, weights: Array, centres: Array, covariance: Array,
+               start: Array,
                users: Indices | Ints | None = None) -> Array:
-    """minimise_x weights_i f_i(x) + (x - centres_i)' T^-1 (x - centres_i) / 2 for each user, to a few digits.
+    """minimise_x weights_i f_i(x) + (x - centres_i)' T^-1 (x - centres_i) / 2 for each user, to a
+    few digits.
 
     The rows of all arrays are those of `users`; of all users by default.
     """
@@ -408,5 +445,6 @@ def fit_spread(expansions: Expansions, labels: Ints, rank: int, covariance: Arra
         evidence = total(marginal, labels, centres)
         cost = description_length(flat, rank, noise, len(labels), flat=True)
         if evidence - cost > spread.evidence - spread.cost:
-            spread = Spread(flat, rank, cost, centres, expansions.modes(centres[labels], posterior), evidence)
+            spread = Spread(flat, rank, cost, centres, expansions.modes(centres[labels], posterior),
+                            evidence)
     return spread

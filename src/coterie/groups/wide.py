@@ -1,19 +1,22 @@
 """Groups of users with wide models: more coordinates than a user has rows.
 
-A price of log(n) / 2 for every coordinate of a model would forbid groups that rows show clearly, because rows determine
-only a few of these coordinates. So the models are random, and the evidence integrates over them:
+A price of log(n) / 2 for every coordinate of a model would forbid groups that rows show clearly,
+because rows determine only a few of these coordinates. So the models are random, and the evidence
+integrates over them:
 
-    model of user i ~ N(model of its group, within I),  model of a group ~ N(centre, between I),  centre ~ N(0, prior I)
+    model of user i ~ N(model of its group, within I),  model of a group ~ N(centre, between I),
+    centre ~ N(0, prior I)
 
-A loss is replaced by a quadratic at the pooled model, and the curvature of a row of softmax by its mean over outputs:
-then the k outputs are separate, and have the same curvature in the p columns. With the slopes b (p x k) and the
-curvature B of a log-likelihood, models of variance t around x leave, as a function of x, a quadratic with
+A loss is replaced by a quadratic at the pooled model, and the curvature of a row of softmax by its
+mean over outputs: then the k outputs are separate, and have the same curvature in the p columns.
+With the slopes b (p x k) and the curvature B of a log-likelihood, models of variance t around x
+leave, as a function of x, a quadratic with
 
     curvature  B (I + t B)^-1        slope  (I + t B)^-1 b
     constant   t tr b' (I + t B)^-1 b / 2 - k log det(I + t B) / 2
 
-which is applied to users, to groups and to the centre. Users have B = Q diag(d) Q' of low rank, Q (p x rows).
-A description costs what the evidence lacks, and the labels:
+which is applied to users, to groups and to the centre. Users have B = Q diag(d) Q' of low rank, Q
+(p x rows). A description costs what the evidence lacks, and the labels:
 
     - evidence + sum_i log(n_users / size of the group of i) + log(n_users) / 2 for each variance
 """
@@ -36,7 +39,8 @@ from coterie.losses import AffineLoss, Loss, Samples, Squared
 from coterie.losses.curvature import RowCurvature
 
 _MOST_GROUPS = 32  # groups at most
-_WITHIN, _NONE = 0.3, 1e-6  # a tried variance within groups, over that of all users, where this is not almost zero
+# a tried variance within groups, over that of all users, where this is not almost zero.
+_WITHIN, _NONE = 0.3, 1e-6
 _BETWEEN = (1e-4, 1e-3, 1e-2, 1e-1)  # tried variances of models of groups
 _ROUNDS = 8  # how often users may change their group
 _PATIENCE = 2  # the search ends after this many numbers of groups without a shorter description
@@ -44,7 +48,8 @@ _EXPANDED = 3  # how often quadratics are computed, each time at a better pooled
 _PRIORS = tuple(np.geomspace(1e-7, 10.0, 41).tolist())  # tried variances of coefficients
 _VARIANCES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of users' models, the first ones tried
 _LEAST = 1e-8  # variance
-_NOISES = tuple(np.geomspace(0.01, 1.0, 16).tolist())  # tried variances of targets that have variance 1
+# Tried variances of targets that have variance 1.
+_NOISES = tuple(np.geomspace(0.01, 1.0, 16).tolist())
 
 
 class CentreQuadratic(NamedTuple):
@@ -55,7 +60,9 @@ class CentreQuadratic(NamedTuple):
     constant: float
 
     def around(self, variance: float) -> CentreQuadratic:
-        """The log of the mean of its exponential over models of this variance, as a function of their centre."""
+        """The log of the mean of its exponential over models of this variance, as a function of
+        their centre.
+        """
         if variance == 0:
             return self
         eye = np.eye(len(self.curvature))
@@ -75,12 +82,14 @@ def _log_det(root: Any, slope: Array) -> float:
 
 @dataclass(frozen=True, eq=False)
 class UserQuadratics:
-    """The log-likelihoods of users as quadratics about one point, for models of a variance around what is asked for.
+    """The log-likelihoods of users as quadratics about one point, for models of a variance around
+    what is asked for.
 
     Parameters
     ----------
     slopes : (n_users, p, k).
-    factors : for each user d (rows,) and Q' (rows, p) of the curvature Q diag(d) Q' that its rows have.
+    factors : for each user d (rows,) and Q' (rows, p) of the curvature Q diag(d) Q' that its rows
+        have.
     constants : (n_users,)
     variance : of users' models around their centre.
     """
@@ -98,7 +107,8 @@ class UserQuadratics:
         for i, (d, Q) in enumerate(factors):
             held = variance * d / (1.0 + variance * d)
             inside = Q @ slopes[i]
-            constants[i] += 0.5 * variance * float((slopes[i] ** 2).sum() - (held[:, None] * inside**2).sum()) \
+            constants[i] += 0.5 * variance * float((slopes[i] ** 2).sum()
+                                                   - (held[:, None] * inside**2).sum()) \
                 - 0.5 * k * float(np.log1p(variance * d).sum())
             slopes[i] -= Q.T @ (held[:, None] * inside)
             factors[i] = (d / (1.0 + variance * d), Q)
@@ -111,8 +121,10 @@ class UserQuadratics:
 
     def sum(self, members: Ints) -> CentreQuadratic:
         """The sum over some users."""
-        rows = np.concatenate([np.sqrt(self.factors[i][0])[:, None] * self.factors[i][1] for i in members])
-        return CentreQuadratic(self.slopes[members].sum(axis=0), rows.T @ rows, float(self.constants[members].sum()))
+        rows = np.concatenate([np.sqrt(self.factors[i][0])[:, None] * self.factors[i][1]
+                               for i in members])
+        return CentreQuadratic(self.slopes[members].sum(axis=0), rows.T @ rows,
+                               float(self.constants[members].sum()))
 
     def values(self, points: Array) -> Array:
         """(n_users, n_points) the values of all users at points (n_points, p, k)."""
@@ -177,14 +189,16 @@ class WideSearch:
         """What the shortest description says."""
         best, examined = self.best, f"none of {len(self.examined)} descriptions"
         if best is self.examined[1]:
-            return f"Users differ, but continuously: no groups stand out ({examined} is better than one centre with " \
-                   "a spread of models)."
+            return (f"Users differ, but continuously: no groups stand out ({examined} is better "
+                    "than one centre with " "a spread of models).")
         if not best.labels.any():
             return one_group(len(best.labels), len(self.examined))
-        sizes, within = ", ".join(map(str, np.bincount(best.labels))), " Models also vary within groups."
-        return f"{best.n_groups} groups of {sizes} users describe the data better than one group: description " \
-               f"length {best.length:.6g} instead of {min(d.length for d in self.examined[:2]):.6g}." \
-               f"{within if best.within else ''}"
+        sizes, within = ", ".join(map(str, np.bincount(best.labels))), \
+            " Models also vary within groups."
+        return (f"{best.n_groups} groups of {sizes} users describe the data better than one group: "
+                "description " f"length {best.length:.6g} instead of "
+                f"{min(d.length for d in self.examined[:2]):.6g}."
+                f"{within if best.within else ''}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,11 +226,16 @@ class _Evidence:
         return value, self.prior * np.linalg.solve(root.T, half)
 
     def groups(self, around: list[CentreQuadratic], between: float) -> tuple[float, Array, Array]:
-        """The evidence of groups, by quadratics of the centre; the models of groups and the centre, less the point."""
+        """The evidence of groups, by quadratics of the centre; the models of groups and the centre,
+        less the point.
+        """
         value, centre = self.centre(CentreQuadratic(
-            np.sum([g.slope for g in around], axis=0), np.sum([g.curvature for g in around], axis=0),
+            np.sum([g.slope for g in around], axis=0), np.sum([g.curvature for g in around],
+                axis=0),
             sum(g.constant for g in around)))
-        return value, np.stack([centre + between * (g.slope - g.curvature @ centre) for g in around]), centre
+        return value, \
+            np.stack([centre + between * (g.slope - g.curvature @ centre) for g in around]), \
+            centre
 
     def length(self, evidence: float, labels: Ints, numbers: int) -> float:
         """The description length, for so many variances."""
@@ -245,13 +264,17 @@ def search_wide(users: Users, loss: Loss, max_groups: int | None = None,
     """
     samples, n = loss.prepare(users), users.n_users
     p = samples.users.n_features + 1
-    require_memory(8.0 * p * (p * (4 * _MOST_GROUPS + 8) + 3 * users.n_samples), f"groups of users with {p} columns",
-                   "Use fewer columns, for example their principal components, or fewer users at a time")
+    require_memory(8.0 * p * (p * (4 * _MOST_GROUPS + 8) + 3 * users.n_samples),
+                   f"groups of users with {p} columns",
+                   "Use fewer columns, for example their principal components, or fewer users at a "
+                   "time")
     bare, point, prior, noise = _expand(users, loss, samples)
-    variance, noise = _spread(bare, point, prior, noise, users if isinstance(loss, Squared) else None)
+    variance, noise = _spread(bare, point, prior, noise,
+                              users if isinstance(loss, Squared) else None)
     alone = bare.around(0.0, noise)
     evidence, everyone = _Evidence(alone, point, prior), np.zeros(n, dtype=np.int64)
-    examined = [WideDescription(everyone, evidence.length(evidence.centre(alone.total)[0], everyone, 0))]
+    examined = [WideDescription(everyone, evidence.length(evidence.centre(alone.total)[0], everyone,
+                                                          0))]
     spread = bare.around(variance, noise)
     value, centre = evidence.centre(spread.total)
     examined.append(WideDescription(everyone, evidence.length(value, everyone, 1), variance))
@@ -286,11 +309,15 @@ def _quadratics(loss: Loss, samples: Samples, rows: Array, point: Array) -> User
                           -rows * (values - 0.5 * float(ridge @ point.ravel() ** 2)))
 
 
-def _expand(users: Users, loss: Loss, samples: Samples) -> tuple[UserQuadratics, Array, float, float]:
-    """Quadratics about a pooled model with as much ridge as the evidence wants; this model, the prior, the noise."""
+def _expand(users: Users, loss: Loss, samples: Samples) -> tuple[UserQuadratics, Array, float,
+        float]:
+    """Quadratics about a pooled model with as much ridge as the evidence wants; this model, the
+    prior, the noise.
+    """
     everyone, rows = np.zeros(users.n_users, dtype=np.int64), users.sizes.astype(float)
     p = users.n_features + 1
-    point, noises = np.zeros((p, samples.dim // p)), _NOISES if isinstance(loss, Squared) else (1.0,)
+    point, noises = np.zeros((p, samples.dim // p)), \
+        _NOISES if isinstance(loss, Squared) else (1.0,)
     for turn in range(_EXPANDED):
         quadratics = _quadratics(loss, samples, rows, point)
         if turn == _EXPANDED - 1:
@@ -298,18 +325,21 @@ def _expand(users: Users, loss: Loss, samples: Samples) -> tuple[UserQuadratics,
         slope, curvature, constant = quadratics.total
         scales, axes = np.linalg.eigh(curvature)
         scales, k = np.maximum(scales, 0.0), slope.shape[1]
-        along = ((axes.T @ (slope + curvature @ point)) ** 2).sum(axis=1)  # in coordinates from zero
+        # In coordinates from zero.
+        along = ((axes.T @ (slope + curvature @ point)) ** 2).sum(axis=1)
         constant -= float((point * (slope + 0.5 * curvature @ point)).sum())
         best = -np.inf
         for s in noises:
             for t in _PRIORS:
-                value = 0.5 * t / s**2 * float((along / (1.0 + t * scales / s)).sum()) + constant / s \
+                value = 0.5 * t / s**2 * float((along / (1.0 + t * scales / s)).sum(
+                    )) + constant / s \
                     - 0.5 * k * float(np.log1p(t * scales / s).sum())
                 value -= 0.5 * float(rows.sum()) * np.log(s)
                 if value > best:
                     best, prior, noise = value, t, s
         ridged = replace(loss, ridge=noise / (prior * rows.sum()))  # type: ignore[type-var]
-        point = fit_models(ridged, ridged.prepare(users), everyone, rows / rows.sum(), None, point.reshape(1, -1),
+        point = fit_models(ridged, ridged.prepare(users), everyone, rows / rows.sum(), None,
+                           point.reshape(1, -1),
                            1e-4).centres.reshape(point.shape)
     return quadratics, point, prior, noise
 
@@ -329,16 +359,19 @@ def _spread(bare: UserQuadratics, point: Array, prior: float, noise: float,
         rows = 0.0 if users is None else 0.5 * users.n_samples * float(np.log(s))
         return rows - _Evidence(around, point, prior).centre(around.total)[0]
 
-    first = [min(np.log(_VARIANCES), key=lambda v: missing(np.array([v]))), *([] if users is None else [-0.3])]
+    first = [min(np.log(_VARIANCES), key=lambda v: missing(np.array([v]))),
+             *([] if users is None else [-0.3])]
     simplex = np.array([first, *(np.array(first) + 0.7 * unit for unit in np.eye(len(first)))])
     found = optimize.minimize(missing, first, method="Nelder-Mead", options={
         "initial_simplex": simplex, "xatol": 0.15, "fatol": 0.5, "maxfev": 20 * len(first)}).x
-    return max(float(np.exp(found[0])), _LEAST), noise * float(np.exp(found[1])) if users is not None else noise
+    return max(float(np.exp(found[0])), _LEAST), \
+        noise * float(np.exp(found[1])) if users is not None else noise
 
 
 def _partitions(evidence: _Evidence, models: Array, within: float, limit: int,
                 progress: Callable[[int], None] | None) -> list[WideDescription]:
-    """Partitions into 2, 3, ... groups: those of users' models in their largest principal components, and improved.
+    """Partitions into 2, 3, ... groups: those of users' models in their largest principal
+    components, and improved.
 
     Numbers of groups are tried until the description is no shorter several times.
     """
@@ -350,7 +383,8 @@ def _partitions(evidence: _Evidence, models: Array, within: float, limit: int,
     found: list[WideDescription] = []
     between, waited = _BETWEEN[len(_BETWEEN) // 2], 0
     for count in range(2, limit + 1):
-        labels = check_labels(fcluster(linkage(scores[:, :max(count - 1, 1)], "ward"), count, "maxclust"), n)
+        labels = check_labels(fcluster(linkage(scores[:, :max(count - 1, 1)], "ward"), count,
+                                       "maxclust"), n)
         best: WideDescription | None = None
         for _ in range(_ROUNDS):
             groups = _Groups(evidence, users, labels, between if best else None)
@@ -373,9 +407,12 @@ def _partitions(evidence: _Evidence, models: Array, within: float, limit: int,
 
 
 class _Groups:
-    """The models of groups, with the variance between groups that has the largest evidence, or the one given."""
+    """The models of groups, with the variance between groups that has the largest evidence, or the
+    one given.
+    """
 
-    def __init__(self, evidence: _Evidence, users: UserQuadratics, labels: Ints, between: float | None) -> None:
+    def __init__(self, evidence: _Evidence, users: UserQuadratics, labels: Ints,
+                 between: float | None) -> None:
         self.users, self.labels = users, labels
         self.sums = [users.sum(np.flatnonzero(labels == c)) for c in range(int(labels.max()) + 1)]
         trials = _BETWEEN if between is None else (between,)
@@ -386,11 +423,13 @@ class _Groups:
     def likeliest(self) -> Ints:
         """(n_users,) the group whose model, fitted without the user, fits it best.
 
-        With V the covariance of the model of its group and the user's curvature Q diag(d) Q', the model without it is
+        With V the covariance of the model of its group and the user's curvature Q diag(d) Q', the
+        model without it is
 
             centre + W (slope of the others),      W = V + V Q (diag(1/d) - Q' V Q)^-1 Q' V
         """
-        users, values = self.users, self.users.values(self.centres) + np.log(np.bincount(self.labels))
+        users, values = self.users, \
+            self.users.values(self.centres) + np.log(np.bincount(self.labels))
         for c, part in enumerate(self.sums):
             V = np.linalg.inv(part.curvature + np.eye(len(part.curvature)) / self.between)
             pull = part.slope - part.curvature @ self.centre
@@ -408,4 +447,5 @@ class _Groups:
 def _at(users: UserQuadratics, user: int, model: Array) -> float:
     """The value of one user at a model (p, k)."""
     d, Q = users.factors[user]
-    return float(users.constants[user] + (users.slopes[user] * model).sum() - 0.5 * (d @ (Q @ model) ** 2).sum())
+    return float(users.constants[user] + (users.slopes[user] * model).sum() - 0.5
+                 * (d @ (Q @ model) ** 2).sum())

@@ -1,1 +1,3 @@
-"""What the project is measured by: methods to compare with, experiments, attacks. Nothing else imports it."""
+"""What the project is measured by: methods to compare with, experiments, attacks. Nothing else
+imports it.
+"""

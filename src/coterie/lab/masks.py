@@ -1,27 +1,34 @@
 """Sums of users' numbers of which the server sees nothing but the sum: pairwise masks.
 
-Every two users i, j share a secret that the server does not know, from which both expand the same stream s_ij of
-uniform integers. User i, asked for numbers v_i together with the users of a set S, sends (modulo 2^64)
+Every two users i, j share a secret that the server does not know, from which both expand the same
+stream s_ij of uniform integers. User i, asked for numbers v_i together with the users of a set S,
+sends (modulo 2^64)
 
     masked_i = round(2^k v_i) + sum_{j in S, j > i} s_ij - sum_{j in S, j < i} s_ij
 
-The streams cancel in the sum over S, and only there: any fewer of the replies are uniform and independent of the
-numbers. This is the simplest form of Bonawitz et al. (2017), without secret shares. If users drop out, the others are
-asked again for a smaller set, with new streams, under rules that keep differences of sums from giving users away:
+The streams cancel in the sum over S, and only there: any fewer of the replies are uniform and
+independent of the numbers. This is the simplest form of Bonawitz et al. (2017), without secret
+shares. If users drop out, the others are asked again for a smaller set, with new streams, under
+rules that keep differences of sums from giving users away:
 
-- A user answers a question for at most two sets S and T. T is part of S, has more than half of its users, and lacks at
-  least three of them. So whatever a server asks, and whomever it claims to have lost, it learns no more of a question
-  than the sums over S, T and S without T, of three users at least each.
-- The bound on the numbers and the numbers stay the same, too, in all rounds and runs that a `Member` lives through.
+- A user answers a question for at most two sets S and T. T is part of S, has more than half of its
+  users, and lacks at least three of them. So whatever a server asks, and whomever it claims to have
+  lost, it learns no more of a question than the sums over S, T and S without T, of three users at
+  least each.
+- The bound on the numbers and the numbers stay the same, too, in all rounds and runs that a
+  `Member` lives through.
 
 What this does not do:
 
-- The server passes the public keys on. One that follows the protocol learns sums only; one that exchanges keys reads
-  everything, unless users know each other's keys from elsewhere (`Member(pins=...)`): then they refuse.
-- Users who work together with the server know their own part of a sum: three users are one if two of them do.
-- A sum is not noise: it says something of the users in it. Questions that hardly differ count as different ones.
-- Replies cannot be checked for plausibility one by one: a user who lies moves the sum by up to the bound, or makes it
-  meaningless by a wrong mask, and nobody knows who it was.
+- The server passes the public keys on. One that follows the protocol learns sums only; one that
+  exchanges keys reads everything, unless users know each other's keys from elsewhere
+  (`Member(pins=...)`): then they refuse.
+- Users who work together with the server know their own part of a sum: three users are one if two
+  of them do.
+- A sum is not noise: it says something of the users in it. Questions that hardly differ count as
+  different ones.
+- Replies cannot be checked for plausibility one by one: a user who lies moves the sum by up to the
+  bound, or makes it meaningless by a wrong mask, and nobody knows who it was.
 - That a number is beyond the bound, so that the user refuses, is seen by the server.
 """
 
@@ -58,8 +65,8 @@ class SumQuestion:
     round : of the run.
     kind : which numbers are asked for.
     bounds : largest absolute value of each number; public, so not taken from the data.
-    about : a digest of all that the numbers depend on besides the user's rows, such as a model; every user computes it
-        from what it was asked, and does not take it from the server.
+    about : a digest of all that the numbers depend on besides the user's rows, such as a model;
+        every user computes it from what it was asked, and does not take it from the server.
 
     Raises
     ------
@@ -79,21 +86,29 @@ class SumQuestion:
 
     def __post_init__(self) -> None:
         if not self.bounds or not all(0 < bound < np.inf for bound in self.bounds):
-            raise InvalidInput(f"a masked sum needs positive, finite bounds, got {show(*self.bounds)}",
-                               remedy="Give the largest absolute value that a number of a user can have")
+            raise InvalidInput("a masked sum needs positive, finite bounds, got "
+                               f"{show(*self.bounds)}",
+                               remedy="Give the largest absolute value that a number of a user can "
+                                      "have")
 
     def exponents(self, n_users: int) -> Ints:
-        """(n_numbers,) the k for which numbers are rounded to multiples of 2^-k: n_users bound 2^k <= 2^62."""
-        return np.asarray(_BITS - n_users.bit_length() - np.frexp(np.array(self.bounds))[1], dtype=np.int64)
+        """(n_numbers,) the k for which numbers are rounded to multiples of 2^-k: n_users bound 2^k
+        <= 2^62.
+        """
+        return np.asarray(_BITS - n_users.bit_length() - np.frexp(np.array(self.bounds))[1],
+                          dtype=np.int64)
 
     def rounding(self, n_users: int) -> Array:
-        """(n_numbers,) how far the sum of n_users is from the exact one: n 2^-k / 2, and the last digit of float64."""
+        """(n_numbers,) how far the sum of n_users is from the exact one: n 2^-k / 2, and the last
+        digit of float64.
+        """
         last = 2.0**-53 * n_users * np.array(self.bounds)
         return np.asarray(np.ldexp(float(n_users), -self.exponents(n_users) - 1) + last)
 
     def context(self, keys: Mapping[str, bytes]) -> bytes:
         """A digest of the question and of who takes part, by which masks differ."""
-        parts = [self.run, self.round, self.kind, [float(bound).hex() for bound in self.bounds], self.about.hex(),
+        parts = [self.run, self.round, self.kind, [float(bound).hex() for bound in self.bounds],
+                 self.about.hex(),
                  [[name, keys[name].hex()] for name in sorted(keys)]]
         return hashlib.sha256(json.dumps(parts).encode()).digest()
 
@@ -109,27 +124,32 @@ def encode_numbers(question: SumQuestion, values: npt.ArrayLike, n_users: int) -
 
     Raises
     ------
-    InvalidInput : numbers of another shape, not finite, or beyond the bounds. The message names no value.
+    InvalidInput : numbers of another shape, not finite, or beyond the bounds. The message names no
+        value.
 
     Example
     -------
     >>> question = SumQuestion(run="a", round=0, kind="count", bounds=(1.0,))
-    >>> decode_sum(question, sum(encode_numbers(question, [v], 3) for v in (0.5, -0.25, 1.0)), 3).tolist()
+    >>> decode_sum(question, sum(encode_numbers(question, [v], 3) for v in (0.5, -0.25, 1.0)),
+    ...            3).tolist()
     [1.25]
     """
     numbers, bounds = np.asarray(values, dtype=np.float64), np.array(question.bounds)
     if numbers.shape != bounds.shape:
-        raise InvalidInput(f"the question bounds {len(bounds)} numbers, got an array of shape {numbers.shape}")
+        raise InvalidInput(f"the question bounds {len(bounds)} numbers, got an array of shape "
+                           f"{numbers.shape}")
     beyond = np.flatnonzero(~(np.abs(numbers) <= bounds))  # also what is not a number
     if beyond.size:
         raise InvalidInput(f"{beyond.size} number(s) beyond the bound that the question declares",
-                           where=f"number {beyond[0]}, bound {bounds[beyond[0]]:g}", remedy="Ask with a larger bound")
+                           where=f"number {beyond[0]}, bound {bounds[beyond[0]]:g}",
+                           remedy="Ask with a larger bound")
     return np.rint(np.ldexp(numbers, question.exponents(n_users))).astype(np.int64).view(np.uint64)
 
 
 def decode_sum(question: SumQuestion, words: Words, n_users: int) -> Array:
     """The sum as numbers, from the sum of integers modulo 2^64."""
-    return np.asarray(np.ldexp(words.view(np.int64).astype(np.float64), -question.exponents(n_users)))
+    return np.asarray(np.ldexp(words.view(np.int64).astype(np.float64),
+                               -question.exponents(n_users)))
 
 
 def mask_of(name: str, secrets: Mapping[str, bytes], context: bytes, n_numbers: int) -> Words:
@@ -156,8 +176,9 @@ class Member:
     Parameters
     ----------
     name : of the user.
-    pins : public keys of the others, known from elsewhere; other names and keys are refused. If None, the first key
-        that comes with a name is taken for that user's, which an honest server is trusted with.
+    pins : public keys of the others, known from elsewhere; other names and keys are refused. If
+        None, the first key that comes with a name is taken for that user's, which an honest server
+        is trusted with.
 
     Attributes
     ----------
@@ -184,7 +205,8 @@ class Member:
         self.public: bytes = self._private.public_key().public_bytes_raw()
         self._answered: dict[tuple[str, bytes], _Answered] = {}
 
-    def answer(self, question: SumQuestion, keys: Mapping[str, bytes], values: npt.ArrayLike) -> Words:
+    def answer(self, question: SumQuestion, keys: Mapping[str, bytes],
+               values: npt.ArrayLike) -> Words:
         """The masked numbers of this user.
 
         Parameters
@@ -199,7 +221,8 @@ class Member:
 
         Raises
         ------
-        Refused : the set or a key is not acceptable, or the question was answered for other sets, bounds or numbers.
+        Refused : the set or a key is not acceptable, or the question was answered for other sets,
+            bounds or numbers.
         InvalidInput : numbers beyond the bounds.
         """
         self._check(keys)
@@ -207,8 +230,10 @@ class Member:
         before = self._answered.get((question.kind, question.about))
         now = _Answered(question.bounds, digest, (frozenset(keys),)) if before is None else \
             before.with_set(question.bounds, digest, frozenset(keys))
-        secrets = {other: self._secret(question.run, key) for other, key in keys.items() if other != self.name}
-        self._answered[question.kind, question.about] = now  # before anything is known of the numbers
+        secrets = {other: self._secret(question.run, key) for other,
+                   key in keys.items() if other != self.name}
+        # Before anything is known of the numbers.
+        self._answered[question.kind, question.about] = now
         if not self._fixed:
             self._keys.update(keys)
         words = encode_numbers(question, values, len(keys))
@@ -217,15 +242,19 @@ class Member:
     def _check(self, keys: Mapping[str, bytes]) -> None:
         """Refuse a set that is too small or in which somebody is not who it should be."""
         if keys.get(self.name) != self.public:
-            raise Refused(f"the sum is without {self.name!r}, or with another public key than this user's")
+            raise Refused(f"the sum is without {self.name!r}, or with another public key than this "
+                          "user's")
         if len(keys) < LEAST:
-            raise Refused(f"a sum over {len(keys)} users says too much of each", remedy=f"Ask {LEAST} users or more")
+            raise Refused(f"a sum over {len(keys)} users says too much of each",
+                          remedy=f"Ask {LEAST} users or more")
         if len(set(keys.values())) < len(keys):
             raise Refused("two users of the sum have the same public key")
         for other, key in keys.items():
-            if other != self.name and (self._keys.get(other, key) != key or (self._fixed and other not in self._keys)):
+            if other != self.name and (self._keys.get(other, key) != key
+                                       or (self._fixed and other not in self._keys)):
                 raise Refused(f"the public key of {other!r} is not the one known to {self.name!r}",
-                              remedy="Find out who exchanged it: the server, or the user for a new key pair")
+                              remedy="Find out who exchanged it: the server, or the user for a new "
+                                     "key pair")
 
     def _secret(self, run: str, key: bytes) -> bytes:
         """32 bytes that only this user and the owner of the other key can compute."""
@@ -246,7 +275,8 @@ class _Answered:
     digest: bytes  # of its numbers
     sets: tuple[frozenset[str], ...]  # one or two
 
-    def with_set(self, bounds: tuple[float, ...], digest: bytes, names: frozenset[str]) -> _Answered:
+    def with_set(self, bounds: tuple[float, ...], digest: bytes,
+                 names: frozenset[str]) -> _Answered:
         """The same with one more set, if that is allowed.
 
         Raises
@@ -255,12 +285,14 @@ class _Answered:
         """
         if bounds != self.bounds:  # or refusals would tell how large the numbers are
             raise Refused("the question was answered with other bounds")
-        if digest != self.digest:  # or the difference of two sums would be that of one user's numbers
+        # Or the difference of two sums would be that of one user's numbers.
+        if digest != self.digest:
             raise Refused("the numbers have changed since the question was answered")
         if names in self.sets:
             return self
         if len(self.sets) > 1 or not may_follow(self.sets[0], names):
-            raise Refused("the question was answered for other users; the difference of the two sums says too much",
+            raise Refused("the question was answered for other users; the difference of the two "
+                          "sums says too much",
                           remedy=f"Leave out {LEAST} users or more, once, and fewer than half")
         return _Answered(bounds, digest, (*self.sets, names))
 
@@ -270,15 +302,17 @@ def may_follow(first: Collection[str], second: Collection[str]) -> bool:
 
     Example
     -------
-    >>> may_follow("abcdefgh", "abcde"), may_follow("abcdefgh", "abcdefg"), may_follow("abcdefgh", "abcd")
-    (True, False, False)
+    >>> [may_follow("abcdefgh", part) for part in ("abcde", "abcdefg", "abcd")]
+    [True, False, False]
     """
     before, after = set(first), set(second)
-    return after < before and len(before - after) >= LEAST and len(after) > max(len(before) / 2, LEAST - 1)
+    return after < before and len(before - after) >= LEAST and len(after) > max(len(before) / 2,
+        LEAST - 1)
 
 
 def without(names: Collection[str], lost: Collection[str]) -> list[str]:
-    """The set to ask again if some do not answer: fewer than three take others with them, the last by name.
+    """The set to ask again if some do not answer: fewer than three take others with them, the last
+    by name.
 
     Raises
     ------
@@ -292,8 +326,10 @@ def without(names: Collection[str], lost: Collection[str]) -> list[str]:
     left = sorted(set(names) - set(lost))
     kept = left[:min(len(left), len(set(names)) - LEAST)]
     if not may_follow(names, kept):
-        raise Refused(f"{len(set(lost))} of {len(set(names))} users did not answer ({show(*sorted(lost))}), and a sum "
-                      "over the others would say too much of them", remedy="Ask the same users again")
+        raise Refused(f"{len(set(lost))} of {len(set(names))} users did not answer "
+                      f"({show(*sorted(lost))}), and a sum "
+                      "over the others would say too much of them", remedy="Ask the same users "
+                          "again")
     return kept
 
 
@@ -316,22 +352,27 @@ def total(question: SumQuestion, keys: Mapping[str, bytes], replies: Mapping[str
     """
     missing = sorted(set(keys) ^ set(replies))
     if missing:
-        raise InvalidInput("masks cancel only in the sum over all users of a set", where=f"users {show(*missing)}",
+        raise InvalidInput("masks cancel only in the sum over all users of a set",
+                           where=f"users {show(*missing)}",
                            remedy="Ask again, or ask the others for a smaller set")
     wrong = [name for name, words in replies.items()
              if words.dtype != np.uint64 or words.shape != (len(question.bounds),)]
     if wrong:
-        raise InvalidInput(f"expected {len(question.bounds)} integers of 64 bits", where=f"users {show(*wrong)}")
+        raise InvalidInput(f"expected {len(question.bounds)} integers of 64 bits",
+                           where=f"users {show(*wrong)}")
     words = np.add.reduce([replies[name] for name in sorted(keys)], axis=0, dtype=np.uint64)
     return decode_sum(question, words, len(keys))
 
 
-def masked_moments(users: Users, low: npt.ArrayLike, high: npt.ArrayLike, max_rows: int, *, run: str = "moments",
+def masked_moments(users: Users, low: npt.ArrayLike, high: npt.ArrayLike, max_rows: int, *,
+                   run: str = "moments",
                    absent: Collection[str] = ()) -> Moments:
-    """Moments of the rows of all users together, for `Standardizer.from_moments`; of a user alone, nobody sees any.
+    """Moments of the rows of all users together, for `Standardizer.from_moments`; of a user alone,
+    nobody sees any.
 
-    A demonstration in one process: runs of a federation do not use it. Every user is a `Member` of its own and sends
-    the number of its rows and the sums of z and z^2, where z = (feature - centre) / half in [-1, 1].
+    A demonstration in one process: runs of a federation do not use it. Every user is a `Member` of
+    its own and sends the number of its rows and the sums of z and z^2, where z = (feature - centre)
+    / half in [-1, 1].
 
     Parameters
     ----------
@@ -339,7 +380,8 @@ def masked_moments(users: Users, low: npt.ArrayLike, high: npt.ArrayLike, max_ro
     low, high : public bounds of all features, or (n_features,).
     max_rows : a public bound on the number of rows of a user.
     run : name of the run.
-    absent : names of users who do not answer. The moments are then those of the users asked again (`without`).
+    absent : names of users who do not answer. The moments are then those of the users asked again
+        (`without`).
 
     Returns
     -------
@@ -363,7 +405,8 @@ def masked_moments(users: Users, low: npt.ArrayLike, high: npt.ArrayLike, max_ro
     if not (half > 0).all():
         raise InvalidInput("bounds need low < high for every feature")
     names = [str(name) for name in users.names]
-    question = SumQuestion(run=run, round=0, kind="describe", bounds=(float(max_rows),) * (1 + 2 * d))
+    question = SumQuestion(run=run, round=0, kind="describe",
+                           bounds=(float(max_rows),) * (1 + 2 * d))
     members = {name: Member(name) for name in names}
 
     def ask(chosen: Collection[str]) -> tuple[dict[str, bytes], dict[str, Words]]:
@@ -371,7 +414,8 @@ def masked_moments(users: Users, low: npt.ArrayLike, high: npt.ArrayLike, max_ro
         for user in np.flatnonzero([name in keys and name not in absent for name in names]):
             z = (users.take([user]).features - centre) / half
             if not (np.abs(z) <= 1).all():
-                raise InvalidInput("features beyond the bounds", where=f"user {names[user]!r}", remedy="Widen them")
+                raise InvalidInput("features beyond the bounds", where=f"user {names[user]!r}",
+                                   remedy="Widen them")
             values = np.concatenate([[len(z)], z.sum(axis=0), (z**2).sum(axis=0)])
             replies[names[user]] = members[names[user]].answer(question, keys, values)
         return keys, replies

@@ -1,7 +1,8 @@
 """Losses: what each user's data say about that user's model.
 
-Each class states the one function that makes it what it is; `coterie.losses.base` derives the rest. To add a loss,
-write one class and enter it in `LOSSES`; the page "Adding a loss" in the docs shows a complete one.
+Each class states the one function that makes it what it is; `coterie.losses.base` derives the rest.
+To add a loss, write one class and enter it in `LOSSES`; the page "Adding a loss" in the docs shows
+a complete one.
 """
 
 from coterie.losses.affine import AffineLoss, LinearLoss
@@ -25,6 +26,8 @@ LOSSES: dict[str, type[Loss]] = {
     "huber_distance": HuberDistance,
 }
 
-__all__ = ["LOSSES", "AffineLoss", "BlockLoss", "Custom", "Evaluation", "Huber", "HuberDistance", "LinearLoss",
-           "Logistic", "Loss", "Multinomial", "Personal", "Poisson", "Samples", "Squared", "SquaredDistance",
+__all__ = ["LOSSES", "AffineLoss", "BlockLoss", "Custom", "Evaluation", "Huber", "HuberDistance",
+           "LinearLoss",
+           "Logistic", "Loss", "Multinomial", "Personal", "Poisson", "Samples", "Squared",
+           "SquaredDistance",
            "SquaredHinge"]

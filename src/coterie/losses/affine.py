@@ -1,12 +1,14 @@
-"""Losses whose models act on a sample through a margin: a ridge, an intercept, and one convex function.
+"""Losses whose models act on a sample through a margin: a ridge, an intercept, and one convex
+function.
 
 A linear loss is made of one convex function of the margin and the target,
 
-    f_i(x) = ridge/2 ||w||^2 + mean_j phi(t_ij, y_ij),    t_ij = <w, a_ij> + intercept_sign * b,    x = [w, b]
+    f_i(x) = ridge/2 ||w||^2 + mean_j phi(t_ij, y_ij),    t_ij = <w, a_ij> + intercept_sign * b,
+                                                          x = [w, b]
 
-and a class states phi by its value, slope and curvature; everything else (gradients and Hessians of all users at once,
-conjugates, proximal steps) follows. The intercept b is the last coordinate and is not under the ridge, unless
-`penalize_intercept` says so; then the ridge is ridge/2 ||x||^2.
+and a class states phi by its value, slope and curvature; everything else (gradients and Hessians of
+all users at once, conjugates, proximal steps) follows. The intercept b is the last coordinate and
+is not under the ridge, unless `penalize_intercept` says so; then the ridge is ridge/2 ||x||^2.
 
 The losses themselves are in `coterie.losses.linear` and `coterie.losses.multinomial`.
 """
@@ -23,7 +25,15 @@ import numpy as np
 from coterie.base.errors import Incompatible, InvalidInput
 from coterie.base.types import Array, Flags, Indices
 from coterie.data.users import Block, Participants, Users
-from coterie.losses.base import NOISE, SUMS, DualBounds, Evaluation, Magnitudes, Samples, need_targets
+from coterie.losses.base import (
+    NOISE,
+    SUMS,
+    DualBounds,
+    Evaluation,
+    Magnitudes,
+    Samples,
+    need_targets,
+)
 from coterie.losses.blocks import BlockLoss, in_blocks
 from coterie.losses.curvature import WideEvaluation
 from coterie.losses.frame import Frame
@@ -31,7 +41,8 @@ from coterie.losses.newton import Minimum
 from coterie.losses.rows import Terms, expand, is_wide, row_bounds, value_rounding
 from coterie.losses.wide import minimise_wide
 
-_BESIDE = 1e-10  # times the terms of a gradient: how far beside a slope bounds are computed, if none is found at it
+# Times the terms of a gradient: how far beside a slope bounds are computed, if none is found at it.
+_BESIDE = 1e-10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +53,9 @@ class AffineLoss(BlockLoss):
     ----------
     ridge : weight of ridge/2 ||w||^2.
     intercept : whether a model ends in an intercept b.
-    penalize_intercept : whether the ridge is on the intercept too, ridge/2 (||w||^2 + b^2). Then every user has exactly
-        one best model, also one with samples of a single class, and f_i is strongly convex with constant `ridge`.
+    penalize_intercept : whether the ridge is on the intercept too, ridge/2 (||w||^2 + b^2). Then
+        every user has exactly one best model, also one with samples of a single class, and f_i is
+        strongly convex with constant `ridge`.
 
     Raises
     ------
@@ -66,17 +78,20 @@ class AffineLoss(BlockLoss):
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.ridge) and self.ridge >= 0):
-            raise InvalidInput(f"ridge must be a finite number >= 0, got {self.ridge!r}", remedy="Use for example 1e-3")
+            raise InvalidInput(f"ridge must be a finite number >= 0, got {self.ridge!r}",
+                               remedy="Use for example 1e-3")
 
     def design(self, features: Array, real: Flags, local: bool = False) -> Array:
         if not self.intercept:
             return features
         # Padding rows are zero throughout, so their margin is 0 under any model.
-        return np.concatenate([features, (1.0 if local else self.intercept_sign) * real[..., None]], axis=-1)
+        return np.concatenate([features, (1.0 if local else self.intercept_sign) * real[..., None]],
+                              axis=-1)
 
     def frame(self, users: Users) -> Frame | None:
         outputs = self.dim(users) // (users.n_features + self.intercept)
-        return Frame.of(users, centred=self.free_intercept, sign=self.intercept_sign * self.intercept, outputs=outputs,
+        return Frame.of(users, centred=self.free_intercept,
+                        sign=self.intercept_sign * self.intercept, outputs=outputs,
                         level=self.neutral(users) if self.free_intercept else None)
 
     def neutral(self, users: Users) -> Array:
@@ -90,7 +105,8 @@ class AffineLoss(BlockLoss):
             z[:, -outputs:] = self.neutral(samples.users.data)[:, None]
             z[:, -outputs:] *= self.intercept_sign
             if samples.frame is not None:  # in local coordinates the intercept has the sign +1
-                z[:, -outputs:] = self.neutral(samples.users.data)[:, None] - samples.frame.level[:, None]
+                z[:, -outputs:] = self.neutral(samples.users.data)[:, None] \
+                    - samples.frame.level[:, None]
         offsets = NOISE * self.neutral(samples.users.data) ** 2
         return np.abs(self.evaluate_local(samples, z, 0).values) + offsets
 
@@ -100,19 +116,24 @@ class AffineLoss(BlockLoss):
         return weights if block.units is None else weights / block.units**2
 
     def curvatures(self, samples: Samples) -> Array:
-        every = self.ridge * self.shrunk(samples.dim, samples.dim // (samples.users.n_features + self.intercept))
+        every = self.ridge * self.shrunk(samples.dim, samples.dim // (samples.users.n_features
+            + self.intercept))
         if samples.frame is None:
             return np.broadcast_to(every, (samples.n_users, samples.dim))
         return np.asarray(every / samples.frame.units(np.arange(samples.n_users)) ** 2)
 
-    def ridge_bounds(self, bounds: DualBounds, samples: Samples, slopes: Array, about: Array | None) -> DualBounds:
+    def ridge_bounds(self, bounds: DualBounds, samples: Samples, slopes: Array,
+                     about: Array | None) -> DualBounds:
         """The dual bounds, and where they are infinite those of the ridge alone.
 
-        With phi >= 0, f(x) >= 1/2 sum_k c_k x_k^2 gives f*(u) <= sum_k u_k^2 / (2 c_k). It is the conjugate where phi
-        vanishes in the limit only: samples of one class, and a slope 0 of the intercept.
+        With phi >= 0, f(x) >= 1/2 sum_k c_k x_k^2 gives f*(u) <= sum_k u_k^2 / (2 c_k). It is the
+        conjugate where phi vanishes in the limit only: samples of one class, and a slope 0 of the
+        intercept.
         """
-        rows = np.flatnonzero(np.isinf(bounds.values)) if self.least >= 0 else np.empty(0, dtype=np.intp)
-        c = self.ridge * self.shrunk(samples.dim, samples.dim // (samples.users.n_features + self.intercept))
+        rows = np.flatnonzero(np.isinf(bounds.values)) if self.least >= 0 \
+            else np.empty(0, dtype=np.intp)
+        c = self.ridge * self.shrunk(samples.dim, samples.dim // (samples.users.n_features
+            + self.intercept))
         rows = rows[(slopes[rows][:, c == 0] == 0).all(axis=1)]
         u = slopes[rows]
         ridges = np.divide(u**2, 2.0 * c, out=np.zeros_like(u), where=c > 0).sum(axis=1)
@@ -124,7 +145,9 @@ class AffineLoss(BlockLoss):
         return out
 
     def shrunk(self, dim: int, outputs: int = 1) -> Array:
-        """1 for the coordinates under the ridge, 0 for intercepts that are not (one for each output)."""
+        """1 for the coordinates under the ridge, 0 for intercepts that are not (one for each
+        output).
+        """
         mask = np.ones(dim)
         if self.free_intercept:
             mask[dim - outputs:] = 0.0
@@ -150,19 +173,22 @@ class AffineLoss(BlockLoss):
 
     @abstractmethod
     def row_duals(self, block: Block, t: Array, sums: Array | None) -> tuple[Array, Array]:
-        """alpha (n, m, outputs) near the slopes of rows with outputs t, and the terms (n, m) of the conjugate there.
+        """alpha (n, m, outputs) near the slopes of rows with outputs t, and the terms (n, m) of the
+        conjugate there.
 
         Parameters
         ----------
         block : the rows.
         t : their outputs.
-        sums : (n, outputs) what sum_j sign alpha_j must be; None where alpha can be the slopes themselves.
+        sums : (n, outputs) what sum_j sign alpha_j must be; None where alpha can be the slopes
+            themselves.
         """
 
     def wide(self, samples: Samples) -> bool:
         return is_wide(self, samples)
 
-    def expand(self, samples: Samples, models: Array, users: Indices | None = None) -> WideEvaluation:
+    def expand(self, samples: Samples, models: Array,
+               users: Indices | None = None) -> WideEvaluation:
         return expand(self, samples, models, users)
 
     def prox(self, samples: Samples, linear: Array | None, t: Array | float, centres: Array | None,
@@ -173,9 +199,11 @@ class AffineLoss(BlockLoss):
         zero = np.zeros((len(who), samples.dim))
         centres = zero if centres is None else centres
         return minimise_wide(self, samples, zero if linear is None else linear, np.broadcast_to(
-            np.asarray(t, dtype=float), len(who)), centres, centres if start is None else start, who)
+            np.asarray(t, dtype=float), len(who)), centres, centres if start is None else start,
+                             who)
 
-    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None, users: Indices | None = None,
+    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
+                    users: Indices | None = None,
                     about: Array | None = None) -> DualBounds:
         if not self.wide(samples):
             return super().dual_bounds(samples, slopes, start, users, about)
@@ -184,17 +212,20 @@ class AffineLoss(BlockLoss):
         start = about if start is None else start
         return row_bounds(self, samples, slopes, start, about, who)
 
-    def value_rounding(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
+    def value_rounding(self, samples: Samples, models: Array,
+                       users: Indices | None = None) -> Array:
         if not self.wide(samples):
             return super().value_rounding(samples, models, users)
         return value_rounding(self, samples, models, users)
 
     def rows(self, features: Array, models: Array) -> tuple[Array, int]:
-        """The design of new rows and how many outputs their models have; refuses what does not fit."""
+        """The design of new rows and how many outputs their models have; refuses what does not fit.
+        """
         rows = self.design(features, np.ones(len(features), dtype=bool))
         outputs, left = divmod(models.shape[1], rows.shape[1])
         if left or not outputs:
-            raise InvalidInput(f"models of {models.shape[1]} coordinates do not fit rows of {rows.shape[1]}",
+            raise InvalidInput(f"models of {models.shape[1]} coordinates do not fit rows of "
+                               f"{rows.shape[1]}",
                                remedy="Give the columns the models were fitted on")
         return rows, outputs
 
@@ -203,8 +234,9 @@ class AffineLoss(BlockLoss):
 class LinearLoss(AffineLoss):
     """One convex function phi of a margin and a target; see the module's formula.
 
-    A class says `value`, `slope` and `curvature`, and where they exist `max_curvature`, the largest curvature anywhere,
-    and `conic_terms`. The page "Adding a loss" in the docs shows a complete one.
+    A class says `value`, `slope` and `curvature`, and where they exist `max_curvature`, the largest
+    curvature anywhere, and `conic_terms`. The page "Adding a loss" in the docs shows a complete
+    one.
 
     Example
     -------
@@ -225,23 +257,28 @@ class LinearLoss(AffineLoss):
 
     max_curvature: ClassVar[float] = np.inf
 
-    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None, users: Indices | None = None,
+    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
+                    users: Indices | None = None,
                     about: Array | None = None) -> DualBounds:
         best = super().dual_bounds(samples, slopes, start, users, about)
         rows = np.flatnonzero(~np.isfinite(best.values))
         if rows.size and self.intercept and not self.penalize_intercept and not self.wide(samples):
-            who, about = rows if users is None else users[rows], np.zeros_like(slopes) if about is None else about
+            who, about = rows if users is None else users[rows], \
+                np.zeros_like(slopes) if about is None else about
             start = about if start is None else start
             beside = self._bounds_beside(samples, slopes[rows], start[rows], who, about[rows])
             for full, part in zip(best, beside, strict=True):
                 full[rows] = part
         return best
 
-    def _bounds_beside(self, samples: Samples, slopes: Array, start: Array, who: Indices, about: Array) -> DualBounds:
-        """Bounds from slopes on both sides: a convex function is at most the larger of its values around a point.
+    def _bounds_beside(self, samples: Samples, slopes: Array, start: Array, who: Indices,
+                       about: Array) -> DualBounds:
+        """Bounds from slopes on both sides: a convex function is at most the larger of its values
+        around a point.
 
-        Where no row holds the intercept, computed gradients along it are 0 or multiples of the rounding of margins, and
-        none of them need be near a slope that is itself a rounding error. Slopes a little beside are reached.
+        Where no row holds the intercept, computed gradients along it are 0 or multiples of the
+        rounding of margins, and none of them need be near a slope that is itself a rounding error.
+        Slopes a little beside are reached.
         """
         gap = np.abs(slopes - self.evaluate(samples, start, 1, who).gradients)[:, -1]
         step = _BESIDE * self.magnitudes(samples, np.zeros_like(slopes), who).gradients[:, -1]
@@ -249,8 +286,10 @@ class LinearLoss(AffineLoss):
         near = np.flatnonzero(gap <= step)
         if near.size:
             last = np.arange(slopes.shape[1]) == slopes.shape[1] - 1
-            one, other = (AffineLoss.dual_bounds(self, samples, slopes[near] + side * step[near, None] * last,
-                                                 start[near], who[near], about[near]) for side in (1, -1))
+            one, other = (AffineLoss.dual_bounds(self, samples, slopes[near] + side * step[near,
+                None] * last,
+                                                 start[near], who[near], about[near])
+                          for side in (1, -1))
             for full, *sides in zip(out, one, other, strict=True):
                 full[near] = np.maximum(*sides)
         return out
@@ -274,10 +313,13 @@ class LinearLoss(AffineLoss):
         ------
         Incompatible : where the loss has no such form.
         """
-        raise Incompatible(f"{type(self).__name__} has no conic form: give it a `conic_terms` method.")
+        raise Incompatible(f"{type(self).__name__} has no conic form: give it a `conic_terms` "
+                           "method.")
 
     def conjugate(self, a: Array, y: Array) -> Array | None:
-        """phi*(a, y) = max_t a t - phi(t, y), elementwise, inf outside its domain; None where it is not known."""
+        """phi*(a, y) = max_t a t - phi(t, y), elementwise, inf outside its domain; None where it is
+        not known.
+        """
         return None
 
     def row_terms(self, block: Block, t: Array) -> Terms:
@@ -327,14 +369,19 @@ class LinearLoss(AffineLoss):
     def magnitudes_block(self, block: Block, models: Array) -> Magnitudes:
         a, y, weights = block.features, block.targets, block.weights
         ridges = self.ridges(block, models.shape[1])
-        t, terms = (a @ models[:, :, None])[..., 0], (np.abs(a) @ np.abs(models)[:, :, None])[..., 0]
-        values = (weights * np.abs(self.value(t, y))).sum(axis=1) + 0.5 * (ridges * models**2).sum(axis=1)
-        slopes = ((weights * np.abs(self.slope(t, y)))[:, None, :] @ np.abs(a))[:, 0] + ridges * np.abs(models)
+        t, terms = (a @ models[:, :, None])[..., 0], (np.abs(a) @ np.abs(models)[:, :, None])[...,
+            0]
+        values = (weights * np.abs(self.value(t, y))).sum(axis=1) + 0.5 \
+            * (ridges * models**2).sum(axis=1)
+        slopes = ((weights * np.abs(self.slope(t, y)))[:, None, :] @ np.abs(a))[:, 0] + ridges \
+            * np.abs(models)
         terms = np.abs(t) + terms
         inside = self.curvature(t, y) * terms  # t itself is rounded
         most = self.max_curvature if np.isfinite(self.max_curvature) else self.curvature(t, y)
-        values += 16 * SUMS * (weights * most * terms**2).sum(axis=1)  # which counts even where the loss is zero
-        return Magnitudes(values, slopes, slopes + ((weights * inside)[:, None, :] @ np.abs(a))[:, 0])
+        # Which counts even where the loss is zero.
+        values += 16 * SUMS * (weights * most * terms**2).sum(axis=1)
+        return Magnitudes(values, slopes, slopes + ((weights * inside)[:, None, :] @ np.abs(a))[:,
+            0])
 
     def upper_hessians(self, samples: Samples) -> Array | None:
         if not np.isfinite(self.max_curvature):
@@ -369,21 +416,26 @@ class LinearLoss(AffineLoss):
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
         users = samples.users.data
         phi = self.conic_terms(cp, margins_matrix(samples, self) @ x, need_targets(self, users))
-        return (1.0 / users.counts[users.owner]) @ phi + ridge_form(cp, self.ridge, self.shrunk(samples.dim), x)
+        return (1.0 / users.counts[users.owner]) @ phi + ridge_form(cp, self.ridge,
+            self.shrunk(samples.dim), x)
 
 
 def margins_matrix(samples: Samples, loss: AffineLoss, stride: int = 1, output: int = 0) -> Any:
-    """The sparse matrix that takes all models in one vector to all rows' margins (of one output of several)."""
+    """The sparse matrix that takes all models in one vector to all rows' margins (of one output of
+    several).
+    """
     from scipy import sparse
 
     users = samples.users.data
     rows = loss.design(users.features, np.ones(users.n_samples, dtype=bool))
     columns = users.owner[:, None] * samples.dim + np.arange(rows.shape[1]) * stride + output
-    return sparse.csr_array((rows.ravel(), (np.repeat(np.arange(users.n_samples), rows.shape[1]), columns.ravel())),
+    return sparse.csr_array((rows.ravel(), (np.repeat(np.arange(users.n_samples), rows.shape[1]),
+                                            columns.ravel())),
                             shape=(users.n_samples, users.n_users * samples.dim))
 
 
 def ridge_form(cp: ModuleType, ridge: float, shrunk: Array, x: Any) -> Any:
     """ridge/2 ||w||^2 of every user; `shrunk` marks the coordinates of one model that are w."""
     n_users = x.size // shrunk.size
-    return ridge / 2 * cp.sum_squares(x[np.flatnonzero(np.tile(shrunk > 0, n_users))]) if ridge > 0 else 0.0
+    return ridge / 2 * cp.sum_squares(x[np.flatnonzero(np.tile(shrunk > 0, n_users))]) \
+        if ridge > 0 else 0.0

@@ -1,4 +1,6 @@
-"""The search for personal models around centres: where they may lie, at which price, and the objective there."""
+"""The search for personal models around centres: where they may lie, at which price, and the
+objective there.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ class Space:
     Attributes
     ----------
     kept : (dim,) the axes along which they may leave the centre; c has one coordinate for each.
-    span : (dim, r) or (n, dim, r) their directions in local coordinates; None: c are the local coordinates.
-    turns : (n, dim, dim) row k is coordinate k of c along the axes of the metric; None: c lie along the axes.
+    span : (dim, r) or (n, dim, r) their directions in local coordinates; None: c are the local
+        coordinates.
+    turns : (n, dim, dim) row k is coordinate k of c along the axes of the metric; None: c lie along
+        the axes.
     price : (n, r, r)
     """
 
@@ -34,7 +38,8 @@ class Space:
             self.price = (self.turns * metric.prices[:, None, :]) @ self.turns.swapaxes(1, 2)
             return
         if metric.axes is not None or not kept.all() or frame is not None:
-            self.span = np.ascontiguousarray((np.eye(d) if metric.axes is None else metric.axes)[..., kept])
+            self.span = np.ascontiguousarray((np.eye(d) if metric.axes is None else metric.axes)[
+                ..., kept])
             if frame is not None:
                 self.span = frame.basis(self.span, who)
         self.price = metric.prices[:, kept, None] * np.eye(int(kept.sum()))
@@ -48,7 +53,8 @@ class Space:
         return c if self.span is None else (self._span(rows) @ c[..., None])[..., 0]
 
     def gradients(self, g: Array, rows: Indices) -> Array:
-        return g if self.span is None else (self._span(rows).swapaxes(-1, -2) @ g[..., None])[..., 0]
+        return g if self.span is None else (self._span(rows).swapaxes(-1, -2) @ g[..., None])[...,
+            0]
 
     def hessians(self, h: Array, rows: Indices) -> Array:
         return h if self.span is None else self._span(rows).swapaxes(-1, -2) @ h @ self._span(rows)
@@ -64,7 +70,8 @@ class Space:
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """f(origin + span c) + <linear, span c> + 1/2 c' price c + lift of some users, for `minimise`."""
+    """f(origin + span c) + <linear, span c> + 1/2 c' price c + lift of some users, for `minimise`.
+    """
 
     loss: Loss
     samples: Samples
@@ -76,8 +83,10 @@ class Objective:
 
     def __call__(self, rows: Indices, c: Array, order: int) -> tuple[Array, Array, Array]:
         step = self.space.local(c, rows)
-        with np.errstate(over="ignore", invalid="ignore"):  # a trial point far out is rejected, not reported
-            f, g, h = self.loss.evaluate_local(self.samples, self.origin[rows] + step, order, self.who[rows])
+        # a trial point far out is rejected, not reported.
+        with np.errstate(over="ignore", invalid="ignore"):
+            f, g, h = self.loss.evaluate_local(self.samples, self.origin[rows] + step, order,
+                                               self.who[rows])
             price = self.space.price[rows]
             force = (price @ c[..., None])[..., 0]
             f = f + 0.5 * np.einsum("nd,nd->n", force, c) + self.lift[rows]
@@ -92,5 +101,6 @@ class Objective:
 def lower(objective: Objective, first: Array, second: Array) -> Array:
     """For each user the one of two points with the lower objective."""
     rows = np.arange(len(first))
-    better = objective(rows, second, 0)[0] < np.nan_to_num(objective(rows, first, 0)[0], nan=np.inf, posinf=np.inf)
+    better = objective(rows, second, 0)[0] < np.nan_to_num(objective(rows, first, 0)[0], nan=np.inf,
+                                                           posinf=np.inf)
     return np.where(better[:, None], second, first)

@@ -1,10 +1,11 @@
 """What a loss is: one call, `evaluate`, and everything that follows from it.
 
-A loss gives each user i a convex, differentiable function f_i of a model. A class says how long a model is (`dim`) and
-what f_i, its gradient and its Hessian are (`evaluate`); minima, proximal steps and conjugates of all users follow.
+A loss gives each user i a convex, differentiable function f_i of a model. A class says how long a
+model is (`dim`) and what f_i, its gradient and its Hessian are (`evaluate`); minima, proximal steps
+and conjugates of all users follow.
 
-Losses that compute on users' samples derive from `coterie.losses.blocks.BlockLoss`; losses that wrap another one, or
-that are known by formula, derive from `Loss` itself.
+Losses that compute on users' samples derive from `coterie.losses.blocks.BlockLoss`; losses that
+wrap another one, or that are known by formula, derive from `Loss` itself.
 """
 
 from __future__ import annotations
@@ -24,16 +25,21 @@ from coterie.losses.frame import Frame
 from coterie.losses.newton import Minimum, minimise, possible_gains, solve_scaled
 
 _EPSILON = float(np.finfo(float).eps)
-TINY = 1e3 * _EPSILON  # a residual this small beside the terms it is the difference of is zero but for rounding
+# a residual this small beside the terms it is the difference of is zero but for rounding.
+TINY = 1e3 * _EPSILON
 SUMS = 8.0 * _EPSILON  # error of a computed sum beside the sum of its terms' absolute values
-NOISE = 1e-10  # times its square: what is left of an offset that cancels, where nothing else is left
+# Times its square: what is left of an offset that cancels, where nothing else is left.
+NOISE = 1e-10
 TIGHT = 1e-13  # times a bound: no more than this is left to be gained
 REACH = 10.0  # times 1 + ||x||: how far away a model may be in directions that no curvature holds
-_REFINEMENTS = 3  # Newton steps that may follow a local solve until its residual is at rounding level
+# Newton steps that may follow a local solve until its residual is at rounding level.
+_REFINEMENTS = 3
 
 
 class Evaluation(NamedTuple):
-    """Values (n,), gradients (n, dim) and Hessians (n, dim, dim); derivatives not asked for may be empty."""
+    """Values (n,), gradients (n, dim) and Hessians (n, dim, dim); derivatives not asked for may be
+    empty.
+    """
 
     values: Array
     gradients: Array
@@ -49,8 +55,10 @@ class Samples:
 
     users: Participants
     dim: int
-    frame: Frame | None = field(default=None, kw_only=True)  # local coordinates, where they differ from those given
-    known: dict[str, Array] = field(default_factory=dict, kw_only=True, repr=False)  # of the users' data alone
+    # Local coordinates, where they differ from those given.
+    frame: Frame | None = field(default=None, kw_only=True)
+    # Of the users' data alone.
+    known: dict[str, Array] = field(default_factory=dict, kw_only=True, repr=False)
 
     @property
     def n_users(self) -> int:
@@ -60,8 +68,8 @@ class Samples:
 class Magnitudes(NamedTuple):
     """How large the terms are that values and gradients are summed of.
 
-    Rounding changes a computed value by a small multiple of the unit roundoff times `values` + <`slopes`, |model|>, and
-    a computed gradient by one times `gradients`.
+    Rounding changes a computed value by a small multiple of the unit roundoff times `values` +
+    <`slopes`, |model|>, and a computed gradient by one times `gradients`.
     """
 
     values: Array  # (n,) sums of |terms| of values
@@ -70,7 +78,8 @@ class Magnitudes(NamedTuple):
 
 
 class DualBounds(NamedTuple):
-    """Upper bounds on conjugates, and what rounding may have done to them; see `Loss.dual_bounds`."""
+    """Upper bounds on conjugates, and what rounding may have done to them; see `Loss.dual_bounds`.
+    """
 
     values: Array  # (n,) +inf where there is no bound
     rounding: Array  # (n,)
@@ -80,8 +89,9 @@ class DualBounds(NamedTuple):
 class Loss(ABC):
     """A convex, differentiable loss of every user; all methods work on all users at once.
 
-    A class must say `dim` and `evaluate`; `decision` and `conic` are asked for where needed. A wrapper passes
-    `evaluate` on to the loss inside and returns `loss.prepare(users)` from `prepare`.
+    A class must say `dim` and `evaluate`; `decision` and `conic` are asked for where needed. A
+    wrapper passes `evaluate` on to the loss inside and returns `loss.prepare(users)` from
+    `prepare`.
 
     Example
     -------
@@ -94,22 +104,26 @@ class Loss(ABC):
     """
 
     least: ClassVar[float] = -np.inf  # a number that no f_i falls below
-    quadratic: ClassVar[bool] = False  # whether every f_i is quadratic, so that one Hessian serves everywhere
+    # Whether every f_i is quadratic, so that one Hessian serves everywhere.
+    quadratic: ClassVar[bool] = False
 
     @abstractmethod
     def dim(self, users: Participants) -> int:
         """Length of one user's model."""
 
     @abstractmethod
-    def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
+    def evaluate(self, samples: Samples, models: Array, order: int = 2,
+                 users: Indices | None = None) -> Evaluation:
         """Values, gradients and Hessians at the users' own models; of all users, or of some.
 
         Parameters
         ----------
         samples : what `prepare` returned.
         models : (n, dim) one row for each user evaluated.
-        order : 0 for values only, 1 for gradients too, 2 for Hessians too; what is above may be left empty.
-        users : (n,) positions of the users evaluated, in the order of the rows of `models`; all users by default.
+        order : 0 for values only, 1 for gradients too, 2 for Hessians too; what is above may be
+            left empty.
+        users : (n,) positions of the users evaluated, in the order of the rows of `models`; all
+            users by default.
 
         Returns
         -------
@@ -147,21 +161,29 @@ class Loss(ABC):
         return self.evaluate(samples, models, 2).hessians
 
     def lipschitz(self, samples: Samples) -> Array:
-        """For each user an upper bound on the Hessian's largest eigenvalue, anywhere; inf where there is none."""
+        """For each user an upper bound on the Hessian's largest eigenvalue, anywhere; inf where
+        there is none.
+        """
         return np.full(samples.n_users, np.inf)
 
     def steep(self, samples: Samples) -> bool:
-        """Whether the loss may overflow at models far out, or be so steep that Newton's method is slow there."""
+        """Whether the loss may overflow at models far out, or be so steep that Newton's method is
+        slow there.
+        """
         if "steep" not in samples.known:
             samples.known["steep"] = np.isinf(self.lipschitz(samples))
         return bool(samples.known["steep"].any())
 
     def strong_convexity(self, samples: Samples) -> Array:
-        """For each user a lower bound on the Hessian's smallest eigenvalue, anywhere; 0 where there is none."""
+        """For each user a lower bound on the Hessian's smallest eigenvalue, anywhere; 0 where there
+        is none.
+        """
         return np.zeros(samples.n_users)
 
     def upper_hessians(self, samples: Samples) -> Array | None:
-        """(n_users, dim, dim) matrices that no Hessian exceeds, in local coordinates; None where none are known."""
+        """(n_users, dim, dim) matrices that no Hessian exceeds, in local coordinates; None where
+        none are known.
+        """
         return None
 
     def local(self, samples: Samples, slopes: Array | None = None, start: Array | None = None,
@@ -183,7 +205,8 @@ class Loss(ABC):
 
     def prox(self, samples: Samples, linear: Array | None, t: Array | float, centres: Array | None,
              start: Array | None = None, users: Indices | None = None) -> Minimum:
-        """Each user's minimise_x f_i(x) + <linear_i, x> + (t_i / 2) ||x - centres_i||^2; of all users, or of some.
+        """Each user's minimise_x f_i(x) + <linear_i, x> + (t_i / 2) ||x - centres_i||^2; of all
+        users, or of some.
 
         Parameters
         ----------
@@ -211,22 +234,26 @@ class Loss(ABC):
 
     def _minimise(self, samples: Samples, linear: Array, t: Array, centres: Array, start: Array,
                   who: Indices) -> Minimum:
-        """As `prox`; the points are in local coordinates, and the values lack the frame's constant."""
+        """As `prox`; the points are in local coordinates, and the values lack the frame's constant.
+        """
         frame, eye, pulled = self.coordinates(samples), np.eye(samples.dim), bool(t.any())
         p, v, pull = linear, centres, eye
         if frame is not None:  # ||x - centres||^2 = (z - v)' pull (z - v)
-            p, v, start = frame.slopes(linear, who), frame.enter(centres, who), frame.enter(start, who)
+            p, v, start = frame.slopes(linear, who), frame.enter(centres, who), \
+                frame.enter(start, who)
             pull = frame.metric(who) if pulled else eye
 
         def evaluate(rows: Indices, z: Array, order: int) -> tuple[Array, Array, Array]:
-            with np.errstate(over="ignore", invalid="ignore"):  # a trial point far out is rejected, not reported
+            # a trial point far out is rejected, not reported.
+            with np.errstate(over="ignore", invalid="ignore"):
                 f, g, h = self.evaluate_local(samples, z, order, who[rows])
                 f = f + np.einsum("nd,nd->n", p[rows], z)
                 g = g + p[rows] if order > 0 else g
                 if pulled:
                     metric = pull if frame is None else pull[rows]
                     shift = z - v[rows]
-                    force = t[rows, None] * (shift if frame is None else np.einsum("nde,ne->nd", metric, shift))
+                    force = t[rows, None] * (shift if frame is None else np.einsum("nde,ne->nd",
+                        metric, shift))
                     f = f + 0.5 * np.einsum("nd,nd->n", force, shift)
                     g = g + force if order > 0 else g
                     h = h + t[rows, None, None] * metric if order > 1 else h
@@ -235,9 +262,11 @@ class Loss(ABC):
         return minimise(evaluate, start)
 
     def coordinates(self, samples: Samples) -> Frame | None:
-        """The local coordinates of `evaluate_local`, `magnitudes` and `curvatures`; None for coordinates as given.
+        """The local coordinates of `evaluate_local`, `magnitudes` and `curvatures`; None for
+        coordinates as given.
 
-        A wrapper shares the samples of the loss inside but not its coordinates, in which it adds something else.
+        A wrapper shares the samples of the loss inside but not its coordinates, in which it adds
+        something else.
         """
         return None
 
@@ -246,15 +275,19 @@ class Loss(ABC):
         """As `evaluate`, with models and derivatives in the local `coordinates`."""
         return self.evaluate(samples, models, order, users)
 
-    def magnitudes(self, samples: Samples, models: Array, users: Indices | None = None) -> Magnitudes:
+    def magnitudes(self, samples: Samples, models: Array,
+                   users: Indices | None = None) -> Magnitudes:
         """Sums of absolute values where `evaluate_local` sums terms; see `Magnitudes`.
 
-        By default |f|, |grad f|, and |grad f| + |H| |model|, which is what rounding of the model itself does.
+        By default |f|, |grad f|, and |grad f| + |H| |model|, which is what rounding of the model
+        itself does.
         """
         f, g, h = self.evaluate_local(samples, models, 2, users)
-        return Magnitudes(np.abs(f), np.abs(g), np.abs(g) + np.einsum("nde,ne->nd", np.abs(h), np.abs(models)))
+        return Magnitudes(np.abs(f), np.abs(g), np.abs(g) + np.einsum("nde,ne->nd", np.abs(h),
+            np.abs(models)))
 
-    def value_rounding(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
+    def value_rounding(self, samples: Samples, models: Array,
+                       users: Indices | None = None) -> Array:
         """(n,) what rounding may have done to the values of `evaluate`."""
         who = np.arange(samples.n_users) if users is None else users
         frame = self.coordinates(samples)
@@ -263,9 +296,11 @@ class Loss(ABC):
         return SUMS * (terms.values + (terms.slopes * np.abs(z)).sum(axis=1))
 
     def sizes(self, samples: Samples) -> Array:
-        """(n_users,) a size of each loss that a value can be compared with; offsets of the data do not change it.
+        """(n_users,) a size of each loss that a value can be compared with; offsets of the data do
+        not change it.
 
-        By default the loss of the model zero. Losses with a free intercept, and of points, take a constant instead.
+        By default the loss of the model zero. Losses with a free intercept, and of points, take a
+        constant instead.
         """
         if "sizes" not in samples.known:
             samples.known["sizes"] = self._sizes(samples)
@@ -275,12 +310,16 @@ class Loss(ABC):
         return np.abs(self.evaluate(samples, np.zeros((samples.n_users, samples.dim)), 0).values)
 
     def curvatures(self, samples: Samples) -> Array:
-        """(n_users, dim) numbers c >= 0 such that f_i - 1/2 sum_k c_k z_k^2 is convex, in local coordinates."""
-        return np.broadcast_to(self.strong_convexity(samples)[:, None], (samples.n_users, samples.dim))
+        """(n_users, dim) numbers c >= 0 such that f_i - 1/2 sum_k c_k z_k^2 is convex, in local
+        coordinates.
+        """
+        return np.broadcast_to(self.strong_convexity(samples)[:, None],
+                               (samples.n_users, samples.dim))
 
     def conjugates(self, samples: Samples, slopes: Array, start: Array | None = None,
                    users: Indices | None = None) -> Array:
-        """f_i*(slopes_i) = max_x <slopes_i, x> - f_i(x), from above; +inf where it is, or no maximum was reached.
+        """f_i*(slopes_i) = max_x <slopes_i, x> - f_i(x), from above; +inf where it is, or no
+        maximum was reached.
 
         Parameters
         ----------
@@ -296,24 +335,29 @@ class Loss(ABC):
         bound = self.dual_bounds(samples, slopes, start, users)
         return bound.values + bound.rounding
 
-    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None, users: Indices | None = None,
+    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
+                    users: Indices | None = None,
                     about: Array | None = None) -> DualBounds:
-        """Upper bounds on f_i*(slopes_i) - <slopes_i, about_i> = max_x <slopes_i, x - about_i> - f_i(x).
+        """Upper bounds on f_i*(slopes_i) - <slopes_i, about_i> = max_x <slopes_i, x - about_i> -
+        f_i(x).
 
-        Where f(x) - 1/2 sum_k c_k x_k^2 is convex, every point x with residual r = slopes - grad f(x) gives
+        Where f(x) - 1/2 sum_k c_k x_k^2 is convex, every point x with residual r = slopes - grad
+        f(x) gives
 
             f*(slopes) <= <slopes, x> - f(x) + sum_k r_k^2 / (2 c_k)
 
-        which needs no solve to be right, only to be tight. Coordinates without curvature (c_k = 0: an intercept, no
-        ridge) must have r_k = 0. In floating point that means a residual at rounding level, which counts by its effect
-        |r_k| |x_k - about_k| and by what it can gain (`possible_gains`): second order where the Hessian has curvature
-        beyond rounding, else r times `REACH`. Where this is not negligible, or rounding level is not reached, the
-        bound is +inf. For losses that do not state `magnitudes` of their own, rounding level is estimated.
+        which needs no solve to be right, only to be tight. Coordinates without curvature (c_k = 0:
+        an intercept, no ridge) must have r_k = 0. In floating point that means a residual at
+        rounding level, which counts by its effect |r_k| |x_k - about_k| and by what it can gain
+        (`possible_gains`): second order where the Hessian has curvature beyond rounding, else r
+        times `REACH`. Where this is not negligible, or rounding level is not reached, the bound is
+        +inf. For losses that do not state `magnitudes` of their own, rounding level is estimated.
 
         Parameters
         ----------
         samples, slopes, start, users : as for `conjugates`.
-        about : (n, dim) a point near the models, so that common offsets of all models cancel; zero by default.
+        about : (n, dim) a point near the models, so that common offsets of all models cancel; zero
+            by default.
 
         Returns
         -------
@@ -326,20 +370,25 @@ class Loss(ABC):
         frame, curved = self.coordinates(samples), self.curvatures(samples)[who]
         u, centre, z = slopes, about, start
         if frame is not None:
-            u, centre, z = frame.slopes(slopes, who), frame.enter(about, who), frame.enter(start, who)
+            u, centre, z = frame.slopes(slopes, who), frame.enter(about, who), \
+                frame.enter(start, who)
         settled = np.ones(len(who), dtype=bool)
         best = self._dual_bound(samples, z, u, centre, curved, who, settled)
         tight = np.isfinite(best.values) & (best.slack <= TIGHT * np.abs(best.values))
         rows = np.flatnonzero(~tight)  # who must look for a better point
         if rows.size:
-            minimum = self._minimise(samples, -slopes[rows], np.zeros(rows.size), zero[rows], start[rows], who[rows])
+            minimum = self._minimise(samples, -slopes[rows], np.zeros(rows.size), zero[rows],
+                                     start[rows], who[rows])
             z, settled = minimum.points, minimum.converged
         for _ in range(1 + _REFINEMENTS if rows.size else 0):
-            bound = self._dual_bound(samples, z, u[rows], centre[rows], curved[rows], who[rows], settled)
-            better = np.flatnonzero(bound.values + bound.rounding < (best.values + best.rounding)[rows])
+            bound = self._dual_bound(samples, z, u[rows], centre[rows], curved[rows], who[rows],
+                                     settled)
+            better = np.flatnonzero(bound.values + bound.rounding
+                                    < (best.values + best.rounding)[rows])
             for full, part in zip(best, bound, strict=True):
                 full[rows[better]] = part[better]
-            # Infinite only since a residual is not quite at rounding level: a Newton step more may take it there.
+            # Infinite only since a residual is not quite at rounding level: a Newton step more may
+            # take it there.
             again = np.flatnonzero(~np.isfinite(best.values[rows]) & settled)
             if not again.size:
                 break
@@ -347,14 +396,18 @@ class Loss(ABC):
             z = self._refined(samples, z[again], u[rows], who[rows])
         return best
 
-    def rough_bounds(self, samples: Samples, slopes: Array, start: Array, about: Array, enough: float) -> DualBounds:
-        """`dual_bounds` of all users that may be loose by `enough` times the sum of their losses, in all.
+    def rough_bounds(self, samples: Samples, slopes: Array, start: Array, about: Array,
+                     enough: float) -> DualBounds:
+        """`dual_bounds` of all users that may be loose by `enough` times the sum of their losses,
+        in all.
 
-        A few Newton steps from `start` are taken together by all users, and no user is solved for exactly.
+        A few Newton steps from `start` are taken together by all users, and no user is solved for
+        exactly.
         """
         return self.dual_bounds(samples, slopes, start, None, about)
 
-    def _dual_bound(self, samples: Samples, z: Array, u: Array, centre: Array, curved: Array, who: Indices,
+    def _dual_bound(self, samples: Samples, z: Array, u: Array, centre: Array, curved: Array,
+                    who: Indices,
                     settled: Flags) -> DualBounds:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             f, g, h = self.evaluate_local(samples, z, 2 if (curved == 0).any() else 1, who)
@@ -364,15 +417,19 @@ class Loss(ABC):
             exact = settled[:, None] & (residual <= TINY * level)
             residual = residual + SUMS * level  # it is rounded itself
             cost = np.where(curved > 0, residual**2 / (2.0 * curved), np.inf)
-            flat = exact & (curved == 0)  # coordinates in which a residual at rounding level is let pass
+            # Coordinates in which a residual at rounding level is let pass.
+            flat = exact & (curved == 0)
             cost = np.where(flat, residual * away, cost).sum(axis=1)
             values = np.einsum("nd,nd->n", u, z - centre) - f + cost
-            rounding = SUMS * (terms.values + (terms.slopes * np.abs(z)).sum(axis=1) + (np.abs(u) * away).sum(axis=1))
+            rounding = SUMS * (terms.values + (terms.slopes * np.abs(z)).sum(axis=1)
+                               + (np.abs(u) * away).sum(axis=1))
             rows = np.flatnonzero(flat.any(axis=1))
-            if rows.size:  # what these residuals may still gain, where hardly anything holds the model
+            # What these residuals may still gain, where hardly anything holds the model.
+            if rows.size:
                 frame = self.coordinates(samples)
                 unit = 1.0 if frame is None else np.maximum(frame.units(who[rows]).max(axis=1), 1.0)
-                gain = possible_gains(h[rows], np.where(flat[rows], residual[rows], 0.0), SUMS * samples.dim,
+                gain = possible_gains(h[rows], np.where(flat[rows], residual[rows], 0.0),
+                                      SUMS * samples.dim,
                                       REACH * (unit + np.linalg.norm(z[rows], axis=1)))
                 limit = 1e-7 * np.abs(values[rows]) + 1e-9 * self.sizes(samples)[who[rows]]
                 rounding[rows] += np.where(gain <= limit, gain, np.inf)
@@ -386,24 +443,32 @@ class Loss(ABC):
         units = np.sqrt(np.maximum(np.einsum("nii->ni", h), 1e-300))
         step = solve_scaled(h, units, np.full(len(z), 1e-15), u - g)
         with np.errstate(over="ignore"):  # of a step where the loss is flat
-            far = np.linalg.norm(step, axis=1) > 1e-3 * (1.0 + np.linalg.norm(z, axis=1))  # that is no refinement
+            # That is no refinement.
+            far = np.linalg.norm(step, axis=1) > 1e-3 * (1.0 + np.linalg.norm(z, axis=1))
         return np.where(far[:, None], z, z + step)
 
     def wide(self, samples: Samples) -> bool:
-        """Whether models have so many coordinates and users so few rows that Hessians are operators (`expand`)."""
+        """Whether models have so many coordinates and users so few rows that Hessians are operators
+        (`expand`).
+        """
         return False
 
-    def expand(self, samples: Samples, models: Array, users: Indices | None = None) -> WideEvaluation:
-        """Values, gradients and Hessians as operators, where models are `wide`; of all users, or of some.
+    def expand(self, samples: Samples, models: Array,
+               users: Indices | None = None) -> WideEvaluation:
+        """Values, gradients and Hessians as operators, where models are `wide`; of all users, or of
+        some.
 
         Raises
         ------
         Incompatible : where they are not.
         """
-        raise Incompatible(f"{type(self).__name__} has no Hessians as operators for these models: use `evaluate`.")
+        raise Incompatible(f"{type(self).__name__} has no Hessians as operators for these models: "
+                           "use `evaluate`.")
 
     def own_models(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
-        """The models that predict for these users, given those of a problem; a `Personal` loss has others."""
+        """The models that predict for these users, given those of a problem; a `Personal` loss has
+        others.
+        """
         return models
 
     @property
@@ -421,17 +486,21 @@ class Loss(ABC):
         raise Incompatible(f"{type(self).__name__} models make no predictions from features.")
 
     def predict(self, features: Array, models: Array) -> Array:
-        """The predicted target of each row of `features` under the model in the same row of `models`."""
+        """The predicted target of each row of `features` under the model in the same row of
+        `models`.
+        """
         return self.decision(features, models)
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
-        """The sum of all f_i as a CVXPY expression of x, the models one after the other in one vector.
+        """The sum of all f_i as a CVXPY expression of x, the models one after the other in one
+        vector.
 
         Raises
         ------
         Incompatible : where the loss has no such form.
         """
-        raise Incompatible(f"{type(self).__name__} has no conic form, which the reference solver needs. "
+        raise Incompatible(f"{type(self).__name__} has no conic form, which the reference solver "
+                           "needs. "
                            "Give it a `conic` method, or use another solver.")
 
 
@@ -439,5 +508,6 @@ def need_targets(loss: Loss, users: Users) -> Array:
     """The users' targets; raises InvalidInput where there are none."""
     if users.targets is None:
         raise InvalidInput(f"{type(loss).__name__} needs targets, and these users have none",
-                           remedy="Give y, or name the target column; to cluster rows use SquaredDistance()")
+                           remedy="Give y, or name the target column; to cluster rows use "
+                                  "SquaredDistance()")
     return users.targets

@@ -45,7 +45,8 @@ class BlockSamples(Samples):
 def in_blocks(loss: Loss, samples: Samples) -> BlockSamples:
     """The samples as blocks; refuses those that another kind of loss prepared."""
     if not isinstance(samples, BlockSamples):
-        raise Incompatible(f"{type(loss).__name__} is computed from users' samples, and these were prepared by a loss "
+        raise Incompatible(f"{type(loss).__name__} is computed from users' samples, and these were "
+                           "prepared by a loss "
                            "that needs none. Prepare them with the loss that is evaluated.")
     return samples
 
@@ -53,8 +54,8 @@ def in_blocks(loss: Loss, samples: Samples) -> BlockSamples:
 class BlockLoss(Loss):
     """A loss that is computed from users' samples, one block of users at a time.
 
-    A class says `dim` and `evaluate_block`, and `check_targets` where not every target will do. Padding rows of a block
-    have weight 0 and must not change the result.
+    A class says `dim` and `evaluate_block`, and `check_targets` where not every target will do.
+    Padding rows of a block have weight 0 and must not change the result.
 
     Example
     -------
@@ -68,7 +69,8 @@ class BlockLoss(Loss):
     ...         gaps = models[:, None, :] - block.features
     ...         values = 0.5 * (block.weights * (gaps**2).sum(axis=2)).sum(axis=1)
     ...         gradients = (block.weights[..., None] * gaps).sum(axis=1)
-    ...         return Evaluation(values, gradients, np.tile(np.eye(models.shape[1]), (len(models), 1, 1)))
+    ...         hessians = np.tile(np.eye(models.shape[1]), (len(models), 1, 1))
+    ...         return Evaluation(values, gradients, hessians)
     >>> users = ct.Users.from_arrays([[0.0], [2.0], [4.0]], user=["ann", "bob", "bob"])
     >>> loss = HalfSquares()
     >>> loss.values(loss.prepare(users), np.zeros((2, 1))).tolist()
@@ -82,7 +84,8 @@ class BlockLoss(Loss):
         ----------
         features : (..., p).
         real : (...) marks rows that are samples, not padding.
-        local : whether the features are in local coordinates, in which an intercept has the sign +1.
+        local : whether the features are in local coordinates, in which an intercept has the sign
+            +1.
         """
         return features
 
@@ -91,7 +94,8 @@ class BlockLoss(Loss):
 
     @abstractmethod
     def evaluate_block(self, block: Block, models: Array, order: int) -> Evaluation:
-        """Values, gradients and Hessians of the users of one block; derivatives above `order` may be left empty.
+        """Values, gradients and Hessians of the users of one block; derivatives above `order` may
+        be left empty.
 
         Parameters
         ----------
@@ -101,7 +105,9 @@ class BlockLoss(Loss):
         """
 
     def frame(self, users: Users) -> Frame | None:
-        """Local coordinates for users whose numbers are very large or very small; None where there are none."""
+        """Local coordinates for users whose numbers are very large or very small; None where there
+        are none.
+        """
         return None
 
     def magnitudes_block(self, block: Block, models: Array) -> Magnitudes | None:
@@ -133,23 +139,29 @@ class BlockLoss(Loss):
                 block = block._replace(features=frame.rows(block.features, block.index, real),
                                        targets=frame.targets(block.targets, block.index, real),
                                        units=frame.units(block.index))
-            blocks.append(block._replace(features=self.design(block.features, real, frame is not None)))
+            blocks.append(block._replace(features=self.design(block.features, real,
+                frame is not None)))
         return BlockSamples(data, self.dim(data), tuple(blocks), frame=frame)
 
-    def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
+    def evaluate(self, samples: Samples, models: Array, order: int = 2,
+                 users: Indices | None = None) -> Evaluation:
         frame = samples.frame
         if frame is None:
             return self.evaluate_local(samples, models, order, users)
         who = np.arange(samples.n_users) if users is None else users
         f, g, h = self.evaluate_local(samples, frame.enter(models, who), order, users)
-        return Evaluation(f, frame.gradients(g, who) if order > 0 else g, frame.hessians(h, who) if order > 1 else h)
+        return Evaluation(f, frame.gradients(g, who) if order > 0 else g,
+                          frame.hessians(h, who) if order > 1 else h)
 
-    def magnitudes(self, samples: Samples, models: Array, users: Indices | None = None) -> Magnitudes:
+    def magnitudes(self, samples: Samples, models: Array,
+                   users: Indices | None = None) -> Magnitudes:
         samples = in_blocks(self, samples)
         n = samples.n_users if users is None else len(users)
-        out, unknown = Magnitudes(np.empty(n), np.empty(models.shape), np.empty(models.shape)), list[slice]()
+        out, unknown = Magnitudes(np.empty(n), np.empty(models.shape), np.empty(models.shape)), \
+            list[slice]()
         for block, rows, who in self._chosen(samples, users):
-            def part(some: slice, block: Block = block, rows: Indices = rows, who: Indices | None = who) -> None:
+            def part(some: slice, block: Block = block, rows: Indices = rows,
+                     who: Indices | None = who) -> None:
                 piece = slice_users(block, some) if who is None else take_users(block, who[some])
                 result = self.magnitudes_block(piece, models[rows[some]])
                 if result is None:
@@ -161,14 +173,16 @@ class BlockLoss(Loss):
             in_parts(part, len(rows), _part_of(block))
         return super().magnitudes(samples, models, users) if unknown else out
 
-    def rough_bounds(self, samples: Samples, slopes: Array, start: Array, about: Array, enough: float) -> DualBounds:
+    def rough_bounds(self, samples: Samples, slopes: Array, start: Array, about: Array,
+                     enough: float) -> DualBounds:
         curved = self.curvatures(samples)
         if self.wide(samples) or not (curved > 0).all():
             return super().rough_bounds(samples, slopes, start, about, enough)
         frame, who = self.coordinates(samples), np.arange(samples.n_users)
         u, centre, z = slopes, about, start
         if frame is not None:
-            u, centre, z = frame.slopes(slopes, who), frame.enter(about, who), frame.enter(start, who)
+            u, centre, z = frame.slopes(slopes, who), frame.enter(about, who), \
+                frame.enter(start, who)
         settled = np.zeros(len(who), dtype=bool)
         for _ in range(_ROUGH_STEPS):
             with np.errstate(over="ignore", invalid="ignore"):
@@ -183,16 +197,20 @@ class BlockLoss(Loss):
     def evaluate_local(self, samples: Samples, models: Array, order: int = 2,
                        users: Indices | None = None) -> Evaluation:
         samples = in_blocks(self, samples)
-        if users is not None and len(users) == samples.n_users and (users == np.arange(len(users))).all():
+        if users is not None and len(users) == samples.n_users \
+            and (users == np.arange(len(users))).all():
             users = None  # everyone, in order
         if order > 1:
             _require_hessians(*models.shape)
-        if users is None and len(samples.blocks) == 1 and samples.blocks[0].features.size <= 2 * _PART:
+        if users is None and len(samples.blocks) == 1 and samples.blocks[0].features.size <= 2 \
+            * _PART:
             return self.evaluate_block(samples.blocks[0], models, order)  # nothing to gather
         n, d = models.shape
-        out = Evaluation(np.empty(n), np.empty((n if order > 0 else 0, d)), np.empty((n if order > 1 else 0, d, d)))
+        out = Evaluation(np.empty(n), np.empty((n if order > 0 else 0, d)),
+                         np.empty((n if order > 1 else 0, d, d)))
         for block, rows, who in self._chosen(samples, users):
-            def part(some: slice, block: Block = block, rows: Indices = rows, who: Indices | None = who) -> None:
+            def part(some: slice, block: Block = block, rows: Indices = rows,
+                     who: Indices | None = who) -> None:
                 piece = slice_users(block, some) if who is None else take_users(block, who[some])
                 result = self.evaluate_block(piece, models[rows[some]], order)
                 for full, values in zip(out[: order + 1], result[: order + 1], strict=True):
@@ -201,8 +219,11 @@ class BlockLoss(Loss):
             in_parts(part, len(rows), _part_of(block))
         return out
 
-    def _chosen(self, samples: BlockSamples, users: Indices | None) -> Iterator[tuple[Block, Indices, Indices | None]]:
-        """Every block, where its users stand in the result, and which of its users are meant; None for all."""
+    def _chosen(self, samples: BlockSamples, users: Indices | None) -> Iterator[tuple[Block,
+            Indices, Indices | None]]:
+        """Every block, where its users stand in the result, and which of its users are meant; None
+        for all.
+        """
         numbers = None if users is None else samples.positions[0][users]
         for k, block in enumerate(samples.blocks):
             if users is None:
@@ -212,13 +233,17 @@ class BlockLoss(Loss):
 
 
 def _part_of(block: Block) -> int:
-    """How many users of a block are computed at a time: what fits into a cache, and many enough to pay."""
+    """How many users of a block are computed at a time: what fits into a cache, and many enough to
+    pay.
+    """
     return max(1, _PART // max(block.features[0].size, 1)) if len(block.features) else 1
 
 
 def _require_hessians(n: int, dim: int) -> None:
-    require_memory(8.0 * _COPIES * n * dim**2, f"Second derivatives of {n:,} users with models of {dim:,} coordinates",
-                   "Standardise the features and use a ridge > 0 if users have fewer rows than that, or use fewer "
+    require_memory(8.0 * _COPIES * n * dim**2, f"Second derivatives of {n:,} users with models of "
+                                               f"{dim:,} coordinates",
+                   "Standardise the features and use a ridge > 0 if users have fewer rows than "
+                   "that, or use fewer "
                    "features, such as the first principal components, or fewer classes")
 
 

@@ -1,4 +1,5 @@
-"""`check_loss`: what every loss must satisfy, run on data of your choice. For those who write one."""
+"""`check_loss`: what every loss must satisfy, run on data of your choice. For those who write one.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ from coterie.losses import Evaluation, Loss, Samples
 
 
 def check_loss(loss: Loss, users: Users, *, seed: int = 0, spread: float = 1.0) -> None:
-    """Raise AssertionError, naming the property and the user, where `loss` breaks a rule the solvers rely on.
+    """Raise AssertionError, naming the property and the user, where `loss` breaks a rule the
+    solvers rely on.
 
-    Checked at random models: shapes; gradients and Hessians against central differences; positive semidefinite
-    Hessians within the stated bounds; the subgradient inequality; that a user alone gets bitwise the numbers it gets
-    among others; that the conjugate is attained and f(x) + f*(u) >= <u, x>; the optimality of the proximal step.
+    Checked at random models: shapes; gradients and Hessians against central differences; positive
+    semidefinite Hessians within the stated bounds; the subgradient inequality; that a user alone
+    gets bitwise the numbers it gets among others; that the conjugate is attained and f(x) + f*(u)
+    >= <u, x>; the optimality of the proximal step.
 
     Parameters
     ----------
@@ -56,39 +59,47 @@ def _check_shapes(at: Evaluation, n: int, d: int) -> None:
         assert np.isfinite(part).all(), f"{name}: not finite at finite models"
 
 
-def _check_derivatives(loss: Loss, samples: Samples, x: Array, at: Evaluation, users: Users) -> None:
+def _check_derivatives(loss: Loss, samples: Samples, x: Array, at: Evaluation,
+                       users: Users) -> None:
     """Against central differences; Hessians symmetric and within the stated bounds."""
     h, d = 1e-5, samples.dim
     for k in range(d):
         step = h * np.eye(d)[k]
         up, down = loss.evaluate(samples, x + step, 1), loss.evaluate(samples, x - step, 1)
         _near("gradient", at.gradients[:, k], (up.values - down.values) / (2 * h), 1e-6, users)
-        _near("Hessian", at.hessians[:, :, k], (up.gradients - down.gradients) / (2 * h), 1e-5, users)
+        _near("Hessian", at.hessians[:, :, k], (up.gradients - down.gradients) / (2 * h), 1e-5,
+              users)
     _near("symmetry of the Hessian", at.hessians, at.hessians.swapaxes(1, 2), 1e-12, users)
     ends = np.linalg.eigvalsh(at.hessians)
     size = 1e-10 * (1 + np.abs(ends).max(axis=1))
     _holds("a positive semidefinite Hessian", ends[:, 0] >= -size, users)
     _holds("Hessian <= lipschitz", ends[:, -1] <= loss.lipschitz(samples) + size, users)
-    _holds("Hessian >= strong_convexity", ends[:, 0] >= loss.strong_convexity(samples) - size, users)
+    _holds("Hessian >= strong_convexity", ends[:, 0] >= loss.strong_convexity(samples) - size,
+           users)
 
 
 def _check_alone(loss: Loss, x: Array, at: Evaluation, users: Users) -> None:
     """Bitwise the same numbers for a user alone as among others."""
     for i in sorted({0, users.n_users // 2, users.n_users - 1}):
         own = users.take([i])
-        # The number of classes and the like are properties of the federation, so the single user is laid out with it.
+        # The number of classes and the like are properties of the federation, so the single user is
+        # laid out with it.
         if loss.dim(own) == x.shape[1]:
             by_itself = loss.evaluate(loss.prepare(own), x[[i]], 2)
             for name, alone, among in zip(at._fields, by_itself, at, strict=True):
-                assert (alone[0] == among[i]).all(), f"{name}: user {users.names[i]!r} alone differs from among others"
+                assert (alone[0] == among[i]).all(), \
+                    f"{name}: user {users.names[i]!r} alone differs from among others"
 
 
-def _check_conjugates(loss: Loss, samples: Samples, x: Array, z: Array, at: Evaluation, users: Users) -> None:
+def _check_conjugates(loss: Loss, samples: Samples, x: Array, z: Array, at: Evaluation,
+                      users: Users) -> None:
     """The maximum in f*(u) = max <u, x> - f(x) is attained, and no other point exceeds it."""
-    slopes = 0.9 * at.gradients  # inside the conjugate's domain, which is convex and has zero in its closure
+    # Inside the conjugate's domain, which is convex and has zero in its closure.
+    slopes = 0.9 * at.gradients
     best = loss.local(samples, slopes, start=z).points
     conjugates = loss.conjugates(samples, slopes, start=z)
-    _near("grad f = u where <u, x> - f(x) is largest", loss.gradients(samples, best), slopes, 1e-6, users)
+    _near("grad f = u where <u, x> - f(x) is largest", loss.gradients(samples, best), slopes, 1e-6,
+          users)
     attained = np.einsum("nd,nd->n", slopes, best) - loss.values(samples, best)
     _near("f*(u) = max <u, x> - f(x)", conjugates, attained, 1e-9, users)
     for point, value in ((x, at.values), (z, loss.values(samples, z))):
@@ -105,4 +116,5 @@ def _near(name: str, got: Array, expected: Array, tol: float, users: Users) -> N
 
 def _holds(name: str, satisfied: Flags, users: Users) -> None:
     broken = np.flatnonzero(~satisfied)
-    assert not broken.size, f"{name} fails for {broken.size} user(s), the first is {users.names[broken[0]]!r}"
+    assert not broken.size, \
+        f"{name} fails for {broken.size} user(s), the first is {users.names[broken[0]]!r}"

@@ -1,19 +1,22 @@
-"""Hessians of wide models, never formed: products with them and systems in them, in the space of a user's rows.
+"""Hessians of wide models, never formed: products with them and systems in them, in the space of a
+user's rows.
 
-A user with m rows A (m x p), k outputs and the ridges R (p, the same for every output) has the Hessian
+A user with m rows A (m x p), k outputs and the ridges R (p, the same for every output) has the
+Hessian
 
     H = R + A' W A
 
-where W couples the outputs of one row only. With S = R + shift and K = A S^-1 A', systems need m x m matrices only
-(Woodbury):
+where W couples the outputs of one row only. With S = R + shift and K = A S^-1 A', systems need m x
+m matrices only (Woodbury):
 
     (H + shift)^-1 v = S^-1 v - S^-1 A' (W^-1 + K)^-1 A S^-1 v
 
-An intercept b may be free, so its column is not in K: with C = (W^-1 + K)^-1, rows have q = C (t + column b), and b
-follows from its own row of the system, held b + column' q = v_b.
+An intercept b may be free, so its column is not in K: with C = (W^-1 + K)^-1, rows have q = C (t +
+column b), and b follows from its own row of the system, held b + column' q = v_b.
 
 One output:   W = diag(D), and (W^-1 + K)^-1 = r (I + r K r)^-1 r with r = D^1/2.
-Softmax:      W_j = diag(P_j) - P_j P_j' / w_j for row j of weight w_j, where P_j = w_j times the probabilities of the C
+Softmax:      W_j = diag(P_j) - P_j P_j' / w_j for row j of weight w_j, where P_j = w_j times the
+              probabilities of the C
 classes. With E_c = P_c^1/2 (I + P_c^1/2 K P_c^1/2)^-1 P_c^1/2 for each class and M = sum_c E_c,
 
     (W^-1 + K)^-1 = E - E 1 M^-1 1' E        exactly (Rasmussen and Williams 2006, Algorithm 3.3)
@@ -33,7 +36,8 @@ _FREE = 1e-15  # times its curvature: what holds an intercept at least
 
 _CACHED = 4_000_000  # bytes of rows that are used twice in a row
 _LARGEST = 5e7  # numbers in the preconditioner of groups
-_STEPS, _EXACT = 100, 1e-4  # steps of conjugate gradients, and the share of the residual at which they end
+# Steps of conjugate gradients, and the share of the residual at which they end.
+_STEPS, _EXACT = 100, 1e-4
 
 #: Takes vectors (n, dim) of the users to vectors.
 Inverse = Callable[[Array], Array]
@@ -55,7 +59,9 @@ class Curvature(ABC):
 
     @abstractmethod
     def inverse(self, shift: Array, dtype: type = np.float64) -> Inverse:
-        """The map vectors -> (H_i + shift_i I)^-1 vectors_i, for shifts (n_users,) > 0; computed in `dtype`."""
+        """The map vectors -> (H_i + shift_i I)^-1 vectors_i, for shifts (n_users,) > 0; computed in
+        `dtype`.
+        """
 
     @abstractmethod
     def trace(self) -> Array:
@@ -88,7 +94,8 @@ class RowTerms(NamedTuple):
 
     def take(self, users: slice) -> RowTerms:
         """The same for some of these users; no copy of A is kept."""
-        return RowTerms(self.users[users], self.design[users], self.gram[users], self.mass[users], self.weights[users])
+        return RowTerms(self.users[users], self.design[users], self.gram[users], self.mass[users],
+                        self.weights[users])
 
     def design_in(self, dtype: type) -> Array:
         """A with so many bits."""
@@ -110,7 +117,8 @@ class RowCurvature(Curvature):
     intercept : whether the last column is an intercept, whose square is not in `gram`.
     """
 
-    def __init__(self, terms: Sequence[RowTerms], ridges: Array, basis: Array | None, intercept: bool) -> None:
+    def __init__(self, terms: Sequence[RowTerms], ridges: Array, basis: Array | None,
+                 intercept: bool) -> None:
         self.terms, self.ridges, self.basis, self.intercept = tuple(terms), ridges, basis, intercept
         self.outputs = 1 if basis is None else len(basis)
         self.shape = sum(len(part.users) for part in terms), len(ridges) * self.outputs
@@ -120,7 +128,8 @@ class RowCurvature(Curvature):
         out = np.empty_like(v)
         for part in self.terms:
             design = part.design_in(v.dtype.type)
-            step = max(1, _CACHED // max(design[0].nbytes, 1))  # users whose rows stay near the processor
+            # Users whose rows stay near the processor.
+            step = max(1, _CACHED // max(design[0].nbytes, 1))
             for start in range(0, len(design), step):
                 some = slice(start, start + step)
                 t = self.between(part.take(some), design[some] @ v[part.users[some]])
@@ -170,12 +179,14 @@ class RowInverse:
     def __init__(self, curvature: RowCurvature, shift: Array, dtype: type) -> None:
         self.curvature, self.dtype = curvature, dtype
         self.scales: Array = curvature.ridges + shift[:, None]
-        self.basis: Array | None = None if curvature.basis is None else curvature.basis.astype(dtype)
+        self.basis: Array | None = None if curvature.basis is None \
+            else curvature.basis.astype(dtype)
         self.designs, self.small = list[Array](), list[_Small]()
         for part in curvature.terms:
             self.designs.append(part.design_in(dtype))
             self.small.append(self._factors(part, self.scales[part.users]))
-        self.scales = np.where(self.scales > 0, self.scales, 1.0).astype(dtype)  # an intercept that nothing holds
+        # An intercept that nothing holds.
+        self.scales = np.where(self.scales > 0, self.scales, 1.0).astype(dtype)
 
     def _factors(self, part: RowTerms, scales: Array) -> _Small:
         gram: Array = (part.gram / scales[:, :1, None]).astype(self.dtype, copy=False)
@@ -195,36 +206,45 @@ class RowInverse:
             return small
         k = self.curvature.outputs
         column: Array = part.design[..., -1].astype(self.dtype)
-        units = column[:, :, None, None] * np.eye(k, dtype=self.dtype)  # (n, m, k, k), the last axis for k columns
-        border = self._rows(small, units) if self.basis is not None else factors[:, 0] @ column[..., None]
+        # (n, m, k, k), the last axis for k columns.
+        units = column[:, :, None, None] * np.eye(k, dtype=self.dtype)
+        border = self._rows(small, units) if self.basis is not None else factors[:, 0] \
+            @ column[..., None]
         border = border.reshape(len(gram), -1, k, k)
         pull = np.einsum("nm,nmij->nij", column, border).astype(float)
         held = np.maximum(scales[:, -1], _FREE * np.trace(pull, axis1=1, axis2=2) + 1e-300)
-        return small._replace(border=border, inside=np.linalg.inv(pull + held[:, None, None] * np.eye(k)).astype(
+        return small._replace(border=border, inside=np.linalg.inv(pull + held[:, None, None]
+            * np.eye(k)).astype(
             self.dtype))
 
     def __call__(self, vectors: Array) -> Array:
-        v: Array = vectors.reshape(len(vectors), -1, self.curvature.outputs).astype(self.dtype, copy=False)
+        v: Array = vectors.reshape(len(vectors), -1, self.curvature.outputs).astype(self.dtype,
+            copy=False)
         scales = self.scales[..., None]
         out = v / scales
         if self.curvature.intercept:
             out[:, -1] = 0.0
         for part, design, small in zip(self.curvature.terms, self.designs, self.small, strict=True):
             everyone = len(part.users) == len(out)
-            step = max(1, _CACHED // max(design[0].nbytes, 1))  # users whose rows stay near the processor
+            # Users whose rows stay near the processor.
+            step = max(1, _CACHED // max(design[0].nbytes, 1))
             for start in range(0, len(design), step):
                 some = slice(start, start + step)
                 users = some if everyone else part.users[some]
-                rows, last = self._bordered(small.take(some), design[some], design[some] @ out[users], v[users, -1])
+                rows, last = self._bordered(small.take(some), design[some],
+                                            design[some] @ out[users], v[users, -1])
                 moved = out[users] - (design[some].swapaxes(1, 2) @ rows) / scales[users]
                 if last is not None:
                     moved[:, -1] = last
                 out[users] = moved
         return out.reshape(vectors.shape)
 
-    def _bordered(self, small: _Small, design: Array, t: Array, right: Array) -> tuple[Array, Array | None]:
-        """q = C (t + column b) with the intercepts b from  held b + column' q = right, and these."""
-        rows = self._rows(small, t[..., None])[..., 0] if self.basis is not None else small.factors[:, 0] @ t
+    def _bordered(self, small: _Small, design: Array, t: Array, right: Array) -> tuple[Array,
+            Array | None]:
+        """q = C (t + column b) with the intercepts b from  held b + column' q = right, and these.
+        """
+        rows = self._rows(small, t[..., None])[..., 0] if self.basis is not None \
+            else small.factors[:, 0] @ t
         if small.border is None or small.inside is None:
             return rows, None
         column = design[..., -1]
@@ -243,7 +263,9 @@ class RowInverse:
         return np.einsum("ncmr,kc->nmkr", weighted, self.basis, optimize=True)
 
     def average(self, number: int) -> Array:
-        """(n, m, m) the mean over outputs of (W^-1 + K)^-1 in a block; an estimate where there are several."""
+        """(n, m, m) the mean over outputs of (W^-1 + K)^-1 in a block; an estimate where there are
+        several.
+        """
         part, small = self.curvature.terms[number], self.small[number]
         mean = small.factors.mean(axis=1)
         if not self.curvature.intercept:
@@ -255,7 +277,9 @@ class RowInverse:
 
 
 class _Small(NamedTuple):
-    """C = (W^-1 + K)^-1 of the users of a block, without the intercept in K, and what intercepts need."""
+    """C = (W^-1 + K)^-1 of the users of a block, without the intercept in K, and what intercepts
+    need.
+    """
 
     factors: Array  # (n, C, m, m) E of each class, or C itself
     inverse: Array | None  # (n, m, m) M^-1, for several outputs
@@ -264,7 +288,8 @@ class _Small(NamedTuple):
 
     def take(self, users: slice) -> _Small:
         """The same for some users."""
-        return _Small(self.factors[users], *(None if part is None else part[users] for part in self[1:]))
+        return _Small(self.factors[users], *(None if part is None else part[users]
+                                             for part in self[1:]))
 
 
 class EnvelopeCurvature(Curvature):
@@ -328,14 +353,18 @@ class GroupCurvature(Curvature):
         precondition = self.preconditioner(shift)
 
         def solve(vectors: Array) -> Array:
-            return conjugate_gradients(lambda v: self.times(v) + shift[:, None] * v, precondition, vectors)
+            return conjugate_gradients(lambda v: self.times(v) + shift[:, None] * v, precondition,
+                                       vectors)
 
         return solve
 
     def preconditioner(self, shift: Array) -> Inverse:
-        """By the mean over outputs of one output's Hessian, where that is a matrix of features; else by the trace."""
+        """By the mean over outputs of one output's Hessian, where that is a matrix of features;
+        else by the trace.
+        """
         inside, outputs = self.inside, 1
-        if not isinstance(inside, RowCurvature) or self.shape[0] * len(inside.ridges) ** 2 > _LARGEST:
+        if not isinstance(inside, RowCurvature) or self.shape[0] \
+            * len(inside.ridges) ** 2 > _LARGEST:
             sizes = self.trace() / self.shape[1] + shift
             return lambda v: v / sizes[:, None]
         outputs = inside.outputs
@@ -347,14 +376,17 @@ class GroupCurvature(Curvature):
                 rows = root[self.labels[part.users] == group].reshape(-1, root.shape[2])
                 matrices[group] += rows.T @ rows
         held = self._sums(np.ones(len(self.labels)))[:, None] * inside.ridges + shift[:, None]
-        held += 1e-8 * np.trace(matrices, axis1=1, axis2=2)[:, None]  # what 32 bits do not tell from zero
+        # What 32 bits do not tell from zero.
+        held += 1e-8 * np.trace(matrices, axis1=1, axis2=2)[:, None]
         matrices[:, np.arange(len(inside.ridges)), np.arange(len(inside.ridges))] += held
         inverses = np.linalg.inv(matrices)
         return lambda v: (inverses @ v.reshape(len(v), -1, outputs)).reshape(v.shape)
 
 
 def conjugate_gradients(operator: Inverse, precondition: Inverse, right: Array) -> Array:
-    """Solutions of operator(x) = right for several systems at once, by preconditioned conjugate gradients."""
+    """Solutions of operator(x) = right for several systems at once, by preconditioned conjugate
+    gradients.
+    """
     x, r = np.zeros_like(right), right.copy()
     z = precondition(r)
     p, rz = z, np.einsum("nd,nd->n", r, z)
@@ -362,7 +394,8 @@ def conjugate_gradients(operator: Inverse, precondition: Inverse, right: Array) 
     for _ in range(_STEPS):
         product = operator(p)
         bent = np.einsum("nd,nd->n", p, product)
-        length = np.divide(rz, bent, out=np.zeros_like(rz), where=(bent > 0) & (rz > enough))[:, None]
+        length = np.divide(rz, bent, out=np.zeros_like(rz), where=(bent > 0) & (rz > enough))[:,
+            None]
         x, r = x + length * p, r - length * product
         z = precondition(r)
         new = np.einsum("nd,nd->n", r, z)

@@ -20,16 +20,20 @@ from coterie.losses.blocks import BlockLoss
 class Custom(BlockLoss):
     """A loss from your own functions, batched over users.
 
-    Each function is called with (models (n, dim), features (n, m, p), targets (n, m), weights (n, m)); `weights` are
-    1 / (number of the user's samples) for samples and 0 for padding rows, so a mean over samples is a weighted sum.
+    Each function is called with (models (n, dim), features (n, m, p), targets (n, m), weights (n,
+    m)); `weights` are 1 / (number of the user's samples) for samples and 0 for padding rows, so a
+    mean over samples is a weighted sum.
 
     Parameters
     ----------
     value, gradient, hessian : return (n,), (n, dim) and (n, dim, dim); convex and differentiable.
-    n_params : length of a model, or a function of the number of features; None means the number of features.
-    lipschitz_bound, strong : bounds on all Hessians' eigenvalues from above and below, where you know them.
+    n_params : length of a model, or a function of the number of features; None means the number of
+        features.
+    lipschitz_bound, strong : bounds on all Hessians' eigenvalues from above and below, where you
+        know them.
     decide : (features (rows, p), models (rows, dim)) -> predictions.
-    conic_form : (cvxpy, users, x) -> the sum of all f_i as an expression; only the reference solver asks for it.
+    conic_form : (cvxpy, users, x) -> the sum of all f_i as an expression; only the reference solver
+        asks for it.
 
     `coterie.check_loss(loss, users)` tests derivatives, convexity and shapes on your data.
 
@@ -41,8 +45,10 @@ class Custom(BlockLoss):
     -------
     >>> import numpy as np
     >>> import coterie as ct
-    >>> half = ct.Custom(value=lambda x, a, y, w: 0.5 * (x**2).sum(axis=1), gradient=lambda x, a, y, w: x,
-    ...                  hessian=lambda x, a, y, w: np.tile(np.eye(x.shape[1]), (len(x), 1, 1)), strong=1.0)
+    >>> half = ct.Custom(value=lambda x, a, y, w: 0.5 * (x**2).sum(axis=1),
+    ...                  gradient=lambda x, a, y, w: x,
+    ...                  hessian=lambda x, a, y, w: np.tile(np.eye(x.shape[1]), (len(x), 1, 1)),
+    ...                  strong=1.0)
     >>> users = ct.Users.from_arrays([[1.0, 2.0], [3.0, 4.0]], user=["ann", "bob"])
     >>> ct.check_loss(half, users)
     >>> half.values(half.prepare(users), np.ones((2, 2))).tolist()
@@ -66,10 +72,13 @@ class Custom(BlockLoss):
     def evaluate_block(self, block: Block, models: Array, order: int) -> Evaluation:
         n, d = models.shape
         parts = []
-        for name, shape in (("value", (n,)), ("gradient", (n, d)), ("hessian", (n, d, d)))[: order + 1]:
-            part = np.asarray(getattr(self, name)(models, block.features, block.targets, block.weights), dtype=float)
+        for name, shape in (("value", (n,)), ("gradient", (n, d)), ("hessian", (n, d, d)))[
+            : order + 1]:
+            part = np.asarray(getattr(self, name)(models, block.features, block.targets,
+                                                  block.weights), dtype=float)
             if part.shape != shape:
-                raise InvalidInput(f"the custom loss's {name} must return shape {shape}, got {part.shape}",
+                raise InvalidInput(f"the custom loss's {name} must return shape {shape}, got "
+                                   f"{part.shape}",
                                    remedy="Return one entry for each of the n models given")
             parts.append(part)
         return Evaluation(*parts, *[np.empty(0)] * (2 - order))
@@ -81,7 +90,9 @@ class Custom(BlockLoss):
         return np.full(samples.n_users, self.strong)
 
     def decision(self, features: Array, models: Array) -> Array:
-        return super().decision(features, models) if self.decide is None else self.decide(features, models)
+        return super().decision(features, models) if self.decide is None else self.decide(features,
+            models)
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
-        return super().conic(cp, samples, x) if self.conic_form is None else self.conic_form(cp, samples.users.data, x)
+        return super().conic(cp, samples, x) if self.conic_form is None else self.conic_form(cp,
+            samples.users.data, x)

@@ -14,8 +14,10 @@ from coterie.losses.blocks import BlockSamples
 from coterie.losses.linear import Huber, Logistic, Poisson, Squared, SquaredHinge
 from coterie.losses.points import SquaredDistance
 
-#: The numbers by which compiled code knows the losses. Classes derived from them have other formulas.
-KINDS: dict[type[Loss], int] = {SquaredHinge: 0, Logistic: 1, Squared: 2, Huber: 3, Poisson: 4, SquaredDistance: 5}
+#: The numbers by which compiled code knows the losses. Classes derived from them have other
+#: formulas.
+KINDS: dict[type[Loss], int] = {SquaredHinge: 0, Logistic: 1, Squared: 2, Huber: 3, Poisson: 4,
+                                SquaredDistance: 5}
 POINTS = KINDS[SquaredDistance]
 MOST_COORDINATES = 12  # of a model, above which loops over dim x dim are slower than libraries
 
@@ -37,7 +39,9 @@ class Flat(NamedTuple):
 
 
 def flat(loss: Loss, samples: Samples) -> Flat | None:
-    """The loss as compiled code reads it; None if that does not know it, or if units are odd (`Frame`)."""
+    """The loss as compiled code reads it; None if that does not know it, or if units are odd
+    (`Frame`).
+    """
     kind = KINDS.get(type(loss))
     if kind is None or samples.frame is not None or samples.dim > MOST_COORDINATES \
             or not isinstance(samples, BlockSamples):
@@ -56,9 +60,11 @@ def flat(loss: Loss, samples: Samples) -> Flat | None:
 def _layout(samples: BlockSamples) -> tuple[Array, Array, Array, Ints]:
     counts = np.asarray(samples.users.counts, dtype=np.int64)
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    rows, targets, weights = np.empty((starts[-1], samples.dim)), np.empty(starts[-1]), np.empty(starts[-1])
+    rows, targets, weights = np.empty((starts[-1], samples.dim)), np.empty(starts[-1]), \
+        np.empty(starts[-1])
     for block in samples.blocks:
         real = block.weights > 0
         at = (starts[block.index][:, None] + np.arange(real.shape[1]))[real]
-        rows[at], targets[at], weights[at] = block.features[real], block.targets[real], block.weights[real]
+        rows[at], targets[at], weights[at] = block.features[real], block.targets[real], \
+            block.weights[real]
     return rows, targets, weights, starts

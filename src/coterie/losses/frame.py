@@ -1,12 +1,15 @@
-"""Coordinates in which a user's own data are centred and of unit size, so that offsets and units cost no digits.
+"""Coordinates in which a user's own data are centred and of unit size, so that offsets and units
+cost no digits.
 
-Losses of a margin t = <w, a> + sign b, for one user with rows a_j, their mean `centre` (0 without a free intercept) and
-their spread `scale` in each column; `level` is the user's mean target where only t_j - y_j matters, else 0:
+Losses of a margin t = <w, a> + sign b, for one user with rows a_j, their mean `centre` (0 without a
+free intercept) and their spread `scale` in each column; `level` is the user's mean target where
+only t_j - y_j matters, else 0:
 
-    z = (scale * w,  sign * b + <centre, w> - level)         t_j = <(a_j - centre) / scale, z_w> + z_b + level
+    z = (scale * w,  sign * b + <centre, w> - level)         t_j = <(a_j - centre) / scale, z_w> +
+                                                             z_b + level
 
-Losses of points: z = x - centre. Users whose numbers are of ordinary size keep their coordinates (centre 0, scale 1),
-so that what a user computes does not depend on who else is there.
+Losses of points: z = x - centre. Users whose numbers are of ordinary size keep their coordinates
+(centre 0, scale 1), so that what a user computes does not depend on who else is there.
 """
 
 from __future__ import annotations
@@ -19,12 +22,15 @@ from coterie.base.types import Array, Flags, Indices
 from coterie.data.users import Users
 
 _LARGEST, _SMALLEST = 1e3, 1e-3  # numbers of ordinary size
-_NEGLIGIBLE = 1e-140  # size of a column that counts as 0: a ridge in its units, over its square, would overflow
+# Size of a column that counts as 0: a ridge in its units, over its square, would overflow.
+_NEGLIGIBLE = 1e-140
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Coordinates z of every user; x are coordinates as given, with one column per output where there are several."""
+    """Coordinates z of every user; x are coordinates as given, with one column per output where
+    there are several.
+    """
 
     centre: Array  # (n_users, p)
     scale: Array  # (n_users, p)
@@ -33,13 +39,15 @@ class Frame:
     level: Array  # (n_users,) of the margins
 
     @classmethod
-    def of(cls, users: Users, *, centred: bool, sign: float, outputs: int, level: Array | None = None) -> Frame | None:
+    def of(cls, users: Users, *, centred: bool, sign: float, outputs: int,
+           level: Array | None = None) -> Frame | None:
         """The frame of these users; None where all numbers are of ordinary size.
 
         Parameters
         ----------
         users : whose rows.
-        centred : whether rows may be shifted: there is an intercept without a ridge, or the rows are points.
+        centred : whether rows may be shifted: there is an intercept without a ridge, or the rows
+            are points.
         sign, outputs, level : see the attributes.
         """
         rows, starts = np.abs(users.features), users.offsets[:-1]
@@ -53,14 +61,17 @@ class Frame:
             return None
         # The mean as first row + mean difference: exact where all rows are equal.
         first, counts = users.features[starts], users.counts[:, None]
-        centre = first + np.add.reduceat(users.features - first[users.owner], starts) / counts if centred \
+        centre = first + np.add.reduceat(users.features - first[users.owner],
+                                         starts) / counts if centred \
             else np.zeros_like(first)
         scale = np.ones_like(centre)
         if outputs:
-            scale = np.sqrt(np.add.reduceat((users.features - centre[users.owner]) ** 2, starts) / counts)
+            scale = np.sqrt(np.add.reduceat((users.features - centre[users.owner]) ** 2, starts)
+                            / counts)
             constant = scale <= np.maximum(1e-14 * largest, _NEGLIGIBLE)
             scale = np.where(constant, np.where(largest > _NEGLIGIBLE, largest, 1.0), scale)
-        return cls(np.where(strange[:, None], centre, 0.0), np.where(strange[:, None], scale, 1.0), sign, outputs,
+        return cls(np.where(strange[:, None], centre, 0.0), np.where(strange[:, None], scale, 1.0),
+                   sign, outputs,
                    np.where(strange, level, 0.0))
 
     def rows(self, features: Array, index: Indices, real: Flags) -> Array:
@@ -80,7 +91,9 @@ class Frame:
         return np.repeat(scale, max(self.outputs, 1), axis=1)
 
     def common(self) -> tuple[Array, Array]:
-        """A point (dim,) and a basis (dim, dim), both in x, in which all users' coordinates are near zero and one."""
+        """A point (dim,) and a basis (dim, dim), both in x, in which all users' coordinates are
+        near zero and one.
+        """
         if not self.outputs:
             return self.centre.mean(axis=0), np.eye(self.centre.shape[1])
         centre, scale = self.centre.mean(axis=0), np.sqrt((self.scale**2).mean(axis=0))
@@ -119,14 +132,17 @@ class Frame:
         return self._matrix(x, users, centre, self.level[users]).reshape(x.shape)
 
     def basis(self, vectors: Array, users: Indices) -> Array:
-        """(n, dim, r) the directions `vectors` (dim, r), given in x, in the coordinates z of each user."""
+        """(n, dim, r) the directions `vectors` (dim, r), given in x, in the coordinates z of each
+        user.
+        """
         n, (d, r) = len(users), vectors.shape
         if not self.outputs:
             return np.broadcast_to(vectors, (n, d, r))
         flat = np.broadcast_to(vectors.T[None], (n, r, d)).reshape(n * r, d)
         repeated = np.repeat(users, r)
         level = np.zeros(n * r)  # directions have none
-        return self._matrix(flat, repeated, self.centre[repeated], level).reshape(n, r, d).swapaxes(1, 2)
+        return self._matrix(flat, repeated, self.centre[repeated], level).reshape(n, r,
+            d).swapaxes(1, 2)
 
     def _matrix(self, x: Array, users: Indices, centre: Array, level: Array) -> Array:
         w = x.reshape(len(x), -1, self.outputs)
@@ -134,8 +150,10 @@ class Frame:
         scaled = self.scale[users][..., None] * w[:, :p]
         if not self.sign:
             return scaled
-        ones = np.ones((len(w), 1, self.outputs))  # the level is a term like the others: a difference would be rounded
-        margin = _dot(np.concatenate([centre, -level[:, None]], axis=1), np.concatenate([w[:, :p], ones], axis=1),
+        # The level is a term like the others: a difference would be rounded.
+        ones = np.ones((len(w), 1, self.outputs))
+        margin = _dot(np.concatenate([centre, -level[:, None]], axis=1),
+                      np.concatenate([w[:, :p], ones], axis=1),
                       self.sign * w[:, p])
         return np.concatenate([scaled, margin[:, None]], axis=1)
 
@@ -153,7 +171,9 @@ class Frame:
         return w.reshape(z.shape)
 
     def slopes(self, u: Array, users: Indices) -> Array:
-        """Linear forms on x as linear forms on z: <u, x> = <slopes, z>, but for a constant with points."""
+        """Linear forms on x as linear forms on z: <u, x> = <slopes, z>, but for a constant with
+        points.
+        """
         if not self.outputs:
             return u
         v = u.reshape(len(u), -1, self.outputs)
@@ -172,7 +192,8 @@ class Frame:
         p = self.centre.shape[1]
         w = self.scale[users][..., None] * v[:, :p]
         if self.sign:
-            w = np.concatenate([w + self.centre[users][..., None] * v[:, p:], self.sign * v[:, p:]], axis=1)
+            w = np.concatenate([w + self.centre[users][..., None] * v[:, p:], self.sign * v[:, p:]],
+                               axis=1)
         return w.reshape(g.shape)
 
     def hessians(self, h: Array, users: Indices) -> Array:
@@ -187,7 +208,9 @@ class Frame:
 
 
 def _dot(first: Array, second: Array, start: Array) -> Array:
-    """(n, outputs) start + sum_k first_k second_k, as if in twice the precision (Ogita, Rump and Oishi 2005)."""
+    """(n, outputs) start + sum_k first_k second_k, as if in twice the precision (Ogita, Rump and
+    Oishi 2005).
+    """
     total, error = start, np.zeros_like(start)
     for k in range(first.shape[1]):
         a, b = np.broadcast_arrays(first[:, k, None], second[:, k])

@@ -1,8 +1,9 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Numba loops over users' rows: losses with their derivatives, and what a certificate needs of each user.
+"""Numba loops over users' rows: losses with their derivatives, and what a certificate needs of each
+user.
 
-The formulas are those of `coterie.losses.base`, `affine` and `points`, user by user, on data laid out by
-`coterie.losses.flat`. What a user computes depends on its own rows alone.
+The formulas are those of `coterie.losses.base`, `affine` and `points`, user by user, on data laid
+out by `coterie.losses.flat`. What a user computes depends on its own rows alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from coterie.losses.flat import POINTS
 _EXACT: dict[str, Any] = {"error_model": "numpy"}  # no fastmath: rounding errors are bounded here
 _EPSILON = float(np.finfo(float).eps)
 _STEPS, _HALVINGS = 40, 30  # of a user's own Newton method, and of one of its steps
-_SETTLED, _ACCEPT = 1e-15, 1e-9  # decrement, relative to the value, at which it ends, and at which it counts as ended
+# Decrement, relative to the value, at which it ends, and at which it counts as ended.
+_SETTLED, _ACCEPT = 1e-15, 1e-9
 _LOOSE = 1e-11  # slack of a bound, relative to it, above which another method is asked
 
 
@@ -109,7 +111,9 @@ def expand(data, models, values, gradients, hessians):
 
 @inner(**_EXACT)
 def factor(a, n):
-    """a = L L' for the leading n x n part of a, L in its lower triangle; whether a is positive definite."""
+    """a = L L' for the leading n x n part of a, L in its lower triangle; whether a is positive
+    definite.
+    """
     for i in range(n):
         for j in range(i + 1):
             total = a[i, j]
@@ -139,7 +143,9 @@ def substitute(a, n, b):
 
 @inner(**_EXACT)
 def _newton_step(h, r, shift, scaled, units, step):
-    """step <- (H + shift diag H)^-1 r, and r' step; -1 where H is not positive definite in rounded numbers."""
+    """step <- (H + shift diag H)^-1 r, and r' step; -1 where H is not positive definite in rounded
+    numbers.
+    """
     d, largest = r.size, 0.0
     for k in range(d):
         largest = max(largest, h[k, k])
@@ -162,7 +168,9 @@ def _newton_step(h, r, shift, scaled, units, step):
 
 @inner(**_EXACT)
 def _eigen(a, v):
-    """The eigenvalues of a symmetric matrix on its diagonal, the eigenvectors in the columns of v (Jacobi 1846)."""
+    """The eigenvalues of a symmetric matrix on its diagonal, the eigenvectors in the columns of v
+    (Jacobi 1846).
+    """
     d = a.shape[0]
     for k in range(d):
         for q in range(d):
@@ -222,7 +230,9 @@ def _possible_gain(h, residuals, noise, reach, scaled, axes, units):
 
 @inner(**_EXACT)
 def _magnitudes(data, i, x, slopes, levels):
-    """The sums of absolute values of `Magnitudes`: of the value; of slopes and gradients into the arrays."""
+    """The sums of absolute values of `Magnitudes`: of the value; of slopes and gradients into the
+    arrays.
+    """
     d, total = x.size, 0.0
     for k in range(d):
         slopes[k] = data.ridges[k] * abs(x[k])
@@ -261,9 +271,11 @@ def _sums(data, i, d):
 
 @inner(**_EXACT)
 def _bound_at(data, i, z, f, terms, u, centre, size, work):
-    """A bound on f_i*(u) - <u, centre> by the point z, its rounding and its slack; see `Loss._dual_bound`.
+    """A bound on f_i*(u) - <u, centre> by the point z, its rounding and its slack; see
+    `Loss._dual_bound`.
 
-    `work` holds the derivatives and magnitudes at z; f is the value there, and `terms` its magnitude.
+    `work` holds the derivatives and magnitudes at z; f is the value there, and `terms` its
+    magnitude.
     """
     g, slopes, levels, residual, units, h, scaled, axes = work
     d, sums = z.size, _sums(data, i, z.size)
@@ -286,7 +298,8 @@ def _bound_at(data, i, z, f, terms, u, centre, size, work):
         length += z[k] * z[k]
     bound, rounding = bound + slack, sums * terms
     if free:  # what these residuals may still gain, where hardly anything holds the model
-        gain = _possible_gain(h, residual, sums * d, REACH * (1.0 + np.sqrt(length)), scaled, axes, units)
+        gain = _possible_gain(h, residual, sums * d, REACH * (1.0 + np.sqrt(length)), scaled, axes,
+                              units)
         rounding += gain if gain <= 1e-7 * abs(bound) + 1e-9 * size else np.inf
     if not (np.isfinite(bound) and np.isfinite(rounding)):
         return np.inf, 0.0, np.inf
@@ -317,7 +330,8 @@ def _settle(data, i, u, z, step, trial, work):
         scale += abs(now) + abs(slope)
         if last:
             return f, decrement <= _ACCEPT * scale
-        last = decrement <= _SETTLED * scale  # one more full step halves the digits that the gradient lacks
+        # One more full step halves the digits that the gradient lacks.
+        last = decrement <= _SETTLED * scale
         size = 1.0
         for _ in range(_HALVINGS):
             at = 0.0
@@ -338,10 +352,11 @@ def _settle(data, i, u, z, step, trial, work):
 
 @inner(**_EXACT)
 def _conjugate(data, i, x, f, terms, u, centre, size, best, step, trial, work):
-    """A bound on f_i*(u) - <u, centre> from above, started at x, and its rounding; see `Loss.dual_bounds`.
+    """A bound on f_i*(u) - <u, centre> from above, started at x, and its rounding; see
+    `Loss.dual_bounds`.
 
-    The bound is inf where another method may find one. `f`, `terms` and `work` are as in `_bound_at`; `best`, `step`
-    and `trial` (dim,) are scratch memory.
+    The bound is inf where another method may find one. `f`, `terms` and `work` are as in
+    `_bound_at`; `best`, `step` and `trial` (dim,) are scratch memory.
     """
     g, slopes, levels, r, units, h, scaled, _ = work
     bound, rounding, slack = _bound_at(data, i, x, f, terms, u, centre, size, work)
@@ -357,7 +372,8 @@ def _conjugate(data, i, x, f, terms, u, centre, size, best, step, trial, work):
             bound, rounding, slack = other, error, gained
         if np.isfinite(bound):
             break
-        # Infinite only since a residual is not quite at rounding level: a Newton step more may take it there.
+        # Infinite only since a residual is not quite at rounding level: a Newton step more may take
+        # it there.
         for k in range(best.size):
             r[k] = u[k] - g[k]
         if _newton_step(h, r, 1e-15, scaled, units, step) < 0.0:
@@ -365,12 +381,15 @@ def _conjugate(data, i, x, f, terms, u, centre, size, best, step, trial, work):
         for k in range(best.size):
             best[k] += step[k]
         f = derive(data, i, best, g, h)
-    return (bound, rounding) if slack <= _LOOSE * (abs(bound) + size) and np.isfinite(bound) else (np.inf, 0.0)
+    return (bound, rounding) if slack <= _LOOSE * (abs(bound) + size) and np.isfinite(bound) \
+        else (np.inf, 0.0)
 
 
 @inner(**_EXACT)
 def _point_conjugate(data, i, u, centre, mean):
-    """With c the mean of the rows: f(x) = f(c) + ||x - c||^2 / 2, so f*(u) = <u, c> + ||u||^2 / 2 - f(c)."""
+    """With c the mean of the rows: f(x) = f(c) + ||x - c||^2 / 2, so f*(u) = <u, c> + ||u||^2 / 2 -
+    f(c).
+    """
     for k in range(u.size):
         mean[k] = 0.0
         for j in range(data.starts[i], data.starts[i + 1]):
@@ -385,11 +404,14 @@ def _point_conjugate(data, i, u, centre, mean):
 
 @njit(cache=True, **_EXACT)
 def answers(data, models, slopes, about, sizes):
-    """(5, n) for each user the numbers of `coterie.problem.certificates.Answers`; conjugates inf as said at `_conjugate`."""
+    """(5, n) for each user the numbers of `coterie.problem.certificates.Answers`; conjugates inf as
+    said at `_conjugate`.
+    """
     n, d = models.shape
     out = np.empty((5, n))
     best, step, trial, zero = np.empty(d), np.empty(d), np.empty(d), np.zeros(d)
-    work = (np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty((d, d)), np.empty((d, d)),
+    work = (np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty((d, d)),
+            np.empty((d, d)),
             np.empty((d, d)))
     for i in range(n):
         x, u = models[i], slopes[i]
@@ -403,7 +425,8 @@ def answers(data, models, slopes, about, sizes):
         if data.kind == POINTS:
             out[1, i], error = _point_conjugate(data, i, u, about[i], best)
         else:
-            out[1, i], error = _conjugate(data, i, x, f, terms, u, about[i], sizes[i], best, step, trial, work)
+            out[1, i], error = _conjugate(data, i, x, f, terms, u, about[i], sizes[i], best, step,
+                                          trial, work)
         out[4, i] = _sums(data, i, d) * rounding + error
     return out
 
@@ -413,7 +436,8 @@ def settle(data, points):
     """Each user's minimum of f_i, from `points`, in place; (n,) whether it was found."""
     n, d = points.shape
     found, u, step, trial = np.zeros(n, np.bool_), np.zeros(d), np.empty(d), np.empty(d)
-    work = (np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty((d, d)), np.empty((d, d)),
+    work = (np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty((d, d)),
+            np.empty((d, d)),
             np.empty((d, d)))
     for i in range(n):
         found[i] = _settle(data, i, u, points[i], step, trial, work)[1]

@@ -87,7 +87,8 @@ class Logistic(_Binary):
     -------
     >>> import numpy as np
     >>> import coterie as ct
-    >>> ct.Logistic().predict(np.array([[2.0], [-2.0]]), np.array([[1.0, 0.5], [1.0, 0.5]])).tolist()
+    >>> ct.Logistic().predict(np.array([[2.0], [-2.0]]),
+    ...                       np.array([[1.0, 0.5], [1.0, 0.5]])).tolist()
     [1.0, -1.0]
     """
 
@@ -162,12 +163,14 @@ class Squared(LinearLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class Huber(LinearLoss):
-    """phi(t, y) = r^2/2 for r = |t - y| <= delta, else delta (r - delta/2): least squares that outliers cannot rule.
+    """phi(t, y) = r^2/2 for r = |t - y| <= delta, else delta (r - delta/2): least squares that
+    outliers cannot rule.
 
     Parameters
     ----------
     ridge, intercept, penalize_intercept : as for every `AffineLoss`.
-    delta : distance from the target beyond which the loss grows linearly; in the units of the target.
+    delta : distance from the target beyond which the loss grows linearly; in the units of the
+        target.
 
     Raises
     ------
@@ -228,7 +231,8 @@ class Poisson(LinearLoss):
     -------
     >>> import numpy as np
     >>> import coterie as ct
-    >>> ct.Poisson().predict(np.array([[2.0]]), np.array([[0.5, -1.0]])).tolist()  # exp(0.5 * 2 - 1)
+    >>> means = ct.Poisson().predict(np.array([[2.0]]), np.array([[0.5, -1.0]]))
+    >>> means.tolist()  # exp(0.5 * 2 - 1)
     [1.0]
     """
 
@@ -269,4 +273,5 @@ def _sigmoid(t: Array) -> Array:
 def target_means(loss: LinearLoss, users: Users) -> Array:
     """(n_users,) the mean target of each user, exact where all targets are equal."""
     y, starts = need_targets(loss, users), users.offsets[:-1]
-    return np.asarray(y[starts] + np.add.reduceat(y - y[starts][users.owner], starts) / users.counts)
+    return np.asarray(y[starts] + np.add.reduceat(y - y[starts][users.owner], starts)
+                      / users.counts)

@@ -1,8 +1,9 @@
 """The price of leaving a centre: a quadratic form P_i for each user, by its eigenvalues and axes.
 
-An eigenvalue is a number in [0, inf]. Along an axis of price inf a model cannot leave its centre (the direction is
-entirely shared), along one of price 0 it leaves for free (the direction is entirely personal). The covariance
-C_i = P_i^-1 has the inverse eigenvalues, so either matrix can say both.
+An eigenvalue is a number in [0, inf]. Along an axis of price inf a model cannot leave its centre
+(the direction is entirely shared), along one of price 0 it leaves for free (the direction is
+entirely personal). The covariance C_i = P_i^-1 has the inverse eigenvalues, so either matrix can
+say both.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from coterie.base.errors import InvalidInput
 from coterie.base.types import Array, Flags, Indices
 from coterie.data.users import Participants
 
-#: A number, a diagonal (dim,), a matrix (dim, dim), or one per user: (n_users, 1, dim) and (n_users, dim, dim).
+#: A number, a diagonal (dim,), a matrix (dim, dim), or one per user: (n_users, 1, dim) and
+#: (n_users, dim, dim).
 Form = npt.ArrayLike
 #: A number for all users, one number per user, numbers by the users' names, or "rows".
 Scale = float | npt.ArrayLike | Mapping[Any, float] | str | None
@@ -28,13 +30,17 @@ _SHAPES = "a number, (dim,), (dim, dim), (n_users, 1, dim) or (n_users, dim, dim
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """P_i = axes_i diag(prices_i) axes_i' of every user; which prices are 0 or inf is the same for all users."""
+    """P_i = axes_i diag(prices_i) axes_i' of every user; which prices are 0 or inf is the same for
+    all users.
+    """
 
     prices: Array  # (n_users, dim), in [0, inf]
-    axes: Array | None  # (dim, dim) or (n_users, dim, dim), orthonormal columns; None: the coordinates themselves
+    # (dim, dim) or (n_users, dim, dim), orthonormal columns; None: the coordinates themselves.
+    axes: Array | None
 
     @classmethod
-    def of(cls, form: Form, scale: Scale, users: Participants, dim: int, *, inverse: bool = False) -> Metric:
+    def of(cls, form: Form, scale: Scale, users: Participants, dim: int, *,
+           inverse: bool = False) -> Metric:
         """The metric scale_i * form of these users.
 
         Parameters
@@ -47,7 +53,8 @@ class Metric:
 
         Raises
         ------
-        InvalidInput : where a shape does not fit, a matrix is not positive semidefinite, or a scale is not positive.
+        InvalidInput : where a shape does not fit, a matrix is not positive semidefinite, or a scale
+            is not positive.
         """
         name = "covariance" if inverse else "metric"
         values, axes = _decomposed(np.asarray(form, dtype=float), name, users.n_users, dim)
@@ -55,13 +62,16 @@ class Metric:
             with np.errstate(divide="ignore"):
                 values = 1.0 / values
         with np.errstate(over="ignore"):
-            prices = np.array(np.broadcast_to(values * _scales(scale, users)[:, None], (users.n_users, dim)))
+            prices = np.array(np.broadcast_to(values * _scales(scale, users)[:, None],
+                                              (users.n_users, dim)))
         kinds = np.where(np.isinf(prices), 1, np.where(prices == 0, -1, 0))
         if len(kinds) and (kinds != kinds[0]).any():
             user, axis = (int(k) for k in np.argwhere(kinds != kinds[0])[0])
-            raise InvalidInput("which directions are entirely shared or entirely personal must be the same for all "
+            raise InvalidInput("which directions are entirely shared or entirely personal must be "
+                               "the same for all "
                                f"users: coordinate {axis} differs from that of the first user",
-                               where=f"user {users.names[user]!r}", remedy="Use a large or a small number instead")
+                               where=f"user {users.names[user]!r}", remedy="Use a large or a small "
+                                   "number instead")
         return cls(prices, axes)
 
     @property
@@ -78,11 +88,13 @@ class Metric:
         """The metric of some users; all by default."""
         if users is None:
             return self
-        return Metric(self.prices[users], self.axes if self.axes is None or self.axes.ndim == 2 else self.axes[users])
+        return Metric(self.prices[users], self.axes if self.axes is None or self.axes.ndim == 2
+                      else self.axes[users])
 
     def along(self, vectors: Array) -> Array:
         """(n, dim) vectors in the coordinates of the axes."""
-        return vectors if self.axes is None else (self.axes.swapaxes(-1, -2) @ vectors[..., None])[..., 0]
+        return vectors if self.axes is None else (self.axes.swapaxes(-1, -2)
+                                                  @ vectors[..., None])[..., 0]
 
     def back(self, vectors: Array) -> Array:
         """(n, dim) vectors in the coordinates of the axes, in those of models."""
@@ -102,21 +114,25 @@ class Metric:
     def envelopes(self, hessians: Array) -> Array:
         """(n, dim, dim) the envelopes' Hessians H - H (H + P)^-1 H, from those of the losses.
 
-        In units in which prices are 1, and with V the step that a model makes when its centre makes a step,
+        In units in which prices are 1, and with V the step that a model makes when its centre makes
+        a step,
 
             min_V (1 + V)' H (1 + V) + V' V,      V = -(H + 1)^-1 H
 
-        is a sum of positive semidefinite terms, and an error of V changes it only by the square of the error.
+        is a sum of positive semidefinite terms, and an error of V changes it only by the square of
+        the error.
         """
         finite, free = self.finite, self.free
-        units = np.where(finite & ~free, 1.0 / np.sqrt(np.where(finite & ~free, self.prices, 1.0)), 1.0)
+        units = np.where(finite & ~free, 1.0 / np.sqrt(np.where(finite & ~free, self.prices, 1.0)),
+                         1.0)
         h = hessians if self.axes is None else self.axes.swapaxes(-1, -2) @ hessians @ self.axes
         h = units[:, :, None] * h * units[:, None, :]
         d, moving = h.shape[1], finite.astype(float)
         paid = np.eye(d) * (finite & ~free)
         system = moving[:, None] * h * moving + paid + np.eye(d) * ~finite
         diagonal = np.einsum("nii->ni", system)
-        scale = np.sqrt(np.maximum(diagonal, 1e-20 * diagonal.max(axis=1, initial=0.0, keepdims=True) + 1e-300))
+        scale = np.sqrt(np.maximum(diagonal, 1e-20 * diagonal.max(axis=1, initial=0.0,
+            keepdims=True) + 1e-300))
         scaled = system / (scale[:, :, None] * scale[:, None, :]) + 1e-13 * np.eye(d)
         v = -np.linalg.solve(scaled, (moving[:, None] * h) / scale[:, :, None]) / scale[:, :, None]
         w = np.eye(d) + v
@@ -131,23 +147,28 @@ def _decomposed(form: Array, name: str, n_users: int, dim: int) -> tuple[Array, 
     shapes = {(): "round", (dim,): "diagonal", (dim, dim): "full", (n_users, 1, dim): "diagonal",
               (n_users, dim, dim): "full"}
     if form.shape not in shapes:
-        raise InvalidInput(f"expected a {name} of shape {_SHAPES} with n_users = {n_users} and dim = {dim}, got "
+        raise InvalidInput(f"expected a {name} of shape {_SHAPES} with n_users = {n_users} and dim "
+                           f"= {dim}, got "
                            f"shape {form.shape}", remedy="For one number per user use scale")
     full = shapes[form.shape] == "full" and dim > 1
     if np.isnan(form).any() or (np.isinf(form).any() and full):
-        raise InvalidInput(f"expected a {name} of {'finite numbers' if full else 'numbers in [0, inf]'}",
-                           remedy="A diagonal may have the entry inf" if full else "Remove missing values")
+        raise InvalidInput(f"expected a {name} of "
+                           f"{'finite numbers' if full else 'numbers in [0, inf]'}",
+                           remedy="A diagonal may have the entry inf" if full
+                           else "Remove missing values")
     if not full:
         values = form.reshape(1 if form.ndim < 3 else n_users, -1)
         if (values < 0).any():
-            raise InvalidInput(f"expected a {name} >= 0, got {values.min():g}", remedy="Use numbers in [0, inf]")
+            raise InvalidInput(f"expected a {name} >= 0, got {values.min():g}",
+                               remedy="Use numbers in [0, inf]")
         return np.broadcast_to(values, (len(values), dim)), None
     size = np.abs(form).max(axis=(-1, -2), keepdims=True)
     if (np.abs(form - form.swapaxes(-1, -2)) > 1e-8 * size).any():
         raise InvalidInput(f"expected a symmetric {name}", remedy="A diagonal is given as a vector")
     values, axes = np.linalg.eigh(0.5 * (form + form.swapaxes(-1, -2)))
     if (values[..., 0] < -1e-8 * size[..., 0, 0]).any():
-        raise InvalidInput(f"expected a positive semidefinite {name}, got the eigenvalue {values.min():g}",
+        raise InvalidInput(f"expected a positive semidefinite {name}, got the eigenvalue "
+                           f"{values.min():g}",
                            remedy="Add a multiple of the identity")
     if (form == form * np.eye(dim)).all():  # the coordinates themselves, exactly
         return np.diagonal(form, axis1=-2, axis2=-1).reshape(-1, dim), None
@@ -155,7 +176,8 @@ def _decomposed(form: Array, name: str, n_users: int, dim: int) -> tuple[Array, 
     values = np.where(values <= level, 0.0, values)
     if form.ndim == 3 and (values == 0).any():
         raise InvalidInput(f"expected a positive definite {name} for each user",
-                           remedy="Give one semidefinite matrix for all users and a scale, or diagonals")
+                           remedy="Give one semidefinite matrix for all users and a scale, or "
+                                  "diagonals")
     return values.reshape(-1, dim), axes
 
 
@@ -165,7 +187,8 @@ def _scales(scale: Scale, users: Participants) -> Array:
         return np.ones(users.n_users)
     if isinstance(scale, str):
         if scale != "rows":
-            raise InvalidInput(f"unknown scale {scale!r}", remedy='Give numbers, or "rows" for 1 / number of rows')
+            raise InvalidInput(f"unknown scale {scale!r}",
+                               remedy='Give numbers, or "rows" for 1 / number of rows')
         return 1.0 / np.maximum(users.data.sizes, 1)
     if isinstance(scale, Mapping):
         missing = [name for name in users.names if name not in scale]
@@ -176,8 +199,10 @@ def _scales(scale: Scale, users: Participants) -> Array:
     else:
         factors = np.asarray(scale, dtype=float)
     if factors.shape not in ((), (users.n_users,)):
-        raise InvalidInput(f"expected one scale per user, {users.n_users} in all, got shape {factors.shape}",
+        raise InvalidInput(f"expected one scale per user, {users.n_users} in all, got shape "
+                           f"{factors.shape}",
                            remedy='For other users too, give a number, "rows", or a dict by name')
     if not (np.isfinite(factors) & (factors > 0)).all():
-        raise InvalidInput("expected finite scales > 0", remedy="Remove the users without information")
+        raise InvalidInput("expected finite scales > 0",
+                           remedy="Remove the users without information")
     return np.array(np.broadcast_to(factors, users.n_users))

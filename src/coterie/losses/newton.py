@@ -4,9 +4,9 @@ Every private computation of the project is of the form
 
     minimise_x  f_i(x) - <slopes_i, x> + (t_i / 2) ||x - centres_i||^2
 
-with t = 0 for a conjugate value or a local optimum, and t > 0 for a proximal step. One damped Newton method, batched
-over users, serves them all. A user's iterates depend on that user's data alone, so a user computes bitwise the same
-answer by itself as inside a batch of thousands.
+with t = 0 for a conjugate value or a local optimum, and t > 0 for a proximal step. One damped
+Newton method, batched over users, serves them all. A user's iterates depend on that user's data
+alone, so a user computes bitwise the same answer by itself as inside a batch of thousands.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ _DIVERGED = 1e12  # times 1 + ||start||: a point beyond runs off to infinity
 _SINGULAR = 1e-13  # added to the diagonal of a Hessian of unit diagonal
 _FLAT = 1e-20  # no coordinate counts as less curved than this times the most curved one
 _TRIALS = 40  # halvings of one step
-_STILL = 8  # full Newton steps in a row that do not lower the decrement: the user runs along a flat direction
+# Full Newton steps in a row that do not lower the decrement: the user runs along a flat direction.
+_STILL = 8
 _IDLE = 4  # steps in a row near a minimum that do not lower the value: only rounding is left
 _FEW = 64  # rows of matrices up to which compiled loops are faster than LAPACK
 _PART = 2**17  # numbers in the matrices of users that are computed at a time
-_CREEP = 40  # steps after which a user that is still far from its minimum must have moved its value by 1 %
+# Steps after which a user that is still far from its minimum must have moved its value by 1 %.
+_CREEP = 40
 
 
 class Minimum(NamedTuple):
@@ -40,17 +42,19 @@ class Minimum(NamedTuple):
 
     points: Array  # (n_users, dim)
     values: Array  # (n_users,) the objective there
-    excess: Array  # (n_users,) the squared Newton decrement, >= 0: twice what a quadratic could still lose
+    # (n_users,) the squared Newton decrement, >= 0: twice what a quadratic could still lose.
+    excess: Array
     converged: Flags  # (n_users,) False where no minimum was reached, as where there is none
 
 
 def minimise(evaluate: Evaluate, start: Array, max_iter: int = 200, enough: float = 0.0) -> Minimum:
     """Damped Newton on every user's problem, until each is at rounding level or has no minimum.
 
-    The step solves (H + shift S^2) step = -gradient with S^2 the diagonal of H, so that the units of a coordinate do
-    not matter (Marquardt 1963). The shift is proportional to the gradient's norm, grows when a full step fails and
-    falls when it succeeds, so flat Hessians (Huber far out, hinge with no active sample) are harmless and the end is
-    quadratic. Steps are no longer than a reach that grows while it binds.
+    The step solves (H + shift S^2) step = -gradient with S^2 the diagonal of H, so that the units
+    of a coordinate do not matter (Marquardt 1963). The shift is proportional to the gradient's
+    norm, grows when a full step fails and falls when it succeeds, so flat Hessians (Huber far out,
+    hinge with no active sample) are harmless and the end is quadratic. Steps are no longer than a
+    reach that grows while it binds.
 
     Parameters
     ----------
@@ -86,14 +90,17 @@ class Search:
     Attributes
     ----------
     evaluate, start, enough : the arguments of `minimise`.
-    points, values, excess, converged : the result, as in `Minimum`; filled in for users that are done.
+    points, values, excess, converged : the result, as in `Minimum`; filled in for users that are
+        done.
     active : the users still searching; the arrays below have one row for each of them.
     x, value, gradient, hessian : the current points, and the derivatives at them.
-    damping, reach : shift of the Hessian relative to the norm of the gradient, and the largest length of a step.
+    damping, reach : shift of the Hessian relative to the norm of the gradient, and the largest
+        length of a step.
     closing : whether the last step of the user was its final one.
     decrement, still : the last Newton decrement, and how many steps in a row it has not decreased.
     lowest, least : the point with the lowest value so far, and this value.
-    before, idle : the value before the last step, and how many steps in a row near the minimum have not lowered it.
+    before, idle : the value before the last step, and how many steps in a row near the minimum have
+        not lowered it.
     steps, earlier : number of steps, and the values when slow progress was last checked.
     """
 
@@ -123,14 +130,18 @@ class Search:
         norms = np.linalg.norm(self.gradient, axis=1)
         step, cut, decrement, scale, plain = self.direction(norms)
         settled = (decrement <= _ROUNDING * scale) | (norms == 0)
-        # Once the value has settled, one last full step halves the digits still missing from the gradient.
+        # Once the value has settled, one last full step halves the digits still missing from the
+        # gradient.
         last = settled & ~self.closing & (norms > 0)
         finished = settled & ~last
-        trial, size, stuck = self._try(step, cut * decrement, scale, finished, decrement <= 1e-12 * scale)
+        trial, size, stuck = self._try(step, cut * decrement, scale, finished,
+                                       decrement <= 1e-12 * scale)
         far = _DIVERGED * (1.0 + np.linalg.norm(self.start[self.active], axis=1))
         diverged = np.linalg.norm(trial, axis=1) > far
-        # Stuck under damping, a user still has the plain Newton step to try; stuck without it, it is at its end.
-        finished |= diverged | (stuck & plain) | self._endless(decrement, scale, plain & (cut == 1.0))
+        # Stuck under damping, a user still has the plain Newton step to try; stuck without it, it
+        # is at its end.
+        finished |= diverged | (stuck & plain) | self._endless(decrement, scale,
+            plain & (cut == 1.0))
         done_enough = ~finished & (decrement <= self.enough * scale)
         self.x[done_enough], finished = trial[done_enough], finished | done_enough
         grown = np.maximum(4.0 * self.damping, 1e-6 / (norms + 1e-300))
@@ -138,13 +149,17 @@ class Search:
         reach = np.where(size < 1.0, 0.5, np.where(cut < 1.0, 4.0, 1.0)) * self.reach
         done, keep = np.flatnonzero(finished), np.flatnonzero(~finished)
         users = self.active[done]
-        left = self.value[done] > self.least[done] + 1e-10 * scale[done]  # the last step left a flat bottom
+        # The last step left a flat bottom.
+        left = self.value[done] > self.least[done] + 1e-10 * scale[done]
         self.points[users] = np.where(left[:, None], self.lowest[done], self.x[done])
-        self.values[users], self.excess[users] = np.where(left, self.least[done], self.value[done]), decrement[done]
+        self.values[users], self.excess[users] = np.where(left, self.least[done],
+                                                          self.value[done]), decrement[done]
         self.converged[users] = (decrement[done] <= _ACCEPT * scale[done]) & ~diverged[done]
-        self.active, self.x, self.damping, self.reach = self.active[keep], trial[keep], damping[keep], reach[keep]
+        self.active, self.x, self.damping, self.reach = self.active[keep], trial[keep], \
+            damping[keep], reach[keep]
         self.closing = (self.closing | last)[keep]
-        self.decrement, self.still, self.earlier = decrement[keep], self.still[keep], self.earlier[keep]
+        self.decrement, self.still, self.earlier = decrement[keep], self.still[keep], \
+            self.earlier[keep]
         self.before, self.idle = self.before[keep], self.idle[keep]
         self.lowest, self.least = self.lowest[keep], self.least[keep]
         if keep.size:
@@ -154,7 +169,9 @@ class Search:
         return bool(keep.size)
 
     def _endless(self, decrement: Array, scale: Array, plain: Flags) -> Flags:
-        """Who makes step after step without coming nearer to a minimum: on a flat bottom, idle, or creeping."""
+        """Who makes step after step without coming nearer to a minimum: on a flat bottom, idle, or
+        creeping.
+        """
         self.still = np.where(plain & (decrement > 0.999 * self.decrement), self.still + 1, 0)
         near = (decrement <= _ACCEPT * scale) & (self.before - self.value <= _ROUNDING * scale)
         self.idle, self.before = np.where(near, self.idle + 1, 0), self.value.copy()
@@ -169,7 +186,8 @@ class Search:
         x, gradient, hessian = self.x, self.gradient, self.hessian
         diagonal = np.maximum(np.einsum("nii->ni", hessian), 0.0)
         # Where the Hessian is flat the step knows a direction but no length; `reach` bounds it.
-        least = np.maximum(_FLAT * diagonal.max(axis=1, initial=0.0), 1e-8 * norms / self.reach) + 1e-300
+        least = np.maximum(_FLAT * diagonal.max(axis=1, initial=0.0), 1e-8 * norms / self.reach) \
+            + 1e-300
         units = np.sqrt(np.maximum(diagonal, least[:, None]))
         shift = np.maximum(self.damping * norms, _SINGULAR)
         step = -solve_scaled(hessian, units, shift, gradient)
@@ -181,11 +199,14 @@ class Search:
         cut = np.divide(self.reach, lengths, out=np.ones_like(lengths), where=lengths > self.reach)
         return SearchStep(cut[:, None] * step, cut, decrement, scale, shift <= _SINGULAR)
 
-    def _try(self, step: Array, gain: Array, scale: Array, finished: Flags, near: Flags) -> tuple[Array, Array, Flags]:
-        """The points reached, the share of the step that was taken, and who found no better point."""
+    def _try(self, step: Array, gain: Array, scale: Array, finished: Flags, near: Flags) -> tuple[
+        Array, Array, Flags]:
+        """The points reached, the share of the step that was taken, and who found no better point.
+        """
         size, trial, value = np.where(finished, 0.0, 1.0), self.x.copy(), self.value.copy()
         stuck = np.zeros(self.active.size, dtype=bool)
-        sure = np.flatnonzero(near & ~finished)  # so near the end that a full Newton step needs no trial
+        # So near the end that a full Newton step needs no trial.
+        sure = np.flatnonzero(near & ~finished)
         trial[sure] = self.x[sure] + step[sure]
         pending = np.flatnonzero(~near & ~finished)
         for _ in range(_TRIALS):
@@ -193,7 +214,8 @@ class Search:
                 break
             trial[pending] = self.x[pending] + size[pending, None] * step[pending]
             value[pending] = self.evaluate(self.active[pending], trial[pending], 0)[0]
-            allowed = self.value[pending] - 1e-4 * size[pending] * gain[pending] + 4e-16 * scale[pending]
+            allowed = self.value[pending] - 1e-4 * size[pending] * gain[pending] + 4e-16 \
+                * scale[pending]
             with np.errstate(invalid="ignore"):
                 pending = pending[~(value[pending] <= allowed)]
             size[pending] *= 0.5
@@ -203,22 +225,28 @@ class Search:
 
 
 def solve_scaled(matrices: Array, units: Array, shift: Array, vectors: Array) -> Array:
-    """(H + shift S^2)^-1 vectors for S = diag(units); positive on `vectors`, whatever rounding did to H."""
+    """(H + shift S^2)^-1 vectors for S = diag(units); positive on `vectors`, whatever rounding did
+    to H.
+    """
     solved = np.full(vectors.shape, np.nan)
     if vectors.shape[1] <= _FEW:
         from coterie.base import matrices as small
 
-        systems = [np.require(part, requirements=("C", "W")) for part in (matrices, units, shift, vectors)]
-        in_parts(lambda some: small.solve_scaled(*(part[some] for part in systems), solved[some]), len(solved),
+        systems = [np.require(part, requirements=("C", "W")) for part in (matrices, units, shift,
+            vectors)]
+        in_parts(lambda some: small.solve_scaled(*(part[some] for part in systems), solved[some]),
+                 len(solved),
                  _PART // vectors.shape[1] ** 2)
     rest = np.flatnonzero(~np.isfinite(solved).all(axis=1))  # rounding made these indefinite
     if rest.size:
-        solved[rest] = _eliminate(_scaled(matrices[rest], units[rest], shift[rest]), vectors[rest] / units[rest]) \
+        solved[rest] = _eliminate(_scaled(matrices[rest], units[rest], shift[rest]),
+                                  vectors[rest] / units[rest]) \
             / units[rest]
     # A negative decrement would pass for a settled one.
     wrong = np.flatnonzero(~(np.einsum("nd,nd->n", vectors, solved) >= 0))
     if wrong.size:
-        scaled, right = _scaled(matrices[wrong], units[wrong], shift[wrong]), vectors[wrong] / units[wrong]
+        scaled, right = _scaled(matrices[wrong], units[wrong], shift[wrong]), \
+            vectors[wrong] / units[wrong]
         clean = np.where(np.isfinite(scaled), scaled, 0.0)
         values, axes = np.linalg.eigh(0.5 * (clean + clean.swapaxes(1, 2)))
         values = np.maximum(values, 1e-8 * np.maximum(values[:, -1:], 1e-8))
@@ -235,21 +263,26 @@ def _eliminate(matrices: Array, vectors: Array) -> Array:
         if len(vectors) == 1:
             return np.full(vectors.shape, np.nan)
         half = len(vectors) // 2
-        return np.concatenate([_eliminate(matrices[some], vectors[some]) for some in (slice(half), slice(half, None))])
+        return np.concatenate([_eliminate(matrices[some], vectors[some])
+                               for some in (slice(half), slice(half, None))])
 
 
 def _scaled(matrices: Array, units: Array, shift: Array) -> Array:
     """S^-1 H S^-1 + shift I for S = diag(units)."""
-    return matrices / (units[..., :, None] * units[..., None, :]) + shift[..., None, None] * np.eye(units.shape[-1])
+    return matrices / (units[..., :, None] * units[..., None, :]) + shift[..., None, None] \
+        * np.eye(units.shape[-1])
 
 
 def possible_gains(hessians: Array, residuals: Array, noise: float, reach: Array) -> Array:
-    """(n,) the most that <r, s> can be, for |r| <= `residuals` and steps s that curvature, or else `reach`, allows.
+    """(n,) the most that <r, s> can be, for |r| <= `residuals` and steps s that curvature, or else
+    `reach`, allows.
 
-        H = U C U,  U = diag(H)^1/2,  C = V diag(c) V';     s = U^-1 V q with |q_k| <= |V'U^-1 r|_k / (c_k - noise)
+        H = U C U,  U = diag(H)^1/2,  C = V diag(c) V';     s = U^-1 V q with |q_k| <= |V'U^-1 r|_k
+                                                            / (c_k - noise)
 
-    `noise` is the rounding error of the curvatures c, relative to the largest. A direction that has none beyond it is
-    held by nothing that floating point can see; a step along it is only shorter than `reach` (n,).
+    `noise` is the rounding error of the curvatures c, relative to the largest. A direction that has
+    none beyond it is held by nothing that floating point can see; a step along it is only shorter
+    than `reach` (n,).
     """
     units = np.sqrt(np.maximum(np.einsum("nii->ni", hessians), 1e-300))
     scaled = hessians / (units[:, :, None] * units[:, None, :])
@@ -264,12 +297,13 @@ def possible_gains(hessians: Array, residuals: Array, noise: float, reach: Array
 
 
 def whiten(matrices: Array, columns: Array) -> Array:
-    """W columns, for a W with W' W = H^-1. Then v' H^-1 v = |W v|^2: rounding cannot make it negative.
+    """W columns, for a W with W' W = H^-1. Then v' H^-1 v = |W v|^2: rounding cannot make it
+    negative.
 
         H = U C U,  U = diag(H)^1/2;     W = L^-1 U^-1 where C = L L'
 
-    If rounding left one of the C indefinite, L is V l^1/2 with its eigenvectors V, and its eigenvalues l raised to at
-    least 1e-15 of the largest.
+    If rounding left one of the C indefinite, L is V l^1/2 with its eigenvectors V, and its
+    eigenvalues l raised to at least 1e-15 of the largest.
     """
     units = np.sqrt(np.maximum(np.einsum("nii->ni", matrices), 1e-300))
     scaled = matrices / (units[:, :, None] * units[:, None, :])
@@ -277,5 +311,6 @@ def whiten(matrices: Array, columns: Array) -> Array:
         factors = np.linalg.cholesky(scaled)
     except np.linalg.LinAlgError:
         values, vectors = np.linalg.eigh(0.5 * (scaled + scaled.swapaxes(1, 2)))
-        factors = vectors * np.sqrt(np.maximum(values, 1e-15 * np.maximum(values[:, -1:], 1.0)))[:, None, :]
+        factors = vectors \
+            * np.sqrt(np.maximum(values, 1e-15 * np.maximum(values[:, -1:], 1.0)))[:, None, :]
     return np.asarray(np.linalg.solve(factors, columns / units[:, :, None]))

@@ -22,13 +22,16 @@ from coterie.losses.newton import Minimum, minimise, solve_scaled
 from coterie.losses.wide import minimise_wide
 
 _KEPT = 2  # sets of personal models that are remembered
-_CLOSED = 3  # steps of a quadratic loss: the first is exact but for rounding, the others remove that
+# Steps of a quadratic loss: the first is exact but for rounding, the others remove that.
+_CLOSED = 3
 _ENDLESS = 60  # Newton steps where there may be no minimum
 _BELOW = 1e-12  # times a slope: what is left along an entirely personal direction is rounding
 
 
 class _Near(NamedTuple):
-    """Personal models, in the local coordinates of the loss inside, and x - z along the axes of the metric."""
+    """Personal models, in the local coordinates of the loss inside, and x - z along the axes of the
+    metric.
+    """
 
     points: Array
     steps: Array
@@ -38,14 +41,15 @@ class _Near(NamedTuple):
 class PersonalSamples(Samples):
     """What the loss inside computes on, and the metric of each user.
 
-    Personal models whose Newton decrement, relative to the objective, is below `enough` are searched no further; the
-    step from there has about all digits.
+    Personal models whose Newton decrement, relative to the objective, is below `enough` are
+    searched no further; the step from there has about all digits.
     """
 
     inner: Samples
     metric: Metric
     enough: float = field(default=0.0, kw_only=True)
-    recent: list[tuple[Array, Indices | None, _Near]] = field(default_factory=list, kw_only=True, repr=False)
+    recent: list[tuple[Array, Indices | None, _Near]] = field(default_factory=list, kw_only=True,
+        repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,31 +58,35 @@ class Personal(Loss):
 
         e_i(z) = min_x f_i(x) + 1/2 (x - z)' P_i (x - z)
 
-    In a `Problem` with this loss, the models that are fused are centres z_i, which users of a group share exactly;
-    the model x_i of a user is its own, and `personal_models` returns it. Large P gives the problem of f itself,
-    P = 0 everyone's own best model, large lam personal models around one centre for all.
+    In a `Problem` with this loss, the models that are fused are centres z_i, which users of a group
+    share exactly; the model x_i of a user is its own, and `personal_models` returns it. Large P
+    gives the problem of f itself, P = 0 everyone's own best model, large lam personal models around
+    one centre for all.
 
-        grad e_i(z) = P_i (z - x_i)        Hessian P_i - P_i (H_i + P_i)^-1 P_i        e_i*(u) = f_i*(u) + 1/2 u' C_i u
+        grad e_i(z) = P_i (z - x_i)        Hessian P_i - P_i (H_i + P_i)^-1 P_i        e_i*(u) =
+                                           f_i*(u) + 1/2 u' C_i u
 
     with C_i = P_i^-1. A user computes all of it from its own data.
 
     Parameters
     ----------
     loss : of a user's own model.
-    metric : the price P of leaving the centre: a number, the diagonal (dim,) or a matrix (dim, dim), for all users; one
-        for each is (n_users, 1, dim) or (n_users, dim, dim). Entries of a diagonal may be inf: this coordinate is
-        entirely shared, x = z. They may be 0, and a matrix singular: this direction is entirely personal, the centre
-        has no meaning there. Which directions these are is the same for all users.
-    covariance : the inverse of the metric, instead of it: how far users are from their centres. Its null directions are
-        entirely shared.
-    scale : P_i = scale_i P. A number, one per user, a mapping from the users' names, or "rows" for 1 / number of the
-        user's rows: as a loss is a mean over rows, this is the metric of a prior that is the same for all users. "rows"
-        and a mapping also serve users who join later, or a part of the users.
+    metric : the price P of leaving the centre: a number, the diagonal (dim,) or a matrix (dim,
+        dim), for all users; one for each is (n_users, 1, dim) or (n_users, dim, dim). Entries of a
+        diagonal may be inf: this coordinate is entirely shared, x = z. They may be 0, and a matrix
+        singular: this direction is entirely personal, the centre has no meaning there. Which
+        directions these are is the same for all users.
+    covariance : the inverse of the metric, instead of it: how far users are from their centres. Its
+        null directions are entirely shared.
+    scale : P_i = scale_i P. A number, one per user, a mapping from the users' names, or "rows" for
+        1 / number of the user's rows: as a loss is a mean over rows, this is the metric of a prior
+        that is the same for all users. "rows" and a mapping also serve users who join later, or a
+        part of the users.
 
     Raises
     ------
-    InvalidInput : unless exactly one of metric and covariance is given; in `prepare`, where shapes do not fit the
-        users and the models.
+    InvalidInput : unless exactly one of metric and covariance is given; in `prepare`, where shapes
+        do not fit the users and the models.
 
     Example
     -------
@@ -102,7 +110,8 @@ class Personal(Loss):
             raise InvalidInput(f"expected a loss such as Logistic(), got {self.loss!r}",
                                remedy="Create the loss by calling its class")
         if (self.metric is None) == (self.covariance is None):
-            raise InvalidInput("expected either a metric or a covariance", remedy="Use for example metric=1.0")
+            raise InvalidInput("expected either a metric or a covariance",
+                               remedy="Use for example metric=1.0")
 
     @property
     def quadratic(self) -> bool:  # type: ignore[override]
@@ -126,7 +135,8 @@ class Personal(Loss):
     def concerns(self, users: Users) -> list[str]:
         concerns = self.loss.concerns(users)
         if concerns and self.prepare(users).metric.free.any():
-            concerns.append("Directions that are entirely personal are not determined by other users either: give them "
+            concerns.append("Directions that are entirely personal are not determined by other "
+                            "users either: give them "
                             "a small price instead of 0.")
         return concerns
 
@@ -149,7 +159,8 @@ class Personal(Loss):
         samples = users if isinstance(users, Samples) else self.prepare(users)
         z = np.ascontiguousarray(centres, dtype=float)
         if z.shape != (samples.n_users, samples.dim) or not np.isfinite(z).all():
-            raise InvalidInput(f"expected finite centres of shape ({samples.n_users}, {samples.dim}), got {z.shape}",
+            raise InvalidInput(f"expected finite centres of shape ({samples.n_users}, "
+                               f"{samples.dim}), got {z.shape}",
                                remedy="Give one row for each user, in the order of users.names")
         return self.own_models(samples, z)
 
@@ -164,9 +175,11 @@ class Personal(Loss):
     def own_loss(self) -> Loss:
         return self.loss.own_loss
 
-    def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
+    def evaluate(self, samples: Samples, models: Array, order: int = 2,
+                 users: Indices | None = None) -> Evaluation:
         samples = _personal(samples)
-        near, metric, frame = self._near(samples, models, users), samples.metric.take(users), self._frame(samples)
+        near, metric, frame = self._near(samples, models, users), samples.metric.take(users), \
+            self._frame(samples)
         finite = metric.finite
         # Where all directions have a finite price the gradient is known from the step alone.
         needed = order if order > 1 or not finite.all() else 0
@@ -175,7 +188,8 @@ class Personal(Loss):
         values = f + 0.5 * (prices * near.steps**2).sum(axis=1)
         if order == 0:
             return Evaluation(values, np.empty(0), np.empty(0))
-        slopes = -prices * near.steps  # P (z - x) along the axes; grad f(x) along those that are shared
+        # P (z - x) along the axes; grad f(x) along those that are shared.
+        slopes = -prices * near.steps
         if not finite.all():
             g = g if frame is None else frame.gradients(g, _who(samples, users))
             slopes = np.where(finite, slopes, metric.along(g))
@@ -186,34 +200,42 @@ class Personal(Loss):
         return Evaluation(values, gradients, metric.envelopes(h))
 
     def wide(self, samples: Samples) -> bool:
-        """Whether the models are wide, and P_i = price_i I with one price > 0 for all directions of a user."""
+        """Whether the models are wide, and P_i = price_i I with one price > 0 for all directions of
+        a user.
+        """
         samples = _personal(samples)
         prices = samples.metric.prices
         return self.loss.wide(samples.inner) and samples.metric.axes is None and bool(
-            (np.isfinite(prices[:, 0]) & (prices[:, 0] > 0)).all() and (prices == prices[:, :1]).all())
+            (np.isfinite(prices[:, 0]) & (prices[:, 0] > 0)).all()
+                and (prices == prices[:, :1]).all())
 
-    def expand(self, samples: Samples, models: Array, users: Indices | None = None) -> WideEvaluation:
+    def expand(self, samples: Samples, models: Array,
+               users: Indices | None = None) -> WideEvaluation:
         samples = _personal(samples)
         near, prices = self._near(samples, models, users), samples.metric.take(users).prices[:, 0]
         f, _, curvature = self.loss.expand(samples.inner, near.points, users)
-        return WideEvaluation(f + 0.5 * prices * (near.steps**2).sum(axis=1), -prices[:, None] * near.steps,
+        return WideEvaluation(f + 0.5 * prices * (near.steps**2).sum(axis=1),
+                              -prices[:, None] * near.steps,
                               EnvelopeCurvature(curvature, prices))
 
     def prox(self, samples: Samples, linear: Array | None, t: Array | float, centres: Array | None,
              start: Array | None = None, users: Indices | None = None) -> Minimum:
-        """As for any loss. The minimum over z is known for a given x, so one search for x is enough.
+        """As for any loss. The minimum over z is known for a given x, so one search for x is
+        enough.
 
         Along an axis of price p, with v = centres and l = linear:
 
             min_z  p/2 (x - z)^2 + l z + t/2 (z - v)^2,      z - v = (p (x - v) - l) / (p + t)
-                   =  q/2 (x - v)^2 + l p / (p + t) (x - v) - l^2 / (2 (p + t)) + l v,      q = p t / (p + t)
+                   =  q/2 (x - v)^2 + l p / (p + t) (x - v) - l^2 / (2 (p + t)) + l v,
+                                                                     q = p t / (p + t)
         """
         samples = _personal(samples)
         who = _who(samples, users)
         shape = (len(who), samples.dim)
         v = np.zeros(shape) if centres is None else centres
         if self.wide(samples):
-            return minimise_wide(self, samples, np.zeros(shape) if linear is None else linear, np.broadcast_to(
+            return minimise_wide(self, samples, np.zeros(shape) if linear is None else linear,
+                                 np.broadcast_to(
                 np.asarray(t, dtype=float), shape[:1]), v, v if start is None else start, who)
         given = np.zeros(shape) if linear is None else linear
         t = np.broadcast_to(np.asarray(t, dtype=float), shape[:1])[:, None]
@@ -225,46 +247,59 @@ class Personal(Loss):
         share = np.where(shared | loose, 1.0, p / total)
         prices = np.where(shared, t, share * t)
         begin = v if start is None else start
-        near, minimum = self._search(samples, users, v, Metric(prices, metric.axes), metric.back(share * l), begin)
+        near, minimum = self._search(samples, users, v, Metric(prices, metric.axes),
+                                     metric.back(share * l), begin)
         x = near.steps
         steps = np.where(shared | loose, x, (p * x - l) / total)
         rest = np.where(shared | loose, 0.0, l**2 / (2.0 * total)).sum(axis=1)
-        unbounded = (loose & (np.abs(l) > _BELOW * np.abs(l).max(axis=1, initial=0.0, keepdims=True))).any(axis=1)
-        return Minimum(v + metric.back(steps), minimum.values - rest + np.einsum("nd,nd->n", given, v),
+        unbounded = (loose & (np.abs(l) > _BELOW * np.abs(l).max(axis=1, initial=0.0,
+            keepdims=True))).any(axis=1)
+        return Minimum(v + metric.back(steps), minimum.values - rest + np.einsum("nd,nd->n", given,
+            v),
                        minimum.excess, minimum.converged & ~unbounded)
 
     def conjugates(self, samples: Samples, slopes: Array, start: Array | None = None,
                    users: Indices | None = None) -> Array:
         metric = _personal(samples).metric.take(users)
-        away = np.linalg.norm(slopes - metric.bounded(slopes), axis=1) > _BELOW * np.linalg.norm(slopes, axis=1)
+        away = np.linalg.norm(slopes - metric.bounded(slopes), axis=1) > _BELOW \
+            * np.linalg.norm(slopes, axis=1)
         return np.where(away, np.inf, super().conjugates(samples, slopes, start, users))
 
-    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None, users: Indices | None = None,
+    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
+                    users: Indices | None = None,
                     about: Array | None = None) -> DualBounds:
-        """Upper bounds on e_i*(u) - <u, about_i>, where u are slopes_i without their part along personal directions.
+        """Upper bounds on e_i*(u) - <u, about_i>, where u are slopes_i without their part along
+        personal directions.
 
-        The bound f_i*(u) + 1/2 u' C u is as rigorous as that of the loss inside. Along a direction that is entirely
-        personal e_i* is finite only for slopes 0. Slopes of a problem are sums of edge variables, which are as feasible
-        without their part along these directions, the same for all users; so this part is left out.
+        The bound f_i*(u) + 1/2 u' C u is as rigorous as that of the loss inside. Along a direction
+        that is entirely personal e_i* is finite only for slopes 0. Slopes of a problem are sums of
+        edge variables, which are as feasible without their part along these directions, the same
+        for all users; so this part is left out.
         """
         samples = _personal(samples)
         u = samples.metric.take(users).bounded(slopes)
-        begin = None if start is None else self._leave(samples, self._near(samples, start, users).points, users)
+        begin = None if start is None else self._leave(samples,
+                                                       self._near(samples, start, users).points,
+                                                       users)
         inner = self.loss.dual_bounds(samples.inner, u, begin, users, about)
         return self._with_price(samples, slopes, begin, users, about, inner)
 
-    def rough_bounds(self, samples: Samples, slopes: Array, start: Array, about: Array, enough: float) -> DualBounds:
+    def rough_bounds(self, samples: Samples, slopes: Array, start: Array, about: Array,
+                     enough: float) -> DualBounds:
         samples = _personal(samples)
-        u, begin = samples.metric.bounded(slopes), self._leave(samples, self._near(samples, start, None).points, None)
+        u, begin = samples.metric.bounded(slopes), \
+            self._leave(samples, self._near(samples, start, None).points, None)
         inner = self.loss.rough_bounds(samples.inner, u, begin, about, enough)
         return self._with_price(samples, slopes, begin, None, about, inner)
 
-    def _with_price(self, samples: PersonalSamples, slopes: Array, begin: Array | None, users: Indices | None,
+    def _with_price(self, samples: PersonalSamples, slopes: Array, begin: Array | None,
+                    users: Indices | None,
                     about: Array | None, inner: DualBounds) -> DualBounds:
         """The bounds of the envelope from those of the loss inside."""
         metric = samples.metric.take(users)
         u = metric.bounded(slopes)
-        if metric.free.any() and isinstance(self.loss, AffineLoss):  # free intercepts of users with one class run off
+        # Free intercepts of users with one class run off.
+        if metric.free.any() and isinstance(self.loss, AffineLoss):
             inner = self.loss.ridge_bounds(inner, samples.inner, u, about)
         with np.errstate(over="ignore", invalid="ignore"):
             price = 0.5 * metric.covariances(u)
@@ -275,18 +310,22 @@ class Personal(Loss):
                 rounding = rounding + SUMS * samples.dim * np.abs(slopes).sum(axis=1) * away
             values = inner.values + price
         finite = np.isfinite(values)
-        return DualBounds(np.where(finite, values, np.inf), np.where(finite, rounding, 0.0), inner.slack)
+        return DualBounds(np.where(finite, values, np.inf), np.where(finite, rounding, 0.0),
+                          inner.slack)
 
-    def value_rounding(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
+    def value_rounding(self, samples: Samples, models: Array,
+                       users: Indices | None = None) -> Array:
         samples = _personal(samples)
-        near, metric, who = self._near(samples, models, users), samples.metric.take(users), _who(samples, users)
+        near, metric, who = self._near(samples, models, users), samples.metric.take(users), \
+            _who(samples, users)
         prices = np.where(metric.finite, metric.prices, 0.0)
         forces, z, frame = metric.back(prices * np.abs(near.steps)), models, self._frame(samples)
         if frame is not None:
             forces, z = frame.slopes(forces, who), frame.enter(models, who)
         price = (prices * near.steps**2).sum(axis=1)
         moved = (np.abs(forces) * (np.abs(z) + np.abs(near.points))).sum(axis=1)  # x - z is rounded
-        inside = self.loss.value_rounding(samples.inner, self._leave(samples, near.points, users), users)
+        inside = self.loss.value_rounding(samples.inner, self._leave(samples, near.points, users),
+                                          users)
         return inside + SUMS * samples.dim * (price + moved)
 
     def _sizes(self, samples: Samples) -> Array:
@@ -294,11 +333,13 @@ class Personal(Loss):
 
     def lipschitz(self, samples: Samples) -> Array:
         samples = _personal(samples)
-        return _parallel(self.loss.lipschitz(samples.inner), samples.metric.prices.max(axis=1)) * (1 + 1e-12)
+        return _parallel(self.loss.lipschitz(samples.inner), samples.metric.prices.max(axis=1)) \
+            * (1 + 1e-12)
 
     def strong_convexity(self, samples: Samples) -> Array:
         samples = _personal(samples)
-        least = _parallel(self.loss.strong_convexity(samples.inner), samples.metric.prices.min(axis=1))
+        least = _parallel(self.loss.strong_convexity(samples.inner),
+                          samples.metric.prices.min(axis=1))
         return least * (1 - 1e-12)
 
     def upper_hessians(self, samples: Samples) -> Array | None:
@@ -326,7 +367,8 @@ class Personal(Loss):
         finite, free = metric.finite, metric.free[metric.finite]
         if not finite.any():
             return self.loss.conic(cp, samples.inner, x)
-        units = np.where(free, 1.0, 1.0 / np.sqrt(np.where(free, 1.0, metric.prices[:, finite])))  # of price 1
+        # Of price 1.
+        units = np.where(free, 1.0, 1.0 / np.sqrt(np.where(free, 1.0, metric.prices[:, finite])))
         axes = np.eye(d) if metric.axes is None else metric.axes
         spans = np.broadcast_to(axes, (n, d, d))[..., finite] * units[:, None, :]
         steps = cp.Variable(n * int(finite.sum()))
@@ -342,33 +384,43 @@ class Personal(Loss):
         return points if frame is None else frame.leave(points, _who(samples, users))
 
     def _near(self, samples: PersonalSamples, centres: Array, users: Indices | None) -> _Near:
-        """The personal models around centres; the last ones are remembered, by every number they depend on."""
+        """The personal models around centres; the last ones are remembered, by every number they
+        depend on.
+        """
         for known, who, near in samples.recent:
-            same = users is None if who is None else users is not None and np.array_equal(who, users)
+            same = users is None if who is None else users is not None and np.array_equal(who,
+                users)
             if same and np.array_equal(known, centres):
                 return near
         if self.wide(samples):
             start = self._guess(samples, centres, users)
-            points = self.loss.prox(samples.inner, None, samples.metric.take(users).prices[:, 0], centres, start,
+            points = self.loss.prox(samples.inner, None, samples.metric.take(users).prices[:, 0],
+                                    centres, start,
                                     users).points
             near = _Near(points, points - centres)
         else:
-            near, _ = self._search(samples, users, centres, samples.metric.take(users), None, centres)
-        samples.recent.insert(0, (np.array(centres), None if users is None else np.array(users), near))
+            near, _ = self._search(samples, users, centres, samples.metric.take(users), None,
+                                   centres)
+        samples.recent.insert(0, (np.array(centres), None if users is None else np.array(users),
+                                  near))
         del samples.recent[_KEPT:]
         return near
 
     def _guess(self, samples: PersonalSamples, centres: Array, users: Indices | None) -> Array:
         """Where to begin the search for wide personal models: at the last ones."""
         for _, who, near in samples.recent:
-            same = users is None if who is None else users is not None and np.array_equal(who, users)
+            same = users is None if who is None else users is not None and np.array_equal(who,
+                users)
             if same:
                 return near.points
         return centres
 
-    def _search(self, samples: PersonalSamples, users: Indices | None, centres: Array, metric: Metric,
+    def _search(self, samples: PersonalSamples, users: Indices | None, centres: Array,
+                metric: Metric,
                 linear: Array | None, start: Array) -> tuple[_Near, Minimum]:
-        """Each user's minimise_x f(x) + <linear, x - centres> + 1/2 (x - centres)' metric (x - centres)."""
+        """Each user's minimise_x f(x) + <linear, x - centres> + 1/2 (x - centres)' metric (x -
+        centres).
+        """
         who, frame = _who(samples, users), self._frame(samples)
         origin, begin = centres, metric.along(start - centres)
         if frame is not None:
@@ -378,14 +430,16 @@ class Personal(Loss):
         if space.turns is not None:
             assert frame is not None
             begin = frame.enter(start, who) - origin
-        # Along a free axis a loss may have no minimum. The search ends when the decrease is nothing beside the loss.
+        # Along a free axis a loss may have no minimum. The search ends when the decrease is nothing
+        # beside the loss.
         endless = bool(samples.metric.free.any())
         lift = self.loss.sizes(samples.inner)[who] if endless else np.zeros(len(who))
         objective = Objective(self.loss, samples.inner, who, space, origin, linear, lift)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             begin = begin[:, space.kept]
             if not space.kept.any():
-                minimum = Minimum(begin, objective(np.arange(len(who)), begin, 0)[0], np.zeros(len(who)),
+                minimum = Minimum(begin, objective(np.arange(len(who)), begin, 0)[0],
+                                  np.zeros(len(who)),
                                   np.ones(len(who), dtype=bool))
             elif self.loss.quadratic and linear is None:
                 minimum = self._closed(samples, objective, begin, users)
@@ -398,16 +452,19 @@ class Personal(Loss):
                 minimum = minimum._replace(values=minimum.values - lift)
         return _Near(origin + space.local(minimum.points), space.along(minimum.points)), minimum
 
-    def _closed(self, samples: PersonalSamples, objective: Objective, begin: Array, users: Indices | None) -> Minimum:
+    def _closed(self, samples: PersonalSamples, objective: Objective, begin: Array,
+                users: Indices | None) -> Minimum:
         """The minimum of quadratic losses: Newton steps with one Hessian."""
         if "system" not in samples.known:
             every = np.zeros((samples.n_users, samples.dim))
-            samples.known["system"] = np.array(self.loss.evaluate_local(samples.inner, every, 2).hessians)
+            samples.known["system"] = np.array(self.loss.evaluate_local(samples.inner, every,
+                2).hessians)
         h = samples.known["system"] if users is None else samples.known["system"][users]
         rows, space = np.arange(len(begin)), objective.space
         h = space.hessians(h, rows) + space.price
         diagonal = np.einsum("nii->ni", h)
-        units = np.sqrt(np.maximum(diagonal, 1e-300))  # of each coordinate alone: prices of tiny columns are huge
+        # Of each coordinate alone: prices of tiny columns are huge.
+        units = np.sqrt(np.maximum(diagonal, 1e-300))
         c, shift = begin, np.full(len(begin), 1e-15)
         for _ in range(_CLOSED):
             c = c - solve_scaled(h, units, shift, objective(rows, c, 1)[1])
@@ -424,7 +481,8 @@ def _parallel(first: Array, second: Array) -> Array:
 
 def _personal(samples: Samples) -> PersonalSamples:
     if not isinstance(samples, PersonalSamples):
-        raise InvalidInput("these samples were prepared by another loss", remedy="Prepare them with the Personal loss")
+        raise InvalidInput("these samples were prepared by another loss",
+                           remedy="Prepare them with the Personal loss")
     return samples
 
 

@@ -30,9 +30,11 @@ class _Point(BlockLoss):
 
     def _sizes(self, samples: Samples) -> Array:
         # About the mean of the user's own rows.
-        centres = self.evaluate_local(samples, np.zeros((samples.n_users, samples.dim)), 1).gradients
+        centres = self.evaluate_local(samples, np.zeros((samples.n_users, samples.dim)),
+                                      1).gradients
         offsets = samples.users.data.moments().means
-        return np.abs(self.evaluate_local(samples, -centres, 0).values) + NOISE * (offsets**2).sum(axis=1)
+        return np.abs(self.evaluate_local(samples, -centres, 0).values) + NOISE \
+            * (offsets**2).sum(axis=1)
 
     def upper_hessians(self, samples: Samples) -> Array:
         return np.broadcast_to(np.eye(samples.dim), (samples.n_users, samples.dim, samples.dim))
@@ -75,17 +77,21 @@ class SquaredDistance(_Point):
     def strong_convexity(self, samples: Samples) -> Array:
         return np.ones(samples.n_users)
 
-    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None, users: Indices | None = None,
+    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
+                    users: Indices | None = None,
                     about: Array | None = None) -> DualBounds:
-        # With c the mean of the rows: f(x) = f(c) + ||x - c||^2 / 2, so f*(u) = <u, c> + ||u||^2 / 2 - f(c).
+        # With c the mean of the rows: f(x) = f(c) + ||x - c||^2 / 2, so f*(u) = <u, c> + ||u||^2 /
+        # 2 - f(c).
         who = np.arange(samples.n_users) if users is None else users
         origin = np.zeros_like(slopes) if about is None else about
         origin = origin if samples.frame is None else samples.frame.enter(origin, who)
         centres = -self.evaluate_local(samples, np.zeros_like(slopes), 1, users).gradients
         values = self.evaluate_local(samples, centres, 0, users).values
         step = centres - origin + 0.5 * slopes
-        rounding = np.abs(values) + (np.abs(slopes) * (np.abs(centres) + np.abs(origin) + np.abs(slopes))).sum(axis=1)
-        return DualBounds(np.einsum("nd,nd->n", slopes, step) - values, SUMS * rounding, np.zeros(len(slopes)))
+        rounding = np.abs(values) \
+            + (np.abs(slopes) * (np.abs(centres) + np.abs(origin) + np.abs(slopes))).sum(axis=1)
+        return DualBounds(np.einsum("nd,nd->n", slopes, step) - values, SUMS * rounding,
+                          np.zeros(len(slopes)))
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
         users = samples.users.data
@@ -96,7 +102,8 @@ class SquaredDistance(_Point):
 
 @dataclass(frozen=True, kw_only=True)
 class HuberDistance(_Point):
-    """f_i(x) = mean_j h(||x - a_ij||), h(r) = r^2/2 up to delta, then delta (r - delta/2): far rows pull no harder.
+    """f_i(x) = mean_j h(||x - a_ij||), h(r) = r^2/2 up to delta, then delta (r - delta/2): far rows
+    pull no harder.
 
     Parameters
     ----------
@@ -133,7 +140,9 @@ class HuberDistance(_Point):
         weights = block.weights * pull
         gradients = (weights[:, None, :] @ gaps)[:, 0]
         hessians = np.empty(0)
-        if order > 1:  # near rows: I; far rows: pull (u'u I - u u'), u = gap / r, never negative whatever rounding does
+        # Near rows: I; far rows: pull (u'u I - u u'), u = gap / r, never negative whatever rounding
+        # does.
+        if order > 1:
             units = np.where(far, np.sqrt(weights) / np.where(far, r, 1.0), 0.0)[..., None] * gaps
             outer = units.swapaxes(1, 2) @ units
             level = np.where(far, 0.0, weights).sum(axis=1) + np.trace(outer, axis1=1, axis2=2)
@@ -145,7 +154,8 @@ class HuberDistance(_Point):
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
         users = samples.users.data
-        gaps = cp.reshape(x[_columns(users, samples.dim)], users.features.shape, order="C") - users.features
+        gaps = cp.reshape(x[_columns(users, samples.dim)], users.features.shape, order="C") \
+            - users.features
         return (0.5 / users.counts[users.owner]) @ cp.huber(cp.norm(gaps, 2, axis=1), self.delta)
 
 

@@ -24,7 +24,8 @@ class Remote(Loss):
     >>> import numpy as np
     >>> import coterie as ct
     >>> from coterie.losses.remote import Remote
-    >>> Remote(loss=ct.Squared(), length=2).predict(np.array([[3.0]]), np.array([[2.0, 1.0]])).tolist()
+    >>> Remote(loss=ct.Squared(), length=2).predict(np.array([[3.0]]),
+    ...                                             np.array([[2.0, 1.0]])).tolist()
     [7.0]
     """
 
@@ -34,12 +35,15 @@ class Remote(Loss):
     def dim(self, users: Participants) -> int:
         return self.length
 
-    def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
-        raise Incompatible("The data are with their users, so their losses cannot be evaluated here.")
+    def evaluate(self, samples: Samples, models: Array, order: int = 2,
+                 users: Indices | None = None) -> Evaluation:
+        raise Incompatible("The data are with their users, so their losses cannot be evaluated "
+                           "here.")
 
     def own_models(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
         if type(self.loss).own_models is not Loss.own_models:
-            raise Incompatible("Users compute their personal models from their own data, which are not here.")
+            raise Incompatible("Users compute their personal models from their own data, which are "
+                               "not here.")
         return models
 
     def decision(self, features: Array, models: Array) -> Array:

@@ -1,13 +1,15 @@
-"""Wide models in the space of their rows: local solves and dual bounds without a matrix of dim x dim.
+"""Wide models in the space of their rows: local solves and dual bounds without a matrix of dim x
+dim.
 
 A model is wide where it has many coordinates and its user few rows; see `coterie.losses.curvature`.
 
-With weights w_j of rows, slopes u = (u_w, u_b) and a ridge on w alone, weak duality gives for any alpha with
-sum_j sign alpha_j = u_b
+With weights w_j of rows, slopes u = (u_w, u_b) and a ridge on w alone, weak duality gives for any
+alpha with sum_j sign alpha_j = u_b
 
     f*(u) <= ||u_w - A_w' alpha||^2 / (2 ridge) + sum_j w_j phi*(alpha_j / w_j)
 
-which needs no solve to be right, only to be tight: alpha = w phi'(t) at the local optimum, moved to the sum.
+which needs no solve to be right, only to be tight: alpha = w phi'(t) at the local optimum, moved to
+the sum.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from coterie.losses.blocks import BlockSamples, in_blocks, take_users
 from coterie.losses.curvature import RowCurvature, RowTerms, WideEvaluation
 
 _LEAST_DIM = 150  # coordinates from which models can be wide
-_LEAST_NUMBERS = 1e6  # numbers in all Hessians below which these are quick enough, and bear worse conditions
+# Numbers in all Hessians below which these are quick enough, and bear worse conditions.
+_LEAST_NUMBERS = 1e6
 _FEWER = 2.0  # times fewer numbers in systems of rows than in Hessians, from which models are wide
 _NEWTON, _TRIALS = 40, 40  # most Newton steps of a bound, and halvings of one
 _TIGHT = 1e-12  # times a conjugate: no more than this is left to be gained
-_REACH = 10.0  # times 1 + ||x||: how far away an intercept may be that a slope of rounding size moves
+# Times 1 + ||x||: how far away an intercept may be that a slope of rounding size moves.
+_REACH = 10.0
 
 
 class RowLoss(Protocol):
@@ -67,8 +71,11 @@ class Terms(NamedTuple):
 
 
 def is_wide(loss: RowLoss, samples: Samples) -> bool:
-    """Whether systems of rows are smaller than Hessians, by the shape of the data; not for odd units (`Frame`)."""
-    if samples.dim < _LEAST_DIM or not loss.ridge > 0 or not isinstance(samples, BlockSamples) or samples.frame:
+    """Whether systems of rows are smaller than Hessians, by the shape of the data; not for odd
+    units (`Frame`).
+    """
+    if samples.dim < _LEAST_DIM or not loss.ridge > 0 or not isinstance(samples, BlockSamples) \
+        or samples.frame:
         return False
     if samples.n_users * samples.dim**2 < _LEAST_NUMBERS:
         return False
@@ -79,7 +86,9 @@ def is_wide(loss: RowLoss, samples: Samples) -> bool:
 
 
 class _RowBlock(NamedTuple):
-    """Users who have equally many rows: their positions among those concerned, their rows and A A' of features."""
+    """Users who have equally many rows: their positions among those concerned, their rows and A A'
+    of features.
+    """
 
     users: Indices
     block: Block
@@ -88,7 +97,8 @@ class _RowBlock(NamedTuple):
     name: str
 
     def terms(self, mass: Array) -> RowTerms:
-        return RowTerms(self.users, self.block.features, self.gram, mass, self.block.weights, self.copies, self.name)
+        return RowTerms(self.users, self.block.features, self.gram, mass, self.block.weights,
+                        self.copies, self.name)
 
 
 def _parts(loss: RowLoss, samples: Samples, users: Indices | None) -> list[_RowBlock]:
@@ -112,7 +122,8 @@ def _parts(loss: RowLoss, samples: Samples, users: Indices | None) -> list[_RowB
     return out
 
 
-def expand(loss: RowLoss, samples: Samples, models: Array, users: Indices | None = None) -> WideEvaluation:
+def expand(loss: RowLoss, samples: Samples, models: Array,
+           users: Indices | None = None) -> WideEvaluation:
     """Values, gradients and curvature of these users' losses at their models."""
     n, dim = models.shape
     p = samples.users.n_features + loss.intercept
@@ -136,8 +147,8 @@ def row_bounds(loss: RowLoss, samples: Samples, slopes: Array, start: Array, abo
                who: Indices) -> DualBounds:
     """Upper bounds on f_i*(slopes_i) - <slopes_i, about_i>; see the module.
 
-    Newton steps towards max_x <slopes_i, x> - f_i(x) make them tight: every point on the way gives a lower bound on the
-    conjugate, too, and the steps end where the two are equal but for rounding.
+    Newton steps towards max_x <slopes_i, x> - f_i(x) make them tight: every point on the way gives
+    a lower bound on the conjugate, too, and the steps end where the two are equal but for rounding.
     """
     best = DualBounds(*(np.full(len(who), number) for number in (np.inf, 0.0, np.inf)))
     x, lower = start.copy(), np.full(len(who), -np.inf)
@@ -146,9 +157,11 @@ def row_bounds(loss: RowLoss, samples: Samples, slopes: Array, start: Array, abo
         for turn in range(_NEWTON):
             full = len(rows) == len(who)
             u = slopes if full else slopes[rows]
-            point = _Point(loss, samples, x if full else x[rows], None if len(rows) == samples.n_users else who[rows])
+            point = _Point(loss, samples, x if full else x[rows],
+                           None if len(rows) == samples.n_users else who[rows])
             bound = point.bound(u)
-            better = np.flatnonzero(bound.values + bound.rounding < (best.values + best.rounding)[rows])
+            better = np.flatnonzero(bound.values + bound.rounding
+                                    < (best.values + best.rounding)[rows])
             for whole, part in zip(best, bound, strict=True):
                 whole[rows[better]] = part[better]
             lower[rows] = np.maximum(lower[rows], np.einsum("nd,nd->n", u, point.x) - point.values)
@@ -161,10 +174,12 @@ def row_bounds(loss: RowLoss, samples: Samples, slopes: Array, start: Array, abo
             x[rows] = moved
             rows = rows[going] if going.size < 0.5 * rows.size else rows
         shift = slopes * about
-        values, rounding = best.values - shift.sum(axis=1), best.rounding + SUMS * np.abs(shift).sum(axis=1)
+        values, rounding = best.values - shift.sum(axis=1), \
+            best.rounding + SUMS * np.abs(shift).sum(axis=1)
     finite = np.isfinite(values) & np.isfinite(rounding)
     slack = np.where(finite, np.maximum(best.values - lower, 0.0), np.inf)
-    return DualBounds(np.where(finite, values, np.inf), np.where(finite, rounding, 0.0), slack[everyone])
+    return DualBounds(np.where(finite, values, np.inf), np.where(finite, rounding, 0.0),
+                      slack[everyone])
 
 
 class _Point:
@@ -185,7 +200,8 @@ class _Point:
         self.parts = _parts(loss, samples, users)
         cube = self._cube(x)
         self.outputs = [part.block.features @ _some(cube, part.users) for part in self.parts]
-        self.terms = [loss.row_terms(part.block, t) for part, t in zip(self.parts, self.outputs, strict=True)]
+        self.terms = [loss.row_terms(part.block, t) for part, t in zip(self.parts, self.outputs,
+            strict=True)]
         self.values = self._values(self.terms, x)
 
     def _cube(self, vectors: Array) -> Array:
@@ -204,41 +220,49 @@ class _Point:
         out = DualBounds(np.empty(n), np.empty(n), np.empty(n))
         for (rows, block, gram, *_), t in zip(self.parts, self.outputs, strict=True):
             ends = _some(u, rows)
-            alpha, conjugates = self.loss.row_duals(block, t, ends[:, -1] if self.loss.free_intercept else None)
+            alpha, conjugates = self.loss.row_duals(block, t,
+                                                    ends[:, -1] if self.loss.free_intercept
+                                                    else None)
             residual = ends - block.features.swapaxes(1, 2) @ alpha
             # Rounding of A' alpha, in norm; the columns of the intercept are numbers 1.
             lengths = np.sqrt(np.einsum("nmm->nm", gram) + (self.loss.intercept != 0))
-            level = np.linalg.norm(ends, axis=(1, 2)) + (lengths * np.linalg.norm(alpha, axis=2)).sum(axis=1)
+            level = np.linalg.norm(ends, axis=(1, 2)) \
+                + (lengths * np.linalg.norm(alpha, axis=2)).sum(axis=1)
             length = np.linalg.norm(residual[:, held], axis=(1, 2)) + SUMS * level
             cost = length**2 / (2.0 * self.loss.ridge)
             missed = np.linalg.norm(residual[:, ~held], axis=(1, 2)) + SUMS * level
             exact = missed <= 1e3 * SUMS * level
-            reach = _REACH * (1.0 + np.linalg.norm(_some(self.x, rows), axis=1)) if not held.all() else 0.0
+            reach = _REACH * (1.0 + np.linalg.norm(_some(self.x, rows), axis=1)) if not held.all() \
+                else 0.0
             out.values[rows] = np.where(exact, conjugates.sum(axis=1) + cost, np.inf)
             out.rounding[rows] = SUMS * np.abs(conjugates).sum(axis=1) + missed * reach
             out.slack[rows] = cost
         return out
 
     def step(self, slopes: Array) -> Array:
-        """(n, dim) the point after a damped Newton step towards the maximum of <slopes, x> - f(x)."""
+        """(n, dim) the point after a damped Newton step towards the maximum of <slopes, x> - f(x).
+        """
         x, g = self._cube(self.x), np.empty_like(self._cube(self.x))
         terms = list[RowTerms]()
         for part, here in zip(self.parts, self.terms, strict=True):
             g[part.users] = part.block.features.swapaxes(1, 2) @ here.slopes
             terms.append(part.terms(here.mass))
         g = (g + self.ridges[:, None] * x).reshape(self.x.shape) - slopes
-        curvature = RowCurvature(terms, self.ridges, self.loss.output_basis(x.shape[2]), bool(self.loss.intercept))
+        curvature = RowCurvature(terms, self.ridges, self.loss.output_basis(x.shape[2]),
+                                 bool(self.loss.intercept))
         step = -curvature.inverse(np.zeros(len(x)))(g)
         gain = -np.einsum("nd,nd->n", g, step)
         value = self.values - np.einsum("nd,nd->n", slopes, self.x)
         moves = [part.block.features @ _some(self._cube(step), part.users) for part in self.parts]
         size = np.ones(len(x))
         for _ in range(_TRIALS):
-            trial = [self.loss.row_terms(part.block, t + size[part.users, None, None] * move) for part, t, move
+            trial = [self.loss.row_terms(part.block, t + size[part.users, None, None] * move)
+                     for part, t, move
                      in zip(self.parts, self.outputs, moves, strict=True)]
             point = self.x + size[:, None] * step
             new = self._values(trial, point) - np.einsum("nd,nd->n", slopes, point)
-            worse = ~(new <= value - 1e-4 * size * gain + 1e-14 * (np.abs(self.values) + np.abs(value)))
+            worse = ~(new <= value - 1e-4 * size * gain + 1e-14
+                      * (np.abs(self.values) + np.abs(value)))
             if not worse.any():
                 return point
             size = np.where(worse, 0.5 * size, size)
@@ -251,15 +275,19 @@ def _some(array: Array, rows: Indices) -> Array:
 
 
 def value_rounding(loss: RowLoss, samples: Samples, models: Array, users: Indices | None) -> Array:
-    """(n,) what rounding may have done to values; outputs are bounded by the norms of rows and models."""
+    """(n,) what rounding may have done to values; outputs are bounded by the norms of rows and
+    models.
+    """
     out, most = np.empty(len(models)), getattr(loss, "max_curvature", 0.5)
     cube = models.reshape(len(models), samples.users.n_features + loss.intercept, -1)
     for rows, block, gram, *_ in _parts(loss, samples, users):
         t = block.features @ _some(cube, rows)
         part = loss.row_terms(block, t)
         lengths = np.sqrt(np.einsum("nmm->nm", gram) + (loss.intercept != 0))
-        terms = lengths * np.linalg.norm(_some(models, rows), axis=1)[:, None] + np.linalg.norm(t, axis=2)
-        curved = most if np.isfinite(most) else part.mass.max(axis=2) / np.maximum(block.weights, 1e-300)
+        terms = lengths * np.linalg.norm(_some(models, rows), axis=1)[:, None] \
+            + np.linalg.norm(t, axis=2)
+        curved = most if np.isfinite(most) else part.mass.max(axis=2) / np.maximum(block.weights,
+            1e-300)
         out[rows] = (np.abs(part.values) + terms * np.linalg.norm(part.slopes, axis=2)
                      + 16 * SUMS * block.weights * curved * terms**2).sum(axis=1)
     return SUMS * (out + loss.ridge * (models**2).sum(axis=1))

@@ -1,12 +1,15 @@
 """Quadratics of wide models: curvature in the span of a few vectors, and one number outside of it.
 
-A user with few rows bends its loss in the span of these rows only. With orthonormal rows Q (b x p) that span it, the
-same for each of k outputs, and orthonormal rows V (q x b k) of directions within the span, the Hessian is
+A user with few rows bends its loss in the span of these rows only. With orthonormal rows Q (b x p)
+that span it, the same for each of k outputs, and orthonormal rows V (q x b k) of directions within
+the span, the Hessian is
 
     H = outer I + (Q x I_k)' (core - outer I) (Q x I_k),    core = inner I + V' diag(gains) V
-    (H + shift)^-1 = I / s + (Q x I_k)' ((1/i - 1/s) I - V' diag(gains / (gains + i)) V / i) (Q x I_k)
+    (H + shift)^-1 = I / s + (Q x I_k)' ((1/i - 1/s) I - V' diag(gains / (gains + i)) V / i) (Q x
+    I_k)
 
-with s = outer + shift and i = inner + shift, so no matrix is larger than the span. Rows that are zero are padding.
+with s = outer + shift and i = inner + shift, so no matrix is larger than the span. Rows that are
+zero are padding.
 """
 
 from __future__ import annotations
@@ -58,7 +61,8 @@ class SpanCurvature(RowCurvature):
         self.span, self.outputs = span, span.outputs
         self.terms = (RowTerms(np.arange(n), span.basis, nothing, nothing, nothing[..., 0]),)
         # What preconditioners ask for: the curvature everywhere, and beside it that of each vector.
-        self.ridges, self.basis, self.intercept = np.full(p, float(span.outer.min(initial=np.inf))), None, False
+        self.ridges, self.basis, \
+            self.intercept = np.full(p, float(span.outer.min(initial=np.inf))), None, False
         self.shape = n, p * self.outputs
 
     def times(self, vectors: Array) -> Array:
@@ -82,7 +86,8 @@ class SpanCurvature(RowCurvature):
 
     def level(self) -> float | None:
         outer = self.span.outer
-        return float(outer[0]) if not self.span.basis.shape[1] and (outer == outer[0]).all() else None
+        return float(outer[0]) if not self.span.basis.shape[1] and (outer == outer[0]).all() \
+            else None
 
     def inverse(self, shift: Array, dtype: type = np.float64) -> Inverse:
         return SpanInverse(self, np.broadcast_to(shift, self.shape[:1]), dtype)
@@ -113,14 +118,18 @@ class SpanInverse(RowInverse):
         t = (design @ v).reshape(n, -1)
         along = self.along * (self.axes @ t[..., None])[..., 0]
         inside = self.plain * t - (along[:, None] @ self.axes)[:, 0]
-        return np.asarray(v / self.scales[:, :1, None] + design.swapaxes(1, 2) @ inside.reshape(n, -1, k)).reshape(
+        return np.asarray(v / self.scales[:, :1, None] + design.swapaxes(1, 2)
+                          @ inside.reshape(n, -1, k)).reshape(
             vectors.shape)
 
     def average(self, number: int) -> Array:
-        """(n, b, b) s^2 times the mean over outputs of what `__call__` subtracts in the span, at least 0."""
+        """(n, b, b) s^2 times the mean over outputs of what `__call__` subtracts in the span, at
+        least 0.
+        """
         n, b, _ = self.designs[0].shape
         k, q = self.curvature.outputs, self.axes.shape[1]
-        rows = (np.sqrt(self.along / k)[..., None] * self.axes).reshape(n, q, b, k).swapaxes(2, 3).reshape(n, q * k, b)
+        rows = (np.sqrt(self.along / k)[..., None] * self.axes).reshape(n, q, b, k).swapaxes(2,
+            3).reshape(n, q * k, b)
         mean = rows.swapaxes(1, 2) @ rows - self.plain[..., None] * np.eye(b, dtype=self.dtype)
         if (self.plain > 0).any():  # where there is less curvature inside than outside
             values, vectors = np.linalg.eigh(mean)
@@ -141,8 +150,8 @@ class SpanQuadratic(Loss):
     -------
     >>> from coterie.data.users import Participants
     >>> loss = SpanQuadratic(point=np.zeros((1, 2)), value=np.ones(1), gradient=np.ones((1, 2)),
-    ...                      span=Span(np.array([[[1.0, 0.0]]]), np.ones((1, 1, 1)), np.full((1, 1), 3.0),
-    ...                                np.ones(1), np.ones(1)))
+    ...                      span=Span(np.array([[[1.0, 0.0]]]), np.ones((1, 1, 1)),
+    ...                                np.full((1, 1), 3.0), np.ones(1), np.ones(1)))
     >>> loss.local(loss.prepare(Participants(["ann"]))).points.tolist()
     [[-0.25, -1.0]]
     """
@@ -167,26 +176,30 @@ class SpanQuadratic(Loss):
 
     def prepare(self, users: Participants) -> Samples:
         if users.n_users != len(self.point):
-            raise InvalidInput(f"expected {len(self.point)} users, one for each function, got {users.n_users}",
+            raise InvalidInput(f"expected {len(self.point)} users, one for each function, got "
+                               f"{users.n_users}",
                                remedy="Give the users these functions belong to")
         return super().prepare(users)
 
     def wide(self, samples: Samples) -> bool:
         return True
 
-    def expand(self, samples: Samples, models: Array, users: Indices | None = None) -> WideEvaluation:
+    def expand(self, samples: Samples, models: Array,
+               users: Indices | None = None) -> WideEvaluation:
         """Values, gradients and Hessians as operators."""
         values, gradients, _ = self.evaluate(samples, models, 1, users)
         return WideEvaluation(values, gradients, self._hessians(users))
 
-    def evaluate(self, samples: Samples, models: Array, order: int = 2, users: Indices | None = None) -> Evaluation:
+    def evaluate(self, samples: Samples, models: Array, order: int = 2,
+                 users: Indices | None = None) -> Evaluation:
         if order > 1:
             raise Incompatible("Hessians of wide models are operators: use `expand`.")
         who = slice(None) if users is None else users
         steps = models - self.point[who]
         changes = self._hessians(users).times(steps)
         slopes = self.gradient[who]
-        return Evaluation(self.value[who] + np.einsum("nd,nd->n", slopes + 0.5 * changes, steps), slopes + changes,
+        return Evaluation(self.value[who] + np.einsum("nd,nd->n", slopes + 0.5 * changes, steps),
+                          slopes + changes,
                           np.empty(0))
 
     def local(self, samples: Samples, slopes: Array | None = None, start: Array | None = None,
@@ -202,20 +215,25 @@ class SpanQuadratic(Loss):
         points = self.point[who]
         for _ in range(2):  # the second step removes what rounding left of the first one
             points = points - inverse(self.evaluate(samples, points, 1, who).gradients - slopes)
-        return points, self.evaluate(samples, points, 0, who).values - np.einsum("nd,nd->n", slopes, points)
+        return points, self.evaluate(samples, points, 0, who).values - np.einsum("nd,nd->n", slopes,
+            points)
 
-    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None, users: Indices | None = None,
+    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
+                    users: Indices | None = None,
                     about: Array | None = None) -> DualBounds:
         who = np.arange(samples.n_users) if users is None else users
         points, values = self._best(samples, slopes, who)
         shift = np.zeros(len(who)) if about is None else np.einsum("nd,nd->n", slopes, about)
-        rounding = self.value_rounding(samples, points, who) + SUMS * (np.abs(slopes * points).sum(axis=1)
+        rounding = self.value_rounding(samples, points,
+                                       who) + SUMS * (np.abs(slopes * points).sum(axis=1)
                                                                        + np.abs(shift))
         return DualBounds(-values - shift, rounding, np.zeros(len(who)))
 
-    def value_rounding(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
+    def value_rounding(self, samples: Samples, models: Array,
+                       users: Indices | None = None) -> Array:
         who = slice(None) if users is None else users
         steps = models - self.point[who]
         changes = self._hessians(users).times(steps)
-        return SUMS * (np.abs(self.value[who]) + (np.abs(steps) * (np.abs(self.gradient[who]) + np.abs(changes))).sum(
+        return SUMS * (np.abs(self.value[who])
+                       + (np.abs(steps) * (np.abs(self.gradient[who]) + np.abs(changes))).sum(
             axis=1))

@@ -13,15 +13,18 @@ _HESSIANS = 2**22  # numbers in the Hessians of all users that can be kept
 
 
 def too_wide(loss: Loss, samples: Samples) -> bool:
-    """Whether models are wide, and Hessians of all users too large to learn from them how models differ.
+    """Whether models are wide, and Hessians of all users too large to learn from them how models
+    differ.
 
-    Those of squared losses are exact: fewer of them say which coordinates differ, such as the intercept.
+    Those of squared losses are exact: fewer of them say which coordinates differ, such as the
+    intercept.
     """
     few = loss.quadratic and samples.n_users * samples.dim**2 <= _HESSIANS
     return loss.wide(samples) and not few
 
 
-def minimise_wide(loss: Loss, samples: Samples, linear: Array, t: Array, centres: Array, start: Array,
+def minimise_wide(loss: Loss, samples: Samples, linear: Array, t: Array, centres: Array,
+                  start: Array,
                   who: Indices) -> Minimum:
     """Each user's minimise_x f_i(x) + <linear_i, x> + (t_i / 2) ||x - centres_i||^2.
 
@@ -57,17 +60,21 @@ class _WideSearch(Search):
     curvature: Curvature
     pull: Array
 
-    def __init__(self, loss: Loss, samples: Samples, linear: Array, t: Array, centres: Array, who: Indices) -> None:
-        self.loss, self.samples, self.linear, self.centres, self.who = loss, samples, linear, centres, who
+    def __init__(self, loss: Loss, samples: Samples, linear: Array, t: Array, centres: Array,
+                 who: Indices) -> None:
+        self.loss, self.samples, self.linear, self.centres, self.who = loss, samples, linear, \
+            centres, who
         self.pulls = t
 
     def begin(self, start: Array) -> None:
         super().__init__(self._evaluate, start)
 
     def _evaluate(self, rows: Indices, x: Array, order: int) -> tuple[Array, Array, Array]:
-        everyone = len(rows) == self.samples.n_users and (self.who == np.arange(len(self.who))).all()
+        everyone = len(rows) == self.samples.n_users \
+            and (self.who == np.arange(len(self.who))).all()
         users = None if everyone else self.who[rows]
-        with np.errstate(over="ignore", invalid="ignore"):  # a trial point far out is rejected, not reported
+        # a trial point far out is rejected, not reported.
+        with np.errstate(over="ignore", invalid="ignore"):
             if order > 1:
                 f, g, self.curvature = self.loss.expand(self.samples, x, users)
                 self.pull = self.pulls[rows]
@@ -87,7 +94,9 @@ class _WideSearch(Search):
         damping = self.damping * norms * size
         step = -self.curvature.inverse(self.pull + damping)(gradient)
         decrement = np.einsum("nd,nd->n", -gradient, step)
-        scale = np.abs(self.value) + np.abs(np.einsum("nd,nd->n", gradient, x)) + 1e-9 * size * (x**2).sum(axis=1)
+        scale = np.abs(self.value) + np.abs(np.einsum("nd,nd->n", gradient, x)) + 1e-9 * size \
+            * (x**2).sum(axis=1)
         lengths = np.linalg.norm(step, axis=1)
         cut = np.divide(self.reach, lengths, out=np.ones_like(lengths), where=lengths > self.reach)
-        return SearchStep(cut[:, None] * step, cut, np.maximum(decrement, 0.0), scale + 1e-300, damping == 0.0)
+        return SearchStep(cut[:, None] * step, cut, np.maximum(decrement, 0.0), scale + 1e-300,
+                          damping == 0.0)

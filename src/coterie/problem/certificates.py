@@ -1,7 +1,7 @@
 """The one judge of every result: optimality from (problem, models, duals) alone.
 
-Solvers do not grade themselves: their results are certified here, and this is the gap that is printed, plotted
-and tested.
+Solvers do not grade themselves: their results are certified here, and this is the gap that is
+printed, plotted and tested.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from coterie.problem.solution import Certificate
 _EPSILON = 4 * float(np.finfo(float).eps)
 _COMPILED = 20_000  # numbers in all models up to which compiled loops answer for the users
 _REPAIRS = 5  # attempts at moving duals into the conjugates' domain
-_LAST: WeakKeyDictionary[Problem, tuple[Array, Array, Certificate]] = WeakKeyDictionary()  # one entry, see `_judged`
+# One entry, see `_judged`.
+_LAST: WeakKeyDictionary[Problem, tuple[Array, Array, Certificate]] = WeakKeyDictionary()
 FLOOR = 1e-9  # times the users' sizes: the unit of a gap when the objective itself vanishes
 
 
@@ -36,16 +37,16 @@ def certify(problem: Problem, models: npt.ArrayLike, duals: npt.ArrayLike | None
             potentials: npt.ArrayLike | None = None) -> Certificate:
     """Bound how far models are from optimal.
 
-    The bound is valid for any duals: those outside their balls ||y_e|| <= lam w_e are scaled in, and those
-    at which a conjugate is infinite are moved into its domain where that is possible.
+    The bound is valid for any duals: those outside their balls ||y_e|| <= lam w_e are scaled in,
+    and those at which a conjugate is infinite are moved into its domain where that is possible.
 
     Parameters
     ----------
     problem : what the models should solve.
     models : (n_users, dim).
     duals : (n_edges, dim); where they are not given, good ones are built for these models.
-    potentials : (n_users, dim), instead of duals, for all pairs with one weight. They stand for the duals of
-        `potential_slopes`, of which none is stored.
+    potentials : (n_users, dim), instead of duals, for all pairs with one weight. They stand for the
+        duals of `potential_slopes`, of which none is stored.
 
     Returns
     -------
@@ -64,13 +65,15 @@ def certify(problem: Problem, models: npt.ArrayLike, duals: npt.ArrayLike | None
     """
     x = problem.check_models(models)
     if potentials is not None:
-        return replace(_judged(problem, x, potential_slopes(problem, x, np.asarray(potentials, dtype=float))))
+        return replace(_judged(problem, x,
+                               potential_slopes(problem, x, np.asarray(potentials, dtype=float))))
     if duals is None:
         y = build_duals(problem, x)
     else:
         y = np.ascontiguousarray(duals, dtype=float)
         if y.shape != (problem.graph.n_edges, problem.dim):
-            raise InvalidInput(f"expected duals of shape ({problem.graph.n_edges}, {problem.dim}), got {y.shape}",
+            raise InvalidInput(f"expected duals of shape ({problem.graph.n_edges}, {problem.dim}), "
+                               f"got {y.shape}",
                                remedy="Give one row for each edge, or none to have them built")
     certificate = judge(problem, x, y)
     for _ in range(_REPAIRS if problem.lam > 0 and problem.graph.n_edges else 0):
@@ -85,9 +88,11 @@ def certify(problem: Problem, models: npt.ArrayLike, duals: npt.ArrayLike | None
 
 
 def judge(problem: Problem, models: Array, duals: Array, enough: float = 0.0) -> Certificate:
-    """The certificate of these models and duals; duals outside their balls are scaled in, nothing else is mended.
+    """The certificate of these models and duals; duals outside their balls are scaled in, nothing
+    else is mended.
 
-    The bound is always valid. It may be lower than it could be by `enough` times the losses, which saves time.
+    The bound is always valid. It may be lower than it could be by `enough` times the losses, which
+    saves time.
     """
     y = _feasible(duals, problem.radii)
     return _judged(problem, models, -problem.graph.divergence(y), enough).with_duals(y)
@@ -96,8 +101,9 @@ def judge(problem: Problem, models: Array, duals: Array, enough: float = 0.0) ->
 def _judged(problem: Problem, x: Array, slopes: Array, enough: float = 0.0) -> Certificate:
     """The certificate from slopes = -B'y of feasible duals y.
 
-    The last one is remembered, for a solver has its point judged before `solve` judges it. It is looked up by every
-    number it depends on, so the certificate of one point cannot be used for another.
+    The last one is remembered, for a solver has its point judged before `solve` judges it. It is
+    looked up by every number it depends on, so the certificate of one point cannot be used for
+    another.
     """
     known = _LAST.get(problem)
     if known is not None and np.array_equal(known[0], x) and np.array_equal(known[1], slopes):
@@ -112,27 +118,33 @@ def _judged(problem: Problem, x: Array, slopes: Array, enough: float = 0.0) -> C
 def potential_slopes(problem: Problem, models: Array, potentials: Array) -> Array:
     """-B'y of duals that potentials stand for, on all pairs with one weight; no dual is stored.
 
-    With r = lam w, users with different models pull with all that is allowed, and between users with equal models
-    flows what the potentials ask for; these duals are feasible for all numbers:
+    With r = lam w, users with different models pull with all that is allowed, and between users
+    with equal models flows what the potentials ask for; these duals are feasible for all numbers:
         y_ij = r (models_i - models_j) / ||models_i - models_j||        where models_i != models_j
-        y_ij = projection of potentials_i - potentials_j onto the ball of radius r      where they are equal
+        y_ij = projection of potentials_i - potentials_j onto the ball of radius r
+                                                                        where they are equal
     """
     from coterie.problem import edges as kernels
 
     if not problem.graph.is_complete:
-        raise InvalidInput("potentials are for all pairs with one weight", remedy="Give duals, or none")
+        raise InvalidInput("potentials are for all pairs with one weight",
+                           remedy="Give duals, or none")
     if potentials.shape != models.shape or not np.isfinite(potentials).all():
-        raise InvalidInput(f"expected finite potentials of shape {models.shape}, got {potentials.shape}",
+        raise InvalidInput(f"expected finite potentials of shape {models.shape}, got "
+                           f"{potentials.shape}",
                            remedy="Give one row for each user")
     labels = labels_of(models)
     across = pull_between(problem, labels, models)
     flow = np.empty_like(models)
-    kernels.member_flow(np.ascontiguousarray(potentials), *by_cluster(labels), _radius(problem), flow)
+    kernels.member_flow(np.ascontiguousarray(potentials), *by_cluster(labels), _radius(problem),
+                        flow)
     return -(across + flow)
 
 
 def pull_between(problem: Problem, labels: Ints, models: Array) -> Array:
-    """(n_users, dim) the part of B'y from pairs of users in different clusters; see `potential_slopes`."""
+    """(n_users, dim) the part of B'y from pairs of users in different clusters; see
+    `potential_slopes`.
+    """
     from coterie.problem import edges as kernels
 
     counts = np.bincount(labels).astype(float)
@@ -143,8 +155,11 @@ def pull_between(problem: Problem, labels: Ints, models: Array) -> Array:
 
 
 def by_cluster(labels: Ints) -> tuple[Ints, Ints]:
-    """Users in the order of their clusters, and where in it each cluster starts (and the last one ends)."""
-    return np.argsort(labels, kind="stable"), np.concatenate([[0], np.cumsum(np.bincount(labels))]).astype(np.int64)
+    """Users in the order of their clusters, and where in it each cluster starts (and the last one
+    ends).
+    """
+    return np.argsort(labels, kind="stable"), \
+        np.concatenate([[0], np.cumsum(np.bincount(labels))]).astype(np.int64)
 
 
 def _radius(problem: Problem) -> float:
@@ -152,14 +167,17 @@ def _radius(problem: Problem) -> float:
 
 
 def _feasible(duals: Array, radii: Array) -> Array:
-    """The duals themselves where their norms are within the radii, to rounding; else scaled into them."""
+    """The duals themselves where their norms are within the radii, to rounding; else scaled into
+    them.
+    """
     from coterie.problem import edges as kernels
 
     if kernels.in_balls(duals, radii, 1.0 + _EPSILON):
         return duals
     if not np.isfinite(duals).all():
         edge = int(np.flatnonzero(~np.isfinite(duals).all(axis=1))[0])
-        raise InvalidInput(f"expected finite duals, got {duals[edge]}", where=f"edge {edge}", remedy="Leave them out")
+        raise InvalidInput(f"expected finite duals, got {duals[edge]}", where=f"edge {edge}",
+                           remedy="Leave them out")
     return project(duals, radii)
 
 
@@ -179,28 +197,36 @@ def answers_of(loss: Loss, samples: Samples, models: Array, slopes: Array, about
 
     Conjugates of all users may be too large by `enough` times the losses, in all.
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # the loss of very large models can be infinite
+    # The loss of very large models can be infinite.
+    with np.errstate(over="ignore", invalid="ignore"):
         values, gradients, _ = loss.evaluate(samples, models, 1, users)
         residuals = np.linalg.norm(gradients - slopes, axis=1)
-        duals = loss.dual_bounds(samples, slopes, models, users, about) if enough == 0 or users is not None else \
+        duals = loss.dual_bounds(samples, slopes, models, users,
+                                 about) if enough == 0 or users is not None else \
             loss.rough_bounds(samples, slopes, models, about, enough)
         sizes = loss.sizes(samples) if users is None else loss.sizes(samples)[users]
-        # The loss at the mean model, too, does not depend on the origin; where models are far apart it can be infinite.
-        middle, zero = (np.abs(loss.evaluate(samples, at, 0, users).values) for at in (about, np.zeros_like(about)))
+        # The loss at the mean model, too, does not depend on the origin; where models are far apart
+        # it can be infinite.
+        middle, zero = (np.abs(loss.evaluate(samples, at, 0, users).values)
+                        for at in (about, np.zeros_like(about)))
         sizes = sizes + np.fmin(middle, zero)
         rounding = loss.value_rounding(samples, models, users) + duals.rounding
     return Answers(values, duals.values, residuals, sizes, rounding)
 
 
-def _answers(problem: Problem, models: Array, slopes: Array, about: Array, enough: float) -> Answers:
-    """The answers of all users: compiled where few numbers make the calls of NumPy count, else all users at once."""
+def _answers(problem: Problem, models: Array, slopes: Array, about: Array,
+             enough: float) -> Answers:
+    """The answers of all users: compiled where few numbers make the calls of NumPy count, else all
+    users at once.
+    """
     loss, samples = problem.loss, problem.samples
     data = flat(loss, samples) if models.size <= _COMPILED else None
     if data is None:
         return answers_of(loss, samples, models, slopes, about, enough=enough)
     from coterie.losses import kernels
 
-    numbers = kernels.answers(data, models, np.ascontiguousarray(slopes), np.ascontiguousarray(about),
+    numbers = kernels.answers(data, models, np.ascontiguousarray(slopes),
+                              np.ascontiguousarray(about),
                               loss.sizes(samples))
     rows = np.flatnonzero(~np.isfinite(numbers[1]))
     if rows.size:  # another method may find a bound
@@ -214,8 +240,9 @@ def _answers(problem: Problem, models: Array, slopes: Array, about: Array, enoug
 def reference(graph: Graph, models: Array) -> Array:
     """(n_users, dim) for every user the mean model of all users that the graph connects with it.
 
-    The slopes -(B'y)_i of connected users sum to zero, so sum_i <slopes_i, about> = 0 for a common point `about`:
-    conjugates may be computed about it, and offsets that all models share cost no digits.
+    The slopes -(B'y)_i of connected users sum to zero, so sum_i <slopes_i, about> = 0 for a common
+    point `about`: conjugates may be computed about it, and offsets that all models share cost no
+    digits.
     """
     if graph.is_complete and graph.n_edges and graph.weights[0] > 0:
         return np.broadcast_to(models[0] + (models - models[0]).mean(axis=0), models.shape)
@@ -224,7 +251,8 @@ def reference(graph: Graph, models: Array) -> Array:
     return (models[starts] + group_means(offsets, graph.components))[graph.components]
 
 
-def assembled(problem: Problem, x: Array, slopes: Array, about: Array, answers: Answers) -> Certificate:
+def assembled(problem: Problem, x: Array, slopes: Array, about: Array,
+              answers: Answers) -> Certificate:
     """The certificate from the users' answers, wherever their data are."""
     penalty = problem.lam * problem.graph.penalty(x)
     infinite = np.flatnonzero(~np.isfinite(answers.conjugates))
@@ -240,11 +268,13 @@ def assembled(problem: Problem, x: Array, slopes: Array, about: Array, answers: 
         objective=objective,
         bound=bound,
         stationarity=float(np.linalg.norm(answers.residuals)),
-        complementarity=max(penalty + float(np.einsum("nd,nd->", slopes, x - about)), 0.0),  # <y, Bx> = <B'y, x>
+        # <y, Bx> = <B'y, x>.
+        complementarity=max(penalty + float(np.einsum("nd,nd->", slopes, x - about)), 0.0),
         worst_user=int(answers.residuals.argmax()),
         infinite_users=tuple(infinite.tolist()),
         rounding=float(answers.rounding.sum())
-        + _EPSILON * (float(np.abs(answers.values).sum() + np.abs(finite).sum()) + penalty + carried),
+        + _EPSILON * (float(np.abs(answers.values).sum() + np.abs(finite).sum())
+                      + penalty + carried),
         floor=floor,
     )
 
@@ -257,19 +287,23 @@ def project(duals: Array, radii: Array) -> Array:
 
 
 def _into_domain(problem: Problem, models: Array, duals: Array, users: list[int]) -> Array:
-    """Move feasible duals so that the slopes -(B'y)_i of these users lie where their conjugates are finite.
+    """Move feasible duals so that the slopes -(B'y)_i of these users lie where their conjugates are
+    finite.
 
-    A gradient is always in the conjugate's domain, and the one nearly at the slope u is grad f(x) for the x of
-        minimise f(x) - <u, x> + (t/2) ||x - models_i||^2,    t small:    grad f(x) = u - t (x - models_i).
-    What the slopes lack is sent to those users through the graph as an electrical flow, in equal parts from the others.
-    All duals then shrink by what keeps the flow inside the balls: zero is in the closure of every domain, so a smaller
-    slope stays in it.
+    A gradient is always in the conjugate's domain, and the one nearly at the slope u is grad f(x)
+    for the x of
+        minimise f(x) - <u, x> + (t/2) ||x - models_i||^2,    t small:    grad f(x) = u - t (x -
+                                                              models_i).
+    What the slopes lack is sent to those users through the graph as an electrical flow, in equal
+    parts from the others. All duals then shrink by what keeps the flow inside the balls: zero is in
+    the closure of every domain, so a smaller slope stays in it.
     """
     outside = np.zeros(problem.n_users, dtype=bool)
     outside[users] = True
     slopes = -problem.graph.divergence(duals)
     lack = np.zeros_like(slopes)
-    lack[outside] = lacking(problem.loss, problem.samples, models[outside], slopes[outside], np.flatnonzero(outside))
+    lack[outside] = lacking(problem.loss, problem.samples, models[outside], slopes[outside],
+                            np.flatnonzero(outside))
     return supplied(problem.graph, problem.radii, duals, lack, outside)
 
 
@@ -297,11 +331,13 @@ def supplied(graph: Graph, radii: Array, duals: Array, lack: Array, outside: Fla
 def build_duals(problem: Problem, models: Array) -> Array:
     """Good duals for given models, if the solver gave none.
 
-    Between separated users the dual is known, y_e = lam w_e (B models)_e / ||(B models)_e||. Among fused users any flow
-    that balances the remaining forces within the balls will do. Which users count as fused is not known when the models
-    are only nearly equal, so several lengths are tried and the gap decides, by second-order models of the losses:
+    Between separated users the dual is known, y_e = lam w_e (B models)_e / ||(B models)_e||. Among
+    fused users any flow that balances the remaining forces within the balls will do. Which users
+    count as fused is not known when the models are only nearly equal, so several lengths are tried
+    and the gap decides, by second-order models of the losses:
 
-        1/2 sum_i r_i' H_i^-1 r_i + sum_e radii_e ||(B models)_e|| - <y_e, (B models)_e>,      r = grad f + B'y
+        1/2 sum_i r_i' H_i^-1 r_i + sum_e radii_e ||(B models)_e|| - <y_e, (B models)_e>,
+                                                                        r = grad f + B'y
     """
     if problem.graph.n_edges == 0 or problem.lam == 0:
         return np.zeros((problem.graph.n_edges, problem.dim))
@@ -310,11 +346,13 @@ def build_duals(problem: Problem, models: Array) -> Array:
     lengths = np.linalg.norm(differences, axis=1)
     best, least = np.zeros_like(differences), np.inf
     for fused in fusions(models, lengths):
-        units = np.divide(differences, lengths[:, None], out=np.zeros_like(differences), where=~fused[:, None])
+        units = np.divide(differences, lengths[:, None], out=np.zeros_like(differences),
+                          where=~fused[:, None])
         duals = problem.radii[:, None] * units
         if fused.any():
             forces = -gradients - problem.graph.divergence(duals)
-            duals[fused] = feasible_flow(problem.graph.subgraph(fused), forces, problem.radii[fused])
+            duals[fused] = feasible_flow(problem.graph.subgraph(fused), forces,
+                                         problem.radii[fused])
         lack = gradients + problem.graph.divergence(duals)
         balance = 0.5 * float(np.einsum("nd,nd->", lack, solve(lack)))
         slack = float(problem.radii @ lengths - np.einsum("ed,ed->", duals, differences))
@@ -324,21 +362,27 @@ def build_duals(problem: Problem, models: Array) -> Array:
 
 
 def _second_order(problem: Problem, models: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """The gradients, and the map vectors -> H^-1 vectors with a little more curvature, where a loss is flat."""
+    """The gradients, and the map vectors -> H^-1 vectors with a little more curvature, where a loss
+    is flat.
+    """
     if problem.loss.wide(problem.samples):
         _, gradients, curvature = problem.loss.expand(problem.samples, models)
         return gradients, curvature.inverse(1e-6 * curvature.trace() / problem.dim)
     _, gradients, hessians = problem.loss.evaluate(problem.samples, models)
     diagonal = np.einsum("nii->ni", hessians)
-    scales = np.sqrt(np.maximum(diagonal, 1e-12 * float(np.abs(diagonal).max(initial=0.0)) + 1e-300))
+    scales = np.sqrt(np.maximum(diagonal, 1e-12 * float(np.abs(diagonal).max(initial=0.0))
+                                + 1e-300))
     return gradients, partial(solve_scaled, hessians, scales, np.full(problem.n_users, 1e-6))
 
 
 def fusions(models: Array, lengths: Array) -> Iterator[Flags]:
-    """Guesses at which edges join equal models, when rounding or a tolerance blurs it; from none blurred to all."""
+    """Guesses at which edges join equal models, when rounding or a tolerance blurs it; from none
+    blurred to all.
+    """
     unit, rounding = float(lengths.max()), 4 * _EPSILON * float(np.abs(models).max())
     seen = -1
-    for relative in (0.0, 1e-13, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, np.inf):
+    for relative in (0.0, 1e-13, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2,
+                     np.inf):
         fused = lengths <= max(relative * unit, rounding * (relative > 0)) if unit > 0 else np.ones(
             len(lengths), dtype=bool)
         if int(fused.sum()) > seen:
@@ -346,11 +390,13 @@ def fusions(models: Array, lengths: Array) -> Iterator[Flags]:
             yield fused
 
 
-def feasible_flow(graph: Graph, forces: Array, radii: Array, max_iter: int = 500, tol: float = 1e-13) -> Array:
+def feasible_flow(graph: Graph, forces: Array, radii: Array, max_iter: int = 500,
+                  tol: float = 1e-13) -> Array:
     """Edge vectors y with B'y = forces and ||y_e|| <= radii_e, or as near as `max_iter` steps come.
 
-    The electrical flow is one if it keeps to the radii; from its projection accelerated projected gradients minimise
-    1/2 ||B'y - forces||^2 over the balls, with restarts (FISTA, Beck and Teboulle 2009; O'Donoghue and Candes 2015).
+    The electrical flow is one if it keeps to the radii; from its projection accelerated projected
+    gradients minimise 1/2 ||B'y - forces||^2 over the balls, with restarts (FISTA, Beck and
+    Teboulle 2009; O'Donoghue and Candes 2015).
     """
     flow = graph.flow(forces)
     y = project(flow, radii)

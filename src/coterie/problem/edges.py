@@ -1,4 +1,5 @@
-"""Numba loops over the pairs of a graph; imported on first use, because the import of Numba is slower than most solves.
+"""Numba loops over the pairs of a graph; imported on first use, because the import of Numba is
+slower than most solves.
 
 The pairs of a complete graph are (0, 1), (0, 2), ..., (0, n-1), (1, 2), ...; they are not stored.
 """
@@ -82,8 +83,10 @@ def in_balls(duals: Array, radii: Array, slack: float) -> bool:
 
 
 @njit(cache=True, fastmath=True, error_model="numpy")
-def cluster_pull(w: Array, counts: Array, smooth: float, v: Array, out: Array, degrees: Array) -> float:
-    """out_k = sum_l n_k n_l (v_k - v_l) / D_kl, degrees_k = sum_l n_k n_l / D_kl, D = sqrt(||w_k - w_l||^2 + smooth^2).
+def cluster_pull(w: Array, counts: Array, smooth: float, v: Array, out: Array,
+                 degrees: Array) -> float:
+    """out_k = sum_l n_k n_l (v_k - v_l) / D_kl, degrees_k = sum_l n_k n_l / D_kl, D = sqrt(||w_k -
+    w_l||^2 + smooth^2).
 
     Returns sum_{k<l} n_k n_l D_kl. No value is stored per pair.
     """
@@ -111,9 +114,11 @@ def cluster_pull(w: Array, counts: Array, smooth: float, v: Array, out: Array, d
 
 @njit(cache=True, fastmath=True, error_model="numpy")
 def member_flow(potential: Array, order: Ints, starts: Ints, radius: float, out: Array) -> None:
-    """out_i = sum over j in i's cluster of P(potential_i - potential_j), P the projection onto the ball of the radius.
+    """out_i = sum over j in i's cluster of P(potential_i - potential_j), P the projection onto the
+    ball of the radius.
 
-    Members of cluster k are order[starts[k]:starts[k + 1]]. The flow between two users is never stored.
+    Members of cluster k are order[starts[k]:starts[k + 1]]. The flow between two users is never
+    stored.
     """
     d = potential.shape[1]
     out[:] = 0.0
@@ -135,7 +140,8 @@ def member_flow(potential: Array, order: Ints, starts: Ints, radius: float, out:
 
 @njit(cache=True, error_model="numpy")
 def mahalanobis(models: Array, covariances: Array, first: Ints, second: Ints) -> Array:
-    """(x_i - x_j)' (S_i + S_j)^-1 (x_i - x_j) for pairs, by Cholesky's factors; NaN where rounding prevents these.
+    """(x_i - x_j)' (S_i + S_j)^-1 (x_i - x_j) for pairs, by Cholesky's factors; NaN where rounding
+    prevents these.
 
     Rows and columns are scaled to a unit diagonal first, as in `whiten`.
     """

@@ -49,25 +49,31 @@ class Explanation:
 
     @property
     def slack(self) -> float:
-        """limit - force: positive between users who share a model, 0 at the largest possible force."""
+        """limit - force: positive between users who share a model, 0 at the largest possible force.
+        """
         return self.limit - self.force
 
     def __str__(self) -> str:
         first, second = map(repr, self.users)
         if self.together and self.limit > 0:
-            return (f"{first} and {second} are in one group of {self.shared_with} users: the force between them is "
+            return (f"{first} and {second} are in one group of {self.shared_with} users: the force "
+                    "between them is "
                     f"{self.force:.3g}, of at most {self.limit:.3g}.")
         if self.together:
-            return (f"{first} and {second} are in one group of {self.shared_with} users, connected by other users; "
+            return (f"{first} and {second} are in one group of {self.shared_with} users, connected "
+                    "by other users; "
                     "there is no edge between the two.")
         if self.limit > 0:
-            return (f"{first} and {second} are in different groups, at distance {self.distance:.3g}: the force between "
-                    f"them has its largest value, {self.limit:.3g}, but their own data pull harder.")
-        return (f"{first} and {second} are in different groups, at distance {self.distance:.3g}; there is no edge "
+            return (f"{first} and {second} are in different groups, at distance "
+                    f"{self.distance:.3g}: the force between " "them has its largest value, "
+                    f"{self.limit:.3g}, but their own data pull harder.")
+        return (f"{first} and {second} are in different groups, at distance {self.distance:.3g}; "
+                "there is no edge "
                 "between the two.")
 
 
-def explain(problem: Problem, models: Array, labels: Ints, duals: Array | None, pair: tuple[Any, Any]) -> Explanation:
+def explain(problem: Problem, models: Array, labels: Ints, duals: Array | None,
+            pair: tuple[Any, Any]) -> Explanation:
     """See `Solution.explain`."""
     n, graph = problem.n_users, problem.graph
     first, second = problem.users.positions(pair).tolist()

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A weighted graph over users 0 .. n_users - 1; build it with `complete`, `from_edges` or `knn`.
+    """A weighted graph over users 0 .. n_users - 1; build it with `complete`, `from_edges` or
+    `knn`.
 
-    A complete graph with one common weight does not store a list of its pairs; `edges` computes it when needed.
+    A complete graph with one common weight does not store a list of its pairs; `edges` computes it
+    when needed.
 
     Attributes
     ----------
@@ -76,7 +78,8 @@ class Graph:
         return cls(n_users, np.broadcast_to(float(weight), (n_users * (n_users - 1) // 2,)))
 
     @classmethod
-    def from_edges(cls, n_users: int, edges: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> Graph:
+    def from_edges(cls, n_users: int, edges: npt.ArrayLike,
+                   weights: npt.ArrayLike | None = None) -> Graph:
         """Build the graph of given pairs.
 
         Parameters
@@ -96,27 +99,34 @@ class Graph:
         Raises
         ------
         InvalidInput
-            If an edge is not a pair of two different users, an edge occurs twice, or a weight is not valid.
+            If an edge is not a pair of two different users, an edge occurs twice, or a weight is
+            not valid.
         """
         n_users = _count(n_users)
         given = np.asarray(edges)
         if given.size == 0:
             given = np.empty((0, 2), dtype=np.int64)
         if given.ndim != 2 or given.shape[1] != 2:
-            raise InvalidInput(f"expected edges as an array of shape (n_edges, 2), got {given.shape}",
+            raise InvalidInput("expected edges as an array of shape (n_edges, 2), got "
+                               f"{given.shape}",
                                remedy="Give one row [i, j] for each pair of users")
         if not np.issubdtype(given.dtype, np.integer):
             raise InvalidInput(f"expected edges as whole user numbers, got {given.dtype}",
-                               remedy="Users are numbered from 0 in the order of users.names; see users.index(name)")
+                               remedy="Users are numbered from 0 in the order of users.names; see "
+                                      "users.index(name)")
         w = np.ones(len(given)) if weights is None else np.array(weights, dtype=float)
         if w.shape != (len(given),):
-            raise InvalidInput(f"expected one weight for each of {len(given)} edges, got shape {w.shape}",
+            raise InvalidInput(f"expected one weight for each of {len(given)} edges, got shape "
+                               f"{w.shape}",
                                remedy="Give as many weights as edges")
         outside = np.asarray(np.any((given < 0) | (given >= n_users), axis=1))
-        _reject(given, outside, f"user numbers from 0 to {n_users - 1}", "Remove the edge or add the user")
-        _reject(given, np.diff(given, axis=1)[:, 0] == 0, "edges between two different users", "Remove the edge")
+        _reject(given, outside, f"user numbers from 0 to {n_users - 1}",
+                "Remove the edge or add the user")
+        _reject(given, np.diff(given, axis=1)[:, 0] == 0, "edges between two different users",
+                "Remove the edge")
         pairs = np.sort(given.astype(np.int64), axis=1)
-        _, first, inverse = np.unique(pairs[:, 0] * n_users + pairs[:, 1], return_index=True, return_inverse=True)
+        _, first, inverse = np.unique(pairs[:, 0] * n_users + pairs[:, 1], return_index=True,
+                                      return_inverse=True)
         _reject(given, first[inverse] != np.arange(len(given)), "each pair of users once",
                 "Remove the duplicate edge, or add its weight to the first")
         _check_weights(w, pairs)
@@ -132,7 +142,8 @@ class Graph:
         points
             (n_users, n_coordinates) one point per user.
         k
-            Number of neighbours; two users are connected if either is among the k nearest of the other.
+            Number of neighbours; two users are connected if either is among the k nearest of the
+            other.
         decay
             How fast weights decrease with the distance d; 0: all weights are 1.
 
@@ -150,17 +161,22 @@ class Graph:
 
         p = np.ascontiguousarray(points, dtype=float)
         if p.ndim != 2 or not np.isfinite(p).all():
-            raise InvalidInput(f"expected finite points of shape (n_users, n_coordinates), got shape {p.shape}",
+            raise InvalidInput("expected finite points of shape (n_users, n_coordinates), got "
+                               f"shape {p.shape}",
                                remedy="Give one row of numbers for each user")
         n = len(p)
         if not 1 <= k < max(n, 2):
-            raise InvalidInput(f"k must be from 1 to n_users - 1 = {n - 1}, got {k}", remedy="Lower k")
+            raise InvalidInput(f"k must be from 1 to n_users - 1 = {n - 1}, got {k}",
+                               remedy="Lower k")
         if not (np.isfinite(decay) and decay >= 0):
-            raise InvalidInput(f"decay must be a finite number >= 0, got {decay!r}", remedy="Use for example 0.5")
+            raise InvalidInput(f"decay must be a finite number >= 0, got {decay!r}",
+                               remedy="Use for example 0.5")
         if n == 1:
             return cls.from_edges(1, [])
-        # One more than k, because the nearest point is the point itself; with ties it can be missing from the result.
-        # Points that are close in space are then close in memory, too: several times faster for many points.
+        # One more than k, because the nearest point is the point itself; with ties it can be
+        # missing from the result.
+        # Points that are close in space are then close in memory, too: several times faster for
+        # many points.
         order = cKDTree(p).indices
         found = cKDTree(p[order]).query(p[order], k=k + 1, workers=n_threads())
         distances, neighbours = np.empty((n, k + 1)), np.empty((n, k + 1), dtype=np.int64)
@@ -213,7 +229,8 @@ class Graph:
         return kernels.complete_differences(np.ascontiguousarray(models))
 
     def divergence(self, duals: Array) -> Array:
-        """The sum of each user's edge vectors with the sign of the edge's direction, the operator B'.
+        """The sum of each user's edge vectors with the sign of the edge's direction, the operator
+        B'.
 
         Parameters
         ----------
@@ -269,7 +286,8 @@ class Graph:
             return np.arange(self.n_users)
         from scipy.sparse.csgraph import connected_components
 
-        return np.asarray(connected_components(self._adjacency(), directed=False)[1], dtype=np.int64)
+        return np.asarray(connected_components(self._adjacency(), directed=False)[1],
+                          dtype=np.int64)
 
     def subgraph(self, chosen: Flags) -> Graph:
         """The same users with only some of the edges.
@@ -309,10 +327,12 @@ class Graph:
         """
         n = int(users.sum())
         if self.pairs is None:
-            return Graph(n, np.full(n * (n - 1) // 2, self.weights[0] if self.n_edges else 1.0), None)
+            return Graph(n, np.full(n * (n - 1) // 2, self.weights[0] if self.n_edges else 1.0),
+                         None)
         inside = self.inside(users)
         number = np.cumsum(users) - 1
-        return Graph(n, np.ascontiguousarray(self.weights[inside]), np.ascontiguousarray(number[self.pairs[inside]]))
+        return Graph(n, np.ascontiguousarray(self.weights[inside]),
+                     np.ascontiguousarray(number[self.pairs[inside]]))
 
     def inside(self, users: Flags) -> Flags:
         """Which edges are between some of the users.
@@ -336,9 +356,9 @@ class Graph:
     def flow(self, forces: Array) -> Array:
         """The electrical flow y = W B L^+ forces, with L = B' W B.
 
-        It has the least norm, weighted by 1/weights, of all flows with B'y = forces. Forces that do not sum to zero
-        over a component have no flow; their mean is subtracted. Weights below 1e-8 times the largest are raised to this
-        value, so that L can be inverted.
+        It has the least norm, weighted by 1/weights, of all flows with B'y = forces. Forces that do
+        not sum to zero over a component have no flow; their mean is subtracted. Weights below 1e-8
+        times the largest are raised to this value, so that L can be inverted.
 
         Parameters
         ----------
@@ -377,7 +397,8 @@ class Graph:
         half = sparse.csr_array((conductance[used], (i, j)), shape=(self.n_users, self.n_users))
         adjacency = half + half.T
         laplacian = sparse.diags_array(adjacency.sum(axis=1)) - adjacency
-        grounded = np.unique(self.components, return_index=True)[1]  # one user of each component at potential 0
+        # One user of each component at potential 0.
+        grounded = np.unique(self.components, return_index=True)[1]
         free = np.setdiff1d(np.arange(self.n_users), grounded)
         if not free.size:
             return lambda forces: np.zeros((self.n_edges, forces.shape[1]))
@@ -408,7 +429,8 @@ class Graph:
 
 def _count(n_users: int) -> int:
     if isinstance(n_users, bool) or int(n_users) != n_users or n_users < 1:
-        raise InvalidInput(f"n_users must be a whole number >= 1, got {n_users!r}", remedy="Give the number of users")
+        raise InvalidInput(f"n_users must be a whole number >= 1, got {n_users!r}",
+                           remedy="Give the number of users")
     return int(n_users)
 
 

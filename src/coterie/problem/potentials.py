@@ -13,15 +13,17 @@ from coterie.base.types import Array
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-_MANY = 3000  # users from which flows are computed by conjugate gradients: a factor of L can be nearly dense
-_ACCURATE, _STEPS = 1e-12, 300  # relative residual at which these end, and the largest number of steps
+# Users from which flows are computed by conjugate gradients: a factor of L can be nearly dense.
+_MANY = 3000
+# Relative residual at which these end, and the largest number of steps.
+_ACCURATE, _STEPS = 1e-12, 300
 
 
 def laplacian_solver(matrix: csr_array) -> Callable[[Array], Array]:
     """A function that solves systems with a Laplacian without the rows of grounded users.
 
-    Few users: one factorisation. Many: conjugate gradients, or the factorisation if these take too many steps, as on
-    graphs of points in a plane, where a factor is small.
+    Few users: one factorisation. Many: conjugate gradients, or the factorisation if these take too
+    many steps, as on graphs of points in a plane, where a factor is small.
     """
     from scipy import sparse
     from scipy.sparse.linalg import splu
@@ -39,7 +41,9 @@ def laplacian_solver(matrix: csr_array) -> Callable[[Array], Array]:
 
 
 def _conjugate_gradients(matrix: csr_array, right: Array) -> Array | None:
-    """matrix^-1 right to nearly all digits; None if that takes too many steps. All columns advance together."""
+    """matrix^-1 right to nearly all digits; None if that takes too many steps. All columns advance
+    together.
+    """
     inverse = 1.0 / matrix.diagonal()[:, None]
     x, r = np.zeros_like(right), right.copy()
     z = inverse * r

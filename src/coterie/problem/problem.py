@@ -24,7 +24,8 @@ from coterie.problem.graph import Graph
 
 
 def lam_from_eq3(lam: float, n_users: int) -> float:
-    """The lam of (C) for a penalty parameter in the paper's Eq. (3) as printed: lam = 2 * n_users * lam_eq3.
+    """The lam of (C) for a penalty parameter in the paper's Eq. (3) as printed: lam = 2 * n_users *
+    lam_eq3.
 
     Parameters
     ----------
@@ -51,7 +52,8 @@ def check_lam(lam: float) -> float:
         number = np.nan
     if not (np.isfinite(number) and number >= 0):
         raise InvalidInput(f"lam must be a finite number >= 0, got {lam!r}",
-                           remedy="lam = 0 gives separate models; a large lam gives one model for all")
+                           remedy="lam = 0 gives separate models; a large lam gives one model for "
+                                  "all")
     return number
 
 
@@ -68,13 +70,14 @@ class Problem:
     lam
         Penalty strength; see (C) above.
     graph
-        The pairs that are compared, and their weights; the default is all pairs with weight 1, as in the paper.
+        The pairs that are compared, and their weights; the default is all pairs with weight 1, as
+        in the paper.
 
     Raises
     ------
     InvalidInput
-        If a part has the wrong type, the graph has another number of users, lam is not a finite number >= 0, a user has
-        no samples, or a target is outside the domain of the loss.
+        If a part has the wrong type, the graph has another number of users, lam is not a finite
+        number >= 0, a user has no samples, or a target is outside the domain of the loss.
     Incompatible
         If the loss needs the data of the users, and these are not available.
 
@@ -99,10 +102,12 @@ class Problem:
                                remedy="Build them with Users.from_arrays(X, y, user)")
         if not isinstance(self.loss, Loss):
             raise InvalidInput(f"expected a loss such as Logistic(), got {self.loss!r}",
-                               remedy="Create the loss by calling its class; coterie.LOSSES lists them")
+                               remedy="Create the loss by calling its class; coterie.LOSSES lists "
+                                      "them")
         graph = Graph.complete(self.users.n_users) if self.graph is None else self.graph
         if graph.n_users != self.users.n_users:
-            raise InvalidInput(f"the graph is over {graph.n_users} users, the data over {self.users.n_users}",
+            raise InvalidInput(f"the graph is over {graph.n_users} users, the data over "
+                               f"{self.users.n_users}",
                                remedy="Build the graph for these users")
         object.__setattr__(self, "graph", graph)
         object.__setattr__(self, "lam", check_lam(self.lam))
@@ -128,7 +133,8 @@ class Problem:
         Example
         -------
         >>> import coterie as ct
-        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(),
+        ...                      lam=0.5)
         >>> problem.with_lam(2.0).lam
         2.0
         """
@@ -175,7 +181,8 @@ class Problem:
         Example
         -------
         >>> import coterie as ct
-        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(),
+        ...                      lam=0.5)
         >>> problem.values(np.array([[1.0], [2.0]])).tolist()
         [0.5, 0.0]
         """
@@ -195,7 +202,8 @@ class Problem:
         Example
         -------
         >>> import coterie as ct
-        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(),
+        ...                      lam=0.5)
         >>> problem.gradients(np.array([[1.0], [2.0]])).tolist()
         [[1.0], [0.0]]
         """
@@ -215,7 +223,8 @@ class Problem:
         Example
         -------
         >>> import coterie as ct
-        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(),
+        ...                      lam=0.5)
         >>> problem.hessians(np.array([[1.0], [2.0]])).tolist()
         [[[1.0]], [[1.0]]]
         """
@@ -236,7 +245,8 @@ class Problem:
         Example
         -------
         >>> import coterie as ct
-        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(),
+        ...                      lam=0.5)
         >>> problem.conjugates(problem.gradients(np.array([[1.0], [2.0]]))).round(6).tolist()
         [0.5, 0.0]
         """
@@ -256,7 +266,8 @@ class Problem:
         Example
         -------
         >>> import coterie as ct
-        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(),
+        ...                      lam=0.5)
         >>> problem.objective(np.array([[1.0], [2.0]]))
         1.0
         """
@@ -280,27 +291,33 @@ class Problem:
         Example
         -------
         >>> import coterie as ct
-        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(), lam=0.5)
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(),
+        ...                      lam=0.5)
         >>> problem.check_models([[1], [2]]).tolist()
         [[1.0], [2.0]]
         """
         array = np.ascontiguousarray(models, dtype=float)
         if array.shape != (self.n_users, self.dim):
-            raise InvalidInput(f"expected models of shape ({self.n_users}, {self.dim}), got {array.shape}",
+            raise InvalidInput(f"expected models of shape ({self.n_users}, {self.dim}), got "
+                               f"{array.shape}",
                                remedy="Give one row for each user, in the order of users.names")
         bad = ~np.isfinite(array).all(axis=1)
         if bad.any():
             user = int(np.flatnonzero(bad)[0])
-            raise InvalidInput("models must be finite numbers", where=f"user {self.users.names[user]!r}",
+            raise InvalidInput("models must be finite numbers",
+                               where=f"user {self.users.names[user]!r}",
                                remedy="Look for an overflow in the computation of the models")
         return array
 
     def __repr__(self) -> str:
-        return f"Problem({self.n_users:,} users, {self.loss!r}, lam={self.lam:g}, dim={self.dim}, {self.graph!r})"
+        return (f"Problem({self.n_users:,} users, {self.loss!r}, lam={self.lam:g}, dim={self.dim}, "
+                f"{self.graph!r})")
 
 
 def coefficient_names(loss: Loss, users: Participants, dim: int) -> list[str]:
-    """(dim,) the name of each coordinate of a model: a feature, or the intercept; m0, m1, ... where none is known."""
+    """(dim,) the name of each coordinate of a model: a feature, or the intercept; m0, m1, ... where
+    none is known.
+    """
     while isinstance(loss, (Remote, Personal)):
         loss = loss.loss
     names = list(users.feature_names)

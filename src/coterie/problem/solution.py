@@ -34,16 +34,21 @@ class Status(Enum):
     """
 
     CONVERGED = "Solved: the certified relative gap is within the tolerance."
-    RELEASED = ("Solved for the released statistics, which have noise: the certified relative gap is within the "
+    RELEASED = ("Solved for the released statistics, which have noise: the certified relative gap "
+                "is within the "
                 "tolerance. How near they are to the rows is not certified.")
     INACCURATE = ("Not solved to the tolerance: the certified gap is larger. "
                   "Raise tol, or give the solver more iterations.")
-    NO_BOUND = ("Not certified: there is no finite bound, because some user's conjugate is infinite at these duals. "
-                "A ridge > 0 and users with several classes make it finite; the residuals show how close the models "
+    NO_BOUND = ("Not certified: there is no finite bound, because some user's conjugate is "
+                "infinite at these duals. "
+                "A ridge > 0 and users with several classes make it finite; the residuals show how "
+                "close the models "
                 "are.")
-    UNANSWERED = ("Not certified: some users did not answer the queries of the certificate. Continue the run when they "
+    UNANSWERED = ("Not certified: some users did not answer the queries of the certificate. "
+                  "Continue the run when they "
                   "are available, or exclude silent users with `patience`.")
-    INTERRUPTED = "Interrupted: this is the best certified point so far. Solve again from it to continue."
+    INTERRUPTED = ("Interrupted: this is the best certified point so far. Solve again from it to "
+                   "continue.")
 
 
 class Record(NamedTuple):
@@ -58,7 +63,8 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """An upper bound on the distance of models from the optimum, computed from the models and duals only.
+    """An upper bound on the distance of models from the optimum, computed from the models and duals
+    only.
 
     For duals y with ||y_e|| <= lam w_e, the optimum is between bound and objective (weak duality):
         bound = -sum_i f_i*( -(B'y)_i )  <=  min F  <=  objective
@@ -84,8 +90,8 @@ class Certificate:
     floor
         The smallest objective that a relative gap is measured against.
     others
-        Of a federation: what the relative gap is at least, so that one user with a very large loss cannot hide the
-        errors of the others; 0 where all data are known to be what they are.
+        Of a federation: what the relative gap is at least, so that one user with a very large loss
+        cannot hide the errors of the others; 0 where all data are known to be what they are.
     duals
         (n_edges, dim) the duals of the bound.
 
@@ -123,7 +129,8 @@ class Certificate:
         """gap / max(|objective|, |bound|, floor), at least `others`; inf if there is no bound."""
         if not (np.isfinite(self.bound) and np.isfinite(self.gap)):
             return np.inf
-        return max(self.gap / max(abs(self.objective), abs(self.bound), self.floor, 1e-300), self.others)
+        return max(self.gap / max(abs(self.objective), abs(self.bound), self.floor, 1e-300),
+                   self.others)
 
     def with_duals(self, duals: Array | None) -> Certificate:
         """The same certificate with its duals.
@@ -142,13 +149,16 @@ class Certificate:
 
     def __str__(self) -> str:
         if np.isfinite(self.bound) and not np.isfinite(self.gap):
-            return (f"objective {self.objective:.10g}; the lower bound {self.bound:.10g} is above it, so rounding "
+            return (f"objective {self.objective:.10g}; the lower bound {self.bound:.10g} is above "
+                    "it, so rounding "
                     "errors make one of the two invalid and nothing is certified")
         if np.isfinite(self.bound):
             return (f"objective {self.objective:.10g}, lower bound {self.bound:.10g}: "
                     f"within {self.relative_gap:.1e} (relative) of the optimum")
-        users = ", ".join(map(str, self.infinite_users[:3])) + (", ..." if len(self.infinite_users) > 3 else "")
-        return (f"objective {self.objective:.10g}; no finite lower bound: the conjugate is infinite for user(s) "
+        users = ", ".join(map(str, self.infinite_users[:3])) + (", ..." if len(self.infinite_users)
+            > 3 else "")
+        return (f"objective {self.objective:.10g}; no finite lower bound: the conjugate is "
+                "infinite for user(s) "
                 f"number {users}. By convexity no models at distance r are better by more than "
                 f"{self.stationarity:.1e} * r + {self.complementarity:.1e}")
 
@@ -258,7 +268,8 @@ class Solution:
         Example
         -------
         >>> import coterie as ct
-        >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 2, [0.0, 1.0, 2.0] * 2, ["ann"] * 3 + ["bob"] * 3)
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0]] * 2, [0.0, 1.0, 2.0] * 2,
+        ...                              ["ann"] * 3 + ["bob"] * 3)
         >>> solution = ct.solve(ct.Problem(users, ct.Squared(), lam=0.1))
         >>> solution.predict([[5.0], [0.0]], ["bob", "ann"]).round(1).tolist()
         [5.0, 0.0]
@@ -269,13 +280,14 @@ class Solution:
         return predict_rows(self.problem.loss, self.problem.users, models, X, users)
 
     def refit(self) -> Array:
-        """The models to use: each group fitted again without the penalty, which removes its shrinkage.
+        """The models to use: each group fitted again without the penalty, which removes its
+        shrinkage.
 
         Returns
         -------
         Array
-            (n_users, dim) one model per user. With a `Personal` loss, each user's own model around the centre of its
-            group; otherwise users of one group have equal models.
+            (n_users, dim) one model per user. With a `Personal` loss, each user's own model around
+            the centre of its group; otherwise users of one group have equal models.
 
         Example
         -------
@@ -287,7 +299,8 @@ class Solution:
         """
         loss, samples = self.problem.loss, self.problem.samples
         grouped = Grouped(loss=loss, samples=samples, labels=self.labels)
-        return loss.own_models(samples, grouped.local(grouped.prepare(grouped.groups)).points[self.labels])
+        return loss.own_models(samples, grouped.local(grouped.prepare(grouped.groups)).points[
+            self.labels])
 
     def personalize(self, new_users: Users, *, weight: float | None = None) -> Joined:
         """Give new users a model and a group, without changing the models of other users.
@@ -297,7 +310,8 @@ class Solution:
         new_users
             Users with the same features.
         weight
-            Weight of the pair of a new user and each other user; the default is their mean total weight.
+            Weight of the pair of a new user and each other user; the default is their mean total
+            weight.
 
         Returns
         -------
@@ -344,8 +358,8 @@ class Solution:
         >>> import coterie as ct
         >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]], user=["ann", "bob", "eve"])
         >>> print(ct.solve(ct.Problem(users, ct.SquaredDistance(), lam=1.0)).explain("ann", "eve"))
-        'ann' and 'eve' are in different groups, at distance 5.5: the force between them has its largest value, 1, but \
-their own data pull harder.
+        'ann' and 'eve' are in different groups, at distance 5.5: the force between them has its \
+largest value, 1, but their own data pull harder.
         """
         return explain(self.problem, self.models, self.labels, self.duals, (first, second))
 
@@ -354,8 +368,8 @@ their own data pull harder.
 
         Returns
         -------
-        A frame of polars, or of pandas where polars is not installed, with a row for each user: `user`, `group`, and
-        the coordinates of its model by feature.
+        A frame of polars, or of pandas where polars is not installed, with a row for each user:
+        `user`, `group`, and the coordinates of its model by feature.
 
         Raises
         ------
@@ -365,19 +379,22 @@ their own data pull harder.
         Example
         -------
         >>> import coterie as ct
-        >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]], user=["ann", "bob", "eve"], feature_names=["dose"])
+        >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]], user=["ann", "bob", "eve"],
+        ...                              feature_names=["dose"])
         >>> solution = ct.solve(ct.Problem(users, ct.SquaredDistance(), lam=1.0))
         >>> solution.to_frame()["group"].to_list(), list(solution.to_frame().columns)
         ([0, 0, 1], ['user', 'group', 'dose'])
         """
-        return users_frame(self.problem.users.names, self.labels, self.models, self.problem.coefficient_names)
+        return users_frame(self.problem.users.names, self.labels, self.models,
+                           self.problem.coefficient_names)
 
     def __repr__(self) -> str:
         return f"Solution({outline(self.n_clusters, self.problem.n_users, self.lam, self.gap)})"
 
     def __str__(self) -> str:
         found = groups_of(self.n_clusters, self.problem.n_users)
-        return f"{found[0].upper()}{found[1:]} at lam = {self.lam:g}: {self.certificate}. {self.status.value}"
+        return (f"{found[0].upper()}{found[1:]} at lam = {self.lam:g}: {self.certificate}. "
+                f"{self.status.value}")
 
     def _repr_html_(self) -> str:
         names, sizes = self.problem.users.names, np.bincount(self.labels)
@@ -387,10 +404,12 @@ their own data pull harder.
             members = ", ".join(f"{names[i]!s:.40}" for i in np.flatnonzero(self.labels == k)[:few])
             rows.append((k, int(sizes[k]), members + ", ..." * bool(sizes[k] > few)))
         if len(sizes) > most:
-            rows.append(("...", int(sizes[order[most:]].sum()), f"in {len(sizes) - most:,} more groups"))
+            rows.append(("...", int(sizes[order[most:]].sum()),
+                         f"in {len(sizes) - most:,} more groups"))
         gap = f"relative gap {self.gap:.1e}" if np.isfinite(self.gap) else "no finite bound"
         found = groups_of(self.n_clusters, self.problem.n_users)
-        return html_table(f"{found[0].upper()}{found[1:]} at lam = {self.lam:g}: objective {self.objective:.6g}, "
+        return html_table(f"{found[0].upper()}{found[1:]} at lam = {self.lam:g}: objective "
+                          f"{self.objective:.6g}, "
                           f"{gap}. {self.status.value}", ("group", "users", "first users"), rows)
 
 
@@ -402,21 +421,27 @@ def outline(n_clusters: int, n_users: int, lam: float, gap: float) -> str:
 
 def points_frame(solutions: Sequence[Solution]) -> Any:
     """A frame with a row for each solution along lam."""
-    return to_frame({"lam": [s.lam for s in solutions], "n_clusters": [s.n_clusters for s in solutions],
-                     "objective": [float(s.objective) for s in solutions], "gap": [float(s.gap) for s in solutions],
-                     "status": [s.status.name for s in solutions], "seconds": [float(s.seconds) for s in solutions]})
+    return to_frame({"lam": [s.lam for s in solutions],
+                     "n_clusters": [s.n_clusters for s in solutions],
+                     "objective": [float(s.objective) for s in solutions],
+                     "gap": [float(s.gap) for s in solutions],
+                     "status": [s.status.name for s in solutions],
+                     "seconds": [float(s.seconds) for s in solutions]})
 
 
-def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[object]], above: str = "") -> str:
+def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[object]],
+               above: str = "") -> str:
     """A table for notebooks, with the markup `above` over it; all texts are escaped."""
     def line(tag: str, cells: Sequence[object]) -> str:
-        return "<tr>" + "".join(f'<{tag} style="text-align: left">{escape(str(c))}</{tag}>' for c in cells) + "</tr>"
+        return "<tr>" + "".join(f'<{tag} style="text-align: left">{escape(str(c))}</{tag}>'
+                                for c in cells) + "</tr>"
 
     return (f"<div><p>{escape(caption)}</p>{above}<table><thead>{line('th', header)}</thead>"
             f"<tbody>{''.join(line('td', row) for row in rows)}</tbody></table></div>")
 
 
-def predict_rows(loss: Loss, users: Participants, models: Array, X: npt.ArrayLike, owners: npt.ArrayLike) -> Array:
+def predict_rows(loss: Loss, users: Participants, models: Array, X: npt.ArrayLike,
+                 owners: npt.ArrayLike) -> Array:
     """The prediction for each row of X by the model of its user, in the order of the rows.
 
     Parameters

@@ -1,8 +1,8 @@
 """Weights from the local models of the users.
 
-Unit weights on all pairs, the paper's case, need groups that are well separated. Weights that decrease with the
-distance of the local models find groups that are closer together. All kinds need one round in which users send their
-local models; the Wald distance also needs their Hessians:
+Unit weights on all pairs, the paper's case, need groups that are well separated. Weights that
+decrease with the distance of the local models find groups that are closer together. All kinds need
+one round in which users send their local models; the Wald distance also needs their Hessians:
 
     wald_ij^2 = (x_i - x_j)' (S_i + S_j)^-1 (x_i - x_j) / dim,     S_i = H_i^-1 / m_i
 
@@ -37,18 +37,21 @@ KINDS = ("auto", "unit", "gaussian", "inverse", "wald")
 
 @dataclass(frozen=True, eq=False)
 class LocalModels:
-    """The summary that every user can send in one round: its local model, the Hessian at it, and its sample count.
+    """The summary that every user can send in one round: its local model, the Hessian at it, and
+    its sample count.
 
     Attributes
     ----------
     models
         (n_users, dim) the local models.
     hessians
-        (n_users, dim, dim) the Hessian of each user's loss at its local model; empty where models are wide.
+        (n_users, dim, dim) the Hessian of each user's loss at its local model; empty where models
+        are wide.
     counts
         (n_users,) the number of samples of each user.
     wide
-        The squared Wald distances of pairs of users, where Hessians are operators because models are wide.
+        The squared Wald distances of pairs of users, where Hessians are operators because models
+        are wide.
 
     Example
     -------
@@ -73,7 +76,8 @@ class LocalModels:
         users, loss
             The data and the loss.
         ridge
-            L2 strength, intercept included, added to the loss so that every user has a unique local model.
+            L2 strength, intercept included, added to the loss so that every user has a unique local
+            model.
 
         Returns
         -------
@@ -100,12 +104,15 @@ class LocalModels:
 
     @property
     def inverses(self) -> Array:
-        """(n_users, dim, dim) H_i^-1, positive semidefinite also for Hessians that rounding made indefinite."""
+        """(n_users, dim, dim) H_i^-1, positive semidefinite also for Hessians that rounding made
+        indefinite.
+        """
         roots = whiten(self.hessians, np.eye(self.hessians.shape[1]))
         return roots.swapaxes(1, 2) @ roots
 
 
-def adaptive_graph(local: LocalModels, kind: str = "auto", k: int | None = 5, *, scale: float | None = None,
+def adaptive_graph(local: LocalModels, kind: str = "auto", k: int | None = 5, *,
+                   scale: float | None = None,
                    connected: bool = True) -> Graph:
     """Build a graph over the users with weights from their local models.
 
@@ -114,15 +121,16 @@ def adaptive_graph(local: LocalModels, kind: str = "auto", k: int | None = 5, *,
     local
         The local models of the users.
     kind
-        "unit" (1), "gaussian" (exp(-d^2 / scale), d Euclidean), "inverse" (scale / (scale + d)) or "wald"
-        (exp(-d^2 / scale), d the Wald distance); "auto" is "wald".
+        "unit" (1), "gaussian" (exp(-d^2 / scale), d Euclidean), "inverse" (scale / (scale + d)) or
+        "wald" (exp(-d^2 / scale), d the Wald distance); "auto" is "wald".
     k
-        Number of nearest users (by the same distance) that each user is connected to; None: all pairs.
+        Number of nearest users (by the same distance) that each user is connected to; None: all
+        pairs.
     scale
         See `kind`; None: the median of d^2 (of d for "inverse") over the edges.
     connected
-        Whether separate components are connected by their closest pairs; then no weight is below 0.001, because
-        smaller weights would have no effect.
+        Whether separate components are connected by their closest pairs; then no weight is below
+        0.001, because smaller weights would have no effect.
 
     Returns
     -------
@@ -147,7 +155,8 @@ def adaptive_graph(local: LocalModels, kind: str = "auto", k: int | None = 5, *,
     kind = "wald" if kind == "auto" else kind
     n = len(local.models)
     if k is not None and k < 1:
-        raise InvalidInput(f"k must be at least 1, got {k!r}", remedy="Use for example 5, or None for all pairs")
+        raise InvalidInput(f"k must be at least 1, got {k!r}",
+                           remedy="Use for example 5, or None for all pairs")
     if kind == "unit" and (k is None or k >= n - 1):
         return Graph.complete(n)
     metric = None if kind != "wald" else local.wide or local.covariances
@@ -176,17 +185,20 @@ def _pairs(models: Array, covariances: Array | WaldDistances | None, k: int | No
     return _connect(models, covariances, pairs, squares) if connected else (pairs, squares)
 
 
-def _wide_squares(loss: Loss, samples: Samples, ridge: float, models: Array, counts: Ints, pairs: Ints) -> Array:
+def _wide_squares(loss: Loss, samples: Samples, ridge: float, models: Array, counts: Ints,
+                  pairs: Ints) -> Array:
     """Squared Wald distances from Hessians as operators, A_i = m_i (H_i + ridge):
 
-        (A_i^-1 + A_j^-1)^-1 = A_i (A_i + A_j)^-1 A_j,      systems in A_i + A_j by conjugate gradients
+        (A_i^-1 + A_j^-1)^-1 = A_i (A_i + A_j)^-1 A_j,      systems in A_i + A_j by conjugate
+                                                            gradients
     """
     out = np.empty(len(pairs))
     for start in range(0, len(pairs), _WIDE_PAIRS):
         some = pairs[start:start + _WIDE_PAIRS]
         ends, n = some.T.ravel(), len(some)
         curvature = loss.expand(samples, models[ends], ends).curvature
-        gaps, weights = np.tile(models[some[:, 0]] - models[some[:, 1]], (2, 1)), counts[ends].astype(float)
+        gaps, weights = np.tile(models[some[:, 0]] - models[some[:, 1]], (2, 1)), \
+            counts[ends].astype(float)
         forces = weights[:, None] * (curvature.times(gaps) + ridge * gaps)  # A_i gap, then A_j gap
         both = GroupCurvature(curvature, np.tile(np.arange(n), 2), weights, n)
         moved = both.inverse(ridge * (weights[:n] + weights[n:]))(forces[n:])
@@ -201,12 +213,15 @@ def _squares(models: Array, pairs: Ints, covariances: Array | WaldDistances | No
     i, j = np.ascontiguousarray(pairs.T)
     with np.errstate(over="ignore", invalid="ignore"):
         if covariances is None:
-            return np.minimum(_in_chunks(lambda some: ((models[i[some]] - models[j[some]]) ** 2).sum(axis=1), i),
+            return np.minimum(
+                _in_chunks(lambda some: ((models[i[some]] - models[j[some]]) ** 2).sum(axis=1), i),
                               _FARTHEST)
         from coterie.problem import edges as kernels
 
-        squares = kernels.mahalanobis(np.ascontiguousarray(models), np.ascontiguousarray(covariances), i, j)
-        rest = np.flatnonzero(~np.isfinite(squares))  # rounding made these indefinite, or they overflow
+        squares = kernels.mahalanobis(np.ascontiguousarray(models),
+                                      np.ascontiguousarray(covariances), i, j)
+        # Rounding made these indefinite, or they overflow.
+        rest = np.flatnonzero(~np.isfinite(squares))
         if rest.size:
             a, b = i[rest], j[rest]
             squares[rest] = _in_chunks(lambda some: (whiten(
@@ -221,21 +236,26 @@ def _in_chunks(function: Callable[[slice], Array], pairs: Ints) -> Array:
     return np.concatenate([np.empty(0), *chunks])
 
 
-def _nearest(models: Array, covariances: Array | WaldDistances | None, k: int) -> tuple[Ints, Array]:
-    """Edges from each user to its k nearest; Wald neighbours are selected from Euclidean ones in the mean metric."""
+def _nearest(models: Array, covariances: Array | WaldDistances | None, k: int) -> tuple[Ints,
+        Array]:
+    """Edges from each user to its k nearest; Wald neighbours are selected from Euclidean ones in
+    the mean metric.
+    """
     from scipy.spatial import cKDTree
 
     n = len(models)
     points, candidates = models, k
     if covariances is not None:
-        # In the metric of the mean covariance, Wald distances are Euclidean up to the deviations of single users.
+        # In the metric of the mean covariance, Wald distances are Euclidean up to the deviations of
+        # single users.
         if not callable(covariances):
             points = whiten(covariances.mean(axis=0)[None], models.T)[0].T
         candidates = min(n - 1, 6 * k + 10)
     neighbours = cKDTree(points).query(points, k=candidates + 1)[1]
     own = neighbours == np.arange(n)[:, None]
     own[~own.any(axis=1), -1] = True
-    ends = np.stack([np.repeat(np.arange(n), candidates), neighbours[~own]], axis=1).astype(np.int64)
+    ends = np.stack([np.repeat(np.arange(n), candidates), neighbours[~own]],
+                    axis=1).astype(np.int64)
     squares = _squares(models, ends, covariances).reshape(n, candidates)
     chosen = np.argsort(squares, axis=1, kind="stable")[:, :k] + candidates * np.arange(n)[:, None]
     pairs = np.sort(ends[chosen.ravel()], axis=1)

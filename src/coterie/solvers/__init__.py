@@ -35,7 +35,8 @@ _SMALL = 3000  # unknowns of a problem whose time compiled code would show in, w
 __all__ = ["SOLVERS", "Fast", "Lean", "Reference", "Solver", "solve", "solve_quietly"]
 
 
-def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast", start: Solution | Start | None = None,
+def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast",
+          start: Solution | Start | None = None,
           progress: Callable[[Record], None] | None = None) -> Solution:
     """Solve (C) and certify the solution.
 
@@ -44,18 +45,21 @@ def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast",
     problem
         The problem.
     tol
-        The relative duality gap to reach; if it is not reached, the status says so, and a warning is issued.
+        The relative duality gap to reach; if it is not reached, the status says so, and a warning
+        is issued.
     solver
         A name in `SOLVERS`, or a solver with your own settings, such as Fast(max_iter=100).
     start
-        A solution of a similar problem on the same users to start from, or a Start of models, duals and sigma.
+        A solution of a similar problem on the same users to start from, or a Start of models, duals
+        and sigma.
     progress
         Called repeatedly with a Record of the solver's progress.
 
     Returns
     -------
     Solution
-        Its certificate is computed from the models and duals of the solver, never taken from the solver.
+        Its certificate is computed from the models and duals of the solver, never taken from the
+        solver.
 
     Raises
     ------
@@ -66,8 +70,8 @@ def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast",
     NotConverged
         If the solver returns no usable point.
     Interrupted
-        On Ctrl-C. Its `best` is the best point so far as a certified Solution, with the status INTERRUPTED unless it is
-        within `tol` already; None if there is no point yet.
+        On Ctrl-C. Its `best` is the best point so far as a certified Solution, with the status
+        INTERRUPTED unless it is within `tol` already; None if there is no point yet.
 
     Example
     -------
@@ -79,7 +83,8 @@ def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast",
     """
     solution = solve_quietly(problem, tol=tol, solver=solver, start=start, progress=progress)
     if solution.status is not Status.CONVERGED:
-        warnings.warn(f"relative gap {solution.gap:.1e} at tol = {tol:g}. {solution.status.value}", ConvergenceWarning,
+        warnings.warn(f"relative gap {solution.gap:.1e} at tol = {tol:g}. {solution.status.value}",
+                      ConvergenceWarning,
                       stacklevel=2)
     return solution
 
@@ -87,15 +92,19 @@ def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast",
 def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast",
                   start: Solution | Start | None = None,
                   progress: Callable[[Record], None] | None = None) -> Solution:
-    """`solve` without its warning, for callers that check the status, or ask for more digits than can be reached."""
+    """`solve` without its warning, for callers that check the status, or ask for more digits than
+    can be reached.
+    """
     if not (np.isfinite(tol) and tol > 0):
-        raise InvalidInput(f"tol must be a finite number > 0, got {tol!r}", remedy="Use for example 1e-8")
+        raise InvalidInput(f"tol must be a finite number > 0, got {tol!r}",
+                           remedy="Use for example 1e-8")
     if not isinstance(problem, Problem):
         raise InvalidInput(f"expected a Problem, got {type(problem).__name__}",
                            remedy="Build one with Problem(users, loss, lam=...)")
     if isinstance(solver, str):
         if solver not in SOLVERS:
-            raise InvalidInput(f"unknown solver {solver!r}", remedy=f"Choose one of: {', '.join(SOLVERS)}")
+            raise InvalidInput(f"unknown solver {solver!r}",
+                               remedy=f"Choose one of: {', '.join(SOLVERS)}")
         solver = SOLVERS[solver]()
     if isinstance(solver, Fast) and problem.n_users * problem.dim <= _SMALL:
         get_ready()
@@ -111,11 +120,13 @@ def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast"
         try:
             certificate = certify(problem, point.models, point.duals, potentials=point.potentials)
         except InvalidInput as error:
-            raise NotConverged(f"{type(solver).__name__} returned a point that cannot be certified: {error}") from error
+            raise NotConverged(f"{type(solver).__name__} returned a point that cannot be "
+                               f"certified: {error}") from error
     solution = Solution(
         problem=problem, models=point.models, duals=certificate.duals, certificate=certificate,
         status=_status(certificate, tol, interrupted), solver=type(solver).__name__,
-        seconds=time.perf_counter() - began - (compiling_seconds() - compiled), history=point.history,
+        seconds=time.perf_counter() - began - (compiling_seconds() - compiled),
+                        history=point.history,
         sigma=point.sigma,
     )
     if interrupted:
@@ -125,9 +136,12 @@ def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast"
 
 @cache
 def get_ready() -> None:
-    """Import, load or compile what small solves need, once, so that the time of a solve is that of solving."""
+    """Import, load or compile what small solves need, once, so that the time of a solve is that of
+    solving.
+    """
     rows = np.array([[-2.0], [1.0], [-1.0], [2.0], [-1.5], [0.9], [3.0], [-0.5]])
-    users = Users.from_arrays(rows, np.where(rows[:, 0] > 0.7, 1.0, -1.0), np.repeat(np.arange(4), 2))
+    users = Users.from_arrays(rows, np.where(rows[:, 0] > 0.7, 1.0, -1.0),
+                              np.repeat(np.arange(4), 2))
     problem = Problem(users, SquaredHinge(), lam=0.05)
     point = Fast().run(problem, 1e-6)
     certify(problem, point.models, point.duals)

@@ -17,7 +17,8 @@ class Point(NamedTuple):
     duals: Array | None = None  # (n_edges, dim); if None, `solve` builds them
     history: tuple[Record, ...] = ()
     sigma: float | None = None  # the last step size
-    potentials: Array | None = None  # (n_users, dim) instead of duals, see `certificates.potential_slopes`
+    # (n_users, dim) instead of duals, see `certificates.potential_slopes`.
+    potentials: Array | None = None
 
 
 class Start(NamedTuple):
@@ -31,7 +32,8 @@ class Start(NamedTuple):
 class Solver(Protocol):
     """A frozen dataclass of settings with one method.
 
-    On Ctrl-C `run` raises Interrupted(point) with the best Point so far; without one, it lets KeyboardInterrupt pass.
+    On Ctrl-C `run` raises Interrupted(point) with the best Point so far; without one, it lets
+    KeyboardInterrupt pass.
     """
 
     def run(self, problem: Problem, tol: float, start: Start | None = None,

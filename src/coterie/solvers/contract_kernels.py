@@ -11,7 +11,8 @@ from coterie.solvers.part_kernels import join, number
 
 @njit(cache=True)
 def interior(s, shrink, radius, share, first, second, n):
-    """(n,) the parts of users joined by edges whose dual is shorter than `share` times its radius."""
+    """(n,) the parts of users joined by edges whose dual is shorter than `share` times its radius.
+    """
     d, parent, labels = s.shape[0], np.arange(n), np.empty(n, np.int64)
     for e in range(first.size):
         if shrink[e] >= 1.0:
@@ -29,7 +30,8 @@ def interior(s, shrink, radius, share, first, second, n):
 def contracted(labels, parts, first, second):
     """The pairs of parts with an edge (n_pairs, 2), and for each edge its pair.
 
-    An edge of the pair p is numbered p + 1, or -(p + 1) where its first user is in the second part; 0: inside a part.
+    An edge of the pair p is numbered p + 1, or -(p + 1) where its first user is in the second part;
+    0: inside a part.
     """
     n_edges = first.size
     starts, pair = np.zeros(parts + 1, np.int64), np.zeros(n_edges, np.int64)
@@ -62,7 +64,9 @@ def contracted(labels, parts, first, second):
 
 @njit(cache=True)
 def summed(s, shrink, rates, radii, pair, n_pairs):
-    """For each pair of parts, the sums over its edges of duals / sigma (n_pairs, d), of rates and of radii."""
+    """For each pair of parts, the sums over its edges of duals / sigma (n_pairs, d), of rates and
+    of radii.
+    """
     d = s.shape[0]
     duals, rate, radius = np.zeros((n_pairs, d)), np.zeros(n_pairs), np.zeros(n_pairs)
     for e in range(pair.size):
@@ -78,7 +82,8 @@ def summed(s, shrink, rates, radii, pair, n_pairs):
 
 @njit(cache=True, error_model="numpy")
 def carry(s, shrink, rates, radii, pair, rest, change, pair_radii, sigma):
-    """Write the solution between parts back to their edges: z = rest, and duals + (radius / pair's radius) change.
+    """Write the solution between parts back to their edges: z = rest, and duals + (radius / pair's
+    radius) change.
 
     Duals inside parts stay, and z is 0 there.
     """
@@ -122,7 +127,8 @@ def rescale(s, shrink, rates, new_rates, radii, sigma):
 def merged_gap(x, h, linear, s, shrink, sigma, rates, radii, first, second, labels, parts):
     """The duality gap of the means of x over parts, for losses h_i/2 ||x||^2 - <linear_i, x>:
 
-        sum_i h_i/2 ||mean_i - (linear_i - (B'y)_i) / h_i||^2 + sum_e radii_e ||(B mean)_e|| - <y_e, (B mean)_e>
+        sum_i h_i/2 ||mean_i - (linear_i - (B'y)_i) / h_i||^2 + sum_e radii_e ||(B mean)_e|| - <y_e,
+        (B mean)_e>
     """
     n, d = x.shape
     mean, mass, slopes, gap = np.zeros((parts, d)), np.zeros(parts), linear.copy(), 0.0

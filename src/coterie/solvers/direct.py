@@ -1,15 +1,19 @@
-"""Splitting on narrow graphs with scalar curvatures: one factorisation for many passes, and shorter problems between.
+"""Splitting on narrow graphs with scalar curvatures: one factorisation for many passes, and shorter
+problems between.
 
-The linear system of a pass is diag(h) + B' diag(sigma_e) B, factorised once for many passes. The step size of an edge
-is the geometric mean of a common one and of the curvature of its norm across its direction,
+The linear system of a pass is diag(h) + B' diag(sigma_e) B, factorised once for many passes. The
+step size of an edge is the geometric mean of a common one and of the curvature of its norm across
+its direction,
 
-    sigma_e = sqrt(common * radii_e / ||x_i - x_j||),        within limits where users are fused, or far apart
+    sigma_e = sqrt(common * radii_e / ||x_i - x_j||),        within limits where users are fused, or
+                                                             far apart
 
-Between two batches of passes, users joined by duals well inside their balls count as one. With h and linear summed over
-such users, and radii over their edges, this is a problem of the same form on far fewer users, whose passes are cheap.
-It is solved accurately. Its models are models of all users, and its duals are shared among the edges that it merged, in
-proportion to their radii, so they stay feasible. What remains to the next batch are the flows inside the parts. Where
-users were joined that should not be, the batch separates them again.
+Between two batches of passes, users joined by duals well inside their balls count as one. With h
+and linear summed over such users, and radii over their edges, this is a problem of the same form on
+far fewer users, whose passes are cheap. It is solved accurately. Its models are models of all
+users, and its duals are shared among the edges that it merged, in proportion to their radii, so
+they stay feasible. What remains to the next batch are the flows inside the parts. Where users were
+joined that should not be, the batch separates them again.
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ _PLACES: WeakKeyDictionary[Graph, Ints] = WeakKeyDictionary()
 
 
 class Direct(Listed):
-    """H_i = h_i I and an elimination order with little fill: one sparse factorisation of diag(h) + B' diag(sigma) B.
+    """H_i = h_i I and an elimination order with little fill: one sparse factorisation of diag(h) +
+    B' diag(sigma) B.
 
     Attributes
     ----------
@@ -96,9 +101,11 @@ class Direct(Listed):
         degrees = np.bincount(self.first, steps, n) + np.bincount(self.second, steps, n)
         i, j = self.place[self.first], self.place[self.second]
         matrix = sparse.csc_array((np.concatenate([-steps, -steps, self.h + degrees]),
-                                   (np.concatenate([i, j, self.place]), np.concatenate([j, i, self.place]))),
+                                   (np.concatenate([i, j, self.place]),
+                                    np.concatenate([j, i, self.place]))),
                                   shape=(n, n))
-        lu = splu(matrix, permc_spec="MMD_AT_PLUS_A" if places is None else "NATURAL", diag_pivot_thresh=0.0,
+        lu = splu(matrix, permc_spec="MMD_AT_PLUS_A" if places is None else "NATURAL",
+                  diag_pivot_thresh=0.0,
                   options={"SymmetricMode": True})
         if places is None:  # a positive definite matrix needs no other order of its rows
             self.place = _PLACES[self.graph] = lu.perm_c.astype(np.int64)
@@ -111,13 +118,18 @@ class Direct(Listed):
             self._shorten()
             self.next_shorter = self.passes + _APART
         self.passes += steps
-        return kernels.direct_run(self.linear, self.factor, self.place, self.sigma, self.x, self.s, self.shrink,
-                                  self.radius, self.rates, self.first, self.second, RELAX, self.forces, steps)
+        return kernels.direct_run(self.linear, self.factor, self.place, self.sigma, self.x, self.s,
+                                  self.shrink,
+                                  self.radius, self.rates, self.first, self.second, RELAX,
+                                  self.forces, steps)
 
     def _shorten(self) -> None:
-        """Solve the problem between users joined by duals well inside their balls, and continue from its solution."""
+        """Solve the problem between users joined by duals well inside their balls, and continue
+        from its solution.
+        """
         n = self.graph.n_users
-        labels = contract_kernels.interior(self.s, self.shrink, self.radius, _SHARE, self.first, self.second, n)
+        labels = contract_kernels.interior(self.s, self.shrink, self.radius, _SHARE, self.first,
+                                           self.second, n)
         parts = int(labels.max()) + 1
         x = self.x
         if n > _SMALL and parts <= _SHORTER * n:
@@ -130,7 +142,8 @@ class Direct(Listed):
 
     def _between(self, labels: Ints, ends: Ints, pair: Ints) -> Array:
         """Solve the problem between parts; returns their models."""
-        duals, rates, radii = contract_kernels.summed(self.s, self.shrink, self.rates, self._radii, pair, len(ends))
+        duals, rates, radii = contract_kernels.summed(self.s, self.shrink, self.rates, self._radii,
+                                                      pair, len(ends))
         duals *= self.sigma
         parts = int(labels.max()) + 1
         short = Direct(Graph(parts, radii, ends), self.dim, 1.0, np.arange(parts))
@@ -143,7 +156,8 @@ class Direct(Listed):
                 break
         rest = np.empty_like(duals)
         rest[short.edge_order] = ((1.0 - short.shrink) * short.s).T
-        contract_kernels.carry(self.s, self.shrink, self.rates, self._radii, pair, rest, short.duals() - duals, radii,
+        contract_kernels.carry(self.s, self.shrink, self.rates, self._radii, pair, rest,
+                               short.duals() - duals, radii,
                                self.sigma)
         return short.x
 
@@ -159,8 +173,10 @@ class Direct(Listed):
 
     def gap(self) -> float:
         """The duality gap after users joined by duals inside their balls get one model."""
-        labels = contract_kernels.interior(self.s, self.shrink, self.radius, 1.0, self.first, self.second,
+        labels = contract_kernels.interior(self.s, self.shrink, self.radius, 1.0, self.first,
+                                           self.second,
                                            self.graph.n_users)
         return float(contract_kernels.merged_gap(
-            self.x, self.h, self.linear, self.s, self.shrink, self.sigma, self.rates, self._radii, self.first,
+            self.x, self.h, self.linear, self.s, self.shrink, self.sigma, self.rates, self._radii,
+                                                 self.first,
             self.second, labels, int(labels.max()) + 1))

@@ -1,7 +1,7 @@
 """The iteration of the fast solver for each kind of problem, chosen by the graph and the loss.
 
-All make the same steps (Douglas-Rachford splitting, Lions and Mercier 1979, on z = B x): with the losses replaced by
-quadratic models q_i(x) = 1/2 x'H_i x - <linear_i, x>,
+All make the same steps (Douglas-Rachford splitting, Lions and Mercier 1979, on z = B x): with the
+losses replaced by quadratic models q_i(x) = 1/2 x'H_i x - <linear_i, x>,
 
     x  <-  argmin sum_i q_i(x_i) + sigma/2 ||B x - (z - P)||^2         a linear system
     s  <-  s + relax (B x - z),      P <- projection of s,  z <- s - P    one pass over the edges
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from coterie.solvers.expansion import Expansion
 
 RELAX = 1.8
-_PROOF, _MOST_ROUNDS = 2e6, 128  # pairs visited while duals are built, if that allows a few rounds; and rounds
-_ROUNDS, _PROVABLE = 8, 3_000  # rounds of building duals on a list of edges, and the largest number of edges for it
+# Pairs visited while duals are built, if that allows a few rounds; and rounds.
+_PROOF, _MOST_ROUNDS = 2e6, 128
+# Rounds of building duals on a list of edges, and the largest number of edges for it.
+_ROUNDS, _PROVABLE = 8, 3_000
 _GUESSED = 200_000  # the same where the groups are probably right
 
 #: Orders of narrow graphs, so that a path computes them once.
@@ -39,10 +41,13 @@ class Engine:
     shrink: Array  # (n_edges,)
     sigma: float
     stiffness: ClassVar[float] = 12.0  # first sigma, in units of curvature / degree
-    exact_start: ClassVar[bool] = False  # whether it is right for quadratic losses, except for groups close together
-    lack: Array | None = None  # (n_users, dim) what the last proof's duals lack, if some group must split
+    # Whether it is right for quadratic losses, except for groups close together.
+    exact_start: ClassVar[bool] = False
+    # (n_users, dim) what the last proof's duals lack, if some group must split.
+    lack: Array | None = None
     built: Array | None = None  # (n_edges, dim) where the last proof ended, and can be continued
-    guessed: bool = False  # whether the groups to be proved are probably right, so that building duals pays
+    # Whether the groups to be proved are probably right, so that building duals pays.
+    guessed: bool = False
     rates: Array  # (1,) or (n_edges,) the step size of each edge, in units of sigma
     enough: float = 0.0  # duality gap below which parts of the problem are solved
     batch: ClassVar[int] = 20  # passes between two looks at quadratic losses
@@ -53,7 +58,8 @@ class Engine:
         self.graph, self.dim = graph, dim
         weights = graph.weights
         one = graph.n_edges > 0 and weights.strides == (0,)
-        self._radii, self.rates = lam * np.ascontiguousarray(weights[:1] if one else weights), np.ones(1)
+        self._radii, self.rates = lam * np.ascontiguousarray(weights[:1] if one else weights), \
+            np.ones(1)
 
     @property
     def radius(self) -> Array:
@@ -101,7 +107,8 @@ class Engine:
               begin: Array | None = None, share: float = 1.0) -> Array | None:
         """Build duals for these groups, with ||gradients + B'y||^2 <= share * enough if possible.
 
-        They are built from `begin`, a `built` of a proof for the same groups, or from the current duals.
+        They are built from `begin`, a `built` of a proof for the same groups, or from the current
+        duals.
 
         None if that is expensive, or if some group must split.
         """
@@ -138,7 +145,9 @@ class Engine:
         raise NotImplementedError
 
     def read(self) -> tuple[Array, Array, Ints]:
-        """The models, the slopes -B'y, and the groups of users connected by duals inside their balls."""
+        """The models, the slopes -B'y, and the groups of users connected by duals inside their
+        balls.
+        """
         raise NotImplementedError
 
 
@@ -164,15 +173,18 @@ class Complete(Engine):
     def take(self, losses: Expansion) -> None:
         d, n = self.x.shape
         if d <= MOST_COORDINATES and isinstance(losses.hessians, np.ndarray):
-            self.inverses, share, self.linear = np.empty((n, d, d)), np.empty((d, d)), np.empty((d, n))
-            if model_kernels.complete_system(losses.hessians, losses.shift, losses.centre, losses.gradients, self.sigma,
+            self.inverses, share, self.linear = np.empty((n, d, d)), np.empty((d, d)), \
+                np.empty((d, n))
+            if model_kernels.complete_system(losses.hessians, losses.shift, losses.centre,
+                                             losses.gradients, self.sigma,
                                              self.inverses, share, self.linear):
                 self.total = np.linalg.inv(share)
                 return
         super().take(losses)
 
     def run(self, steps: int) -> tuple[float, float]:
-        return kernels.complete_run(self.linear, self.inverses, self.total, self.sigma, self.x, self.s, self.shrink,
+        return kernels.complete_run(self.linear, self.inverses, self.total, self.sigma, self.x,
+                                    self.s, self.shrink,
                                     self._radii / self.sigma, RELAX, self.forces, steps)
 
     def read(self) -> tuple[Array, Array, Ints]:
@@ -183,7 +195,8 @@ class Complete(Engine):
               begin: Array | None = None, share: float = 1.0) -> Array | None:
         rounds = int(np.clip(_PROOF / self.graph.n_edges, 4, _MOST_ROUNDS))
         duals, self.built, lack, small, least = proof_kernels.complete_proof(
-            self.duals() if begin is None else begin, self._radii, labels, int(labels.max()) + 1, models, gradients,
+            self.duals() if begin is None else begin, self._radii, labels, int(labels.max()) + 1,
+                models, gradients,
             rounds, enough, share)
         self.lack = None if small and not least else lack
         return duals if small else None
@@ -199,7 +212,8 @@ class Listed(Engine):
         position[order] = np.arange(order.size)
         ends = position[graph.edges]
         self.edge_order = np.lexsort((ends.max(axis=1), ends.min(axis=1)))
-        self.first, self.second = (np.ascontiguousarray(e, dtype=np.int32) for e in ends[self.edge_order].T)
+        self.first, self.second = (np.ascontiguousarray(e, dtype=np.int32)
+                                   for e in ends[self.edge_order].T)
         if self._radii.size > 1:
             self._radii = self._radii[self.edge_order]
 
@@ -216,11 +230,13 @@ class Listed(Engine):
         self.forces = np.zeros_like(self.x)
 
     def _settle(self) -> None:
-        kernels.edges_pass(self.x, self.s, self.shrink, self.radius, self.rates, self.first, self.second, 0.0,
+        kernels.edges_pass(self.x, self.s, self.shrink, self.radius, self.rates, self.first,
+                           self.second, 0.0,
                            self.forces, False)
 
     def read(self) -> tuple[Array, Array, Ints]:
-        flow, labels = kernels.edges_duals(self.s, self.shrink, self.sigma, self.rates, self.first, self.second,
+        flow, labels = kernels.edges_duals(self.s, self.shrink, self.sigma, self.rates, self.first,
+                                           self.second,
                                            self.graph.n_users)
         models, slopes, clusters = np.empty_like(self.x), np.empty_like(flow), np.empty_like(labels)
         models[self.order], slopes[self.order], clusters[self.order] = self.x, -flow, labels
@@ -228,7 +244,9 @@ class Listed(Engine):
 
     def proof(self, labels: Ints, models: Array, gradients: Array, enough: float,
               begin: Array | None = None, share: float = 1.0) -> Array | None:
-        """Unit vectors between groups; inside, alternating projections onto B'y = -gradients and onto the balls."""
+        """Unit vectors between groups; inside, alternating projections onto B'y = -gradients and
+        onto the balls.
+        """
         if self.graph.n_edges > (_GUESSED if self.guessed else _PROVABLE):
             return None
         graph, duals = self.graph, self.duals()
@@ -236,7 +254,8 @@ class Listed(Engine):
         radii = np.empty(graph.n_edges)
         radii[self.edge_order] = self._radii
         gaps = graph.differences(models)[~together]
-        duals[~together] = gaps * (radii[~together] / np.maximum(np.linalg.norm(gaps, axis=1), 1e-300))[:, None]
+        duals[~together] = gaps * (radii[~together] / np.maximum(np.linalg.norm(gaps, axis=1),
+            1e-300))[:, None]
         inside = graph.subgraph(together)
         across = np.where(together[:, None], 0.0, duals)
         forces = -gradients - graph.divergence(across)
@@ -258,17 +277,21 @@ class Dense(Listed):
         degrees = np.bincount(np.concatenate([self.first, self.second]), minlength=n)
         system = np.zeros((n, d, n, d))
         for k in range(d):
-            system[self.first, k, self.second, k] = system[self.second, k, self.first, k] = -self.sigma
+            system[self.first, k, self.second, k] = system[self.second, k, self.first,
+                                                           k] = -self.sigma
         own = np.arange(n)
-        system[own, :, own, :] = hessians[self.order] + (self.sigma * degrees)[:, None, None] * np.eye(d)
+        system[own, :, own, :] = hessians[self.order] + (self.sigma * degrees)[:, None, None] \
+            * np.eye(d)
         self.inverse = np.linalg.inv(system.reshape(n * d, n * d))
         self.linear = linear[self.order]
 
     def run(self, steps: int) -> tuple[float, float]:
         measures = (0.0, 0.0)
         for step in range(steps):
-            self.x = (self.inverse @ (self.linear + self.sigma * self.forces).ravel()).reshape(self.x.shape)
-            measures = kernels.edges_pass(self.x, self.s, self.shrink, self.radius, self.rates, self.first,
+            self.x = (self.inverse @ (self.linear + self.sigma * self.forces).ravel()).reshape(
+                self.x.shape)
+            measures = kernels.edges_pass(self.x, self.s, self.shrink, self.radius, self.rates,
+                                          self.first,
                                           self.second, RELAX, self.forces, step == steps - 1)
         return measures
 
@@ -278,20 +301,25 @@ class Iterative(Listed):
 
     def __init__(self, graph: Graph, dim: int, lam: float, order: Ints) -> None:
         super().__init__(graph, dim, lam, order)
-        self.starts, self.neighbours = neighbours_of(np.stack([self.first, self.second], axis=1), graph.n_users)
+        self.starts, self.neighbours = neighbours_of(np.stack([self.first, self.second], axis=1),
+                                                     graph.n_users)
         self.degrees = np.diff(self.starts).astype(float)
 
     def model(self, hessians: Array, linear: Array) -> None:
         scalar = multiples_of_identity(hessians)
-        self.hessians = np.ascontiguousarray((hessians[:, :1, :1] if scalar else hessians)[self.order])
+        self.hessians = np.ascontiguousarray((hessians[:, :1, :1] if scalar else hessians)[
+            self.order])
         self.linear = np.ascontiguousarray(linear[self.order])
         pull = (self.sigma * self.degrees)[:, None, None] * np.eye(self.hessians.shape[1])
-        self.inverses = 1.0 / (self.hessians + pull) if scalar else np.linalg.inv(self.hessians + pull)
+        self.inverses = 1.0 / (self.hessians + pull) if scalar else np.linalg.inv(self.hessians
+            + pull)
 
     def run(self, steps: int) -> tuple[float, float]:
         return kernels.cg_run(
-            self.linear, self.hessians, self.inverses, self.degrees, self.starts, self.neighbours, self.sigma, self.x,
-            self.s, self.shrink, self.radius, self.rates, self.first, self.second, RELAX, self.forces, steps)
+            self.linear, self.hessians, self.inverses, self.degrees, self.starts, self.neighbours,
+                              self.sigma, self.x,
+            self.s, self.shrink, self.radius, self.rates, self.first, self.second, RELAX,
+                              self.forces, steps)
 
 
 def multiples_of_identity(hessians: Array) -> bool:
@@ -312,14 +340,16 @@ def near_order(graph: Graph) -> Ints:
     """An order of the users that keeps neighbours close in memory."""
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-    return np.asarray(reverse_cuthill_mckee(_pattern(graph).tocsr(), symmetric_mode=True), dtype=np.int64)
+    return np.asarray(reverse_cuthill_mckee(_pattern(graph).tocsr(), symmetric_mode=True),
+                      dtype=np.int64)
 
 
 def narrow_order(graph: Graph) -> Ints | None:
-    """The users in the order of a breadth-first search, or None if the graph is too wide for a factorisation.
+    """The users in the order of a breadth-first search, or None if the graph is too wide for a
+    factorisation.
 
-    The widest level of the search is about the size of a separator. It is small for graphs of points on a curve or in a
-    plane, and large for neighbours in many dimensions.
+    The widest level of the search is about the size of a separator. It is small for graphs of
+    points on a curve or in a plane, and large for neighbours in many dimensions.
     """
     if graph in _ORDERS:
         return _ORDERS[graph]
@@ -330,7 +360,9 @@ def narrow_order(graph: Graph) -> Ints | None:
 
 
 def neighbours_of(edges: Ints, n: int) -> tuple[Ints, Ints]:
-    """Where the neighbours of each user start in the second array (and the last ones end), and the neighbours."""
+    """Where the neighbours of each user start in the second array (and the last ones end), and the
+    neighbours.
+    """
     ends, others = edges.T.ravel(), edges[:, ::-1].T.ravel()
     starts = np.concatenate([[0], np.cumsum(np.bincount(ends, minlength=n))]).astype(np.int64)
     return starts, others[np.argsort(ends, kind="stable")]

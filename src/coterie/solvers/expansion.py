@@ -15,15 +15,18 @@ _COMPILED = 20_000  # numbers in all models up to which compiled loops are used
 
 
 class Expansion:
-    """Quadratic models q_i(x) of the losses at `centre`, with a shift that keeps their minima in reach.
+    """Quadratic models q_i(x) of the losses at `centre`, with a shift that keeps their minima in
+    reach.
 
-        q_i(x) = values_i + <gradients_i, x - c_i> + 1/2 (x - c_i)' (hessians_i + shift_i I) (x - c_i),   c = centre
+        q_i(x) = values_i + <gradients_i, x - c_i>
+                 + 1/2 (x - c_i)' (hessians_i + shift_i I) (x - c_i)
 
     Attributes
     ----------
     problem : whose losses.
     quadratic : whether the models are the losses themselves.
-    centre, values, gradients, hessians : where the losses are expanded, and their derivatives there.
+    centre, values, gradients, hessians : where the losses are expanded, and their derivatives
+        there.
     curvature : the mean curvature of a user in one direction, at the first point.
     floor, shift : the least and the current shift of each user's Hessian.
     """
@@ -38,7 +41,8 @@ class Expansion:
         self.centre = models
         self.values, self.gradients, self.hessians = self._at(models)
         self.curvature = float(np.trace(self.hessians, axis1=1, axis2=2).mean()) / self.problem.dim
-        if not self.curvature > 0:  # flat everywhere: use a positive number, from the loss if it has one
+        # Flat everywhere: use a positive number, from the loss if it has one.
+        if not self.curvature > 0:
             known = self.stiffest[np.isfinite(self.stiffest) & (self.stiffest > 0)]
             self.curvature = 1e-6 * float(known.mean()) if known.size else 1e-6
 
@@ -53,11 +57,15 @@ class Expansion:
         return float(np.abs(self.values).sum())
 
     def newton_point(self) -> Array:
-        """(n_users, dim) the minima of the models: the local models, where the losses are quadratic."""
+        """(n_users, dim) the minima of the models: the local models, where the losses are
+        quadratic.
+        """
         return np.asarray(self.centre - self._solve(1e-6, self.gradients))
 
     def _solve(self, shift: float, vectors: Array) -> Array:
-        """(H_i + shift * curvature * I)^-1 vectors_i; finite also for a matrix that is singular in rounded numbers."""
+        """(H_i + shift * curvature * I)^-1 vectors_i; finite also for a matrix that is singular in
+        rounded numbers.
+        """
         definite = self.hessians + shift * self.curvature * np.eye(self.problem.dim)
         try:
             return np.asarray(np.linalg.solve(definite, vectors[..., None])[..., 0])
@@ -66,8 +74,11 @@ class Expansion:
             return solve_scaled(definite, units, np.full(len(units), 1e-13), vectors)
 
     def flat_somewhere(self) -> bool:
-        """Whether the loss of some user has far less curvature than the mean (Huber far from all samples)."""
-        return bool((np.trace(self.hessians, axis1=1, axis2=2) < 0.1 * self.curvature * self.problem.dim).any())
+        """Whether the loss of some user has far less curvature than the mean (Huber far from all
+        samples).
+        """
+        return bool((np.trace(self.hessians, axis1=1, axis2=2) < 0.1 * self.curvature
+                     * self.problem.dim).any())
 
     def isotropic(self) -> bool:
         """Whether all users have the same curvature in all directions."""
@@ -75,13 +86,18 @@ class Expansion:
         return np.array_equal(self.hessians, np.broadcast_to(unit, self.hessians.shape))
 
     def regularise(self) -> None:
-        """Set the least shift: users without curvature (a hinge met by all samples) still need a definite system."""
-        regular = self.quadratic and bool((np.linalg.eigvalsh(self.hessians)[:, 0] > 1e-15 * self.curvature).all())
+        """Set the least shift: users without curvature (a hinge met by all samples) still need a
+        definite system.
+        """
+        regular = self.quadratic \
+            and bool((np.linalg.eigvalsh(self.hessians)[:, 0] > 1e-15 * self.curvature).all())
         self.floor = 0.0 if regular else 1e-9 * self.curvature
         self.shift = np.full(self.problem.n_users, self.floor)
 
     def forms(self) -> tuple[Array, Array]:
-        """The models as 1/2 x'H_i x - <linear_i, x>: the Hessians H with their shifts, and `linear`."""
+        """The models as 1/2 x'H_i x - <linear_i, x>: the Hessians H with their shifts, and
+        `linear`.
+        """
         hessians = self.hessians + self.shift[:, None, None] * np.eye(self.problem.dim)
         return hessians, np.einsum("nij,nj->ni", hessians, self.centre) - self.gradients
 
@@ -101,14 +117,17 @@ class Expansion:
             point = self.centre + size[:, None] * step
             with np.errstate(over="ignore", invalid="ignore"):
                 values, gradients, hessians = self._at(point)
-                trusted = values <= self.values + size * slope + 1.5 * size**2 * second + 1e-12 * np.abs(self.values)
+                trusted = values <= self.values + size * slope + 1.5 * size**2 * second + 1e-12 \
+                    * np.abs(self.values)
             if trusted.all():
                 break
             size = np.where(trusted, size, 0.5 * size)
-        # If a model predicted too large a decrease, its curvature is increased; a Lipschitz bound is always enough.
+        # If a model predicted too large a decrease, its curvature is increased; a Lipschitz bound
+        # is always enough.
         self.shift = np.maximum(0.1 * self.shift, self.floor)
         if (size < 1.0).any():
-            stiffer = np.minimum(np.maximum(100.0 * self.shift, 0.03 * self.curvature), self.stiffest)
+            stiffer = np.minimum(np.maximum(100.0 * self.shift, 0.03 * self.curvature),
+                                 self.stiffest)
             self.shift = np.where(size < 1.0, stiffer, self.shift)
         self.centre, self.values, self.gradients, self.hessians = point, values, gradients, hessians
 
@@ -125,7 +144,9 @@ class Expansion:
         return self.problem.gradients(point)
 
     def error(self, slopes: Array) -> float:
-        """An estimate of the error of the dual bound: 1/2 (grad f - slopes)' H^-1 (grad f - slopes)."""
+        """An estimate of the error of the dual bound: 1/2 (grad f - slopes)' H^-1 (grad f -
+        slopes).
+        """
         residual = self.gradients - slopes
         step = self._solve(1e-6 if self.quadratic else 1e-3, residual)
         return 0.5 * float(np.einsum("nd,nd->", residual, step))
@@ -162,7 +183,8 @@ class CompiledExpansion(Expansion):
             self.values, self.gradients, _ = self._at(models)
             return
         self.centre = self.centre.copy()  # it may be the best point so far
-        model_kernels.refreshed(self.data, models, self.centre, self.values, self.gradients, self.hessians, self.shift,
+        model_kernels.refreshed(self.data, models, self.centre, self.values, self.gradients,
+                                self.hessians, self.shift,
                                 self.floor, self.curvature)
 
     def error(self, slopes: Array) -> float:

@@ -1,13 +1,14 @@
 """The fast solver: splitting on quadratic models of the losses, then merge, polish and certify.
 
-Between refreshes the losses are replaced by their second-order models (proximal Newton), and the splitting of `engines`
-makes a few passes over the edges. Its duals are feasible after every pass and show the groups: a dual strictly inside
-its ball means that its two users share a model. The users of a group get their mean or, if that is not enough, the
-exact optimum for these groups (`polish`). This makes a rough iterate accurate, because the error of its objective is of
-second order.
+Between refreshes the losses are replaced by their second-order models (proximal Newton), and the
+splitting of `engines` makes a few passes over the edges. Its duals are feasible after every pass
+and show the groups: a dual strictly inside its ball means that its two users share a model. The
+users of a group get their mean or, if that is not enough, the exact optimum for these groups
+(`polish`). This makes a rough iterate accurate, because the error of its objective is of second
+order.
 
-Stopping rule: the solver stops when `coterie.problem.certificates` certifies the tolerance, and otherwise after `max_iter`
-passes.
+Stopping rule: the solver stops when `coterie.problem.certificates` certifies the tolerance, and
+otherwise after `max_iter` passes.
 """
 
 from __future__ import annotations
@@ -39,20 +40,31 @@ _DIGITS = 1e-15  # relative decrease at which a polish ends
 _HOPELESS = 3  # failed attempts at a finite bound after which the solver stops trying
 _WAIT = 10  # passes, times the proofs that failed, before the next one
 _SURE = 1e-11  # gap at which groups are right, except for those whose models differ by rounding
-_COMPILED = 150  # largest number of unknowns of a polish that costs little more than a few passes if it is compiled
-_VAIN = 7  # looks at points with good duals that are no solutions, after which also a larger polish is worth it
-_EXACT = 100  # largest number of unknowns for which the result is always polished to rounding accuracy
-_SMOOTH_AT = ((60, 100), (300, 400), (LARGEST, 1500))  # unknowns, and passes after which smoothing is tried
-_LATE = 50  # passes after which the models of the losses change little, and are refreshed half as often
-_MORE_BITS = 150  # passes of wide models after which rounding may be what keeps them from the tolerance
-_ESTIMATE = 1e-9  # gap that smoothing aims at: it is estimated there, and a few more Newton steps cost little
+# Largest number of unknowns of a polish that costs little more than a few passes if it is compiled.
+_COMPILED = 150
+# Looks at points with good duals that are no solutions, after which also a larger polish is worth
+# it.
+_VAIN = 7
+# Largest number of unknowns for which the result is always polished to rounding accuracy.
+_EXACT = 100
+# Unknowns, and passes after which smoothing is tried.
+_SMOOTH_AT = ((60, 100), (300, 400), (LARGEST, 1500))
+# Passes after which the models of the losses change little, and are refreshed half as often.
+_LATE = 50
+# Passes of wide models after which rounding may be what keeps them from the tolerance.
+_MORE_BITS = 150
+# Gap that smoothing aims at: it is estimated there, and a few more Newton steps cost little.
+_ESTIMATE = 1e-9
 _ROUGH = 1e-3  # relative error below which the groups are worth a polish
-_MANY, _CLOSE = 100, 1e-6  # unknowns above which a polish is dear, and the relative error below which it is worth it
-_HELPFUL = 3.0  # times tol: the relative error below which the current duals are worth a certificate
+# Unknowns above which a polish is dear, and the relative error below which it is worth it.
+_MANY, _CLOSE = 100, 1e-6
+# Times tol: the relative error below which the current duals are worth a certificate.
+_HELPFUL = 3.0
 _ESTIMATED = 1.1  # estimated gap, in units of tol, up to which a point is certified
 _SPLITS = 8  # of groups, in one attempt at a proof
 _SHARES = (0.1, 1e-3, 1e-5)  # of what duals may lack, in continuations of one attempt
-_TINY, _SMALL, _POLISH = 20, 300, 3000  # groups that are always polished; unknowns of a cheap polish, of any polish
+# Groups that are always polished; unknowns of a cheap polish, of any polish.
+_TINY, _SMALL, _POLISH = 20, 300, 3000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +76,14 @@ class Fast:
     max_iter
         Largest number of passes over the edges.
     sigma
-        First step size of the splitting; None: set by the curvature of the losses. It adapts in both cases.
+        First step size of the splitting; None: set by the curvature of the losses. It adapts in
+        both cases.
 
     Example
     -------
     >>> import coterie as ct
-    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0)
+    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(),
+    ...                      lam=1.0)
     >>> ct.solve(problem, solver=ct.Fast(max_iter=200)).labels.tolist()
     [0, 0, 1]
     """
@@ -79,9 +93,11 @@ class Fast:
 
     def __post_init__(self) -> None:
         if self.max_iter < 1:
-            raise InvalidInput(f"max_iter must be at least 1, got {self.max_iter!r}", remedy="Use for example 5000")
+            raise InvalidInput(f"max_iter must be at least 1, got {self.max_iter!r}",
+                               remedy="Use for example 5000")
         if self.sigma is not None and not (np.isfinite(self.sigma) and self.sigma > 0):
-            raise InvalidInput(f"sigma must be a finite number > 0, got {self.sigma!r}", remedy="Use None")
+            raise InvalidInput(f"sigma must be a finite number > 0, got {self.sigma!r}",
+                               remedy="Use None")
 
     def run(self, problem: Problem, tol: float, start: Start | None = None,
             progress: Callable[[Record], None] | None = None) -> Point:
@@ -115,14 +131,16 @@ class _Run:
     problem, tol, max_iter, progress : the arguments of the solve.
     digits : relative decrease at which a polish ends.
     began, history : time of the start, and one `Record` per batch of passes.
-    losses, engine, best : second-order models, the splitting on the graph, and the best certified point.
+    losses, engine, best : second-order models, the splitting on the graph, and the best certified
+        point.
     exact_start : whether the first sigma is the right one.
     passes, limit : passes over the edges so far, and at most.
     next_try, smooth_at : passes before which no certificate or smoothing is tried.
     labels, tried : groups of the last batch, and the groups that were polished last.
     warm : the groups of a start with duals; None without one.
     guess : the groups of a start without duals, if they are few; None without one.
-    failures, next_proof : proofs that failed, and passes before which no other one is tried if `splits`.
+    failures, next_proof : proofs that failed, and passes before which no other one is tried if
+        `splits`.
     vain : how often duals were good and models were not.
     error : of the dual bound after the last batch, estimated, relative to the losses.
     proven, ending : whether a polish was tried, and whether these are the last tries.
@@ -135,7 +153,8 @@ class _Run:
         from coterie.solvers.choosing import choose
         from coterie.solvers.wide import WideExpansion, choose_wide
 
-        self.problem, self.tol, self.max_iter, self.progress = problem, tol, settings.max_iter, progress
+        self.problem, self.tol, self.max_iter, self.progress = problem, tol, settings.max_iter, \
+            progress
         self.digits = _DIGITS if tol < LOOSE else 1e-3 * tol
         self.began = time.perf_counter()
         self.history: list[Record] = []
@@ -150,7 +169,8 @@ class _Run:
         self.losses, self.best = losses, BestPoint(problem, tol, losses.centre)
         self.engine = choose_wide(problem, tol) if self.wide else choose(
             problem.graph, losses.hessians, losses.quadratic, problem.lam)
-        # With one curvature for all users and directions, the first sigma is right except for groups close together.
+        # With one curvature for all users and directions, the first sigma is right except for
+        # groups close together.
         self.exact_start = losses.quadratic and self.engine.exact_start and losses.isotropic()
         known = start.sigma if start is not None and not self.exact_start else None
         degree = 2.0 * problem.graph.n_edges / problem.n_users
@@ -166,9 +186,11 @@ class _Run:
         self.smooth_at = next((at for most, at in _SMOOTH_AT if unknowns <= most and not self.wide),
                               self.max_iter + 1)
         self.labels = self.tried = np.empty(0, dtype=np.int64)
-        self.warm = labels_of(losses.centre) if start is not None and start.duals is not None else None
+        self.warm = labels_of(losses.centre) if start is not None and start.duals is not None \
+            else None
         guess = labels_of(losses.centre) if start is not None and start.duals is None else None
-        self.guess = guess if guess is not None and guess.max() + 1 <= problem.n_users // 2 else None
+        self.guess = guess if guess is not None and guess.max() + 1 <= problem.n_users // 2 \
+            else None
         self.proven = self.ending = False
         self.failures, self.next_proof, self.vain, self.error = 0, 0, 0, np.inf
         # A proof that mends wrong groups need not wait until they have settled.
@@ -177,8 +199,10 @@ class _Run:
     def go(self) -> Point:
         """Iterate until the tolerance is certified or the passes are used up."""
         try:
-            # The groups of the start may still be right: then it is enough to solve the reduced problem.
-            if self.warm is not None and self._small(self.warm) and self._prove(self.warm, self.losses.centre):
+            # The groups of the start may still be right: then it is enough to solve the reduced
+            # problem.
+            if self.warm is not None and self._small(self.warm) and self._prove(self.warm,
+                    self.losses.centre):
                 self._report(self.warm)
             elif self.guess is not None and self._prove_guess(self.guess):
                 self._report(self.guess)
@@ -194,7 +218,8 @@ class _Run:
         return self._point()
 
     def _iterate(self) -> None:
-        losses, engine, balance = self.losses, self.engine, SigmaBalance(self.engine.sigma, self.engine.patience)
+        losses, engine, balance = self.losses, self.engine, SigmaBalance(self.engine.sigma,
+            self.engine.patience)
         batch = engine.batch if losses.quadratic else 10 if self.tol < LOOSE else 5
         while self.passes < self.limit:
             engine.take(losses)
@@ -219,15 +244,19 @@ class _Run:
                 break
             if self.wide and self.passes >= _MORE_BITS:
                 engine.refine()
-            turn = int(error <= 0.1 * self.tol * scale) if self.exact_start else balance.turn(primal, moved)
+            turn = int(error <= 0.1 * self.tol * scale) if self.exact_start \
+                else balance.turn(primal, moved)
             balance.apply(turn, engine, self.passes)
 
     def _point(self) -> Point:
         assert self.best.certificate is not None
-        return Point(self.best.models, self.best.certificate.duals, tuple(self.history), self.engine.sigma)
+        return Point(self.best.models, self.best.certificate.duals, tuple(self.history),
+                     self.engine.sigma)
 
     def _look(self, models: Array, labels: Ints, error: float) -> bool:
-        """Try to finish if the groups do not change any more, or if the iterate is close to the optimum."""
+        """Try to finish if the groups do not change any more, or if the iterate is close to the
+        optimum.
+        """
         settled = np.array_equal(labels, self.labels)
         self.labels, self.error = labels, error
         if error <= _HELPFUL * self.tol and self.passes >= self.next_try:
@@ -237,7 +266,8 @@ class _Run:
             return False
         ready = self.passes >= self.next_proof if self.splits else settled
         rough = _CLOSE if (int(labels.max()) + 1) * self.problem.dim > _MANY else _ROUGH
-        if ready and error <= rough and self._few(labels, _SMALL) and not np.array_equal(labels, self.tried):
+        if ready and error <= rough and self._few(labels, _SMALL) and not np.array_equal(labels,
+                self.tried):
             self.tried = labels
             return self._prove(labels, models)
         return False
@@ -247,7 +277,9 @@ class _Run:
         return self._few(labels, _SMALL) or (int(labels.max()) + 1) * self.problem.dim <= _EXACT
 
     def _few(self, labels: Ints, most: int) -> bool:
-        """Whether there are so few groups that solving for them is cheaper than passes over the edges."""
+        """Whether there are so few groups that solving for them is cheaper than passes over the
+        edges.
+        """
         clusters = int(labels.max()) + 1
         return not self.wide and clusters * self.problem.dim <= most and (
             clusters <= self.problem.n_users // 3 or clusters <= _TINY
@@ -267,7 +299,8 @@ class _Run:
         self.vain += not likely
         if likely and self._judge(fused, duals):
             return True
-        return self._few(labels, _POLISH) and not (waits and not self.ending) and self._prove(labels, fused)
+        return self._few(labels, _POLISH) and not (waits and not self.ending) \
+            and self._prove(labels, fused)
 
     def _prove_guess(self, labels: Ints) -> bool:
         """Certify the optimum for these groups, with duals built for it where models are wide."""
@@ -307,7 +340,8 @@ class _Run:
             merged = group_means(models, near)[near]
             if near.max() == labels_of(models).max():
                 break
-            if self.problem.objective(merged) - best.objective > 0.1 * self.tol * abs(best.objective):
+            if self.problem.objective(merged) - best.objective > 0.1 * self.tol \
+                * abs(best.objective):
                 continue
             certificate = judge(self.problem, merged, best.duals)
             if certificate.relative_gap <= self.tol:
@@ -315,13 +349,17 @@ class _Run:
                 break
 
     def _prove(self, labels: Ints, models: Array) -> bool:
-        """Certify the exact optimum for these groups, with the current duals and with duals built for it."""
+        """Certify the exact optimum for these groups, with the current duals and with duals built
+        for it.
+        """
         self.proven = True
         polished = polish(self.problem, labels, models, tol=self.digits)
         proved, splits, shares = self._defend(polished), 0, iter(_SHARES)
-        while (not proved or self.engine.lack is not None) and self.engine.built is not None and splits < _SPLITS:
+        while (not proved or self.engine.lack is not None) and self.engine.built is not None \
+            and splits < _SPLITS:
             lack = self.engine.lack
-            parts = None if lack is None else split(self.problem, polished, lack, self.losses.hessians, self._enough)
+            parts = None if lack is None else split(self.problem, polished, lack,
+                                                    self.losses.hessians, self._enough)
             if parts is not None:  # no duals can hold these groups together
                 splits, groups = splits + 1, int(labels_of(polished).max()) + 1
                 polished = polish(self.problem, *parts, tol=self.digits)
@@ -333,7 +371,8 @@ class _Run:
             share = None if proved else next(shares, None)
             if share is None:
                 break
-            # Either the duals are nearly good enough, or it is not known yet what they cannot supply.
+            # Either the duals are nearly good enough, or it is not known yet what they cannot
+            # supply.
             proved = self._defend(polished, begin=self.engine.built, share=share)
         if not proved:
             self.failures += 1
@@ -354,7 +393,9 @@ class _Run:
 
     @property
     def _enough(self) -> float:
-        """||lack||^2 of a proof; the bound's error is about ||lack||^2 / (2 curvature), and some users have less."""
+        """||lack||^2 of a proof; the bound's error is about ||lack||^2 / (2 curvature), and some
+        users have less.
+        """
         return 0.02 * self.tol * self.losses.curvature * self.losses.scale
 
     def _as_good(self, models: Array) -> bool:
@@ -363,31 +404,41 @@ class _Run:
         assert best is not None
         return self.problem.objective(models) - best.objective <= best.gap + 4.0 * best.rounding
 
-    def _defend(self, polished: Array, prefer: bool = False, begin: Array | None = None, share: float = 1.0) -> bool:
-        """Certify the optimum for given groups, with duals built for it if the engine can build them.
+    def _defend(self, polished: Array, prefer: bool = False, begin: Array | None = None,
+                share: float = 1.0) -> bool:
+        """Certify the optimum for given groups, with duals built for it if the engine can build
+        them.
 
-        They are built from `begin`, or from the current ones, and may lack `share` of what is usually enough.
+        They are built from `begin`, or from the current ones, and may lack `share` of what is
+        usually enough.
         """
         labels = labels_of(polished)
         gradients = self.losses.gradients_at(polished)
         engine = self.engine
         engine.forget()
         proof = engine.proof(labels, polished, gradients, self._enough, begin, share)
-        if proof is None and engine.lack is not None and self.error > _HELPFUL * self.tol and not self.ending:
+        if proof is None and engine.lack is not None and self.error > _HELPFUL * self.tol \
+            and not self.ending:
             return False  # the current duals are no better
         return self._judge(polished, engine.duals() if proof is None else proof, prefer)
 
     def _judge(self, models: Array, duals: Array, prefer: bool = False) -> bool:
-        """Certify a point, unless it cannot be good enough: its gap is at least its complementarity."""
-        if not self.ending and self.best.certificate is not None and self._excess(models, duals) > 2.0:
+        """Certify a point, unless it cannot be good enough: its gap is at least its
+        complementarity.
+        """
+        if not self.ending and self.best.certificate is not None and self._excess(models,
+                duals) > 2.0:
             return False
         return self.best.judge(models, duals, self.passes, prefer)
 
     def _excess(self, models: Array, duals: Array, error: float = 0.0) -> float:
-        """An estimate of the gap, in units of what is allowed: the complementarity, and `error` times the losses."""
+        """An estimate of the gap, in units of what is allowed: the complementarity, and `error`
+        times the losses.
+        """
         problem, scale = self.problem, self.losses.scale
         penalty = problem.lam * problem.graph.penalty(models)
-        offsets = models - models.mean(axis=0)  # B'y sums to zero: what all models share costs no digits
+        # B'y sums to zero: what all models share costs no digits.
+        offsets = models - models.mean(axis=0)
         slack = penalty - float(np.vdot(problem.graph.divergence(duals), offsets))
         return (slack + error * scale) / (self.tol * (scale + penalty) + 1e-300)
 
@@ -398,18 +449,21 @@ class _Run:
         if np.isfinite(models).all():
             self._try(models, labels)
         if self.best.certificate is None:
-            self._judge(self.losses.centre, np.zeros((self.problem.graph.n_edges, self.problem.dim)))
+            self._judge(self.losses.centre,
+                        np.zeros((self.problem.graph.n_edges, self.problem.dim)))
         if self.best.certificate is not None and self.problem.graph.n_edges <= 2_000_000:
             self.best.build()
 
     def _smooth(self) -> bool:
-        """Try the solver for problems on which splitting is slow; see `coterie.solvers.smoothed`."""
+        """Try the solver for problems on which splitting is slow; see `coterie.solvers.smoothed`.
+        """
         self.smooth_at, self.limit = self.max_iter + 1, min(self.limit, 3 * self.passes)
         start = None if self.warm is None else self.losses.centre
         end = solve_smoothed(self.problem, min(self.tol, _ESTIMATE), start)
         if not (np.isfinite(end.models).all() and np.isfinite(end.duals).all()):
             return False
-        close = np.linalg.norm(self.problem.graph.differences(end.models), axis=1) <= 10.0 * end.lengths
+        close = np.linalg.norm(self.problem.graph.differences(end.models), axis=1) <= 10.0 \
+            * end.lengths
         labels = self.problem.graph.subgraph(close & (self.problem.radii > 0)).components
         fused = group_means(end.models, labels)[labels]
         polished = polish(self.problem, labels, fused, tol=_DIGITS)
@@ -420,7 +474,8 @@ class _Run:
 
     def _report(self, labels: Ints) -> None:
         objective = np.inf if self.best.certificate is None else self.best.certificate.objective
-        record = Record(self.passes, objective, self.best.gap, int(labels.max()) + 1, time.perf_counter() - self.began)
+        record = Record(self.passes, objective, self.best.gap, int(labels.max()) + 1,
+                        time.perf_counter() - self.began)
         self.history.append(record)
         if self.progress is not None:
             self.progress(record)

@@ -3,10 +3,11 @@
 
 State of an edge e = (i, j), all vectors in R^d, stored coordinate by coordinate as s[k, e]:
 
-    shrink[e] = min(1, radius / ||s||)      P = shrink * s  the projection onto the ball,   z = s - P  the rest
+    shrink[e] = min(1, radius / ||s||)      P = shrink * s  the projection onto the ball,   z = s -
+                                            P  the rest
 
-The dual of the edge is y = sigma * P, so it is always feasible; z is the estimate of models_i - models_j.
-`radius` is lam * weight / sigma: one number for all edges, or one per edge.
+The dual of the edge is y = sigma * P, so it is always feasible; z is the estimate of models_i -
+models_j. `radius` is lam * weight / sigma: one number for all edges, or one per edge.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
 
 @inner(**_FAST)
 def clear(rows):
-    """Set all numbers to zero. An assignment to a slice would compile for a second, for the texts of its errors."""
+    """Set all numbers to zero. An assignment to a slice would compile for a second, for the texts
+    of its errors.
+    """
     for i in range(rows.shape[0]):
         for k in range(rows.shape[1]):
             rows[i, k] = 0
@@ -32,10 +35,11 @@ def clear(rows):
 
 @inner(**_FAST)
 def complete_pass(x, s, shrink, radius, relax, forces, measure, scratch):
-    """One pass over all pairs of a complete graph: s <- s + relax (B x - z), forces <- B'(z - P) of the new s.
+    """One pass over all pairs of a complete graph: s <- s + relax (B x - z), forces <- B'(z - P) of
+    the new s.
 
-    x and forces are (d, n), scratch is (d + 2, BLOCK). Returns ||B x - z_old||^2 and ||z_new - z_old||^2 if `measure`
-    is set, otherwise zeros.
+    x and forces are (d, n), scratch is (d + 2, BLOCK). Returns ||B x - z_old||^2 and ||z_new -
+    z_old||^2 if `measure` is set, otherwise zeros.
     """
     d, n = x.shape
     one = radius.size == 1
@@ -85,7 +89,8 @@ def complete_pass(x, s, shrink, radius, relax, forces, measure, scratch):
 
 @njit(cache=True, **_FAST)
 def edges_pass(x, s, shrink, radius, rates, first, second, relax, forces, measure):
-    """The same pass over a list of edges; x and forces are (n, d), and forces <- B'(rates (z - P))."""
+    """The same pass over a list of edges; x and forces are (n, d), and forces <- B'(rates (z - P)).
+    """
     d, n_edges = s.shape
     one = radius.size == 1
     square, r, rate = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
@@ -165,7 +170,8 @@ def complete_run(linear, inverses, total, sigma, x, s, shrink, radius, relax, fo
     """`steps` iterations on a complete graph, whose linear system has a closed form:
 
         (H_i + sigma n) x_i - sigma sum_j x_j = linear_i + sigma forces_i =: q_i
-        x_i = M_i (q_i + sigma S),   M_i = (H_i + sigma n)^-1 = inverses[i],   S = (I - sigma sum M)^-1 sum_i M_i q_i
+        x_i = M_i (q_i + sigma S),   M_i = (H_i + sigma n)^-1 = inverses[i],   S = (I - sigma sum
+                                     M)^-1 sum_i M_i q_i
     with total = (I - sigma sum M)^-1.
     """
     d, n = x.shape
@@ -193,13 +199,16 @@ def complete_run(linear, inverses, total, sigma, x, s, shrink, radius, relax, fo
                 for h in range(d):
                     value += inverses[i, k, h] * shift[h]
                 x[k, i] += value
-        primal, moved = complete_pass(x, s, shrink, radius, relax, forces, step == steps - 1, scratch)
+        primal, moved = complete_pass(x, s, shrink, radius, relax, forces, step == steps - 1,
+                                      scratch)
     return primal, moved
 
 
 @inner(**_FAST)
 def ldl_solve(starts, rows, entries, inverse_diagonal, b):
-    """b <- (L D L')^-1 b in place, b (n, d); L unit lower triangular by columns, its diagonal first in each."""
+    """b <- (L D L')^-1 b in place, b (n, d); L unit lower triangular by columns, its diagonal first
+    in each.
+    """
     n, d = b.shape
     if d == 2:  # two numbers that stay in registers
         for c in range(n):
@@ -231,8 +240,10 @@ def ldl_solve(starts, rows, entries, inverse_diagonal, b):
 
 
 @njit(cache=True, **_FAST)
-def direct_run(linear, factor, place, sigma, x, s, shrink, radius, rates, first, second, relax, forces, steps):
-    """`steps` iterations on a list of edges with H_i = h_i I, by a factorisation of diag(h) + sigma B' diag(rates) B.
+def direct_run(linear, factor, place, sigma, x, s, shrink, radius, rates, first, second, relax,
+               forces, steps):
+    """`steps` iterations on a list of edges with H_i = h_i I, by a factorisation of diag(h) + sigma
+    B' diag(rates) B.
 
     place[i] is the place of user i in the order of elimination.
     """
@@ -247,13 +258,16 @@ def direct_run(linear, factor, place, sigma, x, s, shrink, radius, rates, first,
         for i in range(n):
             for k in range(d):
                 x[i, k] = b[place[i], k]
-        primal, moved = edges_pass(x, s, shrink, radius, rates, first, second, relax, forces, step == steps - 1)
+        primal, moved = edges_pass(x, s, shrink, radius, rates, first, second, relax, forces,
+                                   step == steps - 1)
     return primal, moved
 
 
 @inner(**_FAST)
 def _apply(hessians, degrees, starts, neighbours, sigma, x, out):
-    """out <- (blockdiag(H) + sigma L) x; hessians are (n, d, d), or (n, 1, 1) for multiples of the identity."""
+    """out <- (blockdiag(H) + sigma L) x; hessians are (n, d, d), or (n, 1, 1) for multiples of the
+    identity.
+    """
     n, d = x.shape
     scalar = hessians.shape[1] < d
     for i in range(n):
@@ -290,12 +304,15 @@ def _blocks(inverses, r, out):
 
 
 @njit(cache=True, **_FAST)
-def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s, shrink, radius, rates, first, second,
+def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s, shrink, radius,
+           rates, first, second,
            relax, forces, steps):
-    """`steps` iterations on a list of edges with any Hessians, by block-Jacobi preconditioned conjugate gradients.
+    """`steps` iterations on a list of edges with any Hessians, by block-Jacobi preconditioned
+    conjugate gradients.
 
-    Each system starts from the last x and is solved until r' M r has fallen by 1e-7, M the preconditioner, or by 1e-4
-    where all Hessians are multiples of the identity: then no direction is worse conditioned than the others.
+    Each system starts from the last x and is solved until r' M r has fallen by 1e-7, M the
+    preconditioner, or by 1e-4 where all Hessians are multiples of the identity: then no direction
+    is worse conditioned than the others.
     """
     n, d = x.shape
     r, z, p, q = np.empty((n, d)), np.empty((n, d)), np.empty((n, d)), np.empty((n, d))
@@ -328,7 +345,8 @@ def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s,
                 for k in range(d):
                     p[i, k] = z[i, k] + new / rz * p[i, k]
             rz = new
-        primal, moved = edges_pass(x, s, shrink, radius, rates, first, second, relax, forces, step == steps - 1)
+        primal, moved = edges_pass(x, s, shrink, radius, rates, first, second, relax, forces,
+                                   step == steps - 1)
     return primal, moved
 
 
@@ -349,7 +367,9 @@ def complete_forces(s, shrink, forces):
 
 @njit(cache=True)
 def complete_duals(s, shrink, sigma, n):
-    """B'y (n, d) and the connected parts of the users joined by pairs whose dual is inside its ball."""
+    """B'y (n, d) and the connected parts of the users joined by pairs whose dual is inside its
+    ball.
+    """
     d = s.shape[0]
     out, parent, labels = np.zeros((n, d)), np.empty(n, np.int64), np.empty(n, np.int64)
     alone(parent)

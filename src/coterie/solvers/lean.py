@@ -1,15 +1,17 @@
 """A solver for all pairs with one weight that stores no value per pair: memory O(n_users * dim).
 
-Models: each norm is bounded from above by a quadratic at the current point (Hunter and Lange 2004), and the bound is
-minimised by a Newton step with conjugate gradients, whose products loop over the pairs. Groups that are close together
-are merged, so the loops get shorter. The optimum for the final groups is polished as in the fast solver.
+Models: each norm is bounded from above by a quadratic at the current point (Hunter and Lange 2004),
+and the bound is minimised by a Newton step with conjugate gradients, whose products loop over the
+pairs. Groups that are close together are merged, so the loops get shorter. The optimum for the
+final groups is polished as in the fast solver.
 
 Proof: between groups the duals are known, lam times a unit vector. Inside a group the flow
 
     y_ij = projection of (potential_i - potential_j) onto the ball of radius lam,     B'y = forces
 
-is stored by its potentials only. They minimise the convex function sum_ij huber(potential_i - potential_j) -
-<forces, potential>; the first step from zero, potential = forces / n_k, is the electrical flow, as in Theorem 1.
+is stored by its potentials only. They minimise the convex function sum_ij huber(potential_i -
+potential_j) - <forces, potential>; the first step from zero, potential = forces / n_k, is the
+electrical flow, as in Theorem 1.
 """
 
 from __future__ import annotations
@@ -32,22 +34,24 @@ from coterie.solvers.polish import polish
 
 @dataclass(frozen=True, kw_only=True)
 class Lean:
-    """For a complete graph with one weight, if the pairs do not fit into memory; slower than `Fast`.
+    """For a complete graph with one weight, if the pairs do not fit into memory; slower than
+    `Fast`.
 
     Parameters
     ----------
     max_iter
         Largest number of majorisation steps for each closeness.
     closeness
-        Distances, relative to the spread of the models, at which groups are merged; tried in this order until the
-        certificate is within the tolerance.
+        Distances, relative to the spread of the models, at which groups are merged; tried in this
+        order until the certificate is within the tolerance.
     proof_steps
         Largest number of steps of the flow inside groups.
 
     Example
     -------
     >>> import coterie as ct
-    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0)
+    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(),
+    ...                      lam=1.0)
     >>> solution = ct.solve(problem, tol=1e-6, solver="lean")
     >>> solution.labels.tolist(), solution.duals is None
     ([0, 0, 1], True)
@@ -61,7 +65,8 @@ class Lean:
             progress: Callable[[Record], None] | None = None) -> Point:
         graph = problem.graph
         if not graph.is_complete:
-            raise Incompatible("The lean solver is for all pairs with one weight: Graph.complete(n_users). "
+            raise Incompatible("The lean solver is for all pairs with one weight: "
+                               "Graph.complete(n_users). "
                                "Use solver='fast' for other graphs.")
         began = time.perf_counter()
         history: list[Record] = []
@@ -76,7 +81,8 @@ class Lean:
                 if certificate.relative_gap < least or not history:
                     best = Point(point, potentials=potentials)
                     least, objective = certificate.relative_gap, certificate.objective
-                history.append(Record(len(history) + 1, objective, least, int(labels_of(best.models).max()) + 1,
+                history.append(Record(len(history) + 1, objective, least,
+                                      int(labels_of(best.models).max()) + 1,
                                       time.perf_counter() - began))
                 if progress is not None:
                     progress(history[-1])
@@ -88,33 +94,40 @@ class Lean:
 
     def _alone(self, problem: Problem) -> Array:
         """The local models, with a weak pull to the pooled model for users that have none."""
-        pooled = polish(problem, np.zeros(problem.n_users, dtype=np.int64), np.zeros((problem.n_users, problem.dim)))
+        pooled = polish(problem, np.zeros(problem.n_users, dtype=np.int64),
+                        np.zeros((problem.n_users, problem.dim)))
         return problem.loss.prox(problem.samples, None, 1e-6, pooled).points
 
-    def _descend(self, problem: Problem, models: Array, closeness: float, tol: float) -> tuple[Ints, Array]:
+    def _descend(self, problem: Problem, models: Array, closeness: float, tol: float) -> tuple[Ints,
+            Array]:
         from coterie.problem import edges as kernels
 
         labels = labels_of(models)
-        w, radius = group_means(models, labels), float(problem.radii[0]) if problem.graph.n_edges else 0.0
+        w, radius = group_means(models, labels), float(problem.radii[0]) if problem.graph.n_edges \
+            else 0.0
         spread = float(np.linalg.norm(models - models.mean(axis=0), axis=1).max()) + 1e-300
         value = np.inf
         for _ in range(self.max_iter):
             k = len(w)
             counts = np.bincount(labels).astype(np.float64)
             f, g, h = problem.loss.evaluate(problem.samples, w[labels])
-            gradient, blocks = group_sums(g, labels), group_sums(h, labels) + 1e-10 * np.eye(problem.dim)
+            gradient, blocks = group_sums(g, labels), \
+                group_sums(h, labels) + 1e-10 * np.eye(problem.dim)
             smooth, degrees, pull = 0.1 * closeness * spread, np.empty(k), np.empty_like(w)
-            new = float(f.sum()) + radius * kernels.cluster_pull(w, counts, smooth, w, pull, degrees)
+            new = float(f.sum()) + radius * kernels.cluster_pull(w, counts, smooth, w, pull,
+                degrees)
             if value - new <= 0.01 * tol * abs(new):
                 break
             value = new
-            step = self._newton(w, counts, smooth, radius, blocks, degrees, -(gradient + radius * pull))
+            step = self._newton(w, counts, smooth, radius, blocks, degrees,
+                                -(gradient + radius * pull))
             size = 1.0
             while size > 1e-6:
                 trial = w + size * step
                 with np.errstate(over="ignore", invalid="ignore"):
                     f = problem.loss.evaluate(problem.samples, trial[labels], 0).values
-                if float(f.sum()) + radius * kernels.cluster_pull(trial, counts, smooth, trial, pull, degrees) <= new:
+                if float(f.sum()) + radius * kernels.cluster_pull(trial, counts, smooth, trial,
+                        pull, degrees) <= new:
                     w = trial
                     break
                 size *= 0.5
@@ -123,13 +136,15 @@ class Lean:
             w = w / np.bincount(labels)[:, None]
         return labels, w
 
-    def _newton(self, w: Array, counts: Array, smooth: float, radius: float, blocks: Array, degrees: Array,
+    def _newton(self, w: Array, counts: Array, smooth: float, radius: float, blocks: Array,
+                degrees: Array,
                 right: Array) -> Array:
         """Solve (blockdiag(H) + lam L_w) step = right by preconditioned conjugate gradients."""
         from coterie.problem import edges as kernels
 
         inverses = np.linalg.inv(blocks + (radius * degrees)[:, None, None] * np.eye(w.shape[1]))
-        step, r, product, unused = np.zeros_like(w), right.copy(), np.empty_like(w), np.empty(len(w))
+        step, r, product, unused = np.zeros_like(w), right.copy(), np.empty_like(w), \
+            np.empty(len(w))
         z = np.einsum("nij,nj->ni", inverses, r)
         p, rz = z.copy(), float((r * z).sum())
         enough = 1e-4 * rz
@@ -146,7 +161,9 @@ class Lean:
         return step
 
     def _potentials(self, problem: Problem, models: Array, tol: float) -> Array:
-        """(n_users, dim) potentials whose flow inside the groups balances the remaining forces as far as possible."""
+        """(n_users, dim) potentials whose flow inside the groups balances the remaining forces as
+        far as possible.
+        """
         from coterie.problem import edges as kernels
 
         labels = labels_of(models)
@@ -176,7 +193,9 @@ class Lean:
 
 
 def _close(w: Array, distance: float) -> Ints:
-    """The connected components of points that are closer than `distance`, found with a tree, not over all pairs."""
+    """The connected components of points that are closer than `distance`, found with a tree, not
+    over all pairs.
+    """
     from scipy.spatial import cKDTree
 
     from coterie.solvers.part_kernels import joined

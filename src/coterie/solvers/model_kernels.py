@@ -1,5 +1,7 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Numba loops over few users: quadratic models of their losses, and the system of a splitting on all pairs."""
+"""Numba loops over few users: quadratic models of their losses, and the system of a splitting on
+all pairs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _PLAIN: dict[str, Any] = {"cache": True, "error_model": "numpy"}
 
 @njit(**_PLAIN)
 def refreshed(data, models, centre, values, gradients, hessians, shift, floor, curvature):
-    """`Expansion.refresh`: expands each loss at its new model, or part of the way; the arrays are changed in place."""
+    """`Expansion.refresh`: expands each loss at its new model, or part of the way; the arrays are
+    changed in place.
+    """
     n, d = centre.shape
     point, step = np.empty(d), np.empty(d)
     for i in range(n):
@@ -32,7 +36,8 @@ def refreshed(data, models, centre, values, gradients, hessians, shift, floor, c
         for _ in range(30):
             for k in range(d):
                 point[k] = centre[i, k] + size * step[k]
-            if value(data, i, point) <= before + size * slope + 1.5 * size * size * second + 1e-12 * abs(before):
+            if value(data, i, point) <= before + size * slope + 1.5 * size * size * second + 1e-12 \
+                * abs(before):
                 break
             size *= 0.5
         shift[i] = max(0.1 * shift[i], floor)
@@ -59,7 +64,9 @@ def _stiffest(data, i, d):
 
 @njit(**_PLAIN)
 def bound_error(hessians, gradients, slopes, shift):
-    """1/2 sum_i r_i' (H_i + shift I)^-1 r_i of r = gradients - slopes; nan if one is not positive definite."""
+    """1/2 sum_i r_i' (H_i + shift I)^-1 r_i of r = gradients - slopes; nan if one is not positive
+    definite.
+    """
     n, d = gradients.shape
     matrix, right, total = np.empty((d, d)), np.empty(d), 0.0
     for i in range(n):
@@ -78,9 +85,11 @@ def bound_error(hessians, gradients, slopes, shift):
 
 @njit(**_PLAIN)
 def complete_system(hessians, shift, centre, gradients, sigma, inverses, share, linear):
-    """The splitting's system on all pairs: linear (d, n) <- H_i centre_i - gradients_i, H the Hessians with `shift`.
+    """The splitting's system on all pairs: linear (d, n) <- H_i centre_i - gradients_i, H the
+    Hessians with `shift`.
 
-    inverses <- (H_i + sigma n)^-1, share <- mean of inverses_i H_i; returns whether all are positive definite.
+    inverses <- (H_i + sigma n)^-1, share <- mean of inverses_i H_i; returns whether all are
+    positive definite.
     """
     n, d = hessians.shape[:2]
     matrix, column, own = np.empty((d, d)), np.empty(d), np.empty((d, d))

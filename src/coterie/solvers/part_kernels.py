@@ -10,7 +10,8 @@ from coterie.base.compiling import inner, njit
 
 @njit(cache=True)
 def levels(starts, neighbours):
-    """The users by breadth-first searches, each from a user far from where it began, and the size of the widest level.
+    """The users by breadth-first searches, each from a user far from where it began, and the size
+    of the widest level.
 
     The neighbours of user i are neighbours[starts[i]:starts[i + 1]].
     """

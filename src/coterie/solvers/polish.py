@@ -1,10 +1,13 @@
-"""The problem for given groups: one model per group, smooth, solved by Newton's method to rounding accuracy.
+"""The problem for given groups: one model per group, smooth, solved by Newton's method to rounding
+accuracy.
 
 For a partition into groups C_k with W_kl = sum of w_ij over i in C_k, j in C_l,
 
-    minimise   V(w) = sum_k sum_{i in C_k} f_i(w_k) + lam * sum_{k<l} W_kl ||w_k - w_l||        (the paper's Eq. (5))
+    minimise   V(w) = sum_k sum_{i in C_k} f_i(w_k) + lam * sum_{k<l} W_kl ||w_k - w_l||        (the
+               paper's Eq. (5))
 
-If the w_k are distinct at its optimum, V is twice differentiable there (as often as the losses are).
+If the w_k are distinct at its optimum, V is twice differentiable there (as often as the losses
+are).
 """
 
 from __future__ import annotations
@@ -23,25 +26,29 @@ _SPLITTING = 12  # shorter and shorter steps by which groups are split
 _DENSE = 600  # largest number of unknowns for which a Newton system is solved densely
 
 
-def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, max_iter: int = 50) -> Array:
+def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14,
+           max_iter: int = 50) -> Array:
     """Minimise V by Newton's method from `models`: (n_users, dim), bitwise equal inside each group.
 
-    Two groups whose models would pass each other are merged; the certificate decides whether this is right. The method
-    stops if the decrease, relative to V, is below `tol`.
+    Two groups whose models would pass each other are merged; the certificate decides whether this
+    is right. The method stops if the decrease, relative to V, is below `tol`.
     """
     w = group_means(models, labels)
     if problem.loss.wide(problem.samples):
         return _polish_wide(problem, labels, w, tol, max_iter)
-    data = flat(problem.loss, problem.samples) if problem.graph.is_complete and w.size <= _COMPILED else None
+    data = flat(problem.loss, problem.samples) if problem.graph.is_complete \
+        and w.size <= _COMPILED else None
     if data is not None:
         return _polish_compiled(problem, data, labels, w, tol, max_iter)
     reduced = _Reduced(problem, labels)
     value, gradient, blocks, stiff = reduced.evaluate(w, 2)
     reach = 10.0 * (1.0 + float(np.abs(w).max()))
     for _ in range(max_iter):
-        # For flat Hessians (Huber far from the samples) shift and reach limit the step; both vanish at the end.
+        # For flat Hessians (Huber far from the samples) shift and reach limit the step; both vanish
+        # at the end.
         curvature = float(np.trace(blocks, axis1=1, axis2=2).mean()) / w.shape[1]
-        step = reduced.newton_step(gradient, blocks, stiff, 1e-14 * curvature + 1e-8 * _norm(gradient) / reach + 1e-300)
+        step = reduced.newton_step(gradient, blocks, stiff,
+                                   1e-14 * curvature + 1e-8 * _norm(gradient) / reach + 1e-300)
         if not np.isfinite(step).all():
             break
         decrement = -float((gradient * step).sum())
@@ -68,7 +75,8 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14, ma
     return w[labels]
 
 
-def _polish_compiled(problem: Problem, data: Flat, labels: Ints, w: Array, tol: float, max_iter: int) -> Array:
+def _polish_compiled(problem: Problem, data: Flat, labels: Ints, w: Array, tol: float,
+                     max_iter: int) -> Array:
     """The same in compiled code, for losses that it knows and all pairs with one weight."""
     from coterie.solvers import polish_kernels as kernels
 
@@ -86,7 +94,8 @@ def _polish_compiled(problem: Problem, data: Flat, labels: Ints, w: Array, tol: 
 
 def _polish_wide(problem: Problem, labels: Ints, w: Array, tol: float, max_iter: int) -> Array:
     """The same for wide models, with Newton steps by conjugate gradients; no groups are merged."""
-    reduced, grouped = _Reduced(problem, labels), Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
+    reduced, grouped = _Reduced(problem, labels), \
+        Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
     samples = grouped.prepare(grouped.groups)
     for _ in range(max_iter):
         with np.errstate(over="ignore", invalid="ignore"):
@@ -95,7 +104,8 @@ def _polish_wide(problem: Problem, labels: Ints, w: Array, tol: float, max_iter:
         value, gradient = float(f.sum()) + reduced.length(w), g + reduced.pull_on(units, pulls)
         degrees = reduced.pair_sums(pulls)
 
-        def product(v: Array, units: Array = units, pulls: Array = pulls, times: Inverse = curvature.times) -> Array:
+        def product(v: Array, units: Array = units, pulls: Array = pulls,
+                    times: Inverse = curvature.times) -> Array:
             return times(v) + reduced.stiffness(v, units, pulls)
 
         assert isinstance(curvature, GroupCurvature)
@@ -107,7 +117,8 @@ def _polish_wide(problem: Problem, labels: Ints, w: Array, tol: float, max_iter:
         while size > 1e-8:
             trial = w + size * step
             with np.errstate(over="ignore", invalid="ignore"):
-                new = float(grouped.evaluate(samples, trial, 0).values.sum()) + reduced.length(trial)
+                new = float(grouped.evaluate(samples, trial, 0).values.sum()) \
+                    + reduced.length(trial)
             if new <= value - 1e-4 * size * decrement + 1e-15 * abs(value):
                 break
             size *= 0.5
@@ -118,7 +129,9 @@ def _polish_wide(problem: Problem, labels: Ints, w: Array, tol: float, max_iter:
 
 
 def nearly_equal(problem: Problem, models: Array, relative: float = 1e-6) -> Ints | None:
-    """The groups of `models` after merging those with an edge and almost equal models; None if there are none."""
+    """The groups of `models` after merging those with an edge and almost equal models; None if
+    there are none.
+    """
     labels = labels_of(models)
     w = group_means(models, labels)
     if problem.graph.is_complete:
@@ -127,18 +140,23 @@ def nearly_equal(problem: Problem, models: Array, relative: float = 1e-6) -> Int
         merged = joined(w, np.zeros_like(w), 1.0, relative * float(np.abs(w).max()))
         return merged[labels] if merged.max() + 1 < len(w) else None
     reduced = _Reduced(problem, labels)
-    close = np.linalg.norm(w[reduced.first] - w[reduced.second], axis=1) <= relative * float(np.abs(w).max())
+    close = np.linalg.norm(w[reduced.first] - w[reduced.second], axis=1) <= relative \
+        * float(np.abs(w).max())
     return reduced.merged(close) if close.any() else None
 
 
-def split(problem: Problem, models: Array, lack: Array, hessians: Array, enough: float) -> tuple[Ints, Array] | None:
-    """Groups split into users whose lacks are alike, and models moved against the lack; None if that does not help.
+def split(problem: Problem, models: Array, lack: Array, hessians: Array, enough: float) -> tuple[
+    Ints, Array] | None:
+    """Groups split into users whose lacks are alike, and models moved against the lack; None if
+    that does not help.
 
     Lacks whose squares are together less than `enough` do not count.
 
-    `lack` (n_users, dim) is what no duals can supply to the users of a group, see `proof_kernels`: minus it is a
-    direction of descent, along which a second-order model of a group has its minimum at
-        step = sum_i ||lack_i||^2 / sum_i lack_i' H_i lack_i        H with the curvature of the penalty, see `stiffness`
+    `lack` (n_users, dim) is what no duals can supply to the users of a group, see `proof_kernels`:
+    minus it is a direction of descent, along which a second-order model of a group has its minimum
+    at
+        step = sum_i ||lack_i||^2 / sum_i lack_i' H_i lack_i        H with the curvature of the
+                                                                    penalty, see `stiffness`
     """
     from coterie.solvers.proof_kernels import apart, stiffness
 
@@ -164,7 +182,8 @@ def _norm(rows: Array) -> float:
 
 
 class _Reduced:
-    """V as a function of the group models; the weights of all edges between two groups are added."""
+    """V as a function of the group models; the weights of all edges between two groups are added.
+    """
 
     def __init__(self, problem: Problem, labels: Ints) -> None:
         self.problem, self.labels, self.k = problem, labels, int(labels.max()) + 1
@@ -172,7 +191,8 @@ class _Reduced:
         if graph.is_complete:
             counts = np.bincount(labels).astype(float)
             self.first, self.second = np.triu_indices(self.k, 1)
-            self.pull = problem.radii[0] * counts[self.first] * counts[self.second] if graph.n_edges else np.empty(0)
+            self.pull = problem.radii[0] * counts[self.first] * counts[self.second] \
+                if graph.n_edges else np.empty(0)
             return
         ends = np.sort(labels[graph.edges], axis=1)
         across = (ends[:, 0] < ends[:, 1]) & (graph.weights > 0)
@@ -181,9 +201,12 @@ class _Reduced:
         self.pull = np.bincount(index, weights=problem.radii[across], minlength=keys.size)
 
     def evaluate(self, w: Array, order: int) -> tuple[float, Array, Array, Array]:
-        """V, its gradient (k, d), the diagonal blocks (k, d, d) of its Hessian, and minus the blocks of its pairs."""
+        """V, its gradient (k, d), the diagonal blocks (k, d, d) of its Hessian, and minus the
+        blocks of its pairs.
+        """
         d = w.shape[1]
-        with np.errstate(over="ignore", invalid="ignore"):  # a trial point with overflow is rejected
+        # a trial point with overflow is rejected.
+        with np.errstate(over="ignore", invalid="ignore"):
             f, g, h = self.problem.loss.evaluate(self.problem.samples, w[self.labels], order)
         gaps = w[self.first] - w[self.second]
         lengths = np.linalg.norm(gaps, axis=1)
@@ -194,13 +217,17 @@ class _Reduced:
         units = gaps * inverse[:, None]
         forces = self.pull[:, None] * units
         gradient = group_sums(g, self.labels) + self._gather(forces, -forces)
-        # Hessian of pull * ||gap||: (pull / length) (I - unit unit'), in the four blocks of the pair.
-        stiff = (self.pull * inverse)[:, None, None] * (np.eye(d) - units[:, :, None] * units[:, None, :])
+        # Hessian of pull * ||gap||: (pull / length) (I - unit unit'), in the four blocks of the
+        # pair.
+        stiff = (self.pull * inverse)[:, None, None] \
+            * (np.eye(d) - units[:, :, None] * units[:, None, :])
         blocks = group_sums(h, self.labels) + self._gather(stiff, stiff)
         return value, gradient, blocks, stiff
 
     def pairs(self, w: Array) -> tuple[Array, Array]:
-        """For each pair the unit vector between its models, and pull / length; zeros where they are equal."""
+        """For each pair the unit vector between its models, and pull / length; zeros where they are
+        equal.
+        """
         gaps = w[self.first] - w[self.second]
         lengths = np.linalg.norm(gaps, axis=1)
         inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
@@ -220,7 +247,8 @@ class _Reduced:
         return self._gather(forces, -forces)
 
     def stiffness(self, v: Array, units: Array, pulls: Array) -> Array:
-        """(k, d) the Hessian of `length`, (pull / length) (I - unit unit') of each pair, times v."""
+        """(k, d) the Hessian of `length`, (pull / length) (I - unit unit') of each pair, times v.
+        """
         moved = v[self.first] - v[self.second]
         moved = pulls[:, None] * (moved - np.einsum("ed,ed->e", units, moved)[:, None] * units)
         return self._gather(moved, -moved)
@@ -238,10 +266,12 @@ class _Reduced:
 
     def _gather(self, at_first: Array, at_second: Array) -> Array:
         """(k, ...) sums over the pairs of each group."""
-        return group_sums(np.concatenate([at_first, at_second]), np.concatenate([self.first, self.second]), self.k)
+        return group_sums(np.concatenate([at_first, at_second]),
+                          np.concatenate([self.first, self.second]), self.k)
 
     def newton_step(self, gradient: Array, blocks: Array, stiff: Array, shift: float) -> Array:
-        """The Newton step with `shift` added to the diagonal, by a dense or a sparse factorisation."""
+        """The Newton step with `shift` added to the diagonal, by a dense or a sparse factorisation.
+        """
         k, d = gradient.shape
         if k * d <= _DENSE:
             matrix = np.zeros((k, k, d, d))
@@ -253,10 +283,13 @@ class _Reduced:
         from scipy.sparse.linalg import splu
 
         own = np.arange(k)
-        bi, bj = np.concatenate([own, self.first, self.second]), np.concatenate([own, self.second, self.first])
+        bi, bj = np.concatenate([own, self.first, self.second]), \
+            np.concatenate([own, self.second, self.first])
         entries = np.concatenate([blocks + shift * np.eye(d), -stiff, -stiff])
         rows = np.broadcast_to(bi[:, None, None] * d + np.arange(d)[:, None], entries.shape)
         columns = np.broadcast_to(bj[:, None, None] * d + np.arange(d), entries.shape)
-        matrix = sparse.csc_array((entries.ravel(), (rows.ravel(), columns.ravel())), shape=(k * d, k * d))
-        lu = splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+        matrix = sparse.csc_array((entries.ravel(), (rows.ravel(), columns.ravel())),
+                                  shape=(k * d, k * d))
+        lu = splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0,
+                  options={"SymmetricMode": True})
         return -lu.solve(gradient.ravel()).reshape(k, d)

@@ -32,7 +32,9 @@ def reduced_value(data, radius, labels, counts, w):
 
 @inner(**_PLAIN)
 def reduced_system(data, radius, labels, counts, w, gradient, matrix, g, h):
-    """The gradient (k d,) and the lower triangle of the Hessian (k d, k d) of V at w; returns V. g, h are scratch."""
+    """The gradient (k d,) and the lower triangle of the Hessian (k d, k d) of V at w; returns V. g,
+    h are scratch.
+    """
     (k, d), total = w.shape, 0.0
     for p in range(k * d):
         gradient[p] = 0.0
@@ -59,7 +61,8 @@ def reduced_system(data, radius, labels, counts, w, gradient, matrix, g, h):
                 gradient[d * a + p] += pull * unit
                 gradient[d * b + p] -= pull * unit
                 for q in range(d):
-                    stiff = pull / length * ((1.0 if p == q else 0.0) - unit * (w[a, q] - w[b, q]) / length)
+                    stiff = pull / length * ((1.0 if p == q else 0.0) - unit * (w[a, q] - w[b, q])
+                                             / length)
                     matrix[d * a + p, d * a + q] += stiff
                     matrix[d * b + p, d * b + q] += stiff
                     matrix[d * a + p, d * b + q] -= stiff
@@ -76,7 +79,8 @@ def factor_large(a, n):
         if s + 4 >= n:
             break
         r0, r1, r2, r3 = a[s, :s], a[s + 1, :s], a[s + 2, :s], a[s + 3, :s]
-        d0, d1, d2, d3 = 1.0 / a[s, s], 1.0 / a[s + 1, s + 1], 1.0 / a[s + 2, s + 2], 1.0 / a[s + 3, s + 3]
+        d0, d1, d2, d3 = 1.0 / a[s, s], 1.0 / a[s + 1, s + 1], 1.0 / a[s + 2, s + 2], \
+            1.0 / a[s + 3, s + 3]
         for i in range(s + 4, n):
             row, t0, t1, t2, t3 = a[i, :s], 0.0, 0.0, 0.0, 0.0
             for k in range(s):
@@ -87,14 +91,16 @@ def factor_large(a, n):
             x0 = (a[i, s] - t0) * d0
             x1 = (a[i, s + 1] - t1 - x0 * a[s + 1, s]) * d1
             x2 = (a[i, s + 2] - t2 - x0 * a[s + 2, s] - x1 * a[s + 2, s + 1]) * d2
-            x3 = (a[i, s + 3] - t3 - x0 * a[s + 3, s] - x1 * a[s + 3, s + 1] - x2 * a[s + 3, s + 2]) * d3
+            x3 = (a[i, s + 3] - t3 - x0 * a[s + 3, s] - x1 * a[s + 3, s + 1] - x2
+                  * a[s + 3, s + 2]) * d3
             a[i, s], a[i, s + 1], a[i, s + 2], a[i, s + 3] = x0, x1, x2, x3
     return True
 
 
 @inner(fastmath=True, error_model="numpy")
 def _finish_row(a, i, start):
-    """The entries of row i from column `start` to the diagonal, given the others of the rows above."""
+    """The entries of row i from column `start` to the diagonal, given the others of the rows above.
+    """
     for j in range(start, i + 1):
         row, other, total = a[i, :j], a[j, :j], 0.0
         for k in range(j):
@@ -111,13 +117,16 @@ def _finish_row(a, i, start):
 
 @inner(**_PLAIN)
 def newton_step(gradient, matrix, reach, step, right):
-    """step (k, d) <- -(H + shift)^-1 gradient, Newton's step; returns its decrement, or -1 if there is none."""
+    """step (k, d) <- -(H + shift)^-1 gradient, Newton's step; returns its decrement, or -1 if there
+    is none.
+    """
     n, d = gradient.size, step.shape[1]
     curvature, largest, decrement = 0.0, 0.0, 0.0
     for p in range(n):
         curvature += matrix[p, p] / n
         largest = max(largest, abs(gradient[p]))
-    # For flat Hessians (Huber far from the samples) shift and reach limit the step; both vanish at the end.
+    # For flat Hessians (Huber far from the samples) shift and reach limit the step; both vanish at
+    # the end.
     shift = 1e-14 * curvature + 1e-8 * largest / reach + 1e-300
     for p in range(n):
         matrix[p, p] += shift
@@ -133,10 +142,11 @@ def newton_step(gradient, matrix, reach, step, right):
 
 @inner(**_PLAIN)
 def _join_passing(w, step, share, distance, parent):
-    """Join the groups that `share` of the step moves past each other, and nearer ones; returns whether there are any.
+    """Join the groups that `share` of the step moves past each other, and nearer ones; returns
+    whether there are any.
 
-    Groups pass each other where gap' (gap + t move) = 0. The first that do so at t <= 1 are joined in any case, also if
-    `share` is less; so are those nearer than `distance`.
+    Groups pass each other where gap' (gap + t move) = 0. The first that do so at t <= 1 are joined
+    in any case, also if `share` is less; so are those nearer than `distance`.
     """
     (k, d), first, some = w.shape, 1.0, False
     for turn in range(2):
@@ -170,10 +180,12 @@ def joined(w, step, share, distance):
 def newton(data, radius, labels, counts, w, step, tol, most):
     """Minimise V for given groups by Newton's method, w in place.
 
-    Returns 0 at the end; if groups are in each other's way, twice the share of `step` that was possible.
+    Returns 0 at the end; if groups are in each other's way, twice the share of `step` that was
+    possible.
     """
     k, d = w.shape
-    gradient, right, matrix, trial = np.empty(k * d), np.empty(k * d), np.empty((k * d, k * d)), np.empty((k, d))
+    gradient, right, matrix, trial = np.empty(k * d), np.empty(k * d), np.empty((k * d, k * d)), \
+        np.empty((k, d))
     g, h, parent = np.empty(d), np.empty((d, d)), np.empty(k, np.int64)
     alone(parent)
     reach = 1.0
@@ -195,7 +207,8 @@ def newton(data, radius, labels, counts, w, step, tol, most):
             for a in range(k):
                 for q in range(d):
                     trial[a, q] = w[a, q] + size * step[a, q]
-            if reduced_value(data, radius, labels, counts, trial) <= now - 1e-4 * size * decrement + 1e-15 * abs(now):
+            if reduced_value(data, radius, labels, counts, trial) <= now - 1e-4 * size * decrement \
+                + 1e-15 * abs(now):
                 taken = True
                 break
             size *= 0.5

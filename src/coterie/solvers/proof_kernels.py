@@ -1,5 +1,7 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Numba loops that build duals for given groups on all pairs: unit vectors between groups, a flow inside."""
+"""Numba loops that build duals for given groups on all pairs: unit vectors between groups, a flow
+inside.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,19 @@ from coterie.solvers.part_kernels import alone, join, number
 
 _FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
 _HOPELESS = 100.0  # times `enough`: flows that lack more than this prove nothing
-_LEAST, _CLOSE = 8, 0.98  # rounds between comparisons of the lack with the least one, and share that is the least
-_RELAX, _PLAIN = 1.8, 4  # relaxation, and rounds after which one is not relaxed: it is exact if no ball is in the way
+# Rounds between comparisons of the lack with the least one, and share that is the least.
+_LEAST, _CLOSE = 8, 0.98
+# Relaxation, and rounds after which one is not relaxed: it is exact if no ball is in the way.
+_RELAX, _PLAIN = 1.8, 4
 _SURELY = 0.25  # share of the lack of a group that cannot be supplied, if it is split
 _ALIKE = 0.01  # times the largest lack in a group: users whose lacks differ by less stay together
 
 
 @inner(**_FAST)
 def across_groups(radii, labels, models, gradients, rank, duals, forces):
-    """Duals between groups, radius times the unit vector; forces (d, n) <- gradients + B'y, users in the order rank."""
+    """Duals between groups, radius times the unit vector; forces (d, n) <- gradients + B'y, users
+    in the order rank.
+    """
     n, d = models.shape
     for i in range(n):
         for k in range(d):
@@ -43,7 +49,8 @@ def across_groups(radii, labels, models, gradients, rank, duals, forces):
 
 @inner(**_FAST)
 def inside_group(start, end, base, move, relax, s, shrink, radius, flow, square):
-    """One step of all flows inside a group: s <- s + relax (y - s - (move_i - move_j)), and flow += B'y of the new y.
+    """One step of all flows inside a group: s <- s + relax (y - s - (move_i - move_j)), and flow +=
+    B'y of the new y.
 
     y = shrink * s is the projection of s onto the balls.
     """
@@ -73,9 +80,11 @@ def inside_group(start, end, base, move, relax, s, shrink, radius, flow, square)
 
 @inner(**_FAST)
 def least_lack(start, end, base, lack, forces, radius):
-    """A number that ||forces + B'y||^2 inside a group is not below, for all flows y in the balls, by weak duality:
+    """A number that ||forces + B'y||^2 inside a group is not below, for all flows y in the balls,
+    by weak duality:
 
-        <v, forces + B'y> >= <v, forces> - sum_{i<j} radius_ij ||v_i - v_j||     for all v, here the lack
+        <v, forces + B'y> >= <v, forces> - sum_{i<j} radius_ij ||v_i - v_j||
+                                                             for all v, here the lack
     """
     d, most, square = lack.shape[0], 0.0, 1e-300
     for a in range(start, end):
@@ -93,7 +102,9 @@ def least_lack(start, end, base, lack, forces, radius):
 
 @inner(error_model="numpy")
 def by_group(labels, starts, rank):
-    """starts <- where each group starts with users in the order of their groups (and the last ends); rank <- ranks."""
+    """starts <- where each group starts with users in the order of their groups (and the last
+    ends); rank <- ranks.
+    """
     groups = starts.size - 1
     for k in range(groups + 1):
         starts[k] = 0
@@ -108,7 +119,8 @@ def by_group(labels, starts, rank):
 
 @inner(error_model="numpy")
 def inside_pairs(labels, starts, rank, firsts, place):
-    """place <- the place of each pair inside a group, by groups and in them by the ranks of users; -1 for others.
+    """place <- the place of each pair inside a group, by groups and in them by the ranks of users;
+    -1 for others.
 
     firsts <- the place of the first pair of each group, and the number of all.
     """
@@ -145,10 +157,11 @@ def lacks_of(starts, firsts, s, forces, lack):
 
 @inner(error_model="numpy")
 def next_move(start, end, forces, lack, ahead, move, relax):
-    """||lack||^2 of a group; ahead <- forces + B's and move <- what takes 2 y - s onto lack = 0, see `complete_proof`.
+    """||lack||^2 of a group; ahead <- forces + B's and move <- what takes 2 y - s onto lack = 0,
+    see `complete_proof`.
 
-    B's changes by -relax times what `lack` was before the step, up to its mean, which no flow changes. That lack is
-    (n_k move + ahead) / 2, so it need not be stored.
+    B's changes by -relax times what `lack` was before the step, up to its mean, which no flow
+    changes. That lack is (n_k move + ahead) / 2, so it need not be stored.
     """
     size, square = end - start, 0.0
     for k in range(lack.shape[0]):
@@ -165,9 +178,11 @@ def next_move(start, end, forces, lack, ahead, move, relax):
 
 @inner(error_model="numpy")
 def keep_certain(starts, firsts, lack, forces, radius, enough, scratch):
-    """Where `least_lack` shows of some groups that a good part of their lack stays, set the lack of the others to zero.
+    """Where `least_lack` shows of some groups that a good part of their lack stays, set the lack of
+    the others to zero.
 
-    That of the others is no direction of descent yet, and would spoil the direction of those that must split.
+    That of the others is no direction of descent yet, and would spoil the direction of those that
+    must split.
     """
     certain = 0.0
     for group in range(starts.size - 1):
@@ -188,17 +203,21 @@ def keep_certain(starts, firsts, lack, forces, radius, enough, scratch):
 
 @njit(cache=True, error_model="numpy")
 def complete_proof(begin, radii, labels, groups, models, gradients, rounds, enough, share):
-    """Duals for these groups: lam w_e times the unit vector between groups, and inside a flow of the remaining forces.
+    """Duals for these groups: lam w_e times the unit vector between groups, and inside a flow of
+    the remaining forces.
 
-    The flow is a point of the balls with lack = gradients + B'y = 0, or with the least ||lack||, by relaxed
-    Douglas-Rachford splitting (Lions and Mercier 1979; Bauschke and Moursi 2017 where there is no such point):
-        y = projection of s onto the balls,   s += relax (projection of 2 y - s onto lack = 0, minus y)
-    in a group of n_k users the projection of q is q_ij - (lack_i - lack_j) / n_k, with the lack at q. It starts from
-    s = `begin` and makes at most `rounds` rounds, until ||lack||^2 <= share * enough.
+    The flow is a point of the balls with lack = gradients + B'y = 0, or with the least ||lack||, by
+    relaxed Douglas-Rachford splitting (Lions and Mercier 1979; Bauschke and Moursi 2017 where there
+    is no such point):
+        y = projection of s onto the balls,   s += relax (projection of 2 y - s onto lack = 0, minus
+                                              y)
+    in a group of n_k users the projection of q is q_ij - (lack_i - lack_j) / n_k, with the lack at
+    q. It starts from s = `begin` and makes at most `rounds` rounds, until ||lack||^2 <= share *
+    enough.
 
-    Returns the duals, the last s, the lack (n, d), whether it is small, and whether `least_lack` shows that it is as
-    small as it can be: then rounds end early, and some group must split. Of groups that may be spared it is returned
-    as zero.
+    Returns the duals, the last s, the lack (n, d), whether it is small, and whether `least_lack`
+    shows that it is as small as it can be: then rounds end early, and some group must split. Of
+    groups that may be spared it is returned as zero.
     """
     (n, d), edges = models.shape, begin.shape[0]
     starts, rank = np.empty(groups + 1, np.int64), np.empty(n, np.int64)
@@ -207,7 +226,8 @@ def complete_proof(begin, radii, labels, groups, models, gradients, rounds, enou
     inside_pairs(labels, starts, rank, firsts, place)
     duals, forces = np.empty((edges, d)), np.empty((d, n))
     across_groups(radii, labels, models, gradients, rank, duals, forces)
-    s, shrink, radius = np.empty((d, firsts[groups])), np.ones(firsts[groups]), np.empty(firsts[groups])
+    s, shrink, radius = np.empty((d, firsts[groups])), np.ones(firsts[groups]), \
+        np.empty(firsts[groups])
     for e in range(edges):
         if place[e] >= 0:
             radius[place[e]] = radii[min(e, radii.size - 1)]
@@ -246,7 +266,9 @@ def complete_proof(begin, radii, labels, groups, models, gradients, rounds, enou
 
 @njit(cache=True, error_model="numpy")
 def apart(labels, lack, least):
-    """(n,) the labels after each group is split into users whose lacks are alike; differences below `least` are."""
+    """(n,) the labels after each group is split into users whose lacks are alike; differences below
+    `least` are.
+    """
     n, d = lack.shape
     parent, parts, largest = np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(n)
     alone(parent)
@@ -267,9 +289,10 @@ def apart(labels, lack, least):
 
 @njit(cache=True, error_model="numpy")
 def stiffness(models, way, radius):
-    """(n,) what the penalty adds to the curvature along `way`, u the unit vector of gap_ij = models_i - models_j:
+    """(n,) what the penalty adds to the curvature along `way`, u the unit vector of gap_ij =
+    models_i - models_j:
 
-        2 radius sum_j (||way_i||^2 - (u' way_i)^2) / ||gap_ij||        over users j with another model
+        2 radius sum_j (||way_i||^2 - (u' way_i)^2) / ||gap_ij||   over users j with another model
 
     The factor 2 allows for the motion of both users of a pair.
     """

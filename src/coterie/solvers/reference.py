@@ -1,7 +1,7 @@
 """The reference solver: (C) solved by a conic solver with CVXPY (Diamond and Boyd, 2016).
 
-It is the ground truth for small cases, and the method of the paper; the number of pairs limits it to a few hundred
-users.
+It is the ground truth for small cases, and the method of the paper; the number of pairs limits it
+to a few hundred users.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ class Reference:
     accuracy
         The tolerances of the engine; None: a hundredth of the requested gap, at most 1e-9.
     fuse
-        Whether models that differ by less than the accuracy of the engine are made equal, if the certificate allows.
+        Whether models that differ by less than the accuracy of the engine are made equal, if the
+        certificate allows.
 
     Example
     -------
     >>> import coterie as ct
-    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0)
+    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(),
+    ...                      lam=1.0)
     >>> ct.solve(problem, tol=1e-6, solver=ct.Reference(engine="CLARABEL")).labels.tolist()
     [0, 0, 1]
     """
@@ -55,7 +57,8 @@ class Reference:
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
-            raise InvalidInput(f"unknown engine {self.engine!r}", remedy=f"Choose one of: {', '.join(ENGINES)}")
+            raise InvalidInput(f"unknown engine {self.engine!r}",
+                               remedy=f"Choose one of: {', '.join(ENGINES)}")
 
     def run(self, problem: Problem, tol: float, start: Start | None = None,
             progress: Callable[[Record], None] | None = None) -> Point:
@@ -75,16 +78,19 @@ class Reference:
         program = cp.Problem(cp.Minimize(objective), constraints)
         accuracy = min(0.01 * tol, 1e-9) if self.accuracy is None else self.accuracy
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # "solution may be inaccurate": the certificate measures it
+            # "solution may be inaccurate": the certificate measures it.
+            warnings.simplefilter("ignore", UserWarning)
             for attempt in (accuracy, max(1e-9, accuracy), max(1e-7, accuracy)):
                 try:
-                    program.solve(solver=self.engine, **dict.fromkeys(ENGINES[self.engine], attempt))
+                    program.solve(solver=self.engine, **dict.fromkeys(ENGINES[self.engine],
+                        attempt))
                     break
                 except cp.error.SolverError as error:  # often the tolerances are too small
                     failure = error
             else:
                 raise NotConverged(f"{self.engine} failed on this problem: {failure} "
-                                   "Standardise the features, raise `accuracy`, or try engine='SCS'.") from failure
+                                   "Standardise the features, raise `accuracy`, or try "
+                                   "engine='SCS'.") from failure
         if x.value is None:
             raise NotConverged(f"{self.engine} found no solution (status {program.status!r}). "
                                "A ridge > 0 makes every loss bounded below.")
@@ -100,16 +106,18 @@ def incidence(problem: Problem) -> Any:
     e = np.arange(problem.graph.n_edges)
     i, j = problem.graph.edges.T
     ones = np.ones(e.size)
-    b = sparse.csr_array((np.r_[ones, -ones], (np.r_[e, e], np.r_[i, j])), shape=(e.size, problem.n_users))
+    b = sparse.csr_array((np.r_[ones, -ones], (np.r_[e, e], np.r_[i, j])),
+                         shape=(e.size, problem.n_users))
     return sparse.kron(b, sparse.eye_array(problem.dim), format="csr")
 
 
 def fuse(problem: Problem, models: Array, duals: Array | None, tol: float) -> Point:
-    """Make nearly equal models exactly equal: the fewest groups whose certificate is within `tol`, or no worse.
+    """Make nearly equal models exactly equal: the fewest groups whose certificate is within `tol`,
+    or no worse.
 
-    A dual strictly inside its ball proves that its two users share a model. So groups are the connected components of
-    the graph along edges whose dual is inside by some margin, or whose difference is small; each candidate is polished
-    and certified.
+    A dual strictly inside its ball proves that its two users share a model. So groups are the
+    connected components of the graph along edges whose dual is inside by some margin, or whose
+    difference is small; each candidate is polished and certified.
     """
     graph = problem.graph
     if not graph.n_edges or problem.lam == 0:
@@ -120,7 +128,8 @@ def fuse(problem: Problem, models: Array, duals: Array | None, tol: float) -> Po
     if duals is not None:
         inside = 1.0 - np.linalg.norm(duals, axis=1) / np.maximum(problem.radii, 1e-300)
         guesses += [inside > margin for margin in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)]
-    groupings = {labels.tobytes(): labels for labels in (graph.subgraph(fused).components for fused in guesses)}
+    groupings = {labels.tobytes(): labels for labels in (graph.subgraph(fused).components
+                                                         for fused in guesses)}
     for labels in sorted(groupings.values(), key=lambda labels: int(labels.max())):
         if labels.max() + 1 == problem.n_users:
             break

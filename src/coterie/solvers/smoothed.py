@@ -1,17 +1,19 @@
-"""A solver for small ill-conditioned problems: Newton's method on smoothed problems, in scaled coordinates.
+"""A solver for small ill-conditioned problems: Newton's method on smoothed problems, in scaled
+coordinates.
 
 The norms are smoothed, and the smoothing is reduced to zero,
 
     minimise   sum_i f_i(x_i) + sum_e radii_e sqrt(||(B x)_e||^2 + mu^2),        mu -> 0
 
-by Newton's method on the optimality conditions in models and duals together (Chan, Golub and Mulet 1999, for total
-variation):
+by Newton's method on the optimality conditions in models and duals together (Chan, Golub and Mulet
+1999, for total variation):
 
     grad f_i(x_i) + (B'y)_i = 0,        sqrt(||(B x)_e||^2 + mu^2) y_e = radii_e (B x)_e
 
-Models are x = origin + basis z with a basis in which the mean Hessian of the losses is the identity, so that neither
-units nor offsets of the data matter. Every step solves a dense system of n_users * dim unknowns. A few dozen steps are
-enough for any condition number of the losses, where splitting would need thousands of passes.
+Models are x = origin + basis z with a basis in which the mean Hessian of the losses is the
+identity, so that neither units nor offsets of the data matter. Every step solves a dense system of
+n_users * dim unknowns. A few dozen steps are enough for any condition number of the losses, where
+splitting would need thousands of passes.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Smoothed(NamedTuple):
 
     models: Array  # (n_users, dim)
     duals: Array  # (n_edges, dim), inside their balls
-    lengths: Array  # (n_edges,) the length that smoothing gives every difference; models closer than it may be equal
+    # (n_edges,) the length that smoothing gives every difference; models closer than it may be
+    # equal.
+    lengths: Array
 
 
 def solve_smoothed(problem: Problem, tol: float, start: Array | None = None) -> Smoothed:
@@ -45,7 +49,8 @@ def solve_smoothed(problem: Problem, tol: float, start: Array | None = None) -> 
     Parameters
     ----------
     problem
-        A problem with lam > 0 and an edge of positive weight, and with n_users * dim at most `LARGEST`.
+        A problem with lam > 0 and an edge of positive weight, and with n_users * dim at most
+        `LARGEST`.
     tol
         The relative duality gap to reach, as estimated on the smoothed problem.
     start
@@ -56,7 +61,8 @@ def solve_smoothed(problem: Problem, tol: float, start: Array | None = None) -> 
     Smoothed
         Models, duals and the final smoothing.
     """
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a step that overflows is not taken
+    # a step that overflows is not taken.
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         search = _Search(problem, start)
         for _ in range(_STEPS):
             if search.advance(tol):
@@ -68,7 +74,8 @@ class _View:
     """The losses as functions of z, where models are x = origin + basis z."""
 
     def __init__(self, problem: Problem, models: Array) -> None:
-        self.loss, self.samples, self.everyone = problem.loss, problem.samples, np.arange(problem.n_users)
+        self.loss, self.samples, self.everyone = problem.loss, problem.samples, \
+            np.arange(problem.n_users)
         self.frame = problem.loss.coordinates(problem.samples)
         self.origin = np.zeros(problem.dim)
         basis = np.eye(problem.dim)
@@ -78,7 +85,8 @@ class _View:
         hessian = self.evaluate(self.enter(models), 2).hessians.mean(axis=0)
         most = problem.loss.upper_hessians(problem.samples)
         if most is not None:  # losses may be flat here, and are not everywhere
-            hessian = hessian + 0.01 * (np.swapaxes(self.locals, -1, -2) @ most @ self.locals).mean(axis=0)
+            hessian = hessian + 0.01 * (np.swapaxes(self.locals, -1, -2) @ most
+                                        @ self.locals).mean(axis=0)
         self._use(_rotated(basis @ _whitening(hessian)))
 
     def _use(self, basis: Array) -> None:
@@ -91,13 +99,15 @@ class _View:
     def enter(self, models: Array) -> Array:
         """z of models."""
         units = np.linalg.norm(self.basis, axis=0)
-        return np.asarray(np.linalg.lstsq(self.basis / units, (models - self.origin).T, rcond=None)[0].T / units)
+        return np.asarray(np.linalg.lstsq(self.basis / units, (models - self.origin).T,
+                                          rcond=None)[0].T / units)
 
     def models(self, z: Array) -> Array:
         return self.origin + z @ self.basis.T
 
     def evaluate(self, z: Array, order: int) -> Evaluation:
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a trial point with overflow is rejected
+        # a trial point with overflow is rejected.
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             if self.frame is None:
                 f, g, h = self.loss.evaluate(self.samples, self.models(z), order)
             else:
@@ -120,7 +130,9 @@ def _whitening(hessian: Array) -> Array:
 
 
 def _rotated(basis: Array) -> Array:
-    """The same space and the same whitened metric, with columns at right angles: lengths in x are sums of squares."""
+    """The same space and the same whitened metric, with columns at right angles: lengths in x are
+    sums of squares.
+    """
     units = np.linalg.norm(basis, axis=0)
     if not np.isfinite(units).all():
         return basis
@@ -134,7 +146,8 @@ class _Search:
     Attributes
     ----------
     n, d, graph : of the problem.
-    kept, radii, first, second, incidence : the edges of positive weight: positions, radii, ends, and B.
+    kept, radii, first, second, incidence : the edges of positive weight: positions, radii, ends,
+        and B.
     view : the losses as functions of z.
     parts, roots : the connected part of each user, and the first user of each part.
     common, own : z = common[parts] + own.
@@ -154,28 +167,34 @@ class _Search:
         self.first, self.second = problem.graph.edges[self.kept].T
         count = np.arange(len(self.kept))
         signs = np.concatenate([np.ones(len(count)), -np.ones(len(count))])
-        self.incidence: Any = sparse.csr_array((signs, (np.concatenate([count, count]), np.concatenate(
+        self.incidence: Any = sparse.csr_array(
+            (signs, (np.concatenate([count, count]), np.concatenate(
             [self.first, self.second]))), shape=(len(count), self.n))
         models = np.zeros((self.n, self.d)) if start is None else start
         self.view = _View(problem, models)
         self.parts = problem.graph.subgraph(problem.radii > 0).components
-        self.roots = np.unique(self.parts, return_index=True)[1]  # the first user of each connected part
-        # z = common[parts] + own, own of the roots 0: users that are nearly equal keep the digits of their differences.
+        # The first user of each connected part.
+        self.roots = np.unique(self.parts, return_index=True)[1]
+        # z = common[parts] + own, own of the roots 0: users that are nearly equal keep the digits
+        # of their differences.
         z = self.view.enter(models)
         self.common = z[self.roots]
         self.own = z - self.common[self.parts]
         self.loss = self.view.evaluate(self.z, 2)
         self.duals = np.zeros((len(self.kept), self.d))  # y, in the coordinates of models
         self.damping, self.patience = 0.0, _PATIENCE
-        self.reach = 10.0 * (1.0 + float(np.abs(z).max(initial=0.0)))  # no step is longer, in any coordinate of z
-        # The distance to the local models, if this does not make the smoothing larger than the losses, and the distance
+        # No step is longer, in any coordinate of z.
+        self.reach = 10.0 * (1.0 + float(np.abs(z).max(initial=0.0)))
+        # The distance to the local models, if this does not make the smoothing larger than the
+        # losses, and the distance
         # between users: the penalty is completely smooth at first.
         steps = _solved(self.loss.hessians, self.loss.gradients) @ self.view.basis.T
         lengths = np.linalg.norm(steps, axis=1)
         reach = lengths[np.isfinite(lengths)].max(initial=0.0)
         apart = np.linalg.norm(self._differences(self.own), axis=1).max(initial=0.0)
         even = abs(float(self.loss.values.sum())) / float(self.radii.sum())
-        self.mu = max(min(float(reach), even if np.isfinite(even) else np.inf), float(apart), 1e-300)
+        self.mu = max(min(float(reach), even if np.isfinite(even) else np.inf), float(apart),
+                      1e-300)
 
     @property
     def z(self) -> Array:
@@ -193,7 +212,8 @@ class _Search:
         """(n_edges, dim, dim) the part of every edge in the Newton matrix.
 
         Eliminating the step of the duals leaves  H + B' M B  with, for each edge,
-            M = radii / s (I - (y d' + d y') / (2 radii s)),      d = (B x)_e,  s = sqrt(||d||^2 + mu^2)
+            M = radii / s (I - (y d' + d y') / (2 radii s)),      d = (B x)_e,  s = sqrt(||d||^2 +
+                                                                  mu^2)
         """
         outer = self.duals[:, :, None] * differences[:, None, :]
         outer = (outer + outer.swapaxes(1, 2)) * (0.5 / (self.radii * smooth))[:, None, None]
@@ -202,8 +222,8 @@ class _Search:
     def _matrix(self, edges: Array) -> Array:
         """The Newton matrix in the unknowns of `_solve`.
 
-        A step of all users together is up to the losses alone: there the edges, which may be stiffer by many orders,
-        drop out exactly instead of by cancellation.
+        A step of all users together is up to the losses alone: there the edges, which may be
+        stiffer by many orders, drop out exactly instead of by cancellation.
         """
         blocks, everyone = self.view.basis.T @ edges @ self.view.basis, np.arange(self.n)
         matrix = np.zeros((self.n, self.n, self.d, self.d))
@@ -222,7 +242,9 @@ class _Search:
         return sums
 
     def _solve(self, system: _Definite, right: Array) -> tuple[Array, Array]:
-        """The Newton step for a right-hand side: common to each connected part, and beyond it (0 for the roots)."""
+        """The Newton step for a right-hand side: common to each connected part, and beyond it (0
+        for the roots).
+        """
         turned = right.copy()
         turned[self.roots] = self._totals(right)
         solved = system(turned)
@@ -237,14 +259,17 @@ class _Search:
         pull = self.radii / smooth
         value = float(self.loss.values.sum() + self.radii @ smooth)
         edges = self._edges(differences, smooth)
-        with np.errstate(over="ignore", invalid="ignore"):  # where all models are equal and nothing holds them
+        # Where all models are equal and nothing holds them.
+        with np.errstate(over="ignore", invalid="ignore"):
             matrix = self._matrix(edges)
         matrix[np.diag_indices(len(matrix))] += self.damping
         system = _Definite(matrix)
-        gradient = self.loss.gradients + self.incidence.T @ ((pull[:, None] * differences) @ self.view.basis)
+        gradient = self.loss.gradients + self.incidence.T @ ((pull[:, None] * differences)
+            @ self.view.basis)
         common, own = self._solve(system, -gradient)
         # Where losses are flat (Huber far out) a step knows a direction but no length.
-        cut = min(1.0, self.reach / max(float(np.abs(common).max()), float(np.abs(own).max()), 1e-300))
+        cut = min(1.0, self.reach / max(float(np.abs(common).max()), float(np.abs(own).max()),
+                                        1e-300))
         common, own = cut * common, cut * own
         decrement = -float((gradient * (common[self.parts] + own)).sum())
         size = self._size(common, own, value, decrement)
@@ -255,13 +280,15 @@ class _Search:
         self.loss = self.view.evaluate(self.z, 2)
         self._carry(self.duals + size * change)
         for _ in range(_REFINEMENTS):
-            # Between users with nearly equal models, steps of the duals are small differences of large numbers. So the
+            # Between users with nearly equal models, steps of the duals are small differences of
+            # large numbers. So the
             # remaining residual of the duals is distributed over the same edges once more.
             lack = self.loss.gradients + self.incidence.T @ (self.duals @ self.view.basis)
             flow = self._differences(self._solve(system, lack)[1])
             self._carry(self.duals - (edges @ flow[..., None])[..., 0])
         self.reach *= 0.5 if size < 1.0 else 4.0 if cut < 1.0 else 1.0
-        self.damping = 0.1 * self.damping if size == 1.0 else max(10.0 * self.damping, 1e-8) if size < 1e-2 \
+        self.damping = 0.1 * self.damping if size == 1.0 else max(10.0 * self.damping,
+            1e-8) if size < 1e-2 \
             else self.damping
         return self._arrived(tol, value, decrement, size)
 
@@ -271,7 +298,8 @@ class _Search:
         for _ in range(_TRIALS):
             beyond = self.own + size * own
             trial = self.view.evaluate((self.common + size * common)[self.parts] + beyond, 0)
-            reached = float(trial.values.sum() + self.radii @ self._smooth(self._differences(beyond)))
+            reached = float(trial.values.sum() + self.radii
+                            @ self._smooth(self._differences(beyond)))
             if reached <= value - 1e-4 * size * decrement + 1e-14 * abs(value):
                 return size
             size *= 0.5
@@ -283,7 +311,9 @@ class _Search:
         self.duals = duals * np.minimum(1.0, self.radii / np.maximum(norms, 1e-300))[:, None]
 
     def _arrived(self, tol: float, value: float, decrement: float, size: float) -> bool:
-        """Whether the duality gap, estimated by second-order models, is within tol; otherwise reduces the smoothing."""
+        """Whether the duality gap, estimated by second-order models, is within tol; otherwise
+        reduces the smoothing.
+        """
         differences = self._differences(self.own)
         lengths = np.linalg.norm(differences, axis=1)
         lack = self.loss.gradients + self.incidence.T @ (self.duals @ self.view.basis)
@@ -294,9 +324,11 @@ class _Search:
             return True
         smoothing = self.mu * float(self.radii.sum())
         self.patience -= 1
-        if decrement <= max(0.3 * smoothing, 1e-15 * abs(value)) or size == 0.0 or not self.patience:
+        if decrement <= max(0.3 * smoothing, 1e-15 * abs(value)) or size == 0.0 \
+            or not self.patience:
             self.patience = _PATIENCE
-            if self.mu <= 1e-15 * float(lengths.max(initial=0.0)) + 1e-250 or smoothing <= 1e-17 * scale:
+            if self.mu <= 1e-15 * float(lengths.max(initial=0.0)) + 1e-250 or smoothing <= 1e-17 \
+                * scale:
                 return True
             self.mu *= 0.1 if size == 1.0 else 0.5
         return False
@@ -327,7 +359,8 @@ class _Definite:
         from scipy.linalg import LinAlgError, cho_factor
 
         diagonal = np.diag(matrix)
-        least = max(1e-30 * float(diagonal.max(initial=0.0)), -100.0 * float(diagonal.min(initial=0.0))) + 1e-300
+        least = max(1e-30 * float(diagonal.max(initial=0.0)),
+                    -100.0 * float(diagonal.min(initial=0.0))) + 1e-300
         self.units = np.sqrt(np.maximum(diagonal, least))
         self.factor: Any = None
         scaled = matrix / self.units[:, None] / self.units
@@ -341,7 +374,9 @@ class _Definite:
                 continue
 
     def __call__(self, rows: Array) -> Array:
-        """The solution for a right-hand side of the shape of models; zero if the matrix cannot be used."""
+        """The solution for a right-hand side of the shape of models; zero if the matrix cannot be
+        used.
+        """
         from scipy.linalg import cho_solve
 
         right = rows.ravel() / self.units

@@ -1,15 +1,17 @@
-"""The iteration of the fast solver for wide models: Hessians are operators, systems are those of users' rows.
+"""The iteration of the fast solver for wide models: Hessians are operators, systems are those of
+users' rows.
 
-The steps are those of `coterie.solvers.engines`. With M_i = (H_i + shift_i + sigma deg_i)^-1, which needs systems of
-the user's rows only (`coterie.losses.curvature`), the linear system of a pass is
+The steps are those of `coterie.solvers.engines`. With M_i = (H_i + shift_i + sigma deg_i)^-1, which
+needs systems of the user's rows only (`coterie.losses.curvature`), the linear system of a pass is
 
     M_i^-1 x_i - sigma sum_{j ~ i} x_j = q_i
 
-All pairs:    x_i = M_i (q_i + sigma S),   (I - sigma sum M) S = sum_i M_i q_i,    one system of dim unknowns
+All pairs:    x_i = M_i (q_i + sigma S),   (I - sigma sum M) S = sum_i M_i q_i,    one system of dim
+              unknowns
 Other graphs: conjugate gradients, see `WideListed`
 
-Both are solved from the last pass's solution, and a few steps are enough. Passes are computed with 32 bits where the
-tolerance allows it; gradients, values and certificates never are.
+Both are solved from the last pass's solution, and a few steps are enough. Passes are computed with
+32 bits where the tolerance allows it; gradients, values and certificates never are.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ from coterie.solvers.expansion import Expansion
 
 _SINGLE = 5e-7  # smallest tolerance for which passes are computed with 32 bits
 _STEPS, _MORE_STEPS = 6, 20  # most steps of conjugate gradients in a pass; without a coarse matrix
-_REFRESHES, _LARGEST = 3, 1500  # models for which the mean Hessian is computed again, and its largest size
+# Models for which the mean Hessian is computed again, and its largest size.
+_REFRESHES, _LARGEST = 3, 1500
 _STALE = 1.5  # steps per system from which the coarse matrix is computed again
-_ENOUGH, _NEAR = 0.03, 0.3  # they stop at this share of the first residual; of its norm, on a list of edges
+# They stop at this share of the first residual; of its norm, on a list of edges.
+_ENOUGH, _NEAR = 0.03, 0.3
 
 #: Modes of Laplacians by graph, so that a path computes them once.
 _MODES: WeakKeyDictionary[Graph, tuple[Array, Array]] = WeakKeyDictionary()
@@ -45,11 +49,13 @@ class WideExpansion(Expansion):
 
     def expand(self, models: Array) -> None:
         self.centre = models
-        self.values, self.gradients, self.hessians = self.problem.loss.expand(self.problem.samples, models)
+        self.values, self.gradients, self.hessians = self.problem.loss.expand(self.problem.samples,
+            models)
         self.curvature = float(self.hessians.trace().mean()) / self.problem.dim
 
     def _solve(self, shift: float, vectors: Array) -> Array:
-        return self.hessians.inverse(np.full(len(vectors), shift * self.curvature), np.float32)(vectors)
+        return self.hessians.inverse(np.full(len(vectors), shift * self.curvature),
+                                     np.float32)(vectors)
 
     def flat_somewhere(self) -> bool:
         return bool((self.hessians.trace() < 0.1 * self.curvature * self.problem.dim).any())
@@ -63,7 +69,8 @@ class WideExpansion(Expansion):
 
     def forms(self) -> tuple[Any, Array]:
         """The Hessians and their shifts, and `linear`."""
-        linear = self.hessians.times(self.centre) + self.shift[:, None] * self.centre - self.gradients
+        linear = self.hessians.times(self.centre) + self.shift[:, None] * self.centre \
+            - self.gradients
         return (self.hessians, self.shift), linear
 
     def _second(self, step: Array) -> Array:
@@ -89,7 +96,8 @@ class Wide(Engine):
     def __init__(self, graph: Graph, dim: int, lam: float, tol: float) -> None:
         super().__init__(graph, dim, lam)
         self.dtype: Any = np.float32 if tol >= _SINGLE else np.float64
-        self.first, self.second = (np.ascontiguousarray(ends, dtype=np.int32) for ends in graph.edges.T)
+        self.first, self.second = (np.ascontiguousarray(ends, dtype=np.int32)
+                                   for ends in graph.edges.T)
         self.degrees = np.bincount(graph.edges.ravel(), minlength=graph.n_users).astype(float)
 
     def begin(self, models: Array, duals: Array | None, sigma: float) -> None:
@@ -107,26 +115,30 @@ class Wide(Engine):
         self._settle()
 
     def retune(self, sigma: float) -> None:
-        wide_kernels.wide_retune(self.s, self._radii / self.sigma, self._radii / sigma, self.sigma / sigma, self.shrink)
+        wide_kernels.wide_retune(self.s, self._radii / self.sigma, self._radii / sigma,
+                                 self.sigma / sigma, self.shrink)
         self.sigma, self._known = sigma, None
         self._settle()
 
     def lengths(self, models: Array) -> Array:
         """(n_edges,) the distances of neighbours, without a difference in memory."""
-        return np.asarray(wide_kernels.wide_lengths(np.ascontiguousarray(models), self.first, self.second))
+        return np.asarray(wide_kernels.wide_lengths(np.ascontiguousarray(models), self.first,
+                                                    self.second))
 
     def refine(self) -> None:
         """Continue with 64 bits."""
         if self.dtype is np.float32:
             self.dtype, self._known = np.float64, None
-            self.x, self.s, self.forces = (part.astype(float) for part in (self.x, self.s, self.forces))
+            self.x, self.s, self.forces = (part.astype(float) for part in (self.x, self.s,
+                self.forces))
             self._settle()
 
     def _settle(self) -> None:
         self._pass(0.0, False)
 
     def _pass(self, relax: float, measure: bool) -> tuple[float, float]:
-        return wide_kernels.wide_pass(self.x, self.s, self.shrink, self._radii / self.sigma, self.first, self.second,
+        return wide_kernels.wide_pass(self.x, self.s, self.shrink, self._radii / self.sigma,
+                                      self.first, self.second,
                                       relax, self.forces, measure)
 
     def duals(self) -> Array:
@@ -136,7 +148,8 @@ class Wide(Engine):
 
     def _read(self, out: Array | None) -> tuple[Array, Ints]:
         kept = np.empty((0, 0)) if out is None else out
-        return wide_kernels.wide_duals(self.s, self.sigma, self._radii, self.first, self.second, self.graph.n_users,
+        return wide_kernels.wide_duals(self.s, self.sigma, self._radii, self.first, self.second,
+                                       self.graph.n_users,
                                        kept, out is not None)
 
     def read(self) -> tuple[Array, Array, Ints]:
@@ -154,7 +167,8 @@ class Wide(Engine):
     def run(self, steps: int) -> tuple[float, float]:
         measures, self._known = (0.0, 0.0), None
         for step in range(steps):
-            self.x = self._solve(self.linear + self.dtype(self.sigma) * self.forces).astype(self.dtype, copy=False)
+            self.x = self._solve(self.linear + self.dtype(self.sigma) * self.forces).astype(
+                self.dtype, copy=False)
             measures = self._pass(RELAX, step == steps - 1)
         return measures
 
@@ -171,8 +185,8 @@ class WideComplete(Wide):
     Attributes
     ----------
     shared, spread : (dim,) S of the last pass, and (n_users, dim) M_i S.
-    coarse, coarse_sigma : a Cholesky factor of I - sigma sum M of one output, or of the mean over outputs, at some
-        earlier models, and its sigma.
+    coarse, coarse_sigma : a Cholesky factor of I - sigma sum M of one output, or of the mean over
+        outputs, at some earlier models, and its sigma.
     steps, solved : of conjugate gradients, and systems solved by them, since the last model.
     """
 
@@ -187,12 +201,15 @@ class WideComplete(Wide):
         self.degrees += 1.0  # the sum below is over all users, and each one among them
 
     def closeness(self, gradients: Array) -> float:
-        """The closer lam is to one model for all, the closer models are together, and the larger sigma is best.
+        """The closer lam is to one model for all, the closer models are together, and the larger
+        sigma is best.
 
-        All users share one model at zero where the flow (gradients_i - gradients_j) / n keeps to the radii.
+        All users share one model at zero where the flow (gradients_i - gradients_j) / n keeps to
+        the radii.
         """
         n = len(gradients)
-        flow = np.sqrt(2.0 * ((gradients - gradients.mean(axis=0)) ** 2).sum() / (n - 1)) / n  # a mean of its norms
+        # a mean of its norms.
+        flow = np.sqrt(2.0 * ((gradients - gradients.mean(axis=0)) ** 2).sum() / (n - 1)) / n
         return float(np.clip(16.0 * (self._radii.mean() / (flow + 1e-300)) ** 3, 0.3, 30.0))
 
     def _prepare(self, curvature: Curvature, shift: Array) -> None:
@@ -202,7 +219,8 @@ class WideComplete(Wide):
             self.coarse = None
             self.shared = None if self.shared is None else self.shared.astype(self.dtype)
         if isinstance(curvature, RowCurvature) and (
-                self.coarse is None or self.coarse_sigma != self.sigma or self.steps > _STALE * self.solved):
+                self.coarse is None or self.coarse_sigma != self.sigma or self.steps > _STALE
+                                                    * self.solved):
             self.outputs = curvature.outputs
             matrix = self._coarse_matrix(curvature, shift)
             try:
@@ -216,16 +234,20 @@ class WideComplete(Wide):
         self.spread = self.inverse(np.broadcast_to(self.shared, self.x.shape))
 
     def _coarse_matrix(self, curvature: RowCurvature, shift: Array) -> Array:
-        """I - sigma sum M = diag(mean (R + shift_i) / S_i) + sigma sum_i S_i^-1 A_i' C_i A_i S_i^-1 of one output."""
+        """I - sigma sum M = diag(mean (R + shift_i) / S_i) + sigma sum_i S_i^-1 A_i' C_i A_i S_i^-1
+        of one output.
+        """
         scales = self.inverse.scales
         held = (curvature.ridges + shift[:, None]).astype(self.dtype)
         rows = list[Array]()
         for number, part in enumerate(curvature.terms):
             small = self.inverse.average(number)
             eye = np.eye(small.shape[1], dtype=self.dtype)
-            roots = np.linalg.cholesky(small + self.dtype(1e-6) * np.trace(small, axis1=1, axis2=2)[:, None, None] * eye
+            roots = np.linalg.cholesky(small + self.dtype(1e-6) * np.trace(small, axis1=1,
+                axis2=2)[:, None, None] * eye
                                        + self.dtype(1e-30) * eye)
-            scaled = roots.swapaxes(1, 2) @ (self.inverse.designs[number] / scales[part.users][:, None])
+            scaled = roots.swapaxes(1, 2) @ (self.inverse.designs[number] / scales[part.users][:,
+                None])
             rows.append(scaled.reshape(-1, scaled.shape[2]))
         stacked = rows[0] if len(rows) == 1 else np.concatenate(rows)
         matrix = self.dtype(self.sigma) * (stacked.T @ stacked)
@@ -274,9 +296,10 @@ class WideComplete(Wide):
 class WideListed(Wide):
     """Any list of edges, with sigma L of the graph's Laplacian L in the system.
 
-    The preconditioner is the inverse for users who all have the mean H of the Hessians, of one output. With L = U diag(
-    stiffness) U' and H = Q diag(bends) Q' it is  R -> U ((U' R Q) / (bends_k + sigma stiffness_j)) Q'. What neighbours
-    have in common depends on sums of Hessians, and their differences on sigma: neither on how Hessians differ.
+    The preconditioner is the inverse for users who all have the mean H of the Hessians, of one
+    output. With L = U diag( stiffness) U' and H = Q diag(bends) Q' it is  R -> U ((U' R Q) /
+    (bends_k + sigma stiffness_j)) Q'. What neighbours have in common depends on sums of Hessians,
+    and their differences on sigma: neither on how Hessians differ.
 
     Attributes
     ----------
@@ -302,7 +325,8 @@ class WideListed(Wide):
         from scipy import sparse
 
         ends = np.concatenate([self.first, self.second]), np.concatenate([self.second, self.first])
-        joined = sparse.csr_array((np.ones(len(ends[0])), ends), shape=(graph.n_users, graph.n_users))
+        joined = sparse.csr_array((np.ones(len(ends[0])), ends),
+                                  shape=(graph.n_users, graph.n_users))
         self.laplacian = (sparse.diags_array(self.degrees) - joined).tocsr().astype(self.dtype)
 
     def model(self, hessians: Any, linear: Array) -> None:
@@ -312,7 +336,8 @@ class WideListed(Wide):
         self.level = self.curvature.level()
         if self.level is not None:
             if self.sigma != self.pairs_sigma or self.pairs.dtype != self.dtype:
-                dense = self.sigma * self.laplacian.toarray().astype(float) + np.diag(self.level + self.shift)
+                dense = self.sigma * self.laplacian.toarray().astype(float) \
+                    + np.diag(self.level + self.shift)
                 self.pairs, self.pairs_sigma = np.linalg.inv(dense).astype(self.dtype), self.sigma
             return
         if self.modelled < _REFRESHES or self.modes.dtype != self.dtype:
@@ -349,7 +374,8 @@ class WideListed(Wide):
         if self.axes is None:
             z = z / stiff
         else:
-            z = ((z.reshape(n * k, -1) @ self.axes).reshape(n, k, -1) / stiff).reshape(n * k, -1) @ self.axes.T
+            z = ((z.reshape(n * k, -1) @ self.axes).reshape(n, k, -1) / stiff).reshape(n * k, -1) \
+                @ self.axes.T
         return np.asarray(self.modes @ z.reshape(n, k, -1).swapaxes(1, 2).reshape(r.shape))
 
     def _solve(self, q: Array) -> Array:
@@ -374,7 +400,9 @@ class WideListed(Wide):
 
 
 def laplacian_modes(graph: Graph) -> tuple[Array, Array]:
-    """The eigenvalues (n_users,) and eigenvectors, in columns, of the graph's Laplacian; remembered for a path."""
+    """The eigenvalues (n_users,) and eigenvectors, in columns, of the graph's Laplacian; remembered
+    for a path.
+    """
     if graph not in _MODES:
         dense = np.zeros((graph.n_users, graph.n_users))
         first, second = graph.edges.T
@@ -390,8 +418,10 @@ def choose_wide(problem: Problem, tol: float) -> Wide:
     """The engine for a problem with wide models."""
     graph, n, dim = problem.graph, problem.n_users, problem.dim
     numbers = 4.0 if tol >= _SINGLE else 8.0
-    require_memory((numbers + 16.0) * graph.n_edges * dim, f"{graph.n_edges:,} edges with {dim:,} numbers each",
-                   "Use a graph of nearest neighbours, Graph.knn or adaptive_graph, with fewer edges")
+    require_memory((numbers + 16.0) * graph.n_edges * dim, f"{graph.n_edges:,} edges with {dim:,} "
+                                                           "numbers each",
+                   "Use a graph of nearest neighbours, Graph.knn or adaptive_graph, with fewer "
+                   "edges")
     complete = graph.n_edges == n * (n - 1) // 2 and n > 2
     if not complete:
         require_memory(20.0 * n**2, f"Systems of {n:,} users", "Use fewer users or fewer features")

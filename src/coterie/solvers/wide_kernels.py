@@ -1,7 +1,9 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Numba loops over the edges of wide models: the passes of `coterie.solvers.kernels`, one edge after the other.
+"""Numba loops over the edges of wide models: the passes of `coterie.solvers.kernels`, one edge
+after the other.
 
-The state s is (n_edges, d), models and forces are (n, d); d is so large that every loop over coordinates is long.
+The state s is (n_edges, d), models and forces are (n, d); d is so large that every loop over
+coordinates is long.
 """
 
 from __future__ import annotations
@@ -100,7 +102,9 @@ def wide_retune(s, radius, new_radius, ratio, shrink):
 
 @njit(**_FAST)
 def wide_duals(s, sigma, radii, first, second, n, out, keep):
-    """B'y (n, d) and the parts of the users joined by duals inside their balls; fills the duals `out` if `keep`."""
+    """B'y (n, d) and the parts of the users joined by duals inside their balls; fills the duals
+    `out` if `keep`.
+    """
     n_edges, d = s.shape
     flow, parent, labels = np.zeros((n, d)), np.empty(n, np.int64), np.empty(n, np.int64)
     alone(parent)
@@ -112,7 +116,8 @@ def wide_duals(s, sigma, radii, first, second, n, out, keep):
         length, radius = sigma * np.sqrt(square), radii[min(e, radii.size - 1)]
         scale = sigma
         if length > radius:
-            scale = sigma * radius / length * (1.0 - 1e-14)  # inside the ball, whatever rounding does
+            # Inside the ball, whatever rounding does.
+            scale = sigma * radius / length * (1.0 - 1e-14)
         else:
             join(parent, i, j)
         for k in range(d):

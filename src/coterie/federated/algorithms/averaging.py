@@ -14,7 +14,8 @@ from coterie.federated.protocol.messages import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Algorithm):
-    """McMahan et al., 2017: the users take some gradient steps from the common model, and the server averages.
+    """McMahan et al., 2017: the users take some gradient steps from the common model, and the
+    server averages.
 
     Parameters
     ----------
@@ -45,11 +46,13 @@ class FedAvg(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class SquaredPenalty(Algorithm):
-    """L2GD (Hanzely and Richtarik, 2020): a squared penalty on the distance of each model from the mean.
+    """L2GD (Hanzely and Richtarik, 2020): a squared penalty on the distance of each model from the
+    mean.
 
-    It minimises sum_i f_i(x_i) + strength/2 sum_i ||x_i - mean||^2. Every step is at random either a gradient step of
-    all users or a step towards the mean; only the latter needs the server. A round consists of the gradient steps
-    between two of them, at the users, and then the step to the mean.
+    It minimises sum_i f_i(x_i) + strength/2 sum_i ||x_i - mean||^2. Every step is at random either
+    a gradient step of all users or a step towards the mean; only the latter needs the server. A
+    round consists of the gradient steps between two of them, at the users, and then the step to the
+    mean.
 
     Parameters
     ----------
@@ -77,19 +80,24 @@ class SquaredPenalty(Algorithm):
     def __post_init__(self) -> None:
         _check(1, self.rate, self.rounds)
         if not 0 < self.chance < 1:
-            raise InvalidInput(f"chance must be in (0, 1), got {self.chance!r}", remedy="Use for example 0.2")
+            raise InvalidInput(f"chance must be in (0, 1), got {self.chance!r}",
+                               remedy="Use for example 0.2")
         if self.strength is not None and not (np.isfinite(self.strength) and self.strength >= 0):
-            raise InvalidInput(f"strength must be a finite number >= 0, got {self.strength!r}", remedy="Use 1.0")
+            raise InvalidInput(f"strength must be a finite number >= 0, got {self.strength!r}",
+                               remedy="Use 1.0")
 
     def on(self, federation: Federation, tol: float = 1e-6) -> SquaredPenaltyMethod:
         return SquaredPenaltyMethod(federation, self)
 
 
 def _check(steps: int, rate: float, rounds: int) -> None:
-    if any(isinstance(count, bool) or int(count) != count or count < 1 for count in (steps, rounds)):
-        raise InvalidInput("steps and rounds must be integers >= 1", remedy="Use for example 5 and 50")
+    if any(isinstance(count, bool) or int(count) != count or count < 1
+           for count in (steps, rounds)):
+        raise InvalidInput("steps and rounds must be integers >= 1",
+                           remedy="Use for example 5 and 50")
     if not (np.isfinite(rate) and rate > 0):
-        raise InvalidInput(f"rate must be a finite number > 0, got {rate!r}", remedy="Use for example 0.1")
+        raise InvalidInput(f"rate must be a finite number > 0, got {rate!r}",
+                           remedy="Use for example 0.1")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,7 +124,8 @@ class _Train(Method):
 
     def _ask(self, state: TrainState, users: Ints) -> Batch:
         return Batch(self.kind, state.round, users, {"model": state.now[users],
-                                                     "steps": np.full(len(users), self._steps(state.round))},
+                                                     "steps": np.full(len(users),
+                                                         self._steps(state.round))},
                      shared={"rate": np.array(self.rate)})
 
 
@@ -131,20 +140,24 @@ class FedAvgMethod(_Train):
 
     def _tell(self, state: TrainState, replies: Batch) -> TrainState:
         mean = replies.arrays["point"].mean(axis=0)
-        return replace(state, now=np.broadcast_to(mean, state.now.shape).copy(), trained=state.trained + 1)
+        return replace(state, now=np.broadcast_to(mean, state.now.shape).copy(),
+                       trained=state.trained + 1)
 
 
 class SquaredPenaltyMethod(_Train):
     def __init__(self, federation: Federation, settings: SquaredPenalty) -> None:
         super().__init__(federation)
         self.settings, self.rounds = settings, settings.rounds
-        self.strength = federation.lam * federation.n_users if settings.strength is None else settings.strength
+        self.strength = federation.lam * federation.n_users if settings.strength is None \
+            else settings.strength
         self.rate = settings.rate / (1.0 - settings.chance)
-        # The step to the mean is x - (rate strength / chance) (x - mean); beyond the mean it would oscillate.
+        # The step to the mean is x - (rate strength / chance) (x - mean); beyond the mean it would
+        # oscillate.
         self.pull = min(settings.rate * self.strength / settings.chance, 1.0)
 
     def _steps(self, turn: int) -> int:
-        return int(np.random.default_rng([self.federation.seed, turn, 2]).geometric(self.settings.chance)) - 1
+        return int(np.random.default_rng([self.federation.seed, turn, 2]).geometric(
+            self.settings.chance)) - 1
 
     def _tell(self, state: TrainState, replies: Batch) -> TrainState:
         now = state.now.copy()

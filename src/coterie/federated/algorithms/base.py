@@ -4,8 +4,9 @@
     answer(data, query) -> Reply       all of a user's work (`client`)
     tell(state, replies) -> state      the server's update; users who did not reply are absent
 
-A `Method` is an algorithm that runs on a federation. This module contains everything that does not depend on the
-algorithm: which users take part, which replies are outstanding, and the check of replies.
+A `Method` is an algorithm that runs on a federation. This module contains everything that does not
+depend on the algorithm: which users take part, which replies are outstanding, and the check of
+replies.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from coterie.data.users import Participants
 from coterie.federated import plausible
 from coterie.federated.algorithms.participation import Participation
 from coterie.federated.plausible import Statements
-from coterie.federated.protocol.messages import MAY_BE_INFINITE, Batch, Message, gather, misfit, square
+from coterie.federated.protocol.messages import (
+    MAY_BE_INFINITE,
+    Batch,
+    Message,
+    gather,
+    misfit,
+    square,
+)
 from coterie.losses import Loss
 from coterie.losses.remote import Remote
 from coterie.problem.graph import Graph
@@ -46,7 +54,8 @@ class Federation:
     participation : which users are asked in a round.
     seed : seed of all random choices.
     features : names of the users' columns.
-    patience : number of unanswered queries in a row after which a user is excluded; None for no limit.
+    patience : number of unanswered queries in a row after which a user is excluded; None for no
+        limit.
 
     Raises
     ------
@@ -55,7 +64,8 @@ class Federation:
     Example
     -------
     >>> from coterie.losses import Logistic
-    >>> federation = Federation(names=("ann", "bob"), dim=3, loss=Logistic(), lam=0.1, graph=Graph.complete(2))
+    >>> federation = Federation(names=("ann", "bob"), dim=3, loss=Logistic(), lam=0.1,
+    ...                         graph=Graph.complete(2))
     >>> federation.n_users
     2
     """
@@ -77,7 +87,8 @@ class Federation:
     @classmethod
     def of(cls, problem: Problem, **more: Any) -> Self:
         """The federation that solves this problem; `more` are its other fields."""
-        return cls(names=problem.users.names, dim=problem.dim, loss=problem.loss, lam=problem.lam, graph=problem.graph,
+        return cls(names=problem.users.names, dim=problem.dim, loss=problem.loss, lam=problem.lam,
+                   graph=problem.graph,
                    features=problem.users.feature_names, **more)
 
     @property
@@ -86,7 +97,9 @@ class Federation:
         return len(self.names)
 
     def problem(self, active: Flags, loss: Loss | None = None) -> Problem:
-        """The problem of the active users at the server, which has neither their data nor their losses."""
+        """The problem of the active users at the server, which has neither their data nor their
+        losses.
+        """
         return Problem(Participants(self.names, self.features).take(active),
                        Remote(loss=self.loss, length=self.dim) if loss is None else loss, self.lam,
                        self.graph if active.all() else self.graph.take(active))
@@ -94,7 +107,8 @@ class Federation:
 
 def check_seed_and_patience(seed: int, patience: int | None) -> None:
     if patience is not None and patience < 1:
-        raise InvalidInput(f"patience must be at least 1, got {patience!r}", remedy="Use None for no limit")
+        raise InvalidInput(f"patience must be at least 1, got {patience!r}",
+                           remedy="Use None for no limit")
     if isinstance(seed, bool) or int(seed) != seed or seed < 0:
         raise InvalidInput(f"seed must be an integer >= 0, got {seed!r}", remedy="Use 0")
 
@@ -107,11 +121,16 @@ class State:
     now: Array  # (n_users, dim) the current models
     asked: Ints  # (n_users,) the round of the open query of a user, -1 if there is none
     missed: Ints  # (n_users,) number of unanswered queries in a row
-    aside: Flags  # (n_users,) whether the user is excluded: not asked any more, and not part of the problem
+    # (n_users,) whether the user is excluded: not asked any more, and not part of the problem.
+    aside: Flags
     refusals: tuple[tuple[int, int, str], ...] = ()  # round, user, reason
-    said: Array  # (n_users, 2 dim + 2) the last statement of each user about its loss; see `plausible.Statements`
+    # (n_users, 2 dim + 2) the last statement of each user about its loss; see
+    # `plausible.Statements`.
+    said: Array
     rest: float = np.inf  # an estimate of the relative gap in which no single user counts for much
-    blamed: Array  # (n_users, 3) certificates in a row that failed because of the user alone, its part of the gap, and
+    # (n_users, 3) certificates in a row that failed because of the user alone, its part of the gap,
+    # and.
+    blamed: Array
     # the round of the first of them
 
 
@@ -119,18 +138,23 @@ class Replies(NamedTuple):
     """The replies that a runtime collected in a round."""
 
     batches: tuple[Batch, ...] = ()  # well-formed replies of many users
-    singles: tuple[tuple[int, Message], ...] = ()  # single replies: received as bytes, or out of order
+    # Single replies: received as bytes, or out of order.
+    singles: tuple[tuple[int, Message], ...] = ()
     waiting: tuple[int, ...] = ()  # users whose reply may still arrive
     refused: tuple[tuple[int, str], ...] = ()  # users who sent an invalid message, with the reason
 
 
 class Method(ABC):
-    """An algorithm that runs on a federation. Subclasses define the queries and the update from the replies."""
+    """An algorithm that runs on a federation. Subclasses define the queries and the update from the
+    replies.
+    """
 
     kind: ClassVar[str]  # of the queries
     max_rounds: int = 1000
-    review: ClassVar[int] = 50  # rounds between certificates where a single user keeps the others from an end
-    restarts: ClassVar[bool] = False  # whether a liar that is excluded leaves traces in what is known of the others
+    # Rounds between certificates where a single user keeps the others from an end.
+    review: ClassVar[int] = 50
+    # Whether a liar that is excluded leaves traces in what is known of the others.
+    restarts: ClassVar[bool] = False
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
@@ -139,8 +163,11 @@ class Method(ABC):
     def begin(self, models: Array) -> State: ...
 
     def warm(self, state: Any) -> Any:
-        """A first state from the last state of the same method on a similar federation, such as another lam."""
-        return replace(self.begin(state.now), aside=state.aside, refusals=state.refusals, said=state.said)
+        """A first state from the last state of the same method on a similar federation, such as
+        another lam.
+        """
+        return replace(self.begin(state.now), aside=state.aside, refusals=state.refusals,
+                       said=state.said)
 
     @abstractmethod
     def _ask(self, state: Any, users: Ints) -> Batch: ...
@@ -161,7 +188,9 @@ class Method(ABC):
         return state
 
     def point(self, state: Any) -> tuple[Array, Array | None]:
-        """Models and duals to certify, of the users that are not excluded; None: duals have to be built."""
+        """Models and duals to certify, of the users that are not excluded; None: duals have to be
+        built.
+        """
         return state.now[~state.aside], None
 
     def estimate(self, state: Any) -> float:
@@ -186,7 +215,8 @@ class Method(ABC):
     def chosen(self, state: Any) -> Ints:
         """The users who are asked in this round."""
         eligible = ~state.aside & (state.asked < 0)
-        return self.federation.participation.choose(state.round, eligible, self.federation.seed, self._need(state))
+        return self.federation.participation.choose(state.round, eligible, self.federation.seed,
+                                                    self._need(state))
 
     def _need(self, state: Any) -> Array | None:
         """(n_users,) the benefit of asking each user; None if it is not known."""
@@ -220,11 +250,14 @@ class Method(ABC):
         if self.federation.patience is not None:
             gone = np.flatnonzero((missed >= self.federation.patience) & ~state.aside)
             reason = f"it left {self.federation.patience} queries in a row unanswered"
-            state = self._without(state, [(int(user), reason) for user in gone]) if gone.size else state
+            state = self._without(state, [(int(user), reason) for user in gone]) if gone.size \
+                else state
         return state
 
-    def _take(self, state: Any, good: Batch | None) -> tuple[Any, Batch | None, list[tuple[int, str]]]:
-        """The state after the update. If replies break it, the largest one among them is refused, and it is repeated.
+    def _take(self, state: Any, good: Batch | None) -> tuple[Any, Batch | None,
+            list[tuple[int, str]]]:
+        """The state after the update. If replies break it, the largest one among them is refused,
+        and it is repeated.
 
         Raises
         ------
@@ -245,7 +278,8 @@ class Method(ABC):
         except (CoterieError, ArithmeticError, np.linalg.LinAlgError) as error:
             failure = error
         if len(good) < 2:
-            raise failure or InvalidInput("the replies lead to models that are not finite", remedy="Check the data")
+            raise failure or InvalidInput("the replies lead to models that are not finite",
+                                          remedy="Check the data")
         k = plausible.largest(good)
         user, others = int(good.users[k]), good.take(np.delete(np.arange(len(good)), k))
         after, kept, more = self._take(state, others)
@@ -260,7 +294,8 @@ class Method(ABC):
         for user, reason in refused:
             known = 0 <= user < self.federation.n_users
             name = repr(self.federation.names[user]) if known else f"number {user}"
-            log.warning("round %d: %s user %s: %s", state.round, "excluded" if known else "ignored a reply of", name,
+            log.warning("round %d: %s user %s: %s", state.round,
+                        "excluded" if known else "ignored a reply of", name,
                         reason)
             if known:
                 aside[user] = True
@@ -270,15 +305,19 @@ class Method(ABC):
         return self._forget(state, users) if users.size else state
 
     def _screened(self, state: Any, replies: Replies) -> tuple[Batch | None, list[tuple[int, str]]]:
-        """All replies to open queries as one batch, and the senders of invalid replies with the reason."""
+        """All replies to open queries as one batch, and the senders of invalid replies with the
+        reason.
+        """
         refused = [(user, reason) for user, reason in replies.refused if not state.aside[user]]
         singles: dict[int, Message] = {}
         for user, message in replies.singles:
             if not (isinstance(user, (int, np.integer)) and 0 <= user < self.federation.n_users):
                 refused.append((int(user) if isinstance(user, (int, np.integer)) else -1,
                                 "a reply came from a user who is not part of the federation"))
-            elif state.aside[user] or state.asked[user] < 0 or state.asked[user] != message.round or user in singles:
-                log.info("round %d: ignored an unexpected reply of user %r to round %d", state.round,
+            elif state.aside[user] or state.asked[user] < 0 or state.asked[user] != message.round \
+                or user in singles:
+                log.info("round %d: ignored an unexpected reply of user %r to round %d",
+                         state.round,
                          self.federation.names[user], message.round)
             else:
                 reason = misfit(message, self.kind, self.federation.dim)
@@ -288,7 +327,8 @@ class Method(ABC):
                     refused.append((int(user), reason))
         parts = [gather(list(singles.items()))] if singles else []
         for batch in filter(len, replies.batches):
-            wanted = ~state.aside[batch.users] & (state.asked[batch.users] == batch.round) & (batch.round >= 0)
+            wanted = ~state.aside[batch.users] & (state.asked[batch.users] == batch.round) \
+                & (batch.round >= 0)
             wanted &= ~np.isin(batch.users, list(singles))
             finite = np.ones(len(batch), dtype=bool)
             for name, array in batch.arrays.items():
@@ -298,14 +338,16 @@ class Method(ABC):
             for part in batch.ragged.values():
                 rows = part.values.reshape(len(part.values), int(np.prod(part.values.shape[1:])))
                 finite[part.owner[~np.isfinite(rows).all(axis=1)]] = False
-            refused += [(int(user), "it holds numbers that are not finite") for user in batch.users[wanted & ~finite]]
+            refused += [(int(user), "it holds numbers that are not finite")
+                        for user in batch.users[wanted & ~finite]]
             parts.append(batch.take(np.flatnonzero(wanted & finite)))
         good = merge([part for part in parts if len(part)])
         for object_to in (self._implausible, self._objections, self._contradictions):
             reasons = object_to(state, good) if good is not None and len(good) else []
             refused += reasons
             bad = [user for user, _ in reasons]
-            good = good.take(np.flatnonzero(~np.isin(good.users, bad))) if good is not None and bad else good
+            good = good.take(np.flatnonzero(~np.isin(good.users, bad))) if good is not None \
+                and bad else good
         return good, refused
 
     def _implausible(self, state: Any, replies: Batch) -> list[tuple[int, str]]:
@@ -320,7 +362,8 @@ class Method(ABC):
         least = self.federation.loss.least
         low = new.values < least - 1e-9 * abs(least)
         wrong = plausible.contradict(Statements.unpack(state.said[replies.users]), new)
-        return [(int(user), f"its loss is below {least:g}, which no data give") for user in replies.users[low]] + [
+        return [(int(user), f"its loss is below {least:g}, which no data give")
+                for user in replies.users[low]] + [
             (int(user), "it contradicts its earlier replies: no convex loss has both")
             for user in replies.users[wrong & ~low]]
 
@@ -329,29 +372,37 @@ class Method(ABC):
         if self.kind != "expand":
             return []
         # One Hessian, in one of two forms, and a sign for every row of a factor.
-        counts = {name: replies.ragged[name].counts if name in replies.ragged else np.zeros(len(replies), dtype=int)
+        counts = {name: replies.ragged[name].counts if name in replies.ragged
+                  else np.zeros(len(replies), dtype=int)
                   for name in ("hessian", "diagonal", "factor", "sign", "share")}
         bad = (counts["hessian"] + counts["diagonal"] != 1) | (counts["factor"] != counts["sign"])
         bad |= (counts["share"] > 1) | ((counts["hessian"] > 0) & (counts["factor"] > 0))
-        reasons = [(int(user), "it has more or fewer rows than requested") for user in replies.users[bad]]
+        reasons = [(int(user), "it has more or fewer rows than requested")
+                   for user in replies.users[bad]]
         share = replies.ragged.get("share")
         if share is not None:
-            wrong = np.setdiff1d(share.owner[~((share.values > 0) & (share.values <= 1))], np.flatnonzero(bad))
-            reasons += [(int(user), "its step share is not in (0, 1]") for user in replies.users[wrong]]
+            wrong = np.setdiff1d(share.owner[~((share.values > 0) & (share.values <= 1))],
+                                 np.flatnonzero(bad))
+            reasons += [(int(user), "its step share is not in (0, 1]")
+                        for user in replies.users[wrong]]
             bad[wrong] = True
         good = replies.take(np.flatnonzero(~bad))
         if len(good):
             ends = np.linalg.eigvalsh(hessians_of(good, self.federation.dim))
-            indefinite = ends[:, 0] < -1e-8 * np.maximum(ends[:, -1], 0.0) - 1e-12 * self.federation.dim
-            reasons += [(int(user), "its Hessian is not positive semidefinite") for user in good.users[indefinite]]
+            indefinite = ends[:, 0] < -1e-8 * np.maximum(ends[:, -1], 0.0) - 1e-12 \
+                * self.federation.dim
+            reasons += [(int(user), "its Hessian is not positive semidefinite")
+                        for user in good.users[indefinite]]
         return reasons
 
     @cached_property
     def fresh(self) -> dict[str, Any]:
         """The common part of a first state."""
         n = self.federation.n_users
-        return {"round": 0, "asked": np.full(n, -1, dtype=np.int64), "missed": np.zeros(n, dtype=np.int64),
-                "aside": np.zeros(n, dtype=bool), "said": np.full((n, 2 * self.federation.dim + 2), np.nan),
+        return {"round": 0, "asked": np.full(n, -1, dtype=np.int64),
+                "missed": np.zeros(n, dtype=np.int64),
+                "aside": np.zeros(n, dtype=bool), "said": np.full((n, 2 * self.federation.dim + 2),
+                    np.nan),
                 "blamed": np.zeros((n, 3))}
 
     def carried(self, state: State) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The steps of the paper's Algorithm 1 on ordered pairs (i, j) with head i: the same code at users and at the server.
+"""The steps of the paper's Algorithm 1 on ordered pairs (i, j) with head i: the same code at users
+and at the server.
 
-Pairs are sorted by head, so that the pairs of a user are contiguous. In the names of the code, for a pair (i, j):
-`others` x_j, `difference` z_ij, `dual` mu_ij, `hat` muhat_ij, `radii` lam w_ij.
+Pairs are sorted by head, so that the pairs of a user are contiguous. In the names of the code, for
+a pair (i, j): `others` x_j, `difference` z_ij, `dual` mu_ij, `hat` muhat_ij, `radii` lam w_ij.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from coterie.problem.graph import Graph
 class Pairs:
     """The pairs (i, j) of the users that are not excluded, sorted by head, with their constants.
 
-    There are two ordered pairs per edge, or one unordered pair. `both` says whether the step of a user includes the
-    pairs that end at it; then each of two ordered pairs has half of lam.
+    There are two ordered pairs per edge, or one unordered pair. `both` says whether the step of a
+    user includes the pairs that end at it; then each of two ordered pairs has half of lam.
     """
 
-    def __init__(self, graph: Graph, lam: float, aside: Flags, *, ordered: bool, both: bool) -> None:
+    def __init__(self, graph: Graph, lam: float, aside: Flags, *, ordered: bool,
+                 both: bool) -> None:
         n, (i, j) = graph.n_users, graph.edges.T
         active = ~aside[i] & ~aside[j]
         i, j, number = i[active], j[active], np.flatnonzero(active)
@@ -33,7 +35,8 @@ class Pairs:
         order = np.lexsort((tails, heads))
         self.heads, self.tails, self.edge = heads[order], tails[order], edge[order]
         self.offsets = _offsets(np.bincount(self.heads, minlength=n))
-        self.position = np.arange(len(self.heads)) - self.offsets[self.heads]  # among the pairs of its head
+        # Among the pairs of its head.
+        self.position = np.arange(len(self.heads)) - self.offsets[self.heads]
         self.by_tail = np.argsort(self.tails, kind="stable")
         self.tail_offsets = _offsets(np.bincount(self.tails, minlength=n))
         self.radii = (lam / 2 if ordered and both else lam) * graph.weights[self.edge]
@@ -59,7 +62,9 @@ def segment_sums(values: Array, offsets: Ints) -> Array:
 
 
 def pulls(others: Array, difference: Array, hat: Array, offsets: Ints) -> tuple[Array, Array]:
-    """The contribution of the pairs that start at a user to its step (S2): sum_j muhat_ij and sum_j (x_j + z_ij)."""
+    """The contribution of the pairs that start at a user to its step (S2): sum_j muhat_ij and sum_j
+    (x_j + z_ij).
+    """
     return segment_sums(hat, offsets), segment_sums(others + difference, offsets)
 
 
@@ -67,7 +72,8 @@ def step_centre(models: Array, linear: Array, centres: Array, pairs: Array, rho:
                 eta: Array) -> tuple[Array, Array]:
     """S2 as one proximal step: minimise f(x) + t/2 ||x - centre||^2 over x.
 
-        f(x) + <linear, x> + rho/2 sum_pairs ||x - c_p||^2 + eta/2 ||x - x_old||^2,    centres = sum_pairs c_p
+        f(x) + <linear, x> + rho/2 sum_pairs ||x - c_p||^2 + eta/2 ||x - x_old||^2,
+                                                      centres = sum_pairs c_p
     """
     t = rho * pairs + eta
     return (rho * centres + eta[:, None] * models - linear) / np.maximum(t, 1e-300)[:, None], t
@@ -83,15 +89,20 @@ def step_length(eta: Array, stiff: Array, rho: float, pairs: Array) -> Array:
     return np.where(eta > 0, eta, stiff + rho * pairs)
 
 
-def differences(heads: Array, others: Array, old: Array, hat: Array, radii: Array, rho: float, eta: float) -> Array:
-    """S3: minimise radii ||z|| - <hat, z> + rho/2 ||x_i - x_j - z||^2 + eta/2 ||z - old||^2, a shrinkage."""
+def differences(heads: Array, others: Array, old: Array, hat: Array, radii: Array, rho: float,
+                eta: float) -> Array:
+    """S3: minimise radii ||z|| - <hat, z> + rho/2 ||x_i - x_j - z||^2 + eta/2 ||z - old||^2, a
+    shrinkage.
+    """
     v = hat + rho * (heads - others) + eta * old
     norms = np.linalg.norm(v, axis=1)
-    scale = np.maximum(1.0 - np.divide(radii, norms, out=np.full_like(norms, np.inf), where=norms > 0), 0.0)
+    scale = np.maximum(1.0 - np.divide(radii, norms, out=np.full_like(norms, np.inf),
+                                       where=norms > 0), 0.0)
     return np.asarray(scale[:, None] * v / (rho + eta))
 
 
-def hats(dual: Array, heads: Array, others: Array, difference: Array, rho: float, nu: float) -> Array:
+def hats(dual: Array, heads: Array, others: Array, difference: Array, rho: float,
+         nu: float) -> Array:
     """S11: muhat = mu - nu rho (x_i - x_j - z_ij)."""
     return np.asarray(dual - nu * rho * (heads - others - difference))
 
@@ -100,8 +111,8 @@ def answer_edges(loss: Loss, samples: Samples, queries: Batch, memory: Mapping[s
                  ) -> tuple[dict[str, Array], dict[str, Ragged], dict[str, Ragged]]:
     """The reply of users who store their edges: apply the updates of the query, then step.
 
-    `memory` has a part for every user of the data: its model (point), and for its pairs others, difference, hat,
-    neighbours, radii and whether they are quiet.
+    `memory` has a part for every user of the data: its model (point), and for its pairs others,
+    difference, hat, neighbours, radii and whether they are quiet.
     """
     rho, hat_rho, weight, eta_z, nu, linearised = queries.shared["settings"].tolist()
     users, kept = queries.users, _read(queries, memory, samples.n_users, samples.dim, hat_rho, nu)
@@ -135,30 +146,38 @@ def answer_edges(loss: Loss, samples: Samples, queries: Batch, memory: Mapping[s
     # S3: their differences, from the old models.
     at = _positions(queries, "update", offsets)
     if at.size:
-        difference[at] = differences(points[owner[at]], seen[at], difference[at], hat[at], kept["radii"].values[at],
+        difference[at] = differences(points[owner[at]], seen[at], difference[at], hat[at],
+                                     kept["radii"].values[at],
                                      rho, eta_z)
     stepped = np.zeros(len(users), dtype=np.int64)
     stepped[stepping] = 1
     counts = queries.ragged["update"].counts if at.size else np.zeros(len(users), dtype=np.int64)
     reply = {"model": Ragged.of(models[moving], stepped), "value": Ragged.of(values, stepped),
-             "curvature": Ragged.of(curvatures, stepped), "difference": Ragged.of(difference[at], counts)}
+             "curvature": Ragged.of(curvatures, stepped), "difference": Ragged.of(difference[at],
+                 counts)}
     if linearised:
         reply["stiffness"] = Ragged.of(stiff, stepped)
     return {}, reply, dict(kept, point=kept["point"]._replace(values=models))
 
 
 def _positions(queries: Batch, name: str, offsets: Ints) -> Ints:
-    """Rows of the pairs that a part of the queries names by their number among the pairs of their head."""
+    """Rows of the pairs that a part of the queries names by their number among the pairs of their
+    head.
+    """
     part = queries.ragged.get(name)
-    return np.empty(0, dtype=np.int64) if part is None else offsets[queries.users[part.owner]] + part.values
+    return np.empty(0, dtype=np.int64) if part is None else offsets[queries.users[part.owner]] \
+        + part.values
 
 
 def _read(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim: int, rho: float,
           nu: float) -> dict[str, Ragged]:
-    """The memory after the updates of the queries: changed models, pairs that become quiet or not, new duals."""
+    """The memory after the updates of the queries: changed models, pairs that become quiet or not,
+    new duals.
+    """
     kept = _initialised(queries, memory, n_users, dim)
     offsets, owner = kept["others"].offsets, kept["others"].owner
-    others, difference, hat, quiet = (kept[name].values.copy() for name in ("others", "difference", "hat", "quiet"))
+    others, difference, hat, quiet = (kept[name].values.copy() for name in ("others", "difference",
+        "hat", "quiet"))
     # S7: the models that changed in the last round.
     neighbours, who = kept["neighbours"].values, queries.shared["who"]
     row = np.full(int(max(neighbours.max(initial=-1), who.max(initial=-1))) + 1, -1)
@@ -182,17 +201,20 @@ def _read(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim: int, 
 
 
 #: The parts of a user's memory, with the number of axes of a row; "quiet" is separate.
-_KEPT = {"point": 1, "others": 1, "difference": 1, "hat": 1, "neighbours": 0, "radii": 0, "tails": 0}
+_KEPT = {"point": 1, "others": 1, "difference": 1, "hat": 1, "neighbours": 0, "radii": 0,
+         "tails": 0}
 
 
-def _initialised(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim: int) -> dict[str, Ragged]:
+def _initialised(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim: int) -> dict[str,
+        Ragged]:
     """The memory, with that of re-initialised users replaced by the state in the query."""
     nothing = np.zeros(n_users, dtype=np.int64)
     kept = dict(memory) or {
         **{name: Ragged.of(np.zeros((0, dim)[:1 + axes]), nothing) for name, axes in _KEPT.items()},
         "neighbours": Ragged.of(np.zeros(0, dtype=np.int64), nothing),
         "quiet": Ragged.of(np.zeros(0, dtype=bool), nothing),
-        "point": Ragged.of(np.zeros((n_users, dim)), nothing + 1), "tails": Ragged.of(np.zeros(n_users), nothing + 1)}
+        "point": Ragged.of(np.zeros((n_users, dim)), nothing + 1),
+                            "tails": Ragged.of(np.zeros(n_users), nothing + 1)}
     points = queries.ragged.get("point")
     if points is None:
         return kept
@@ -201,7 +223,8 @@ def _initialised(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim
     for name in _KEPT:
         kept[name] = _replaced(kept[name], queries.users, queries.ragged.get(name), reset)
     others = queries.ragged.get("others")
-    none = None if others is None else Ragged(np.zeros(len(others.values), dtype=bool), others.offsets)
+    none = None if others is None else Ragged(np.zeros(len(others.values), dtype=bool),
+                                              others.offsets)
     kept["quiet"] = _replaced(kept["quiet"], queries.users, none, reset)
     return kept
 
@@ -211,7 +234,8 @@ def _replaced(old: Ragged, users: Ints, received: Ragged | None, reset: Flags) -
     counts = np.where(reset, 0, old.counts)
     if received is not None:
         counts[users] += received.counts
-    new = Ragged.of(np.empty((int(counts.sum()), *old.values.shape[1:]), dtype=old.values.dtype), counts)
+    new = Ragged.of(np.empty((int(counts.sum()), *old.values.shape[1:]), dtype=old.values.dtype),
+                    counts)
     replaced = reset[new.owner]
     new.values[~replaced] = old.values[~reset[old.owner]]
     if received is not None:

@@ -1,7 +1,8 @@
-"""The Hessians of users as the server knows them: complete matrices, or for wide models matrices in spans of vectors.
+"""The Hessians of users as the server knows them: complete matrices, or for wide models matrices in
+spans of vectors.
 
-Hessians of wide models arrive in parts (see `coterie.federated.spans`): every reply adds vectors to those that the
-server has of the user, and contains the matrix for all of them.
+Hessians of wide models arrive in parts (see `coterie.federated.spans`): every reply adds vectors to
+those that the server has of the user, and contains the matrix for all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _WIDE = 150  # coordinates from which replies decide how Hessians are kept
 
 
 class Forms(NamedTuple):
-    """Hessians of n users: `hessians`, or if that is empty those of `Span` with the fields in between."""
+    """Hessians of n users: `hessians`, or if that is empty those of `Span` with the fields in
+    between.
+    """
 
     hessians: Array  # (n, dim, dim), or (n, 0, 0)
     basis: Array  # (n, b, p), ..., as in `coterie.losses.span`
@@ -37,7 +40,8 @@ class Forms(NamedTuple):
     def blank(cls, n: int, dim: int) -> Forms:
         """Nothing is known; of long models not even which form the Hessians will have."""
         size = dim if dim < _WIDE else 0
-        return cls(np.zeros((n, size, size)), np.zeros((n, 0, 0)), np.zeros((n, 0, 0)), np.zeros((n, 0)), np.zeros(n),
+        return cls(np.zeros((n, size, size)), np.zeros((n, 0, 0)), np.zeros((n, 0, 0)),
+                   np.zeros((n, 0)), np.zeros(n),
                    np.zeros(n), np.zeros(n, dtype=np.int64))
 
     @property
@@ -58,7 +62,8 @@ class Forms(NamedTuple):
         dim = self.basis.shape[2] * self.span.outputs
         curvature, rows = SpanCurvature(self.span), np.empty((len(self.outer), dim, dim))
         for column in range(dim):
-            rows[:, column] = curvature.times(np.broadcast_to(np.eye(dim)[column], (len(rows), dim)))
+            rows[:, column] = curvature.times(np.broadcast_to(np.eye(dim)[column],
+                (len(rows), dim)))
         return Forms.blank(len(rows), 0)._replace(hessians=rows)
 
     def take(self, users: Ints | Flags) -> Forms:
@@ -67,12 +72,14 @@ class Forms(NamedTuple):
     def put(self, users: Ints, new: Forms) -> Forms:
         """These Hessians with those of some users replaced."""
         if not new.in_spans:
-            hessians = self.hessians.copy() if self.complete else np.zeros((len(self.outer), *new.hessians.shape[1:]))
+            hessians = self.hessians.copy() if self.complete \
+                else np.zeros((len(self.outer), *new.hessians.shape[1:]))
             hessians[users] = new.hessians
             return self._replace(hessians=hessians)
         out: list[npt.NDArray[Any]] = [self.hessians]
         for old, part in zip(self[1:], new[1:], strict=True):
-            full = np.zeros((len(old), *np.maximum(old.shape[1:], part.shape[1:])), dtype=part.dtype)
+            full = np.zeros((len(old), *np.maximum(old.shape[1:], part.shape[1:])),
+                            dtype=part.dtype)
             before: Any = tuple(map(slice, old.shape))
             after: Any = (users, *map(slice, part.shape[1:]))
             full[before] = old
@@ -99,7 +106,8 @@ class Forms(NamedTuple):
         """With multiples of the identity added."""
         if self.in_spans:
             return self._replace(inner=self.inner + shift, outer=self.outer + shift)
-        return self._replace(hessians=self.hessians + shift[:, None, None] * np.eye(self.hessians.shape[1]))
+        return self._replace(hessians=self.hessians + shift[:, None, None]
+                             * np.eye(self.hessians.shape[1]))
 
     def quadratic(self, point: Array, value: Array, gradient: Array) -> Loss:
         """The quadratic functions with these Hessians."""
@@ -142,7 +150,8 @@ def spans_of(replies: Batch, old: Forms, dim: int, p: int) -> Forms:
 
 def _form(replies: Batch, position: int, old: Forms, dim: int, p: int) -> Span:
     """The Hessian of one reply, without the first axis."""
-    if any(_rows(replies, name, position) is not None for name in ("hessian", "factor")):  # of a user with many rows
+    # Of a user with many rows.
+    if any(_rows(replies, name, position) is not None for name in ("hessian", "factor")):
         hessian = hessians_of(replies.take(np.array([position])), dim)[0]
         return Span(np.eye(p), *_diagonalised(hessian), np.ones(()))
     levels, numbers = _rows(replies, "diagonal", position), _rows(replies, "core", position)
@@ -156,7 +165,8 @@ def _form(replies: Batch, position: int, old: Forms, dim: int, p: int) -> Span:
         return Span(basis, *_diagonalised(square(numbers[None], size)[0]), levels[0])
     rows = np.empty((0, size)) if numbers is None else numbers.reshape(-1, size)
     gains = np.einsum("qc,qc->q", rows, rows)
-    return Span(basis, rows / np.sqrt(np.maximum(gains, 1e-300))[:, None], gains, levels[1], levels[0])
+    return Span(basis, rows / np.sqrt(np.maximum(gains, 1e-300))[:, None], gains, levels[1],
+                levels[0])
 
 
 def _diagonalised(core: Array) -> tuple[Array, Array, Array]:
@@ -172,7 +182,9 @@ def _rows(replies: Batch, name: str, position: int) -> Array | None:
 
 
 def _basis(replies: Batch, position: int, old: Forms, p: int) -> Array:
-    """(b, p) the vectors of a user: those known before, and those of its reply; padding is left out."""
+    """(b, p) the vectors of a user: those known before, and those of its reply; padding is left
+    out.
+    """
     new = _rows(replies, "basis", position)
     known = old.basis[position, :old.sizes[position]] if old.in_spans else np.empty((0, p))
     if new is None:
@@ -184,7 +196,8 @@ def _basis(replies: Batch, position: int, old: Forms, p: int) -> Array:
 
 def wrong_parts(replies: Batch, old: Forms, dim: int, p: int) -> dict[int, str]:
     """Why Hessians that come in parts cannot be used, by position."""
-    reasons = {position: _wrong_part(replies, position, old, dim, p) for position in range(len(replies))}
+    reasons = {position: _wrong_part(replies, position, old, dim, p)
+               for position in range(len(replies))}
     return {position: reason for position, reason in reasons.items() if reason}
 
 
@@ -198,7 +211,8 @@ def _wrong_part(replies: Batch, position: int, old: Forms, dim: int, p: int) -> 
             return "it has more or fewer rows than requested"
         if len(basis) > p or not _orthonormal(basis):
             return "its vectors are not orthonormal"
-        if length and not (size and (length % size == 0 if len(levels) == 2 else length == size * (size + 1) // 2)):
+        if length and not (size and (length % size == 0 if len(levels) == 2 else length == size
+                                     * (size + 1) // 2)):
             return "its Hessian does not fit its vectors"
     else:
         if numbers is not None or _rows(replies, "basis", position) is not None:

@@ -1,4 +1,5 @@
-"""Exact groups from iterates that are only nearly equal, with what the server knows of the losses."""
+"""Exact groups from iterates that are only nearly equal, with what the server knows of the losses.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +11,18 @@ from coterie.federated.algorithms.edges import Pairs
 from coterie.federated.plausible import capped
 from coterie.problem.graph import Graph
 
-_CLOSE = (0.0, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)  # distances, relative to the largest model
+# Distances, relative to the largest model.
+_CLOSE = (0.0, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 
 
 def fused(graph: Graph, lam: float, pairs: Pairs, models: Array, difference: Array, slopes: Array,
           curvature: Array) -> Array:
-    """(n_users, dim) models in which nearly equal ones are made equal, with as few groups as the slopes allow.
+    """(n_users, dim) models in which nearly equal ones are made equal, with as few groups as the
+    slopes allow.
 
-    Users are merged if all their z are zero, or if their models are close. Of several distances for "close", the
-    largest is used whose objective, estimated from the users' slopes and curvatures, is no worse.
+    Users are merged if all their z are zero, or if their models are close. Of several distances for
+    "close", the largest is used whose objective, estimated from the users' slopes and curvatures,
+    is no worse.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
@@ -32,7 +36,8 @@ def fused(graph: Graph, lam: float, pairs: Pairs, models: Array, difference: Arr
     best, least, seen = models, lam * active.penalty(models), n
     for close in _CLOSE:
         joined = zero[pairs.edge] | (apart <= close * size)
-        links = csr_array((np.ones(joined.sum()), (pairs.heads[joined], pairs.tails[joined])), shape=(n, n))
+        links = csr_array((np.ones(joined.sum()), (pairs.heads[joined], pairs.tails[joined])),
+                          shape=(n, n))
         count, labels = connected_components(links, directed=False)
         if count == seen:
             continue
@@ -46,12 +51,15 @@ def fused(graph: Graph, lam: float, pairs: Pairs, models: Array, difference: Arr
     return best
 
 
-def missed(graph: Graph, lam: float, models: Array, duals: Array, points: Array, values: Array, slopes: Array,
+def missed(graph: Graph, lam: float, models: Array, duals: Array, points: Array, values: Array,
+           slopes: Array,
            curvature: Array) -> tuple[float, float]:
-    """An estimate of the relative gap of models and duals, from the users' values, slopes and curvatures.
+    """An estimate of the relative gap of models and duals, from the users' values, slopes and
+    curvatures.
 
-    It is the sum of ||grad f_i + (B'y)_i||^2 / (2 h_i) over users, and of the part of the penalty that the duals lack;
-    the second number is the same with a sum in which no single user counts for much.
+    It is the sum of ||grad f_i + (B'y)_i||^2 / (2 h_i) over users, and of the part of the penalty
+    that the duals lack; the second number is the same with a sum in which no single user counts for
+    much.
     """
     if not np.isfinite(curvature).all():
         return np.inf, np.inf

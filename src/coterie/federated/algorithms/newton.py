@@ -1,14 +1,17 @@
 """Proximal Newton for a federation, the default algorithm.
 
-In each round the users that are asked get their model x_i and return f_i, gradient and Hessian at it. The server stores
-the last reply of every user and solves the problem with these quadratics instead of the losses,
+In each round the users that are asked get their model x_i and return f_i, gradient and Hessian at
+it. The server stores the last reply of every user and solves the problem with these quadratics
+instead of the losses,
 
-    minimise  sum_i [ f_i + <g_i, s_i> + 1/2 s_i' (H_i + shift_i I) s_i ] + lam sum w ||x_i - x_j||,    s_i = x_i - p_i
+    minimise  sum_i [ f_i + <g_i, s_i> + 1/2 s_i' (H_i + shift_i I) s_i ]
+              + lam sum w ||x_i - x_j||,                          s_i = x_i - p_i
 
-to high accuracy, which gives the new models. Near the optimum the method converges quadratically. Further away a
-quadratic may predict too large a decrease. The next reply shows it, because it contains f_i at the new point. Such a
-reply is rejected, shift_i is increased, and the next query contains the last accepted point p_i, so that the user
-itself steps back as far as needed, without an extra round.
+to high accuracy, which gives the new models. Near the optimum the method converges quadratically.
+Further away a quadratic may predict too large a decrease. The next reply shows it, because it
+contains f_i at the new point. Such a reply is rejected, shift_i is increased, and the next query
+contains the last accepted point p_i, so that the user itself steps back as far as needed, without
+an extra round.
 """
 
 from __future__ import annotations
@@ -20,8 +23,21 @@ import numpy as np
 
 from coterie.base.errors import InvalidInput
 from coterie.base.types import Array, Flags, Ints
-from coterie.federated.algorithms.base import Algorithm, Federation, Method, State, hessians_of, traces_of
-from coterie.federated.algorithms.forms import Forms, comes_in_parts, row_length, spans_of, wrong_parts
+from coterie.federated.algorithms.base import (
+    Algorithm,
+    Federation,
+    Method,
+    State,
+    hessians_of,
+    traces_of,
+)
+from coterie.federated.algorithms.forms import (
+    Forms,
+    comes_in_parts,
+    row_length,
+    spans_of,
+    wrong_parts,
+)
 from coterie.federated.algorithms.trust import between, trusted
 from coterie.federated.plausible import LARGEST, Statements, capped
 from coterie.federated.protocol.messages import Batch, Ragged
@@ -35,11 +51,13 @@ class Newton(Algorithm):
 
     Parameters
     ----------
-    select : "needed" asks those users first whose last replies are furthest from their current models; "random" asks
-        uniformly at random. Both ask only as many users as participation allows.
-    rank : 0 sends Hessians exactly, in the shorter of two forms (a low-rank form if a user has fewer samples than half
-        the coordinates); a number r > 0 sends a multiple of the identity plus a matrix of rank r, which together are at
-        least as large as the Hessian; -1 always sends the triangle.
+    select : "needed" asks those users first whose last replies are furthest from their current
+        models; "random" asks uniformly at random. Both ask only as many users as participation
+        allows.
+    rank : 0 sends Hessians exactly, in the shorter of two forms (a low-rank form if a user has
+        fewer samples than half the coordinates); a number r > 0 sends a multiple of the identity
+        plus a matrix of rank r, which together are at least as large as the Hessian; -1 always
+        sends the triangle.
 
     Raises
     ------
@@ -49,7 +67,8 @@ class Newton(Algorithm):
     -------
     >>> import coterie as ct
     >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
-    >>> ct.federate(users, ct.SquaredDistance(), lam=1.0, algorithm=ct.Newton(select="random")).labels.tolist()
+    >>> ct.federate(users, ct.SquaredDistance(), lam=1.0,
+    ...             algorithm=ct.Newton(select="random")).labels.tolist()
     [0, 0, 1]
     """
 
@@ -58,9 +77,11 @@ class Newton(Algorithm):
 
     def __post_init__(self) -> None:
         if self.select not in ("needed", "random"):
-            raise InvalidInput(f"select must be 'needed' or 'random', got {self.select!r}", remedy="Use 'needed'")
+            raise InvalidInput(f"select must be 'needed' or 'random', got {self.select!r}",
+                               remedy="Use 'needed'")
         if isinstance(self.rank, bool) or int(self.rank) != self.rank or self.rank < -1:
-            raise InvalidInput(f"rank must be -1, 0 or a positive number, got {self.rank!r}", remedy="Use 0")
+            raise InvalidInput(f"rank must be -1, 0 or a positive number, got {self.rank!r}",
+                               remedy="Use 0")
 
     def on(self, federation: Federation, tol: float = 1e-6) -> NewtonMethod:
         return NewtonMethod(federation, self, tol)
@@ -73,7 +94,8 @@ class NewtonState(State):
     Attributes
     ----------
     sent : (n_users, dim) the model of the last query.
-    points, values, gradients, hessians : of the last accepted reply, and of wide models instead of Hessians:
+    points, values, gradients, hessians : of the last accepted reply, and of wide models instead of
+        Hessians:
     basis, axes, gains, inner, outer, sizes : see `Forms`.
     shift : (n_users,) a multiple of the identity that is added to the Hessian.
     known, doubted : (n_users,) whether there is a reply, and whether the last one was rejected.
@@ -83,7 +105,8 @@ class NewtonState(State):
     """
 
     sent: Array  # (n_users, dim) the model of the last query
-    points: Array  # (n_users, dim) the point of the last accepted reply; value, gradient and Hessian at it:
+    # (n_users, dim) the point of the last accepted reply; value, gradient and Hessian at it:
+    points: Array
     values: Array
     gradients: Array
     hessians: Array  # and for wide models what follows: see `Forms`
@@ -120,14 +143,19 @@ class NewtonMethod(Method):
     def begin(self, models: Array) -> NewtonState:
         n, d = self.federation.n_users, self.federation.dim
         return NewtonState(
-            **self.fresh, now=models, sent=models, points=models, values=np.zeros(n), gradients=np.zeros((n, d)),
+            **self.fresh, now=models, sent=models, points=models, values=np.zeros(n),
+                           gradients=np.zeros((n, d)),
             **Forms.blank(n, d)._asdict(), shift=np.zeros(n), known=np.zeros(n, dtype=bool),
-            doubted=np.zeros(n, dtype=bool), duals=np.zeros((self.federation.graph.n_edges, d)), sigma=0.0,
+            doubted=np.zeros(n, dtype=bool), duals=np.zeros((self.federation.graph.n_edges, d)),
+                           sigma=0.0,
             promised=np.full(n, np.inf), trust=1.0, error=np.inf)
 
     def warm(self, state: NewtonState) -> NewtonState:
-        """All replies are still valid: the problem is solved with them before users are asked again."""
-        first = replace(state, **{**self.fresh, "aside": state.aside, "refusals": state.refusals}, trust=1.0)
+        """All replies are still valid: the problem is solved with them before users are asked
+        again.
+        """
+        first = replace(state, **{**self.fresh, "aside": state.aside, "refusals": state.refusals},
+                        trust=1.0)
         return self._solved(first)
 
     def point(self, state: NewtonState) -> tuple[Array, Array | None]:
@@ -143,7 +171,8 @@ class NewtonMethod(Method):
 
     def _ask(self, state: NewtonState, users: Ints) -> Batch:
         doubted = state.doubted[users]
-        ragged = {"anchor": Ragged.of(state.points[users[doubted]], doubted)} if doubted.any() else {}
+        ragged = {"anchor": Ragged.of(state.points[users[doubted]], doubted)} if doubted.any() \
+            else {}
         count = {"count": state.sizes[users].astype(float)} if state.forms.in_spans else {}
         return Batch(self.kind, state.round, users, {"model": state.now[users], **count}, ragged,
                      {"rank": np.array(self.settings.rank, dtype=np.int64)})
@@ -162,7 +191,8 @@ class NewtonMethod(Method):
         stepped_back, share = np.zeros(len(replies), dtype=bool), replies.ragged.get("share")
         if share is not None:
             stepped_back[share.owner] = share.values < 1.0
-        return self._taken(state, replies, self._at(state, replies), self._forms(state, replies), stepped_back)
+        return self._taken(state, replies, self._at(state, replies), self._forms(state, replies),
+                           stepped_back)
 
     def _forms(self, state: NewtonState, replies: Batch) -> Forms:
         """The Hessians of replies."""
@@ -179,36 +209,46 @@ class NewtonMethod(Method):
     def _objections(self, state: NewtonState, replies: Batch) -> list[tuple[int, str]]:
         if not (state.forms.in_spans or comes_in_parts(replies)):
             return super()._objections(state, replies)
-        reasons = wrong_parts(replies, state.forms.take(replies.users), self.federation.dim, self._row_length)
+        reasons = wrong_parts(replies, state.forms.take(replies.users), self.federation.dim,
+                              self._row_length)
         share = replies.ragged.get("share")
         if share is not None:
             for position in share.owner[~((share.values > 0) & (share.values <= 1))]:
                 reasons.setdefault(int(position), "its step share is not in (0, 1]")
             for position in np.flatnonzero(share.counts > 1):
                 reasons.setdefault(int(position), "it has more or fewer rows than requested")
-        return [(int(replies.users[position]), reason) for position, reason in sorted(reasons.items())]
+        return [(int(replies.users[position]), reason) for position,
+                reason in sorted(reasons.items())]
 
     def _at(self, state: NewtonState, replies: Batch) -> Array:
-        """(n, dim) the points that replies are about: the models sent, or points on the way to them."""
+        """(n, dim) the points that replies are about: the models sent, or points on the way to
+        them.
+        """
         users, share = replies.users, replies.ragged.get("share")
         at = state.sent[users].copy()
         if share is not None:
-            k = share.owner  # from the last accepted point, or from zero if the query contained none
+            # From the last accepted point, or from zero if the query contained none.
+            k = share.owner
             named = state.doubted[users[k]][:, None]
-            at[k] = np.where(named, between(state.points[users[k]], at[k], share.values), share.values[:, None] * at[k])
+            at[k] = np.where(named, between(state.points[users[k]], at[k], share.values),
+                             share.values[:, None] * at[k])
         return at
 
     def _implausible(self, state: NewtonState, replies: Batch) -> list[tuple[int, str]]:
-        # A model that is much too far away has a loss beyond all bounds. Such a reply is rejected, not its user.
+        # A model that is much too far away has a loss beyond all bounds. Such a reply is rejected,
+        # not its user.
         far = state.known[replies.users] & (replies.arrays["value"] > LARGEST)
         if "share" in replies.ragged:
             far[replies.ragged["share"].owner] = False
-        return super()._implausible(state, replies.take(np.flatnonzero(~far)) if far.any() else replies)
+        return super()._implausible(state,
+                                    replies.take(np.flatnonzero(~far)) if far.any() else replies)
 
     def _statements(self, state: NewtonState, replies: Batch) -> Statements:
-        traces = self._forms(state, replies).traces() if state.forms.in_spans or comes_in_parts(replies) else \
+        traces = self._forms(state, replies).traces() if state.forms.in_spans or comes_in_parts(
+            replies) else \
             traces_of(replies, self.federation.dim)
-        return Statements(self._at(state, replies), replies.arrays["value"], replies.arrays["gradient"], traces)
+        return Statements(self._at(state, replies), replies.arrays["value"],
+                          replies.arrays["gradient"], traces)
 
     @np.errstate(over="ignore", invalid="ignore")  # a finite reply can be too large to square
     def _taken(self, state: NewtonState, replies: Batch, at: Array, forms: Forms,
@@ -217,34 +257,44 @@ class NewtonMethod(Method):
         users, share = replies.users, replies.ragged.get("share")
         step = at - state.points[users]
         slopes = np.einsum("nd,nd->n", state.gradients[users], step)
-        second = 0.5 * state.forms.take(users).squares(step) + 0.5 * state.shift[users] * (step**2).sum(axis=1)
-        good = trusted(state.values[users], slopes, second, replies.arrays["value"]) | ~state.known[users]
+        second = 0.5 * state.forms.take(users).squares(step) + 0.5 * state.shift[users] \
+            * (step**2).sum(axis=1)
+        good = trusted(state.values[users], slopes, second, replies.arrays["value"]) \
+            | ~state.known[users]
         if share is not None:
             good[share.owner] = True
-        # The relative error of the quadratics: the smaller it is, the earlier a certificate is worth a round.
+        # The relative error of the quadratics: the smaller it is, the earlier a certificate is
+        # worth a round.
         seen = state.known[users] & (second > 0)
         off = np.abs(replies.arrays["value"] - state.values[users] - slopes - second)[seen].sum()
         trust = float(np.clip(off / second[seen].sum(), 1e-4, 1.0)) if seen.any() else 1.0
         trust = 0.0 if self.federation.loss.quadratic else trust
         taken = users[good]
-        points, values, gradients = (np.array(a) for a in (state.points, state.values, state.gradients))
+        points, values, gradients = (np.array(a) for a in (state.points, state.values,
+                                                           state.gradients))
         points[taken], values[taken] = at[good], replies.arrays["value"][good]
-        gradients[taken], known_forms = replies.arrays["gradient"][good], state.forms.put(taken, forms.take(good))
+        gradients[taken], known_forms = replies.arrays["gradient"][good], \
+            state.forms.put(taken, forms.take(good))
         known, doubted = state.known.copy(), state.doubted.copy()
         known[taken], doubted[taken], doubted[users[~good]] = True, False, True
-        # If a quadratic predicted too large a decrease, its shift is increased; if it was accurate, decreased.
+        # If a quadratic predicted too large a decrease, its shift is increased; if it was accurate,
+        # decreased.
         curvature = known_forms.traces() / self.federation.dim
-        stiffer = np.maximum(100.0 * state.shift, 0.03 * np.maximum(curvature, capped(curvature[known]).mean()))
+        stiffer = np.maximum(100.0 * state.shift,
+                             0.03 * np.maximum(curvature, capped(curvature[known]).mean()))
         poor = np.zeros(self.federation.n_users, dtype=bool)
         poor[users[~good]] = poor[users[stepped_back]] = True
         shift = state.shift.copy()
         shift[taken] *= 0.1
         shift = np.where(poor, stiffer, shift)
-        return self._solved(replace(state, points=points, values=values, gradients=gradients, shift=shift, known=known,
+        return self._solved(replace(state, points=points, values=values, gradients=gradients,
+                                    shift=shift, known=known,
                                     doubted=doubted, trust=trust, **known_forms._asdict()))
 
     def _accuracy(self, state: NewtonState) -> float:
-        """The relative gap of the problem with quadratics; of wide models small beside the error of the quadratics."""
+        """The relative gap of the problem with quadratics; of wide models small beside the error of
+        the quadratics.
+        """
         least = max(0.01 * self.tol, 1e-13)
         return max(least, min(1e-5, 0.01 * state.error)) if state.forms.in_spans else least
 
@@ -257,14 +307,18 @@ class NewtonMethod(Method):
         curvature = forms.traces() / federation.dim
         shift = np.maximum(state.shift[known], 1e-9 * max(float(capped(curvature).mean()), 1e-300))
         points, values = state.points[known], capped(state.values[known])
-        middle = _middle(points)  # what all models share costs no digits in the problem of their differences
+        # What all models share costs no digits in the problem of their differences.
+        middle = _middle(points)
         forms = forms.shifted(shift)
-        problem = federation.problem(known, forms.quadratic(points - middle, values, state.gradients[known]))
+        problem = federation.problem(known, forms.quadratic(points - middle, values,
+                                                            state.gradients[known]))
         inside: Any = slice(None) if known.all() else federation.graph.inside(known)
-        warm = Start(state.now[known] - middle, state.duals[inside], state.sigma or None) if state.sigma else None
+        warm = Start(state.now[known] - middle, state.duals[inside], state.sigma or None) \
+            if state.sigma else None
         solution = solve_quietly(problem, tol=self._accuracy(state), start=warm)
         now, duals, models = state.now.copy(), state.duals.copy(), solution.models + middle
-        now[known] = models  # other users keep the start: no user receives a model built from other users only
+        # Other users keep the start: no user receives a model built from other users only.
+        now[known] = models
         if solution.duals is not None:
             duals[inside] = solution.duals
         step = models - points
@@ -274,7 +328,8 @@ class NewtonMethod(Method):
         size = max(abs(solution.objective), 1e-300)
         error, rest = (state.trust * float(part.sum()) / size if complete else np.inf
                        for part in (promised[known], capped(promised[known])))
-        return replace(state, now=now, duals=duals, sigma=solution.sigma or 0.0, promised=promised, error=error,
+        return replace(state, now=now, duals=duals, sigma=solution.sigma or 0.0, promised=promised,
+                       error=error,
                        rest=rest)
 
 

@@ -20,9 +20,10 @@ class Participation:
     ----------
     fraction : the share of all users asked per round (at least one user), if no `count` is given.
     count : the number of users asked per round.
-    order : "random" draws independently in every round, as in the paper; "sweeps" goes through all users in a random
-        order, then in another one, so that no user waits long.
-    trace : (n_rounds, n_users) whether a user is available in a round, repeated after its end; None: always.
+    order : "random" draws independently in every round, as in the paper; "sweeps" goes through all
+        users in a random order, then in another one, so that no user waits long.
+    trace : (n_rounds, n_users) whether a user is available in a round, repeated after its end;
+        None: always.
 
     Raises
     ------
@@ -41,15 +42,20 @@ class Participation:
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
-            raise InvalidInput(f"fraction must be in (0, 1], got {self.fraction!r}", remedy="Use for example 0.4")
-        if self.count is not None and (isinstance(self.count, bool) or int(self.count) != self.count or self.count < 1):
-            raise InvalidInput(f"count must be an integer >= 1, got {self.count!r}", remedy="Use for example 10")
+            raise InvalidInput(f"fraction must be in (0, 1], got {self.fraction!r}",
+                               remedy="Use for example 0.4")
+        if self.count is not None and (isinstance(self.count, bool) or int(self.count) != self.count
+                                       or self.count < 1):
+            raise InvalidInput(f"count must be an integer >= 1, got {self.count!r}",
+                               remedy="Use for example 10")
         if self.order not in ("random", "sweeps"):
-            raise InvalidInput(f"order must be 'random' or 'sweeps', got {self.order!r}", remedy="Use 'random'")
+            raise InvalidInput(f"order must be 'random' or 'sweeps', got {self.order!r}",
+                               remedy="Use 'random'")
         if self.trace is not None:
             trace = np.asarray(self.trace, dtype=bool)
             if trace.ndim != 2 or not len(trace):
-                raise InvalidInput(f"a trace has one row per round and one column per user, got shape {trace.shape}",
+                raise InvalidInput("a trace has one row per round and one column per user, got "
+                                   f"shape {trace.shape}",
                                    remedy="Give an array of True and False")
             object.__setattr__(self, "trace", trace)
 
@@ -74,20 +80,25 @@ class Participation:
             return np.ones(n_users, dtype=bool)
         trace: Flags = self.trace  # type: ignore[assignment]  # an array since __post_init__
         if trace.shape[1] != n_users:
-            raise InvalidInput(f"the trace is for {trace.shape[1]} users, the federation has {n_users}",
+            raise InvalidInput(f"the trace is for {trace.shape[1]} users, the federation has "
+                               f"{n_users}",
                                remedy="Give one column per user")
         return trace[turn % len(trace)]
 
     def choose(self, turn: int, eligible: Flags, seed: int, need: Array | None = None) -> Ints:
-        """The users asked in a round, ascending: at random, or by decreasing `need`; the same for the same seed."""
+        """The users asked in a round, ascending: at random, or by decreasing `need`; the same for
+        the same seed.
+        """
         n_users = len(eligible)
         wanted = max(1, round(self.fraction * n_users)) if self.count is None else self.count
         possible = np.flatnonzero(eligible & self.available(turn, n_users))
         if wanted >= len(possible):
             return possible
-        # A random order of all users, of which those possible are taken: who else is eligible changes no one's luck.
+        # A random order of all users, of which those possible are taken: who else is eligible
+        # changes no one's luck.
         order = np.random.default_rng([seed, turn]).permutation(n_users)
-        if self.order == "sweeps":  # the next `wanted` in an endless row of random orders of all users
+        # The next `wanted` in an endless row of random orders of all users.
+        if self.order == "sweeps":
             first, last = turn * wanted, (turn + 1) * wanted
             row = np.concatenate([np.random.default_rng([seed, sweep, 5]).permutation(n_users)
                                   for sweep in range(first // n_users, (last - 1) // n_users + 1)])

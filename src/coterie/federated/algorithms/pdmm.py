@@ -1,16 +1,20 @@
 """The paper's Algorithm 1, a parallel direction method of multipliers: as printed, and corrected.
 
-For every ordered pair (i, j) there are a difference z_ij, a dual mu_ij and an auxiliary dual muhat_ij. A round, with
-r_ij = x_i - x_j - z_ij:
+For every ordered pair (i, j) there are a difference z_ij, a dual mu_ij and an auxiliary dual
+muhat_ij. A round, with r_ij = x_i - x_j - z_ij:
 
-    x_i     <- argmin f_i(x) + sum_j <muhat_ij, x> + rho/2 sum_j ||x - x_j - z_ij||^2 + eta B(x, x_i)           (S2)
-    z_ij    <- argmin lam w_ij ||z|| - <muhat_ij, z> + rho/2 ||x_i - x_j - z||^2 + eta_z/2 ||z - z_ij||^2         (S3)
-    mu_ij   <- mu_ij + tau rho r_ij,      muhat_ij <- mu_ij - nu rho r_ij                                   (S8, S11)
+    x_i     <- argmin f_i(x) + sum_j <muhat_ij, x> + rho/2 sum_j ||x - x_j - z_ij||^2 + eta B(x,
+            x_i)           (S2)
+    z_ij    <- argmin lam w_ij ||z|| - <muhat_ij, z> + rho/2 ||x_i - x_j - z||^2 + eta_z/2 ||z -
+            z_ij||^2         (S3)
+    mu_ij   <- mu_ij + tau rho r_ij,      muhat_ij <- mu_ij - nu rho r_ij
+            (S8, S11)
 
-As printed, S2 has the pairs (i, .) only. The augmented Lagrangian also has the pairs (., i); without them muhat_ij and
-muhat_ji become different if not all users take part. variant="symmetric" has both; it then solves (C) for 2 lam, so it
-is run with lam / 2. The z and mu steps need no data: with edge_state="server" the server computes them, and a user gets
-one vector per round, the centre of its proximal step, and never receives the model of another user.
+As printed, S2 has the pairs (i, .) only. The augmented Lagrangian also has the pairs (., i);
+without them muhat_ij and muhat_ji become different if not all users take part. variant="symmetric"
+has both; it then solves (C) for 2 lam, so it is run with lam / 2. The z and mu steps need no data:
+with edge_state="server" the server computes them, and a user gets one vector per round, the centre
+of its proximal step, and never receives the model of another user.
 """
 
 from __future__ import annotations
@@ -45,19 +49,26 @@ class PDMM(Algorithm):
     Parameters
     ----------
     variant : "symmetric" (corrected) or "paper" (as printed).
-    pairs : "ordered", or "unordered" as in the paper's footnote: one z and mu for i < j, in the steps of both users.
+    pairs : "ordered", or "unordered" as in the paper's footnote: one z and mu for i < j, in the
+        steps of both users.
     edge_state : where z is stored and updated: "server", or "users" as printed.
-    rho : weight of the augmented term; None: from the mean curvature of the users, of which each reply contains one
-        number, divided by the number of pairs of a user; it is changed a finite number of times.
-    eta, eta_z : weights of the Bregman terms of x and z. A linearised step has length 1 / eta; without eta, or with 0,
-        it is 1 / (largest curvature of the loss + rho times the number of pairs of the user).
-    tau, nu : damping of the duals; nu = 1 - 1/3, because the constraint of a pair connects three variables.
-    bregman : "euclidean", a proximal step of the user; or "linear", which makes it one gradient step.
-    select : what is drawn in a round: "users", who update all their variables, as in the paper's experiment; or
-        "variables", a random set of n_primal of all x and z, and n_dual of all duals, as in S1 and S8.
+    rho : weight of the augmented term; None: from the mean curvature of the users, of which each
+        reply contains one number, divided by the number of pairs of a user; it is changed a finite
+        number of times.
+    eta, eta_z : weights of the Bregman terms of x and z. A linearised step has length 1 / eta;
+        without eta, or with 0, it is 1 / (largest curvature of the loss + rho times the number of
+        pairs of the user).
+    tau, nu : damping of the duals; nu = 1 - 1/3, because the constraint of a pair connects three
+        variables.
+    bregman : "euclidean", a proximal step of the user; or "linear", which makes it one gradient
+        step.
+    select : what is drawn in a round: "users", who update all their variables, as in the paper's
+        experiment; or "variables", a random set of n_primal of all x and z, and n_dual of all
+        duals, as in S1 and S8.
     n_primal, n_dual : sizes S_P and S_D of these sets; None: the share of participation.
-    quiet : after this number of updates with z_ij = 0, a pair with close models is neither updated nor sent, until the
-        two models differ by more than users move in a round; 0: never (the paper's closing remark).
+    quiet : after this number of updates with z_ij = 0, a pair with close models is neither updated
+        nor sent, until the two models differ by more than users move in a round; 0: never (the
+        paper's closing remark).
 
     Raises
     ------
@@ -86,27 +97,34 @@ class PDMM(Algorithm):
     @classmethod
     def printed(cls, **changes: Any) -> PDMM:
         """The algorithm as printed, with the parameters of the paper's experiment."""
-        return cls(**{"variant": "paper", "edge_state": "users", "rho": 10.0, "eta": 10.0, "eta_z": 10.0, "tau": 0.8,
+        return cls(**{"variant": "paper", "edge_state": "users", "rho": 10.0, "eta": 10.0,
+                      "eta_z": 10.0, "tau": 0.8,
                       "nu": 0.2, **changes})
 
     def __post_init__(self) -> None:
-        for name, allowed in (("variant", ("symmetric", "paper")), ("pairs", ("ordered", "unordered")),
-                              ("edge_state", ("server", "users")), ("bregman", ("euclidean", "linear")),
+        for name, allowed in (("variant", ("symmetric", "paper")),
+                              ("pairs", ("ordered", "unordered")),
+                              ("edge_state", ("server", "users")),
+                              ("bregman", ("euclidean", "linear")),
                               ("select", ("users", "variables"))):
             if getattr(self, name) not in allowed:
-                raise InvalidInput(f"{name} must be {' or '.join(map(repr, allowed))}, got {getattr(self, name)!r}",
+                raise InvalidInput(f"{name} must be {' or '.join(map(repr, allowed))}, got "
+                                   f"{getattr(self, name)!r}",
                                    remedy=f"Use {allowed[0]!r}")
         for name in ("rho", "tau"):
             value = getattr(self, name)
             if value is not None and not (np.isfinite(value) and value > 0):
-                raise InvalidInput(f"{name} must be a finite number > 0, got {value!r}", remedy="Omit it")
+                raise InvalidInput(f"{name} must be a finite number > 0, got {value!r}",
+                                   remedy="Omit it")
         for name, value in (("eta", self.eta), ("eta_z", self.eta_z), ("nu", self.nu)):
             if not (np.isfinite(value) and value >= 0):
-                raise InvalidInput(f"{name} must be a finite number >= 0, got {value!r}", remedy="Omit it")
+                raise InvalidInput(f"{name} must be a finite number >= 0, got {value!r}",
+                                   remedy="Omit it")
         for name, least in (("n_primal", 1), ("n_dual", 1), ("quiet", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise InvalidInput(f"{name} must be at least {least}, got {value!r}", remedy="Omit it")
+                raise InvalidInput(f"{name} must be at least {least}, got {value!r}",
+                                   remedy="Omit it")
 
     def on(self, federation: Federation, tol: float = 1e-6) -> PDMMMethod:
         return PDMMMethod(federation, self, tol)
@@ -131,7 +149,8 @@ class PDMMMethod(Method):
         return self._known[1]
 
     def _pairs(self, aside: Flags) -> Pairs:
-        return Pairs(self.federation.graph, self.federation.lam, aside, ordered=self.settings.pairs == "ordered",
+        return Pairs(self.federation.graph, self.federation.lam, aside,
+                     ordered=self.settings.pairs == "ordered",
                      both=self.both)
 
     def begin(self, models: Array) -> PDMMState:
@@ -139,20 +158,27 @@ class PDMMMethod(Method):
         pairs = self._pairs(np.zeros(n, dtype=bool))
         p = len(pairs)
         return PDMMState(
-            **self.fresh, now=models, values=np.zeros(n), slopes=np.zeros((n, d)), curvature=np.full(n, np.nan),
-            sent=models, sent_t=np.zeros(n), difference=np.zeros((p, d)), dual=np.zeros((p, d)), hat=np.zeros((p, d)),
-            zeros=np.zeros(p, dtype=np.int64), quiet=np.zeros(p, dtype=bool), moved=np.zeros(n, dtype=bool),
-            renewed=np.zeros(p, dtype=bool), synced=np.zeros(n, dtype=bool), quiet_at_users=np.zeros(p, dtype=bool),
+            **self.fresh, now=models, values=np.zeros(n), slopes=np.zeros((n, d)),
+                         curvature=np.full(n, np.nan),
+            sent=models, sent_t=np.zeros(n), difference=np.zeros((p, d)), dual=np.zeros((p, d)),
+                         hat=np.zeros((p, d)),
+            zeros=np.zeros(p, dtype=np.int64), quiet=np.zeros(p, dtype=bool),
+                         moved=np.zeros(n, dtype=bool),
+            renewed=np.zeros(p, dtype=bool), synced=np.zeros(n, dtype=bool),
+                         quiet_at_users=np.zeros(p, dtype=bool),
             due_x=np.zeros(n, dtype=bool), due_z=np.zeros(p, dtype=bool),
-            rho=self.settings.rho or 1.0 / pairs.mean_pairs, hat_rho=0.0, changes=0, next_review=0.0, length=0.0,
+            rho=self.settings.rho or 1.0 / pairs.mean_pairs, hat_rho=0.0, changes=0,
+                         next_review=0.0, length=0.0,
             next_estimate=0, error=np.inf)
 
     def estimate(self, state: PDMMState) -> float:
         return state.error
 
     def chosen(self, state: PDMMState) -> Ints:
-        if self.settings.edge_state == "users":  # all users get the updates; only the drawn users compute
-            available = self.federation.participation.available(state.round, self.federation.n_users)
+        # All users get the updates; only the drawn users compute.
+        if self.settings.edge_state == "users":
+            available = self.federation.participation.available(state.round,
+                self.federation.n_users)
             return np.flatnonzero(~state.aside & (state.asked < 0) & available)
         return np.flatnonzero(self._drawn(state)[0])
 
@@ -166,14 +192,18 @@ class PDMMMethod(Method):
             return x, self._touched(pairs, x) & eligible[pairs.heads] & ~state.quiet
         eligible = eligible & federation.participation.available(state.round, federation.n_users)
         total = federation.n_users + len(pairs)
-        size = s.n_primal or max(1, round(federation.participation.share(federation.n_users) * total))
+        size = s.n_primal or max(1, round(federation.participation.share(federation.n_users)
+                                          * total))
         picked = np.zeros(total, dtype=bool)
-        picked[np.random.default_rng([federation.seed, state.round, 3]).permutation(total)[:size]] = True
+        picked[np.random.default_rng([federation.seed, state.round, 3]).permutation(total)[
+            :size]] = True
         x, z = picked[:federation.n_users], picked[federation.n_users:]
         return x & eligible, z & eligible[pairs.heads] & ~state.quiet
 
     def _touched(self, pairs: Pairs, users: Flags) -> Flags:
-        """The pairs that these users update: those that start at them; unordered pairs belong to both users."""
+        """The pairs that these users update: those that start at them; unordered pairs belong to
+        both users.
+        """
         own = users[pairs.heads]
         return own | users[pairs.tails] if self.settings.pairs == "unordered" else own
 
@@ -183,16 +213,20 @@ class PDMMMethod(Method):
         if s.select == "users":
             away = ~heard if s.edge_state == "users" else np.zeros_like(heard)
             return self._touched(pairs, stepped) & ~away[pairs.heads] & ~state.quiet
-        size = s.n_dual or max(1, round(self.federation.participation.share(self.federation.n_users) * len(pairs)))
+        size = s.n_dual or max(1, round(self.federation.participation.share(self.federation.n_users)
+                                        * len(pairs)))
         picked = np.zeros(len(pairs), dtype=bool)
-        picked[np.random.default_rng([self.federation.seed, state.round, 4]).permutation(len(pairs))[:size]] = True
+        picked[np.random.default_rng([self.federation.seed, state.round, 4]).permutation(
+            len(pairs))[:size]] = True
         silent = (state.asked >= 0) & ~heard  # otherwise their duals grow without limit
         return picked & ~state.quiet & ~silent[pairs.heads] & ~silent[pairs.tails]
 
     # -- the round
 
     def _beyond(self, state: PDMMState) -> tuple[Array, Array]:
-        """The contribution of pairs that end at a user to its step: -sum_j muhat_ji and sum_j (x_j - z_ji)."""
+        """The contribution of pairs that end at a user to its step: -sum_j muhat_ji and sum_j (x_j
+        - z_ji).
+        """
         pairs = self.pairs(state)
         if not self.both:
             return np.zeros_like(state.now), np.zeros_like(state.now)
@@ -207,7 +241,8 @@ class PDMMMethod(Method):
         return np.where(state.quiet[:, None], state.now[pairs.heads], state.now[pairs.tails])
 
     def _pulls(self, state: PDMMState) -> tuple[Array, Array]:
-        linear, centres = edges.pulls(self._seen(state), state.difference, state.hat, self.pairs(state).offsets)
+        linear, centres = edges.pulls(self._seen(state), state.difference, state.hat,
+                                      self.pairs(state).offsets)
         beyond = self._beyond(state)
         return linear + beyond[0], centres + beyond[1]
 
@@ -223,15 +258,19 @@ class PDMMMethod(Method):
     def _centres(self, state: PDMMState) -> tuple[Array, Array]:
         """S2 of every user as one proximal step."""
         eta = np.full(self.federation.n_users, self.settings.eta)
-        return edges.step_centre(state.now, *self._pulls(state), self.pairs(state).n_pairs, state.rho, eta)
+        return edges.step_centre(state.now, *self._pulls(state), self.pairs(state).n_pairs,
+                                 state.rho, eta)
 
     def _slope(self, state: PDMMState, users: Ints) -> Array:
         """The contribution of the pairs to the slope of a linearised step."""
         linear, centres = (part[users] for part in self._pulls(state))
-        return edges.step_slope(state.now[users], linear, centres, self.pairs(state).n_pairs[users], state.rho)
+        return edges.step_slope(state.now[users], linear, centres, self.pairs(state).n_pairs[users],
+                                state.rho)
 
     def _news(self, state: PDMMState, users: Ints) -> Batch:
-        """The query to users who store their edges: changed models, their duals, and what to update."""
+        """The query to users who store their edges: changed models, their duals, and what to
+        update.
+        """
         s, pairs, n = self.settings, self.pairs(state), self.federation.n_users
         x, z = self._drawn(state)
         queried = np.zeros(n, dtype=bool)
@@ -242,44 +281,52 @@ class PDMMMethod(Method):
             at = np.flatnonzero(flags & queried[pairs.heads])
             if at.size:
                 counts = np.bincount(pairs.heads[at], minlength=n)[users]
-                ragged.update({name: Ragged.of(values[at], counts) for name, values in named.items()})
+                ragged.update({name: Ragged.of(values[at], counts) for name,
+                               values in named.items()})
 
         of_pairs(z, update=pairs.position)
         mine = state.synced[pairs.heads]
         of_pairs(state.renewed & mine, dual_at=pairs.position, dual=state.dual)
         of_pairs(state.quiet & ~(state.quiet_at_users & mine), quiet=pairs.position)
-        of_pairs(~state.quiet & state.quiet_at_users & mine, wake=pairs.position, wake_model=state.now[pairs.tails])
+        of_pairs(~state.quiet & state.quiet_at_users & mine, wake=pairs.position,
+                 wake_model=state.now[pairs.tails])
         if self.both:
             stepping = (x & queried)[users]
             halves = np.stack(self._beyond(state), axis=1)[users[stepping]]
             ragged["beyond"] = Ragged.of(halves.reshape(-1, self.federation.dim), 2 * stepping)
         reset = (queried & ~state.synced)[users]
         if reset.any():  # send the complete state
-            of_pairs(~mine, others=state.now[pairs.tails], difference=state.difference, hat=state.hat,
+            of_pairs(~mine, others=state.now[pairs.tails], difference=state.difference,
+                     hat=state.hat,
                      neighbours=pairs.tails, radii=pairs.radii)
             ragged["point"] = Ragged.of(state.now[users[reset]], reset)
             ragged["tails"] = Ragged.of(pairs.n_tails[users[reset]], reset)
         who = np.flatnonzero(state.moved)
-        settings = np.array([state.rho, state.hat_rho, s.eta, s.eta_z, s.nu, float(s.bregman == "linear")])
-        return Batch(self.kind, state.round, users, {"step": (x & queried)[users].astype(np.int64)}, ragged,
+        settings = np.array([state.rho, state.hat_rho, s.eta, s.eta_z, s.nu,
+                             float(s.bregman == "linear")])
+        return Batch(self.kind, state.round, users, {"step": (x & queried)[users].astype(np.int64)},
+                     ragged,
                      {"settings": settings, "models": state.now[who], "who": who})
 
     def _asked(self, state: PDMMState, users: Ints) -> PDMMState:
         sent, t = state.sent.copy(), state.sent_t.copy()
         centre, weight = self._centres(state)
         sent[users], t[users] = centre[users], weight[users]
-        # If users store the edges, a user who does not reply, or could not be asked, is re-initialised next time.
+        # If users store the edges, a user who does not reply, or could not be asked, is
+        # re-initialised next time.
         synced = np.zeros_like(state.synced)
         queried = np.zeros_like(synced)
         queried[users] = True
         x, z = self._drawn(replace(state, asked=np.where(queried, -1, state.asked)))
         due_z = np.where(queried[self.pairs(state).heads], z, state.due_z)
-        return replace(state, sent=sent, sent_t=t, synced=synced, due_x=np.where(queried, x, state.due_x), due_z=due_z)
+        return replace(state, sent=sent, sent_t=t, synced=synced,
+                       due_x=np.where(queried, x, state.due_x), due_z=due_z)
 
     def _objections(self, state: PDMMState, replies: Batch) -> list[tuple[int, str]]:
         if self.settings.edge_state == "server":
             return []
-        wanted = {name: state.due_x[replies.users].astype(np.int64) for name in ("model", "value", "curvature")}
+        wanted = {name: state.due_x[replies.users].astype(np.int64) for name in ("model", "value",
+            "curvature")}
         if self.settings.bregman == "linear":
             wanted["stiffness"] = wanted["model"]
         heads = self.pairs(state).heads[state.due_z]
@@ -288,18 +335,24 @@ class PDMMMethod(Method):
         for name, counts in wanted.items():
             part = replies.ragged.get(name)
             wrong |= counts != (0 if part is None else part.counts)
-        reasons = [(int(user), "it has more or fewer rows than requested") for user in replies.users[wrong]]
+        reasons = [(int(user), "it has more or fewer rows than requested")
+                   for user in replies.users[wrong]]
         return reasons + self._wrong_differences(state, replies.take(np.flatnonzero(~wrong)))
 
     def _wrong_differences(self, state: PDMMState, replies: Batch) -> list[tuple[int, str]]:
-        """Users whose differences do not follow from what they were sent, all of which the server knows."""
-        given, pairs, n = replies.ragged.get("difference"), self.pairs(state), self.federation.n_users
+        """Users whose differences do not follow from what they were sent, all of which the server
+        knows.
+        """
+        given, pairs, n = replies.ragged.get("difference"), self.pairs(state), \
+            self.federation.n_users
         z = state.due_z & np.isin(np.arange(n), replies.users)[pairs.heads]
         if given is None or not z.any() or (state.asked[replies.users] != state.round).any():
             return []  # a late reply is to an earlier state
-        expected = edges.differences(state.now[pairs.heads[z]], self._seen(state)[z], state.difference[z], state.hat[z],
+        expected = edges.differences(state.now[pairs.heads[z]], self._seen(state)[z],
+                                     state.difference[z], state.hat[z],
                                      pairs.radii[z], state.rho, self.settings.eta_z)
-        scale = np.abs(expected).max() + np.abs(state.now).max() + np.abs(state.hat[z]).max() / state.rho
+        scale = np.abs(expected).max() + np.abs(state.now).max() + np.abs(state.hat[z]).max() \
+            / state.rho
         off = np.abs(expected - given.values).max(axis=1) > 1e-6 * scale
         return [(int(user), "its differences do not follow from what it was sent")
                 for user in np.unique(pairs.heads[z][off])]
@@ -313,13 +366,15 @@ class PDMMMethod(Method):
         old = self._pairs(before)
         kept = ~state.aside[old.heads] & ~state.aside[old.tails]
         rows = {name: getattr(state, name)[kept] for name in
-                ("difference", "dual", "hat", "zeros", "quiet", "renewed", "quiet_at_users", "due_z")}
+                ("difference", "dual", "hat", "zeros", "quiet", "renewed", "quiet_at_users",
+                 "due_z")}
         return replace(state, **rows, synced=np.zeros_like(state.synced))
 
     def _alone(self, state: PDMMState) -> PDMMState:
         if self.settings.edge_state == "users" or self.settings.select == "users":
             return state
-        n, d = 0, self.federation.dim  # no x was drawn, but z and duals were, and their updates need no user
+        # No x was drawn, but z and duals were, and their updates need no user.
+        n, d = 0, self.federation.dim
         arrays = {"point": np.zeros((n, d)), "gradient": np.zeros((n, d)), "value": np.zeros(n),
                   "curvature": np.zeros(n), "stiffness": np.zeros(n)}
         return self._tell(state, Batch(self.kind, state.round, np.zeros(0, dtype=np.int64), arrays))
@@ -327,11 +382,14 @@ class PDMMMethod(Method):
     def _tell(self, state: PDMMState, replies: Batch) -> PDMMState:
         s, pairs, rho, n = self.settings, self.pairs(state), state.rho, self.federation.n_users
         # The variables that were drawn when the queries of this round were sent.
-        _, z = self._drawn(replace(state, asked=np.where(state.asked == state.round, -1, state.asked)))
+        _, \
+            z = self._drawn(replace(state, asked=np.where(state.asked == state.round, -1,
+                                                          state.asked)))
         heard, stepped = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
         heard[replies.users] = True
         old, difference, eta = state.now, state.difference.copy(), np.full(n, s.eta)
-        now, values, slopes, curvature = (a.copy() for a in (state.now, state.values, state.slopes, state.curvature))
+        now, values, slopes, curvature = (a.copy() for a in (state.now, state.values, state.slopes,
+            state.curvature))
         if s.edge_state == "users":
             model, updated = replies.ragged.get("model"), replies.ragged.get("difference")
             who = replies.users[:0] if model is None else replies.users[model.owner]
@@ -352,13 +410,15 @@ class PDMMMethod(Method):
             if s.bregman == "linear":
                 slopes[who] = replies.arrays["gradient"]
                 pull = self._slope(state, who)
-                length = edges.step_length(eta[who], replies.arrays["stiffness"], rho, pairs.n_pairs[who])
+                length = edges.step_length(eta[who], replies.arrays["stiffness"], rho,
+                                           pairs.n_pairs[who])
                 now[who] = old[who] - (slopes[who] + pull) / length[:, None]
             else:
                 now[who] = replies.arrays["point"]
             if s.select == "users":
                 z = z & self._touched(pairs, heard)
-            difference[z] = edges.differences(old[pairs.heads[z]], self._seen(state)[z], difference[z], state.hat[z],
+            difference[z] = edges.differences(old[pairs.heads[z]], self._seen(state)[z],
+                                              difference[z], state.hat[z],
                                               pairs.radii[z], rho, s.eta_z)
         stepped[who] = True
         if s.bregman == "euclidean":  # optimality condition of the step: grad f = t (centre - x)
@@ -368,20 +428,26 @@ class PDMMMethod(Method):
         i, j = pairs.heads[renewed], pairs.tails[renewed]
         dual[renewed] += s.tau * rho * (now[i] - now[j] - difference[renewed])
         hat[renewed] = edges.hats(dual[renewed], now[i], now[j], difference[renewed], rho, s.nu)
-        step = float(np.sqrt(((now - old)[who] ** 2).sum(axis=1).mean())) if len(who) else state.length
+        step = float(np.sqrt(((now - old)[who] ** 2).sum(axis=1).mean())) if len(who) \
+            else state.length
         state = replace(
-            state, now=now, values=values, slopes=slopes, curvature=curvature, difference=difference, dual=dual,
+            state, now=now, values=values, slopes=slopes, curvature=curvature,
+            difference=difference, dual=dual,
             hat=hat, moved=(now != old).any(axis=1), renewed=renewed, hat_rho=rho,
-            synced=heard & (state.asked == state.round),  # a late reply has missed the updates since
+            # a late reply has missed the updates since.
+            synced=heard & (state.asked == state.round),
             length=0.8 * state.length + 0.2 * step,
             quiet_at_users=np.where(heard[pairs.heads], state.quiet, state.quiet_at_users))
         return self._estimated(self._update_quiet(self._tuned(state), z))
 
     def _tuned(self, state: PDMMState) -> PDMMState:
-        """Set rho from the users' curvature: after the first replies, then each time the number of sweeps doubles."""
+        """Set rho from the users' curvature: after the first replies, then each time the number of
+        sweeps doubles.
+        """
         sweeps = (state.round + 1) * self.federation.participation.share(self.federation.n_users)
         known = np.isfinite(state.curvature) & (state.curvature > 0) & ~state.aside
-        if self.settings.rho is not None or state.changes >= _CHANGES or sweeps < state.next_review or not known.any():
+        if self.settings.rho is not None or state.changes >= _CHANGES \
+            or sweeps < state.next_review or not known.any():
             return state
         rho = _STIFF * typical(state.curvature[known]) / self.pairs(state).mean_pairs
         state = replace(state, next_review=max(1.0, 2.0 * sweeps))
@@ -390,14 +456,18 @@ class PDMMMethod(Method):
         return replace(state, rho=rho, changes=state.changes + 1)
 
     def _update_quiet(self, state: PDMMState, updated: Flags) -> PDMMState:
-        """The paper's closing remark: pairs with equal models are not updated, until their models differ again."""
+        """The paper's closing remark: pairs with equal models are not updated, until their models
+        differ again.
+        """
         if not self.settings.quiet:
             return state
         pairs = self.pairs(state)
-        zeros = np.where(updated, np.where(state.difference.any(axis=1), 0, state.zeros + 1), state.zeros)
+        zeros = np.where(updated, np.where(state.difference.any(axis=1), 0, state.zeros + 1),
+                         state.zeros)
         apart = np.linalg.norm(state.now[pairs.heads] - state.now[pairs.tails], axis=1)
         ready = np.full(self.federation.graph.n_edges, True)
-        np.logical_and.at(ready, pairs.edge, (zeros >= self.settings.quiet) & (apart <= 0.5 * state.length))
+        np.logical_and.at(ready, pairs.edge, (zeros >= self.settings.quiet) & (apart <= 0.5
+            * state.length))
         quiet = (state.quiet & (apart <= state.length)) | ready[pairs.edge]
         return replace(state, quiet=quiet, zeros=np.where(state.quiet & ~quiet, 0, zeros))
 
@@ -417,29 +487,37 @@ class PDMMMethod(Method):
     def point(self, state: PDMMState) -> tuple[Array, Array | None]:
         curvature = np.where(np.isfinite(state.curvature), state.curvature, 0.0)
         active = ~state.aside
-        models = fused(self.federation.graph, self.federation.lam, self.pairs(state), state.now, state.difference,
+        models = fused(self.federation.graph, self.federation.lam, self.pairs(state), state.now,
+                       state.difference,
                        state.slopes, curvature)
         duals = self.duals(state)
         miss = self._miss(state, models[active], duals)[0]
-        if self.tol < miss < _NEAR * self.tol:  # mu converges later than x: duals built for these models may be better
+        # Mu converges later than x: duals built for these models may be better.
+        if self.tol < miss < _NEAR * self.tol:
             slopes = (state.slopes + curvature[:, None] * (models - state.now))[active]
             built = duals_for(self.federation, active, models[active], slopes)
             duals = built if self._miss(state, models[active], built)[0] < miss else duals
         return models[active], duals
 
     def _miss(self, state: PDMMState, models: Array, duals: Array) -> tuple[float, float]:
-        """An estimate of the relative gap of these models and duals, from values, slopes and curvatures."""
+        """An estimate of the relative gap of these models and duals, from values, slopes and
+        curvatures.
+        """
         active = ~state.aside
         graph = self.federation.graph if active.all() else self.federation.graph.take(active)
-        return missed(graph, self.federation.lam, models, duals, state.now[active], state.values[active],
+        return missed(graph, self.federation.lam, models, duals, state.now[active],
+                      state.values[active],
                       state.slopes[active], state.curvature[active])
 
     def _estimated(self, state: PDMMState) -> PDMMState:
-        """Estimate the gap of the merged models; not in every round, because it costs more than a round."""
+        """Estimate the gap of the merged models; not in every round, because it costs more than a
+        round.
+        """
         active = ~state.aside
         if not np.isfinite(state.curvature[active]).all() or state.round < state.next_estimate:
             return replace(state, error=np.inf, rest=np.inf)
         models, duals = self.point(state)
         assert duals is not None
         error, rest = self._miss(state, models, duals)
-        return replace(state, error=error, rest=rest, next_estimate=state.round + max(1, state.round // 25))
+        return replace(state, error=error, rest=rest, next_estimate=state.round + max(1,
+            state.round // 25))

@@ -14,12 +14,14 @@ from coterie.federated.protocol.messages import Batch
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PDMMState(State):
-    """Of users, x and what they last said of their losses; of pairs (i, j), z, mu and muhat; and how rho is chosen.
+    """Of users, x and what they last said of their losses; of pairs (i, j), z, mu and muhat; and
+    how rho is chosen.
 
     Parameters
     ----------
-    values, slopes, curvature : (n_users,), (n_users, dim), (n_users,) f_i, its gradient and its mean curvature where
-        the user last stepped from or to; the curvature is nan before the first reply.
+    values, slopes, curvature : (n_users,), (n_users, dim), (n_users,) f_i, its gradient and its
+        mean curvature where the user last stepped from or to; the curvature is nan before the first
+        reply.
     sent, sent_t : (n_users, dim), (n_users,) centre and weight of the last proximal query.
     difference, dual, hat : (n_pairs, dim) z, mu and muhat.
     zeros : (n_pairs,) updates since z was last not zero.
@@ -69,9 +71,11 @@ def statements_of(state: PDMMState, replies: Batch, exact: bool) -> Statements |
     if replies.kind == "gradient":
         return Statements(state.now[users], replies.arrays["value"], replies.arrays["gradient"],
                           np.maximum(replies.arrays["curvature"], replies.arrays["stiffness"]))
-    points, values, curvatures = np.full((len(users), dim), np.nan), *np.full((2, len(users)), np.nan)
+    points, values, curvatures = np.full((len(users), dim), np.nan), \
+        *np.full((2, len(users)), np.nan)
     if replies.kind == "prox":
-        points, values, curvatures = (replies.arrays[name] for name in ("point", "value", "curvature"))
+        points, values, curvatures = (replies.arrays[name] for name in ("point", "value",
+            "curvature"))
     elif "stiffness" not in replies.ragged and "model" in replies.ragged:
         who = replies.ragged["model"].owner
         points[who], values[who], curvatures[who] = (replies.ragged[name].values

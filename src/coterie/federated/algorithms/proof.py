@@ -1,7 +1,8 @@
 """The certificate over the federation: one round of a few numbers from every user.
 
-For models x and feasible duals y, user i gets x_i, slopes_i = -(B'y)_i and a reference point, and returns the numbers
-of `certificates.Answers`. Their sums bound the distance to the optimum, for every algorithm.
+For models x and feasible duals y, user i gets x_i, slopes_i = -(B'y)_i and a reference point, and
+returns the numbers of `certificates.Answers`. Their sums bound the distance to the optimum, for
+every algorithm.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from coterie.problem.solution import Certificate
 from coterie.problem.weights import LocalModels
 
 _REPAIRS = 5  # largest number of attempts at duals for which all conjugates are finite
-_ALONE = 10.0  # a user is blamed for a part of the gap that is so many times the tolerance and the gap of all others
+# a user is blamed for a part of the gap that is so many times the tolerance and the gap of all
+# others.
+_ALONE = 10.0
 _SLACK = 1e-6  # of the ridge that a local Hessian contains
 _FAILED = 100.0  # times the tolerance: a gap that somebody is blamed for
-_BLAMED, _PATIENCE = 3, 100  # certificates in a row, and sweeps, that one user alone may spoil before it is excluded
+# Certificates in a row, and sweeps, that one user alone may spoil before it is excluded.
+_BLAMED, _PATIENCE = 3, 100
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,7 +42,9 @@ class ProofState(State):
     answers: Array  # (n_users, 5) value, conjugate, residual, size, rounding
     lack: Array  # (n_users, dim)
     repairs: int
-    suspect: Array  # (4,) before repairs: the user with the largest part of the gap, `own`, `share` and `without_worst`
+    # (4,) before repairs: the user with the largest part of the gap, `own`, `share` and
+    # `without_worst`.
+    suspect: Array
 
 
 class Proof(Method):
@@ -57,13 +63,16 @@ class Proof(Method):
         self.tol = tol
 
     def start(self, state: State, models: Array, duals: Array) -> ProofState:
-        """The first state, for models and duals of the users that are not excluded in another method's state."""
+        """The first state, for models and duals of the users that are not excluded in another
+        method's state.
+        """
         n, d = self.federation.n_users, self.federation.dim
         active = ~state.aside
         now = np.zeros((n, d))
         now[active] = models
         blank = ProofState(**self.carried(state), now=now, duals=duals, slopes=np.zeros((n, d)),
-                           answered=np.zeros(n, dtype=bool), answers=np.zeros((n, 5)), lack=np.zeros((n, d)), repairs=0,
+                           answered=np.zeros(n, dtype=bool), answers=np.zeros((n, 5)),
+                           lack=np.zeros((n, d)), repairs=0,
                            suspect=np.full(4, np.nan))
         return self._put(blank, duals)
 
@@ -90,7 +99,8 @@ class Proof(Method):
         return bool((state.answered | state.aside).all())
 
     def _ask(self, state: ProofState, users: Ints) -> Batch:
-        return Batch(self.kind, state.round, users, {"model": state.now[users], "slope": state.slopes[users],
+        return Batch(self.kind, state.round, users,
+                     {"model": state.now[users], "slope": state.slopes[users],
                                                      "anchor": self._about(state)[users]})
 
     def _about(self, state: ProofState) -> Array:
@@ -110,7 +120,8 @@ class Proof(Method):
     def _contradictions(self, state: ProofState, replies: Batch) -> list[tuple[int, str]]:
         """Users whose value or conjugate is none of a loss that they described before."""
         users, least = replies.users, self.federation.loss.least
-        values, conjugates, rounding = (replies.arrays[name] for name in ("value", "conjugate", "rounding"))
+        values, conjugates, rounding = (replies.arrays[name] for name in ("value", "conjugate",
+            "rounding"))
         old, about = plausible.Statements.unpack(state.said[users]), self._about(state)[users]
         points = np.full_like(about, np.nan), np.full(len(users), np.nan)
         wrong = plausible.contradict(old, plausible.Statements(state.now[users], values, *points))
@@ -118,13 +129,15 @@ class Proof(Method):
             products = np.einsum("nd,nd->n", state.slopes[users], at - about)
             wrong |= plausible.beyond_conjugate(value, conjugates, products, rounding)
         low = values < least - 1e-9 * abs(least)
-        return [(int(user), "its loss and its conjugate contradict each other or its earlier replies")
+        return [(int(user), "its loss and its conjugate contradict each other or its earlier "
+                            "replies")
                 for user in users[wrong | low]]
 
     def _tell(self, state: ProofState, replies: Batch) -> ProofState:
         answered, answers, lack = state.answered.copy(), state.answers.copy(), state.lack.copy()
         answered[replies.users] = True
-        parts = [replies.arrays[name] for name in ("value", "conjugate", "residual", "size", "rounding")]
+        parts = [replies.arrays[name] for name in ("value", "conjugate", "residual", "size",
+                                                   "rounding")]
         answers[replies.users] = np.stack(parts, axis=1)
         lack[replies.users] = 0.0
         missing = replies.ragged.get("lack")
@@ -133,7 +146,8 @@ class Proof(Method):
         state = replace(state, answered=answered, answers=answers, lack=lack)
         active = ~state.aside
         outside = ~np.isfinite(answers[active, 1])
-        if self.finished(state) and outside.any() and state.repairs < _REPAIRS and self.federation.lam > 0:
+        if self.finished(state) and outside.any() and state.repairs < _REPAIRS \
+            and self.federation.lam > 0:
             problem = self.problem(state)
             if problem.graph.n_edges and lack[active][outside].any():
                 if not state.repairs:  # which cost the others something, too
@@ -145,10 +159,13 @@ class Proof(Method):
     def _suspect(self, state: ProofState) -> Array:
         judgement = self.judgement(state)
         user = np.flatnonzero(~state.aside)[judgement.worst]
-        return np.array([user, judgement.own[judgement.worst], judgement.share, judgement.without_worst])
+        return np.array([user, judgement.own[judgement.worst], judgement.share,
+                         judgement.without_worst])
 
     def _blame(self, state: ProofState) -> ProofState:
-        """Exclude the user because of whom alone one certificate after the other fails, by as much as before."""
+        """Exclude the user because of whom alone one certificate after the other fails, by as much
+        as before.
+        """
         failed = self.judgement(state).certificate.relative_gap > _FAILED * self.tol
         worst = state.suspect if state.repairs else self._suspect(state)
         user, (own, share, without), blamed = int(worst[0]), worst[1:], np.zeros_like(state.blamed)
@@ -157,10 +174,12 @@ class Proof(Method):
             again = count > 0 and own >= 0.5 * before
             blamed[user] = (count + 1, min(own, before), since) if again else (1, own, state.round)
         state = replace(state, blamed=blamed)
-        waited = (state.round - blamed[user, 2]) * self.federation.participation.share(self.federation.n_users)
+        waited = (state.round - blamed[user, 2]) \
+            * self.federation.participation.share(self.federation.n_users)
         if blamed[user, 0] < _BLAMED or waited < _PATIENCE:
             return state
-        reason = (f"{int(blamed[user, 0])} certificates in a row failed because of its replies alone: its part of the "
+        reason = (f"{int(blamed[user, 0])} certificates in a row failed because of its replies "
+                  "alone: its part of the "
                   f"gap stays at {own:.1e}, and without it the relative gap is {without:.1e}")
         return self._without(replace(state, blamed=np.zeros_like(blamed)), [(user, reason)])
 
@@ -204,8 +223,10 @@ class _AskAll(Method):
 
     def begin(self, models: Array) -> AskedState:
         n, d = self.federation.n_users, self.federation.dim
-        return AskedState(**self.fresh, now=models, answered=np.zeros(n, dtype=bool), collected=np.zeros((n, d)),
-                          hessians=np.zeros((n, d, d) if self.kind == "local" else (0, d, d)), counts=np.zeros(n))
+        return AskedState(**self.fresh, now=models, answered=np.zeros(n, dtype=bool),
+                          collected=np.zeros((n, d)),
+                          hessians=np.zeros((n, d, d) if self.kind == "local" else (0, d, d)),
+                          counts=np.zeros(n))
 
     def chosen(self, state: AskedState) -> Ints:
         available = self.federation.participation.available(state.round, self.federation.n_users)
@@ -226,8 +247,10 @@ class GradientRound(_AskAll):
     kind = "gradient"
 
     def _statements(self, state: AskedState, replies: Batch) -> plausible.Statements:
-        return plausible.Statements(state.now[replies.users], replies.arrays["value"], replies.arrays["gradient"],
-                                    np.maximum(replies.arrays["curvature"], replies.arrays["stiffness"]))
+        return plausible.Statements(state.now[replies.users], replies.arrays["value"],
+                                    replies.arrays["gradient"],
+                                    np.maximum(replies.arrays["curvature"],
+                                               replies.arrays["stiffness"]))
 
     def start(self, state: State, models: Array) -> AskedState:
         now = np.zeros((self.federation.n_users, self.federation.dim))
@@ -261,7 +284,9 @@ class ScoreRound(_AskAll):
 
 
 class LocalOptimaRound(_AskAll):
-    """The local model of every user, the Hessian at it and the number of samples, from which weights are built."""
+    """The local model of every user, the Hessian at it and the number of samples, from which
+    weights are built.
+    """
 
     kind = "local"
     ridge = 1e-3
@@ -270,8 +295,10 @@ class LocalOptimaRound(_AskAll):
         ends = np.linalg.eigvalsh(square(replies.arrays["hessian"], self.federation.dim))
         low = ends[:, 0] < (1.0 - _SLACK) * self.ridge - 1e-8 * np.maximum(ends[:, -1], 0.0)
         flat = (replies.arrays["count"] >= 1) & low
-        return [(int(user), "it has no rows") for user in replies.users[replies.arrays["count"] < 1]] + [
-            (int(user), f"its Hessian is not positive semidefinite, or below the ridge of {self.ridge:g}")
+        return [(int(user), "it has no rows")
+                for user in replies.users[replies.arrays["count"] < 1]] + [
+            (int(user), "its Hessian is not positive semidefinite, or below the ridge of "
+                        f"{self.ridge:g}")
             for user in replies.users[flat]]
 
     def _ask(self, state: AskedState, users: Ints) -> Batch:
@@ -281,11 +308,13 @@ class LocalOptimaRound(_AskAll):
         hessians, counts = state.hessians.copy(), state.counts.copy()
         hessians[replies.users] = hessians_of(replies, self.federation.dim)
         counts[replies.users] = replies.arrays["count"]
-        return replace(self._with_replies(state, replies, replies.arrays["model"]), hessians=hessians, counts=counts)
+        return replace(self._with_replies(state, replies, replies.arrays["model"]),
+                       hessians=hessians, counts=counts)
 
     def graph(self, state: AskedState, make: Callable[[LocalModels], Graph]) -> Graph:
         """The graph over all users from the local models of those that are not excluded."""
         active = ~state.aside
         counts = state.counts[active].astype(np.int64)
         built = make(LocalModels(state.collected[active], state.hessians[active], counts))
-        return Graph.from_edges(self.federation.n_users, np.flatnonzero(active)[built.edges], built.weights)
+        return Graph.from_edges(self.federation.n_users, np.flatnonzero(active)[built.edges],
+                                built.weights)

@@ -1,13 +1,16 @@
-"""Douglas-Rachford splitting: proximal steps of the losses at the users, of the penalty at the server.
+"""Douglas-Rachford splitting: proximal steps of the losses at the users, of the penalty at the
+server.
 
-    x   = argmin  t/2 sum_i ||x_i - s_i||^2 + lam sum w_ij ||x_i - x_j||      at the server: exact groups every round
-    w_i = argmin  f_i(w) + t/2 ||w - (2 x_i - s_i)||^2                         at the users that are asked
-    s_i = s_i + relax (w_i - x_i)                                               for those that replied
+    x   = argmin  t/2 sum_i ||x_i - s_i||^2 + lam sum w_ij ||x_i - x_j||      at the server: exact
+        groups every round
+    w_i = argmin  f_i(w) + t/2 ||w - (2 x_i - s_i)||^2       at the users that are asked
+    s_i = s_i + relax (w_i - x_i)                             for those that replied
 
-The step of the server is a convex-clustering problem, solved by the fast solver, whose duals prove the result. If only
-some s_i are updated, this is a random block update of an averaged operator, which converges as well (Combettes and
-Pesquet, 2015). The step t is the mean curvature of the users, of which each reply contains one number; it changes a
-finite number of times, and s <- x + (t / t_new) (s - x) keeps models and duals. For models too long for Hessians.
+The step of the server is a convex-clustering problem, solved by the fast solver, whose duals prove
+the result. If only some s_i are updated, this is a random block update of an averaged operator,
+which converges as well (Combettes and Pesquet, 2015). The step t is the mean curvature of the
+users, of which each reply contains one number; it changes a finite number of times, and s <- x + (t
+/ t_new) (s - x) keeps models and duals. For models too long for Hessians.
 """
 
 from __future__ import annotations
@@ -82,8 +85,10 @@ class SplittingState(State):
 
 
 class Sides(NamedTuple):
-    """Coordinates in which the step of the server is solved: those of models, or if these are longer than there are
-    users the directions between their points. Nothing pulls a solution out of the plane through the points."""
+    """Coordinates in which the step of the server is solved: those of models, or if these are
+    longer than there are users the directions between their points. Nothing pulls a solution out of
+    the plane through the points.
+    """
 
     centre: Array  # (dim,)
     axes: Array | None  # (d, dim) orthonormal rows; None: all of them
@@ -123,8 +128,10 @@ class SplittingMethod(Method):
     def begin(self, models: Array) -> SplittingState:
         n, d = self.federation.n_users, self.federation.dim
         return SplittingState(
-            **self.fresh, now=models, s=models, asked_x=models, asked_t=np.ones(n), w=models, values=np.zeros(n),
-            curvature=np.full(n, np.nan), duals=np.zeros((self.federation.graph.n_edges, d)), t=self.settings.t or 1.0,
+            **self.fresh, now=models, s=models, asked_x=models, asked_t=np.ones(n), w=models,
+                              values=np.zeros(n),
+            curvature=np.full(n, np.nan), duals=np.zeros((self.federation.graph.n_edges, d)),
+                              t=self.settings.t or 1.0,
             sigma=0.0, changes=0, next_review=0.0, error=np.inf)
 
     def warm(self, state: SplittingState) -> SplittingState:
@@ -138,7 +145,8 @@ class SplittingMethod(Method):
         return state.error
 
     def _ask(self, state: SplittingState, users: Ints) -> Batch:
-        return Batch(self.kind, state.round, users, {"centre": 2 * state.now[users] - state.s[users],
+        return Batch(self.kind, state.round, users,
+                     {"centre": 2 * state.now[users] - state.s[users],
                                                      "t": np.full(len(users), state.t)})
 
     def _asked(self, state: SplittingState, users: Ints) -> SplittingState:
@@ -153,16 +161,20 @@ class SplittingMethod(Method):
         return self._solved(replace(state, duals=state.duals[kept]))
 
     def _statements(self, state: SplittingState, replies: Batch) -> Statements:
-        # The optimality condition of the step is grad f(w) = t (2 x - s - w); if t has changed, s was rescaled.
+        # The optimality condition of the step is grad f(w) = t (2 x - s - w); if t has changed, s
+        # was rescaled.
         users, points, t = replies.users, replies.arrays["point"], state.asked_t[replies.users]
         gradients = t[:, None] * (2 * state.asked_x[users] - state.s[users] - points)
         gradients[(t != state.t) | (not exact_steps(self.federation.loss))] = np.nan
-        return Statements(points, replies.arrays["value"], gradients, replies.arrays["curvature"] + t)
+        return Statements(points, replies.arrays["value"], gradients,
+                          replies.arrays["curvature"] + t)
 
     def _tell(self, state: SplittingState, replies: Batch) -> SplittingState:
         users = replies.users
-        s, w, values, curvature = state.s.copy(), state.w.copy(), state.values.copy(), state.curvature.copy()
-        # s - x scales with 1/t, so the contribution of a late reply to s is rescaled to the current step.
+        s, w, values, curvature = state.s.copy(), state.w.copy(), state.values.copy(), \
+            state.curvature.copy()
+        # s - x scales with 1/t, so the contribution of a late reply to s is rescaled to the current
+        # step.
         scale = (state.asked_t[users] / state.t)[:, None]
         s[users] += self.settings.relax * scale * (replies.arrays["point"] - state.asked_x[users])
         w[users], values[users] = replies.arrays["point"], replies.arrays["value"]
@@ -171,7 +183,9 @@ class SplittingMethod(Method):
         return self._solved(state)
 
     def _step(self, state: SplittingState) -> SplittingState:
-        """Set the step from the users' curvature: after the first replies, and then at growing intervals."""
+        """Set the step from the users' curvature: after the first replies, and then at growing
+        intervals.
+        """
         sweeps = (state.round + 1) * self.federation.participation.share(self.federation.n_users)
         if self.settings.t is not None or state.changes >= _CHANGES or sweeps < state.next_review:
             return state
@@ -182,7 +196,8 @@ class SplittingMethod(Method):
         state = replace(state, next_review=max(1.0, 1.5 * sweeps))
         if max(t / state.t, state.t / t) < _OFF:
             return state
-        return replace(state, s=state.now + (state.t / t) * (state.s - state.now), t=t, changes=state.changes + 1)
+        return replace(state, s=state.now + (state.t / t) * (state.s - state.now), t=t,
+                       changes=state.changes + 1)
 
     def _server_step(self, state: SplittingState, active: Flags) -> tuple[Problem, Sides, Solution]:
         """The problem of the server, the coordinates it is solved in, and the solution."""
@@ -193,8 +208,10 @@ class SplittingMethod(Method):
         loss = Quadratic(point=points, value=np.zeros(n), gradient=np.zeros_like(points),
                          hessian=np.broadcast_to(state.t * np.eye(d), (n, d, d)))
         problem = replace(self.federation, dim=d).problem(active, loss)
-        warm = Start(sides.enter(state.now[active]), sides.along(state.duals), state.sigma) if state.sigma else None
-        # The optimum of the server's problem can be much smaller than that of the federation: use a small tolerance.
+        warm = Start(sides.enter(state.now[active]), sides.along(state.duals), state.sigma) \
+            if state.sigma else None
+        # The optimum of the server's problem can be much smaller than that of the federation: use a
+        # small tolerance.
         return problem, sides, solve_quietly(problem, tol=1e-9, start=warm)
 
     def _solved(self, state: SplittingState) -> SplittingState:
@@ -208,10 +225,13 @@ class SplittingMethod(Method):
         heard = np.isfinite(state.curvature[active])
         error = rest = np.inf
         if heard.all():
-            # The error of the bound is about r^2 / 2h, with r = grad f(x) - slope = (t + h) (x - w).
+            # The error of the bound is about r^2 / 2h, with r = grad f(x) - slope = (t + h) (x -
+            # w).
             h = np.maximum(state.curvature[active], 1e-12 * state.t)
             lack = ((state.t + h) * np.linalg.norm(models - state.w[active], axis=1)) ** 2 / (2 * h)
             total = capped(state.values[active]).sum() + problem.lam * problem.graph.penalty(models)
-            error, rest = (float(part.sum() / max(abs(total), 1e-300)) for part in (lack, capped(lack)))
+            error, rest = (float(part.sum() / max(abs(total), 1e-300))
+                           for part in (lack, capped(lack)))
         duals = np.zeros_like(state.duals) if solution.duals is None else sides.turn(solution.duals)
-        return replace(state, now=now, duals=duals, sigma=solution.sigma or 0.0, error=error, rest=rest)
+        return replace(state, now=now, duals=duals, sigma=solution.sigma or 0.0, error=error,
+                       rest=rest)

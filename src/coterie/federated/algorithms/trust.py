@@ -1,4 +1,6 @@
-"""When a second-order model of a loss is accurate enough, and how to step back: the same at users and server."""
+"""When a second-order model of a loss is accurate enough, and how to step back: the same at users
+and server.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ def trusted(values: Array, slopes: Array, second: Array, reached: Array) -> Flag
 
     Parameters
     ----------
-    values, slopes, second : f, <g, s> and 1/2 s'Hs at the anchors, for the steps s taken from there.
+    values, slopes, second : f, <g, s> and 1/2 s'Hs at the anchors, for the steps s taken from
+        there.
     reached : f(x + s).
     """
     with np.errstate(invalid="ignore"):

@@ -1,11 +1,13 @@
 """What noisy releases cost: the Gaussian mechanism, exactly.
 
-A release with sensitivity D (the largest change of the answer when one row is added or removed) and normal noise of
-standard deviation tau has mu = D / tau. It is (epsilon, delta)-differentially private if and only if
+A release with sensitivity D (the largest change of the answer when one row is added or removed) and
+normal noise of standard deviation tau has mu = D / tau. It is (epsilon, delta)-differentially
+private if and only if
 
     delta >= delta_of(epsilon, mu) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
 
-(Balle and Wang 2018), and several releases are together one with mu = sqrt(sum of mu_k^2) (Dong, Roth and Su 2022).
+(Balle and Wang 2018), and several releases are together one with mu = sqrt(sum of mu_k^2) (Dong,
+Roth and Su 2022).
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def delta_of(epsilon: float, mu: float) -> float:
 
     if mu <= 0:
         return 0.0
-    first, second = float(log_ndtr(mu / 2 - epsilon / mu)), epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    first, second = float(log_ndtr(mu / 2 - epsilon / mu)), \
+        epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
     return math.exp(first) * -math.expm1(min(second - first, 0.0)) if math.isfinite(first) else 0.0
 
 
@@ -54,7 +57,8 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """The least epsilon for which a release with `mu` is (epsilon, delta)-differentially private, from above.
+    """The least epsilon for which a release with `mu` is (epsilon, delta)-differentially private,
+    from above.
 
     Example
     -------
@@ -80,10 +84,12 @@ def composed(mus: Iterable[float]) -> float:
 def check(epsilon: float, delta: float) -> None:
     """Refuse what is no privacy budget."""
     if not (math.isfinite(epsilon) and epsilon > 0):
-        raise InvalidInput(f"epsilon must be a positive number, got {epsilon!r}", remedy="Use for example 4")
+        raise InvalidInput(f"epsilon must be a positive number, got {epsilon!r}",
+                           remedy="Use for example 4")
     if not 0 < delta < 1:
         raise InvalidInput(f"delta must lie between 0 and 1, got {delta!r}",
-                           remedy="Use for example 1e-5, less than one by the number of rows of a user")
+                           remedy="Use for example 1e-5, less than one by the number of rows of a "
+                                  "user")
 
 
 def _bisected(low: float, high: float, good: Callable[[float], bool]) -> float:

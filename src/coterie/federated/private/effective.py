@@ -9,13 +9,15 @@ User i with rows a_j and targets y_j has released, with noise tau,
     b_i - G_i x  has mean 0 at the user's model and covariance
     V_i = s^2 G_i + tau^2 / kappa^2 I + w_i tau^2 / 2 (|x|^2 I + x x')
 
-G_i is the estimate of sum a a': the noisy matrix shrunk by w_i, as far as the noise dictates, towards that of all users
-(empirical Bayes), with no eigenvalue below zero. So the user's knowledge of its model is the quadratic
+G_i is the estimate of sum a a': the noisy matrix shrunk by w_i, as far as the noise dictates,
+towards that of all users (empirical Bayes), with no eigenvalue below zero. So the user's knowledge
+of its model is the quadratic
 
     1/2 (x - x_i)' (G_i V_i^-1 G_i) (x - x_i),        G_i V_i^-1 G_i x_i = G_i V_i^-1 b_i
 
-which is that of a least-squares problem with noise s^2 and the matrix s^2 G_i V_i^-1 G_i instead of sum a a': what
-noise took away is as if there were fewer rows. These problems, as second moments, go through the fit of any table.
+which is that of a least-squares problem with noise s^2 and the matrix s^2 G_i V_i^-1 G_i instead of
+sum a a': what noise took away is as if there were fewer rows. These problems, as second moments, go
+through the fit of any table.
 """
 
 from __future__ import annotations
@@ -108,7 +110,8 @@ def effective(summaries: Summaries, names: tuple[Any, ...], features: tuple[str,
     grams, kept = _shrunk(gram, sizes, total / rows, common, tau)
     shift = level if tau > 0 else 1e-9 * rows
     model = np.linalg.solve(pooled + shift * np.eye(d), cross.sum(axis=0))
-    # The square of the targets is needed for the noise alone, and is known for all users together only.
+    # The square of the targets is needed for the noise alone, and is known for all users together
+    # only.
     noise = (square.sum() - 2 * model @ cross.sum(axis=0) + model @ pooled @ model) / rows
     noise = float(np.clip(noise, 1e-3, 1.0))
     errors = (tau / KAPPA) ** 2 + 0.5 * kept * tau**2 * (model @ model)
@@ -118,15 +121,19 @@ def effective(summaries: Summaries, names: tuple[Any, ...], features: tuple[str,
     curvature = noise * np.einsum("nij,njk->nik", grams, ratio)
     slope = noise * np.einsum("nji,nj->ni", ratio, cross - grams @ model)
     mean, scale, to_rows = _standardised(common)
-    curvature = np.einsum("ij,njk,lk->nil", to_rows, 0.5 * (curvature + np.swapaxes(curvature, 1, 2)), to_rows)
+    curvature = np.einsum("ij,njk,lk->nil", to_rows,
+                          0.5 * (curvature + np.swapaxes(curvature, 1, 2)), to_rows)
     rhs = curvature @ np.linalg.solve(to_rows.T, model) + slope @ to_rows.T
     counts = np.maximum(curvature[:, 0, 0], 1e-12)
-    factor = max(1.0, max(d + 2, _FEWEST) / float(counts.min()))  # more rows with more noise say the same
+    # More rows with more noise say the same.
+    factor = max(1.0, max(d + 2, _FEWEST) / float(counts.min()))
     moments = _moments(curvature, rhs, factor, noise)
     means = gram[:, 0] / W0 / sizes[:, None] @ to_rows.T
-    spread = 1.0 / sizes[:, None] + (0.5 * (tau / W0 / sizes) ** 2)[:, None] * (to_rows[1:] ** 2).sum(axis=1)
+    spread = 1.0 / sizes[:, None] + (0.5 * (tau / W0 / sizes) ** 2)[:, None] \
+        * (to_rows[1:] ** 2).sum(axis=1)
     return Effective(users=moments.users(names, features), mean=mean, scale=scale,
-                     ridge=_ridge(curvature.sum(axis=0), rhs.sum(axis=0), noise), sizes=sizes, means=means[:, 1:],
+                     ridge=_ridge(curvature.sum(axis=0), rhs.sum(axis=0), noise), sizes=sizes,
+                     means=means[:, 1:],
                      means_noise=spread, noise=noise * factor, plain_noise=noise, tau=tau)
 
 
@@ -143,11 +150,15 @@ def _sizes(gram: Array, tau: float, per_user: bool) -> Array:
 def _raised(matrices: Array, least: Array) -> Array:
     """Matrices with eigenvalues of at least `least`."""
     scales, axes = np.linalg.eigh(matrices)
-    return np.asarray((axes * np.maximum(scales, least[:, None])[:, None, :]) @ np.swapaxes(axes, 1, 2))
+    return np.asarray((axes * np.maximum(scales, least[:, None])[:, None, :]) @ np.swapaxes(axes, 1,
+        2))
 
 
-def _shrunk(gram: Array, sizes: Array, mean: Array, common: Array, tau: float) -> tuple[Array, Array]:
-    """The users' matrices, shrunk towards the common one; and what is kept of each user's own deviation."""
+def _shrunk(gram: Array, sizes: Array, mean: Array, common: Array, tau: float) -> tuple[Array,
+        Array]:
+    """The users' matrices, shrunk towards the common one; and what is kept of each user's own
+    deviation.
+    """
     n, d = gram.shape[:2]
     own, kept = gram - sizes[:, None, None] * mean, np.ones(n)
     if tau > 0:
@@ -171,29 +182,37 @@ def _standardised(common: Array) -> tuple[Array, Array, Array]:
 
 
 def _moments(curvature: Array, rhs: Array, factor: float, noise: float) -> SecondMoments:
-    """Second moments of rows (z, y) with these normal equations, and `noise` in y, times a factor."""
+    """Second moments of rows (z, y) with these normal equations, and `noise` in y, times a factor.
+    """
     d = curvature.shape[1]
     counts = np.maximum(np.round(factor * curvature[:, 0, 0]), 1.0)
     more = counts / curvature[:, 0, 0]
     curvature, rhs = curvature * more[:, None, None], rhs * more[:, None]
     first, level = curvature[:, 0, 1:], rhs[:, 0] / counts
     scatters = np.zeros((len(counts), d, d))
-    scatters[:, :-1, :-1] = curvature[:, 1:, 1:] - first[:, :, None] * first[:, None, :] / counts[:, None, None]
+    scatters[:, :-1, :-1] = curvature[:, 1:, 1:] - first[:, :, None] * first[:, None, :] \
+        / counts[:, None, None]
     cross = rhs[:, 1:] - first * level[:, None]
     scatters[:, :-1, -1], scatters[:, -1, :-1] = cross, cross
-    explained = np.einsum("ni,ni->n", cross, (np.linalg.pinv(scatters[:, :-1, :-1], rcond=1e-10, hermitian=True)
+    explained = np.einsum("ni,ni->n", cross,
+                          (np.linalg.pinv(scatters[:, :-1, :-1], rcond=1e-10, hermitian=True)
                                               @ cross[:, :, None])[:, :, 0])
     scatters[:, -1, -1] = explained + noise * more * np.maximum(counts - d, 1.0)
-    return SecondMoments(counts.astype(np.int64), np.column_stack([first / counts[:, None], level]), scatters)
+    return SecondMoments(counts.astype(np.int64), np.column_stack([first / counts[:, None], level]),
+                         scatters)
 
 
 def _ridge(curvature: Array, rhs: Array, noise: float) -> float:
-    """The ridge, over the rows, at which the slopes of one model for all are most likely: x ~ N(0, noise / ridge I)."""
+    """The ridge, over the rows, at which the slopes of one model for all are most likely: x ~ N(0,
+    noise / ridge I).
+    """
     first = curvature[0, 1:]
     inner = curvature[1:, 1:] - np.outer(first, first) / curvature[0, 0]
     scales, axes = np.linalg.eigh(inner)
-    scales, parts = np.maximum(scales, 1e-12 * max(float(scales[-1]), 1e-300)), axes.T @ (rhs[1:] - first * rhs[0]
-                                                                                       / curvature[0, 0])
+    scales, parts = np.maximum(scales, 1e-12 * max(float(scales[-1]), 1e-300)), axes.T @ (
+        rhs[1:] - first * rhs[0]
+                                                                                       / curvature[
+                                                                                           0, 0])
     variances = noise * scales + scales**2 * _RIDGES[:, None]
     best = _RIDGES[np.argmax(-0.5 * (np.log(variances) + parts**2 / variances).sum(axis=1))]
     return float(np.clip(noise / (best * curvature[0, 0]), 1e-6, 10.0))
@@ -202,9 +221,10 @@ def _ridge(curvature: Array, rhs: Array, noise: float) -> float:
 def with_means(known: Effective) -> Condensed | None:
     """The users with the main parts of their mean features as further coordinates of their models.
 
-    They are for the search of groups: users of a group agree in what they release of their features, too. The main
-    parts are principal components, in units of the noise, that vary more than noise does (Marchenko and Pastur 1967).
-    A further coordinate is such a part: rows in which only it counts, as many as its precision says.
+    They are for the search of groups: users of a group agree in what they release of their
+    features, too. The main parts are principal components, in units of the noise, that vary more
+    than noise does (Marchenko and Pastur 1967). A further coordinate is such a part: rows in which
+    only it counts, as many as its precision says.
 
     Returns
     -------
@@ -218,7 +238,8 @@ def with_means(known: Effective) -> Condensed | None:
     if not k:
         return None
     parts = shifted @ axes[:k].T
-    precision = np.repeat(known.noise / (known.means_noise / typical).mean(axis=1)[:, None], k, axis=1)
+    precision = np.repeat(known.noise / (known.means_noise / typical).mean(axis=1)[:, None], k,
+                          axis=1)
     means, given = _of(users)
     scatters, extra = np.zeros((n, p + k + 1, p + k + 1)), np.arange(p, p + k)
     scatters[:, :p, :p] = given[:, :p, :p]

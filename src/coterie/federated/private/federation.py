@@ -1,10 +1,14 @@
-"""A private fit: every user releases noisy sums (`coterie.federated.private.release`), and nothing else leaves it.
+"""A private fit: every user releases noisy sums (`coterie.federated.private.release`), and nothing
+else leaves it.
 
-1. Nodes say who their users are, and which columns they have. What texts mean is public: levels are given.
+1. Nodes say who their users are, and which columns they have. What texts mean is public: levels are
+   given.
 2. Without public bounds of the columns, users release noisy counts of magnitudes, which bound them.
 3. Users release noisy sums, which centre and scale the columns.
-4. Users release the noisy summary. All that a fit chooses follows from it (`coterie.federated.private.fit`), and costs nothing.
-5. Every user gets the centre of its group and how models vary around it, and finishes its model at home.
+4. Users release the noisy summary. All that a fit chooses follows from it
+   (`coterie.federated.private.fit`), and costs nothing.
+5. Every user gets the centre of its group and how models vary around it, and finishes its model at
+   home.
 """
 
 from __future__ import annotations
@@ -55,7 +59,8 @@ PrivateTask = Literal["regression", "classification"]
 _WITHIN = 0.99  # share of the values that bounds are found for
 _STANDS_OUT = 4.5  # standard errors: hardly ever one of the thousands of bins without a value
 _WIDTH = 2.0  # standard deviations of a target that count
-_LEAST_SCALE, _USUAL = 0.02, 0.1  # scale of a column at least, and its usual variance, in half widths of its bounds
+# Scale of a column at least, and its usual variance, in half widths of its bounds.
+_LEAST_SCALE, _USUAL = 0.02, 0.1
 _ABSURD = 1e4  # times the typical release: more than users differ
 _AROUND = 0.1  # variance of models around centres that is offered for finishing at home
 
@@ -67,15 +72,17 @@ class PrivateFit(FederatedFit):
     Parameters
     ----------
     privacy : what was promised.
-    at_home : (n_users, dim) the models that users have finished at home, in the solver's units; None unless users are
-        in this process, because they never leave home. They are outside of the promise.
+    at_home : (n_users, dim) the models that users have finished at home, in the solver's units;
+        None unless users are in this process, because they never leave home. They are outside of
+        the promise.
 
     Example
     -------
     >>> import coterie as ct
     >>> from coterie.datasets import clustered
     >>> shops = clustered("squared", n_users=30, n_clusters=3, samples=200, seed=0).users
-    >>> fit = ct.federate(shops, privacy=ct.Privacy(epsilon=8.0, delta=1e-5, clip=6.0, experiment=0))
+    >>> fit = ct.federate(shops, privacy=ct.Privacy(epsilon=8.0, delta=1e-5, clip=6.0,
+    ...                                             experiment=0))
     >>> fit.n_clusters, fit.solution.status.name
     (3, 'RELEASED')
     """
@@ -112,30 +119,36 @@ def fit_privately(runtime: Carrier, data: DataSettings, settings: Settings, priv
     _check_promise(privacy, data, carriage)
     agreement = _agreement(runtime, data, settings, privacy, carriage)
     runtime.use(agreement)
-    asker = Asker(runtime, agreement.names, participation=carriage.participation, seed=carriage.seed,
-                  fingerprint=_fingerprint(runtime, privacy, agreement), checkpoint=carriage.checkpoint,
+    asker = Asker(runtime, agreement.names, participation=carriage.participation,
+                  seed=carriage.seed,
+                  fingerprint=_fingerprint(runtime, privacy, agreement),
+                  checkpoint=carriage.checkpoint,
                   progress=carriage.progress)
     scaling = _Scaling(carriage)
     parts, agreement, aside = without_refusers(
         asker, agreement, carriage, lambda: _fingerprint(runtime, privacy, agreement),
         lambda agreed: _asked(asker, agreed, settings, privacy, scaling, carriage))
     home = runtime.data.memory["home"].values if isinstance(runtime, LocalNodes) else None
-    return PrivateFit(**parts, ledger=asker.ledger, history=tuple(asker.history), refusals=tuple(asker.refusals),
+    return PrivateFit(**parts, ledger=asker.ledger, history=tuple(asker.history),
+                      refusals=tuple(asker.refusals),
                       aside=aside, privacy=privacy, at_home=home)
 
 
 def _fingerprint(runtime: Carrier, privacy: Privacy, agreement: Agreement) -> dict[str, Any]:
     """What must agree for releases in a checkpoint to be used."""
-    return {"epsilon": privacy.epsilon, "delta": privacy.delta, "unit": privacy.unit, "task": agreement.task,
+    return {"epsilon": privacy.epsilon, "delta": privacy.delta, "unit": privacy.unit,
+            "task": agreement.task,
             **({} if isinstance(runtime, LocalNodes) else runtime.identity())}
 
 
-def _asked(asker: Asker, agreement: Agreement, settings: Settings, privacy: Privacy, scaling: _Scaling,
+def _asked(asker: Asker, agreement: Agreement, settings: Settings, privacy: Privacy,
+           scaling: _Scaling,
            carriage: Carriage) -> dict[str, Any]:
     """The parts of the fit of all who take part."""
     runtime: Any = asker.runtime
     question = scaling.question(asker, agreement, privacy)
-    known = effective(Summaries.of(_released(asker, question), question), agreement.names, agreement.features,
+    known = effective(Summaries.of(_released(asker, question), question), agreement.names,
+                      agreement.features,
                       privacy.unit == "user")
     fitted = fit_summaries(known, settings, carriage.fit_progress)
     task = agreement.task
@@ -148,15 +161,19 @@ def _asked(asker: Asker, agreement: Agreement, settings: Settings, privacy: Priv
     parts = {f.name: getattr(fitted, f.name) for f in fields(Fit)}
     return parts | {
         "units": units, "sent": sent, "solution": solution, "recipe": agreement.recipe,
-        "settings": replace(settings, task=task, standardize=True), "why": f"{fitted.why} {_warning(known)}".strip(),
+        "settings": replace(settings, task=task, standardize=True), "why": f"{fitted.why} "
+            f"{_warning(known)}".strip(),
         "together": _classes_of(fitted.together[None], fitted, question, task)[0]}
 
 
 class _Scaling:
-    """How columns are scaled, found once: a user who is set aside later must not make the others release again."""
+    """How columns are scaled, found once: a user who is set aside later must not make the others
+    release again.
+    """
 
     def __init__(self, carriage: Carriage) -> None:
-        self.file = None if carriage.checkpoint is None else Path(carriage.checkpoint) / "scaling.json"
+        self.file = None if carriage.checkpoint is None else Path(carriage.checkpoint) \
+            / "scaling.json"
         self.known: ReleaseQuestion | None = None
         self.asked: tuple[Array, Array, tuple[float, ...]] | None = None
 
@@ -170,8 +187,10 @@ class _Scaling:
             centre, scale, mus = self.asked
             centre, scale = _scaled(asker, centre, scale, mus[0], privacy, agreement.task)
             self.known = _question(SUMMARY, mus[1], centre, scale, privacy)
-        elif self.file is not None and not self.file.exists():  # somebody is set aside, and answers begin anew
-            write_atomically(self.file, json.dumps([self.known.centre.tolist(), self.known.scale.tolist(),
+        # Somebody is set aside, and answers begin anew.
+        elif self.file is not None and not self.file.exists():
+            write_atomically(self.file,
+                             json.dumps([self.known.centre.tolist(), self.known.scale.tolist(),
                                                     self.known.mu]).encode(), durable=True)
         return self.known
 
@@ -184,7 +203,8 @@ def _check_promise(privacy: Privacy, data: DataSettings, carriage: Carriage) -> 
     if carriage.checkpoint is None:
         return
     file = Path(carriage.checkpoint) / "promise.json"
-    said = {"epsilon": privacy.epsilon, "delta": privacy.delta, "unit": privacy.unit, "clip": privacy.clip_text,
+    said = {"epsilon": privacy.epsilon, "delta": privacy.delta, "unit": privacy.unit,
+            "clip": privacy.clip_text,
             "user": data.user, "target": data.target}
     if not file.exists():
         write_atomically(file, json.dumps(said).encode(), durable=True)
@@ -192,7 +212,8 @@ def _check_promise(privacy: Privacy, data: DataSettings, carriage: Carriage) -> 
     saved = json.loads(file.read_text(encoding="utf-8"))
     for key, value in said.items():
         if saved.get(key) != value:
-            raise InvalidInput(f"the checkpoint in {carriage.checkpoint} is of another run: its {key} is "
+            raise InvalidInput(f"the checkpoint in {carriage.checkpoint} is of another run: its "
+                               f"{key} is "
                                f"{saved.get(key)!r}, this run's is {value!r}",
                                remedy="Give another folder, or the same settings")
 
@@ -206,7 +227,8 @@ def _agreement(runtime: Carrier, data: DataSettings, settings: Settings, privacy
     tables = [node for _, node in nodes if node.targets == "table"]
     if tables:
         recipe = public_recipe(tables, data, privacy)
-        agreement = replace(agreement, recipe=recipe, features=recipe.feature_names, task=recipe.task,
+        agreement = replace(agreement, recipe=recipe, features=recipe.feature_names,
+                            task=recipe.task,
                             n_classes=len(recipe.classes))
     else:
         agreement = _prepared(agreement, {node.targets for _, node in nodes}, settings, data)
@@ -215,11 +237,13 @@ def _agreement(runtime: Carrier, data: DataSettings, settings: Settings, privacy
     return agreement
 
 
-def _prepared(agreement: Agreement, kinds: set[str], settings: Settings, data: DataSettings) -> Agreement:
+def _prepared(agreement: Agreement, kinds: set[str], settings: Settings,
+              data: DataSettings) -> Agreement:
     """The task of prepared numbers: by the loss named, or by whether targets are -1 and 1."""
     losses = {"auto": "", "squared": "regression", "logistic": "classification"}
     if settings.loss not in losses or "none" in kinds or data.task in ("counts", "clustering"):
-        raise InvalidInput("a private fit predicts numbers (squared loss) or two classes (logistic loss)",
+        raise InvalidInput("a private fit predicts numbers (squared loss) or two classes (logistic "
+                           "loss)",
                            remedy="Use the loss 'squared' or 'logistic', or leave epsilon out")
     signs = kinds == {"signs"}
     task = losses[settings.loss] or ("classification" if signs else "regression")
@@ -242,22 +266,29 @@ def public_recipe(tables: list[Introduction], data: DataSettings, privacy: Priva
     named, drop = split_names(data.features), (target, data.user, *split_names(data.drop))
     for name in named:
         if name not in given and (given or name not in numbers):
-            raise InvalidInput(f"too little of the column {name!r} is public", remedy="Name its bounds or its levels "
+            raise InvalidInput(f"too little of the column {name!r} is public",
+                               remedy="Name its bounds or its levels "
                                f"in clip, for example {name}=0:100 or {name}=no|yes")
     names = [name for name in (named or given or tables[0].features) if name not in drop
              and (name in given or name in numbers)]
     if not names:
-        raise InvalidInput("no column is left to learn from", remedy="Name columns and their bounds or levels in clip")
+        raise InvalidInput("no column is left to learn from",
+                           remedy="Name columns and their bounds or levels in clip")
     note = f"Private: only the columns {show(*names)} are used" + (
-        ", which clip names." if given else "; texts would need their levels in clip, to be public.")
-    columns = tuple(_column(name, privacy.range_of(name), privacy.levels_of(name)) for name in names)
+        ", which clip names." if given
+            else "; texts would need their levels in clip, to be public.")
+    columns = tuple(_column(name, privacy.range_of(name), privacy.levels_of(name))
+                    for name in names)
     classes = privacy.levels_of(target)
     if len(classes) > 2:
-        raise InvalidInput(f"a private fit predicts two classes or numbers, and {target!r} has {len(classes)} classes",
+        raise InvalidInput(f"a private fit predicts two classes or numbers, and {target!r} has "
+                           f"{len(classes)} classes",
                            remedy="Predict one class against the others")
     if not classes and data.task in ("classification", "counts"):
-        raise InvalidInput(f"the classes of {target!r} are not public", remedy=f"Name them in clip: {target}=no|yes")
-    return Recipe(user=data.user, target=target, task="classification" if classes else "regression", classes=classes,
+        raise InvalidInput(f"the classes of {target!r} are not public",
+                           remedy=f"Name them in clip: {target}=no|yes")
+    return Recipe(user=data.user, target=target, task="classification" if classes else "regression",
+                  classes=classes,
                   class_kind="str", columns=columns, notes=(note,))
 
 
@@ -266,58 +297,75 @@ def _column(name: str, bounds: Any, levels: tuple[str, ...]) -> Column:
         two = len(levels) == 2
         return Column(name=name, kind="category", levels=levels[1:] if two else levels,
                       reference=levels[0] if two else None, fill=0.5 if two else 0.0)
-    return Column(name=name, kind="number", fill=0.0 if bounds is None else 0.5 * (bounds[0] + bounds[1]))
+    return Column(name=name, kind="number", fill=0.0 if bounds is None else 0.5 * (bounds[0]
+        + bounds[1]))
 
 
 # -- releases
 
 
-def _question(stage: int, mu: float, centre: Array, scale: Array, privacy: Privacy) -> ReleaseQuestion:
-    return ReleaseQuestion(stage=stage, mu=mu, per_user=privacy.unit == "user", centre=centre, scale=scale,
+def _question(stage: int, mu: float, centre: Array, scale: Array,
+              privacy: Privacy) -> ReleaseQuestion:
+    return ReleaseQuestion(stage=stage, mu=mu, per_user=privacy.unit == "user", centre=centre,
+                           scale=scale,
                     n_features=len(centre) - 1)
 
 
 def _released(asker: Asker, question: ReleaseQuestion) -> Array:
     """(n_users, length) what users release."""
-    released = asker.ask("release", question.n_features, shared=query_of(question)).arrays["released"]
+    released = asker.ask("release", question.n_features, shared=query_of(question)).arrays[
+        "released"]
     if released.shape != (len(asker.names), question.length):
-        raise Incompatible("The users released something else than was asked. Install the same version everywhere.")
+        raise Incompatible("The users released something else than was asked. Install the same "
+                           "version everywhere.")
     released = np.asarray(released, dtype=float)
     sizes, noise = np.abs(released).max(axis=1), 8.0 * question.tau
     asker.refuse(sizes > _ABSURD * (np.median(sizes) + noise))
-    if question.stage != RANGES:  # no sum is larger than the number of rows, which the first number says
+    # No sum is larger than the number of rows, which the first number says.
+    if question.stage != RANGES:
         rows = released[:, 0] * (1.0 if question.stage == CENTRES else 1.0 / W0**2)
         asker.refuse(sizes > KAPPA * np.maximum(rows, 0.0) + noise / W0**2)
     return released
 
 
-def _bounds(asker: Asker, agreement: Agreement, privacy: Privacy) -> tuple[Array, Array, tuple[float, ...]]:
-    """Centre and half width of each column, the target last; and the mu of the releases that are left."""
+def _bounds(asker: Asker, agreement: Agreement, privacy: Privacy) -> tuple[Array, Array,
+        tuple[float, ...]]:
+    """Centre and half width of each column, the target last; and the mu of the releases that are
+    left.
+    """
     names, stages = [*agreement.features, TARGET], privacy.stages
     if agreement.recipe is not None:
         names[-1] = str(agreement.recipe.target)
-        labels = {label: column.name for column in agreement.recipe.columns for label in column.labels}
-        known = {label: (0.0, 1.0) if privacy.levels_of(labels[label]) else privacy.range_of(labels[label])
+        labels = {label: column.name for column in agreement.recipe.columns
+                  for label in column.labels}
+        known = {label: (0.0, 1.0) if privacy.levels_of(labels[label])
+                 else privacy.range_of(labels[label])
                  for label in labels}
     else:
         known = {name: privacy.range_of(name) for name in names[:-1]}
-    known[names[-1]] = (0.0, 1.0) if agreement.task == "classification" else privacy.range_of(names[-1])
+    known[names[-1]] = (0.0, 1.0) if agreement.task == "classification" \
+        else privacy.range_of(names[-1])
     unknown = [name for name in names if known.get(name) is None]
     if unknown and privacy.clip is not None:
-        raise InvalidInput(f"the bounds of column {unknown[0]!r} are not given, and they never come from the data "
-                           "unnoticed", remedy=f"Add it to clip, for example {{{unknown[0]!r}: (0, 100)}}; or leave "
+        raise InvalidInput(f"the bounds of column {unknown[0]!r} are not given, and they never "
+                           "come from the data "
+                           "unnoticed", remedy="Add it to clip, for example "
+                                               f"{{{unknown[0]!r}: (0, 100)}}; or leave "
                            "clip out, and bounds are found with a part of the budget")
     if privacy.clip is None:
         question = _question(RANGES, stages[0], np.zeros(len(names)), np.ones(len(names)), privacy)
         found = _magnitudes(_released(asker, question), question)
-        known = {name: known.get(name) or (-bound, bound) for name, bound in zip(names, found, strict=True)}
+        known = {name: known.get(name) or (-bound, bound) for name,
+                 bound in zip(names, found, strict=True)}
         stages = stages[1:]
     low, high = np.array([known[name] for name in names], dtype=float).T
     return 0.5 * (low + high), 0.5 * (high - low), stages
 
 
 def _magnitudes(released: Array, question: ReleaseQuestion) -> list[float]:
-    """For each column a power of two that nearly all values are below, as far as the noise shows it."""
+    """For each column a power of two that nearly all values are below, as far as the noise shows
+    it.
+    """
     counts = released.sum(axis=0).reshape(len(question.centre), HIGHEST - LOWEST)
     error = question.tau * np.sqrt(len(released))
     bounds = []
@@ -332,8 +380,10 @@ def _magnitudes(released: Array, question: ReleaseQuestion) -> list[float]:
     return bounds
 
 
-def _scaled(asker: Asker, centre: Array, scale: Array, mu: float, privacy: Privacy, task: str) -> tuple[Array, Array]:
-    """Means and deviations of the columns over all users; of the target what is clipped to [-1, 1]."""
+def _scaled(asker: Asker, centre: Array, scale: Array, mu: float, privacy: Privacy,
+            task: str) -> tuple[Array, Array]:
+    """Means and deviations of the columns over all users; of the target what is clipped to [-1, 1].
+    """
     question = _question(CENTRES, mu, centre, scale, privacy)
     released = _released(asker, question).sum(axis=0)
     n, q = max(float(released[0]), 1.0), len(centre)
@@ -342,14 +392,16 @@ def _scaled(asker: Asker, centre: Array, scale: Array, mu: float, privacy: Priva
     # The centre of the bounds where noise hides the mean (Breiman's garrotte, 1995).
     mean *= np.maximum(1.0 - (2.0 * error / np.maximum(np.abs(mean), 1e-300)) ** 2, 0.0)
     spread = np.sqrt(_variances(released[q + 1:] / n - mean**2, error))
-    spread[-1] = 1.0 + abs(mean[-1]) if task == "classification" else min(_WIDTH * spread[-1], 1.0 + abs(mean[-1]))
+    spread[-1] = 1.0 + abs(mean[-1]) if task == "classification" else min(_WIDTH * spread[-1],
+        1.0 + abs(mean[-1]))
     return centre + scale * mean, scale * spread
 
 
 def _variances(noisy: Array, error: float) -> Array:
     """Variances of columns, in half widths of their bounds, with this error.
 
-    They are shrunk as far as the error dictates: to what is usual, and those of features to their mean.
+    They are shrunk as far as the error dictates: to what is usual, and those of features to their
+    mean.
     """
     def usual(variance: float, error: float) -> float:
         kept = _USUAL**2 / (_USUAL**2 + error**2)
@@ -369,9 +421,12 @@ def _variances(noisy: Array, error: float) -> Array:
 
 def _in_given_units(fitted: Fit, known: Effective, question: ReleaseQuestion, task: PrivateTask,
                     settings: Settings) -> tuple[Units, SentModels]:
-    """Units between the table and the models, and the models themselves: of classes as those of the logistic loss."""
+    """Units between the table and the models, and the models themselves: of classes as those of the
+    logistic loss.
+    """
     p = question.n_features
-    stretch = np.sqrt(p) / np.sqrt(1.0 - W0**2) * question.scale[:p]  # from features of a summary to columns
+    # From features of a summary to columns.
+    stretch = np.sqrt(p) / np.sqrt(1.0 - W0**2) * question.scale[:p]
     mean, scale = question.centre[:p] + stretch * known.mean, stretch * known.scale
     names, loss = fitted.units.feature_names, fitted.units.loss
     centre, spread = 0.0, 1.0
@@ -380,21 +435,24 @@ def _in_given_units(fitted: Fit, known: Effective, question: ReleaseQuestion, ta
         centre = float(question.centre[-1] + question.scale[-1] * fitted.units.centre)
     else:
         loss = make_loss("classification", "logistic", settings.ridge, 2)
-    units = Units(task=task, loss=loss, n_classes=2 * (task == "classification"), mean=mean, scale=scale, centre=centre,
+    units = Units(task=task, loss=loss, n_classes=2 * (task == "classification"), mean=mean,
+                  scale=scale, centre=centre,
                   spread=spread, feature_names=names)
     return units, SentModels(_classes_of(fitted.centres, fitted, question, task),
                              _classes_of(fitted.models, fitted, question, task))
 
 
 def _classes_of(models: Array, fitted: Fit, question: ReleaseQuestion, task: str) -> Array:
-    """Models of least squares as they are; of two classes as logistic ones, to first order at the mean p:
+    """Models of least squares as they are; of two classes as logistic ones, to first order at the
+    mean p:
 
         p + t  ->  log(p / (1 - p)) + t / (p (1 - p))
     """
     if task == "regression":
         return models
     p = float(np.clip(question.centre[-1], 1e-3, 1.0 - 1e-3))
-    margins = fitted.units.coefficients(models)[..., 0] * float(question.scale[-1]) / (p * (1.0 - p))
+    margins = fitted.units.coefficients(models)[..., 0] * float(question.scale[-1]) \
+        / (p * (1.0 - p))
     margins[:, -1] += np.log(p / (1.0 - p))
     return margins
 
@@ -417,5 +475,6 @@ def _warning(known: Effective) -> str:
     """Where noise is large against what groups need."""
     p = known.means.shape[1]
     if float(np.median(known.sizes)) < 4.0 * known.tau * (p + 1):
-        return "The noise is large for users with so few rows: groups may have been missed, and models are rough."
+        return ("The noise is large for users with so few rows: groups may have been missed, and "
+                "models are rough.")
     return ""

@@ -1,9 +1,10 @@
 """The fit of users who are known by noisy summaries only.
 
-The summaries become least-squares problems (`coterie.federated.private.effective`), which go through the fit of a table. Two
-things differ. Groups are also searched among models and mean features together, because users of a group often agree
-in both, and noise leaves little of a model. And groups are kept where a personal model for each user is not clearly
-better: noise averages out in groups.
+The summaries become least-squares problems (`coterie.federated.private.effective`), which go
+through the fit of a table. Two things differ. Groups are also searched among models and mean
+features together, because users of a group often agree in both, and noise leaves little of a model.
+And groups are kept where a personal model for each user is not clearly better: noise averages out
+in groups.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from coterie.groups.partitions import Judge
 from coterie.groups.search import SearchOptions, search, shortest
 from coterie.losses import Loss
 
-_NEARLY = 0.85  # share of what a continuous spread of models and mean features explains that groups must explain
+# Share of what a continuous spread of models and mean features explains that groups must explain.
+_NEARLY = 0.85
 _CLEARLY = 2.0  # standard errors by which other kinds must be better than groups
 
 
@@ -40,7 +42,8 @@ def fit_summaries(known: Effective, settings: Settings, progress: FitProgress | 
     settings : of the fit; its task, ridge and scaling are those of `known`.
     progress : called with what is being done.
     """
-    settings = replace(settings, task="regression", loss="squared", holdout=0.0, standardize=False, ridge=known.ridge,
+    settings = replace(settings, task="regression", loss="squared", holdout=0.0, standardize=False,
+                       ridge=known.ridge,
                        n_classes=0)
     store: dict[str, Any] = {}
     if known.users.n_users > 2:
@@ -52,7 +55,8 @@ def fit_summaries(known: Effective, settings: Settings, progress: FitProgress | 
         kind = compared.options[chosen]
         compared = replace(compared, chosen=chosen)
         store = {"groups": {"labels": labels, "sentence": sentence, "limit": ""},
-                 "kind": {"kind": kind.kind, "labels": kind.labels, "covariance": kind.covariance, "noise": kind.noise,
+                 "kind": {"kind": kind.kind, "labels": kind.labels, "covariance": kind.covariance,
+                          "noise": kind.noise,
                           "means": compared.means, "errors": compared.errors}}
     with warnings.catch_warnings(action="ignore", category=CoterieWarning):
         return fit(known.users, settings, store=store, progress=progress)
@@ -61,8 +65,8 @@ def fit_summaries(known: Effective, settings: Settings, progress: FitProgress | 
 def search_groups(known: Effective, inner: Any, loss: Loss, settings: Settings) -> tuple[Ints, str]:
     """The groups, and a sentence about them.
 
-    Candidates are the best groups by models, and by models and mean features together; the latter if users hardly vary
-    within them. The one that describes the models shorter is taken.
+    Candidates are the best groups by models, and by models and mean features together; the latter
+    if users hardly vary within them. The one that describes the models shorter is taken.
     """
     options = SearchOptions(max_groups=settings.max_groups, k=settings.k)
     everyone, by_models = np.zeros(inner.n_users, dtype=np.int64), _standardised(inner)
@@ -78,18 +82,22 @@ def search_groups(known: Effective, inner: Any, loss: Loss, settings: Settings) 
         if grouped and together - shortest(grouped).length > _NEARLY * gain:
             candidates.append(shortest(grouped).labels)
     judge = Judge.of(by_models, loss)
-    labels = min((labels for labels in candidates if labels.any()), key=judge.criterion, default=everyone)
+    labels = min((labels for labels in candidates if labels.any()), key=judge.criterion,
+                 default=everyone)
     if not labels.any():
         return labels, "No groups stand out from the noise."
     sizes = ", ".join(map(str, np.bincount(labels)))
-    return labels, (f"{int(labels.max()) + 1} groups of {sizes} users describe the released statistics better than one "
+    return labels, (f"{int(labels.max()) + 1} groups of {sizes} users describe the released "
+                    "statistics better than one "
                     "group.")
 
 
 def _standardised(users: Any) -> Any:
     """Features and targets with mean 0 and variance 1, as the search wants them."""
-    scaled = Standardizer.from_moments(users.moments(), feature_names=users.feature_names).transform(users)
-    column = replace(users, features=users.targets[:, None], targets=None, feature_names=("target",))
+    scaled = Standardizer.from_moments(users.moments(),
+                                       feature_names=users.feature_names).transform(users)
+    column = replace(users, features=users.targets[:, None], targets=None,
+                     feature_names=("target",))
     scaler = Standardizer.from_moments(column.moments(), feature_names=("target",))
     return replace(scaled, targets=(users.targets - scaler.mean.item()) / scaler.scale.item())
 
@@ -97,7 +105,8 @@ def _standardised(users: Any) -> Any:
 def _prefer_groups(compared: Comparison) -> int:
     """The kind taken: groups, unless another one is clearly better."""
     kinds = [option.kind for option in compared.options]
-    if "groups" not in kinds or kinds[compared.chosen] in ("groups", "one model", "personal in groups"):
+    if "groups" not in kinds or kinds[compared.chosen] in ("groups", "one model",
+                                                           "personal in groups"):
         return compared.chosen
     groups = kinds.index("groups")
     judged = np.log(np.maximum(compared.losses, 1e-300))

@@ -1,15 +1,17 @@
-"""A model finished at home: from what the federation found in noisy summaries, and the user's exact rows.
+"""A model finished at home: from what the federation found in noisy summaries, and the user's exact
+rows.
 
-The server sends a centre c and covariances C of models around it. At home the user has its m rows, with mean loss f and
-dispersion s, and takes the model
+The server sends a centre c and covariances C of models around it. At home the user has its m rows,
+with mean loss f and dispersion s, and takes the model
 
     x = argmin  m f(x) / s + 1/2 (x - c)' (t C)^-1 (x - c)
 
-with the C, the t, the length of c (of classes, whose centres are least certain in this; its direction is kept) and
-the s (of numbers: what is sent includes how models differ) that its own rows find most likely (Laplace's approximation
-of the evidence), among them t = 0, the centre itself:
+with the C, the t, the length of c (of classes, whose centres are least certain in this; its
+direction is kept) and the s (of numbers: what is sent includes how models differ) that its own rows
+find most likely (Laplace's approximation of the evidence), among them t = 0, the centre itself:
 
-    log evidence = - m f(x) / s - m/2 log s - 1/2 (x - c)' (t C)^-1 (x - c) - 1/2 log det(I + m/s t C H(x))
+    log evidence = - m f(x) / s - m/2 log s - 1/2 (x - c)' (t C)^-1 (x - c) - 1/2 log det(I + m/s t
+    C H(x))
 
 Nothing of this leaves the user.
 """
@@ -28,7 +30,8 @@ _NOISES = tuple(4.0**-k for k in range(6))  # s of numbers that are tried, over 
 _SCALES = tuple(4.0**k for k in range(-5, 4))  # t that are tried
 
 
-def finish(loss: Loss, users: Users, centres: Array, covariances: Array, dispersion: float) -> Array:
+def finish(loss: Loss, users: Users, centres: Array, covariances: Array,
+           dispersion: float) -> Array:
     """(n_users, dim) the models finished at home.
 
     Parameters
@@ -51,9 +54,11 @@ def finish(loss: Loss, users: Users, centres: Array, covariances: Array, dispers
             around = centres * np.append(np.full(centres.shape[1] - 1, length), 1.0)
             for covariance in covariances:
                 for scale in _SCALES:
-                    models, evidence = _around(plain, users, samples, rows, around, scale * covariance)
+                    models, evidence = _around(plain, users, samples, rows, around,
+                                               scale * covariance)
                     evidence += constant
-                    better = np.isfinite(evidence) & (evidence > most) & np.isfinite(models).all(axis=1)
+                    better = np.isfinite(evidence) & (evidence > most) \
+                        & np.isfinite(models).all(axis=1)
                     best[better], most[better] = models[better], evidence[better]
     return best
 

@@ -1,9 +1,11 @@
-"""What a node's users have spent of their privacy budgets, and every answer that left: one file that survives kills.
+"""What a node's users have spent of their privacy budgets, and every answer that left: one file
+that survives kills.
 
-The file is an SQLite database in a folder of the node's owner. A release is entered together with its bytes before
-they leave, in one transaction that is on the disk when it ends: whoever dies in between has either spent nothing, or
-repeats the same bytes for nothing. The budget is a mu of Gaussian differential privacy (see
-`coterie.federated.private.accounting`), and releases of one user compose to
+The file is an SQLite database in a folder of the node's owner. A release is entered together with
+its bytes before they leave, in one transaction that is on the disk when it ends: whoever dies in
+between has either spent nothing, or repeats the same bytes for nothing. The budget is a mu of
+Gaussian differential privacy (see `coterie.federated.private.accounting`), and releases of one user
+compose to
 
     mu = sqrt(sum of mu_k^2)   <=   budget
 """
@@ -29,12 +31,13 @@ from coterie.federated.private.accounting import composed, epsilon_of, mu_of
 FILE = "ledger.db"
 _ROUNDING = 1 + 1e-12  # relative: two releases of budget / sqrt(2) are within the budget
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS releases (user TEXT, key TEXT, mu REAL NOT NULL, data BLOB NOT NULL, time REAL NOT NULL,
-                                     PRIMARY KEY (user, key));
-CREATE TABLE IF NOT EXISTS answers (id INTEGER PRIMARY KEY, time REAL, run TEXT, round INTEGER, user TEXT, kind TEXT,
-                                    numbers INTEGER, bytes INTEGER, question TEXT, reason TEXT);
+CREATE TABLE IF NOT EXISTS releases (user TEXT, key TEXT, mu REAL NOT NULL, data BLOB NOT NULL,
+                                     time REAL NOT NULL, PRIMARY KEY (user, key));
+CREATE TABLE IF NOT EXISTS answers (id INTEGER PRIMARY KEY, time REAL, run TEXT, round INTEGER,
+                                    user TEXT, kind TEXT, numbers INTEGER, bytes INTEGER,
+                                    question TEXT, reason TEXT);
 CREATE TABLE IF NOT EXISTS questions (user TEXT, rows TEXT, question TEXT, units INTEGER NOT NULL,
-                                      hessians INTEGER NOT NULL, PRIMARY KEY (user, rows, question));
+                                     hessians INTEGER NOT NULL, PRIMARY KEY (user, rows, question));
 CREATE TABLE IF NOT EXISTS pins (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
@@ -91,9 +94,10 @@ class NodeLedger:
 
     Parameters
     ----------
-    folder : of the owner, created if needed and readable by nobody else; None to remember nothing beyond this object.
-    budget : the largest mu that all releases of one user may have together. Other processes may use the same folder
-        at the same time.
+    folder : of the owner, created if needed and readable by nobody else; None to remember nothing
+        beyond this object.
+    budget : the largest mu that all releases of one user may have together. Other processes may use
+        the same folder at the same time.
 
     Raises
     ------
@@ -110,29 +114,36 @@ class NodeLedger:
 
     def __init__(self, folder: str | PathLike[str] | None, budget: float = math.inf) -> None:
         if not budget >= 0:
-            raise InvalidInput(f"a budget must be at least 0, got {budget!r}", remedy="Use mu_of(epsilon, delta)")
+            raise InvalidInput(f"a budget must be at least 0, got {budget!r}",
+                               remedy="Use mu_of(epsilon, delta)")
         self.folder, self.budget = None if folder is None else Path(folder), float(budget)
         try:
             self._base = sqlite3.connect(self._file(), timeout=60.0, isolation_level=None)
-            weakref.finalize(self, _close, self._base)  # also where nobody calls `close`: Python 3.13 warns then
-            self._base.execute("PRAGMA synchronous = EXTRA")  # what is entered survives a power failure
+            # Also where nobody calls `close`: Python 3.13 warns then.
+            weakref.finalize(self, _close, self._base)
+            # What is entered survives a power failure.
+            self._base.execute("PRAGMA synchronous = EXTRA")
             self._base.executescript(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise InvalidInput(f"the ledger in {folder} cannot be used: {error}",
-                               remedy="Name a folder of your own as ledger-dir, or restore the ledger") from error
+                               remedy="Name a folder of your own as ledger-dir, or restore the "
+                                      "ledger") from error
 
     @classmethod
-    def of_owner(cls, folder: str | PathLike[str] | None, epsilon: float | None, delta: float | None) -> Self:
+    def of_owner(cls, folder: str | PathLike[str] | None, epsilon: float | None,
+                 delta: float | None) -> Self:
         """With the budget that the owner of a node set: none, unless both are given."""
         if (epsilon is None) != (delta is None):
-            raise InvalidInput("a budget has both an epsilon and a delta", remedy="Set budget-epsilon and budget-delta")
+            raise InvalidInput("a budget has both an epsilon and a delta",
+                               remedy="Set budget-epsilon and budget-delta")
         return cls(folder, 0.0 if epsilon is None or delta is None else mu_of(epsilon, delta))
 
     def _file(self) -> str:
         if self.folder is None:
             return ":memory:"
         file = private_folder(self.folder) / FILE
-        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite gives its journal the same mode
+        # SQLite gives its journal the same mode.
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
         return str(file)
 
     def __enter__(self) -> Self:
@@ -178,34 +189,42 @@ class NodeLedger:
         InvalidInput : a mu that is no number.
         """
         if not mu >= 0:
-            raise InvalidInput(f"mu must be a number of at least 0, got {mu!r}", remedy="Use mu_of(epsilon, delta)")
+            raise InvalidInput(f"mu must be a number of at least 0, got {mu!r}",
+                               remedy="Use mu_of(epsilon, delta)")
         with self._transaction() as base:
-            row = base.execute("SELECT data FROM releases WHERE user = ? AND key = ?", (_text(user), key)).fetchone()
+            row = base.execute("SELECT data FROM releases WHERE user = ? AND key = ?",
+                               (_text(user), key)).fetchone()
             if row is not None:
                 return bytes(row[0])
             total = composed([self.spent(user), mu])
             if total > self.budget * _ROUNDING:
-                raise Refused(self._refusal(mu), remedy="Ask for less, or ask the owner of the node to raise "
+                raise Refused(self._refusal(mu), remedy="Ask for less, or ask the owner of the "
+                                                        "node to raise "
                               "budget-epsilon")
             data = make()
-            base.execute("INSERT INTO releases VALUES (?, ?, ?, ?, ?)", (_text(user), key, mu, data, time.time()))
+            base.execute("INSERT INTO releases VALUES (?, ?, ?, ?, ?)",
+                         (_text(user), key, mu, data, time.time()))
         return data
 
     def _refusal(self, mu: float) -> str:
         if not self.budget:
-            return "the owner of the node has set no privacy budget (budget-epsilon and budget-delta)"
-        return (f"the privacy budget of the user is spent: a release with mu = {mu:.4g} would exceed "
+            return ("the owner of the node has set no privacy budget (budget-epsilon and "
+                    "budget-delta)")
+        return (f"the privacy budget of the user is spent: a release with mu = {mu:.4g} would "
+                "exceed "
                 f"mu = {self.budget:.4g}")
 
     def spent(self, user: Any) -> float:
         """The mu of all releases of a user together."""
-        rows = self._base.execute("SELECT mu FROM releases WHERE user = ?", (_text(user),)).fetchall()
+        rows = self._base.execute("SELECT mu FROM releases WHERE user = ?",
+                                  (_text(user),)).fetchall()
         return composed(mu for mu, in rows)
 
     def spending(self, delta: float) -> dict[Any, float]:
         """The epsilon that every user has spent, at this delta."""
         names = self._base.execute("SELECT DISTINCT user FROM releases ORDER BY user").fetchall()
-        return {json.loads(name): epsilon_of(self.spent(json.loads(name)), delta) for name, in names}
+        return {json.loads(name): epsilon_of(self.spent(json.loads(name)), delta) for name,
+                in names}
 
     # -- what is fixed at first use
 
@@ -222,7 +241,8 @@ class NodeLedger:
     # -- questions
 
     def account(self, questions: Iterable[Question]) -> list[str]:
-        """Enter answers before they leave, as far as the limits allow it; a question that is repeated is free.
+        """Enter answers before they leave, as far as the limits allow it; a question that is
+        repeated is free.
 
         Parameters
         ----------
@@ -238,25 +258,32 @@ class NodeLedger:
                 answer, user = question.answer, _text(question.answer.user)
                 reason = self._over(question, user)
                 reasons.append(reason)
-                self._enter(answer._replace(numbers=0, bytes=0, reason=reason) if reason else answer)
+                self._enter(answer._replace(numbers=0, bytes=0, reason=reason) if reason
+                            else answer)
                 if not reason:
                     base.execute("INSERT OR IGNORE INTO questions VALUES (?, ?, ?, ?, ?)",
-                                 (user, question.rows, answer.question, question.units, question.hessians))
+                                 (user, question.rows, answer.question, question.units,
+                                  question.hessians))
         return reasons
 
     def _over(self, question: Question, user: str) -> str:
         """Why this question is one too many, or an empty text."""
         about = (user, question.rows)
-        if self._base.execute("SELECT 1 FROM questions WHERE user = ? AND rows = ? AND question = ?",
+        if self._base.execute(
+                "SELECT 1 FROM questions WHERE user = ? AND rows = ? AND question = ?",
                               (*about, question.answer.question)).fetchone() is not None:
             return ""
-        units, hessians = self._base.execute("SELECT COALESCE(SUM(units), 0), COALESCE(SUM(hessians), 0) "
-                                             "FROM questions WHERE user = ? AND rows = ?", about).fetchone()
+        units, hessians = self._base.execute("SELECT COALESCE(SUM(units), 0), "
+                                             "COALESCE(SUM(hessians), 0) "
+                                             "FROM questions WHERE user = ? AND rows = ?",
+                                             about).fetchone()
         for many, more, most, what, key in (
                 (units, question.units, question.max_units, "questions", "max-questions"),
-                (hessians, question.hessians, question.max_hessians, "questions with Hessians", "max-hessians")):
+                (hessians, question.hessians, question.max_hessians, "questions with Hessians",
+                 "max-hessians")):
             if more and many + more > most:
-                return f"it has answered {many} {what} about its rows, and its owner allows {most} ({key})"
+                return (f"it has answered {many} {what} about its rows, and its owner allows "
+                        f"{most} ({key})")
         return ""
 
     # -- the audit log
@@ -271,12 +298,14 @@ class NodeLedger:
         self._base.execute(
             "INSERT INTO answers (time, run, round, user, kind, numbers, bytes, question, reason) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (answer.time or time.time(), answer.run, answer.round, _text(answer.user), answer.kind, answer.numbers,
+            (answer.time or time.time(), answer.run, answer.round, _text(answer.user), answer.kind,
+             answer.numbers,
              answer.bytes, answer.question, answer.reason))
 
     def answers(self) -> list[LoggedAnswer]:
         """Every answer that left or was refused, in order."""
-        rows = self._base.execute("SELECT run, round, user, kind, numbers, bytes, question, reason, time FROM answers "
+        rows = self._base.execute("SELECT run, round, user, kind, numbers, bytes, question, "
+                                  "reason, time FROM answers "
                                   "ORDER BY id").fetchall()
         return [LoggedAnswer(*row)._replace(user=json.loads(row[2])) for row in rows]
 

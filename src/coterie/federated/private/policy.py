@@ -19,19 +19,22 @@ _RANGES, _CENTRES = 0.1, 0.1  # shares of mu^2 for what scaling needs; the rest 
 class Privacy:
     """Differential privacy for every user towards everybody else, the server included.
 
-    Every user releases one clipped and noisy summary of its rows, and before it what is needed to scale columns: sums
-    with more noise. All else is computed from these. Noise comes from the operating system, never from the seed of a
-    run, so two private runs differ.
+    Every user releases one clipped and noisy summary of its rows, and before it what is needed to
+    scale columns: sums with more noise. All else is computed from these. Noise comes from the
+    operating system, never from the seed of a run, so two private runs differ.
 
     Parameters
     ----------
-    epsilon, delta : the budget of all releases together. With the unit "row", delta should be well below one over the
-        number of rows of a user.
-    clip : public bounds of columns: a number c for [-c, c] in all columns; or for each column, by name, its range
-        (low, high) or, for texts of a table, the list of its levels. The target of `Users` is called "target". Values
-        outside are moved to the nearest bound. None: bounds are found with a tenth of the budget.
-    unit : what is protected: "row", one row of a user added or removed; or "user", all rows of a user replaced.
-    experiment : a seed of the noise, for experiments that are to be repeated. Whoever knows it can take the noise away.
+    epsilon, delta : the budget of all releases together. With the unit "row", delta should be well
+        below one over the number of rows of a user.
+    clip : public bounds of columns: a number c for [-c, c] in all columns; or for each column, by
+        name, its range (low, high) or, for texts of a table, the list of its levels. The target of
+        `Users` is called "target". Values outside are moved to the nearest bound. None: bounds are
+        found with a tenth of the budget.
+    unit : what is protected: "row", one row of a user added or removed; or "user", all rows of a
+        user replaced.
+    experiment : a seed of the noise, for experiments that are to be repeated. Whoever knows it can
+        take the noise away.
 
     Raises
     ------
@@ -53,11 +56,15 @@ class Privacy:
     def __post_init__(self) -> None:
         check(self.epsilon, self.delta)
         if self.unit not in ("row", "user"):
-            raise InvalidInput(f"unit must be 'row' or 'user', got {self.unit!r}", remedy="Use 'row'")
+            raise InvalidInput(f"unit must be 'row' or 'user', got {self.unit!r}",
+                               remedy="Use 'row'")
         if isinstance(self.clip, Mapping):
-            object.__setattr__(self, "clip", {str(name): _bound(name, bound) for name, bound in self.clip.items()})
-        elif self.clip is not None and not (isinstance(self.clip, (int, float)) and 0 < self.clip < math.inf):
-            raise InvalidInput(f"clip must be a positive number, or bounds by column, got {self.clip!r}",
+            object.__setattr__(self, "clip", {str(name): _bound(name, bound) for name,
+                                              bound in self.clip.items()})
+        elif self.clip is not None and not (isinstance(self.clip, (int, float)) and 0 < self.clip
+                                            < math.inf):
+            raise InvalidInput("clip must be a positive number, or bounds by column, got "
+                               f"{self.clip!r}",
                                remedy='Use for example {"age": (0, 100)}')
 
     @property
@@ -107,8 +114,9 @@ class Privacy:
         """`clip` as the text that `parse_clip` reads."""
         if not isinstance(self.clip, Mapping):
             return "" if self.clip is None else f"{self.clip:g}"
-        return ", ".join(f"{name}={'|'.join(bound) if isinstance(bound[0], str) else f'{bound[0]:g}:{bound[1]:g}'}"
-                         for name, bound in self.clip.items())
+        texts = {name: "|".join(bound) if isinstance(bound[0], str)
+                 else f"{bound[0]:g}:{bound[1]:g}" for name, bound in self.clip.items()}
+        return ", ".join(f"{name}={text}" for name, text in texts.items())
 
     def statement(self) -> Statement:
         """What is promised, for run.json and the page.
@@ -121,16 +129,23 @@ class Privacy:
         noise = "from the operating system's entropy" if self.experiment is None else \
             f"from the known seed {self.experiment}: an experiment, which protects nobody"
         return Statement(
-            epsilon=self.epsilon, delta=self.delta, unit=self.unit, mu=self.mu, releases=len(self.stages),
-            neighbours="one row of one user is added or removed" if row else "all rows of one user are replaced",
+            epsilon=self.epsilon, delta=self.delta, unit=self.unit, mu=self.mu,
+                         releases=len(self.stages),
+            neighbours="one row of one user is added or removed" if row
+                         else "all rows of one user are replaced",
             clip="bounds of columns were found with a tenth of the budget" if self.clip is None else
             "bounds of columns are public and were given",
-            noise=noise, trust="Nobody but the user's own node: noise is added there, before anything leaves.",
-            public="names of users, names and kinds of columns" + ("" if row else ", and nothing else"),
-            home="A model that a user finishes at home from its exact rows is for this user alone. Towards all others "
-                 "the promise holds (joint differential privacy); who gets the model of a user, or predictions of it, "
+            noise=noise, trust="Nobody but the user's own node: noise is added there, before "
+                               "anything leaves.",
+            public="names of users, names and kinds of columns"
+                         + ("" if row else ", and nothing else"),
+            home="A model that a user finishes at home from its exact rows is for this user alone. "
+                 "Towards all others "
+                 "the promise holds (joint differential privacy); who gets the model of a user, or "
+                 "predictions of it, "
                  "may learn of that user's rows.",
-            proves="The certificate proves that the models are optimal for the released statistics. It says nothing "
+            proves="The certificate proves that the models are optimal for the released "
+                   "statistics. It says nothing "
                    "of how near these are to the rows.")
 
 
@@ -151,7 +166,8 @@ class Statement(NamedTuple):
     proves: str
 
     def __str__(self) -> str:
-        return (f"Differentially private with epsilon = {self.epsilon:g} and delta = {self.delta:g} if "
+        return (f"Differentially private with epsilon = {self.epsilon:g} and delta = "
+                f"{self.delta:g} if "
                 f"{self.neighbours} (all {self.releases} releases together); {self.clip}. "
                 f"Noise comes {self.noise}. {self.proves}")
 
@@ -169,7 +185,8 @@ def _bound(name: Any, bound: Any) -> tuple[Any, ...]:
             return low, high
     except (TypeError, ValueError):
         pass
-    raise InvalidInput(f"the bounds of column {name!r} must be (low, high) or a list of different texts, got {bound!r}",
+    raise InvalidInput(f"the bounds of column {name!r} must be (low, high) or a list of different "
+                       f"texts, got {bound!r}",
                        remedy="Use for example (0, 100), or ['no', 'yes']")
 
 
@@ -192,9 +209,11 @@ def parse_clip(text: str) -> float | dict[str, Any] | None:
             return float(text)
         parts = dict(part.rsplit("=", 1) for part in text.split(",") if part.strip())
     except ValueError as error:
-        raise InvalidInput(f"clip cannot be read: {text!r}", remedy="Use for example age=0:100, sex=f|m, y=0:1"
+        raise InvalidInput(f"clip cannot be read: {text!r}", remedy="Use for example age=0:100, "
+            "sex=f|m, y=0:1"
                            ) from error
-    return {name.strip(): _bound(name.strip(), [end.strip() for end in bound.split("|")] if "|" in bound else
+    return {name.strip(): _bound(name.strip(),
+                                 [end.strip() for end in bound.split("|")] if "|" in bound else
                                  _numbers(bound)) for name, bound in parts.items()}
 
 

@@ -1,19 +1,24 @@
-"""What a user releases: sums over its rows with normal noise, each row's part within a known length.
+"""What a user releases: sums over its rows with normal noise, each row's part within a known
+length.
 
     released = sum_j v(row_j) + N(0, tau^2 I),        |v(row)| <= D,        tau = D / mu
 
-Adding or removing a row changes the sum by at most D (`accounting` says what a release with mu costs). There are three:
+Adding or removing a row changes the sum by at most D (`accounting` says what a release with mu
+costs). There are three:
 
     RANGES     v has a 1 for each column, at the power of two that the value is below
-    CENTRES    u in [-1, 1] by the bounds of the columns, v = (1, u, u^2), shortened to D, so that means are ratios
-    SUMMARY    a = (w0, sqrt(1 - w0^2) z / sqrt(p)), features z by centres and scales, shortened to |a| <= 1;
+    CENTRES    u in [-1, 1] by the bounds of the columns, v = (1, u, u^2), shortened to D, so that
+               means are ratios
+    SUMMARY    a = (w0, sqrt(1 - w0^2) z / sqrt(p)), features z by centres and scales, shortened to
+               |a| <= 1;
                y likewise within [-1, 1];     v = (svec(a a'), kappa y a, rho y^2)
 
-where svec has the upper triangle of a matrix, off the diagonal times sqrt(2), so that |svec(a a')| = |a|^2. If all rows
-of a user are to be protected at once, it releases means instead of sums, and D is twice as large: rows are replaced.
+where svec has the upper triangle of a matrix, off the diagonal times sqrt(2), so that |svec(a a')|
+= |a|^2. If all rows of a user are to be protected at once, it releases means instead of sums, and D
+is twice as large: rows are replaced.
 
-Noise is drawn from the operating system and rounded to a grid together with the sum, which leaves nothing of the sum
-in the last digits (Mironov 2012).
+Noise is drawn from the operating system and rounded to a grid together with the sum, which leaves
+nothing of the sum in the last digits (Mironov 2012).
 """
 
 from __future__ import annotations
@@ -30,7 +35,8 @@ from coterie.base.types import Array
 from coterie.data.users import Users
 
 RANGES, CENTRES, SUMMARY = 0, 1, 2
-W0, KAPPA, RHO = 0.6, 1.5, 0.25  # shares of the intercept, of the target and of its square in a row's part
+# Shares of the intercept, of the target and of its square in a row's part.
+W0, KAPPA, RHO = 0.6, 1.5, 0.25
 LONGEST = 1.5  # D of CENTRES; a larger one has more noise, and shortens fewer rows
 LOWEST, HIGHEST = -40, 80  # powers of two that ranges tell apart
 _GRID = 2.0**-12  # times tau
@@ -46,7 +52,8 @@ class ReleaseQuestion:
     mu : what the release costs.
     per_user : whether all rows of a user are protected at once.
     centre, scale : (q,) of the columns, the target last.
-    n_features : the number of features; one less than the number of columns where there is a target.
+    n_features : the number of features; one less than the number of columns where there is a
+        target.
     """
 
     stage: int
@@ -59,10 +66,13 @@ class ReleaseQuestion:
     def __post_init__(self) -> None:
         q = len(self.centre)
         if self.stage not in (RANGES, CENTRES, SUMMARY) or not 0 < self.mu < np.inf:
-            raise InvalidInput("this is no question for a release", remedy="Install the same version everywhere")
-        if self.scale.shape != (q,) or not np.isfinite(self.centre).all() or not (self.scale > 0).all() \
+            raise InvalidInput("this is no question for a release",
+                               remedy="Install the same version everywhere")
+        if self.scale.shape != (q,) or not np.isfinite(self.centre).all() or not (
+                self.scale > 0).all() \
                 or not np.isfinite(self.scale).all() or not 0 <= q - self.n_features <= 1:
-            raise InvalidInput("centres and scales of a release must be finite, and scales positive",
+            raise InvalidInput(
+                "centres and scales of a release must be finite, and scales positive",
                                remedy="Correct the bounds of the columns")
 
     @property
@@ -86,19 +96,25 @@ class ReleaseQuestion:
                 SUMMARY: d * (d + 1) // 2 + (d + 1) * (q > self.n_features)}[self.stage]
 
     def key(self, users: Users, user: int) -> str:
-        """A name for the release that depends on all that the answer depends on, the user's rows included."""
+        """A name for the release that depends on all that the answer depends on, the user's rows
+        included.
+        """
         rows = users.take([user])
-        parts = [np.array([self.stage, self.mu, self.per_user, self.n_features], dtype=float), self.centre, self.scale,
+        parts = [np.array([self.stage, self.mu, self.per_user, self.n_features], dtype=float),
+                 self.centre, self.scale,
                  rows.features, np.zeros(0) if rows.targets is None else rows.targets]
-        return hashlib.sha256(b"".join(np.ascontiguousarray(part, dtype="<f8").tobytes() + b"|" for part in parts)
+        return hashlib.sha256(b"".join(np.ascontiguousarray(part, dtype="<f8").tobytes() + b"|"
+                                       for part in parts)
                               ).hexdigest()
 
     def exact(self, users: Users) -> Array:
         """(n_users, length) the sums, or means, without noise."""
-        columns = users.features if users.targets is None or len(self.centre) == self.n_features else np.column_stack(
+        columns = users.features if users.targets is None or len(
+            self.centre) == self.n_features else np.column_stack(
             [users.features, users.targets])
         if columns.shape[1] != len(self.centre):
-            raise InvalidInput(f"the release is about {len(self.centre)} columns, and there are {columns.shape[1]}",
+            raise InvalidInput(f"the release is about {len(self.centre)} columns, and there are "
+                               f"{columns.shape[1]}",
                                remedy="Agree on the columns again")
         totals = np.zeros((users.n_users, self.length))
         step = max(1, 2_000_000 // self.length)  # rows at a time, so that memory stays small
@@ -113,7 +129,8 @@ class ReleaseQuestion:
         if self.stage == RANGES:
             with np.errstate(divide="ignore"):
                 power = np.ceil(np.log2(np.abs(columns)))
-            bins = np.clip(np.nan_to_num(power, neginf=LOWEST), LOWEST, HIGHEST - 1).astype(np.int64) - LOWEST
+            bins = np.clip(np.nan_to_num(power, neginf=LOWEST), LOWEST, HIGHEST - 1).astype(
+                np.int64) - LOWEST
             out = np.zeros((n, columns.shape[1], HIGHEST - LOWEST))
             out[np.arange(n)[:, None], np.arange(columns.shape[1])[None, :], bins] = 1.0
             return out.reshape(n, -1)
@@ -134,15 +151,19 @@ class ReleaseQuestion:
     def noisy(self, exact: Array, draw: Draw) -> Array:
         """What leaves: with noise, on a grid."""
         grid = _GRID * self.tau
-        return np.asarray(np.round((exact + self.tau * draw(exact.size).reshape(exact.shape)) / grid) * grid)
+        return np.asarray(np.round((exact + self.tau * draw(exact.size).reshape(exact.shape))
+                                   / grid) * grid)
 
 
 def rows_of(z: Array) -> Array:
-    """(n, p + 1) rows a = (w0, sqrt(1 - w0^2) z / sqrt(p)) with |a| <= 1: longer ones are shortened."""
+    """(n, p + 1) rows a = (w0, sqrt(1 - w0^2) z / sqrt(p)) with |a| <= 1: longer ones are
+    shortened.
+    """
     p = max(z.shape[1], 1)
     lengths = np.linalg.norm(z, axis=1, keepdims=True)
     z = z * np.minimum(1.0, np.sqrt(p) / np.maximum(lengths, 1e-300))
-    return np.concatenate([np.full((len(z), 1), W0), np.sqrt(1.0 - W0**2) * np.nan_to_num(z) / np.sqrt(p)], axis=1)
+    return np.concatenate([np.full((len(z), 1), W0),
+                           np.sqrt(1.0 - W0**2) * np.nan_to_num(z) / np.sqrt(p)], axis=1)
 
 
 class Draw:

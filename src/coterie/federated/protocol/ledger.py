@@ -24,7 +24,8 @@ class Entry(NamedTuple):
 
 
 class Ledger:
-    """An account of everything that was sent between the server and the users, in the sizes of the binary form.
+    """An account of everything that was sent between the server and the users, in the sizes of the
+    binary form.
 
     A broadcast counts once in the entries, as in the paper, and for no user.
 
@@ -49,7 +50,8 @@ class Ledger:
     def __init__(self, n_users: int) -> None:
         self.n_users = n_users
         self.entries: list[Entry] = []
-        self.per_user: dict[tuple[str, str], Ints] = {}  # (direction, field) -> (n_users, 2) numbers and bytes
+        # (direction, field) -> (n_users, 2) numbers and bytes.
+        self.per_user: dict[tuple[str, str], Ints] = {}
 
     def record(self, batch: Batch, direction: str, turn: int) -> None:
         """Enter a batch of messages.
@@ -60,11 +62,14 @@ class Ledger:
         direction : "up" or "down".
         turn : the number of the round.
         """
-        for name, numbers, size, shared_numbers, shared_size in batch.traffic() if len(batch) else ():
+        for name, numbers, size, shared_numbers, \
+            shared_size in batch.traffic() if len(batch) else ():
             total, weight = int(numbers.sum()) + shared_numbers, int(size.sum()) + shared_size
             if weight:
-                self.entries.append(Entry(turn, batch.kind, direction, name, len(batch), total, weight))
-                account = self.per_user.setdefault((direction, name), np.zeros((self.n_users, 2), dtype=np.int64))
+                self.entries.append(Entry(turn, batch.kind, direction, name, len(batch), total,
+                                          weight))
+                account = self.per_user.setdefault((direction, name),
+                                                   np.zeros((self.n_users, 2), dtype=np.int64))
                 np.add.at(account, batch.users, np.stack([numbers, size], axis=1))
 
     def record_one(self, user: int, message: Message, turn: int) -> None:
@@ -76,14 +81,17 @@ class Ledger:
         message : the reply.
         turn : the number of the round.
         """
-        rows = [(name, array.size, field_size(array.shape, array.dtype)) for name, array in message.arrays.items()]
+        rows = [(name, array.size, field_size(array.shape, array.dtype)) for name,
+                array in message.arrays.items()]
         for name, numbers, size in [*rows, ("frame", 0, FRAME)]:
             self.entries.append(Entry(turn, message.kind, "up", name, 1, numbers, size))
             if 0 <= user < self.n_users:
-                account = self.per_user.setdefault(("up", name), np.zeros((self.n_users, 2), dtype=np.int64))
+                account = self.per_user.setdefault(("up", name),
+                                                   np.zeros((self.n_users, 2), dtype=np.int64))
                 account[user] += (numbers, size)
 
-    def record_round(self, queries: Batch, replies: Iterable[Batch], singles: Iterable[tuple[int, Message]],
+    def record_round(self, queries: Batch, replies: Iterable[Batch],
+                     singles: Iterable[tuple[int, Message]],
                      ) -> tuple[list[Entry], int, int]:
         """Enter a round: queries down, replies up.
 
@@ -103,7 +111,8 @@ class Ledger:
         for user, message in singles:
             self.record_one(user, message, turn)
         entries = self.entries[first:]
-        up, down = (sum(entry.bytes for entry in entries if entry.direction == way) for way in ("up", "down"))
+        up, down = (sum(entry.bytes for entry in entries if entry.direction == way)
+                    for way in ("up", "down"))
         return entries, up, down
 
     def total(self, what: str = "bytes", *, direction: str | None = None, kind: str | None = None,
@@ -123,7 +132,8 @@ class Ledger:
         Example
         -------
         >>> import coterie as ct
-        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0).ledger
+        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(),
+        ...                      lam=1.0).ledger
         >>> ledger.total() == ledger.total(direction="up") + ledger.total(direction="down")
         True
         """
@@ -146,7 +156,8 @@ class Ledger:
         Example
         -------
         >>> import coterie as ct
-        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0).ledger
+        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(),
+        ...                      lam=1.0).ledger
         >>> sum(ledger.by("round").values()) == ledger.bytes
         True
         """
@@ -170,11 +181,14 @@ class Ledger:
         Example
         -------
         >>> import coterie as ct
-        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0).ledger
-        >>> sum(size for (way, _), (_, size) in ledger.user(0).items() if way == "up") - ledger.bytes_of_users("up")[0]
+        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(),
+        ...                      lam=1.0).ledger
+        >>> sizes = [size for (way, _), (_, size) in ledger.user(0).items() if way == "up"]
+        >>> sum(sizes) - ledger.bytes_of_users("up")[0]
         np.int64(0)
         """
-        return {key: (int(account[number, 0]), int(account[number, 1])) for key, account in self.per_user.items()}
+        return {key: (int(account[number, 0]), int(account[number, 1])) for key,
+                account in self.per_user.items()}
 
     def by_kind(self) -> dict[str, dict[str, int]]:
         """Bytes for each kind of question.
@@ -186,7 +200,8 @@ class Ledger:
         Example
         -------
         >>> import coterie as ct
-        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0).ledger
+        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(),
+        ...                      lam=1.0).ledger
         >>> sum(sum(sizes.values()) for sizes in ledger.by_kind().values()) == ledger.bytes
         True
         """
@@ -209,11 +224,13 @@ class Ledger:
         Example
         -------
         >>> import coterie as ct
-        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0).ledger
+        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(),
+        ...                      lam=1.0).ledger
         >>> ledger.bytes_of_users("up").shape
         (3,)
         """
-        return sum((account[:, 1] for (way, _), account in self.per_user.items() if way == direction),
+        return sum((account[:, 1] for (way, _),
+                    account in self.per_user.items() if way == direction),
                    np.zeros(self.n_users, dtype=np.int64))
 
     def participants(self) -> int:
@@ -226,7 +243,8 @@ class Ledger:
         Example
         -------
         >>> import coterie as ct
-        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0).ledger
+        >>> ledger = ct.federate(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(),
+        ...                      lam=1.0).ledger
         >>> ledger.participants()
         3
         """

@@ -1,9 +1,9 @@
 """What is sent between the server and the users: queries, replies, and their binary form.
 
-A message is a kind, a round and named arrays of numbers; nothing else is sent. Many messages of one kind are kept as a
-`Batch`, one row per user, so that thousands of users are asked and reply without a loop; a batch reads as a mapping
-from users to single messages. The binary form is fixed and versioned, holds plain little-endian numbers, and ends in a
-checksum:
+A message is a kind, a round and named arrays of numbers; nothing else is sent. Many messages of one
+kind are kept as a `Batch`, one row per user, so that thousands of users are asked and reply without
+a loop; a batch reads as a mapping from users to single messages. The binary form is fixed and
+versioned, holds plain little-endian numbers, and ends in a checksum:
 
     "CT"  version  kind  round  n_fields  { field  type  n_axes  axes... }  numbers...  crc32
 """
@@ -26,23 +26,33 @@ Array = npt.NDArray[Any]
 Fields = Mapping[str, Array]
 
 VERSION = 1
-#: What can be asked; the position in the list is the code in the binary form, so new kinds go to the end.
-KINDS = ("describe", "local", "expand", "gradient", "prox", "train", "certify", "score", "pdmm", "moments",
+#: What can be asked; the position in the list is the code in the binary form, so new kinds go to
+#: the end.
+KINDS = ("describe", "local", "expand", "gradient", "prox", "train", "certify", "score", "pdmm",
+         "moments",
          "judge", "join", "facts", "settle", "slopes", "evidence", "around", "left_out", "ratio",
          "halves", "alone", "release", "home")
 #: Names of fields; likewise.
-FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", "diagonal", "rank", "centre", "t",
-          "point", "steps", "rate", "slope", "conjugate", "residual", "zero", "lack", "score", "count", "ridge",
-          "means", "m2", "models", "who", "difference", "dual", "dual_at", "update", "step", "beyond", "settings",
-          "neighbours", "radii", "others", "quiet", "wake", "wake_model", "tails", "hat", "hit", "curvature",
+FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", "diagonal", "rank",
+          "centre", "t",
+          "point", "steps", "rate", "slope", "conjugate", "residual", "zero", "lack", "score",
+          "count", "ridge",
+          "means", "m2", "models", "who", "difference", "dual", "dual_at", "update", "step",
+          "beyond", "settings",
+          "neighbours", "radii", "others", "quiet", "wake", "wake_model", "tails", "hat", "hit",
+          "curvature",
           "stiffness", "sign", "size", "rounding", "target",
-          "scatter", "covariance", "noise", "fitted", "alone", "together", "scores", "worse", "part", "own", "values",
+          "scatter", "covariance", "noise", "fitted", "alone", "together", "scores", "worse",
+          "part", "own", "values",
           "evidence", "influence", "information", "starts",
-          *(f"{name}2" for name in ("part", "t", "centre", "point", "value", "gradient", "hessian", "information",
-                                    "models", "own", "values", "covariance", "step", "evidence", "rank", "model",
+          *(f"{name}2" for name in ("part", "t", "centre", "point", "value", "gradient", "hessian",
+                                    "information",
+                                    "models", "own", "values", "covariance", "step", "evidence",
+                                    "rank", "model",
                                     "starts", "settings", "influence", "count")),
           "stage", "mu", "scale", "released", "basis", "core")
-#: Questions of a fit, of which one message can carry two; the fields of the second have names that end in 2.
+#: Questions of a fit, of which one message can carry two; the fields of the second have names that
+#: end in 2.
 PAIRED = ("settle", "slopes", "evidence", "around", "left_out", "alone")
 TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f8"), np.dtype("<i4"))
 _HEAD = struct.Struct("<2sBBIB")
@@ -51,7 +61,8 @@ FRAME = _HEAD.size + 4
 _AXES = 3  # most axes of an array
 
 
-#: How the reason of a refusal begins that is a node's own decision; asking again does not change it.
+#: How the reason of a refusal begins that is a node's own decision; asking again does not change
+#: it.
 REFUSES = "its node refuses: "
 
 
@@ -77,9 +88,12 @@ class Message:
         body = []
         for name, array in self.arrays.items():
             kind = 1 if array.dtype.kind in "iub" else 0
-            if kind and array.size and not -(1 << 31) <= int(array.min()) <= int(array.max()) < 1 << 31:
-                raise BadMessage(f"The field {name!r} holds an integer that is too large for a message.")
-            head.append(struct.pack(f"<BBB{array.ndim}I", FIELDS.index(name), kind, array.ndim, *array.shape))
+            if kind and array.size and not -(1 << 31) <= int(array.min()) <= int(
+                array.max()) < 1 << 31:
+                raise BadMessage(f"The field {name!r} holds an integer that is too large for a "
+                                 "message.")
+            head.append(struct.pack(f"<BBB{array.ndim}I", FIELDS.index(name), kind, array.ndim,
+                                    *array.shape))
             body.append(np.ascontiguousarray(array, dtype=TYPES[kind]).tobytes())
         data = b"".join(head + body)
         return data + struct.pack("<I", zlib.crc32(data))
@@ -104,7 +118,8 @@ def decode(data: bytes, form: type[Message] = Message, most: int = 1 << 30) -> M
         raise BadMessage("These bytes are not a coterie message.")
     _, version, kind, turn, n_fields = _HEAD.unpack_from(data)
     if version != VERSION:
-        raise BadMessage(f"The message has version {version}, and this coterie speaks version {VERSION}. "
+        raise BadMessage(f"The message has version {version}, and this coterie speaks version "
+                         f"{VERSION}. "
                          "Install the same version of coterie on the server and at the users.")
     if zlib.crc32(data[:-4]) != struct.unpack_from("<I", data, len(data) - 4)[0]:
         raise BadMessage("The message was damaged on its way: its checksum does not fit.")
@@ -113,7 +128,8 @@ def decode(data: bytes, form: type[Message] = Message, most: int = 1 << 30) -> M
         for _ in range(n_fields):
             name, dtype, axes = struct.unpack_from("<BBB", data, at)
             if axes > _AXES:
-                raise BadMessage(f"A field of the message has {axes} axes, and at most {_AXES} are allowed.")
+                raise BadMessage(f"A field of the message has {axes} axes, and at most {_AXES} are "
+                                 "allowed.")
             shape = struct.unpack_from(f"<{axes}I", data, at + 3)
             specs.append((FIELDS[name], TYPES[dtype], shape))
             at += 3 + 4 * axes
@@ -131,7 +147,8 @@ def decode(data: bytes, form: type[Message] = Message, most: int = 1 << 30) -> M
             raise BadMessage("The message is longer than its fields say.")
         return form(KINDS[kind], turn, arrays)
     except (struct.error, IndexError, ValueError) as error:
-        raise BadMessage("The message names a kind, a field or a type that does not exist.") from error
+        raise BadMessage(
+            "The message names a kind, a field or a type that does not exist.") from error
 
 
 class Ragged(NamedTuple):
@@ -155,7 +172,8 @@ class Ragged(NamedTuple):
 
     def take(self, indices: Ints) -> Ragged:
         counts = self.counts[indices]
-        rows = np.repeat(self.offsets[indices] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+        rows = np.repeat(self.offsets[indices] - np.concatenate([[0], np.cumsum(counts)[:-1]]),
+                         counts)
         return Ragged.of(self.values[rows + np.arange(len(rows))], counts)
 
     def rows(self, index: int) -> Array:
@@ -163,7 +181,9 @@ class Ragged(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """The size of one field of a batch: numbers and bytes of each user, and of what all of them share."""
+    """The size of one field of a batch: numbers and bytes of each user, and of what all of them
+    share.
+    """
 
     field: str
     numbers: Ints
@@ -183,7 +203,8 @@ class Batch(Mapping[int, Message]):
     ragged: Mapping[str, Ragged] = field(default_factory=dict)  # any number of rows per user
     shared: Fields = field(default_factory=dict)  # the same for all of them: one broadcast
     form: type[Message] = Query
-    memory: Mapping[str, Any] = field(default_factory=dict)  # what the replying users keep; never sent
+    # What the replying users keep; never sent.
+    memory: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.users)
@@ -203,18 +224,21 @@ class Batch(Mapping[int, Message]):
         """The messages at these positions of the batch."""
         arrays = {name: rows[indices] for name, rows in self.arrays.items()}
         ragged = {name: part.take(indices) for name, part in self.ragged.items()}
-        return Batch(self.kind, self.round, self.users[indices], arrays, ragged, self.shared, self.form)
+        return Batch(self.kind, self.round, self.users[indices], arrays, ragged, self.shared,
+                     self.form)
 
     def traffic(self) -> list[Traffic]:
         """The size of every field when sent, the frames of the messages last."""
         n, none, rows = len(self), np.zeros(len(self), dtype=np.int64), []
         for name, array in self.arrays.items():
             numbers = int(np.prod(array.shape[1:]))
-            rows.append(Traffic(name, none + numbers, none + field_size(array.shape[1:], array.dtype), 0, 0))
+            rows.append(Traffic(name, none + numbers, none + field_size(array.shape[1:],
+                array.dtype), 0, 0))
         for name, part in self.ragged.items():
             per = int(np.prod(part.values.shape[1:]))
             head = 3 + 4 * part.values.ndim
-            size = np.where(part.counts > 0, head + part.counts * per * _width(part.values.dtype), 0)
+            size = np.where(part.counts > 0, head + part.counts * per * _width(part.values.dtype),
+                            0)
             rows.append(Traffic(name, part.counts * per, size, 0, 0))
         if n:
             rows += [Traffic(name, none, none, array.size, field_size(array.shape, array.dtype))
@@ -234,9 +258,10 @@ def field_size(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 class Schema(NamedTuple):
     """The fields of a kind of query and of its reply.
 
-    The form of a field: "1" a number, "d" a model's worth, "h" a Hessian's triangle, "p" one for each feature, "s" the
-    settings of PDMM, "m" several numbers; with "*" before it, any number of rows of that form; with "=" first, it is
-    shared by all users of a round; with "?" before all that, it may be absent.
+    The form of a field: "1" a number, "d" a model's worth, "h" a Hessian's triangle, "p" one for
+    each feature, "s" the settings of PDMM, "m" several numbers; with "*" before it, any number of
+    rows of that form; with "=" first, it is shared by all users of a round; with "?" before all
+    that, it may be absent.
     """
 
     query: Mapping[str, str]
@@ -247,15 +272,18 @@ _MODEL = {"model": "d"}
 SCHEMAS: dict[str, Schema] = {
     "describe": Schema({}, {"count": "1", "means": "p", "m2": "p", "target": "*1"}),
     "local": Schema({"ridge": "=1"}, {"model": "d", "hessian": "h", "count": "1"}),
-    # Hessians of wide models come in parts (see `spans`); the count is that of the vectors the server has.
+    # Hessians of wide models come in parts (see `spans`); the count is that of the vectors the
+    # server has.
     "expand": Schema({**_MODEL, "anchor": "*d", "rank": "=1", "count": "?1"}, {
-        "value": "1", "gradient": "d", "share": "*1", "hessian": "*h", "factor": "*d", "sign": "*1", "diagonal": "*1",
+        "value": "1", "gradient": "d", "share": "*1", "hessian": "*h", "factor": "*d",
+        "sign": "*1", "diagonal": "*1",
         "basis": "*d", "core": "*1"}),
     "gradient": Schema(_MODEL, {"gradient": "d", "value": "1", "curvature": "1", "stiffness": "1"}),
     "prox": Schema({"centre": "d", "t": "1"}, {"point": "d", "value": "1", "curvature": "1"}),
     "train": Schema({**_MODEL, "steps": "1", "rate": "=1"}, {"point": "d"}),
     "certify": Schema({**_MODEL, "slope": "d", "anchor": "d", "covariance": "=*h", "noise": "*1"}, {
-        "value": "1", "conjugate": "1", "residual": "1", "size": "1", "rounding": "1", "lack": "*d"}),
+        "value": "1", "conjugate": "1", "residual": "1", "size": "1", "rounding": "1",
+        "lack": "*d"}),
     "moments": Schema({}, {"count": "m", "means": "m", "scatter": "m"}),
     # The questions of a fit; "part" is 0 for all rows and 1 for those that are not held out.
     "facts": Schema({}, {"count": "m", "means": "m", "m2": "m", "target": "m"}),
@@ -263,25 +291,35 @@ SCHEMAS: dict[str, Schema] = {
         "point": "d", "value": "1", "gradient": "d", "hessian": "h", "information": "1"}),
     "alone": Schema({"part": "=1", "t": "=1"}, {"model": "d", "value": "1"}),
     "slopes": Schema({"part": "=1", "models": "=m", "own": "m"}, {"values": "m", "gradient": "m"}),
-    "evidence": Schema({"part": "=1", "covariance": "=m", "step": "=1", "centre": "m"}, {"evidence": "m"}),
+    "evidence": Schema({"part": "=1", "covariance": "=m", "step": "=1", "centre": "m"},
+                       {"evidence": "m"}),
     "around": Schema({"part": "=1", "rank": "=1", "covariance": "=m", "centre": "m"}, {
         "values": "m", "gradient": "m", "hessian": "m", "model": "m"}),
-    "left_out": Schema({"part": "=1", "models": "=m", "starts": "=m", "covariance": "=m", "settings": "=m", "own": "m",
+    "left_out": Schema({"part": "=1", "models": "=m", "starts": "=m", "covariance": "=m",
+                        "settings": "=m", "own": "m",
                         "influence": "m"}, {"values": "m", "count": "1"}),
-    "halves": Schema({"part": "=1", "models": "=m", "covariance": "=m", "settings": "=m"}, {"own": "m"}),
-    "ratio": Schema({"part": "=1", "covariance": "=m", "influence": "=m", "step": "=1", "centre": "d"},
+    "halves": Schema({"part": "=1", "models": "=m", "covariance": "=m", "settings": "=m"},
+                     {"own": "m"}),
+    "ratio": Schema({"part": "=1", "covariance": "=m", "influence": "=m", "step": "=1",
+                     "centre": "d"},
                     {"values": "m"}),
-    "judge": Schema({**_MODEL, "fitted": "d", "alone": "d", "together": "d"}, {"scores": "m", "worse": "1"}),
-    "join": Schema({"models": "=*d", "covariance": "=*h", "noise": "=1"}, {"who": "1", "model": "*d"}),
-    # A noisy release, and what a user needs to finish its model at home; it answers only that it has it.
-    "release": Schema({"stage": "=1", "mu": "=1", "settings": "=m", "centre": "=m", "scale": "=m"}, {"released": "m"}),
+    "judge": Schema({**_MODEL, "fitted": "d", "alone": "d", "together": "d"}, {"scores": "m",
+                                                                               "worse": "1"}),
+    "join": Schema({"models": "=*d", "covariance": "=*h", "noise": "=1"}, {"who": "1",
+                                                                           "model": "*d"}),
+    # A noisy release, and what a user needs to finish its model at home; it answers only that it
+    # has it.
+    "release": Schema({"stage": "=1", "mu": "=1", "settings": "=m", "centre": "=m", "scale": "=m"},
+                      {"released": "m"}),
     "home": Schema({"centre": "d", "covariance": "=m", "noise": "=1"}, {"who": "1"}),
     "score": Schema(_MODEL, {"score": "1", "hit": "1", "count": "1"}),
     "pdmm": Schema({
-        "step": "1", "settings": "=s", "models": "=*d", "who": "=*1", "update": "*1", "dual_at": "*1", "dual": "*d",
+        "step": "1", "settings": "=s", "models": "=*d", "who": "=*1", "update": "*1",
+        "dual_at": "*1", "dual": "*d",
         "beyond": "*d", "quiet": "*1", "wake": "*1", "wake_model": "*d",
         # All a user must know, when it begins or has missed a round:
-        "point": "*d", "others": "*d", "difference": "*d", "hat": "*d", "neighbours": "*1", "radii": "*1",
+        "point": "*d", "others": "*d", "difference": "*d", "hat": "*d", "neighbours": "*1",
+        "radii": "*1",
         "tails": "*1",
     }, {"model": "*d", "value": "*1", "curvature": "*1", "stiffness": "*1", "difference": "*d"}),
 }
@@ -289,19 +327,23 @@ for _kind in PAIRED:
     SCHEMAS[_kind] = Schema(*({**side, **{f"{name}2": f"?{form}" for name, form in side.items()}}
                               for side in SCHEMAS[_kind]))
 #: What may be +inf: the value of a loss or a conjugate that is not finite.
-MAY_BE_INFINITE = {("certify", name) for name in ("conjugate", "value", "residual", "size", "rounding")} | {
+MAY_BE_INFINITE = {("certify", name) for name in ("conjugate", "value", "residual", "size",
+                                                  "rounding")} | {
     (kind, name) for kind in ("slopes", "around", "left_out") for name in ("values", "values2")}
 
 
 def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | None:
-    """Why a message is no reply (or query) of this kind for models of length dim; None if it is one."""
+    """Why a message is no reply (or query) of this kind for models of length dim; None if it is
+    one.
+    """
     if message.kind != kind:
         return f"it is of kind {message.kind!r}, and {kind!r} was asked"
     schema: Mapping[str, str] = getattr(SCHEMAS[kind], side)
     for name in message.arrays:
         if name not in schema:
             return f"it has a field {name!r}, which is not part of {kind!r}"
-    rows: dict[str, tuple[int, ...]] = {"1": (), "d": (dim,), "h": (dim * (dim + 1) // 2,), "s": (6,)}
+    rows: dict[str, tuple[int, ...]] = {"1": (), "d": (dim,), "h": (dim * (dim + 1) // 2,),
+                                        "s": (6,)}
     for name, form in schema.items():
         array, absent = message.arrays.get(name), form.startswith(("*", "?")) or form == "=*h"
         form = form.removeprefix("?")
@@ -311,9 +353,11 @@ def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | 
             return f"its field {name!r} is missing"
         shape, several = array.shape, "*" in form
         if form[-1] in rows and ((several and not shape) or shape[several:] != rows[form[-1]]):
-            expected = f"rows of shape {rows[form[-1]]} were" if several else f"{rows[form[-1]]} was"
+            expected = f"rows of shape {rows[form[-1]]} were" if several \
+                else f"{rows[form[-1]]} was"
             return f"its field {name!r} has shape {shape}, and {expected} expected"
-        if array.dtype.kind == "f" and not np.isfinite(array).all() and (kind, name) != ("judge", "scores"):
+        if array.dtype.kind == "f" and not np.isfinite(array).all() and (kind, name) != ("judge",
+                "scores"):
             worst = array[~np.isfinite(array)]
             if (kind, name) not in MAY_BE_INFINITE or not (worst == np.inf).all():
                 return f"its field {name!r} holds {worst.flat[0]}"
@@ -321,7 +365,9 @@ def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | 
 
 
 def gather(messages: Sequence[tuple[int, Message]], side: str = "reply") -> Batch:
-    """One batch of single messages of one kind, each known to fit its schema; users in ascending order."""
+    """One batch of single messages of one kind, each known to fit its schema; users in ascending
+    order.
+    """
     messages = sorted(messages, key=lambda pair: pair[0])
     first = messages[0][1]
     schema: Mapping[str, str] = getattr(SCHEMAS[first.kind], side)
@@ -338,9 +384,11 @@ def gather(messages: Sequence[tuple[int, Message]], side: str = "reply") -> Batc
             arrays[name] = np.stack([part for part in parts if part is not None])
         elif any(part is not None for part in parts):
             counts = [0 if part is None else len(part) for part in parts]
-            ragged[name] = Ragged.of(np.concatenate([part for part in parts if part is not None]), np.array(counts))
+            ragged[name] = Ragged.of(np.concatenate([part for part in parts if part is not None]),
+                                     np.array(counts))
     users = np.array([user for user, _ in messages], dtype=np.int64)
-    return Batch(first.kind, first.round, users, arrays, ragged, shared, Reply if side == "reply" else Query)
+    return Batch(first.kind, first.round, users, arrays, ragged, shared,
+                 Reply if side == "reply" else Query)
 
 
 def triangle(matrices: Array) -> Array:

@@ -1,7 +1,8 @@
-"""SuperLink and SuperNodes on this machine: a complete Flower deployment, or its simulation, started and stopped.
+"""SuperLink and SuperNodes on this machine: a complete Flower deployment, or its simulation,
+started and stopped.
 
-Everything is bound to loopback, secured with keys made for the occasion, and lives in one folder. Whatever is started
-here is stopped here, by its process id, also when something fails.
+Everything is bound to loopback, secured with keys made for the occasion, and lives in one folder.
+Whatever is started here is stopped here, by its process id, also when something fails.
 """
 
 from __future__ import annotations
@@ -31,12 +32,17 @@ except ImportError as error:  # pragma: no cover - depends on what is installed
     raise MissingExtra("psutil and tomli-w", "flower", "Starting Flower") from error
 
 #: What keeps Flower to itself: no telemetry, no look for updates, nothing installed at run time.
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+         "RAY_USAGE_STATS_ENABLED": "0",
          "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-         "RAY_worker_niceness": "0"}  # beside other work, nodes that give way to everything hardly get on
-_COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE")  # set by notebooks and by some continuous integration
-_QUIET_FOR = 30.0  # seconds without news after which Flower is asked how the run is: that costs a process
-#: Waits until the process that started the cluster has ended, even if it was killed, and ends what carries its mark.
+         # Beside other work, nodes that give way to everything hardly get on.
+         "RAY_worker_niceness": "0"}
+# Set by notebooks and by some continuous integration.
+_COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE")
+# Seconds without news after which Flower is asked how the run is: that costs a process.
+_QUIET_FOR = 30.0
+#: Waits until the process that started the cluster has ended, even if it was killed, and ends what
+#: carries its mark.
 _WATCH = '''
 import psutil, sys
 sys.stdin.buffer.read()
@@ -54,7 +60,8 @@ for signal in ("terminate", "kill"):
 
 
 class Cluster:
-    """A SuperLink, and SuperNodes with the given configurations; or virtual ones, by the simulation engine.
+    """A SuperLink, and SuperNodes with the given configurations; or virtual ones, by the simulation
+    engine.
 
     Parameters
     ----------
@@ -67,18 +74,22 @@ class Cluster:
     -------
     >>> out = Path("run").resolve()
     >>> with Cluster("cluster", virtual=5) as cluster:
-    ...     cluster.submit(complete({"data": "dataset", "dataset": "ellipses", "split": True, "out": str(out)}))
+    ...     cluster.submit(complete({"data": "dataset", "dataset": "ellipses", "split": True,
+    ...                              "out": str(out)}))
     ...     rounds = list(cluster.follow(out, timeout=600))
     """
 
-    def __init__(self, folder: str | os.PathLike[str], nodes: Sequence[Mapping[str, Any]] = (), *, virtual: int = 0,
+    def __init__(self, folder: str | os.PathLike[str], nodes: Sequence[Mapping[str, Any]] = (), *,
+                 virtual: int = 0,
                  secure: bool = True) -> None:
         self.folder = Path(folder).resolve()
-        self.configs, self.virtual, self.secure = [dict(node) for node in nodes], virtual, secure and not virtual
+        self.configs, self.virtual, self.secure = [dict(node) for node in nodes], virtual, \
+            secure and not virtual
         # What Flower's commands print is read, so it must not be coloured.
         kept = {name: text for name, text in os.environ.items() if name not in _COLOURS}
+        programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         self.env = {**kept, **QUIET, "FLWR_HOME": str(self.folder / "flwr"), "OMP_NUM_THREADS": "1",
-                    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+                    "PATH": programs,
                     "COTERIE_CLUSTER": uuid.uuid4().hex}
         self.watch: subprocess.Popen[bytes] | None = None
         self.port = 0
@@ -92,22 +103,27 @@ class Cluster:
     def __enter__(self) -> Self:
         for name in ("flwr", "flower-superlink", "flower-supernode"):
             if shutil.which(name, path=self.env["PATH"]) is None:
-                raise MissingExtra("flwr", "flower-sim" if self.virtual else "flower", "Running on Flower")
+                raise MissingExtra("flwr", "flower-sim" if self.virtual else "flower",
+                                   "Running on Flower")
         private_folder(self.folder / "flwr")
         try:
-            self.watch = subprocess.Popen([sys.executable, "-I", "-c", _WATCH, self.env["COTERIE_CLUSTER"]],
+            self.watch = subprocess.Popen([sys.executable, "-I", "-c", _WATCH,
+                                           self.env["COTERIE_CLUSTER"]],
                                           stdin=subprocess.PIPE, start_new_session=True)
             self.port = free_port()
             if self.secure:
                 certificates = make_certificates(self.folder / "keys")
-                self.keys = make_node_keys(self.folder / "keys", [f"node-{k}" for k in range(len(self.configs))
-                                                                  if not (self.folder / "keys" / f"node-{k}").exists()])
+                self.keys = make_node_keys(self.folder / "keys",
+                                           [f"node-{k}" for k in range(len(self.configs))
+                                                                  if not (self.folder / "keys"
+                                                                      / f"node-{k}").exists()])
                 self.keys = [self.folder / "keys" / f"node-{k}" for k in range(len(self.configs))]
                 trust: dict[str, Any] = {"root-certificates": str(certificates / "ca.crt")}
             else:
                 trust = {"insecure": True}
             (self.folder / "flwr" / "config.toml").write_text(tomli_w.dumps({
-                "superlink": {"default": "local", "local": {"address": f"127.0.0.1:{self.port}", **trust}}}))
+                "superlink": {"default": "local", "local": {"address": f"127.0.0.1:{self.port}",
+                                                            **trust}}}))
             self.start_link()
             if self.secure:
                 for key in self.keys:
@@ -133,13 +149,15 @@ class Cluster:
             self.watch = None
 
     def start_link(self) -> None:
-        options = ["--host", "127.0.0.1", "--port", str(self.port), "--disable-runtime-dependency-installation"]
+        options = ["--host", "127.0.0.1", "--port", str(self.port),
+                   "--disable-runtime-dependency-installation"]
         if self.virtual:
             options += ["--simulation"]
         options += ["--database", str(self.folder / "superlink.db")] if not self.virtual else []
         if self.secure:
             keys = self.folder / "keys"
-            options += ["--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem"),
+            options += ["--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile",
+                        str(keys / "server.pem"),
                         "--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"]
         else:
             options += ["--insecure"]
@@ -150,7 +168,8 @@ class Cluster:
         """Start a SuperNode, or start one again that has ended."""
         config = self.folder / f"node-{number}.toml"
         write_atomically(config, tomli_w.dumps(self.configs[number]).encode())
-        options = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()), "--node-config", str(config)]
+        options = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()),
+                   "--node-config", str(config)]
         if self.secure:
             options += ["--root-certificates", str(self.folder / "keys" / "ca.crt"),
                         "--auth-supernode-private-key", str(self.keys[number])]
@@ -163,7 +182,9 @@ class Cluster:
         end([self.nodes.pop(number)], at_once=True)
 
     def restart_node(self, number: int, seconds: float = 120.0) -> None:
-        """Start a node again; for up to a minute a SuperLink refuses a key it believes online, so keep trying."""
+        """Start a node again; for up to a minute a SuperLink refuses a key it believes online, so
+        keep trying.
+        """
         file, limit = self.folder / f"node-{number}.log", time.monotonic() + seconds
         while time.monotonic() < limit:
             before = file.stat().st_size if file.exists() else 0
@@ -177,7 +198,8 @@ class Cluster:
                 time.sleep(0.2)
             end([self.nodes.pop(number)], at_once=True)  # one that was refused does not always end
             time.sleep(5.0)
-        raise Incompatible(f"Node {number} did not come back within {seconds:g} s: {self.tail(f'node-{number}')}")
+        raise Incompatible(f"Node {number} did not come back within {seconds:g} s: "
+                           f"{self.tail(f'node-{number}')}")
 
     def kill_link(self) -> None:
         """End the SuperLink at once, as a power failure does; the nodes stay, and wait for it."""
@@ -187,24 +209,30 @@ class Cluster:
 
     def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         with open_private(self.folder / f"{name}.log", "ab") as file:
-            return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                    env=self.env, cwd=self.folder, start_new_session=True, umask=0o077)
+            return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT,
+                                    stdin=subprocess.DEVNULL,
+                                    env=self.env, cwd=self.folder, start_new_session=True,
+                                    umask=0o077)
 
     def _alive(self, process: subprocess.Popen[bytes] | None, name: str) -> None:
         if process is not None and process.poll() is not None:
-            raise Incompatible(f"{name} ended with code {process.returncode}. Its last log lines: {self.tail(name)}")
+            raise Incompatible(f"{name} ended with code {process.returncode}. Its last log lines: "
+                               f"{self.tail(name)}")
 
     def tail(self, name: str, lines: int = 8) -> str:
         """The end of a process's log."""
         file = self.folder / f"{name}.log"
-        return " | ".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists() else ""
+        return " | ".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists() \
+            else ""
 
     def command(self, *words: str, check: bool = True) -> str:
         """Run `flwr ...` against this SuperLink."""
-        done = subprocess.run(["flwr", *words], env=self.env, cwd=self.folder, capture_output=True, text=True,
+        done = subprocess.run(["flwr", *words], env=self.env, cwd=self.folder, capture_output=True,
+                              text=True,
                               timeout=300, check=False)
         if check and done.returncode:
-            raise Incompatible(f"`flwr {' '.join(words)}` failed: {(done.stdout + done.stderr).strip()[-800:]}")
+            raise Incompatible(f"`flwr {' '.join(words)}` failed: "
+                               f"{(done.stdout + done.stderr).strip()[-800:]}")
         return done.stdout
 
     # -- a run
@@ -214,14 +242,18 @@ class Cluster:
         self.submit_app(write_app(self.folder / "app", config))
 
     def submit_app(self, app: Path) -> None:
-        """Submit the Flower app in this folder; for `follow` it writes its files as coterie's own app does."""
+        """Submit the Flower app in this folder; for `follow` it writes its files as coterie's own
+        app does.
+        """
         words = ["run", str(app), "local"]
         if self.virtual:
-            words += ["--federation-config", f"num-supernodes={self.virtual} client-resources-num-cpus=1"]
+            words += ["--federation-config", f"num-supernodes={self.virtual} "
+                      "client-resources-num-cpus=1"]
         text = self.command(*words, "--format", "json")
         answer = json.loads(text[text.index("{"):])
         if "run-id" not in answer:
-            raise Incompatible(f"Flower refuses the app: {str(answer.get('error-message', text)).strip()}")
+            raise Incompatible("Flower refuses the app: "
+                               f"{str(answer.get('error-message', text)).strip()}")
         self.run = str(answer["run-id"])
 
     def ended(self) -> str | None:
@@ -233,8 +265,10 @@ class Cluster:
             return None
         return status.partition(":")[2] if status.startswith("finished") else None
 
-    def follow(self, out: Path, timeout: float, result: str = "run.json") -> Iterator[dict[str, Any]]:
-        """The rounds of a run as they happen, until it has written its result, the file of this name.
+    def follow(self, out: Path, timeout: float, result: str = "run.json") -> Iterator[
+        dict[str, Any]]:
+        """The rounds of a run as they happen, until it has written its result, the file of this
+        name.
 
         Raises
         ------
@@ -243,9 +277,11 @@ class Cluster:
         seen, limit, look = 0, time.monotonic() + timeout, time.monotonic() + _QUIET_FOR
         while True:
             done = (out / result).exists()
-            lines = (out / "rounds.jsonl").read_text().splitlines() if (out / "rounds.jsonl").exists() else []
+            lines = (out / "rounds.jsonl").read_text().splitlines() \
+                if (out / "rounds.jsonl").exists() else []
             for line in lines[seen:]:
-                with contextlib.suppress(ValueError):  # a line still being written is read next time
+                # a line still being written is read next time.
+                with contextlib.suppress(ValueError):
                     one = json.loads(line)
                     seen, look = seen + 1, time.monotonic() + _QUIET_FOR
                     yield one
@@ -253,13 +289,16 @@ class Cluster:
                 return
             if (out / "error.txt").exists():
                 raise Incompatible((out / "error.txt").read_text())
-            for name, process in (("superlink", self.link), *((f"node-{k}", node) for k, node in self.nodes.items())):
+            for name, process in (("superlink", self.link),
+                                  *((f"node-{k}", node) for k, node in self.nodes.items())):
                 self._alive(process, name)
             if time.monotonic() > look:  # nothing new for long: has it died?
                 how = self.ended()
-                if how is not None and not (out / result).exists() and not (out / "error.txt").exists():
+                if how is not None and not (out / result).exists() \
+                    and not (out / "error.txt").exists():
                     text = self.command("log", self.run, "local", "--show", check=False)[-1500:]
-                    raise Incompatible(f"The run ended ({how}) without a result. Its last log lines: {text}")
+                    raise Incompatible(f"The run ended ({how}) without a result. Its last log "
+                                       f"lines: {text}")
                 look = time.monotonic() + _QUIET_FOR
             if time.monotonic() > limit:
                 raise Incompatible(f"The run did not end within {timeout:g} s. The SuperLink says: "
@@ -269,15 +308,19 @@ class Cluster:
 
 def write_app(folder: Path, config: Mapping[str, Any], *, name: str = "coterie-app",
               about: str = "Personalised federated learning that finds its own groups",
-              server: str = "coterie.federated.flower:server", client: str = "coterie.federated.flower:client") -> Path:
-    """Write a Flower app with this run configuration; the code comes with coterie, unless other apps are named."""
+              server: str = "coterie.federated.flower:server",
+              client: str = "coterie.federated.flower:client") -> Path:
+    """Write a Flower app with this run configuration; the code comes with coterie, unless other
+    apps are named.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(tomli_w.dumps({
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
         "project": {"name": name, "version": "1.0.0", "description": about, "license": "Apache-2.0",
                     "dependencies": []},
         "tool": {"hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}},
-                 "flwr": {"app": {"publisher": "coterie", "components": {"serverapp": server, "clientapp": client},
+                 "flwr": {"app": {"publisher": "coterie", "components": {"serverapp": server,
+                     "clientapp": client},
                                   "config": dict(config)}}}}), encoding="utf-8")
     return folder
 
@@ -309,7 +352,9 @@ def wait(ready: Callable[[], bool], seconds: float, check: Callable[[], None]) -
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]], at_once: bool = False) -> None:
-    """End processes and all they started, some of which Flower and Ray put into sessions of their own."""
+    """End processes and all they started, some of which Flower and Ray put into sessions of their
+    own.
+    """
     known = family(process.pid for process in processes)
     if not at_once:
         for process in processes:
@@ -326,7 +371,8 @@ def end(processes: Sequence[subprocess.Popen[bytes]], at_once: bool = False) -> 
         process.wait(5.0)
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], known: set[psutil.Process], seconds: float) -> None:
+def _wait(processes: Sequence[subprocess.Popen[bytes]], known: set[psutil.Process],
+          seconds: float) -> None:
     """Wait until all have ended, at most so many seconds."""
     limit = time.monotonic() + seconds
     while any(process.poll() is None for process in processes) or alive(known):
@@ -346,7 +392,9 @@ def family(pids: Iterable[int]) -> set[psutil.Process]:
 
 
 def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that have not ended; a process that got the number of an ended one is not mistaken for it."""
+    """Those that have not ended; a process that got the number of an ended one is not mistaken for
+    it.
+    """
     def runs(process: psutil.Process) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):
             return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -16,10 +16,14 @@ from coterie.federated.protocol.messages import Batch, Message, Ragged, Reply, d
 
 
 class Runtime(Protocol):
-    """Carries queries to users and their replies back. All runtimes carry the same queries and replies."""
+    """Carries queries to users and their replies back. All runtimes carry the same queries and
+    replies.
+    """
 
     def begin(self, run: str) -> None:
-        """A run of this name begins: replies still on their way, and what users remember, belong to another one."""
+        """A run of this name begins: replies still on their way, and what users remember, belong to
+        another one.
+        """
 
     def identity(self) -> dict[str, str]:
         """What must agree for a saved run to be continued on this runtime."""
@@ -40,11 +44,13 @@ class Faults:
 
     Parameters
     ----------
-    drop : the share of queries that get no reply; half of them never arrive, of the others the reply is lost.
+    drop : the share of queries that get no reply; half of them never arrive, of the others the
+        reply is lost.
     late : the share of replies that arrive after their round, up to `delay` rounds later.
     delay : the largest delay in rounds.
     twice : the share of replies that arrive a second time, a round later.
-    away : (n_rounds, n_users) who is away in which round and receives nothing; repeated from its start.
+    away : (n_rounds, n_users) who is away in which round and receives nothing; repeated from its
+        start.
     seed : of what goes wrong.
 
     Raises
@@ -67,11 +73,14 @@ class Faults:
     def __post_init__(self) -> None:
         for name in ("drop", "late", "twice"):
             if not 0 <= getattr(self, name) <= 1:
-                raise InvalidInput(f"{name} must be a share in [0, 1], got {getattr(self, name)!r}", remedy="Use 0.1")
+                raise InvalidInput(f"{name} must be a share in [0, 1], got {getattr(self, name)!r}",
+                                   remedy="Use 0.1")
         if self.delay < 1:
-            raise InvalidInput(f"delay must be at least 1 round, got {self.delay!r}", remedy="Use for example 3")
+            raise InvalidInput(f"delay must be at least 1 round, got {self.delay!r}",
+                               remedy="Use for example 3")
         if self.away is not None and (np.ndim(self.away) != 2 or not np.size(self.away)):
-            raise InvalidInput(f"away has one row per round and one column per user, got shape {np.shape(self.away)}",
+            raise InvalidInput("away has one row per round and one column per user, got shape "
+                               f"{np.shape(self.away)}",
                                remedy="Give an array of True and False")
 
 
@@ -81,7 +90,8 @@ class LocalRuntime:
     def __init__(self, data: Data, faults: Faults | None = None) -> None:
         self.data, self.faults = data, faults or Faults()
         if self.faults.away is not None and np.shape(self.faults.away)[1] != data.n_users:
-            raise InvalidInput(f"away is for {np.shape(self.faults.away)[1]} users, the federation has {data.n_users}",
+            raise InvalidInput(f"away is for {np.shape(self.faults.away)[1]} users, the federation "
+                               f"has {data.n_users}",
                                remedy="Give one column per user")
         self.late: list[tuple[int, int, Message]] = []  # due in round, user, reply
 
@@ -115,16 +125,21 @@ class LocalRuntime:
         for k in np.flatnonzero(back & ~late & (luck[3] < faults.twice)):
             self.late.append((turn + 1, int(answers.users[k]), answers[int(answers.users[k])]))
         waiting = tuple(user for _, user, message in self.late if message.round <= turn)
-        return Replies(batches=(answers.take(np.flatnonzero(back & ~late)),), singles=tuple(due), waiting=waiting)
+        return Replies(batches=(answers.take(np.flatnonzero(back & ~late)),), singles=tuple(due),
+                       waiting=waiting)
 
     def snapshot(self) -> dict[str, Any]:
-        saved: dict[str, Any] = {"late": [[when, user, message.encode().hex()] for when, user, message in self.late]}
+        saved: dict[str, Any] = {"late": [[when, user, message.encode().hex()] for when, user,
+                                          message in self.late]}
         for name, part in self.data.memory.items():
             saved[f"memory.{name}"], saved[f"offsets.{name}"] = part.values, part.offsets
         return saved
 
     def restore(self, saved: dict[str, Any]) -> None:
-        self.late = [(when, user, decode(bytes.fromhex(text), Reply)) for when, user, text in saved["late"]]
-        memory = {name.removeprefix("memory."): Ragged(values, saved[name.replace("memory.", "offsets.", 1)])
+        self.late = [(when, user, decode(bytes.fromhex(text), Reply)) for when, user,
+                     text in saved["late"]]
+        memory = {name.removeprefix("memory."): Ragged(values,
+                                                       saved[name.replace("memory.", "offsets.",
+                                                           1)])
                   for name, values in saved.items() if name.startswith("memory.")}
         self.data = replace(self.data, memory=memory)

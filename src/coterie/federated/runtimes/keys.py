@@ -1,8 +1,11 @@
-"""Certificates and keys of a deployed federation, made with the `cryptography` library that Flower brings.
+"""Certificates and keys of a deployed federation, made with the `cryptography` library that Flower
+brings.
 
-    ca.crt, ca.key          the federation's own certificate authority; keep the key away from the server
+    ca.crt, ca.key          the federation's own certificate authority; keep the key away from the
+                            server
     server.pem, server.key  the SuperLink's certificate, for the host names and addresses given
-    NAME, NAME.pub          a SuperNode's key pair: the private key goes to its owner, the public one is registered
+    NAME, NAME.pub          a SuperNode's key pair: the private key goes to its owner, the public
+                            one is registered
 """
 
 from __future__ import annotations
@@ -35,8 +38,10 @@ _DAYS = 365
 _AUTHORITY = "coterie federation"
 
 
-def make_certificates(folder: str | os.PathLike[str], hosts: Iterable[str] = ("localhost", "127.0.0.1")) -> Path:
-    """Write a certificate authority, unless the folder has one, and a server certificate signed by it.
+def make_certificates(folder: str | os.PathLike[str], hosts: Iterable[str] = ("localhost",
+        "127.0.0.1")) -> Path:
+    """Write a certificate authority, unless the folder has one, and a server certificate signed by
+    it.
 
     Parameters
     ----------
@@ -53,20 +58,23 @@ def make_certificates(folder: str | os.PathLike[str], hosts: Iterable[str] = ("l
     """
     folder, known = Path(folder), list(hosts)
     if not known:
-        raise InvalidInput("a certificate needs a host", remedy="Give the name or address the nodes will connect to")
+        raise InvalidInput("a certificate needs a host",
+                           remedy="Give the name or address the nodes will connect to")
     private_folder(folder)
     if (folder / "ca.key").exists():
         authority_key: Any = load_pem_private_key((folder / "ca.key").read_bytes(), None)
     else:
         authority_key = ec.generate_private_key(ec.SECP384R1())
         usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
-        authority = _signed(_AUTHORITY, authority_key, authority_key, [(x509.BasicConstraints(True, None), True),
+        authority = _signed(_AUTHORITY, authority_key, authority_key,
+                            [(x509.BasicConstraints(True, None), True),
                                                                        (usage, True)])
         _write_private(folder / "ca.key", authority_key)
         (folder / "ca.crt").write_bytes(authority)
     key = ec.generate_private_key(ec.SECP384R1())
     names = x509.SubjectAlternativeName([_general_name(host) for host in known])
-    certificate = _signed(known[0], key, authority_key, [(names, False), (x509.BasicConstraints(False, None), True)])
+    certificate = _signed(known[0], key, authority_key,
+                          [(names, False), (x509.BasicConstraints(False, None), True)])
     _write_private(folder / "server.key", key)
     (folder / "server.pem").write_bytes(certificate)
     return folder
@@ -92,9 +100,11 @@ def make_node_keys(folder: str | os.PathLike[str], names: Iterable[str]) -> list
     private_folder(folder)
     for name in names:
         if not name or "/" in name or name.startswith("."):
-            raise InvalidInput(f"{name!r} cannot be the name of a key file", remedy="Use letters and digits")
+            raise InvalidInput(f"{name!r} cannot be the name of a key file",
+                               remedy="Use letters and digits")
         if (folder / name).exists():
-            raise InvalidInput(f"there is a key {folder / name} already", remedy="Use another name, or remove it first")
+            raise InvalidInput(f"there is a key {folder / name} already",
+                               remedy="Use another name, or remove it first")
         key = ec.generate_private_key(ec.SECP384R1())
         _write_private(folder / name, key, PrivateFormat.OpenSSH)
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -109,7 +119,8 @@ def _signed(name: str, key: Any, authority_key: Any, extensions: list[tuple[Any,
         return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
 
     now = datetime.datetime.now(datetime.UTC)
-    builder = (x509.CertificateBuilder().subject_name(common_name(name)).issuer_name(common_name(_AUTHORITY))
+    builder = (x509.CertificateBuilder().subject_name(common_name(name)).issuer_name(
+        common_name(_AUTHORITY))
                .public_key(key.public_key()).serial_number(x509.random_serial_number())
                .not_valid_before(now - datetime.timedelta(minutes=5))
                .not_valid_after(now + datetime.timedelta(days=_DAYS)))

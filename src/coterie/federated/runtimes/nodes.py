@@ -47,10 +47,12 @@ class LocalNodes(LocalRuntime):
         self.data: Data
 
     def gather(self, n_users: int, wait: float) -> list[tuple[str, Introduction]]:
-        said = [(f"node {k}", Introduction.of(source, private=self.private)) for k, source in enumerate(self.sources)]
+        said = [(f"node {k}", Introduction.of(source, private=self.private)) for k,
+                source in enumerate(self.sources)]
         count = sum(len(introduction.names) for _, introduction in said)
         if count < max(n_users, 1):
-            raise Incompatible(f"{count} of {max(n_users, 1)} users are here. Give more nodes, or lower `n-users`.")
+            raise Incompatible(f"{count} of {max(n_users, 1)} users are here. Give more nodes, or "
+                               "lower `n-users`.")
         return said
 
     def use(self, agreement: Agreement) -> None:
@@ -58,5 +60,6 @@ class LocalNodes(LocalRuntime):
             return
         together = join([agreement.given(source) for source in self.sources])
         order = np.array([together.index(name) for name in agreement.names])
-        data = agreement.data_of(together.take(order), 0.0 if self.private else self.held_out, self.seed)
+        data = agreement.data_of(together.take(order), 0.0 if self.private else self.held_out,
+                                 self.seed)
         self.data = replace(data, keeper=self.keeper, experiment=self.experiment)

@@ -1,4 +1,6 @@
-"""The server's side of a deployed federation: fit, run, or run a path. It holds no part of the algorithm."""
+"""The server's side of a deployed federation: fit, run, or run a path. It holds no part of the
+algorithm.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,12 @@ class Served(NamedTuple):
 
     def __str__(self) -> str:
         best = self.best
-        return str(best) if isinstance(best, Federated) else f"{best.why} {best.n_rounds} rounds, {best.ledger}."
+        return str(best) if isinstance(best, Federated) \
+            else f"{best.why} {best.n_rounds} rounds, {best.ledger}."
 
 
-def serve(runtime: Carrier, config: RunConfig, progress: Callable[[Round], None] | None = None) -> Served:
+def serve(runtime: Carrier, config: RunConfig,
+          progress: Callable[[Round], None] | None = None) -> Served:
     """Wait for the users, agree, run, certify; a run with a checkpoint continues where it was.
 
     Parameters
@@ -77,7 +81,8 @@ def _serve_fit(runtime: Carrier, config: RunConfig, settings: Settings,
     run = config.settings
     carriage = Carriage(participation=run.participation, seed=run.seed, checkpoint=run.checkpoint,
                         n_users=config.server.n_users, wait=config.server.wait, progress=progress)
-    fitted = fit_federation(runtime, config.data, settings, carriage) if config.privacy is None else \
+    fitted = fit_federation(runtime, config.data, settings,
+                            carriage) if config.privacy is None else \
         fit_privately(runtime, config.data, settings, config.privacy, carriage)
     return Served(fitted, None, Agreement.from_json(_agreed(config).read_text(encoding="utf-8")))
 
@@ -92,14 +97,16 @@ def _agreement(runtime: Carrier, config: RunConfig) -> Agreement:
     """Settled at the first start, and kept for later ones."""
     file = _agreed(config)
     if file.exists():
-        return replace(Agreement.from_json(file.read_text(encoding="utf-8")), refused=read_aside(file.parent))
+        return replace(Agreement.from_json(file.read_text(encoding="utf-8")),
+                       refused=read_aside(file.parent))
     agreement = agree(runtime, config.data, config.server.n_users, config.server.wait)
     write_aside(file.parent, agreement.refused)
     write_atomically(file, agreement.to_json().encode(), durable=True)
     return agreement
 
 
-def join(runtime: Carrier, config: RunConfig, file: Path, progress: Callable[[Round], None] | None = None) -> None:
+def join(runtime: Carrier, config: RunConfig, file: Path,
+         progress: Callable[[Round], None] | None = None) -> None:
     """Let newcomers join a finished run, and write who joined which group."""
     from coterie.federated.membership import join_run, write_newcomers
     from coterie.output.runs.load import load_run
@@ -111,9 +118,11 @@ def join(runtime: Carrier, config: RunConfig, file: Path, progress: Callable[[Ro
 def write(served: Served, out: Path, config: Mapping[str, Any]) -> None:
     """The results as a run folder.
 
-    Of a table with its recipe, and models in the table's own units; of a fit as `coterie fit` writes it, with the page.
+    Of a table with its recipe, and models in the table's own units; of a fit as `coterie fit`
+    writes it, with the page.
     """
-    from coterie.output.runs import folder  # brings in the report, which a node's process has no use for
+    # Brings in the report, which a node's process has no use for.
+    from coterie.output.runs import folder
 
     run, path, agreement = served
     if isinstance(run, FederatedFit):
@@ -122,8 +131,10 @@ def write(served: Served, out: Path, config: Mapping[str, Any]) -> None:
     recipe, units, columns, shown = agreement.recipe, agreement.units, None, None
     more: dict[str, Any] = {}
     if path is not None:
-        columns = {"lam": path.lams.tolist(), "n_clusters": path.n_clusters.tolist(), "gap": path.gaps.tolist(),
-                   "held_out_loss": path.scores.tolist(), "n_rounds": [one.n_rounds for one in path.runs],
+        columns = {"lam": path.lams.tolist(), "n_clusters": path.n_clusters.tolist(),
+                   "gap": path.gaps.tolist(),
+                   "held_out_loss": path.scores.tolist(),
+                   "n_rounds": [one.n_rounds for one in path.runs],
                    "bytes": [one.ledger.bytes for one in path.runs]}
     if recipe is not None and units is not None:
         coefficients = units.coefficients(run.models)
@@ -140,7 +151,11 @@ def _write_fit(fitted: FederatedFit, out: Path, config: Mapping[str, Any]) -> No
 
     if fitted.recipe is not None:
         # A file is the table of all only where nodes take their parts of it.
-        file = str(config["path"]) if config["split"] and Path(str(config["path"])).is_file() else ""
-        names = {name: str(config[name]) for name in ("user", "target", "features", "drop", "separator")}
-        fitted = replace(fitted, table=TableSource(data=file, fingerprint=fingerprint(file) if file else "", **names))
+        file = str(config["path"]) if config["split"] and Path(str(config["path"])).is_file() \
+            else ""
+        names = {name: str(config[name]) for name in ("user", "target", "features", "drop",
+                                                      "separator")}
+        fitted = replace(fitted,
+                         table=TableSource(data=file, fingerprint=fingerprint(file) if file else "",
+                                           **names))
     write_run(fitted, out)

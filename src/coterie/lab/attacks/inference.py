@@ -1,12 +1,16 @@
-"""Was this row among a user's rows (membership), and what was the part of it that is not known (attribute)?
+"""Was this row among a user's rows (membership), and what was the part of it that is not known
+(attribute)?
 
 Three scores, each from messages and public facts only, larger for members:
 
-    leverage    -a' G^-1 a with G the sum of the user's Hessians, or of its second moments: rows that are inside G stick
-                out of it less than others; with fewer rows than coordinates others lie outside of its range
-    tracing     messages are sums T = sum_j v(a_j, y_j) of a known function of a row, plus normal noise where there is
-                any: the likelihood ratio of T with the row inside and outside, with mean and covariance of v from
-                public rows (Homer et al. 2008, Dwork et al. 2015)
+    leverage    -a' G^-1 a with G the sum of the user's Hessians, or of its second moments: rows
+                that are inside G stick
+                out of it less than others; with fewer rows than coordinates others lie outside of
+                its range
+    tracing     messages are sums T = sum_j v(a_j, y_j) of a known function of a row, plus normal
+                noise where there is
+                any: the likelihood ratio of T with the row inside and outside, with mean and
+                covariance of v from public rows (Homer et al. 2008, Dwork et al. 2015)
     nearest     minus the distance to the nearest row that was rebuilt
 """
 
@@ -24,7 +28,8 @@ from coterie.lab.attacks.recording import Evidence
 from coterie.losses.affine import LinearLoss
 
 _OUTSIDE = 1e-9  # share of the mean eigenvalue that is added to G
-_KEPT = 1e-9  # share of the largest eigenvalue of the covariance of v below which a direction is ignored
+# Share of the largest eigenvalue of the covariance of v below which a direction is ignored.
+_KEPT = 1e-9
 _PUBLIC = 800  # public rows that tracing uses
 _CURVED, _POINTS = 3, 6  # Hessians and gradients that tracing uses
 _GRID = 41  # values of an attribute that are compared
@@ -70,10 +75,13 @@ class Statistic:
 
             T ~ N(v + (m - 1) mu, S)  against  N(m mu, S),    S = m C + noise^2 I
         """
-        values = self.of(public.take(np.arange(len(public.targets))[::max(len(public.targets) // _PUBLIC, 1)]))
+        values = self.of(
+            public.take(np.arange(len(public.targets))[::max(len(public.targets) // _PUBLIC, 1)]))
         mean = values.mean(axis=0)
-        _, sizes, vectors = np.linalg.svd((values - mean) / np.sqrt(max(len(values) - 1, 1)), full_matrices=False)
-        kept = (sizes**2 > _KEPT * sizes[0] ** 2) & (np.arange(len(sizes)) < max(len(values) // 4, 1))
+        _, sizes, vectors = np.linalg.svd((values - mean) / np.sqrt(max(len(values) - 1, 1)),
+                                          full_matrices=False)
+        kept = (sizes**2 > _KEPT * sizes[0] ** 2) \
+            & (np.arange(len(sizes)) < max(len(values) // 4, 1))
         axes, variance = vectors[kept].T, self.count * sizes[kept] ** 2 + self.noise**2
         pull = axes.T @ (self.total - self.count * mean) / variance
 
@@ -85,19 +93,22 @@ class Statistic:
 
 
 def statistic_of(evidence: Evidence, loss: LinearLoss) -> Statistic | None:
-    """Gradients and Hessians at some of the points as a sum over rows; None where there are none."""
+    """Gradients and Hessians at some of the points as a sum over rows; None where there are none.
+    """
     curved, points = _spaced(evidence.curved, _CURVED), _spaced(evidence.points, _POINTS)
     if not curved and not points:
         return None
     dim = len((evidence.curved or evidence.points)[0])
     upper = np.triu_indices(dim)
-    total = np.concatenate([*(evidence.gradients[k] for k in points), *(evidence.hessians[k][upper] for k in curved)])
+    total = np.concatenate([*(evidence.gradients[k] for k in points),
+                            *(evidence.hessians[k][upper] for k in curved)])
 
     def of(rows: LabelledRows) -> Array:
         a = design(rows.features, loss)
         parts = [loss.slope(a @ evidence.points[k], rows.targets)[:, None] * a for k in points]
         products = a[:, upper[0]] * a[:, upper[1]]
-        parts += [loss.curvature(a @ evidence.curved[k], rows.targets)[:, None] * products for k in curved]
+        parts += [loss.curvature(a @ evidence.curved[k], rows.targets)[:, None] * products
+                  for k in curved]
         return np.concatenate(parts, axis=1)
 
     return Statistic(of, evidence.count * total, evidence.count)
@@ -106,7 +117,8 @@ def statistic_of(evidence: Evidence, loss: LinearLoss) -> Statistic | None:
 def leverage(gram: Array, of: Callable[[LabelledRows], Array]) -> Score:
     """Minus the leverage of rows; `of` gives them in the coordinates of `gram`."""
     dim = len(gram)
-    inverse = np.linalg.inv(gram / max(float(np.trace(gram)), 1e-300) * dim + _OUTSIDE * np.eye(dim))
+    inverse = np.linalg.inv(gram / max(float(np.trace(gram)), 1e-300) * dim + _OUTSIDE
+                            * np.eye(dim))
 
     def score(rows: LabelledRows) -> Array:
         a = of(rows)
@@ -124,7 +136,8 @@ def nearest(rebuilt: Array) -> Score:
     return score
 
 
-def scores_of(evidence: Evidence, loss: LinearLoss, rebuilt: Array, public: LabelledRows) -> dict[str, Score]:
+def scores_of(evidence: Evidence, loss: LinearLoss, rebuilt: Array, public: LabelledRows) -> dict[
+    str, Score]:
     """All scores that the evidence allows."""
     if evidence.released is not None:
         return {"tracing": evidence.released.tracing(public)}
@@ -134,9 +147,11 @@ def scores_of(evidence: Evidence, loss: LinearLoss, rebuilt: Array, public: Labe
         mean = np.append(full.mean, 1.0)
         gram = full.count * np.outer(mean, mean)
         gram[:-1, :-1] += full.scatter
-        scores["leverage"] = leverage(gram, lambda rows: np.pad(rows.joined(), ((0, 0), (0, 1)), constant_values=1.0))
+        scores["leverage"] = leverage(gram, lambda rows: np.pad(rows.joined(), ((0, 0), (0, 1)),
+            constant_values=1.0))
     elif evidence.hessians:
-        scores["leverage"] = leverage(np.sum(evidence.hessians, axis=0), lambda rows: design(rows.features, loss))
+        scores["leverage"] = leverage(np.sum(evidence.hessians, axis=0),
+                                      lambda rows: design(rows.features, loss))
     elif evidence.gradients:
         gradients = np.stack(evidence.gradients)
         changes = np.concatenate([gradients[:1], gradients[1:] - gradients[:-1]])
@@ -158,7 +173,8 @@ def design(features: Array, loss: LinearLoss) -> Array:
 def membership_auc(score: Score, members: LabelledRows, others: LabelledRows) -> float:
     """The probability that a member scores higher than another row of the same user."""
     inside, outside = score(members), score(others)
-    return roc_auc(np.repeat([1.0, 0.0], [len(inside), len(outside)]), np.concatenate([inside, outside]))
+    return roc_auc(np.repeat([1.0, 0.0], [len(inside), len(outside)]),
+                   np.concatenate([inside, outside]))
 
 
 class Guess(NamedTuple):
@@ -168,7 +184,8 @@ class Guess(NamedTuple):
     informed: Array
 
 
-def guess_attribute(score: Score, rows: LabelledRows, column: int, public: LabelledRows, *, likelihood: bool) -> Guess:
+def guess_attribute(score: Score, rows: LabelledRows, column: int, public: LabelledRows, *,
+                    likelihood: bool) -> Guess:
     """An attribute given the rest of the row: by public rows alone, and with a score.
 
     Parameters
@@ -176,14 +193,17 @@ def guess_attribute(score: Score, rows: LabelledRows, column: int, public: Label
     score : of membership.
     rows : of one user; their column `column` is not looked at.
     column : of the features.
-    public : rows of the same distribution, whose regression on the other columns and the target is the prior.
-    likelihood : whether the score is a log-likelihood, so that the guess is the mean given prior and score; otherwise
-        it is the value with the highest score.
+    public : rows of the same distribution, whose regression on the other columns and the target is
+        the prior.
+    likelihood : whether the score is a log-likelihood, so that the guess is the mean given prior
+        and score; otherwise it is the value with the highest score.
     """
-    rest = np.column_stack([np.delete(public.joined(), column, axis=1), np.ones(len(public.targets))])
+    rest = np.column_stack([np.delete(public.joined(), column, axis=1),
+                            np.ones(len(public.targets))])
     coefficients, *_ = np.linalg.lstsq(rest, public.features[:, column], rcond=None)
     error = max(float(np.std(public.features[:, column] - rest @ coefficients)), 1e-12)
-    prior = np.column_stack([np.delete(rows.joined(), column, axis=1), np.ones(len(rows.targets))]) @ coefficients
+    prior = np.column_stack([np.delete(rows.joined(), column, axis=1),
+                             np.ones(len(rows.targets))]) @ coefficients
     grid, values = np.linspace(-4.0, 4.0, _GRID)[:, None], np.empty((_GRID, len(prior)))
     for k in range(_GRID):
         trial = rows.features.copy()

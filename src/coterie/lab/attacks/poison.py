@@ -1,13 +1,13 @@
 """What a user that lies consistently can still do: how far it moves the models of the others.
 
-A user whose answers agree with each other describes some convex loss, and no server can tell it from one with other
-data. The lie here is a loss with a slope of the liar's choice,
+A user whose answers agree with each other describes some convex loss, and no server can tell it
+from one with other data. The lie here is a loss with a slope of the liar's choice,
 
     f(x) + strength <v, x> + lift,     v a random direction of length 1,
 
-with the values, gradients and conjugates of this very function; the lift keeps it from falling below zero, where losses
-never are. In (C) the pull on another user is at most lam w_ij, so
-from some strength on more of it moves nobody further.
+with the values, gradients and conjugates of this very function; the lift keeps it from falling
+below zero, where losses never are. In (C) the pull on another user is at most lam w_ij, so from
+some strength on more of it moves nobody further.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from coterie.federated.settings import FederationSettings
 from coterie.losses import Loss
 from coterie.problem.problem import Problem
 
-_LIFT = 1e3  # of the loss, times strength^2: more than the slope takes from a loss with a ridge of 1e-3
+# Of the loss, times strength^2: more than the slope takes from a loss with a ridge of 1e-3.
+_LIFT = 1e3
 
 
 class PoisonedRuntime(LocalRuntime):
@@ -53,10 +54,13 @@ class PoisonedRuntime(LocalRuntime):
 
     def exchange(self, queries: Batch) -> Replies:
         if "slope" in queries.arrays:  # f*(u) of f + <s, x> is that of f at u - s
-            slopes = queries.arrays["slope"] - np.where((queries.users == self.liar)[:, None], self.slope, 0.0)
+            slopes = queries.arrays["slope"] - np.where((queries.users == self.liar)[:, None],
+                                                        self.slope, 0.0)
             queries = replace(queries, arrays={**queries.arrays, "slope": slopes})
         pairs = [pair for batch in super().exchange(queries).batches for pair in batch.items()]
-        return Replies(singles=tuple((user, self._lie(queries[user].arrays, reply) if user == self.liar else reply)
+        return Replies(
+            singles=tuple((user, self._lie(queries[user].arrays, reply) if user == self.liar
+                           else reply)
                                      for user, reply in pairs))
 
     def _lie(self, query: Mapping[str, Any], reply: Message) -> Message:
@@ -73,7 +77,8 @@ class PoisonedRuntime(LocalRuntime):
 
 
 def influence(users: Users, loss: Loss, lam: float, strength: float, seed: int = 0) -> float:
-    """The largest movement of a coordinate of another user's model that one liar of this strength causes.
+    """The largest movement of a coordinate of another user's model that one liar of this strength
+    causes.
 
     Parameters
     ----------
@@ -83,8 +88,8 @@ def influence(users: Users, loss: Loss, lam: float, strength: float, seed: int =
 
     Returns
     -------
-    The largest absolute change of the others' models. If the server sets the liar aside, this is what its absence
-    changes.
+    The largest absolute change of the others' models. If the server sets the liar aside, this is
+    what its absence changes.
 
     Raises
     ------
@@ -94,7 +99,8 @@ def influence(users: Users, loss: Loss, lam: float, strength: float, seed: int =
     -------
     >>> import coterie as ct
     >>> users = ct.Users.from_arrays([[0.0], [1.0], [2.0], [3.0]])
-    >>> [round(influence(users, ct.SquaredDistance(), 0.1, strength, seed=1), 3) for strength in (0.0, 1.0, 1e3, 1e6)]
+    >>> [round(influence(users, ct.SquaredDistance(), 0.1, strength, seed=1), 3)
+    ...  for strength in (0.0, 1.0, 1e3, 1e6)]
     [0.0, 0.1, 0.2, 0.2]
     """
     rng = np.random.default_rng(seed)
@@ -112,5 +118,6 @@ def _run(problem: Problem, liar: int, slope: Array) -> Federated:
     runtime = PoisonedRuntime(Data(problem.loss, problem.samples), liar, slope)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CoterieWarning)
-        return run_federation(settings.federation(problem.users, problem.loss, problem.graph), settings, runtime,
+        return run_federation(settings.federation(problem.users, problem.loss, problem.graph),
+                              settings, runtime,
                               problem=problem)

@@ -1,16 +1,20 @@
 """Rows rebuilt from messages.
 
-With a linear loss of one margin, t = <a, x>, a user's gradient and Hessian at x are, without the ridge,
+With a linear loss of one margin, t = <a, x>, a user's gradient and Hessian at x are, without the
+ridge,
 
     g(x) = 1/m sum_j phi'(t_j, y_j) a_j        H(x) = 1/m sum_j phi''(t_j, y_j) a_j a_j'
 
 where the last coordinate of every a_j is known (the intercept's). So
 
 - one row is the direction of any gradient, its length given by the intercept;
-- two Hessians of m <= d rows have one common basis in which both are diagonal: it is the rows (Jennrich's method);
-- where phi'' is constant but for jumps (squared hinge, Huber), the difference of two Hessians is the sum of +- a_j a_j'
-  over the rows that changed sides: one or two such rows follow from it, the intercept fixing lengths and the rotation;
-- otherwise rows that explain all messages are searched for from several starts (Levenberg and Marquardt);
+- two Hessians of m <= d rows have one common basis in which both are diagonal: it is the rows
+  (Jennrich's method);
+- where phi'' is constant but for jumps (squared hinge, Huber), the difference of two Hessians is
+  the sum of +- a_j a_j' over the rows that changed sides: one or two such rows follow from it, the
+  intercept fixing lengths and the rotation;
+- otherwise rows that explain all messages are searched for from several starts (Levenberg and
+  Marquardt);
 - of one or two rows, mean and scatter say everything.
 """
 
@@ -27,7 +31,8 @@ from coterie.lab.attacks.recording import Evidence
 from coterie.losses.affine import LinearLoss
 
 _RANK = 1e-7  # eigenvalues below this share of the largest are rounding
-_STARTS, _STEPS = 12, 300  # of the search for rows that explain the messages, for few unknown numbers; fewer for more
+# Of the search for rows that explain the messages, for few unknown numbers; fewer for more.
+_STARTS, _STEPS = 12, 300
 _FEW, _UNKNOWNS = 40, 240  # numbers that are searched for: few, and the most
 _WATCHED = 40  # steps after which a search that does not get on ends
 _POINTS = 24  # most gradients that are used in the search
@@ -100,8 +105,8 @@ def _jumps(loss: LinearLoss) -> bool:
 def _in_common(evidence: Evidence, sign: float) -> Array:
     """Rows of at most as many as coordinates: in the basis that is common to the Hessians.
 
-    Of the two Hessians that differ most, H_1 = A' D_1 A and H_2 = A' D_2 A; in the range of H_1 + H_2 the vectors of
-    H_1 V = (H_1 + H_2) V diag(share) are the rows of A^-1.
+    Of the two Hessians that differ most, H_1 = A' D_1 A and H_2 = A' D_2 A; in the range of H_1 +
+    H_2 the vectors of H_1 V = (H_1 + H_2) V diag(share) are the rows of A^-1.
     """
     hessians = np.stack(evidence.hessians)
     first, second = _furthest(hessians / np.trace(hessians, axis1=1, axis2=2)[:, None, None])
@@ -137,16 +142,18 @@ def _changed(evidence: Evidence, loss: LinearLoss, sign: float) -> Array:
             columns = _pair(columns, values[large].prod() > 0, weight)
         for row in columns.T:
             scaled = row * (sign / row[-1]) if abs(row[-1]) > 1e-9 else None
-            if scaled is not None and not any(np.allclose(scaled, old, rtol=1e-6, atol=1e-6) for old in unique):
+            if scaled is not None and not any(np.allclose(scaled, old, rtol=1e-6, atol=1e-6)
+                                              for old in unique):
                 unique.append(scaled)
     return np.stack(unique) if unique else np.empty((0, len(zero)))
 
 
 def _pair(columns: Array, alike: bool, weight: float) -> Array:
-    """(d, 2) two rows, times the root of their weight, from other columns with the same sum or difference of squares.
+    """(d, 2) two rows, times the root of their weight, from other columns with the same sum or
+    difference of squares.
 
-    Such columns differ by a rotation, or by a hyperbolic one. The last coordinates of the rows are equal up to their
-    sign, which says by which.
+    Such columns differ by a rotation, or by a hyperbolic one. The last coordinates of the rows are
+    equal up to their sign, which says by which.
     """
     last = columns[-1]
     if alike:  # onto the diagonal
@@ -173,8 +180,11 @@ class _Search(NamedTuple):
     scale: float
 
 
-def _explaining(evidence: Evidence, loss: LinearLoss, sign: float, rng: np.random.Generator) -> Array:
-    """Rows that explain all messages, by least squares from several starts; none if no start gets there."""
+def _explaining(evidence: Evidence, loss: LinearLoss, sign: float,
+                rng: np.random.Generator) -> Array:
+    """Rows that explain all messages, by least squares from several starts; none if no start gets
+    there.
+    """
     m, dim = evidence.count, len((evidence.points or evidence.curved)[0])
     p, upper = dim - 1, np.triu_indices(dim)
     equations = len(evidence.hessians) * len(upper[0]) + max(len(evidence.gradients) - 1, 0) * dim
@@ -190,7 +200,8 @@ def _explaining(evidence: Evidence, loss: LinearLoss, sign: float, rng: np.rando
     if search.scale <= 0:
         return np.empty((0, dim))
     effort = min(1.0, (_FEW / (m * p)) ** 0.5)
-    rows, errors = _least_squares(rng.standard_normal((max(int(effort * _STARTS), 2), m, p)), search,
+    rows, errors = _least_squares(rng.standard_normal((max(int(effort * _STARTS), 2), m, p)),
+                                  search,
                                   int(effort * _STEPS))
     best = int(errors.argmin())
     if not errors[best] <= _EXPLAINED:
@@ -199,7 +210,9 @@ def _explaining(evidence: Evidence, loss: LinearLoss, sign: float, rng: np.rando
 
 
 def _least_squares(rows: Array, search: _Search, steps: int) -> tuple[Array, Array]:
-    """Levenberg-Marquardt from all starts at the same time; the rows, and the largest relative error of each."""
+    """Levenberg-Marquardt from all starts at the same time; the rows, and the largest relative
+    error of each.
+    """
     n, m, p = rows.shape
     damping = np.full(n, 1e-2)
     residual, jacobian = _residuals(rows, search)
@@ -210,7 +223,8 @@ def _least_squares(rows: Array, search: _Search, steps: int) -> tuple[Array, Arr
             if cost.min() > 0.9 * reached:
                 break
             reached = float(cost.min())
-        # Orthogonal factors instead of normal equations: differences of Hessians are small, and squares lose them.
+        # Orthogonal factors instead of normal equations: differences of Hessians are small, and
+        # squares lose them.
         size = np.sqrt(damping)[:, None] * np.maximum(np.linalg.norm(jacobian, axis=1), 1e-6)
         q, r = np.linalg.qr(np.concatenate([jacobian, size[:, None, :] * np.eye(m * p)], axis=1))
         slope = q[:, :residual.shape[1]].swapaxes(1, 2) @ residual[..., None]
@@ -219,7 +233,8 @@ def _least_squares(rows: Array, search: _Search, steps: int) -> tuple[Array, Arr
         lower = (new**2).sum(axis=1)
         better = lower < cost
         rows = np.where(better[:, None, None], trial, rows)
-        residual, jacobian = np.where(better[:, None], new, residual), np.where(better[:, None, None], derivative,
+        residual, jacobian = np.where(better[:, None], new, residual), np.where(better[:, None,
+            None], derivative,
                                                                                 jacobian)
         cost = np.where(better, lower, cost)
         damping = np.clip(np.where(better, 0.2 * damping, 5.0 * damping), 1e-15, 1e8)
@@ -247,17 +262,22 @@ def _residuals(rows: Array, search: _Search) -> tuple[Array, Array]:
         slopes.append(d.reshape(n, -1, m * p))
     if len(search.gradients):
         t = np.einsum("nmd,kd->nkm", a, search.points)
-        first, second = search.loss.slope(t, np.ones_like(t)), _with_derivative(search.loss.slope, t)[1]
+        first, second = search.loss.slope(t, np.ones_like(t)), _with_derivative(search.loss.slope,
+            t)[1]
         rise = first[:, 1:] - first[:, :1]
         errors.append((np.einsum("nkm,nmd->nkd", rise, a) / m - search.gradients).reshape(n, -1))
         x = search.points[:, :p]
         bend = second[:, 1:, :, None] * x[1:, None] - second[:, :1, :, None] * x[None, :1, None]
-        d = np.einsum("nkmq,nmd->nkdmq", bend, a) + np.einsum("nkm,qd->nkdmq", rise, np.eye(dim)[:p])
+        d = np.einsum("nkmq,nmd->nkdmq", bend, a) + np.einsum("nkm,qd->nkdmq", rise,
+            np.eye(dim)[:p])
         slopes.append((d / m).reshape(n, -1, m * p))
-    return np.concatenate(errors, axis=1) / search.scale, np.concatenate(slopes, axis=1) / search.scale
+    return np.concatenate(errors, axis=1) / search.scale, \
+        np.concatenate(slopes, axis=1) / search.scale
 
 
 def _with_derivative(function: Callable[[Array, Array], Array], t: Array) -> tuple[Array, Array]:
-    """A function of the margin, which does not depend on the label up to a constant, and its derivative."""
+    """A function of the margin, which does not depend on the label up to a constant, and its
+    derivative.
+    """
     y = np.ones_like(t)
     return function(t, y), (function(t + _H, y) - function(t - _H, y)) / (2 * _H)

@@ -1,11 +1,14 @@
-"""What an honest-but-curious server keeps of a run: every query and every reply, and what they say of each user.
+"""What an honest-but-curious server keeps of a run: every query and every reply, and what they say
+of each user.
 
-All replies are of few kinds, and most are the same thing in other words: the gradient of a user's loss at a known
-point, often with the Hessian. `evidence_of` brings them into this form.
+All replies are of few kinds, and most are the same thing in other words: the gradient of a user's
+loss at a known point, often with the Hessian. `evidence_of` brings them into this form.
 
     expand, gradient, around    at the point of the query
-    prox, settle, local, alone  the point minimises f(x) + t/2 ||x - centre||^2, so the gradient is t (centre - point)
-    around, with a covariance   of an envelope: gradient and Hessian of the loss at the user's own model follow from it
+    prox, settle, local, alone  the point minimises f(x) + t/2 ||x - centre||^2, so the gradient is
+    t (centre - point)
+    around, with a covariance   of an envelope: gradient and Hessian of the loss at the user's own
+                                model follow from it
     train                       the step divided by its length is near the gradient where it started
     facts, moments              sums over rows, of all rows and of parts of them
 """
@@ -54,7 +57,8 @@ class Recorder:
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Number, mean and scatter of some rows of a user, of its features first and then, where known, the target.
+    """Number, mean and scatter of some rows of a user, of its features first and then, where known,
+    the target.
 
     Parameters
     ----------
@@ -102,7 +106,8 @@ class Evidence:
 
 
 class _Seen(NamedTuple):
-    """What one reply says: the position of the user, the part of its rows, and the loss at a point."""
+    """What one reply says: the position of the user, the part of its rows, and the loss at a point.
+    """
 
     user: int
     part: int
@@ -111,7 +116,8 @@ class _Seen(NamedTuple):
     hessian: Array | None
 
 
-def evidence_of(exchanges: Iterable[Exchange], loss: AffineLoss, counts: Ints, part: int = 0) -> list[Evidence]:
+def evidence_of(exchanges: Iterable[Exchange], loss: AffineLoss, counts: Ints,
+                part: int = 0) -> list[Evidence]:
     """The evidence on each user, of all rows (part 0) or of those that are not held out (part 1).
 
     Parameters
@@ -131,8 +137,10 @@ def evidence_of(exchanges: Iterable[Exchange], loss: AffineLoss, counts: Ints, p
             if seen.part == part:
                 ridge = loss.ridge * loss.shrunk(len(seen.point))
                 gathered[seen.user].add(seen.point,
-                                        None if seen.gradient is None else seen.gradient - ridge * seen.point,
-                                        None if seen.hessian is None else seen.hessian - np.diag(ridge))
+                                        None if seen.gradient is None else seen.gradient - ridge
+                                        * seen.point,
+                                        None if seen.hessian is None else seen.hessian
+                                        - np.diag(ridge))
     return gathered
 
 
@@ -172,7 +180,8 @@ def _gradient(queries: Batch, replies: Batch, at: int, k: int, user: int) -> Ite
 
 def _prox(queries: Batch, replies: Batch, at: int, k: int, user: int) -> Iterator[_Seen]:
     point = replies.arrays["point"][k]
-    yield _Seen(user, 0, point, queries.arrays["t"][at] * (queries.arrays["centre"][at] - point), None)
+    yield _Seen(user, 0, point, queries.arrays["t"][at] * (queries.arrays["centre"][at] - point),
+                None)
 
 
 def _local(queries: Batch, replies: Batch, at: int, k: int, user: int) -> Iterator[_Seen]:
@@ -183,7 +192,8 @@ def _local(queries: Batch, replies: Batch, at: int, k: int, user: int) -> Iterat
 
 def _train(queries: Batch, replies: Batch, at: int, k: int, user: int) -> Iterator[_Seen]:
     start, steps = queries.arrays["model"][at], max(int(queries.arrays["steps"][at]), 1)
-    yield _Seen(user, 0, start, (start - replies.arrays["point"][k]) / (steps * float(queries.shared["rate"])), None)
+    yield _Seen(user, 0, start, (start - replies.arrays["point"][k]) / (steps
+        * float(queries.shared["rate"])), None)
 
 
 _READ = {"expand": _expand, "gradient": _gradient, "prox": _prox, "local": _local, "train": _train}
@@ -217,35 +227,44 @@ def _of_fit(message: _Marked, counts: Ints) -> Iterator[_Seen]:
     if message.replies.kind == "settle":
         points = message.reply("point")
         hessians = square(message.reply("hessian"), points.shape[1])
-        yield from (_Seen(user, part, points[k], gradients[k], hessians[k]) for k, user in enumerate(users))
+        yield from (_Seen(user, part, points[k], gradients[k], hessians[k]) for k,
+                    user in enumerate(users))
     elif message.replies.kind == "slopes":
         models, own = message.query("models"), message.query("own").astype(int)
         for k, user in enumerate(users):
-            yield from (_Seen(user, part, models[own[k, j]], gradients[k, j], None) for j in range(own.shape[1]))
+            yield from (_Seen(user, part, models[own[k, j]], gradients[k, j], None)
+                        for j in range(own.shape[1]))
     else:
         dim, order = gradients.shape[2], int(message.query("rank"))
         covariances, models = square(message.query("covariance"), dim), message.reply("model")
         for k, user in enumerate(users):
             for j, covariance in enumerate(covariances):
                 hessian = None
-                if order > 1:  # e'' = H (I + C H)^-1 with C = count * covariance, so H = (I - e'' C)^-1 e''
+                # e'' = H (I + C H)^-1 with C = count * covariance, so H = (I - e'' C)^-1 e''.
+                if order > 1:
                     outer = square(message.reply("hessian")[k:k + 1, j], dim)[0]
-                    hessian = np.linalg.solve(np.eye(dim) - outer @ (counts[user] * covariance), outer)
+                    hessian = np.linalg.solve(np.eye(dim) - outer @ (counts[user] * covariance),
+                                              outer)
                     hessian = 0.5 * (hessian + hessian.T)
                 yield _Seen(user, part, models[k, j], gradients[k, j], hessian)
 
 
 def _sums(replies: Batch) -> Iterator[tuple[int, Sums]]:
-    """Sums of the rows that are named, and of those that are in the first part but not in the second."""
+    """Sums of the rows that are named, and of those that are in the first part but not in the
+    second.
+    """
     counts, means = replies.arrays["count"], replies.arrays["means"]
     full = replies.kind == "moments"
     for k, user in enumerate(replies.users.tolist()):
         for j in range(counts.shape[1]):
-            scatter = square(replies.arrays["scatter"][k, j][None], means.shape[2])[0] if full else None
+            scatter = square(replies.arrays["scatter"][k, j][None], means.shape[2])[0] if full \
+                else None
             yield user, Sums(int(counts[k, j]), means[k, j], scatter)
-        if not full and counts.shape[1] > 1 and counts[k, 0] > counts[k, 1]:  # all rows less those not held out
+        # All rows less those not held out.
+        if not full and counts.shape[1] > 1 and counts[k, 0] > counts[k, 1]:
             left = int(counts[k, 0] - counts[k, 1])
-            yield user, Sums(left, (counts[k, 0] * means[k, 0] - counts[k, 1] * means[k, 1]) / left, None)
+            yield user, Sums(left, (counts[k, 0] * means[k, 0] - counts[k, 1] * means[k, 1]) / left,
+                             None)
 
 
 def _row(part: Ragged | None, k: int) -> Any:

@@ -1,4 +1,5 @@
-"""Federations that are attacked: simulated in this process, with everything recorded that crosses."""
+"""Federations that are attacked: simulated in this process, with everything recorded that crosses.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from coterie.lab.attacks.inference import LabelledRows
 from coterie.lab.attacks.recording import Evidence, Exchange, Recorder, evidence_of
 from coterie.losses import LOSSES, LinearLoss, Logistic, Poisson, Squared
 
-_CHOSEN, _FAR = 12, 4.0  # points of a server that asks at points of its choice, and how far from zero they reach
+# Points of a server that asks at points of its choice, and how far from zero they reach.
+_CHOSEN, _FAR = 12, 4.0
 _ROUNDS = 120  # of an algorithm: more add little to what is known
 
 
@@ -63,14 +65,17 @@ class Trace(NamedTuple):
 
     loss: LinearLoss
     parts: list[TracedPart]
-    others: list[LabelledRows]  # of each user, rows that took no part, in the units of the first part
+    # Of each user, rows that took no part, in the units of the first part.
+    others: list[LabelledRows]
     public: LabelledRows  # rows that nobody used, in the same units
     table: list[LabelledRows]  # the users' rows in the units of the table
     n_rounds: int
 
 
 class Drawn(NamedTuple):
-    """Users who take part, with rows of theirs that do not: to test membership, and as what is publicly known."""
+    """Users who take part, with rows of theirs that do not: to test membership, and as what is
+    publicly known.
+    """
 
     members: Users
     others: Users
@@ -87,7 +92,8 @@ def drawn(users: Users, rows: int, seed: int) -> Drawn:
     rng, spare = np.random.default_rng(seed), 2 * max(rows, 10)
     chosen = np.flatnonzero(users.counts >= rows + 2)
     if len(chosen) < 2:
-        raise InvalidInput(f"only {len(chosen)} user(s) have at least {rows + 2} rows: {rows} to take part and two "
+        raise InvalidInput(f"only {len(chosen)} user(s) have at least {rows + 2} rows: {rows} to "
+                           "take part and two "
                            "more to compare them with", remedy="Give fewer --rows")
     parts: list[list[Ints]] = [[], [], []]
     for user in chosen:
@@ -100,7 +106,8 @@ def drawn(users: Users, rows: int, seed: int) -> Drawn:
     def made(part: list[Ints]) -> Users:
         index = np.concatenate(part)
         owner = np.repeat(np.arange(len(part)), [len(taken) for taken in part])
-        return Users.from_arrays(users.features[index], None if users.targets is None else users.targets[index],
+        return Users.from_arrays(users.features[index],
+                                 None if users.targets is None else users.targets[index],
                                  names[owner], feature_names=users.feature_names)
 
     return Drawn(*map(made, parts))
@@ -108,7 +115,8 @@ def drawn(users: Users, rows: int, seed: int) -> Drawn:
 
 def rows_of(users: Users) -> LabelledRows:
     """The rows of users, one after the other."""
-    return LabelledRows(users.features, np.zeros(users.n_samples) if users.targets is None else users.targets)
+    return LabelledRows(users.features, np.zeros(users.n_samples) if users.targets is None
+                        else users.targets)
 
 
 def per_user(users: Users, names: tuple[Any, ...]) -> list[LabelledRows]:
@@ -124,10 +132,12 @@ def algorithm(name: str) -> Callable[[Drawn, Plan], Trace]:
     def run(data: Drawn, plan: Plan) -> Trace:
         scaler = Standardizer.from_moments(data.members.moments())
         users = scaler.transform(data.members)
-        settings = FederationSettings(algorithm=ALGORITHMS[name](), lam=plan.lam, seed=plan.seed, max_rounds=_ROUNDS)
+        settings = FederationSettings(algorithm=ALGORITHMS[name](), lam=plan.lam, seed=plan.seed,
+                                      max_rounds=_ROUNDS)
         problem, runtime = in_process(users, plan.loss, settings)
         recorder = Recorder(runtime)
-        result = run_federation(settings.federation(users, plan.loss, problem.graph), settings, recorder, None, problem)
+        result = run_federation(settings.federation(users, plan.loss, problem.graph), settings,
+                                recorder, None, problem)
         return _trace(data, users, scaler.transform, plan.loss, recorder.exchanges, result.n_rounds)
 
     return run
@@ -143,41 +153,50 @@ def weights_round(data: Drawn, plan: Plan) -> Trace:
 
 
 def chosen_points(data: Drawn, plan: Plan) -> Trace:
-    """A server that does not follow the protocol: it asks for Hessians at points of its own choice."""
+    """A server that does not follow the protocol: it asks for Hessians at points of its own choice.
+    """
     scaler = Standardizer.from_moments(data.members.moments())
     users, rng = scaler.transform(data.members), np.random.default_rng(plan.seed)
     private, dim, exchanges = Data.of(users, plan.loss), users.n_features + 1, list[Exchange]()
     for turn, size in enumerate(np.linspace(0.0, _FAR, _CHOSEN)):
         point = size * rng.standard_normal(dim) / np.sqrt(dim)
-        queries = Batch("expand", turn, np.arange(users.n_users), {"model": np.tile(point, (users.n_users, 1))},
+        queries = Batch("expand", turn, np.arange(users.n_users),
+                        {"model": np.tile(point, (users.n_users, 1))},
                         shared={"rank": np.array(-1)})
         exchanges.append(Exchange(queries, answer_all(private, queries)))
     return _trace(data, users, scaler.transform, plan.loss, exchanges, _CHOSEN)
 
 
 def complete_fit(data: Drawn, plan: Plan) -> Trace:
-    """A fit in which everything is chosen: by moments with squared losses, by asking with others."""
+    """A fit in which everything is chosen: by moments with squared losses, by asking with others.
+    """
     name = next(name for name, kind in LOSSES.items() if isinstance(plan.loss, kind))
     task: Task = "classification" if name in ("logistic", "squared_hinge") else \
         "counts" if isinstance(plan.loss, Poisson) else "regression"
-    settings = Settings(task=task, loss=name, ridge=plan.loss.ridge, holdout=plan.held_out, seed=plan.seed)
+    settings = Settings(task=task, loss=name, ridge=plan.loss.ridge, holdout=plan.held_out,
+                        seed=plan.seed)
     recorder = Recorder(LocalNodes([data.members], plan.held_out, plan.seed))
-    fitted = fit_federation(recorder, DataSettings(loss=name, ridge=plan.loss.ridge, standardize="True",
-                                                   held_out=plan.held_out), settings, Carriage(seed=plan.seed))
+    fitted = fit_federation(recorder, DataSettings(loss=name, ridge=plan.loss.ridge,
+                                                   standardize="True",
+                                                   held_out=plan.held_out), settings,
+                            Carriage(seed=plan.seed))
     loss = fitted.units.loss
     assert isinstance(loss, LinearLoss)
     private = recorder.data
     # Second moments are in the units of the table.
     inner = (lambda users: users) if loss.quadratic else fitted.units.inner
-    trace = _trace(data, private.samples.users.data, inner, loss, recorder.exchanges, fitted.n_rounds)
+    trace = _trace(data, private.samples.users.data, inner, loss, recorder.exchanges,
+                   fitted.n_rounds)
     if private.train is None:
         return trace
     counts = private.train.counts
-    train = TracedPart(evidence_of(recorder.exchanges, loss, counts, 1), per_user(private.train, data.members.names))
+    train = TracedPart(evidence_of(recorder.exchanges, loss, counts, 1),
+                       per_user(private.train, data.members.names))
     return trace._replace(parts=[*trace.parts, train])
 
 
-def _trace(data: Drawn, users: Users, inner: Callable[[Users], Users], loss: LinearLoss, exchanges: list[Exchange],
+def _trace(data: Drawn, users: Users, inner: Callable[[Users], Users], loss: LinearLoss,
+           exchanges: list[Exchange],
            n_rounds: int) -> Trace:
     names = data.members.names
     part = TracedPart(evidence_of(exchanges, loss, users.counts), per_user(users, names))
@@ -185,8 +204,8 @@ def _trace(data: Drawn, users: Users, inner: Callable[[Users], Users], loss: Lin
                  per_user(data.members, names), n_rounds)
 
 
-#: What can be attacked: algorithms at a given lam, a fit that chooses everything, the round that makes weights, and
-#: users who answer a server that asks at points of its choice.
+#: What can be attacked: algorithms at a given lam, a fit that chooses everything, the round that
+#: makes weights, and users who answer a server that asks at points of its choice.
 SIMULATIONS: dict[str, Callable[[Drawn, Plan], Trace]] = {
     **{name: algorithm(name) for name in ALGORITHMS}, "fit": complete_fit, "weights": weights_round,
     "active": chosen_points}

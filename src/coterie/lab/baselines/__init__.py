@@ -1,9 +1,12 @@
-"""Methods to compare with, one file per method. All take the same users and return the same kind of result.
+"""Methods to compare with, one file per method. All take the same users and return the same kind of
+result.
 
-    fitted = IFCA(n_clusters=3).fit(users, loss)              # models, labels, n_clusters, rounds, floats_up, ...
+    fitted = IFCA(n_clusters=3).fit(users, loss)              # models, labels, n_clusters, rounds,
+                                                              floats_up, ...
     fitted, settings = tune(IFCA, train, validation, loss)    # settings chosen on held-out samples
 
-`CENTRAL` has methods for one table with a column that names the user, such as mixed models; see `central`.
+`CENTRAL` has methods for one table with a column that names the user, such as mixed models; see
+`central`.
 """
 
 from coterie.lab.baselines.base import BUDGET, Baseline, Fitted
@@ -30,13 +33,17 @@ from coterie.lab.baselines.tuning import tune
 
 #: All federated methods by the name used in tables and saved files.
 BASELINES: dict[str, type[Baseline]] = {method.name: method for method in (
-    Global, Local, Oracle, SquaredPenaltyBaseline, FedAvgBaseline, FineTuning, PerFedAvg, Ditto, Mocha, IFCA,
+    Global, Local, Oracle, SquaredPenaltyBaseline, FedAvgBaseline, FineTuning, PerFedAvg, Ditto,
+        Mocha, IFCA,
     HypCluster, CFL, KMeans, ODCL, ODCLKMeans, Comet)}
 #: All methods for one table by the name used in tables.
 CENTRAL: dict[str, type[Central]] = {method.name: method for method in (
     RidgePerUser, OneHotRidge, MixedIntercept, MixedSlopes, BoostedTrees)}
 
-__all__ = ["BASELINES", "BUDGET", "CENTRAL", "CFL", "IFCA", "ODCL", "Baseline", "BoostedTrees", "Central", "CentralFit",
-           "Comet", "Ditto", "FedAvgBaseline", "FineTuning", "Fitted", "Global", "HypCluster", "KMeans", "Local",
-           "MixedIntercept", "MixedSlopes", "Mocha", "ODCLKMeans", "OneHotRidge", "Oracle", "PerFedAvg", "RidgePerUser",
+__all__ = ["BASELINES", "BUDGET", "CENTRAL", "CFL", "IFCA", "ODCL", "Baseline", "BoostedTrees",
+           "Central", "CentralFit",
+           "Comet", "Ditto", "FedAvgBaseline", "FineTuning", "Fitted", "Global", "HypCluster",
+           "KMeans", "Local",
+           "MixedIntercept", "MixedSlopes", "Mocha", "ODCLKMeans", "OneHotRidge", "Oracle",
+           "PerFedAvg", "RidgePerUser",
            "SquaredPenaltyBaseline", "tune"]

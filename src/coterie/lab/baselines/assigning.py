@@ -1,4 +1,6 @@
-"""The common part of methods that assign each user to the model with the least loss, from several random starts."""
+"""The common part of methods that assign each user to the model with the least loss, from several
+random starts.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _START_RIDGE = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Assigning(Baseline):
-    """A given number of clusters, from several random starts; the start with the least training loss is kept."""
+    """A given number of clusters, from several random starts; the start with the least training
+    loss is kept.
+    """
 
     n_clusters: int = 2
     rounds: int = 100
@@ -36,7 +40,8 @@ class Assigning(Baseline):
 
     def _fit(self, run: BaselineRun) -> Outcome:
         starts = random_starts(run, self.n_clusters, self.restarts)
-        _, labels, models = min((self._train(run, models) for models in starts), key=lambda end: end[0])
+        _, labels, models = min((self._train(run, models) for models in starts),
+                                key=lambda end: end[0])
         return self._finish(run, labels, models)
 
     @abstractmethod
@@ -49,9 +54,12 @@ class Assigning(Baseline):
 
 
 def random_starts(run: BaselineRun, n_clusters: int, restarts: int) -> list[Array]:
-    """For each start, the local models (with a small ridge) of random users; one start is enough for one cluster."""
+    """For each start, the local models (with a small ridge) of random users; one start is enough
+    for one cluster.
+    """
     if n_clusters > run.n_users:
-        raise InvalidInput(f"expected at most one cluster for each of {run.n_users} users, got {n_clusters}",
+        raise InvalidInput(f"expected at most one cluster for each of {run.n_users} users, got "
+                           f"{n_clusters}",
                            remedy="Lower n_clusters")
     own, restarts = run.held(_START_RIDGE), restarts if n_clusters > 1 else 1
     return [own[run.rng.choice(run.n_users, n_clusters, replace=False)] for _ in range(restarts)]

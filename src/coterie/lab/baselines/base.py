@@ -1,8 +1,9 @@
 """The base class of the methods, settings with `fit`, and the result of `fit`.
 
-All methods get the same users and the same loss. They give every user the same weight (as sum_i f_i does, for any
-number of samples), ask all users in every round, and use full gradients instead of minibatches. Users are first sorted
-by name, so the order in which they are given changes nothing, including the random numbers.
+All methods get the same users and the same loss. They give every user the same weight (as sum_i f_i
+does, for any number of samples), ask all users in every round, and use full gradients instead of
+minibatches. Users are first sorted by name, so the order in which they are given changes nothing,
+including the random numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Outcome(NamedTuple):
     """The result of a method, with users in the order of the run."""
 
     models: Array  # (n_users, dim)
-    shared: Array  # (k, dim) the models at the server: the global model, or one per cluster of `labels`
+    # (k, dim) the models at the server: the global model, or one per cluster of `labels`.
+    shared: Array
     labels: Ints | None = None  # the clusters of the method; None: users with equal models
 
 
@@ -47,7 +49,8 @@ class Baseline(ABC):
         """The settings that `tune` chooses from, at most `BUDGET`."""
         return (cls(),)
 
-    def fit(self, users: Users, loss: Loss, *, seed: int = 0, clusters: npt.ArrayLike | None = None) -> Fitted:
+    def fit(self, users: Users, loss: Loss, *, seed: int = 0,
+            clusters: npt.ArrayLike | None = None) -> Fitted:
         """Fit a model for every user.
 
         Parameters
@@ -84,11 +87,15 @@ class Baseline(ABC):
 
     def _fitted(self, users: Users, loss: Loss, seed: int, clusters: npt.ArrayLike | None,
                 memo: dict[Any, Any]) -> Fitted:
-        """As `fit`. `memo` stores results that several settings share, for one set of users, loss and seed."""
+        """As `fit`. `memo` stores results that several settings share, for one set of users, loss
+        and seed.
+        """
         if self.needs_clusters and clusters is None:
             raise InvalidInput(f"{self.name!r} needs the true clusters, got none",
-                               remedy="Give clusters, one label for each user in the order of users.names")
-        order = np.array(sorted(range(users.n_users), key=lambda i: _key(users.names[i])), dtype=np.int64)
+                               remedy="Give clusters, one label for each user in the order of "
+                                      "users.names")
+        order = np.array(sorted(range(users.n_users), key=lambda i: _key(users.names[i])),
+                         dtype=np.int64)
         if "samples" not in memo:
             memo["samples"] = loss.prepare(users.take(order))
         truth = None if clusters is None else check_labels(clusters, users.n_users)[order]
@@ -102,15 +109,20 @@ class Baseline(ABC):
             unordered = np.empty(users.n_users, dtype=np.int64)
             unordered[order] = outcome.labels
             labels = check_labels(unordered, users.n_users)
-            shared = shared[unordered[np.unique(labels, return_index=True)[1]]]  # in the order of the new labels
-        return Fitted(models=models, labels=labels, shared=shared, rounds=run.rounds, floats_up=run.floats_up,
-                      floats_down=run.floats_down, name=self.name, settings=self, users=users, loss=loss)
+            # In the order of the new labels.
+            shared = shared[unordered[np.unique(labels, return_index=True)[1]]]
+        return Fitted(models=models, labels=labels, shared=shared, rounds=run.rounds,
+                      floats_up=run.floats_up,
+                      floats_down=run.floats_down, name=self.name, settings=self, users=users,
+                      loss=loss)
 
     @abstractmethod
     def _fit(self, run: BaselineRun) -> Outcome: ...
 
     def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints]:
-        """Models of newcomers, and the cluster that each joins (-1: none). Default: the cluster with the least loss."""
+        """Models of newcomers, and the cluster that each joins (-1: none). Default: the cluster
+        with the least loss.
+        """
         cluster = least_loss(fitted.loss, samples, fitted.shared)
         return fitted.shared[cluster], cluster
 
@@ -131,7 +143,9 @@ class Ridged(Baseline):
 
 @dataclass(frozen=True, kw_only=True)
 class Pulled(Baseline):
-    """A method whose only setting is how strongly the models of the users are pulled to a common model."""
+    """A method whose only setting is how strongly the models of the users are pulled to a common
+    model.
+    """
 
     strength: float = 0.1
 
@@ -147,13 +161,16 @@ class Pulled(Baseline):
 class Fitted:
     """The models of a method, the clusters they form, and the communication that was needed.
 
-    `floats_up` and `floats_down` are the numbers that all users together sent and received in the complete run; the
-    docstring of each method gives them per user and round. Computation at the users alone is not a round.
+    `floats_up` and `floats_down` are the numbers that all users together sent and received in the
+    complete run; the docstring of each method gives them per user and round. Computation at the
+    users alone is not a round.
     """
 
     models: Array = field(repr=False)  # (n_users, dim)
-    labels: Ints = field(repr=False)  # (n_users,) the cluster of each user, from 0 in order of first appearance
-    shared: Array = field(repr=False)  # (n_clusters, dim) for methods with clusters, otherwise (1, dim)
+    # (n_users,) the cluster of each user, from 0 in order of first appearance.
+    labels: Ints = field(repr=False)
+    # (n_clusters, dim) for methods with clusters, otherwise (1, dim).
+    shared: Array = field(repr=False)
     rounds: int
     floats_up: int
     floats_down: int
@@ -190,7 +207,8 @@ class Fitted:
         return predict_rows(self.loss, self.users, self.models, X, users)
 
     def personalize(self, new_users: Users) -> Joined:
-        """Give new users a model, by the rule of the method or, if it has none, the best of the shared models.
+        """Give new users a model, by the rule of the method or, if it has none, the best of the
+        shared models.
 
         Parameters
         ----------
@@ -200,7 +218,8 @@ class Fitted:
         Returns
         -------
         Joined
-            Models and clusters of the new users. `slack` is nan, because these methods define no margin.
+            Models and clusters of the new users. `slack` is nan, because these methods define no
+            margin.
 
         Raises
         ------
@@ -215,7 +234,8 @@ class Fitted:
 def prepared(loss: Loss, users: Users, dim: int) -> Samples:
     """Prepare the data of users for models of length `dim` that were fitted on other samples."""
     if loss.dim(users) != dim:
-        raise InvalidInput(f"expected models of {dim} coordinates, as in the fit, these users give {loss.dim(users)}",
+        raise InvalidInput(f"expected models of {dim} coordinates, as in the fit, these users give "
+                           f"{loss.dim(users)}",
                            remedy="Give the same columns, and set n_classes of a loss with classes")
     return loss.prepare(users)
 
@@ -224,14 +244,16 @@ def check(**numbers: tuple[float, float, float]) -> None:
     """Reject numbers, given as (number, minimum, maximum), that are not finite or out of range."""
     for name, (number, minimum, maximum) in numbers.items():
         if not (np.isfinite(number) and minimum <= number <= maximum):
-            allowed = f"at least {minimum:g}" if maximum == np.inf else f"from {minimum:g} to {maximum:g}"
+            allowed = f"at least {minimum:g}" if maximum == np.inf \
+                else f"from {minimum:g} to {maximum:g}"
             raise InvalidInput(f"{name} must be a finite number {allowed}, got {number!r}",
                                remedy="Omit it to use the default")
 
 
 def ridges(loss: Loss) -> tuple[float, ...]:
     """The additional ridges to try: only 0 if models are points, which a ridge would shift."""
-    return (0.0, *np.geomspace(1e-4, 1.0, BUDGET - 1).tolist()) if isinstance(loss, AffineLoss) else (0.0,)
+    return (0.0, *np.geomspace(1e-4, 1.0, BUDGET - 1).tolist()) if isinstance(loss, AffineLoss) \
+        else (0.0,)
 
 
 def cluster_counts(users: Users) -> tuple[int, ...]:

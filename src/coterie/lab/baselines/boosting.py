@@ -12,7 +12,8 @@ from coterie.data.summary import Task
 from coterie.data.users import Users
 from coterie.lab.baselines.central import Central, CentralFit
 
-_LEAVES = ((7, 5), (7, 20), (31, 5), (31, 20))  # leaves of a tree, and the least number of rows in each
+# Leaves of a tree, and the least number of rows in each.
+_LEAVES = ((7, 5), (7, 20), (31, 5), (31, 20))
 _RATE, _MOST_TREES, _PATIENCE, _FOLDS = 0.05, 1000, 30, 5
 
 
@@ -20,7 +21,8 @@ _RATE, _MOST_TREES, _PATIENCE, _FOLDS = 0.05, 1000, 30, 5
 class BoostedTrees(Central):
     """LightGBM with the user as a categorical column.
 
-    The number of trees, the number of leaves and the least number of rows in a leaf are chosen by cross-validation.
+    The number of trees, the number of leaves and the least number of rows in a leaf are chosen by
+    cross-validation.
     """
 
     name: ClassVar[str] = "lightgbm"
@@ -29,7 +31,8 @@ class BoostedTrees(Central):
     def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
         import lightgbm
 
-        fixed: dict[str, Any] = {"learning_rate": _RATE, "min_data_per_group": 1, "cat_smooth": 1.0, "seed": seed,
+        fixed: dict[str, Any] = {"learning_rate": _RATE, "min_data_per_group": 1, "cat_smooth": 1.0,
+                                 "seed": seed,
                                  "deterministic": True, "force_row_wise": True, "verbosity": -1}
         if task == "regression":
             fixed |= {"objective": "regression", "metric": "l2"}
@@ -40,16 +43,20 @@ class BoostedTrees(Central):
         best: tuple[float, dict[str, Any], int] | None = None
         for leaves, smallest in _LEAVES:
             settings = fixed | {"num_leaves": leaves, "min_data_in_leaf": smallest}
-            history = lightgbm.cv(settings, _dataset(lightgbm, users, settings), num_boost_round=_MOST_TREES,
+            history = lightgbm.cv(settings, _dataset(lightgbm, users, settings),
+                                  num_boost_round=_MOST_TREES,
                                   nfold=_FOLDS, stratified=task == "classification", seed=seed,
                                   callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)])
-            means = next(np.asarray(values) for name, values in history.items() if name.endswith("-mean"))
+            means = next(np.asarray(values) for name,
+                         values in history.items() if name.endswith("-mean"))
             if best is None or means.min() < best[0]:
                 best = float(means.min()), settings, int(means.argmin()) + 1
         assert best is not None
         _, settings, n_trees = best
-        trees = lightgbm.train(settings, _dataset(lightgbm, users, settings), num_boost_round=n_trees)
-        return CentralFit(decide=lambda rows: np.asarray(trees.predict(_table(rows), raw_score=True)),
+        trees = lightgbm.train(settings, _dataset(lightgbm, users, settings),
+                               num_boost_round=n_trees)
+        return CentralFit(decide=lambda rows: np.asarray(trees.predict(_table(rows),
+            raw_score=True)),
                           models=np.empty((users.n_users, 0)),
                           note=f"{n_trees} trees of {settings['num_leaves']} leaves with at least "
                                f"{settings['min_data_in_leaf']} rows")
@@ -60,5 +67,6 @@ def _table(users: Users) -> Array:
 
 
 def _dataset(lightgbm: Any, users: Users, settings: dict[str, Any]) -> Any:
-    return lightgbm.Dataset(_table(users), users.targets, categorical_feature=[users.n_features], params=settings,
+    return lightgbm.Dataset(_table(users), users.targets, categorical_feature=[users.n_features],
+                            params=settings,
                             free_raw_data=False)

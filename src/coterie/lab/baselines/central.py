@@ -1,7 +1,8 @@
-"""Methods for one table with a column that names the user, as people use them where no federation is needed.
+"""Methods for one table with a column that names the user, as people use them where no federation
+is needed.
 
-They get all rows of all users at one place, choose their own penalties by cross-validation on these rows, and return a
-function that decides about other rows of the same users:
+They get all rows of all users at one place, choose their own penalties by cross-validation on these
+rows, and return a function that decides about other rows of the same users:
 
     regression          the predicted number
     two classes         log-odds of class 1
@@ -35,7 +36,8 @@ class CentralFit:
     Parameters
     ----------
     decide : from users, in the order of the fit, to one decision per row.
-    models : (n_users, ...) the numbers that decide about each user's rows; (n_users, 0) where there are none.
+    models : (n_users, ...) the numbers that decide about each user's rows; (n_users, 0) where there
+        are none.
     note : what was chosen, in words.
     concern : what went wrong, and what was done instead; empty if nothing did.
     """

@@ -17,27 +17,35 @@ from coterie.losses import Loss
 
 @dataclass(frozen=True, kw_only=True)
 class CFL(Baseline):
-    """Fit one model; if some gradients at it are large, split the users in two by cosines; repeat for both parts.
+    """Fit one model; if some gradients at it are large, split the users in two by cosines; repeat
+    for both parts.
 
-    Sattler, Mueller and Samek, 2020, "Clustered federated learning: model-agnostic distributed multi-task optimization
-    under privacy constraints". Let g_i be the gradient of user i at the model of its cluster. The cluster is split if
+    Sattler, Mueller and Samek, 2020, "Clustered federated learning: model-agnostic distributed
+    multi-task optimization under privacy constraints". Let g_i be the gradient of user i at the
+    model of its cluster. The cluster is split if
 
         ||mean_i g_i|| < eps1   and   max_i ||g_i|| > eps2
 
-    with eps1 = 0.4 and eps2 = 1.6 in the authors' code. Our models are exact, so the first condition always holds. The
-    second depends on the loss and on the units. Therefore ||g_i|| is measured relative to the noise that the m_i
-    samples of user i would cause if all users of the cluster had the same distribution,
+    with eps1 = 0.4 and eps2 = 1.6 in the authors' code. Our models are exact, so the first
+    condition always holds. The second depends on the loss and on the units. Therefore ||g_i|| is
+    measured relative to the noise that the m_i samples of user i would cause if all users of the
+    cluster had the same distribution,
 
-        ||g_i|| / sqrt(v / m_i),    v = the mean over users of the variance of the gradient of one sample
+        ||g_i|| / sqrt(v / m_i),    v = the mean over users of the variance of the gradient of one
+                                    sample
 
-    so 1 is the typical value for one user by chance; among many users, or with few coordinates, some exceed 1.6 by
-    chance. The two parts are, by `rule`,
-        "code"   complete linkage on -cosine, as in the authors' code, for clusters of more than two users;
-        "paper"  single linkage, which minimises the largest cosine a between the parts (their Algorithm 1), and a
-                 split only if a < sqrt((1 - gamma) / 2) (their Algorithm 3; gamma is 0 here: noise is in v).
+    so 1 is the typical value for one user by chance; among many users, or with few coordinates,
+    some exceed 1.6 by chance. The two parts are, by `rule`,
+        "code"   complete linkage on -cosine, as in the authors' code, for clusters of more than two
+                 users;
+        "paper"  single linkage, which minimises the largest cosine a between the parts (their
+        Algorithm 1), and a
+                 split only if a < sqrt((1 - gamma) / 2) (their Algorithm 3; gamma is 0 here: noise
+                 is in v).
     Newcomers get the model with the least loss; in the paper they follow the tree of splits.
 
-    Traffic: as in `BaselineRun.pool`; for each level of splits dim numbers down and dim + 1 up per user.
+    Traffic: as in `BaselineRun.pool`; for each level of splits dim numbers down and dim + 1 up per
+    user.
 
     Parameters
     ----------
@@ -69,8 +77,10 @@ class CFL(Baseline):
         models = run.pool(labels, 1)
         while True:
             gradients = run.loss.gradients(run.samples, models[labels])
-            spread = run.loss.gradients(singles, models[labels][users.owner]) - gradients[users.owner]
-            squares: Array = np.bincount(users.owner, (spread**2).sum(axis=1), run.n_users).astype(float)
+            spread = run.loss.gradients(singles, models[labels][users.owner]) \
+                - gradients[users.owner]
+            squares: Array = np.bincount(users.owner, (spread**2).sum(axis=1),
+                                         run.n_users).astype(float)
             run.exchange(down=run.dim, up=run.dim + 1)
             before = len(models)
             for cluster in sorted(set(range(before)) - final):
@@ -101,6 +111,7 @@ class CFL(Baseline):
         distances = squareform(np.maximum(1.0 - cosines, 0.0), checks=False)
         tree = linkage(distances, "complete" if self.rule == "code" else "single")
         second = fcluster(tree, 2, "maxclust") == 2
-        if not second.any() or (self.rule == "paper" and cosines[second][:, ~second].max() >= np.sqrt(0.5)):
+        if not second.any() or (self.rule == "paper" and cosines[second][:, ~second].max()
+                                >= np.sqrt(0.5)):
             return None
         return np.asarray(second)

@@ -1,8 +1,8 @@
 """Gradient steps of many users at once, with a length relative to the curvature of the loss.
 
-A rate of 1 is a step of length 1 / L, with L = loss.lipschitz; every such step decreases the loss. If the loss has no
-such bound (Poisson), L is twice the curvature at the start of the steps, and a step that would not decrease the loss of
-a user is halved until it does.
+A rate of 1 is a step of length 1 / L, with L = loss.lipschitz; every such step decreases the loss.
+If the loss has no such bound (Poisson), L is twice the curvature at the start of the steps, and a
+step that would not decrease the loss of a user is halved until it does.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ _SETTLED = 1e-10
 
 
 def unbounded(loss: Loss, samples: Samples) -> bool:
-    """Whether the curvature of some user has no bound, so that the length of each step must be checked."""
+    """Whether the curvature of some user has no bound, so that the length of each step must be
+    checked.
+    """
     return not bool(np.isfinite(loss.lipschitz(samples)).all())
 
 
 def curvature(loss: Loss, samples: Samples, models: Array) -> Array:
-    """(n_users,) L_i, or twice the largest eigenvalue of the Hessian at `models` if there is no L_i."""
+    """(n_users,) L_i, or twice the largest eigenvalue of the Hessian at `models` if there is no
+    L_i.
+    """
     bounds = loss.lipschitz(samples)
     if not np.isfinite(bounds).all():
         estimates = 2.0 * np.linalg.eigvalsh(loss.hessians(samples, models))[:, -1]
@@ -32,7 +36,8 @@ def curvature(loss: Loss, samples: Samples, models: Array) -> Array:
     return np.maximum(bounds, 1e-300)
 
 
-def descend(loss: Loss, samples: Samples, models: Array, lengths: Array | float, steps: int) -> Array:
+def descend(loss: Loss, samples: Samples, models: Array, lengths: Array | float,
+            steps: int) -> Array:
     """Repeat models - lengths * gradient `steps` times."""
     lengths = np.broadcast_to(np.asarray(lengths, dtype=float), (samples.n_users,))[:, None]
     checked = unbounded(loss, samples)
@@ -50,7 +55,8 @@ def _value_after(loss: Loss, samples: Samples, models: Array, step: Array, size:
 
 
 def backtrack(value_after: Callable[[Array], Array], value: Array) -> Array:
-    """(n_users, 1) for each user the first size of 1, 1/2, 1/4, ... with value_after(size) <= value; 0 if none.
+    """(n_users, 1) for each user the first size of 1, 1/2, 1/4, ... with value_after(size) <=
+    value; 0 if none.
 
     `value_after` gives the value of every user after a step of this size.
     """

@@ -15,11 +15,13 @@ from coterie.losses import Loss, Samples
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(Pulled):
-    """minimise_v f_i(v) + strength/2 ||v - w||^2 for every user i, with w the minimum of sum_i f_i; newcomers too.
+    """minimise_v f_i(v) + strength/2 ||v - w||^2 for every user i, with w the minimum of sum_i f_i;
+    newcomers too.
 
-    Li, Hu, Beirami and Smith, 2021, "Ditto: fair and robust federated learning through personalization". In the paper w
-    is trained by FedAvg and v by a few gradient steps per round, with the strength tuned for each data set; here both
-    are exact. In contrast to the squared penalty, w does not depend on v.
+    Li, Hu, Beirami and Smith, 2021, "Ditto: fair and robust federated learning through
+    personalization". In the paper w is trained by FedAvg and v by a few gradient steps per round,
+    with the strength tuned for each data set; here both are exact. In contrast to the squared
+    penalty, w does not depend on v.
 
     Traffic: as in `BaselineRun.pool`.
 

@@ -19,9 +19,10 @@ from coterie.losses import Loss
 class FedAvgBaseline(Baseline):
     """x <- mean_i (`steps` gradient steps on f_i from x), repeated every round.
 
-    McMahan et al., 2017, "Communication-efficient learning of deep networks from decentralized data": 10% of the users
-    per round, 5 epochs with minibatches of 10, averages weighted by samples. With one step this is gradient descent on
-    mean_i f_i; with more steps, the fixed point is biased towards users with large curvature.
+    McMahan et al., 2017, "Communication-efficient learning of deep networks from decentralized
+    data": 10% of the users per round, 5 epochs with minibatches of 10, averages weighted by
+    samples. With one step this is gradient descent on mean_i f_i; with more steps, the fixed point
+    is biased towards users with large curvature.
 
     Traffic: dim numbers down and up per user and round.
 
@@ -41,11 +42,13 @@ class FedAvgBaseline(Baseline):
     rounds: int = 200
 
     def __post_init__(self) -> None:
-        check(steps=(self.steps, 1, np.inf), rate=(self.rate, 0.0, 2.0), rounds=(self.rounds, 1, np.inf))
+        check(steps=(self.steps, 1, np.inf), rate=(self.rate, 0.0, 2.0),
+              rounds=(self.rounds, 1, np.inf))
 
     @classmethod
     def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
-        return tuple(cls(steps=steps, rate=rate) for steps in (1, 5, 20) for rate in (0.3, 1.0, 1.9))
+        return tuple(cls(steps=steps, rate=rate) for steps in (1, 5, 20)
+                     for rate in (0.3, 1.0, 1.9))
 
     def _fit(self, run: BaselineRun) -> Outcome:
         model = run.once(self, lambda: self._train(run))

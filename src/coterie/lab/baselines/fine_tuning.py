@@ -18,9 +18,11 @@ from coterie.losses import Loss, Samples
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning(Baseline):
-    """The model of FedAvg, then `steps` gradient steps on f_i at every user i; newcomers do the same.
+    """The model of FedAvg, then `steps` gradient steps on f_i at every user i; newcomers do the
+    same.
 
-    Wang et al., 2019, "Federated evaluation of on-device personalization": a few epochs, with tuned number and rate.
+    Wang et al., 2019, "Federated evaluation of on-device personalization": a few epochs, with tuned
+    number and rate.
 
     Traffic: that of FedAvg.
 
@@ -52,7 +54,8 @@ class FineTuning(Baseline):
 
     def _adapt(self, loss: Loss, samples: Samples, common: Array) -> Array:
         models = np.repeat(common, samples.n_users, axis=0)
-        return descend(loss, samples, models, self.rate / curvature(loss, samples, models), self.steps)
+        return descend(loss, samples, models, self.rate / curvature(loss, samples, models),
+                       self.steps)
 
     def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints]:
         return self._adapt(fitted.loss, samples, fitted.shared), np.full(samples.n_users, -1)

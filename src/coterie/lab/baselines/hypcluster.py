@@ -14,15 +14,17 @@ from coterie.lab.baselines.run import BaselineRun
 
 @dataclass(frozen=True, kw_only=True)
 class HypCluster(Assigning):
-    """minimise over models and labels  sum_i f_i(model_{label_i}), alternating between labels and models.
+    """minimise over models and labels  sum_i f_i(model_{label_i}), alternating between labels and
+    models.
 
-    Mansour, Mohri, Ro and Suresh, 2020, "Three approaches for personalization with applications to federated learning".
-    In the paper some of the users take a few gradient steps between assignments; here the models are exact each time,
-    so the sum decreases until no user changes its cluster. The starts are the local models of random users. Newcomers
-    get the model with the least loss.
+    Mansour, Mohri, Ro and Suresh, 2020, "Three approaches for personalization with applications to
+    federated learning". In the paper some of the users take a few gradient steps between
+    assignments; here the models are exact each time, so the sum decreases until no user changes its
+    cluster. The starts are the local models of random users. Newcomers get the model with the least
+    loss.
 
-    Traffic: for an assignment n_clusters dim numbers down and 1 up per user; between assignments as in
-    `BaselineRun.pool`.
+    Traffic: for an assignment n_clusters dim numbers down and 1 up per user; between assignments as
+    in `BaselineRun.pool`.
 
     Parameters
     ----------

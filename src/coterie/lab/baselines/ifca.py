@@ -17,16 +17,18 @@ from coterie.lab.baselines.run import BaselineRun
 
 @dataclass(frozen=True, kw_only=True)
 class IFCA(Assigning):
-    """label_i = argmin_k f_i(model_k);  model_k <- mean over {i: label_i = k} of `steps` gradient steps from model_k
+    """label_i = argmin_k f_i(model_k);  model_k <- mean over {i: label_i = k} of `steps` gradient
+    steps from model_k
 
-    Ghosh, Chung, Yin and Ramchandran, 2020, "An efficient framework for clustered federated learning", with model
-    averaging. In the paper several starts from random models are run and the best is kept; here the random models are
-    the local models of n_clusters random users, and the best start is that with the least training loss. A start ends
-    when no user has changed its cluster in five rounds. The clusters of the best start are then fitted exactly, which
-    is the limit of its rounds. Newcomers get the model with the least loss.
+    Ghosh, Chung, Yin and Ramchandran, 2020, "An efficient framework for clustered federated
+    learning", with model averaging. In the paper several starts from random models are run and the
+    best is kept; here the random models are the local models of n_clusters random users, and the
+    best start is that with the least training loss. A start ends when no user has changed its
+    cluster in five rounds. The clusters of the best start are then fitted exactly, which is the
+    limit of its rounds. Newcomers get the model with the least loss.
 
-    Traffic: n_clusters dim numbers down and dim + 1 up per user and round of every start; at the end as in
-    `BaselineRun.pool`.
+    Traffic: n_clusters dim numbers down and dim + 1 up per user and round of every start; at the
+    end as in `BaselineRun.pool`.
 
     Parameters
     ----------
@@ -58,7 +60,8 @@ class IFCA(Assigning):
                 break
             own = models[labels]
             length = self.rate / curvature(run.loss, run.samples, own).max()
-            models = cluster_means(descend(run.loss, run.samples, own, length, self.steps), labels, models)
+            models = cluster_means(descend(run.loss, run.samples, own, length, self.steps), labels,
+                                   models)
             run.exchange(down=models.size, up=run.dim + 1)
         return float(losses.min(axis=1).sum()), labels, models
 
@@ -67,6 +70,8 @@ class IFCA(Assigning):
 
 
 def cluster_means(points: Array, labels: Ints, otherwise: Array) -> Array:
-    """(k, dim) the mean of the points of each cluster; for an empty cluster, its row of `otherwise`."""
+    """(k, dim) the mean of the points of each cluster; for an empty cluster, its row of
+    `otherwise`.
+    """
     sizes = np.bincount(labels, minlength=len(otherwise))[:, None]
     return np.where(sizes > 0, group_means(points, labels, len(otherwise)), otherwise)

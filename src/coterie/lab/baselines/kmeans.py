@@ -18,10 +18,12 @@ from coterie.losses import Loss, Samples
 
 @dataclass(frozen=True, kw_only=True)
 class KMeans(Baseline):
-    """k-means (Lloyd, 1982; k-means++, best of ten starts) on the local models, then one exact fit per cluster.
+    """k-means (Lloyd, 1982; k-means++, best of ten starts) on the local models, then one exact fit
+    per cluster.
 
-    Dennis, Li and Smith, 2021, "Heterogeneity for the win: one-shot federated clustering", and Ghosh et al., 2019, are
-    methods of this kind. Newcomers join the cluster with the nearest mean of local models.
+    Dennis, Li and Smith, 2021, "Heterogeneity for the win: one-shot federated clustering", and
+    Ghosh et al., 2019, are methods of this kind. Newcomers join the cluster with the nearest mean
+    of local models.
 
     Traffic: dim numbers up, once per user; then as in `BaselineRun.pool`.
 
@@ -30,7 +32,8 @@ class KMeans(Baseline):
     n_clusters
         Number of clusters.
     ridge
-        L2 strength, intercept included, of the local models that are compared; needed for users with few samples.
+        L2 strength, intercept included, of the local models that are compared; needed for users
+        with few samples.
     """
 
     name: ClassVar[str] = "k_means"
@@ -64,9 +67,12 @@ def k_means(points: Array, n_clusters: int, rng: np.random.Generator) -> Ints:
     from sklearn.cluster import KMeans as Lloyd
 
     if n_clusters > len(points):
-        raise InvalidInput(f"expected at most one cluster for each of {len(points)} users, got {n_clusters}",
+        raise InvalidInput(f"expected at most one cluster for each of {len(points)} users, got "
+                           f"{n_clusters}",
                            remedy="Lower n_clusters")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # with fewer distinct points than clusters, some clusters are empty
-        labels = Lloyd(n_clusters, n_init=10, random_state=int(rng.integers(2**31))).fit_predict(points)
+        # With fewer distinct points than clusters, some clusters are empty.
+        warnings.simplefilter("ignore")
+        labels = Lloyd(n_clusters, n_init=10, random_state=int(rng.integers(2**31))).fit_predict(
+            points)
     return np.asarray(labels, dtype=np.int64)

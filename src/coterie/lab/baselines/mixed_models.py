@@ -2,8 +2,8 @@
 
     y_ij = <beta, x_ij> + <u_i, z_ij> + noise,        u_i ~ N(0, T),      z_ij = 1  or  (x_ij, 1)
 
-Predictions use the best linear predictor u_i = T Z_i' (Z_i T Z_i' + s I)^-1 (y_i - X_i beta), which statsmodels also
-computes, except where T is singular.
+Predictions use the best linear predictor u_i = T Z_i' (Z_i T Z_i' + s I)^-1 (y_i - X_i beta), which
+statsmodels also computes, except where T is singular.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class MixedSlopes(_MixedModel):
 
     def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
         if users.n_features > _WIDEST:
-            return _mixed(users, slopes=False, concern=f"{users.n_features} random slopes are too many for "
+            return _mixed(users, slopes=False, concern=f"{users.n_features} random slopes are too "
+                                                       "many for "
                                                        "statsmodels; random intercepts only")
         return _mixed(users, slopes=True)
 
@@ -58,7 +59,8 @@ def _mixed(users: Users, *, slopes: bool, concern: str = "") -> CentralFit:
     assert users.targets is not None
     fitted, failure = _estimate(X, users, slopes)
     if fitted is None and slopes:
-        return _mixed(users, slopes=False, concern=f"random slopes failed ({failure}); random intercepts only")
+        return _mixed(users, slopes=False, concern=f"random slopes failed ({failure}); random "
+                      "intercepts only")
     if fitted is None:
         failure = f"random intercepts failed ({failure}); least squares"
         models = np.tile(np.linalg.lstsq(X, users.targets, rcond=None)[0], (users.n_users, 1))
@@ -67,15 +69,18 @@ def _mixed(users: Users, *, slopes: bool, concern: str = "") -> CentralFit:
     return linear(models, concern="; ".join(filter(None, (concern, failure))))
 
 
-def _estimate(X: Array, users: Users, slopes: bool) -> tuple[tuple[Array, Array, float] | None, str]:
-    """Fixed effects, the covariance of the random ones and the noise, or None; and what went wrong."""
+def _estimate(X: Array, users: Users, slopes: bool) -> tuple[tuple[Array, Array, float] | None,
+        str]:
+    """Fixed effects, the covariance of the random ones and the noise, or None; and what went wrong.
+    """
     from statsmodels.regression.mixed_linear_model import MixedLM
 
     random = np.ones(X.shape[1], dtype=bool) if slopes else np.arange(X.shape[1]) == X.shape[1] - 1
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
-            fitted: Any = MixedLM(users.targets, X, groups=users.owner, exog_re=X[:, random]).fit(reml=True)
+            fitted: Any = MixedLM(users.targets, X, groups=users.owner, exog_re=X[:, random]).fit(
+                reml=True)
         except (np.linalg.LinAlgError, ValueError) as error:
             return None, str(error).rstrip(".").lower()
     covariance = np.zeros((X.shape[1], X.shape[1]))
@@ -83,7 +88,8 @@ def _estimate(X: Array, users: Users, slopes: bool) -> tuple[tuple[Array, Array,
     beta, noise = np.asarray(fitted.fe_params), float(fitted.scale)
     if not (np.isfinite(beta).all() and np.isfinite(covariance).all() and noise > 0):
         return None, "no finite estimate"
-    return (beta, covariance, noise), "" if fitted.converged else "not converged; the last estimate is used"
+    return (beta, covariance, noise), \
+        "" if fitted.converged else "not converged; the last estimate is used"
 
 
 def _random_effects(X: Array, users: Users, beta: Array, covariance: Array, noise: float) -> Array:

@@ -52,11 +52,13 @@ class _OneShot(Baseline):
 
 @dataclass(frozen=True, kw_only=True)
 class ODCL(_OneShot):
-    """ODCL-CC (Armacki, Bajovic, Jakovetic and Kar, 2022, arXiv 2209.10866): convex clustering of the local models a_i.
+    """ODCL-CC (Armacki, Bajovic, Jakovetic and Kar, 2022, arXiv 2209.10866): convex clustering of
+    the local models a_i.
 
         minimise  1/2 sum_i ||z_i - a_i||^2 + lam sum_{i<j} ||z_i - z_j||
 
-    Users with equal z_i form a cluster, and get the mean of its a_i. Newcomers join the cluster with the nearest mean.
+    Users with equal z_i form a cluster, and get the mean of its a_i. Newcomers join the cluster
+    with the nearest mean.
 
     Traffic: dim numbers up and dim numbers down, once per user.
 
@@ -76,7 +78,8 @@ class ODCL(_OneShot):
 
     @classmethod
     def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
-        return tuple(cls(share=share, ridge=ridge) for share in (0.3, 0.5, 0.7, 0.9, 1.0) for ridge in _RIDGES)
+        return tuple(cls(share=share, ridge=ridge) for share in (0.3, 0.5, 0.7, 0.9, 1.0)
+                     for ridge in _RIDGES)
 
     def _labels(self, run: BaselineRun, own: Array) -> Ints:
         if run.n_users == 1 or self.share == 1.0:
@@ -90,9 +93,11 @@ class ODCL(_OneShot):
 
 @dataclass(frozen=True, kw_only=True)
 class ODCLKMeans(_OneShot):
-    """ODCL-KM (Armacki, Bajovic, Jakovetic and Kar, 2022): k-means on the local models instead of convex clustering.
+    """ODCL-KM (Armacki, Bajovic, Jakovetic and Kar, 2022): k-means on the local models instead of
+    convex clustering.
 
-    In contrast to `KMeans`, users get the mean of the local models of their cluster, without another fit.
+    In contrast to `KMeans`, users get the mean of the local models of their cluster, without
+    another fit.
 
     Traffic: dim numbers up and dim numbers down, once per user.
 
@@ -112,7 +117,8 @@ class ODCLKMeans(_OneShot):
 
     @classmethod
     def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
-        return tuple(cls(n_clusters=k, ridge=ridge) for k in (1, 2, 3, 4, 6) if k <= users.n_users for ridge in _RIDGES)
+        return tuple(cls(n_clusters=k, ridge=ridge) for k in (1, 2, 3, 4, 6) if k <= users.n_users
+                     for ridge in _RIDGES)
 
     def _labels(self, run: BaselineRun, own: Array) -> Ints:
         return np.unique(k_means(own, self.n_clusters, run.rng), return_inverse=True)[1]

@@ -11,7 +11,8 @@ from coterie.lab.baselines.run import BaselineRun
 
 @dataclass(frozen=True, kw_only=True)
 class Oracle(Ridged):
-    """minimise_x sum_{i in C_k} f_i(x) for each true cluster C_k; newcomers get the model with the least loss.
+    """minimise_x sum_{i in C_k} f_i(x) for each true cluster C_k; newcomers get the model with the
+    least loss.
 
     Traffic: as in `BaselineRun.pool`.
 

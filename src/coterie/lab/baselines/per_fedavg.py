@@ -1,4 +1,6 @@
-"""A common model from which one gradient step per user gives good models: model-agnostic meta-learning."""
+"""A common model from which one gradient step per user gives good models: model-agnostic
+meta-learning.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,19 @@ from coterie.losses import Loss, Samples
 
 @dataclass(frozen=True, kw_only=True)
 class PerFedAvg(Baseline):
-    """minimise_w mean_i F_i(w),  F_i(w) = f_i(w - alpha grad f_i(w)); user i's model is w - alpha grad f_i(w).
+    """minimise_w mean_i F_i(w),  F_i(w) = f_i(w - alpha grad f_i(w)); user i's model is w - alpha
+    grad f_i(w).
 
-    Fallah, Mokhtari and Ozdaglar, 2020, "Personalized federated learning with theoretical guarantees". The paper has
-    minibatches, and chooses alpha, rate and the number of local steps per round for each data set. The models of the
-    users are averaged, as in FedAvg, after steps along
+    Fallah, Mokhtari and Ozdaglar, 2020, "Personalized federated learning with theoretical
+    guarantees". The paper has minibatches, and chooses alpha, rate and the number of local steps
+    per round for each data set. The models of the users are averaged, as in FedAvg, after steps
+    along
 
         grad F_i(w) = (I - alpha hess f_i(w)) grad f_i(w - alpha grad f_i(w))
 
-    with the Hessian itself (variant "hessian"; their HF approximates its product with a vector by differences), or
-    without the first factor ("first_order", their FO). A newcomer takes one step from the common model.
+    with the Hessian itself (variant "hessian"; their HF approximates its product with a vector by
+    differences), or without the first factor ("first_order", their FO). A newcomer takes one step
+    from the common model.
 
     Traffic: dim numbers down and up per user and round.
 
@@ -36,7 +41,8 @@ class PerFedAvg(Baseline):
     adapt
         alpha times max_i L_i.
     rate
-        Length of the steps on F_i times max_i L_i; if f_i is quadratic and adapt <= 2, a rate of 1 decreases F_i.
+        Length of the steps on F_i times max_i L_i; if f_i is quadratic and adapt <= 2, a rate of 1
+        decreases F_i.
     steps
         Number of steps on F_i per user and round.
     rounds
@@ -53,10 +59,12 @@ class PerFedAvg(Baseline):
     variant: Literal["hessian", "first_order"] = "hessian"
 
     def __post_init__(self) -> None:
-        check(adapt=(self.adapt, 0.0, 2.0), rate=(self.rate, 0.0, 2.0), steps=(self.steps, 1, np.inf),
+        check(adapt=(self.adapt, 0.0, 2.0), rate=(self.rate, 0.0, 2.0),
+              steps=(self.steps, 1, np.inf),
               rounds=(self.rounds, 1, np.inf))
         if self.variant not in ("hessian", "first_order"):
-            raise InvalidInput(f"unknown variant {self.variant!r}", remedy="Choose 'hessian' or 'first_order'")
+            raise InvalidInput(f"unknown variant {self.variant!r}",
+                               remedy="Choose 'hessian' or 'first_order'")
 
     @classmethod
     def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
@@ -77,10 +85,13 @@ class PerFedAvg(Baseline):
         return Outcome(self._adapt(loss, samples, model, bound), model)
 
     def _step(self, loss: Loss, samples: Samples, points: Array, bound: float) -> Array:
-        value, gradients, hessians = loss.evaluate(samples, points, 2 if self.variant == "hessian" else 1)
+        value, gradients, hessians = loss.evaluate(samples, points,
+                                                   2 if self.variant == "hessian" else 1)
         alpha, checked = np.full((len(points), 1), self.adapt / bound), unbounded(loss, samples)
         if checked:
-            alpha = alpha * backtrack(lambda size: loss.values(samples, points - size * alpha * gradients), value)
+            alpha = alpha \
+                * backtrack(lambda size: loss.values(samples, points - size * alpha * gradients),
+                            value)
         value, outer, _ = loss.evaluate(samples, points - alpha * gradients, 1)
         if self.variant == "hessian":
             outer = outer - alpha * np.einsum("nde,ne->nd", hessians, outer)
@@ -93,9 +104,11 @@ class PerFedAvg(Baseline):
         return points - (backtrack(value_after, value) * step if checked else step)
 
     def _adapt(self, loss: Loss, samples: Samples, model: Array, bound: float) -> Array:
-        return descend(loss, samples, np.repeat(model, samples.n_users, axis=0), self.adapt / bound, 1)
+        return descend(loss, samples, np.repeat(model, samples.n_users, axis=0), self.adapt / bound,
+                       1)
 
     def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints]:
         old = fitted.loss.prepare(fitted.users)
-        bound = float(curvature(fitted.loss, old, np.repeat(fitted.shared, old.n_users, axis=0)).max())
+        bound = float(curvature(fitted.loss, old, np.repeat(fitted.shared, old.n_users,
+                                                            axis=0)).max())
         return self._adapt(fitted.loss, samples, fitted.shared, bound), np.full(samples.n_users, -1)

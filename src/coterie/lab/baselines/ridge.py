@@ -1,6 +1,7 @@
 """Two one-liners of scikit-learn: a ridge per user, and one ridge with a column per user.
 
-Penalties are chosen by cross-validation: RidgeCV (leave one out) for numbers, LogisticRegressionCV for classes.
+Penalties are chosen by cross-validation: RidgeCV (leave one out) for numbers, LogisticRegressionCV
+for classes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class RidgePerUser(Central):
 
 @dataclass(frozen=True, kw_only=True)
 class OneHotRidge(Central):
-    """One ridge or logistic regression for all rows, with a column for every user: shared slopes, own intercepts."""
+    """One ridge or logistic regression for all rows, with a column for every user: shared slopes,
+    own intercepts.
+    """
 
     name: ClassVar[str] = "one-hot ridge"
 
@@ -66,12 +69,14 @@ class OneHotRidge(Central):
             return linear(np.c_[np.tile(slopes, (n, 1)), own], f"penalty {fitted.alpha_:.3g}")
 
         def table(rows: Users) -> Any:
-            columns = sparse.csr_array((np.ones(rows.n_samples), (np.arange(rows.n_samples), rows.owner)),
+            columns = sparse.csr_array((np.ones(rows.n_samples),
+                                        (np.arange(rows.n_samples), rows.owner)),
                                        shape=(rows.n_samples, n))
             return sparse.hstack([sparse.csr_array(rows.features), columns]).tocsr()
 
         model = _classifier(table(users), users.targets, seed)
-        return CentralFit(decide=lambda rows: _decisions(_log_probabilities(model, table(rows), n_classes)),
+        return CentralFit(decide=lambda rows: _decisions(_log_probabilities(model, table(rows),
+            n_classes)),
                           models=np.empty((n, 0)))
 
 
@@ -100,7 +105,8 @@ def _classifier(X: Any, y: Array, seed: int) -> Any:
         if counts.min() < 2:
             return LogisticRegression(C=1.0, max_iter=300).fit(X, y)
         folds = StratifiedKFold(min(_FOLDS, int(counts.min())), shuffle=True, random_state=seed)
-        return LogisticRegressionCV(Cs=INVERSE_PENALTIES, cv=folds, scoring="neg_log_loss", max_iter=300,
+        return LogisticRegressionCV(Cs=INVERSE_PENALTIES, cv=folds, scoring="neg_log_loss",
+                                    max_iter=300,
                                     l1_ratios=(0.0,), use_legacy_attributes=False).fit(X, y)
 
 

@@ -19,10 +19,11 @@ B = TypeVar("B", bound=Baseline)
 
 def tune(method: type[B], train: Users, validation: Users, loss: Loss, seed: int = 0, *,
          clusters: npt.ArrayLike | None = None) -> tuple[Fitted, B]:
-    """Choose the settings of `method.grid` with the least loss on `validation`, as a mean over users.
+    """Choose the settings of `method.grid` with the least loss on `validation`, as a mean over
+    users.
 
-    The loss is without its ridge, which is only for fitting. Of equally good settings the first is chosen. To use all
-    samples in the end, fit again: settings.fit(all_users, loss).
+    The loss is without its ridge, which is only for fitting. Of equally good settings the first is
+    chosen. To use all samples in the end, fit again: settings.fit(all_users, loss).
 
     Parameters
     ----------
@@ -52,7 +53,8 @@ def tune(method: type[B], train: Users, validation: Users, loss: Loss, seed: int
     >>> import coterie as ct
     >>> from coterie.lab.baselines import KMeans
     >>> from coterie.datasets import clustered
-    >>> parts = clustered("squared", n_users=6, n_clusters=2, samples=30).users.split(validation=0.3)
+    >>> parts = clustered("squared", n_users=6, n_clusters=2, samples=30).users.split(
+    ...     validation=0.3)
     >>> fitted, settings = tune(KMeans, parts.train, parts.validation, ct.Squared())
     >>> settings.n_clusters
     2
@@ -66,7 +68,8 @@ def tune(method: type[B], train: Users, validation: Users, loss: Loss, seed: int
     best: tuple[float, Fitted, B] | None = None
     for settings in grid:
         fitted = settings._fitted(train, loss, seed, clusters, memo)
-        with np.errstate(over="ignore", invalid="ignore"):  # a loss that exceeds float64 is the worst
+        # a loss that exceeds float64 is the worst.
+        with np.errstate(over="ignore", invalid="ignore"):
             score = float(bare.values(held, fitted.models[present]).mean())
         score = np.inf if np.isnan(score) else score
         if best is None or score < best[0]:
@@ -82,5 +85,6 @@ def _with_samples(train: Users, validation: Users) -> Ints:
                            remedy="Use users.split(...), which keeps all users in order")
     present = np.flatnonzero(validation.counts > 0)
     if not present.size:
-        raise InvalidInput("there are no validation samples", remedy="Split with validation=0.2, for example")
+        raise InvalidInput("there are no validation samples",
+                           remedy="Split with validation=0.2, for example")
     return present

@@ -1,15 +1,16 @@
 """All methods on real federations, with the same splits, scored on unused test rows.
 
 For every split and federated method:
-1. choose from at most BUDGET settings the one whose fit to the training rows has the least mean loss on the validation
-   rows;
+1. choose from at most BUDGET settings the one whose fit to the training rows has the least mean
+   loss on the validation rows;
 2. fit again with it, to training and validation rows;
 3. score the model of every user on the user's test rows, which the first two steps do not use.
 
-`coterie fit` and the other methods for one table get training and validation rows together, and make their choices on
-these.
+`coterie fit` and the other methods for one table get training and validation rows together, and
+make their choices on these.
 
-Methods are compared per user (means over splits), by Wilcoxon's signed-rank test with Holm's correction.
+Methods are compared per user (means over splits), by Wilcoxon's signed-rank test with Holm's
+correction.
 """
 
 from __future__ import annotations
@@ -56,12 +57,15 @@ from coterie.output.plots.style import new_figure
 
 LEVEL = 0.05  # of significance
 WIDE = 100  # for models with more coordinates, methods with many rounds or starts get fewer
-HEADINGS = ("set", "method", "metric", "mean", "spread", "worst decile", "better than alone", "worse than alone",
+HEADINGS = ("set", "method", "metric", "mean", "spread", "worst decile", "better than alone",
+            "worse than alone",
             "against coterie", "p (Holm)", "models", "rounds", "numbers sent", "seconds")
 
 
 class Contender(NamedTuple):
-    """A row of the table: a class whose settings are tuned, fixed settings, or a method for one table."""
+    """A row of the table: a class whose settings are tuned, fixed settings, or a method for one
+    table.
+    """
 
     name: str
     kind: type[Baseline] | type[Central]
@@ -75,7 +79,8 @@ class Result:
 
     Parameters
     ----------
-    federation, metric, method, seed : of which federation, by which metric, by which method, on which split.
+    federation, metric, method, seed : of which federation, by which metric, by which method, on
+        which split.
     scores : (n_users,) nan if a user's test rows do not define the metric.
     settings : of the method.
     n_models : number of distinct models.
@@ -118,7 +123,8 @@ class Row(NamedTuple):
     spread: float  # standard deviation over users
     worst: float  # limit of the worst decile of users
     better: float  # share of users with a better score than with their local model
-    harmed: float  # share of users with larger errors than with their local model, by more than chance
+    # Share of users with larger errors than with their local model, by more than chance.
+    harmed: float
     verdict: str  # "better" or "worse" than coterie, or "tied"
     p: float
     models: float
@@ -138,16 +144,21 @@ class PreparedSplit(NamedTuple):
 
 
 def prepare(federation: Benchmark, parts: Parts) -> PreparedSplit:
-    """Compute features: from the training rows for tuning, from training and validation rows for the final fit."""
+    """Compute features: from the training rows for tuning, from training and validation rows for
+    the final fit.
+    """
     tuning, final = federation.features(parts.train), federation.features(parts.everything)
     return PreparedSplit(tuning.transform(parts.train), tuning.transform(parts.validation),
                          final.transform(parts.everything), final.transform(parts.test), final.unit)
 
 
 def methods(federation: Benchmark, dim: int = 0) -> list[Contender]:
-    """`coterie fit` and all methods to compare with; those that need the groups only if these are known."""
+    """`coterie fit` and all methods to compare with; those that need the groups only if these are
+    known.
+    """
     wide = dim > WIDE
-    rows = [Contender(name, kind) for name, kind in _central(federation).items() if kind.missing() is None]
+    rows = [Contender(name, kind) for name, kind in _central(federation).items() if kind.missing(
+        ) is None]
     for name, kind in BASELINES.items():
         if kind.needs_clusters and federation.clusters is None:
             continue
@@ -163,7 +174,9 @@ def methods(federation: Benchmark, dim: int = 0) -> list[Contender]:
 
 
 def _central(federation: Benchmark) -> dict[str, type[Central]]:
-    """`coterie fit` and the other methods for one table that can do this task, whether or not they are installed."""
+    """`coterie fit` and the other methods for one table that can do this task, whether or not they
+    are installed.
+    """
     kinds: tuple[type[Central], ...] = (CoterieFit, *CENTRAL.values())
     return {kind.name: kind for kind in kinds if federation.task in kind.tasks}
 
@@ -188,36 +201,46 @@ def _shortened(kind: type[Baseline], wide: bool) -> type[Baseline]:
         @classmethod
         def grid(cls, users: Users, loss: Loss) -> tuple[Baseline, ...]:
             grid: tuple[Baseline, ...] = kind.grid(users, loss)
-            # Wide models in many clusters take most time and have few samples: only every other number of clusters.
+            # Wide models in many clusters take most time and have few samples: only every other
+            # number of clusters.
             every_other = wide and kind in (IFCA, HypCluster)
-            return tuple(replace(settings, **changes[kind]) for settings in (grid[:6:2] if every_other else grid))
+            return tuple(replace(settings, **changes[kind])
+                         for settings in (grid[:6:2] if every_other else grid))
 
     return Shortened
 
 
 def run_method(federation: Benchmark, rows: PreparedSplit, method: Contender, seed: int) -> Result:
-    """Choose settings on validation rows, fit to training and validation rows, score on test rows."""
+    """Choose settings on validation rows, fit to training and validation rows, score on test rows.
+    """
     start = time.perf_counter()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CoterieWarning)  # users with one class among their training rows
+        # Users with one class among their training rows.
+        warnings.simplefilter("ignore", CoterieWarning)
         if issubclass(method.kind, Central):
             settings: Baseline | Central = (table_method := method.kind())
             central = table_method.fit(federation.as_classes(rows.everything), federation.task,
                                         n_classes=federation.n_classes, seed=seed)
-            decisions, models, words = central.decide(rows.test), central.models, (central.note, central.concern)
+            decisions, models, words = central.decide(rows.test), central.models, \
+                (central.note, central.concern)
             rounds = floats = float("nan")
         else:
-            settings = method.settings or tune(method.kind, rows.train, rows.validation, federation.loss, seed,
+            settings = method.settings or tune(method.kind, rows.train, rows.validation,
+                                               federation.loss, seed,
                                                clusters=federation.clusters)[1]
-            fitted = settings.fit(rows.everything, federation.loss, seed=seed, clusters=federation.clusters)
+            fitted = settings.fit(rows.everything, federation.loss, seed=seed,
+                                  clusters=federation.clusters)
             models, words = fitted.models, ("", "")
             rounds, floats = fitted.rounds, fitted.floats_up + fitted.floats_down
             decisions = federation.loss.decision(rows.test.features, models[rows.test.owner])
     n_models = int(labels_of(models).max()) + 1 if models.shape[1] else len(models)
-    return Result(federation=federation.name, metric=federation.metric, method=method.name, seed=seed,
-                  scores=score(federation, decisions, rows.test, rows.unit), settings=settings, n_models=n_models,
+    return Result(federation=federation.name, metric=federation.metric, method=method.name,
+                  seed=seed,
+                  scores=score(federation, decisions, rows.test, rows.unit), settings=settings,
+                  n_models=n_models,
                   rounds=rounds, floats=floats, seconds=time.perf_counter() - start, models=models,
-                  decisions=decisions, test=rows.test, errors=row_errors(federation, decisions, rows.test),
+                  decisions=decisions, test=rows.test, errors=row_errors(federation, decisions,
+                      rows.test),
                   note=words[0], concern=words[1])
 
 
@@ -227,12 +250,15 @@ def row_errors(federation: Benchmark, decisions: Array, test: Users) -> Array:
     assert y is not None
     if federation.task == "regression":
         return np.asarray((decisions - y) ** 2)
-    predicted = np.where(decisions >= 0, 1.0, -1.0) if decisions.ndim == 1 else decisions.argmax(axis=1)
+    predicted = np.where(decisions >= 0, 1.0, -1.0) if decisions.ndim == 1 \
+        else decisions.argmax(axis=1)
     return np.asarray(predicted != y, dtype=float)
 
 
 def score(federation: Benchmark, decisions: Array, test: Users, unit: float = 1.0) -> Array:
-    """(n_users,) the metric of every user on its own rows; nan if it has none or, for the AUC, only one class."""
+    """(n_users,) the metric of every user on its own rows; nan if it has none or, for the AUC, only
+    one class.
+    """
     y, owner = test.targets, test.owner
     assert y is not None
     if federation.metric == "AUC":
@@ -290,12 +316,14 @@ def run(federation: Benchmark, seeds: Iterable[int], *, only: tuple[str, ...] = 
                 if progress is not None:
                     progress(federation.name, seed, method.name)
                 split_results.append(run_method(federation, rows, method, seed))
-            results += split_results  # complete splits only, so that all means are over the same splits
+            # Complete splits only, so that all means are over the same splits.
+            results += split_results
     return results
 
 
 def holm(p: npt.ArrayLike) -> Array:
-    """Holm's correction (1979) of n p-values: p_(k) becomes max_{j <= k} min(1, (n - j + 1) p_(j))."""
+    """Holm's correction (1979) of n p-values: p_(k) becomes max_{j <= k} min(1, (n - j + 1) p_(j)).
+    """
     values = np.asarray(p, dtype=float)
     order = np.argsort(values, kind="stable")
     steps = np.minimum(values[order] * np.arange(len(values), 0, -1), 1.0)
@@ -320,7 +348,8 @@ def summarise(results: Iterable[Result]) -> list[Row]:
         selected = [r for r in all_results if r.federation == name]
         metric = selected[0].metric
         sign = -1.0 if metric == "RMSE" else 1.0
-        by = {m: [r for r in selected if r.method == m] for m in dict.fromkeys(r.method for r in selected)}
+        by = {m: [r for r in selected if r.method == m] for m in dict.fromkeys(r.method
+            for r in selected)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a user without a score in any split
             means = {m: np.nanmean([r.scores for r in runs], axis=0) for m, runs in by.items()}
@@ -330,23 +359,30 @@ def summarise(results: Iterable[Result]) -> list[Row]:
         for m in sorted(by, key=lambda m: -sign * float(np.nanmean(means[m]))):
             finite = means[m][np.isfinite(means[m])]
             gain = sign * float(np.nanmean(means[m] - ours))
-            verdict = "" if m not in p else "tied" if p[m] > LEVEL else "better" if gain > 0 else "worse"
+            verdict = "" if m not in p else "tied" if p[m] > LEVEL else "better" if gain > 0 \
+                else "worse"
             better = np.nan if "local" not in means else float(
                 (sign * (means[m] - means["local"])[np.isfinite(means[m])] > 1e-12).mean())
             rows.append(Row(name, m, metric, float(finite.mean()), float(finite.std()),
-                            float(np.quantile(sign * finite, 0.1) * sign), better, _harmed(by[m], by.get("local", [])),
-                            verdict, float(p.get(m, np.nan)), *(float(np.mean([getattr(r, count) for r in by[m]]))
-                                                               for count in ("n_models", "rounds", "floats",
+                            float(np.quantile(sign * finite, 0.1) * sign), better,
+                            _harmed(by[m], by.get("local", [])),
+                            verdict, float(p.get(m, np.nan)),
+                            *(float(np.mean([getattr(r, count) for r in by[m]]))
+                                                               for count in ("n_models", "rounds",
+                                                                   "floats",
                                                                              "seconds"))))
     return rows
 
 
 def _harmed(runs: list[Result], alone: list[Result]) -> float:
-    """The share of users who are worse off than alone by more than chance, as a mean over splits; nan without any."""
+    """The share of users who are worse off than alone by more than chance, as a mean over splits;
+    nan without any.
+    """
     pairs = [(r, a) for r in runs for a in alone if a.seed == r.seed]
     if not pairs:
         return float("nan")
-    return float(np.mean([worse_than_alone(r.errors, a.errors, r.test)[r.test.counts > 0].mean() for r, a in pairs]))
+    return float(np.mean([worse_than_alone(r.errors, a.errors, r.test)[r.test.counts > 0].mean()
+                          for r, a in pairs]))
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -356,49 +392,59 @@ def cells(row: Row) -> tuple[str, ...]:
     def text(number: float, form: str) -> str:
         return "" if np.isnan(number) else format(number, form)
 
-    return (row.federation, row.method, row.metric, *(f"{x:.{digits}f}" for x in (row.mean, row.spread, row.worst)),
-            text(row.better, ".0%"), text(row.harmed, ".1%"), row.verdict, text(row.p, ".2g"), f"{row.models:.4g}",
+    return (row.federation, row.method, row.metric,
+            *(f"{x:.{digits}f}" for x in (row.mean, row.spread, row.worst)),
+            text(row.better, ".0%"), text(row.harmed, ".1%"), row.verdict, text(row.p, ".2g"),
+            f"{row.models:.4g}",
             text(row.rounds, ".0f"), text(row.floats, ".2g"), f"{row.seconds:.1f}")
 
 
 def origin(seeds: Iterable[int], command: str) -> str:
     """The origin of a table: seeds, versions and the command."""
-    versions = f"coterie {coterie.__version__}, NumPy {np.__version__}, SciPy {version('scipy')}, " \
-               f"scikit-learn {version('scikit-learn')}, Python {platform.python_version()}"
-    return f"splits {', '.join(map(str, seeds))}; at most {BUDGET} settings per method; {versions}; {command}"
+    versions = (f"coterie {coterie.__version__}, NumPy {np.__version__}, SciPy {version('scipy')}, "
+                f"scikit-learn {version('scikit-learn')}, Python {platform.python_version()}")
+    return (f"splits {', '.join(map(str, seeds))}; at most {BUDGET} settings per method; "
+            f"{versions}; {command}")
 
 
 def markdown(rows: Iterable[Row], note: str = "") -> str:
     """The rows as Markdown, one table per federation."""
     all_rows, parts = list(rows), []
     for name in dict.fromkeys(r.federation for r in all_rows):
-        lines = [f"## {name}", "", f"| {' | '.join(HEADINGS[1:])} |", "|" + "---|" * (len(HEADINGS) - 1)]
+        lines = [f"## {name}", "", f"| {' | '.join(HEADINGS[1:])} |",
+                 "|" + "---|" * (len(HEADINGS) - 1)]
         lines += [f"| {' | '.join(cells(r)[1:])} |" for r in all_rows if r.federation == name]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + (f"\n\n{note}\n" if note else "\n")
 
 
 def write(results: list[Result], out: Path, note: str) -> list[Row]:
-    """Write table.csv, table.md, runs.csv, users.csv and one figure per federation into the folder `out`."""
+    """Write table.csv, table.md, runs.csv, users.csv and one figure per federation into the folder
+    `out`.
+    """
     out.mkdir(parents=True, exist_ok=True)
     rows = summarise(results)
     exact = [(*r[:3], *(f"{x:.10g}" if isinstance(x, float) else x for x in r[3:])) for r in rows]
     _write_csv(out / "table.csv", HEADINGS, exact, note)
-    _write_csv(out / "runs.csv", ("set", "split", "method", "mean", "models", "rounds", "numbers sent", "seconds",
+    _write_csv(out / "runs.csv", ("set", "split", "method", "mean", "models", "rounds",
+                                  "numbers sent", "seconds",
                                   "settings", "note", "concern"),
-               ((r.federation, r.seed, r.method, f"{np.nanmean(r.scores):.10g}", r.n_models, r.rounds, r.floats,
+               ((r.federation, r.seed, r.method, f"{np.nanmean(r.scores):.10g}", r.n_models,
+                 r.rounds, r.floats,
                  f"{r.seconds:.2f}", repr(r.settings), r.note, r.concern) for r in results), note)
     _write_csv(out / "users.csv", ("set", "split", "method", "user", "score"),
                ((r.federation, r.seed, r.method, i, f"{score:.10g}") for r in results
                 for i, score in enumerate(r.scores)), note)
     (out / "table.md").write_text(markdown(rows, note), encoding="utf-8")
     for name in dict.fromkeys(r.federation for r in results):
-        draw([r for r in results if r.federation == name]).savefig(out / f"{name.replace(', ', '-').replace(' ', '-')}"
+        draw([r for r in results if r.federation == name]).savefig(out
+            / f"{name.replace(', ', '-').replace(' ', '-')}"
                                                                          ".png")
     return rows
 
 
-def _write_csv(path: Path, headings: Iterable[str], rows: Iterable[Iterable[Any]], note: str) -> None:
+def _write_csv(path: Path, headings: Iterable[str], rows: Iterable[Iterable[Any]],
+               note: str) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         file.write(f"# {note}\n")
         table = csv.writer(file)
@@ -407,19 +453,25 @@ def _write_csv(path: Path, headings: Iterable[str], rows: Iterable[Iterable[Any]
 
 
 def draw(results: list[Result]) -> Any:
-    """Draw the scores of the users for each method: quartiles as box, deciles as whiskers, best mean on top."""
+    """Draw the scores of the users for each method: quartiles as box, deciles as whiskers, best
+    mean on top.
+    """
     rows = summarise(results)[::-1]
     figure, axes = new_figure(7.2, 0.32 * len(rows) + 1.4)
-    by = {row.method: np.nanmean([r.scores for r in results if r.method == row.method], axis=0) for row in rows}
+    by = {row.method: np.nanmean([r.scores for r in results if r.method == row.method], axis=0)
+          for row in rows}
     boxes = [scores[np.isfinite(scores)] for scores in by.values()]
-    drawn = axes.boxplot(boxes, orientation="horizontal", whis=(10, 90), showfliers=False, showmeans=True, widths=0.6,
+    drawn = axes.boxplot(boxes, orientation="horizontal", whis=(10, 90), showfliers=False,
+                         showmeans=True, widths=0.6,
                          patch_artist=True, medianprops={"color": "0.2"},
-                         meanprops={"marker": "D", "markersize": 4, "markerfacecolor": "0.1", "markeredgecolor": "0.1"})
+                         meanprops={"marker": "D", "markersize": 4, "markerfacecolor": "0.1",
+                                    "markeredgecolor": "0.1"})
     for box, row in zip(drawn["boxes"], rows, strict=True):
         box.set_facecolor("C0" if row.method.startswith("coterie") else "0.85")
     axes.set_yticks(range(1, len(rows) + 1), [row.method for row in rows], fontsize=8)
     splits = len({r.seed for r in results})
     axes.set_xlabel(f"{rows[0].metric} per user, mean over {splits} split{'s' * (splits > 1)}")
-    axes.set_title(f"{rows[0].federation}: {len(results[0].scores)} users; diamonds are means", fontsize=10)
+    axes.set_title(f"{rows[0].federation}: {len(results[0].scores)} users; diamonds are means",
+                   fontsize=10)
     axes.grid(axis="x", linewidth=0.4)
     return figure

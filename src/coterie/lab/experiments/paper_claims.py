@@ -40,7 +40,9 @@ class Verdict(Enum):
 
 
 class Claim(NamedTuple):
-    """A statement of the paper and its reproduction: with seed 0, which decides the verdict, and over all seeds."""
+    """A statement of the paper and its reproduction: with seed 0, which decides the verdict, and
+    over all seeds.
+    """
 
     number: int
     experiment: str
@@ -72,47 +74,76 @@ def claims(results: Results) -> tuple[Claim, ...]:
     tuple[Claim, ...]
         All claims, with their verdicts.
     """
-    first, second, same = results.first, results.second, results.same
-    lam_text = " / ".join(f"{lam:g}" for lam in EIGHT[1:5])
-    checked: list[tuple[str, str, str, _Check]] = [
-        ("1", "For large lambda all users share one model, the global one", "consensus", _consensus(first)),
-        ("1", "The squared penalty reaches the global model only asymptotically", "never exactly", _asymptotic(first)),
-        ("1", "This method personalises: above the global model for some lambda", "yes", _above(first, OURS, "global")),
-        ("1", "This method generalises: above local models for some lambda", "yes", _above(first, OURS, "local")),
+    checked = [*_of_first(results.first), *_of_second(results.second, results.same),
+               ("3", "Algorithm 1 with 40 % of the users in a round converges to the optimum",
+                "converges", _converges(results))]
+    return tuple(Claim(k, experiment, text, paper, *check)
+                 for k, (experiment, text, paper, check) in enumerate(checked, 1))
+
+
+#: Experiment, claim, what the paper says, and what is found here.
+_Row = tuple[str, str, str, _Check]
+
+
+def _of_first(first: Sequence[First]) -> list[_Row]:
+    """The claims of Experiment 1."""
+    return [
+        ("1", "For large lambda all users share one model, the global one", "consensus",
+         _consensus(first)),
+        ("1", "The squared penalty reaches the global model only asymptotically", "never exactly",
+         _asymptotic(first)),
+        ("1", "This method personalises: above the global model for some lambda", "yes",
+         _above(first, OURS, "global")),
+        ("1", "This method generalises: above local models for some lambda", "yes",
+         _above(first, OURS, "local")),
         ("1", "The squared penalty personalises", "yes", _above(first, SQUARED, "global")),
         ("1", "The squared penalty generalises", "yes", _above(first, SQUARED, "local")),
         ("1", "The oracle, which knows the clusters, is best of all", "expected", _oracle(first)),
         ("1", "Best accuracy of this method", "86.8 %", _number(first, _best, 0.868)),
-        ("1", "Best accuracy of the squared penalty", "86.6 %", _number(first, _best_squared, 0.866)),
-        ("1", "The highest accuracy is this method's: comparable to, or slightly above, the squared penalty's",
+        ("1", "Best accuracy of the squared penalty", "86.6 %",
+         _number(first, _best_squared, 0.866)),
+        ("1", "The highest accuracy is this method's: comparable to, or slightly above, the "
+              "squared penalty's",
          "+0.2 points", _margin(first)),
         ("1", "Models of one cluster move apart as lambda falls", "yes", _monotone(first)),
-        ("1", "Clusters are more compact than the squared penalty's at every lambda", "every lambda", _compact(first)),
+        ("1", "Clusters are more compact than the squared penalty's at every lambda",
+         "every lambda", _compact(first)),
         ("1", "Equal models inside clusters, and three clusters, for lambda in a window",
          f"({WINDOW[0]:g}, {WINDOW[1]:g})", _window(first)),
-        ("1", "The number of distinct models falls from N to K; the squared penalty keeps N", "60 to 3",
+        ("1", "The number of distinct models falls from N to K; the squared penalty keeps N",
+         "60 to 3",
          _fewer(first)),
+    ]
+
+
+def _of_second(second: Sequence[Second], same: Sequence[Second]) -> list[_Row]:
+    """The claims of Experiment 2, on its own ellipses and on those of Experiment 1."""
+    lam_text = " / ".join(f"{lam:g}" for lam in EIGHT[1:5])
+    return [
         ("2", "One model at lambda = 1000 and 1", "1, 1", _counts(second, (0, 1), (1, 1))),
         ("2", "Two models at lambda = 0.12", "2", _counts(second, (2,), (2,))),
-        ("2", "0.12 is above the bound of Theorem 2, and close to it", "above, close", _just_above(second)),
+        ("2", "0.12 is above the bound of Theorem 2, and close to it", "above, close",
+         _just_above(second)),
         ("2", "Three models at lambda = 0.08", "3", _counts(second, (3,), (3,))),
         ("2", "0.08 is inside the range of Theorems 1 and 2", "inside", _inside(second)),
         ("2", "Three models at lambda = 0.05", "3", _counts(second, (4,), (3,))),
-        ("2", "0.05 is below the bound of Theorem 1, which is conservative", "below", _below(second)),
-        ("2", "Inside the range of Theorems 1 and 2 the clusters are always the true ones", "proved",
+        ("2", "0.05 is below the bound of Theorem 1, which is conservative", "below",
+         _below(second)),
+        ("2", "Inside the range of Theorems 1 and 2 the clusters are always the true ones",
+         "proved",
          _theorems((*second, *same))),
-        ("2", "The models found are not optimal, but the clusters are a guide: training inside them is better", "yes",
+        ("2", "The models found are not optimal, but the clusters are a guide: training inside "
+              "them is better", "yes",
          _guide(second)),
-        ("2", "The squared penalty has no consensus even at lambda = 1000", "never", _apart(second)),
-        ("2", f"The same on the ellipses of Experiment 1: models at lambda = {lam_text}", "1 / 2 / 3 / 3",
+        ("2", "The squared penalty has no consensus even at lambda = 1000", "never",
+         _apart(second)),
+        ("2", f"The same on the ellipses of Experiment 1: models at lambda = {lam_text}",
+         "1 / 2 / 3 / 3",
          _counts(same, (1, 2, 3, 4), (1, 2, 3, 3))),
-        ("2", "The same on the ellipses of Experiment 1: 0.08 inside, 0.05 below the range of Theorems 1 and 2",
+        ("2", "The same on the ellipses of Experiment 1: 0.08 inside, 0.05 below the range of "
+              "Theorems 1 and 2",
          "inside, below", _both(same)),
-        ("3", "Algorithm 1 with 40 % of the users in a round converges to the optimum", "converges",
-         _converges(results)),
     ]
-    return tuple(Claim(k, experiment, text, paper, *check)
-                 for k, (experiment, text, paper, check) in enumerate(checked, 1))
 
 
 # Experiment 1
@@ -126,7 +157,8 @@ def _best_squared(run: First) -> float:
     return float(run.own_accuracy.max())
 
 
-def _by_seed(runs: Sequence[Run], holds: Callable[[Run], bool], ours: str, partly: bool = False) -> _Check:
+def _by_seed(runs: Sequence[Run], holds: Callable[[Run], bool], ours: str,
+             partly: bool = False) -> _Check:
     """A statement that is true or false for each seed."""
     good = [holds(run) for run in runs]
     return _Check(ours, f"{sum(good)} of {len(runs)} seeds",
@@ -143,9 +175,11 @@ def _mean(values: Sequence[float], unit: str = "%") -> str:
 def _consensus(runs: Sequence[First]) -> _Check:
     def holds(run: First) -> bool:
         beyond = run.lams > run.consensus * 1.001
-        return bool((run.n_clusters[beyond] == 1).all()) and bool((run.from_global[OURS] <= SAME).all())
+        return bool((run.n_clusters[beyond] == 1).all()) \
+            and bool((run.from_global[OURS] <= SAME).all())
 
-    return _by_seed(runs, holds, f"one model, the global one, from lambda = {runs[0].consensus:.4f} on")
+    return _by_seed(runs, holds, "one model, the global one, from lambda = "
+                    f"{runs[0].consensus:.4f} on")
 
 
 def _asymptotic(runs: Sequence[First]) -> _Check:
@@ -154,7 +188,8 @@ def _asymptotic(runs: Sequence[First]) -> _Check:
         return bool((far > SAME).all() and (far[1:] < 0.2 * far[:-1]).all())
 
     shown = ", ".join(f"{value:.0e}" for value in runs[0].from_global[SQUARED])
-    return _by_seed(runs, holds, f"{shown} from it at lambda = {', '.join(f'{lam:g}' for lam in FAR)}")
+    return _by_seed(runs, holds, f"{shown} from it at lambda = "
+                    f"{', '.join(f'{lam:g}' for lam in FAR)}")
 
 
 def _above(runs: Sequence[First], method: str, beside: str) -> _Check:
@@ -177,18 +212,22 @@ def _oracle(runs: Sequence[First]) -> _Check:
 def _number(runs: Sequence[First], of: Callable[[First], float], paper: float) -> _Check:
     off = abs(of(runs[0]) - paper)
     return _Check(f"{of(runs[0]):.1%}", _mean([of(run) for run in runs]),
-                  Verdict.YES if off <= POINTS else Verdict.PARTLY if off <= MORE_POINTS else Verdict.NO)
+                  Verdict.YES if off <= POINTS else Verdict.PARTLY if off <= MORE_POINTS
+                  else Verdict.NO)
 
 
 def _margin(runs: Sequence[First]) -> _Check:
     """Partly: comparable, that is, at most half a point below."""
     gains = [_best(run) - _best_squared(run) for run in runs]
     return _Check(f"{100 * gains[0]:+.2f} points", _mean([100 * gain for gain in gains], "points"),
-                  Verdict.YES if gains[0] > 0 else Verdict.PARTLY if gains[0] >= -POINTS else Verdict.NO)
+                  Verdict.YES if gains[0] > 0 else Verdict.PARTLY if gains[0] >= -POINTS
+                  else Verdict.NO)
 
 
 def _monotone(runs: Sequence[First]) -> _Check:
-    """The share of steps between neighbouring lams in which the distance does not grow, for both methods."""
+    """The share of steps between neighbouring lams in which the distance does not grow, for both
+    methods.
+    """
     def share(run: First) -> float:
         steps = np.concatenate([np.diff(run.distance[name]) for name in (OURS, SQUARED)])
         return float((steps <= SAME).mean())
@@ -204,7 +243,8 @@ def _compact(runs: Sequence[First]) -> _Check:
 
     worse = runs[0].lams[runs[0].distance[OURS] > runs[0].distance[SQUARED]]
     where = "" if not worse.size else f"; not from {worse.min():.3g} to {worse.max():.3g}"
-    return _by_seed(runs, lambda run: share(run) == 1.0, f"at {share(runs[0]):.0%} of the lambdas{where}",
+    return _by_seed(runs, lambda run: share(run) == 1.0, f"at {share(runs[0]):.0%} of the "
+                                                         f"lambdas{where}",
                     partly=share(runs[0]) >= 0.5)
 
 
@@ -226,11 +266,14 @@ def _window(runs: Sequence[First]) -> _Check:
 
 def _fewer(runs: Sequence[First]) -> _Check:
     def least(run: First) -> int:
-        """The smallest number of models for which the clusters are the true ones; N if there is none."""
+        """The smallest number of models for which the clusters are the true ones; N if there is
+        none.
+        """
         return int(run.n_clusters[run.exact].min()) if run.exact.any() else run.n_users
 
     text = f"{runs[0].n_clusters.max()} to {least(runs[0])}"
-    return _by_seed(runs, lambda run: least(run) == 3 and bool((run.distance[SQUARED] > 0).all()), text,
+    return _by_seed(runs, lambda run: least(run) == 3 and bool((run.distance[SQUARED] > 0).all()),
+                    text,
                     partly=int(runs[0].n_clusters.min()) < runs[0].n_users)
 
 
@@ -241,17 +284,21 @@ def _counts(runs: Sequence[Second], indices: Sequence[int], wanted: Sequence[int
     def hits(run: Second) -> int:
         return sum(int(run.n_clusters[k]) == n for k, n in zip(indices, wanted, strict=True))
 
-    shown = (", " if len(indices) < 4 else " / ").join(str(int(runs[0].n_clusters[k])) for k in indices)
+    shown = (", " if len(indices) < 4 else " / ").join(str(int(runs[0].n_clusters[k]))
+                                                       for k in indices)
     return _by_seed(runs, lambda run: hits(run) == len(wanted), shown, partly=hits(runs[0]) > 0)
 
 
 def _just_above(runs: Sequence[Second]) -> _Check:
-    """Close: at most 1.5 times the bound, which is that at 0.08, where the three clusters are separate."""
+    """Close: at most 1.5 times the bound, which is that at 0.08, where the three clusters are
+    separate.
+    """
     def ratio(run: Second) -> float:
         return EIGHT[2] / float(run.upper[3])
 
     return _by_seed(runs, lambda run: 1.0 < ratio(run) <= 1.5,
-                    f"{ratio(runs[0]):.2f} times it ({runs[0].upper[3]:.4f})", partly=ratio(runs[0]) > 1.0)
+                    f"{ratio(runs[0]):.2f} times it ({runs[0].upper[3]:.4f})",
+                    partly=ratio(runs[0]) > 1.0)
 
 
 def _inside(runs: Sequence[Second]) -> _Check:
@@ -263,27 +310,33 @@ def _inside(runs: Sequence[Second]) -> _Check:
 
 
 def _below(runs: Sequence[Second]) -> _Check:
-    return _by_seed(runs, lambda run: bool(run.lower[4] > EIGHT[4]), f"the bound is {runs[0].lower[4]:.4f}")
+    return _by_seed(runs, lambda run: bool(run.lower[4] > EIGHT[4]),
+                    f"the bound is {runs[0].lower[4]:.4f}")
 
 
 def _both(runs: Sequence[Second]) -> _Check:
     inside, below = _inside(runs), _below(runs)
     good = [run.lower[3] <= EIGHT[3] < run.upper[3] and run.lower[4] > EIGHT[4] for run in runs]
     verdicts = {inside.verdict, below.verdict}
-    return _Check(f"{inside.ours} at 0.08; {below.ours} at 0.05", f"{sum(good)} of {len(runs)} seeds",
+    return _Check(f"{inside.ours} at 0.08; {below.ours} at 0.05", f"{sum(good)} of {len(runs)} "
+        "seeds",
                   verdicts.pop() if len(verdicts) == 1 else Verdict.PARTLY)
 
 
 def _theorems(runs: Sequence[Second]) -> _Check:
-    inside = [(run.lower[k] <= lam < run.upper[k], bool(run.exact[k])) for run in runs for k, lam in enumerate(EIGHT)]
-    exact, total = sum(exact for within, exact in inside if within), sum(within for within, _ in inside)
+    inside = [(run.lower[k] <= lam < run.upper[k], bool(run.exact[k])) for run in runs for k,
+              lam in enumerate(EIGHT)]
+    exact, total = sum(exact for within, exact in inside if within), \
+        sum(within for within, _ in inside)
     text = f"{exact} of {total} lambdas inside, all seeds"
-    return _Check(text, "", Verdict.NO if exact < total else Verdict.YES if total else Verdict.PARTLY)
+    return _Check(text, "", Verdict.NO if exact < total else Verdict.YES if total
+                  else Verdict.PARTLY)
 
 
 def _guide(runs: Sequence[Second]) -> _Check:
     return _by_seed(runs, lambda run: bool(run.refitted[3] > run.accuracy[3]),
-                    f"{runs[0].accuracy[3]:.1%} as they are, {runs[0].refitted[3]:.1%} refitted, at 0.08")
+                    f"{runs[0].accuracy[3]:.1%} as they are, {runs[0].refitted[3]:.1%} refitted, "
+                    "at 0.08")
 
 
 def _apart(runs: Sequence[Second]) -> _Check:
@@ -305,5 +358,7 @@ def _converges(results: Results) -> _Check:
     gap = relative(printed)
     half = int(np.searchsorted(printed.rounds, printed.rounds[-1] / 2))
     earlier = f"{printed.gaps[half] / results.optimum:.1e} after {printed.rounds[half]:,} rounds"
-    return _Check(f"relative gap {earlier}, {gap:.1e} after {printed.rounds[-1]:,}, lambda = {LAM:g}", others,
-                  Verdict.YES if gap <= CONVERGED else Verdict.PARTLY if gap <= CLOSE else Verdict.NO)
+    return _Check(f"relative gap {earlier}, {gap:.1e} after {printed.rounds[-1]:,}, lambda = "
+                  f"{LAM:g}", others,
+                  Verdict.YES if gap <= CONVERGED else Verdict.PARTLY if gap <= CLOSE
+                  else Verdict.NO)

@@ -1,4 +1,6 @@
-"""Figures 1 to 6 of the paper from the tables of `Results`: images with Matplotlib, interactive pages with plotly."""
+"""Figures 1 to 6 of the paper from the tables of `Results`: images with Matplotlib, interactive
+pages with plotly.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ Tables = Mapping[str, Table]
 
 CLUSTERS = ("#1f77b4", "#d95f02", "#2ca02c")
 SHARED = "#7b3294"
-COLOURS = {OURS: "#b2182b", REFITTED: "#ef8a62", SQUARED: "#2166ac", "oracle": "#000000", "local": "#777777",
+COLOURS = {OURS: "#b2182b", REFITTED: "#ef8a62", SQUARED: "#2166ac", "oracle": "#000000",
+           "local": "#777777",
            "global": "#777777"}
 DASHES = {"oracle": ("--", "dash"), "local": (":", "dot"), "global": ("-.", "dashdot")}
 CURVES = ("#b2182b", "#ef8a62", "#2166ac", "#000000")
@@ -72,7 +75,8 @@ def _plotly() -> tuple[Any, Callable[..., Any]]:
 
 def picture(number: int, tables: Tables) -> Figure:
     """Draw one of the six figures with Matplotlib."""
-    return {1: _data, 2: _over_lam, 3: _over_lam, 4: _data, 5: _gaps, 6: _multiples}[number](number, tables)
+    return {1: _data, 2: _over_lam, 3: _over_lam, 4: _data, 5: _gaps, 6: _multiples}[number](number,
+        tables)
 
 
 def page(number: int, tables: Tables) -> Any:
@@ -82,7 +86,9 @@ def page(number: int, tables: Tables) -> Any:
 
 
 def save(folder: Path, tables: Tables) -> list[Path]:
-    """Write all figures as figure-1.png, figure-1.html, ... and the plotly.min.js that the pages share."""
+    """Write all figures as figure-1.png, figure-1.html, ... and the plotly.min.js that the pages
+    share.
+    """
     written = []
     for number in TITLES:
         image, html = folder / f"figure-{number}.png", folder / f"figure-{number}.html"
@@ -116,7 +122,8 @@ def _data(number: int, tables: Tables) -> Figure:
     for k, ends in enumerate(_lines(optimal, reach)):
         colour = CLUSTERS[k % 3]
         for label, marker in ((1, "o"), (-1, "x")):
-            axes.scatter(*_columns(points, k, label), s=14, marker=marker, color=colour, alpha=0.6, linewidth=0.9)
+            axes.scatter(*_columns(points, k, label), s=14, marker=marker, color=colour, alpha=0.6,
+                         linewidth=0.9)
         axes.plot(*ends.T, color=colour, linestyle="--", linewidth=2.2, label=f"cluster {k + 1}")
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
     axes.legend(loc="upper right", fontsize=8, framealpha=0.9)
@@ -131,7 +138,8 @@ def _data_page(number: int, tables: Tables) -> Any:
     for k, ends in enumerate(_lines(optimal, reach)):
         for label, symbol in ((1, "circle-open"), (-1, "x-thin-open")):
             x, y = _columns(points, k, label)
-            figure.add_scatter(x=x.tolist(), y=y.tolist(), mode="markers", name=f"cluster {k + 1}, {label:+d}",
+            figure.add_scatter(x=x.tolist(), y=y.tolist(), mode="markers",
+                               name=f"cluster {k + 1}, {label:+d}",
                                marker={"color": CLUSTERS[k % 3], "symbol": symbol, "size": 6})
         figure.add_scatter(x=ends[:, 0].tolist(), y=ends[:, 1].tolist(), mode="lines",
                            name=f"cluster {k + 1}, best separator",
@@ -157,14 +165,18 @@ def _over_lam(number: int, tables: Tables) -> Figure:
         for name in _names(number):
             line = np.array(table[f"{name}, mean" if mean else name])
             style = DASHES.get(name, ("-", ""))[0]
-            axes.plot(lams, line, color=COLOURS[name], linestyle=style, linewidth=1.7, label=name, zorder=3)
+            axes.plot(lams, line, color=COLOURS[name], linestyle=style, linewidth=1.7, label=name,
+                      zorder=3)
             if mean:
                 sd = np.array(table[f"{name}, sd"])
-                axes.fill_between(lams, np.maximum(line - sd, 0.0), line + sd, color=COLOURS[name], alpha=0.15,
+                axes.fill_between(lams, np.maximum(line - sd, 0.0), line + sd, color=COLOURS[name],
+                                  alpha=0.15,
                                   linewidth=0)
         weaker = np.array(own["gamma"]) <= lams[0] * 1.001  # for larger values the line is the same
-        axes.plot(np.array(own["gamma"])[weaker], np.array(own[f"{SQUARED}, mean" if mean else SQUARED])[weaker],
-                  color=COLOURS[SQUARED], linewidth=1.2, linestyle=(0, (1, 1)), label=f"{SQUARED}, smaller strengths")
+        axes.plot(np.array(own["gamma"])[weaker],
+                  np.array(own[f"{SQUARED}, mean" if mean else SQUARED])[weaker],
+                  color=COLOURS[SQUARED], linewidth=1.2, linestyle=(0, (1, 1)),
+                  label=f"{SQUARED}, smaller strengths")
         axes.set(xscale="log", xlim=(1e-5, 1e3), xlabel="lambda")
         axes.set_title("mean and standard deviation over seeds" if mean else "seed 0", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
@@ -174,7 +186,8 @@ def _over_lam(number: int, tables: Tables) -> Figure:
             axes.set_ylim(0.0, None)
         if not mean:
             axes.set_ylabel(AXES[number])
-            axes.legend(fontsize=8, framealpha=0.95, loc="center left" if number == 2 else "lower left")
+            axes.legend(fontsize=8, framealpha=0.95,
+                        loc="center left" if number == 2 else "lower left")
     figure.suptitle(TITLES[number], fontsize=11)
     return figure
 
@@ -191,25 +204,35 @@ def _over_lam_page(number: int, tables: Tables) -> Any:
             shape = {"color": COLOURS[name], "dash": DASHES.get(name, ("", "solid"))[1]}
             if mean:
                 sd = np.array(table[f"{name}, sd"])
-                figure.add_scatter(x=[*lams, *lams[::-1]], legendgroup=name, showlegend=False, hoverinfo="skip",
-                                   y=[*(line + sd).tolist(), *np.maximum(line - sd, 0.0)[::-1].tolist()], fill="toself",
-                                   fillcolor=COLOURS[name], opacity=0.15, line={"width": 0}, mode="lines", row=1,
+                figure.add_scatter(x=[*lams, *lams[::-1]], legendgroup=name, showlegend=False,
+                                   hoverinfo="skip",
+                                   y=[*(line + sd).tolist(),
+                                      *np.maximum(line - sd, 0.0)[::-1].tolist()], fill="toself",
+                                   fillcolor=COLOURS[name], opacity=0.15, line={"width": 0},
+                                   mode="lines", row=1,
                                    col=column)
-            figure.add_scatter(x=lams, y=line.tolist(), name=name, legendgroup=name, showlegend=not mean, line=shape,
+            figure.add_scatter(x=lams, y=line.tolist(), name=name, legendgroup=name,
+                               showlegend=not mean, line=shape,
                                mode="lines", row=1, col=column)
-        figure.add_scatter(x=own["gamma"], y=own[f"{SQUARED}, mean" if mean else SQUARED], legendgroup="own",
-                           name=f"{SQUARED}, separate grid", showlegend=not mean, mode="lines+markers",
-                           line={"color": COLOURS[SQUARED], "width": 1, "dash": "dot"}, marker={"size": 3}, row=1,
+        figure.add_scatter(x=own["gamma"], y=own[f"{SQUARED}, mean" if mean else SQUARED],
+                           legendgroup="own",
+                           name=f"{SQUARED}, separate grid", showlegend=not mean,
+                           mode="lines+markers",
+                           line={"color": COLOURS[SQUARED], "width": 1, "dash": "dot"},
+                           marker={"size": 3}, row=1,
                            col=column)
-        figure.add_vrect(x0=WINDOW[0], x1=WINDOW[1], fillcolor="#fdd870", opacity=0.6, line_width=0, layer="below",
+        figure.add_vrect(x0=WINDOW[0], x1=WINDOW[1], fillcolor="#fdd870", opacity=0.6, line_width=0,
+                         layer="below",
                          row=1, col=column)
     figure.update_xaxes(type="log", range=[-5, 3], title_text="lambda", exponentformat="power")
     figure.update_yaxes(title_text=AXES[number], row=1, col=1)
     figure.update_layout(hovermode="x unified")
     if number == 3:  # a linear scale shows zeros, a logarithmic one shows ratios
-        kinds = [{"label": kind, "method": "relayout", "args": [{"yaxis.type": kind, "yaxis2.type": kind}]}
+        kinds = [{"label": kind, "method": "relayout",
+                  "args": [{"yaxis.type": kind, "yaxis2.type": kind}]}
                  for kind in ("linear", "log")]
-        figure.update_layout(updatemenus=[{"type": "buttons", "direction": "right", "x": 1.0, "y": 1.18,
+        figure.update_layout(updatemenus=[{"type": "buttons", "direction": "right", "x": 1.0,
+                                           "y": 1.18,
                                            "xanchor": "right", "buttons": kinds}])
     return _with_layout(figure, number, height=560)
 
@@ -249,9 +272,11 @@ def _gaps_page(number: int, tables: Tables) -> Any:
     go, _ = _plotly()
     figure = go.Figure()
     for colour, (name, rounds, gaps) in zip(CURVES, _curves(tables), strict=True):
-        figure.add_scatter(x=rounds.tolist(), y=gaps.tolist(), name=name, mode="lines", line={"color": colour})
+        figure.add_scatter(x=rounds.tolist(), y=gaps.tolist(), name=name, mode="lines",
+                           line={"color": colour})
     figure.update_xaxes(type="log", title_text="round", exponentformat="power", dtick=1)
-    figure.update_yaxes(type="log", title_text="F - F*, in the convention of (C)", exponentformat="power", dtick=2)
+    figure.update_yaxes(type="log", title_text="F - F*, in the convention of (C)",
+                        exponentformat="power", dtick=2)
     return _with_layout(figure, number, height=560, width=1000)
 
 
@@ -262,14 +287,16 @@ def _panel(tables: Tables, lam: float, method: str) -> tuple[Flags, str]:
     """The rows of a panel, and its title with the number of models."""
     table, summary = tables["figure-6"], tables["figure-6-summary"]
     rows = (np.array(table["lam"]) == lam) & (np.array(table["method"]) == method)
-    count = next(n for n, other, seed, shape in zip(summary["models"], summary["lam"], summary["seed"],
+    count = next(n for n, other, seed, shape in zip(summary["models"], summary["lam"],
+                                                    summary["seed"],
                                                     summary["ellipses"], strict=True)
                  if other == lam and seed == 0 and shape == "second")
     return rows, f"lambda = {lam:g}: {count} model{'s' * (count != 1)}"
 
 
 def _kinds(table: Table, rows: Flags) -> Ints:
-    """The true cluster of each of these users; -1 if a user of another cluster has the same model."""
+    """The true cluster of each of these users; -1 if a user of another cluster has the same model.
+    """
     models = np.array([table[name] for name in ("w1", "w2", "b")]).T[rows]
     owner, labels = np.array(table["cluster"])[rows], labels_of(models)
     pure = np.array([len(set(owner[labels == k].tolist())) == 1 for k in range(labels.max() + 1)])
@@ -283,7 +310,8 @@ def _multiples(number: int, tables: Tables) -> Figure:
     for axes, lam in zip(figure.subplots(2, 4, sharex=True, sharey=True).flat, EIGHT, strict=True):
         for k in range(3):
             for label, marker in ((1, "o"), (-1, "x")):
-                axes.scatter(*_columns(points, k, label), s=4, marker=marker, color=CLUSTERS[k], alpha=0.3,
+                axes.scatter(*_columns(points, k, label), s=4, marker=marker, color=CLUSTERS[k],
+                             alpha=0.3,
                              linewidth=0.5)
         rows, _ = _panel(tables, lam, SQUARED)
         for ends in _lines(table, reach, rows):
@@ -314,9 +342,11 @@ def _multiples_page(number: int, tables: Tables) -> Any:
         """Add many lines as one trace, with breaks between them; the legend has each name once."""
         if not len(ends):
             return
-        x, y = (np.concatenate([ends[:, :, c], np.full((len(ends), 1), np.nan)], axis=1).ravel() for c in (0, 1))
+        x, y = (np.concatenate([ends[:, :, c], np.full((len(ends), 1), np.nan)], axis=1).ravel()
+                for c in (0, 1))
         figure.add_scatter(x=[None if np.isnan(v) else v for v in x.tolist()],
-                           y=[None if np.isnan(v) else v for v in y.tolist()], name=name, legendgroup=name,
+                           y=[None if np.isnan(v) else v for v in y.tolist()], name=name,
+                           legendgroup=name,
                            showlegend=name not in named, mode="lines", line=line, **cell)
         named.add(name)
 
@@ -325,9 +355,12 @@ def _multiples_page(number: int, tables: Tables) -> Any:
         for k in range(3):
             for label, symbol in ((1, "circle-open"), (-1, "x-thin-open")):
                 x, y = _columns(points, k, label)
-                figure.add_scatter(x=x.tolist(), y=y.tolist(), mode="markers", opacity=0.35, hoverinfo="skip",
-                                   name=f"cluster {k + 1}, {label:+d}", legendgroup=f"points {k}{label}",
-                                   showlegend=first, marker={"color": CLUSTERS[k], "symbol": symbol, "size": 3},
+                figure.add_scatter(x=x.tolist(), y=y.tolist(), mode="markers", opacity=0.35,
+                                   hoverinfo="skip",
+                                   name=f"cluster {k + 1}, {label:+d}",
+                                   legendgroup=f"points {k}{label}",
+                                   showlegend=first, marker={"color": CLUSTERS[k], "symbol": symbol,
+                                       "size": 3},
                                    **cell)
         rows, _ = _panel(tables, lam, SQUARED)
         add(_lines(table, reach, rows), SQUARED, cell, color="#737373", width=1)
@@ -336,7 +369,8 @@ def _multiples_page(number: int, tables: Tables) -> Any:
         rows, _ = _panel(tables, lam, OURS)
         kinds, ends = _kinds(table, rows), _lines(table, reach, rows)
         for k in range(-1, 3):
-            add(ends[kinds == k], f"{OURS}, cluster {k + 1}" if k >= 0 else f"{OURS}, several clusters", cell,
+            add(ends[kinds == k],
+                f"{OURS}, cluster {k + 1}" if k >= 0 else f"{OURS}, several clusters", cell,
                 color=CLUSTERS[k] if k >= 0 else SHARED, width=2.5)
     figure.update_xaxes(range=[-reach, reach], showticklabels=False)
     figure.update_yaxes(range=[-reach, reach], showticklabels=False)

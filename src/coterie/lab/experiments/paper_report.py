@@ -57,7 +57,9 @@ def write_table(path: Path, table: Table) -> Path:
 
 def markdown(checked: Sequence[Claim]) -> str:
     """The claims as a Markdown table."""
-    lines = ["| | experiment | claim | paper | here, seed 0 | over seeds | verdict |", "|---|---|---|---|---|---|---|"]
-    lines += [f"| {c.number} | {c.experiment} | {c.text} | {c.paper} | {c.ours} | {c.seeds} | {c.verdict.value} |"
+    lines = ["| | experiment | claim | paper | here, seed 0 | over seeds | verdict |",
+             "|---|---|---|---|---|---|---|"]
+    lines += [f"| {c.number} | {c.experiment} | {c.text} | {c.paper} | {c.ours} | {c.seeds} | "
+              f"{c.verdict.value} |"
               for c in checked]
     return "\n".join(lines) + "\n"

@@ -18,6 +18,7 @@ from coterie.output.plots.figures import (
 from coterie.output.plots.merge_tree import tree
 
 __all__ = [
-    "View", "branches", "clusters", "coefficients", "gaps", "longest", "model_map", "project", "rounds", "scores",
+    "View", "branches", "clusters", "coefficients", "gaps", "longest", "model_map", "project",
+           "rounds", "scores",
     "separator_ends", "separators", "tree",
 ]

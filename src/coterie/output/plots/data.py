@@ -1,4 +1,6 @@
-"""The data of figures as arrays: the view of a result, models in a plane, the layout of a merge tree."""
+"""The data of figures as arrays: the view of a result, models in a plane, the layout of a merge
+tree.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ class View:
     units
         The conversion to the user's units; None: models are shown as they are.
     count
-        Models are fitted again by group, without the penalty, where rows or users count alike; None: models are those
-        of the convex problem.
+        Models are fitted again by group, without the penalty, where rows or users count alike;
+        None: models are those of the convex problem.
     known
         (n_lams, n_users, dim) the models to show, if they are computed already.
     sent
@@ -66,13 +68,15 @@ class View:
     sent: SentModels | None = None
 
     @classmethod
-    def of(cls, source: FitResult | Path | Solution, index: int | None = None, path: Path | None = None) -> View:
+    def of(cls, source: FitResult | Path | Solution, index: int | None = None,
+           path: Path | None = None) -> View:
         """Build the view of a result.
 
         Parameters
         ----------
         source
-            The result. A `Fit` and a `Solution` determine the point; for a `Path` the default is `longest(path)`.
+            The result. A `Fit` and a `Solution` determine the point; for a `Path` the default is
+            `longest(path)`.
         index
             The point of the path to show instead.
         path
@@ -91,22 +95,27 @@ class View:
         if isinstance(source, FitResult):
             points = [*source.shown_path.solutions]
             points[source.chosen] = source.solution
-            view = cls(replace(source.path, solutions=tuple(points)), source.chosen, True, source.units,
+            view = cls(replace(source.path, solutions=tuple(points)), source.chosen, True,
+                       source.units,
                        source.settings.count, sent=source.sent)
         elif isinstance(source, Solution):
             others = () if path is None else path.solutions
-            points = sorted([*(s for s in others if s.lam != source.lam), source], key=lambda s: s.lam)
-            view = cls(Path(problem=source.problem, solutions=tuple(points), tol=path.tol if path else source.gap),
+            points = sorted([*(s for s in others if s.lam != source.lam), source],
+                            key=lambda s: s.lam)
+            view = cls(Path(problem=source.problem, solutions=tuple(points),
+                            tol=path.tol if path else source.gap),
                        points.index(source), True)
         elif isinstance(source, Path):
             view = cls(source, longest(source), False)
         else:
             raise InvalidInput(f"expected a Fit, a Path or a Solution, got {type(source).__name__}",
-                               remedy="Give a result of coterie.fitting.fit, solve_path, solve or federate")
+                               remedy="Give a result of coterie.fitting.fit, solve_path, solve or "
+                                      "federate")
         if index is None:
             return view
         if not 0 <= index < len(view.path):
-            raise InvalidInput(f"expected a point of the path from 0 to {len(view.path) - 1}, got {index!r}",
+            raise InvalidInput(f"expected a point of the path from 0 to {len(view.path) - 1}, got "
+                               f"{index!r}",
                                remedy="path.lams lists them")
         return replace(view, index=int(index), chosen=True)
 
@@ -117,7 +126,9 @@ class View:
 
     @property
     def loss(self) -> Loss:
-        """The loss of the users' models, also if only its name is known, as at the server of a federation."""
+        """The loss of the users' models, also if only its name is known, as at the server of a
+        federation.
+        """
         loss = self.path.problem.loss
         if isinstance(loss, Quadratic) and self.units is not None:
             return self.units.loss
@@ -128,7 +139,8 @@ class View:
         """The task of the fit, or else the first task that the loss fits."""
         if self.units is not None:
             return self.units.task
-        fitting = (task for task, names in FITTING.items() if any(isinstance(self.loss, LOSSES[n]) for n in names))
+        fitting = (task for task, names in FITTING.items() if any(isinstance(self.loss, LOSSES[n])
+            for n in names))
         return next(fitting, "regression")
 
     @cached_property
@@ -137,28 +149,32 @@ class View:
         if self.known is not None:
             return self.known
         loss, samples = self.path.problem.loss, self.path.problem.samples if self.count else None
-        models = np.stack([s.models if samples is None else loss.own_models(samples, self.centres(k)[s.labels])
+        models = np.stack([s.models if samples is None else loss.own_models(samples,
+            self.centres(k)[s.labels])
                            for k, s in enumerate(self.path.solutions)])
         if self.sent is not None:
             models[self.index] = self.sent.models
         return models
 
     def centres(self, index: int) -> Array:
-        """(n_groups, dim) what the users of each group share at a point of the path, in the solver's units.
+        """(n_groups, dim) what the users of each group share at a point of the path, in the
+        solver's units.
 
-        Centres of personal models are fitted again at the point shown only, because this takes long, and those of
-        other models to all digits there only.
+        Centres of personal models are fitted again at the point shown only, because this takes
+        long, and those of other models to all digits there only.
         """
         solution = self.path[index]
         if self.sent is not None and index == self.index:
             return self.sent.centres
-        if self.count is None or (index != self.index and isinstance(self.path.problem.loss, Personal)):
+        if self.count is None or (index != self.index and isinstance(self.path.problem.loss,
+                Personal)):
             return solution.models[np.unique(solution.labels, return_index=True)[1]]
         key = solution.labels.tobytes()
         if key not in self._centres:
             start = solution.models[np.unique(solution.labels, return_index=True)[1]]
             only_drawn = key != self.solution.labels.tobytes() and solution.models.size > _MANY
-            self._centres[key] = group_centres(self.path.problem.loss, self.path.problem.samples, solution.labels,
+            self._centres[key] = group_centres(self.path.problem.loss, self.path.problem.samples,
+                                               solution.labels,
                                                self.count, start, drawn=only_drawn)
         return self._centres[key]
 
@@ -179,13 +195,15 @@ class View:
             return self.path.problem.coefficient_names, None
         k = self.units.n_classes if isinstance(self.units.loss, Multinomial) else 0
         if classes is not None and k and len(classes) != k:
-            raise InvalidInput(f"expected names of {k} classes, got {len(classes)}", remedy="Name all, in order")
+            raise InvalidInput(f"expected names of {k} classes, got {len(classes)}",
+                               remedy="Name all, in order")
         outputs = [f"class {c}" for c in range(k)] if classes is None else [str(c) for c in classes]
         return self.units.coefficient_names, outputs if k else None
 
     def coefficients(self, models: Array) -> Array:
         """Convert models to the units shown: (n, names x outputs)."""
-        return models if self.units is None else self.units.coefficients(models).reshape(len(models), -1)
+        return models if self.units is None else self.units.coefficients(models).reshape(
+            len(models), -1)
 
     def lines(self) -> Array | None:
         """(n_lams, n_users, 3) w1, w2, b of the line w1 x + w2 y + b = 0.
@@ -194,7 +212,8 @@ class View:
         """
         units, users = self.units, self.path.problem.users
         features = users.feature_names if units is None else units.feature_names
-        if self.task != "classification" or isinstance(self.loss, Multinomial) or len(features) != 2 \
+        if self.task != "classification" or isinstance(self.loss, Multinomial) or len(
+                features) != 2 \
                 or not isinstance(users, Users) or users.targets is None:
             return None
         flat = self.models.reshape(-1, self.models.shape[2])
@@ -205,9 +224,11 @@ class View:
 
 
 def longest(path: Path) -> int:
-    """Find the point in the middle of the groups that stay the same over the longest range of log lam.
+    """Find the point in the middle of the groups that stay the same over the longest range of log
+    lam.
 
-    Points with 2 to sqrt(n_users) groups are preferred; then points that have neither one group nor only single users.
+    Points with 2 to sqrt(n_users) groups are preferred; then points that have neither one group nor
+    only single users.
 
     Returns
     -------
@@ -220,7 +241,8 @@ def longest(path: Path) -> int:
 
     def preference(run: tuple[int, int]) -> tuple[bool, bool, float]:
         n_groups = path[run[0]].n_clusters
-        return 1 < n_groups <= max(n**0.5, 2), 1 < n_groups < n, float(logs[min(run[1], end - 1)] - logs[run[0]])
+        return 1 < n_groups <= max(n**0.5, 2), 1 < n_groups < n, \
+            float(logs[min(run[1], end - 1)] - logs[run[0]])
 
     first, last = max(zip(starts, [*starts[1:], end], strict=True), key=preference)
     return (first + last - 1) // 2
@@ -266,11 +288,14 @@ def project(models: Array) -> Projection:
     points = np.zeros((len(rows), 2))
     points[:, :len(axes)] = rows @ axes.T
     total = float((rows**2).sum())
-    return Projection(points.reshape(*shape, 2), (points**2).sum(axis=0) / total if total > 0 else np.zeros(2))
+    return Projection(points.reshape(*shape, 2),
+                      (points**2).sum(axis=0) / total if total > 0 else np.zeros(2))
 
 
 class Branches(NamedTuple):
-    """The layout of a merge tree: leaves at positions 0, 1, ... in an order in which no branches cross."""
+    """The layout of a merge tree: leaves at positions 0, 1, ... in an order in which no branches
+    cross.
+    """
 
     order: Ints  # (n_users,) the users from first to last
     positions: Array  # (2 n_users - 1,) of every node: the mean position of its users
@@ -307,13 +332,15 @@ def branches(linkage: Array) -> Branches:
 
 
 def lam_positions(lams: Array) -> Array:
-    """Positions of lams on a logarithmic axis: 0 is drawn at a third of the smallest positive lam."""
+    """Positions of lams on a logarithmic axis: 0 is drawn at a third of the smallest positive lam.
+    """
     positive = lams[lams > 0]
     return np.where(lams > 0, lams, positive.min() / 3 if positive.size else 1.0)
 
 
 def separator_ends(models: Array, intercept_sign: float, reach: float) -> Array:
-    """Compute the two ends of each separating line {a : <w, a> + intercept_sign * b = 0} inside a circle.
+    """Compute the two ends of each separating line {a : <w, a> + intercept_sign * b = 0} inside a
+    circle.
 
     Parameters
     ----------
@@ -327,7 +354,8 @@ def separator_ends(models: Array, intercept_sign: float, reach: float) -> Array:
     Returns
     -------
     Array
-        (n, 2, 2) two points per line; NaN, which is not drawn, for lines outside the circle and models with w = 0.
+        (n, 2, 2) two points per line; NaN, which is not drawn, for lines outside the circle and
+        models with w = 0.
 
     Example
     -------

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 _ROWS = 30  # largest number of coefficients in a figure
 
 
-def clusters(source: FitResult | Path, *, bounds: RecoveryBounds | None = None, index: int | None = None,
+def clusters(source: FitResult | Path, *, bounds: RecoveryBounds | None = None,
+             index: int | None = None,
              ax: Axes | None = None) -> Figure:
     """Draw the number of groups along lam.
 
@@ -69,7 +70,8 @@ def clusters(source: FitResult | Path, *, bounds: RecoveryBounds | None = None, 
     lam_axis(axes, lams, "groups")
     if bounds is not None and bounds.lower < bounds.upper:
         left, right = axes.get_xlim()
-        axes.axvspan(max(bounds.lower, left), min(bounds.upper, right), color=HUES[2], alpha=0.18, linewidth=0,
+        axes.axvspan(max(bounds.lower, left), min(bounds.upper, right), color=HUES[2], alpha=0.18,
+                     linewidth=0,
                      label="provably recovered", zorder=0)
         axes.set_xlim(left, right)
     if counts.max() > 12:
@@ -85,7 +87,8 @@ def clusters(source: FitResult | Path, *, bounds: RecoveryBounds | None = None, 
 
 
 def gaps(source: FitResult | Path, *, index: int | None = None, ax: Axes | None = None) -> Figure:
-    """Draw the certified relative gap along lam, and the tolerance; crosses mark points without a bound.
+    """Draw the certified relative gap along lam, and the tolerance; crosses mark points without a
+    bound.
 
     Parameters
     ----------
@@ -110,12 +113,15 @@ def gaps(source: FitResult | Path, *, index: int | None = None, ax: Axes | None 
     positions, values = lam_positions(view.path.lams), view.path.gaps
     figure, axes = new_figure(5.6, 3.2, ax)
     finite = np.isfinite(values)
-    axes.plot(positions[finite], np.maximum(values[finite], 1e-17), color=HUES[0], marker="o", markersize=4,
+    axes.plot(positions[finite], np.maximum(values[finite], 1e-17), color=HUES[0], marker="o",
+              markersize=4,
               linewidth=1.0, label="certified")
-    axes.axhline(view.path.tol, color=HUES[1], linewidth=1.0, linestyle="--", label=f"tolerance {view.path.tol:.0e}")
+    axes.axhline(view.path.tol, color=HUES[1], linewidth=1.0, linestyle="--",
+                 label=f"tolerance {view.path.tol:.0e}")
     axes.set_yscale("log")
     if not finite.all():
-        axes.scatter(positions[~finite], np.ones(int((~finite).sum())), marker="x", color=HUES[1], s=26,
+        axes.scatter(positions[~finite], np.ones(int((~finite).sum())), marker="x", color=HUES[1],
+                     s=26,
                      label="no bound")
     mark_chosen(axes, view)
     lam_axis(axes, view.path.lams, "relative gap")
@@ -123,10 +129,13 @@ def gaps(source: FitResult | Path, *, index: int | None = None, ax: Axes | None 
     return figure
 
 
-def model_map(source: FitResult | Path | Solution, index: int | None = None, *, ax: Axes | None = None) -> Figure:
-    """Draw the models in the plane in which they differ most: one dot per group, larger for more users.
+def model_map(source: FitResult | Path | Solution, index: int | None = None, *,
+              ax: Axes | None = None) -> Figure:
+    """Draw the models in the plane in which they differ most: one dot per group, larger for more
+    users.
 
-    Grey lines show how the models move from smaller lams. Models with one coordinate are drawn against lam.
+    Grey lines show how the models move from smaller lams. Models with one coordinate are drawn
+    against lam.
 
     Parameters
     ----------
@@ -151,42 +160,50 @@ def model_map(source: FitResult | Path | Solution, index: int | None = None, *, 
     labels, n, line = view.solution.labels, view.path.problem.n_users, view.models.shape[2] == 1
     if line:
         values = view.coefficients(view.models.reshape(-1, 1)).reshape(len(view.path), n)
-        points = np.stack([values, np.broadcast_to(lam_positions(view.path.lams)[:, None], values.shape)], axis=2)
+        points = np.stack([values, np.broadcast_to(lam_positions(view.path.lams)[:, None],
+                                                   values.shape)], axis=2)
         xlabel, ylabel = view.names()[0][0], "lam"
     else:
         points, shares = project(view.models)
-        xlabel, ylabel = (f"{name} direction" + f" ({100 * share:.0f}%)" * bool(share) for name, share in
+        xlabel, ylabel = (f"{name} direction" + f" ({100 * share:.0f}%)" * bool(share) for name,
+                          share in
                           zip(("first", "second"), shares, strict=True))
     figure, axes = new_figure(6.4, 4.4, ax)
     from matplotlib.collections import LineCollection
 
     if n <= 300:
-        axes.add_collection(LineCollection([*points[:view.index + 1].transpose(1, 0, 2)], colors="0.75", linewidths=0.6,
+        axes.add_collection(LineCollection([*points[:view.index + 1].transpose(1, 0, 2)],
+                                           colors="0.75", linewidths=0.6,
                                            zorder=1))
     looks, firsts = looks_of(labels), np.unique(labels, return_index=True)[1]
-    for k in sorted((k for k, look in enumerate(looks) if look.size > 1), key=lambda k: -looks[k].size):
+    for k in sorted((k for k, look in enumerate(looks) if look.size > 1),
+                    key=lambda k: -looks[k].size):
         look, (x, y) = looks[k], points[view.index, firsts[k]]
-        large = (110 + 900 * look.size / n) * (1.6 if look.shape == "^" else 1.0)  # a triangle has less space
+        # a triangle has less space.
+        large = (110 + 900 * look.size / n) * (1.6 if look.shape == "^" else 1.0)
         axes.scatter(x, y, s=large, marker=look.shape, color=look.colour, edgecolor="white",
                      linewidth=0.5, zorder=3)
         axes.annotate(f"{look.size}", (x, y), ha="center", va="center", fontsize=8, zorder=4,
                       color="black" if look.colour in HUES[3:] else "white")  # the lighter half
     alone = [first for first, look in zip(firsts, looks, strict=True) if look.size == 1]
     if alone:
-        axes.scatter(*points[view.index, alone].T, s=14, color=GREY, edgecolor="white", linewidth=0.5, zorder=2)
+        axes.scatter(*points[view.index, alone].T, s=14, color=GREY, edgecolor="white",
+                     linewidth=0.5, zorder=2)
     axes.autoscale_view()
     axes.margins(0.12)
     if line:
         axes.set_yscale("log")
     elif np.ptp(axes.get_xlim()) < 6 * np.ptp(axes.get_ylim()) < 36 * np.ptp(axes.get_xlim()):
         axes.set_aspect("equal", adjustable="datalim")
-    finish(axes, xlabel, ylabel, f"{count_groups(len(looks))} of {count_users(n)} at lam = {view.solution.lam:.3g}")
+    finish(axes, xlabel, ylabel, f"{count_groups(len(looks))} of {count_users(n)} at lam = "
+           f"{view.solution.lam:.3g}")
     add_legend(axes, looks)
     return figure
 
 
 def scores(fit: FitResult, *, ax: Axes | None = None) -> Figure:
-    """Draw the score of every user on held-out rows: with its group, with its own model, with one model for all.
+    """Draw the score of every user on held-out rows: with its group, with its own model, with one
+    model for all.
 
     Parameters
     ----------
@@ -218,33 +235,41 @@ def scores(fit: FitResult, *, ax: Axes | None = None) -> Figure:
     low, high = float(scale(every.min())), float(scale(every.max()))
     for row, ((name, values), hue) in enumerate(zip(kinds, HUES, strict=False)):
         values = np.sort(values[np.isfinite(values)])
-        # Dots with equal scores are stacked; the height of a stack is the number of users with this score.
+        # Dots with equal scores are stacked; the height of a stack is the number of users with this
+        # score.
         bins = np.round(90 * (scale(values) - low) / max(high - low, 1e-300)).astype(np.int64)
         stacks, start, height = np.unique(bins, return_index=True, return_counts=True)
         stack = np.searchsorted(stacks, bins)
         offset = np.arange(len(values)) - start[stack] - (height[stack] - 1) / 2
         lower, median, upper = np.quantile(values, [0.25, 0.5, 0.75])
-        axes.fill_betweenx([row - 0.36, row + 0.36], lower, upper, color=hue, alpha=0.16, linewidth=0)
+        axes.fill_betweenx([row - 0.36, row + 0.36], lower, upper, color=hue, alpha=0.16,
+                           linewidth=0)
         axes.plot([median, median], [row - 0.36, row + 0.36], color=hue, linewidth=1.6)
         shown = low + bins * (high - low) / 90
-        axes.scatter(np.exp(shown) if log else shown, row + offset * min(0.07, 0.68 / height.max()), s=9, color=hue,
+        axes.scatter(np.exp(shown) if log else shown, row + offset * min(0.07, 0.68 / height.max()),
+                     s=9, color=hue,
                      linewidth=0, alpha=0.75)
-        axes.scatter(values.mean(), row, marker="D", s=34, color="white", edgecolor="black", linewidth=1.0, zorder=3,
+        axes.scatter(values.mean(), row, marker="D", s=34, color="white", edgecolor="black",
+                     linewidth=1.0, zorder=3,
                      label=name)
     axes.set_yticks(range(3), [name for name, _ in kinds], fontsize=9)
     axes.set_ylim(2.5, -0.5)
-    finish(axes, f"{held_out.metric} on held-out rows ({'higher' if held_out.larger else 'lower'} is better)", "")
+    finish(axes, f"{held_out.metric} on held-out rows ({'higher' if held_out.larger else 'lower'} "
+           "is better)", "")
     axes.tick_params(axis="y", labelsize=9, length=0)
-    axes.set_title("diamond: mean; line: median; shaded: second and third quartile", fontsize=8, loc="left")
+    axes.set_title("diamond: mean; line: median; shaded: second and third quartile", fontsize=8,
+                   loc="left")
     return figure
 
 
-def coefficients(source: FitResult | Path | Solution, index: int | None = None, *, classes: Sequence[str] | None = None,
+def coefficients(source: FitResult | Path | Solution, index: int | None = None, *,
+                 classes: Sequence[str] | None = None,
                  most: int = 12, ax: Axes | None = None) -> Figure:
     """Draw the coefficients of the largest groups side by side.
 
-    Colours compare groups within a row, because rows have different units. If there are many coefficients, those that
-    differ most between groups, relative to the largest of their row, are shown.
+    Colours compare groups within a row, because rows have different units. If there are many
+    coefficients, those that differ most between groups, relative to the largest of their row, are
+    shown.
 
     Parameters
     ----------
@@ -281,11 +306,14 @@ def coefficients(source: FitResult | Path | Solution, index: int | None = None, 
     figure, axes = new_figure(1.6 + 0.62 * max(len(which), 3), 1.0 + 0.24 * len(kept), ax)
     axes.imshow(shade[kept], cmap="PuOr_r", vmin=-1.3, vmax=1.3, aspect="auto")
     for (r, c), value in np.ndenumerate(table[kept]):
-        axes.text(c, r, f"{value:.2g}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.0e}", ha="center",
-                  va="center", fontsize=7, color="white" if abs(shade[kept][r, c]) > 0.7 else "black")
+        axes.text(c, r, f"{value:.2g}" if 1e-3 <= abs(value) < 1e4 or value == 0
+                  else f"{value:.0e}", ha="center",
+                  va="center", fontsize=7,
+                  color="white" if abs(shade[kept][r, c]) > 0.7 else "black")
     axes.set_xticks(range(len(which)), [f"{k}\n({np.count_nonzero(labels == k)})" for k in which])
     axes.set_yticks(range(len(kept)), [rows[k][:28] for k in kept])
-    finish(axes, "group (users)", "", "" if len(kept) == len(rows) else f"{len(kept)} of {len(rows)} coefficients")
+    finish(axes, "group (users)", "",
+           "" if len(kept) == len(rows) else f"{len(kept)} of {len(rows)} coefficients")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     return figure
@@ -322,16 +350,19 @@ def rounds(run: Any, *, figure: Figure | None = None) -> Figure:
     certified = np.isfinite(gap)
     upper.set_yscale("log")
     if (estimate > 0).any():
-        upper.plot(number, np.where(estimate > 0, np.maximum(estimate, 1e-17), np.nan), color="0.6", linewidth=1.0,
+        upper.plot(number, np.where(estimate > 0, np.maximum(estimate, 1e-17), np.nan), color="0.6",
+                   linewidth=1.0,
                    marker=".", markersize=3, label="estimate of the algorithm")
-    upper.plot(number[certified], np.maximum(gap[certified], 1e-17), color=HUES[0], marker="o", markersize=4,
+    upper.plot(number[certified], np.maximum(gap[certified], 1e-17), color=HUES[0], marker="o",
+               markersize=4,
                linewidth=1.2, label="certified")
     upper.legend(fontsize=8, frameon=False)
     finish(upper, "", "relative gap")
     for name, field, hue, style in (("users to server", "bytes_up", HUES[0], "-"),
                                     ("server to users", "bytes_down", HUES[1], "--")):
         total = np.cumsum([getattr(record, field) for record in history])
-        lower.plot(number, total / 1e3, color=hue, linestyle=style, linewidth=1.4, label=f"{name}: {total[-1]:,} bytes")
+        lower.plot(number, total / 1e3, color=hue, linestyle=style, linewidth=1.4,
+                   label=f"{name}: {total[-1]:,} bytes")
     lower.legend(fontsize=8, frameon=False)
     lower.set_ylim(bottom=0)
     lower.xaxis.get_major_locator().set_params(integer=True)
@@ -341,9 +372,11 @@ def rounds(run: Any, *, figure: Figure | None = None) -> Figure:
 
 def separators(solution: Solution, *, alone: Array | None = None, title: str | None = None,
                ax: Axes | None = None) -> Figure:
-    """Draw two-dimensional samples, coloured by the group of their user, and the separating line of each group.
+    """Draw two-dimensional samples, coloured by the group of their user, and the separating line of
+    each group.
 
-    The lines are those of the models that predict: each group fitted again without the penalty (`Solution.refit`).
+    The lines are those of the models that predict: each group fitted again without the penalty
+    (`Solution.refit`).
 
     Parameters
     ----------
@@ -368,8 +401,10 @@ def separators(solution: Solution, *, alone: Array | None = None, title: str | N
     """
     users = solution.problem.users.data
     sign = getattr(solution.problem.loss, "intercept_sign", None)
-    if users.n_features != 2 or solution.models.shape[1] != 3 or sign is None or users.targets is None:
-        raise Incompatible("Separators can be drawn for linear classifiers of two features with an intercept; "
+    if users.n_features != 2 or solution.models.shape[1] != 3 or sign is None \
+        or users.targets is None:
+        raise Incompatible("Separators can be drawn for linear classifiers of two features with an "
+                           "intercept; "
                            f"these models have {solution.models.shape[1]} coordinates.")
     figure, axes = new_figure(6.4, 5.6, ax)
     colours = [HUES[k % len(HUES)] for k in range(solution.n_clusters)]
@@ -381,16 +416,21 @@ def separators(solution: Solution, *, alone: Array | None = None, title: str | N
     for k, colour in enumerate(colours):
         for label, marker in ((1.0, "o"), (-1.0, "x")):
             rows = (groups == k) & (users.targets == label)
-            axes.scatter(*users.features[rows].T, s=14, marker=marker, color=colour, alpha=0.55, linewidth=0.9,
+            axes.scatter(*users.features[rows].T, s=14, marker=marker, color=colour, alpha=0.55,
+                         linewidth=0.9,
                          zorder=2)
         first = int(np.flatnonzero(solution.labels == k)[0])
         size = int((solution.labels == k).sum())
-        axes.plot(*separator_ends(models[first: first + 1], sign, reach)[0].T, color=colour, linewidth=2.4,
+        axes.plot(*separator_ends(models[first: first + 1], sign, reach)[0].T, color=colour,
+                  linewidth=2.4,
                   zorder=3, label=f"group {k}: {size} user{'s' * (size > 1)}")
-    axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", xlabel=users.feature_names[0],
+    axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal",
+             xlabel=users.feature_names[0],
              ylabel=users.feature_names[1])
-    axes.set_title(title or f"{solution.n_clusters} models for {users.n_users} users at lam = {solution.lam:g}\n"
-                            f"groups of a solution with relative gap {solution.gap:.0e}, each fitted again;  "
+    axes.set_title(title or f"{solution.n_clusters} models for {users.n_users} users at lam = "
+                            f"{solution.lam:g}\n"
+                            f"groups of a solution with relative gap {solution.gap:.0e}, each "
+                            "fitted again;  "
                             "o: +1,  x: -1,  grey: local",
                    fontsize=10)
     if solution.n_clusters <= 12:

@@ -1,7 +1,7 @@
 """The look that all figures have in common: colours, axes, legends.
 
-Colours are those of Okabe and Ito (2008), which can be distinguished with colour blindness; marker shapes are added if
-there are more groups than colours. Users with their own model are grey.
+Colours are those of Okabe and Ito (2008), which can be distinguished with colour blindness; marker
+shapes are added if there are more groups than colours. Users with their own model are grey.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def lam_axis(axes: Any, lams: Array, ylabel: str, title: str = "") -> None:
 def mark_chosen(axes: Any, view: View) -> None:
     """Mark the chosen lam."""
     if view.chosen:
-        axes.axvline(lam_positions(view.path.lams)[view.index], color="0.25", linewidth=0.9, linestyle=(0, (4, 3)),
+        axes.axvline(lam_positions(view.path.lams)[view.index], color="0.25", linewidth=0.9,
+                     linestyle=(0, (4, 3)),
                      zorder=1, label=f"chosen lam = {view.solution.lam:.3g}")
 
 
@@ -81,11 +82,14 @@ class Look(NamedTuple):
 
 
 def looks_of(labels: Ints) -> list[Look]:
-    """The look of each group: colours by decreasing size, then shapes; users with their own model are grey."""
+    """The look of each group: colours by decreasing size, then shapes; users with their own model
+    are grey.
+    """
     sizes = np.bincount(labels)
     looks = [Look(GREY, "o", 1)] * len(sizes)
     for rank, k in enumerate(np.argsort(-sizes, kind="stable")[:int((sizes > 1).sum())].tolist()):
-        looks[k] = Look(HUES[rank % len(HUES)], SHAPES[rank // len(HUES) % len(SHAPES)], int(sizes[k]))
+        looks[k] = Look(HUES[rank % len(HUES)], SHAPES[rank // len(HUES) % len(SHAPES)],
+                        int(sizes[k]))
     return looks
 
 
@@ -101,7 +105,8 @@ def add_legend(axes: Any, looks: list[Look], line: bool = False) -> None:
     """A legend next to the axes: the largest groups, and the number of the others."""
     from matplotlib.lines import Line2D
 
-    shared = sorted((k for k, look in enumerate(looks) if look.size > 1), key=lambda k: -looks[k].size)
+    shared = sorted((k for k, look in enumerate(looks) if look.size > 1),
+                    key=lambda k: -looks[k].size)
     alone, rest = sum(look.size == 1 for look in looks), shared[_NAMED:]
     style: dict[str, Any] = {"linewidth": 2.0 * line, "markersize": 0.0 if line else 6.0}
     handles = [Line2D([], [], color=looks[k].colour, marker=looks[k].shape, label=f"group {k}: "
@@ -109,7 +114,9 @@ def add_legend(axes: Any, looks: list[Look], line: bool = False) -> None:
     if rest:
         handles.append(Line2D([], [], linewidth=0, label=f"and {count_groups(len(rest))} more"))
     if alone:
-        handles.append(Line2D([], [], color=GREY, marker="o", label=f"{count_users(alone)} with own model", **style))
+        handles.append(Line2D([], [], color=GREY, marker="o",
+                              label=f"{count_users(alone)} with own model", **style))
     if axes.get_legend_handles_labels()[0]:
         handles += axes.get_legend_handles_labels()[0]
-    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8, frameon=False)
+    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8,
+                frameon=False)

@@ -24,14 +24,17 @@ from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
 
-_CLUSTERS = (200, 24, 12)  # most groups whose coefficients are shown: at the chosen lam, at others, of wide models
+# Most groups whose coefficients are shown: at the chosen lam, at others, of wide models.
+_CLUSTERS = (200, 24, 12)
 _NUMBERS = 200_000  # most coefficients at lams that are not chosen; above it models are wide
 _SAMPLES = 3000  # most samples drawn under separating lines
 _BOUNDED = (2000, 100)  # most users and groups for which recovery bounds are computed
 
 
-def gather(source: FitResult | Path | Solution, *, path: Path | None = None, chosen: int | None = None,
-           classes: Sequence[str] | None = None, title: str | None = None, command: str | None = None,
+def gather(source: FitResult | Path | Solution, *, path: Path | None = None,
+           chosen: int | None = None,
+           classes: Sequence[str] | None = None, title: str | None = None,
+           command: str | None = None,
            settings: Mapping[str, Any] | None = None, notes: Sequence[str] = (),
            refit: bool = False, most_users: int = 2000) -> dict[str, Any]:
     """Collect everything that the report of a result shows, as plain JSON types.
@@ -40,16 +43,16 @@ def gather(source: FitResult | Path | Solution, *, path: Path | None = None, cho
     ----------
     source : a `Fit`, a `Path`, or a `Solution` (a `Federated` run is one).
     path : the path that a solution lies on.
-    chosen : index of the point of the path to show first; by default, of a path the middle of the longest stretch of
-        lam with the same groups.
+    chosen : index of the point of the path to show first; by default, of a path the middle of the
+        longest stretch of lam with the same groups.
     classes : names of the classes, if there are more than two.
     title, command : texts of the page; the title says by default how many groups there are.
     settings : shown as they are; by default those of the fit.
     notes : sentences to show.
-    refit : whether the models of a path or a solution are shown fitted again by group, without the penalty
-        (`Solution.refit`); those of a fit always are.
-    most_users : above this number a sample of users is shown: one of every group at the chosen point, and others in
-        proportion.
+    refit : whether the models of a path or a solution are shown fitted again by group, without the
+        penalty (`Solution.refit`); those of a fit always are.
+    most_users : above this number a sample of users is shown: one of every group at the chosen
+        point, and others in proportion.
 
     Returns
     -------
@@ -70,7 +73,8 @@ def gather(source: FitResult | Path | Solution, *, path: Path | None = None, cho
     '2 groups of 3 users'
     """
     if most_users < 1:
-        raise InvalidInput(f"most_users must be at least 1, got {most_users!r}", remedy="Leave it out")
+        raise InvalidInput(f"most_users must be at least 1, got {most_users!r}",
+                           remedy="Leave it out")
     full = View.of(source, chosen, path)
     if refit and full.count is None:
         full = replace(full, count="users")
@@ -80,7 +84,8 @@ def gather(source: FitResult | Path | Solution, *, path: Path | None = None, cho
     return {
         "title": title or title_of(source, n_groups, n),
         "version": _version(), "command": command, "notes": [str(note) for note in notes],
-        "settings": json_ready(settings), "settings_sentence": settings_sentence(source, json_ready(settings)),
+        "settings": json_ready(settings), "settings_sentence": settings_sentence(source,
+            json_ready(settings)),
         "reduced": {"users": n, "shown": len(keep)} if len(keep) < n else None,
         **_results(source, full, keep, classes),
     }
@@ -88,14 +93,17 @@ def gather(source: FitResult | Path | Solution, *, path: Path | None = None, cho
 
 def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
              classes: Sequence[str] | None) -> dict[str, Any]:
-    """The parts of the document that come from the result; of each user, only for those in `keep`."""
+    """The parts of the document that come from the result; of each user, only for those in `keep`.
+    """
     users = full.path.problem.users
-    view = replace(full, path=_path_of_users(full, keep), known=full.models[:, keep]) if len(keep) < users.n_users \
+    view = replace(full, path=_path_of_users(full, keep), known=full.models[:, keep]) if len(
+        keep) < users.n_users \
         else full
     features = users.feature_names if full.units is None else full.units.feature_names
     # A server does not always know how many rows there are.
     private = hasattr(source, "statement")
-    rows = f"{many(int(users.sizes.sum()), 'row')}, " if isinstance(users, Users) and not private else ""
+    rows = f"{many(int(users.sizes.sum()), 'row')}, " if isinstance(users, Users) and not private \
+        else ""
     noun = source.noun if isinstance(source, FitResult) else "user"
     return {
         "headline": headline(source, full.solution.labels, full.task, noun), "noun": noun,
@@ -108,14 +116,16 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
         "lams": full.path.lams.tolist(), "chosen": full.index,
         "points": [_point(s) for s in full.path.solutions],
         "labels": [s.labels.tolist() for s in view.path.solutions],
-        "tree": [[int(a), int(b), lam, int(size)] for a, b, lam, size in view.path.linkage.tolist()],
+        "tree": [[int(a), int(b), lam, int(size)] for a, b, lam,
+                 size in view.path.linkage.tolist()],
         # What a federated fit has as rows are not the users' own.
         "map": None if users.n_users == 1 else _map(
             view, samples=not (isinstance(source, FitResult) and hasattr(source, "ledger"))),
         "coefficients": _coefficients(full, view, keep, classes),
         "scores": _scores(source, full, keep),
         # Weights that were made from groups prove nothing about these groups.
-        "bounds": None if isinstance(source, FitResult) and source.settings.weights == "auto" else _bounds(full),
+        "bounds": None if isinstance(source, FitResult) and source.settings.weights == "auto"
+        else _bounds(full),
         "groups": _groups(source, keep) if isinstance(source, FitResult) else None,
         "shares": _shares(source) if isinstance(source, FitResult) else None,
         "federated": _federated(source, keep) if hasattr(source, "ledger") else None,
@@ -148,7 +158,9 @@ def _point(solution: Solution) -> dict[str, Any]:
 
 
 def sample(labels: Ints, most: int) -> Ints:
-    """Choose users to show: the first of every group (of the `most` largest, if there are more), and others evenly."""
+    """Choose users to show: the first of every group (of the `most` largest, if there are more),
+    and others evenly.
+    """
     firsts = np.unique(labels, return_index=True)[1]
     if len(firsts) >= most:
         return np.sort(firsts[np.argsort(-np.bincount(labels), kind="stable")[:most]])
@@ -159,12 +171,15 @@ def sample(labels: Ints, most: int) -> Ints:
 
 
 def _path_of_users(view: View, keep: Ints) -> Path:
-    """The path restricted to some of its users, to be shown only: its problem has no data to solve with."""
+    """The path restricted to some of its users, to be shown only: its problem has no data to solve
+    with.
+    """
     path, full = view.path, view.path.problem
     problem = Problem(full.users.take(keep), Remote(loss=view.loss, length=full.dim), full.lam,
                       Graph.from_edges(len(keep), []))
     return replace(path, problem=problem, solutions=tuple(
-        Solution(problem=problem.with_lam(s.lam), models=s.models[keep], duals=None, certificate=s.certificate,
+        Solution(problem=problem.with_lam(s.lam), models=s.models[keep], duals=None,
+                 certificate=s.certificate,
                  status=s.status, solver=s.solver, seconds=s.seconds) for s in path.solutions))
 
 
@@ -178,25 +193,30 @@ def _map(view: View, samples: bool = True) -> dict[str, Any]:
         rows = np.unique(np.linspace(0, len(X) - 1, min(len(X), _SAMPLES)).round().astype(np.int64))
         drawn = [[*point, int(side), int(owner)] for point, side, owner in
                    zip(X[rows].tolist(), y[rows] > 0, users.owner[rows], strict=True)]
-        return {"kind": "separators", "xlabel": names[0], "ylabel": names[1], "points": json_ready(lines),
+        return {"kind": "separators", "xlabel": names[0], "ylabel": names[1],
+                "points": json_ready(lines),
                 "samples": drawn if samples else None,
                 "note": "Lines at which each model is undecided between the two classes."}
     if dim > 2:
         points, shares = project(view.models)
         return {"kind": "projection", "xlabel": "first direction", "ylabel": "second direction",
                 "points": json_ready(points), "samples": None,
-                "note": f"The two directions hold {100 * shares.sum():.0f}% of the differences between models."}
+                "note": f"The two directions hold {100 * shares.sum():.0f}% of the differences "
+                        "between models."}
     points = view.coefficients(view.models.reshape(-1, dim)).reshape(view.models.shape)
     names = view.names()[0]
     if dim == 1:
         points = np.concatenate([points, np.zeros_like(points)], axis=2)
     return {"kind": "line" if dim == 1 else "projection", "xlabel": names[0],
             "ylabel": names[1] if dim == 2 else "", "points": json_ready(points), "samples": None,
-            "note": "Every model is a point: its coefficients are its coordinates." if dim == 2 else ""}
+            "note": "Every model is a point: its coefficients are its coordinates." if dim == 2
+            else ""}
 
 
-def _coefficients(full: View, view: View, keep: Ints, classes: Sequence[str] | None) -> dict[str, Any]:
-    """The models of the largest groups at each lam, or their centres where users have their own models.
+def _coefficients(full: View, view: View, keep: Ints, classes: Sequence[str] | None) -> dict[str,
+        Any]:
+    """The models of the largest groups at each lam, or their centres where users have their own
+    models.
 
     Groups have the numbers that they have among the users shown.
     """
@@ -206,19 +226,22 @@ def _coefficients(full: View, view: View, keep: Ints, classes: Sequence[str] | N
     others = _CLUSTERS[1 if len(full.path) * _CLUSTERS[1] * width <= _NUMBERS else 2]
     scaled = full.units is not None and bool((full.units.scale != 1.0).any())
     for k, s in enumerate(view.path.solutions):
-        largest = np.argsort(-np.bincount(s.labels), kind="stable")[:_CLUSTERS[0] if k == full.index else others]
+        largest = np.argsort(-np.bincount(s.labels),
+                             kind="stable")[:_CLUSTERS[0] if k == full.index else others]
         members = keep[np.unique(s.labels, return_index=True)[1][largest]]
         models = full.centres(k)[full.path[k].labels[members]]
         which.append(largest.tolist())
         rows.append(json_ready(full.coefficients(models)))
         if scaled and full.units is not None:
-            standardized.append(json_ready(full.units.standardized(models).reshape(len(models), -1)))
+            standardized.append(json_ready(full.units.standardized(models).reshape(len(models),
+                -1)))
     return {"names": names, "outputs": outputs, "clusters": rows, "which": which,
             "standardized": standardized or None}
 
 
 def _shares(fit: FitResult) -> dict[str, Any] | None:
-    """How personal each coefficient is: the mean over users of its square, for standardised features, in three parts.
+    """How personal each coefficient is: the mean over users of its square, for standardised
+    features, in three parts.
 
         mean of x_ij^2  =  shared: (mean of x_ij)^2
                          + groups: variance of the means of groups
@@ -243,22 +266,29 @@ def _scores(source: FitResult | Path | Solution, view: View, keep: Ints) -> dict
         rows = aligned(scores, len(source.path), source.chosen)
         rows = rows[:len(view.path)]
         points = np.where(rows[:, None] >= 0, scores.points[rows][:, keep], np.nan)
-        groups = "no groups" if scores.n_clusters == len(scores.fitted) > 1 else many(scores.n_clusters, "group")
-        note = f"On {many(scores.n_rows, 'row')} held out, with models fitted without these rows ({groups})."
+        groups = "no groups" if scores.n_clusters == len(scores.fitted) > 1 \
+            else many(scores.n_clusters, "group")
+        note = (f"On {many(scores.n_rows, 'row')} held out, with models fitted without these rows "
+                f"({groups}).")
         if (rows < 0).any():
             note += " Computed at the chosen lam only."
-        return {"metric": scores.metric, "larger": scores.larger, "alone": json_ready(scores.alone[keep]),
-                "together": json_ready(scores.together[keep]), "points": json_ready(points), "note": note}
+        return {"metric": scores.metric, "larger": scores.larger,
+                "alone": json_ready(scores.alone[keep]),
+                "together": json_ready(scores.together[keep]), "points": json_ready(points),
+                "note": note}
     run: Any = source
-    if isinstance(source, Solution) and getattr(run, "scores", None) is not None:  # of a federation with a given lam
+    # Of a federation with a given lam.
+    if isinstance(source, Solution) and getattr(run, "scores", None) is not None:
         sums, active = run.scores, ~run.state.aside
         sums = sums[active] if len(sums) == len(active) else sums
         classify = view.task == "classification"
         with np.errstate(invalid="ignore", divide="ignore"):
-            per_user = np.where(sums[:, 2] > 0, sums[:, 1] / sums[:, 2] if classify else sums[:, 0], np.nan)
+            per_user = np.where(sums[:, 2] > 0, sums[:, 1] / sums[:, 2] if classify else sums[:, 0],
+                                np.nan)
         points = np.full((len(view.path), len(keep)), np.nan)
         points[view.index] = per_user[keep]
-        return {"metric": "accuracy" if classify else "loss", "larger": classify, "alone": None, "together": None,
+        return {"metric": "accuracy" if classify else "loss", "larger": classify, "alone": None,
+                "together": None,
                 "points": json_ready(points),
                 "note": f"On {many(int(sums[:, 2].sum()), 'row')} held out by their users."}
     return None
@@ -267,8 +297,8 @@ def _scores(source: FitResult | Path | Solution, view: View, keep: Ints) -> dict
 def aligned(scores: Scores, n_lams: int, chosen: int) -> Ints:
     """(n_lams,) the row of `scores.points` for each point of the path; -1 where there is none.
 
-    The path without the held-out rows has other lams: the chosen points of both paths correspond, and the others
-    by their relative position.
+    The path without the held-out rows has other lams: the chosen points of both paths correspond,
+    and the others by their relative position.
     """
     many = len(scores.points)
     if many == 1:
@@ -288,22 +318,29 @@ def _bounds(view: View) -> dict[str, Any] | None:
         bounds = recovery_bounds(solution.problem, solution.labels)
     except CoterieError:  # for example, where the data stay with the users
         return None
-    return {"lower": json_ready(bounds.lower), "upper": json_ready(bounds.upper), "sentence": bounds.sentence}
+    return {"lower": json_ready(bounds.lower), "upper": json_ready(bounds.upper),
+            "sentence": bounds.sentence}
 
 
 def _federated(run: Any, keep: Ints) -> dict[str, Any]:
-    """Rounds, bytes by kind of question, and the users who took part, with the bytes that each sent and received."""
-    rounds = [{"round": int(line.iteration), "gap": json_ready(line.gap), "n_clusters": int(line.n_clusters),
+    """Rounds, bytes by kind of question, and the users who took part, with the bytes that each sent
+    and received.
+    """
+    rounds = [{"round": int(line.iteration), "gap": json_ready(line.gap),
+               "n_clusters": int(line.n_clusters),
                "stage": line.stage, "asked": int(line.asked), "answered": int(line.answered),
-               "bytes_up": int(line.bytes_up), "bytes_down": int(line.bytes_down)} for line in run.history]
+               "bytes_up": int(line.bytes_up), "bytes_down": int(line.bytes_down)}
+              for line in run.history]
     aside = getattr(run, "aside", {})
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in list(aside.items())[:3]) + "; ..." * (len(aside) > 3)
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in list(aside.items())[:3]) + "; ..." \
+        * (len(aside) > 3)
     excluded = f" {many(len(aside), 'user')} excluded ({reasons})." if aside else ""
     solver = f" of {run.solver}" if isinstance(run, Solution) else ""
     part = run.ledger.participants()
     up, down = (run.ledger.bytes_of_users(way) for way in ("up", "down"))
     # A run's ledger is of all users, its problem of those who were not excluded.
-    shown = keep if len(up) == (run if isinstance(run, Solution) else run.solution).problem.n_users else ()
+    shown = keep if len(up) == (run if isinstance(run, Solution)
+                                else run.solution).problem.n_users else ()
     return {"rounds": rounds, "kinds": json_ready(run.ledger.by_kind()),
             "users": [[int(up[k]), int(down[k])] for k in shown],
             "sentence": f"{many(part, 'user')} took part in {many(run.n_rounds, 'round')}{solver}: "
@@ -313,12 +350,13 @@ def _federated(run: Any, keep: Ints) -> dict[str, Any]:
 def _privacy(fit: Any) -> dict[str, Any]:
     """What a private fit promises, and to whom."""
     said = fit.statement
-    return {"sentence": f"epsilon = {said.epsilon:g}, delta = {said.delta:g}, for all {said.releases} releases of a "
-                        f"user together.", "facts": [
-                            ["Protected", f"a {said.unit}: nobody can tell from what left a user whether "
-                                          f"{said.neighbours}, beyond what epsilon and delta allow"],
-                            ["Bounds", said.clip], ["Noise", said.noise], ["Trusted", said.trust],
-                            ["Public", said.public], ["Finished at home", said.home], ["Certificate", said.proves]]}
+    return {"sentence": f"epsilon = {said.epsilon:g}, delta = {said.delta:g}, for all "
+            f"{said.releases} releases of a " f"user together.",
+            "facts": [["Protected", f"a {said.unit}: nobody can tell from what left a user whether "
+                       f"{said.neighbours}, beyond what epsilon and delta allow"],
+                      ["Bounds", said.clip], ["Noise", said.noise], ["Trusted", said.trust],
+                      ["Public", said.public], ["Finished at home", said.home],
+                      ["Certificate", said.proves]]}
 
 
 def _settings(source: FitResult | Path | Solution, view: View) -> dict[str, Any]:
@@ -326,7 +364,8 @@ def _settings(source: FitResult | Path | Solution, view: View) -> dict[str, Any]
         return asdict(source.settings)
     graph = view.path.problem.graph
     return {"loss": repr(view.loss), "lam": view.solution.lam, "solver": view.solution.solver,
-            "graph": "all pairs" if graph.is_complete else many(graph.n_edges, "edge"), "tol": view.path.tol}
+            "graph": "all pairs" if graph.is_complete else many(graph.n_edges, "edge"),
+            "tol": view.path.tol}
 
 
 def _version() -> str:

@@ -36,11 +36,14 @@ def title_of(source: FitResult | Path | Solution, n_groups: int, n_users: int) -
         return f"One {users.split()[1]}"
     if n_groups == 1:
         return f"One model for {users}"
-    return f"No groups among {users}" if n_groups == n_users else f"{many(n_groups, 'group')} of {users}"
+    return f"No groups among {users}" if n_groups == n_users \
+        else f"{many(n_groups, 'group')} of {users}"
 
 
-def headline(source: FitResult | Path | Solution, labels: Ints, task: str, noun: str = "user") -> dict[str, str | None]:
-    """What was `found`, for how many users it is `better`, how it `helps` on held-out rows, and how `sure` that is.
+def headline(source: FitResult | Path | Solution, labels: Ints, task: str,
+             noun: str = "user") -> dict[str, str | None]:
+    """What was `found`, for how many users it is `better`, how it `helps` on held-out rows, and how
+    `sure` that is.
 
     Parameters
     ----------
@@ -55,15 +58,18 @@ def headline(source: FitResult | Path | Solution, labels: Ints, task: str, noun:
         None for what is not known.
     """
     if not isinstance(source, FitResult):
-        return {"found": _found("", labels, noun), "better": None, "helps": _federated(source, task), "sure": None}
+        return {"found": _found("", labels, noun), "better": None,
+                "helps": _federated(source, task), "sure": None}
     kind, scores = "" if source.settings.task == "clustering" else source.kind, source.scores
     if len(labels) == 1:
-        helps = None if scores is None else \
-            f"On {many(scores.n_rows, 'held-out row')}, the {scores.metric} is {scores.text(scores.fitted[0], 3)}."
+        helps = (None if scores is None else f"On {many(scores.n_rows, 'held-out row')}, the "
+                 f"{scores.metric} is {scores.text(scores.fitted[0], 3)}.")
         return {"found": _found(kind, labels, noun), "better": None, "helps": helps, "sure": None}
     if scores is None:
-        unknown = "No rows were held out, so it is not known whether sharing helps." if kind else None
-        return {"found": _found(kind, labels, noun), "better": None, "helps": unknown, "sure": _sure(source)}
+        unknown = "No rows were held out, so it is not known whether sharing helps." if kind \
+            else None
+        return {"found": _found(kind, labels, noun), "better": None, "helps": unknown,
+                "sure": _sure(source)}
     return {"found": _found(kind, labels, noun), "better": _better(source.kind, scores),
             "helps": _helps(source.kind, scores), "sure": _sure(source)}
 
@@ -72,7 +78,8 @@ def _found(kind: str, labels: Ints, noun: str) -> str:
     sizes = np.bincount(labels)
     n, k = many(len(labels), noun), len(sizes)
     if kind == "personal":
-        return f"No groups among {n}: each has a model of its own, around a centre that all of them share."
+        return (f"No groups among {n}: each has a model of its own, around a centre that all of "
+                "them share.")
     if k == len(labels) > 1:
         return f"No groups among {n}: each has a model of its own."
     if k == 1:
@@ -83,17 +90,22 @@ def _found(kind: str, labels: Ints, noun: str) -> str:
     if k > _LISTED:
         least = "" if order[-1] == order[0] else f"{order[-1]:,} to "
         listed = f"{least}{many(int(order[0]), noun)} each"
-    end = "; each user has a model of its own around the centre of its group" if kind == "personal in groups" else ""
+    end = "; each user has a model of its own around the centre of its group" if kind \
+        == "personal in groups" else ""
     return f"{many(k, 'group')} among {n} ({listed}){end}."
 
 
 def _gains(kind: str, scores: Scores) -> Array:
-    """(n_judged,) what users gain over models from own rows; where they have these, over one model for all."""
+    """(n_judged,) what users gain over models from own rows; where they have these, over one model
+    for all.
+    """
     return scores.gains_over(scores.together if kind == "alone" else scores.alone)
 
 
 def _better(kind: str, scores: Scores) -> str:
-    """For how many users predictions are better; worse, or neither clearly better nor worse, where that is so."""
+    """For how many users predictions are better; worse, or neither clearly better nor worse, where
+    that is so.
+    """
     gains = _gains(kind, scores)
     gain, error = mean_and_error(gains)
     other = "one model for all" if kind == "alone" else "a model from the user's own rows"
@@ -102,26 +114,35 @@ def _better(kind: str, scores: Scores) -> str:
     users = many(len(gains), "user")
     if not abs(gain) <= 2 * error:
         what = "worse" if gain < 0 else "better"
-        same = f", and equally well for {counts['equally well']:,}" if counts["equally well"] else ""
+        same = f", and equally well for {counts['equally well']:,}" if counts["equally well"] \
+            else ""
         comma = "," if kind == "alone" else ""
-        return f"{_SHARING[kind]} predicts {what} than {other}{comma} for {counts[what]:,} of {users}{same}."
+        return (f"{_SHARING[kind]} predicts {what} than {other}{comma} for {counts[what]:,} of "
+                f"{users}{same}.")
     first, *rest = [f"{name} for {count:,}" for name, count in counts.items() if count]
-    more = "".join(f", {part}" for part in rest[:-1]) + "".join(f" and {part}" for part in rest[-1:])
-    return f"{_SHARING[kind]} predicts neither clearly better nor worse than {other}: {first} of {users}{more}."
+    more = "".join(f", {part}" for part in rest[:-1]) + "".join(f" and {part}"
+        for part in rest[-1:])
+    return (f"{_SHARING[kind]} predicts neither clearly better nor worse than {other}: {first} of "
+            f"{users}{more}.")
 
 
 def _helps(kind: str, scores: Scores) -> str:
     """How good the models are on held-out rows, and how many users are worse off."""
     alone = kind == "alone"
-    means = [scores.text(float(np.nanmean(m)), 3) for m in (scores.fitted, scores.alone, scores.together)]
+    means = [scores.text(float(np.nanmean(m)), 3) for m in (scores.fitted, scores.alone,
+                                                            scores.together)]
     others = [f"{means[1]} with users' own models"] if not alone else []
     others += [f"{means[2]} with one model for all"] if kind != "one model" else []
-    sentences = [f"On {many(scores.n_rows, 'held-out row')}, the {scores.metric} is {means[0]} on average over users, "
-                 f"instead of {' and '.join(others)}{'' if scores.larger else ' (smaller is better)'}.",
-                 _gain(scores, "one model for all" if alone else "own models", *mean_and_error(_gains(kind, scores)))]
+    sentences = [f"On {many(scores.n_rows, 'held-out row')}, the {scores.metric} is {means[0]} on "
+                 "average over users, "
+                 "instead of "
+                 f"{' and '.join(others)}{'' if scores.larger else ' (smaller is better)'}.",
+                 _gain(scores, "one model for all" if alone else "own models",
+                       *mean_and_error(_gains(kind, scores)))]
     if len(scores.worse) and not alone:
         worse = int(scores.worse.sum())
-        sentences.append(f"{f'{worse:,}' if worse else 'No'} user{'s are' if worse > 1 else ' is'} worse off than with "
+        sentences.append(f"{f'{worse:,}' if worse else 'No'} user{'s are' if worse > 1 else ' is'} "
+                         "worse off than with "
                          "their own model by more than chance.")
     return " ".join(filter(None, sentences))
 
@@ -130,13 +151,15 @@ def _gain(scores: Scores, other: str, gain: float, error: float) -> str:
     """The gain over other models, with its standard error and what that means."""
     if not np.isfinite(error):
         return ""
-    size, sure = (f"{100 * x:.1f}" if scores.metric == "accuracy" else f"{x:.2g}" for x in (abs(gain), error))
+    size, sure = (f"{100 * x:.1f}" if scores.metric == "accuracy" else f"{x:.2g}"
+                  for x in (abs(gain), error))
     points = " percentage points" if scores.metric == "accuracy" else ""
     chance = "more than chance" if abs(gain) > 2 * error else "this can be chance"
     if gain == 0:
         return f"Compared with {other}, this is the same on average."
     what = "better" if gain > 0 else "worse"
-    return f"Compared with {other}, this is {what} by {size}{points}, with a standard error of {sure}: {chance}."
+    return (f"Compared with {other}, this is {what} by {size}{points}, with a standard error of "
+            f"{sure}: {chance}.")
 
 
 def _sure(fit: FitResult) -> str:
@@ -147,7 +170,8 @@ def _sure(fit: FitResult) -> str:
             same = "the same groups" if stability.searched > 0.995 else "about the same groups" \
                 if stability.searched >= STABLE else "other groups"
             again = f", and a new search without the held-out rows finds {same}"
-        return (f"The groups are {'stable' if stability.stable else 'unstable'}: with other rows of the same users, "
+        return (f"The groups are {'stable' if stability.stable else 'unstable'}: with other rows "
+                "of the same users, "
                 f"{stability.stays.mean():.0%} of the users stay in their group{again}.")
     if not isinstance(fit.settings.lam, str):
         return "The penalty strength was given, not chosen by the data."
@@ -159,9 +183,11 @@ def _sure(fit: FitResult) -> str:
     values = f"estimated loss on new rows {others[name]:.3g} instead of {compared[kind]:.3g}"
     best = "The next best choice" if excess >= 0 else "The best choice"
     if abs(excess) <= 2 * error:
-        return f"{best}, {KIND_NAMES[name]}, is about as good ({values}); the difference can be chance."
+        return (f"{best}, {KIND_NAMES[name]}, is about as good ({values}); the difference can be "
+                "chance.")
     if excess < 0:
-        return f"{best}, {KIND_NAMES[name]}, is only a little better ({values}), so the simpler one is taken."
+        return (f"{best}, {KIND_NAMES[name]}, is only a little better ({values}), so the simpler "
+                "one is taken.")
     return f"{best}, {KIND_NAMES[name]}, is worse by more than chance ({values})."
 
 
@@ -179,7 +205,8 @@ def _federated(source: Path | Solution, task: str) -> str | None:
 def loss_words(loss: Loss) -> str:
     """The name of a loss in words; for a loss of the caller's own, that of its class."""
     own = loss.own_loss
-    return next((name.replace("_", " ") for name, kind in LOSSES.items() if isinstance(own, kind)), type(own).__name__)
+    return next((name.replace("_", " ") for name, kind in LOSSES.items() if isinstance(own, kind)),
+                type(own).__name__)
 
 
 def settings_sentence(source: FitResult | Path | Solution, settings: Mapping[str, Any]) -> str:
@@ -188,7 +215,8 @@ def settings_sentence(source: FitResult | Path | Solution, settings: Mapping[str
         return ", ".join(f"{name} {value}" for name, value in settings.items())
     s, units = source.settings, source.units
     parts = [f"{s.task} with the loss {loss_words(units.loss)}",
-             "standardised features" if s.standardize else "features as given", f"L2 strength {s.ridge:g}"]
+             "standardised features" if s.standardize else "features as given",
+             f"L2 strength {s.ridge:g}"]
     if s.weights == "unit":
         parts.append("weight 1 on all pairs")
     elif s.weights != "auto":
@@ -196,11 +224,13 @@ def settings_sentence(source: FitResult | Path | Solution, settings: Mapping[str
     if not isinstance(s.lam, str):
         parts.append(f"penalty strength {s.lam:g} as given")
     elif s.lam == "score" or s.weights != "auto":
-        parts.append("penalty strength chosen by " + ("silhouette" if s.task == "clustering" else "held-out rows"))
+        parts.append("penalty strength chosen by " + ("silhouette" if s.task == "clustering"
+                                                      else "held-out rows"))
     else:
         parts.append("groups and penalty strength chosen automatically")
     parts += [f"at most {s.max_groups} groups"] * (s.max_groups is not None)
     parts += ["users count alike"] * (s.count == "users")
-    parts.append(f"{s.holdout:.0%} of the rows held out" if source.scores is not None else "no rows held out")
+    parts.append(f"{s.holdout:.0%} of the rows held out" if source.scores is not None
+                 else "no rows held out")
     sentence = f"{'; '.join(parts)}; tolerance {s.tol:g}; seed {s.seed}."
     return sentence[0].upper() + sentence[1:]

@@ -1,7 +1,8 @@
 """One self-contained HTML file from a document of plain JSON types.
 
-The page needs nothing but itself: style and script are in it, and its policy lets it load nothing and run only that
-script. Data goes in as JSON that no text inside can end, and reaches the screen as text, never as markup.
+The page needs nothing but itself: style and script are in it, and its policy lets it load nothing
+and run only that script. Data goes in as JSON that no text inside can end, and reaches the screen
+as text, never as markup.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ import numpy as np
 from coterie.base.storage import json_ready, write_atomically
 
 #: The script's parts in the order in which they run.
-SCRIPTS = ("basics.js", "model.js", "path.js", "map.js", "people.js", "coefficients.js", "evidence.js", "proof.js",
+SCRIPTS = ("basics.js", "model.js", "path.js", "map.js", "people.js", "coefficients.js",
+           "evidence.js", "proof.js",
            "page.js")
-#: The parts are modules, so that a linter sees which names each one needs; as one script they need no import or export.
+#: The parts are modules, so that a linter sees which names each one needs; as one script they need
+#: no import or export.
 _MODULE = re.compile(r"^import [^;]*;\n|^export (?=\w)", re.M)
 #: What could end the element the JSON is in, or a line of script, inside a text of it.
 _UNSAFE = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
@@ -35,8 +38,8 @@ def render(document: Mapping[str, Any]) -> str:
 
     Parameters
     ----------
-    document : what `gather` returns. The coefficients of a group are in the order of `names`; with `outputs`, they are
-        a (names, outputs) matrix, row by row.
+    document : what `gather` returns. The coefficients of a group are in the order of `names`; with
+        `outputs`, they are a (names, outputs) matrix, row by row.
 
     Returns
     -------
@@ -51,11 +54,13 @@ def render(document: Mapping[str, Any]) -> str:
     """
     style = _asset("page.css")
     # One function around all parts: nothing of theirs is visible to anything else.
-    script = "(() => {\n\"use strict\";\n" + _MODULE.sub("", "\n".join(map(_asset, SCRIPTS))) + "\n})();\n"
+    script = "(() => {\n\"use strict\";\n" + _MODULE.sub("", "\n".join(map(_asset, SCRIPTS))) \
+        + "\n})();\n"
     policy = (f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
               "img-src data: blob:; base-uri 'none'; form-action 'none'")
     parts = {
-        "policy": html.escape(policy), "title": html.escape(str(document.get("title") or "coterie")),
+        "policy": html.escape(policy),
+             "title": html.escape(str(document.get("title") or "coterie")),
         "style": style, "script": script, "document": _json(_packed(document)),
     }
     # One pass, so that a text that looks like a placeholder stays a text.
@@ -63,7 +68,8 @@ def render(document: Mapping[str, Any]) -> str:
 
 
 def write(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
-    """Write the page of a document atomically: a reader sees the complete old file or the complete new one.
+    """Write the page of a document atomically: a reader sees the complete old file or the complete
+    new one.
 
     Parameters
     ----------
@@ -105,13 +111,18 @@ def _json(value: Any) -> str:
 
 
 def _packed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with its large arrays as base64; coefficients are one row for each cluster in `which`."""
+    """The document with its large arrays as base64; coefficients are one row for each cluster in
+    `which`.
+    """
     packed = dict(document)
     if packed.get("labels"):
-        packed["labels"] = _pack(packed["labels"], "<u4" if np.max(packed["labels"], initial=0) > 65535 else "<u2")
-    for part, names in (("map", ("points", "samples")), ("scores", ("points", "alone", "together"))):
+        packed["labels"] = _pack(packed["labels"], "<u4" if np.max(packed["labels"],
+            initial=0) > 65535 else "<u2")
+    for part, names in (("map", ("points", "samples")),
+                        ("scores", ("points", "alone", "together"))):
         if packed.get(part):
-            packed[part] = {**packed[part], **{name: _pack(packed[part][name], "<f4") for name in names
+            packed[part] = {**packed[part], **{name: _pack(packed[part][name], "<f4")
+                                               for name in names
                                                if packed[part].get(name)}}
     if packed.get("coefficients"):
         table = dict(packed["coefficients"])
@@ -127,4 +138,5 @@ def _pack(values: Any, kind: str) -> dict[str, Any]:
     array = np.array(values, dtype=float if kind == "<f4" else np.int64)
     with np.errstate(over="ignore"):
         data = array.astype(kind)
-    return {"kind": kind[1:], "shape": list(array.shape), "data": base64.b64encode(data.tobytes()).decode()}
+    return {"kind": kind[1:], "shape": list(array.shape),
+            "data": base64.b64encode(data.tobytes()).decode()}

@@ -36,21 +36,24 @@ _LARGE = 2**29  # bytes of a file above which it is read once, by this process
 
 
 def fit_table(data: Any, *, user: str = "", target: str = "", features: str | Iterable[str] = (),
-              drop: str | Iterable[str] = (), separator: str = "", task: str = "auto", settings: Settings | None = None,
-              folder: str | PathLike[str] | None = None, resume: bool = False, overwrite: bool = False,
+              drop: str | Iterable[str] = (), separator: str = "", task: str = "auto",
+              settings: Settings | None = None,
+              folder: str | PathLike[str] | None = None, resume: bool = False,
+              overwrite: bool = False,
               progress: FitProgress | None = None) -> Fit:
     """Find groups and models from a table: what `coterie fit` does.
 
     Parameters
     ----------
-    data : a file (CSV, Parquet, Excel or JSON lines, also compressed; "-" is standard input), or a polars frame, with
-        one row per sample.
+    data : a file (CSV, Parquet, Excel or JSON lines, also compressed; "-" is standard input), or a
+        polars frame, with one row per sample.
     user : the column with the owner of each row; if omitted, every row is a separate user.
     target : the column to predict; if omitted, users are clustered.
     features : columns used as features; all others by default.
     drop : columns to ignore.
     separator : of a CSV file; detected if omitted.
-    task : "classification", "regression", "counts", "clustering", or "auto", which infers it from the target.
+    task : "classification", "regression", "counts", "clustering", or "auto", which infers it from
+        the target.
     settings : of the fit; its `task` and `n_classes` are replaced by those of the table.
     folder : where the run is saved, and finished parts are kept meanwhile; None to save nothing.
     resume : whether to continue an interrupted run in the folder.
@@ -77,26 +80,33 @@ def fit_table(data: Any, *, user: str = "", target: str = "", features: str | It
     """
     began = time.perf_counter()
     if target and not user:
-        raise InvalidInput("the column with the owner of each row is not given", remedy="Give --user COLUMN")
-    run = None if folder is None else _free_folder(Path(folder), data, resume=resume, overwrite=overwrite)
-    features, drop = ([names] if isinstance(names, str) else list(names) for names in (features, drop))
+        raise InvalidInput("the column with the owner of each row is not given",
+                           remedy="Give --user COLUMN")
+    run = None if folder is None else _free_folder(Path(folder), data, resume=resume,
+                                                   overwrite=overwrite)
+    features, drop = ([names] if isinstance(names, str) else list(names)
+                      for names in (features, drop))
     settings = settings or Settings()
     recipe, users = _read(data, partial(read_users, data, user=user or None, target=target or None,
-                                        features=features or None, drop=drop, task=task, separator=separator or None))
+                                        features=features or None, drop=drop, task=task,
+                                        separator=separator or None))
     settings = replace(settings, task=recipe.task, n_classes=len(recipe.classes))
     table = TableSource(user=user, target=target, features=",".join(features), drop=",".join(drop),
                         separator=separator, **_file_facts(data))
     if run is None:
         return replace(fit(users, settings, progress=progress), recipe=recipe, table=table)
-    return _in_folder(run, users, settings, progress, resume=resume, recipe=recipe, table=table, began=began)
+    return _in_folder(run, users, settings, progress, resume=resume, recipe=recipe, table=table,
+                      began=began)
 
 
-def _in_folder(run: Path, users: Users, settings: Settings, progress: FitProgress | None, *, resume: bool,
+def _in_folder(run: Path, users: Users, settings: Settings, progress: FitProgress | None, *,
+               resume: bool,
                recipe: Recipe, table: TableSource, began: float) -> Fit:
     """The fit, saved; finished parts are kept in the folder meanwhile."""
     parts = StoredParts(run, {**asdict(table), **asdict(settings)}, resume=resume)
     with _nothing_left_of_a_refusal(parts, run):
-        fitted = replace(fit(users, settings, progress=progress, store=parts), recipe=recipe, table=table)
+        fitted = replace(fit(users, settings, progress=progress, store=parts), recipe=recipe,
+                         table=table)
     with one_blas_thread():
         document = document_of(fitted)
     fitted = fitted._with_seconds(time.perf_counter() - began)
@@ -106,10 +116,13 @@ def _in_folder(run: Path, users: Users, settings: Settings, progress: FitProgres
 
 
 def _read(data: Any, read: Callable[[], tuple[Recipe, Users]]) -> tuple[Recipe, Users]:
-    """The table. A file is read by a copy of this process, while this one loads the compiled code of the solvers."""
+    """The table. A file is read by a copy of this process, while this one loads the compiled code
+    of the solvers.
+    """
     beside = None
     # A library that has threads already cannot be used in a copy of the process.
-    if _is_file(data) and not is_input(data) and "polars" not in sys.modules and Path(data).is_file() \
+    if _is_file(data) and not is_input(data) and "polars" not in sys.modules and Path(data).is_file(
+            ) \
             and Path(data).stat().st_size <= _LARGE:
         beside = begin_beside(lambda parts: parts.update({"table": read()}))
     if beside is None:
@@ -147,13 +160,15 @@ def _file_facts(data: Any) -> dict[str, str]:
 
 def _free_folder(run: Path, data: Any, *, resume: bool, overwrite: bool) -> Path:
     if _is_file(data) and not is_input(data) and Path(data).resolve().parent == run.resolve():
-        raise InvalidInput(f"{data} is in the folder for the results", remedy="Name another folder with --out")
+        raise InvalidInput(f"{data} is in the folder for the results",
+                           remedy="Name another folder with --out")
     return check_free(run, overwrite=overwrite, resume=resume)
 
 
 @contextlib.contextmanager
 def _nothing_left_of_a_refusal(parts: StoredParts, run: Path) -> Iterator[None]:
-    """Where the data cannot be used there is nothing to continue, and the folder is left as it was."""
+    """Where the data cannot be used there is nothing to continue, and the folder is left as it was.
+    """
     try:
         yield
     except InvalidInput:

@@ -40,7 +40,8 @@ from coterie.problem.solution import Solution, Status
 
 AGAIN = "Run it again"
 _ROUNDING = 1e-12  # loss over its size below which it is rounding
-_SAME = 1e-6  # difference of models that are the same, in the solver's units and relative to their size
+# Difference of models that are the same, in the solver's units and relative to their size.
+_SAME = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,7 +56,8 @@ class Run(PredictsRows):
     info : the content of run.json.
     lam : the penalty strength.
     names : the users' names.
-    solved : (n_users, dim) the models of the convex problem, equal within groups; in the solver's units.
+    solved : (n_users, dim) the models of the convex problem, equal within groups; in the solver's
+        units.
     models : (n_users, dim) the models that predict, in the solver's units.
     duals : of the edges, or None.
     graph : who is compared with whom, and the weights.
@@ -63,9 +65,12 @@ class Run(PredictsRows):
     units : how the numbers given became the numbers solved for; None where the run does not say.
     recipe : how the table became numbers; None where the run was not made from a table.
     together : (dim,) the pooled model, for unknown users; None where there is none.
-    covariance : (dim, dim) of personal models around their centres; None where models are not personal.
-    scale : (n_users,) of the inverse of the covariance, as for `Personal`; None for one over the number of rows.
-    centres : (n_clusters, dim) what the users of each group share, in the solver's units; None where unknown.
+    covariance : (dim, dim) of personal models around their centres; None where models are not
+        personal.
+    scale : (n_users,) of the inverse of the covariance, as for `Personal`; None for one over the
+        number of rows.
+    centres : (n_clusters, dim) what the users of each group share, in the solver's units; None
+        where unknown.
     noise : the variance of a typical user's noise, for personal models of newcomers.
 
     Example
@@ -92,7 +97,8 @@ class Run(PredictsRows):
 
     def __repr__(self) -> str:
         gap = f"claims a gap of {self.gap:.1e}" if np.isfinite(self.gap) else "claims no bound"
-        found = f"{self.n_clusters} group{'s' * (self.n_clusters != 1)} of {len(self.names)} users, lam {self.lam:.4g}"
+        found = (f"{self.n_clusters} group{'s' * (self.n_clusters != 1)} of {len(self.names)} "
+                 f"users, lam {self.lam:.4g}")
         return f"Run({str(self.folder)!r}, {self.kind + ': ' if self.kind else ''}{found}, {gap})"
 
     @cached_property
@@ -107,7 +113,9 @@ class Run(PredictsRows):
 
     @property
     def gap(self) -> float:
-        """The relative gap that the run claims; inf where it has no bound. `certify` computes it again."""
+        """The relative gap that the run claims; inf where it has no bound. `certify` computes it
+        again.
+        """
         gap = self.info["gap"]
         return np.inf if gap is None else float(gap)
 
@@ -118,7 +126,9 @@ class Run(PredictsRows):
 
     @property
     def kind(self) -> str:
-        """What users get: "one model", "groups", "personal", "personal in groups" or "alone"; "" where unknown."""
+        """What users get: "one model", "groups", "personal", "personal in groups" or "alone"; ""
+        where unknown.
+        """
         return str(self.info.get("kind", ""))
 
     @property
@@ -139,12 +149,15 @@ class Run(PredictsRows):
 
     @property
     def coefficients(self) -> Array:
-        """(n_users, n_features + 1, outputs) the models in the units given; see `Units.coefficients`."""
+        """(n_users, n_features + 1, outputs) the models in the units given; see
+        `Units.coefficients`.
+        """
         return self._known_units().coefficients(self.models)
 
     @property
     def path(self) -> list[dict[str, Any]]:
-        """The path, a dictionary for each lam: `lam`, `n_clusters`, `objective`, `bound`, `gap`, `status`, scores.
+        """The path, a dictionary for each lam: `lam`, `n_clusters`, `objective`, `bound`, `gap`,
+        `status`, scores.
 
         Raises
         ------
@@ -154,15 +167,16 @@ class Run(PredictsRows):
             raise InvalidInput(f"{self.folder} holds no path",
                                remedy="Give the folder of `coterie fit` or `coterie path`")
         with (self.folder / "path.csv").open(newline="", encoding="utf-8") as file:
-            return [{name: _value(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
+            return [{name: _value(cell) for name, cell in row.items()}
+                    for row in csv.DictReader(file)]
 
     def to_frame(self) -> Any:
         """The groups and the models that predict as a table; see `Fit.to_frame`.
 
         Returns
         -------
-        A frame with a row for each user: `user`, `group`, and the coefficients by feature in the units given; of a run
-        that is no fit, the coordinates m0, m1, ... of its models.
+        A frame with a row for each user: `user`, `group`, and the coefficients by feature in the
+        units given; of a run that is no fit, the coordinates m0, m1, ... of its models.
 
         Raises
         ------
@@ -171,33 +185,38 @@ class Run(PredictsRows):
         Example
         -------
         >>> import coterie as ct
-        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(), lam=1.0)
+        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(),
+        ...                      lam=1.0)
         >>> list(ct.load_run(ct.save_run(ct.solve(problem), "three")).to_frame().columns)
         ['user', 'group', 'm0']
         """
         if self.units is not None:
             return super().to_frame()
-        return users_frame(self.names, self.labels, self.models, [f"m{k}" for k in range(self.models.shape[1])])
+        return users_frame(self.names, self.labels, self.models,
+                           [f"m{k}" for k in range(self.models.shape[1])])
 
     def _predictor(self) -> Predictor:
-        return Predictor(units=self._known_units(), recipe=self.recipe, names=self.names, models=self.models,
-                         labels=self.labels, together=self.together, fingerprint=self.info.get("fingerprint", ""))
+        return Predictor(units=self._known_units(), recipe=self.recipe, names=self.names,
+                         models=self.models,
+                         labels=self.labels, together=self.together,
+                         fingerprint=self.info.get("fingerprint", ""))
 
     def certify(self, data: Data = None) -> RunCertificate:
         """Certify the run again from its table.
 
-        The problem is built again from the table, the run's settings and its weights, and the models that predict from
-        the groups. What the run says about itself, models.csv included, is compared with the result, not used.
+        The problem is built again from the table, the run's settings and its weights, and the
+        models that predict from the groups. What the run says about itself, models.csv included, is
+        compared with the result, not used.
 
         Parameters
         ----------
-        data : the table, a file or a polars frame, or `Users` in the units given; by default the file that the run was
-            made from.
+        data : the table, a file or a polars frame, or `Users` in the units given; by default the
+            file that the run was made from.
 
         Returns
         -------
-        The certificate: `certified` for the models, `same_claims` for the groups and lam that the run claims,
-        `same_data` for the file.
+        The certificate: `certified` for the models, `same_claims` for the groups and lam that the
+        run claims, `same_data` for the file.
 
         Raises
         ------
@@ -205,34 +224,45 @@ class Run(PredictsRows):
         """
         if self.settings is None:
             raise self._no_fit()
-        if "privacy" in self.info:  # the certificate is about what was released, whatever the rows are
+        # The certificate is about what was released, whatever the rows are.
+        if "privacy" in self.info:
             return certify_released(self)
         given, data = data, self.info["settings"].get("data") or None if data is None else data
         if data is None and "n_rounds" in self.info:
-            raise InvalidInput("The rows of this federation stayed with its users, who answered for the certificate in "
-                               "run.json", remedy="Where all rows are in one table, give this table")
+            raise InvalidInput("The rows of this federation stayed with its users, who answered "
+                               "for the certificate in "
+                               "run.json",
+                               remedy="Where all rows are in one table, give this table")
         if data is None or (given is None and is_input(data)):
-            raise InvalidInput("The run was not made from a file", remedy="Give the data it was made from")
+            raise InvalidInput("The run was not made from a file",
+                               remedy="Give the data it was made from")
         users = self._users(data)
         if list(map(str, users.names)) != list(map(str, self.names)):
-            raise InvalidInput(f"{data if isinstance(data, (str, PathLike)) else 'The table'} has other users than the "
+            raise InvalidInput(f"{data if isinstance(data, (str, PathLike)) else 'The table'} has "
+                               "other users than the "
                                "run", remedy="Give the table the run was made from")
         if "kind" in self.info:  # older versions used all rows
             users, _ = without_far_targets(users, self.settings)
         units = learn_units(users, self.settings)
         loss = units.loss
         if self.covariance is not None:
-            loss = Personal(loss, covariance=self.covariance, scale="rows" if self.scale is None else self.scale)
+            loss = Personal(loss, covariance=self.covariance,
+                            scale="rows" if self.scale is None else self.scale)
         problem = Problem(units.inner(users), loss, self.lam, self.graph)
         models, groups = self._models_csv(units)
-        solved = self.solved if "kind" in self.info else models  # older versions wrote the models of the problem
-        expected = models if solved is models else handed_out(loss, problem.samples, self.labels, self.settings.count)
-        same_models = bool(np.allclose(models, expected, rtol=_SAME, atol=_SAME)) or _as_good(problem, models, expected)
+        # Older versions wrote the models of the problem.
+        solved = self.solved if "kind" in self.info else models
+        expected = models if solved is models else handed_out(loss, problem.samples, self.labels,
+            self.settings.count)
+        same_models = bool(np.allclose(models, expected, rtol=_SAME, atol=_SAME)) \
+            or _as_good(problem, models, expected)
         same_claims = np.array_equal(groups, self.labels) \
             and self.info["n_clusters"] == self.n_clusters and self.info["lam"] == self.lam \
             and self.info.get("kind", kind_of(loss, self.labels)) == kind_of(loss, self.labels)
-        same_data = fingerprint(data) == self.info["fingerprint"] if isinstance(data, (str, PathLike)) else None
-        return RunCertificate.of(problem, solved, self.settings.tol, same_claims=same_claims, same_data=same_data,
+        same_data = fingerprint(data) == self.info["fingerprint"] \
+            if isinstance(data, (str, PathLike)) else None
+        return RunCertificate.of(problem, solved, self.settings.tol, same_claims=same_claims,
+                                 same_data=same_data,
                                  same_models=same_models)
 
     def solution(self, users: Users, loss: Loss) -> Solution:
@@ -251,9 +281,11 @@ class Run(PredictsRows):
         ------
         InvalidInput : a user of the run is not among them.
         """
-        problem = Problem(users.take([users.index(name) for name in self.names]), loss, self.lam, self.graph)
+        problem = Problem(users.take([users.index(name) for name in self.names]), loss, self.lam,
+                          self.graph)
         return Solution(problem=problem, models=self.solved, duals=None, status=self.status,
-                        certificate=certify(problem, self.solved, self.duals), solver=str(self.info["solver"]),
+                        certificate=certify(problem, self.solved, self.duals),
+                        solver=str(self.info["solver"]),
                         seconds=float(self.info.get("solve_seconds", self.info["seconds"])))
 
     def report(self, path: str | PathLike[str] | None = None, *, title: str = "") -> Path:
@@ -287,7 +319,8 @@ class Run(PredictsRows):
             raise InvalidInput(f"{file} holds no report: {error}", remedy=AGAIN) from error
 
     def _no_fit(self) -> InvalidInput:
-        return InvalidInput(f"{self.folder} is not a run of `coterie fit`", remedy="Give a folder that it has written")
+        return InvalidInput(f"{self.folder} is not a run of `coterie fit`",
+                            remedy="Give a folder that it has written")
 
     def _known_units(self) -> Units:
         if self.units is None:
@@ -298,7 +331,8 @@ class Run(PredictsRows):
         if isinstance(data, Users):
             return data
         if self.recipe is None:
-            raise InvalidInput("The run was made from Users, so it cannot read a table", remedy="Give Users")
+            raise InvalidInput("The run was made from Users, so it cannot read a table",
+                               remedy="Give Users")
         if not isinstance(data, (str, PathLike)):
             return self.recipe.encode(data)
         separator = self.info["settings"].get("separator") or None
@@ -319,13 +353,17 @@ class Run(PredictsRows):
             raise InvalidInput(f"{file} cannot be read: {error}", remedy=AGAIN) from error
         columns = model_columns(units, self.recipe.classes if self.recipe else ())
         if header[2:] != columns:
-            wrong = next((name for name, known in zip(header[2:], columns, strict=False) if name != known), "")
-            raise InvalidInput(f"{file} has other columns than the run", where=f"column {wrong!r}", remedy=AGAIN)
+            wrong = next((name for name, known in zip(header[2:], columns, strict=False) if name
+                          != known), "")
+            raise InvalidInput(f"{file} has other columns than the run", where=f"column {wrong!r}",
+                               remedy=AGAIN)
         line_of = {row[0]: k for k, row in enumerate(rows)}
         if len(line_of) != len(rows) or sorted(line_of) != sorted(names):
-            raise InvalidInput(f"{file} is not about the users of this table, each once", remedy=AGAIN)
+            raise InvalidInput(f"{file} is not about the users of this table, each once",
+                               remedy=AGAIN)
         order = [line_of[name] for name in names]
-        models = units.restored(numbers[order].reshape(len(names), len(units.coefficient_names), -1))
+        models = units.restored(numbers[order].reshape(len(names), len(units.coefficient_names),
+                                                       -1))
         return models, first_labels(np.unique([rows[k][1] for k in order], return_inverse=True)[1])
 
 
@@ -347,7 +385,8 @@ def load_run(folder: str | PathLike[str]) -> Run:
     Example
     -------
     >>> import polars, coterie as ct
-    >>> frame = polars.DataFrame({"who": ["ann", "bob"] * 10, "x": [1, 2, 4, 7] * 5, "y": [2.5, 4, 8, 15] * 5})
+    >>> frame = polars.DataFrame({"who": ["ann", "bob"] * 10, "x": [1, 2, 4, 7] * 5,
+    ...                           "y": [2.5, 4, 8, 15] * 5})
     >>> fitted = ct.fit_table(frame, user="who", target="y", folder="run")
     >>> run = ct.load_run("run")
     >>> run.predict(frame[:2]).columns
@@ -359,7 +398,8 @@ def load_run(folder: str | PathLike[str]) -> Run:
     info, arrays = read(folder)
     try:
         names, solved = tuple(arrays["names"]), np.asarray(arrays["models"])
-        own, covariance, scale, centres = (arrays.get(name) for name in ("own", "covariance", "scale", "centres"))
+        own, covariance, scale, \
+            centres = (arrays.get(name) for name in ("own", "covariance", "scale", "centres"))
         noise = arrays.get("noise")
         if own is not None and np.shape(own) != solved.shape:
             raise ValueError("its models have two shapes")
@@ -369,14 +409,18 @@ def load_run(folder: str | PathLike[str]) -> Run:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidInput(f"{folder / 'run.json'} was changed: {error}", remedy=AGAIN) from error
     return Run(folder=folder, info=info, lam=float(arrays["lam"]), names=names, solved=solved,
-               models=solved if own is None else np.asarray(own), duals=arrays["duals"], graph=graph,
+               models=solved if own is None else np.asarray(own), duals=arrays["duals"],
+               graph=graph,
                covariance=None if covariance is None else np.asarray(covariance),
-               scale=None if scale is None else np.asarray(scale), noise=1.0 if noise is None else float(noise),
+               scale=None if scale is None else np.asarray(scale),
+               noise=1.0 if noise is None else float(noise),
                centres=None if centres is None else np.asarray(centres), **parts)
 
 
 def _parts_of_a_fit(info: dict[str, Any], dim: int) -> dict[str, Any]:
-    """Recipe, units, settings and pooled model as far as run.json has them; raises where they contradict each other."""
+    """Recipe, units, settings and pooled model as far as run.json has them; raises where they
+    contradict each other.
+    """
     parts: dict[str, Any] = {}
     if "recipe" in info:
         parts["recipe"] = Recipe.from_json(info["recipe"])
@@ -421,7 +465,9 @@ def _value(cell: str) -> Any:
 
 
 def _as_good(problem: Problem, models: Array, others: Array) -> bool:
-    """Whether no user's loss tells the models apart. Without a ridge, separated classes have no best one."""
+    """Whether no user's loss tells the models apart. Without a ridge, separated classes have no
+    best one.
+    """
     loss = problem.loss.own_loss
     samples = loss.prepare(problem.users)
     with np.errstate(over="ignore", invalid="ignore"):

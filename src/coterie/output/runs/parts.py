@@ -33,14 +33,16 @@ class StoredParts(MutableMapping[str, Any]):
             raise InvalidInput(f"{run} holds a run of other data or settings",
                                remedy="Give the same ones, or start again without --resume")
         if resume and "asked" not in self:
-            raise InvalidInput(f"there is no interrupted run to continue in {run}", remedy="Leave out --resume")
+            raise InvalidInput(f"there is no interrupted run to continue in {run}",
+                               remedy="Leave out --resume")
         if not resume:
             self.remove()
         self["asked"] = text
 
     def remove(self) -> None:
         """Delete all parts."""
-        self._file("asked").unlink(missing_ok=True)  # first: what an interrupt leaves of the others is not continued
+        # First: what an interrupt leaves of the others is not continued.
+        self._file("asked").unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _file(self, key: str) -> Path:

@@ -1,7 +1,8 @@
 """The released statistics of a private run, in its folder: what its certificate is about.
 
-They are the problem that was solved, as second moments (`coterie.federated.private.effective`). They have left the users already,
-within the budget, so whoever has the folder can certify the run again without any row.
+They are the problem that was solved, as second moments (`coterie.federated.private.effective`).
+They have left the users already, within the budget, so whoever has the folder can certify the run
+again without any row.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def write_released(problem: Problem, folder: Path) -> None:
     assert isinstance(users, Condensed)
     assert isinstance(loss, Squared)
     write_atomically(folder / FILE, pack({"features": users.features, "targets": users.targets,
-                                          "offsets": users.offsets, "sizes": users.sizes, "ridge": loss.ridge}))
+                                          "offsets": users.offsets, "sizes": users.sizes,
+                                          "ridge": loss.ridge}))
 
 
 def certify_released(run: Any) -> RunCertificate:
@@ -46,7 +48,8 @@ def certify_released(run: Any) -> RunCertificate:
                           tuple(f"z{k}" for k in range(p)), saved["sizes"])
         loss: Loss = Squared(ridge=float(saved["ridge"]), penalize_intercept=True)
         if run.covariance is not None:
-            loss = Personal(loss, covariance=run.covariance, scale="rows" if run.scale is None else run.scale)
+            loss = Personal(loss, covariance=run.covariance,
+                            scale="rows" if run.scale is None else run.scale)
         problem = Problem(users, loss, run.lam, run.graph)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput(f"{file} is damaged: {error}", remedy="Run it again") from error

@@ -25,9 +25,11 @@ from coterie.output.runs.released import write_released
 from coterie.problem.solution import Solution
 
 
-def save_run(result: FitResult | Solution, folder: str | PathLike[str], *, settings: Mapping[str, Any] | None = None,
+def save_run(result: FitResult | Solution, folder: str | PathLike[str], *,
+             settings: Mapping[str, Any] | None = None,
              title: str = "", overwrite: bool = False) -> Path:
-    """Write a result as a run folder: files that other programs read, a report, and all that `load_run` needs.
+    """Write a result as a run folder: files that other programs read, a report, and all that
+    `load_run` needs.
 
     Parameters
     ----------
@@ -61,10 +63,14 @@ def save_run(result: FitResult | Solution, folder: str | PathLike[str], *, setti
     return folder
 
 
-def write_run(result: FitResult | Solution, folder: Path, *, settings: Mapping[str, Any] | None = None,
+def write_run(result: FitResult | Solution, folder: Path, *,
+              settings: Mapping[str, Any] | None = None,
               title: str = "", document: dict[str, Any] | None = None) -> None:
-    """Write the files of a run, also if the folder has files; `document` is what the report shows, if it is known."""
-    asked = dict(settings) if settings is not None else result.asked() if isinstance(result, FitResult) else {}
+    """Write the files of a run, also if the folder has files; `document` is what the report shows,
+    if it is known.
+    """
+    asked = dict(settings) if settings is not None else result.asked() \
+        if isinstance(result, FitResult) else {}
     document = document or document_of(result, settings=asked, title=title)
     clear(folder)
     write_atomically(folder / "report.json", json.dumps(document, allow_nan=False).encode())
@@ -78,7 +84,8 @@ def write_run(result: FitResult | Solution, folder: Path, *, settings: Mapping[s
                   model_columns(result.units, classes), result.models, result.centres)
     facts = _facts(result)
     if result.seconds:
-        facts |= {"solve_seconds": round(result.solution.seconds, 3), "seconds": round(result.seconds, 3)}
+        facts |= {"solve_seconds": round(result.solution.seconds, 3),
+                  "seconds": round(result.seconds, 3)}
     write(folder, result.solution, asked, path=_path_columns(result), more=facts, shown=shown,
           account=result if hasattr(result, "ledger") else None)
     if hasattr(result, "statement"):
@@ -93,9 +100,11 @@ def document_of(result: FitResult | Solution, *, settings: Mapping[str, Any] | N
     recipe, table = result.recipe, result.table
     if not title and table is not None and table.data:
         title = f"{Path(table.data).name}: {count_groups(result)}"
-    return report.gather(result, title=title or None, classes=(recipe.classes or None) if recipe else None,
+    return report.gather(result, title=title or None,
+                         classes=(recipe.classes or None) if recipe else None,
                          command=None if table is None or not table.data else
-                         command_of(result.settings, table, "federate" if hasattr(result, "ledger") else "fit",
+                         command_of(result.settings, table,
+                                    "federate" if hasattr(result, "ledger") else "fit",
                                     getattr(result, "privacy", None)),
                          settings=settings if settings is not None else result.asked(),
                          notes=recipe.notes if recipe else ())
@@ -106,14 +115,20 @@ def save_report(fit: FitResult, path: str | PathLike[str], *, title: str = "") -
     return report.write(document_of(fit, title=title), path)
 
 
-def command_of(settings: Settings, table: TableSource, command: str = "fit", privacy: Any = None) -> str:
-    """The command for the same run; the task is always given, since it may have been inferred from this table."""
-    usual = {**asdict(Settings()), "task": None, "n_classes": settings.n_classes, "standardize": settings.standardize,
+def command_of(settings: Settings, table: TableSource, command: str = "fit",
+               privacy: Any = None) -> str:
+    """The command for the same run; the task is always given, since it may have been inferred from
+    this table.
+    """
+    usual = {**asdict(Settings()), "task": None, "n_classes": settings.n_classes,
+             "standardize": settings.standardize,
              **asdict(TableSource(data=table.data, fingerprint=table.fingerprint))}
     names = {"holdout": "held-out"} if command == "federate" else {}
-    promise = [] if privacy is None else ["--epsilon", f"{privacy.epsilon:g}", "--delta", f"{privacy.delta:g}",
+    promise = [] if privacy is None else ["--epsilon", f"{privacy.epsilon:g}", "--delta",
+                                          f"{privacy.delta:g}",
                                           "--clip", privacy.clip_text, "--unit", privacy.unit]
-    words = [word for name, value in {**asdict(table), **asdict(settings)}.items() if value != usual[name]
+    words = [word for name, value in {**asdict(table), **asdict(settings)}.items()
+             if value != usual[name]
              for word in (f"--{names.get(name, name.replace('_', '-'))}", str(value))]
     scaled = [] if settings.standardize else ["--no-standardize"]
     return shlex.join(["coterie", command, table.data, *words, *promise, *scaled])
@@ -130,18 +145,23 @@ def count_groups(result: FitResult) -> str:
     if k == n:
         return f"no groups among {users}"
     if k == 1:
-        return f"one model for {users}" if result.settings.task != "clustering" else f"one group of {users}"
-    return f"{k} groups among {users}{', with personal models' * (result.kind == 'personal in groups')}"
+        return f"one model for {users}" if result.settings.task != "clustering" \
+            else f"one group of {users}"
+    return (f"{k} groups among "
+            f"{users}{', with personal models' * (result.kind == 'personal in groups')}")
 
 
 def _facts(fit: FitResult) -> dict[str, Any]:
     """What run.json says of a fit in addition to its solution."""
     recipe, table = fit.recipe, fit.table
-    facts = {"seed": fit.settings.seed, "fingerprint": table.fingerprint if table else "", "task": fit.settings.task,
+    facts = {"seed": fit.settings.seed, "fingerprint": table.fingerprint if table else "",
+             "task": fit.settings.task,
              "kind": fit.kind, "why": fit.why, "compared": fit.compared,
-             "compared_errors": fit.compared_errors, "scores": _summary(fit.scores), "warnings": list(fit.warnings)}
+             "compared_errors": fit.compared_errors, "scores": _summary(fit.scores),
+             "warnings": list(fit.warnings)}
     if fit.stability is not None:
-        facts["stability"] = json_ready({"index": fit.stability.index, "searched": fit.stability.searched,
+        facts["stability"] = json_ready({"index": fit.stability.index,
+                                         "searched": fit.stability.searched,
                                          "stays": fit.stability.stays})
     if hasattr(fit, "statement"):
         facts["privacy"] = {**fit.statement._asdict(), "sentence": str(fit.statement)}
@@ -153,9 +173,11 @@ def _facts(fit: FitResult) -> dict[str, Any]:
 
 def _summary(scores: Scores | None) -> dict[str, Any] | None:
     return None if scores is None else {
-        "metric": scores.metric, "rows": scores.n_rows, "here": _mean(scores.fitted), "alone": _mean(scores.alone),
+        "metric": scores.metric, "rows": scores.n_rows, "here": _mean(scores.fitted),
+                                        "alone": _mean(scores.alone),
         "together": _mean(scores.together), "gain": json_ready(scores.gain[0]),
-        "gain_error": json_ready(scores.gain[1]), "worse": int(scores.worse.sum()), "sentence": str(scores)}
+        "gain_error": json_ready(scores.gain[1]), "worse": int(scores.worse.sum()),
+                                        "sentence": str(scores)}
 
 
 def _path_columns(fit: FitResult) -> dict[str, list[Any]]:
@@ -163,7 +185,8 @@ def _path_columns(fit: FitResult) -> dict[str, list[Any]]:
     points, scores = fit.path.solutions, fit.scores
     columns: dict[str, list[Any]] = {
         "lam": [s.lam for s in points], "n_clusters": [s.n_clusters for s in points],
-        "objective": [s.objective for s in points], "bound": json_ready([s.certificate.bound for s in points]),
+        "objective": [s.objective for s in points],
+                                     "bound": json_ready([s.certificate.bound for s in points]),
         "gap": json_ready([s.gap for s in points]), "status": [s.status.name for s in points]}
     if scores is not None and len(scores.points) == len(points):
         columns[f"held out {scores.metric}"] = [_mean(row) for row in scores.points]
