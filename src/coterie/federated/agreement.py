@@ -117,19 +117,16 @@ class Agreement:
         """A node's rows as numbers, in the table's own units."""
         if isinstance(source, Table) != (self.recipe is not None):
             raise InvalidInput("this node has " + ("a table, and the federation agreed on prepared "
-                                                   "numbers" if
-                               self.recipe is None else "prepared numbers, and the federation "
-                                                        "agreed on a table"),
+                                                   "numbers" if self.recipe is None else "prepared "
+                                                   "numbers, and the federation agreed on a table"),
                                remedy="Give all nodes the same kind of data")
         if isinstance(source, Users):
             users = source
         else:
             with located(source.place):
                 users = _recipe(self).encode(source.frame)
-        return replace(users,
-                       targets=0.5
-                       * (users.targets + 1.0)) if self.signs and users.targets is not None \
-            else users
+        return (replace(users, targets=0.5 * (users.targets + 1.0)) if self.signs
+                and users.targets is not None else users)
 
     def data_of(self, users: Users, held_out: float, seed: int, least: int = 0) -> Data:
         """The data of users whose rows are numbers, as they answer from them; see `Users.hold_out`.
@@ -179,9 +176,9 @@ class Agreement:
 
     def to_json(self) -> str:
         """As text, for the wire and for the checkpoint."""
-        said = {name: getattr(self, name) for name in ("names", "features", "run", "loss",
-                                                       "loss_options", "mean",
-                                                       "scale", "task", "n_classes", "signs")}
+        said = {name: getattr(self, name)
+                for name in ("names", "features", "run", "loss", "loss_options", "mean", "scale",
+                             "task", "n_classes", "signs")}
         return json.dumps({**said, "recipe": None if self.recipe is None else self.recipe.to_json(),
                            "units": None if self.units is None else json_ready(self.units.state()),
                            "train_units": None if self.train_units is None else
@@ -193,8 +190,8 @@ class Agreement:
         said = json.loads(text)
         recipe, units, trained = said.pop("recipe"), said.pop("units"), \
             said.pop("train_units", None)
-        said = {name: tuple(value) if isinstance(value, list) else value for name,
-                value in said.items()}
+        said = {name: tuple(value) if isinstance(value, list) else value
+                for name, value in said.items()}
         return cls(**said, recipe=None if recipe is None else Recipe.from_json(recipe),
                    units=None if units is None else Units.from_state(units),
                    train_units=None if trained is None else Units.from_state(trained))
@@ -270,15 +267,12 @@ def introduced(runtime: Carrier, n_users: int, wait: float) -> tuple[list[tuple[
     names = in_order(name for _, node in nodes for name in node.names)
     tables = sum(node.summary is not None for _, node in nodes)
     if 0 < tables < len(nodes):
-        with_table, without = (next(label for label,
-                                    node in nodes if (node.summary is None) is none)
-                               for none in (False, True))
+        with_table, without = (next(label for label, node in nodes
+                                    if (node.summary is None) is none) for none in (False, True))
         raise Incompatible(f"{with_table} has a table, and {without} prepared numbers. Give all "
-                           "nodes the same kind of "
-                           "data.")
+                           "nodes the same kind of data.")
     return nodes, Agreement(names=names, features=() if tables else _columns(nodes),
-                            run=uuid.uuid4().hex,
-                            refused=dict(runtime.refused))
+                            run=uuid.uuid4().hex, refused=dict(runtime.refused))
 
 
 def bounded_classes(agreement: Agreement, nodes: Sequence[tuple[str, Introduction]]) -> tuple[int,
@@ -302,9 +296,8 @@ def bounded_classes(agreement: Agreement, nodes: Sequence[tuple[str, Introductio
             return known, agreement.without(reasons) if reasons else agreement
         fewer = [(label, node) for label, node in kept if node.n_classes < known]
         if not fewer:
-            raise InvalidInput(f"the targets are {known:,} classes, which is more than "
-                               f"{_MOST_CLASSES:,} or than there "
-                               "is memory for",
+            raise InvalidInput(f"the targets are {known:,} classes, "
+                               f"which is more than {_MOST_CLASSES:,} or than there is memory for",
                                remedy="Name another loss, or give the nodes tables")
         for label, node in kept:
             if node.n_classes == known:
@@ -317,10 +310,9 @@ def _agree_on_numbers(runtime: Carrier, data: DataSettings, agreement: Agreement
     loss, kinds = data.loss, {node.targets for _, node in nodes}
     if loss == "auto":
         if len(kinds) > 1 or kinds == {"numbers"}:
-            raise InvalidInput("the targets are numbers, which may be classes, counts or "
-                               "measurements",
-                               remedy="Name the loss, for example loss = 'squared', or give the "
-                                      "nodes tables")
+            raise InvalidInput(
+                "the targets are numbers, which may be classes, counts or measurements",
+                remedy="Name the loss, for example loss = 'squared', or give the nodes tables")
         loss = {"none": "squared_distance", "signs": "logistic"}[kinds.pop()]
     built, options = make_loss(loss, data.loss_options), data.loss_options
     if isinstance(built, Multinomial) and built.n_classes is None:
@@ -340,10 +332,8 @@ def _columns(nodes: Sequence[tuple[str, Introduction]]) -> tuple[str, ...]:
     for label, node in others:
         if node.features != one.features:
             raise Incompatible(f"The nodes have different columns: {', '.join(one.features)} "
-                               f"({first}) and "
-                               f"{', '.join(node.features)} ({label}). Give all of them the same "
-                               "features in the same "
-                               "order.")
+                               f"({first}) and {', '.join(node.features)} ({label}). Give all of "
+                               "them the same features in the same order.")
     return one.features
 
 
@@ -366,8 +356,8 @@ def _describe(runtime: Carrier, agreement: Agreement) -> tuple[Agreement, UserSt
             if not _describes(reply, p):
                 reasons[user] = "it does not describe the columns that were agreed on"
                 continue
-            counts[user], means[user], \
-                m2[user] = (reply.arrays[name] for name in ("count", "means", "m2"))
+            counts[user], means[user], m2[user] = (reply.arrays[name]
+                                                   for name in ("count", "means", "m2"))
             with_target[user], target[user] = "target" in reply.arrays, \
                 reply.arrays.get("target", 0.0)
             reasons.pop(user, None)
@@ -391,13 +381,13 @@ def _describe(runtime: Carrier, agreement: Agreement) -> tuple[Agreement, UserSt
     reasons |= dict.fromkeys(far.tolist(), "it describes numbers out of all proportion to those of "
                              "the others")
     if reasons:
-        agreement = agreement.without({agreement.names[user]: reason for user,
-                                       reason in reasons.items()})
+        agreement = agreement.without({agreement.names[user]: reason
+                                       for user, reason in reasons.items()})
         runtime.use(agreement)
         stay = np.setdiff1d(stay, far)
     rows = counts[stay].astype(np.int64)
-    targets = Moments(rows, target[stay, :1], target[stay, 1:2]) if with_target[stay].all() \
-        else None
+    targets = (Moments(rows, target[stay, :1], target[stay, 1:2]) if with_target[stay].all()
+               else None)
     features, targets = (None if part is None else plausible.without_dominant(part)
                          for part in (Moments(rows, means[stay], m2[stay]), targets))
     assert features is not None
@@ -406,6 +396,6 @@ def _describe(runtime: Carrier, agreement: Agreement) -> tuple[Agreement, UserSt
 
 def _describes(reply: Message, n_features: int) -> bool:
     shapes = {"count": (), "means": (n_features,), "m2": (n_features,), "target": (3,)}
-    return reply.kind == "describe" and set(reply.arrays) >= {"count", "means", "m2"} and all(
-        array.shape == shapes.get(name) and np.isfinite(array).all() for name,
-            array in reply.arrays.items())
+    return reply.kind == "describe" and set(reply.arrays) >= {
+        "count", "means", "m2"} and all(array.shape == shapes.get(name) and np.isfinite(array).all()
+                                        for name, array in reply.arrays.items())

@@ -63,8 +63,7 @@ def check_agreement(text: str, own: Mapping[str, Any]) -> Agreement:
                        "the units of the target are not finite")
         if agreement.scale or agreement.mean:
             _check_scale(np.array(agreement.mean, dtype=float),
-                         np.array(agreement.scale, dtype=float),
-                         len(agreement.features))
+                         np.array(agreement.scale, dtype=float), len(agreement.features))
         return agreement
     except (InvalidInput, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Refused(f"the agreement cannot be used: {_short(error)}", remedy=_REMEDY) from error
@@ -136,8 +135,7 @@ def check_data(said: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         for key in ("features", "drop"):
             if said.get(key) and said[key] != own.get(key, ""):
                 raise Refused(f"the server sets {key}, and the owner of the data decides which "
-                              "columns are used",
-                              remedy=f"Set {key} in the node configuration")
+                              "columns are used", remedy=f"Set {key} in the node configuration")
         return
     name = str(said.get("data", ""))
     if name and name not in SOURCES:
@@ -157,8 +155,7 @@ def _check_scale(mean: Array, scale: Array, n_columns: int) -> None:
     _check(mean.shape == scale.shape == (n_columns,), "means and scales are not those of the "
            "columns")
     _check(bool(np.isfinite(mean).all() and np.isfinite(scale).all()
-                and (np.abs(mean) < 1e150).all()),
-           "means and scales are not finite")
+                and (np.abs(mean) < 1e150).all()), "means and scales are not finite")
     _check(bool(((scale > 1e-150) & (scale < 1e150)).all()), "scales are not positive")
 
 
@@ -259,9 +256,9 @@ def _fit_objection(kind: str, part: Mapping[str, Array], loss: Loss, dim: int) -
             return "its centres and covariances have shapes that are not allowed"
         if kind == "around" and int(part["rank"]) not in (0, 1, 2):
             return "it asks for derivatives of another order than 0, 1 or 2"
-    if kind in ("slopes", "left_out", "halves") and (
-            len(shapes["models"]) != 2 or shapes["models"][1] != dim
-                                                     or not 0 < shapes["models"][0] <= _POINTS):
+    if kind in ("slopes",
+                "left_out", "halves") and (len(shapes["models"]) != 2 or shapes["models"][1] != dim
+                                           or not 0 < shapes["models"][0] <= _POINTS):
         return "its models have a shape that is not allowed"
     if kind in ("halves", "ratio") and shapes["covariance"] != (1, triangle):
         return "its covariance has a shape that is not allowed"
@@ -287,12 +284,11 @@ def _split_objection(kind: str, part: Mapping[str, Array], triangle: int) -> str
         return None
     starts, own, models = part["starts"], part["own"], part["models"]
     k = len(own) if own.ndim == 1 else -1
-    if not 0 < k <= _POINTS or starts.shape != (k + 1,) or part["covariance"].shape != (k,
-            triangle) \
-            or part["influence"].shape != (k, triangle):
+    if (not 0 < k <= _POINTS or starts.shape != (k + 1,)
+        or part["covariance"].shape != (k, triangle) or part["influence"].shape != (k, triangle)):
         return "its kinds of models have shapes that are not allowed"
-    if not _within(starts, len(models) + 1) or (np.diff(starts) < 1).any() \
-        or not _within(own, np.diff(starts)):
+    if (not _within(starts, len(models) + 1) or (np.diff(starts) < 1).any()
+        or not _within(own, np.diff(starts))):
         return "it names models that it does not have"
     return None
 
@@ -302,8 +298,8 @@ def _pdmm_objection(arrays: Mapping[str, Array], n_names: int, n_pairs: int) -> 
     counts = {name: len(array) for name, array in arrays.items() if array.ndim}
     parts = [counts.get(name, 0) for name in ("others", "difference", "hat", "neighbours", "radii")]
     starts = counts.get("point", 0)
-    if len(set(parts)) > 1 or starts > 1 or (starts != counts.get("tails", 0)) \
-        or (parts[0] and not starts):
+    if (len(set(parts)) > 1 or starts > 1 or (starts != counts.get("tails", 0))
+        or (parts[0] and not starts)):
         return "the state in it is not complete"
     pairs = parts[0] if starts else n_pairs
     for name in ("who", "neighbours"):
@@ -312,10 +308,9 @@ def _pdmm_objection(arrays: Mapping[str, Array], n_names: int, n_pairs: int) -> 
     for name in _POSITIONS:
         if name in arrays and not _within(arrays[name], pairs):
             return f"its field {name!r} names pairs that the user does not have"
-    if counts.get("dual", 0) != counts.get("dual_at", 0) or counts.get("wake",
-            0) != counts.get("wake_model", 0) \
-            or counts.get("who", 0) != counts.get("models", 0) or counts.get("beyond", 0) not in (0,
-                2):
+    if (counts.get("dual", 0) != counts.get("dual_at", 0) or counts.get("wake", 0)
+        != counts.get("wake_model", 0) or counts.get("who", 0) != counts.get("models", 0)
+        or counts.get("beyond", 0) not in (0, 2)):
         return "its fields do not fit together"
     return "it has no models" if "who" not in arrays or "models" not in arrays else None
 

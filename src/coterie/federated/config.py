@@ -192,8 +192,7 @@ class RunConfig:
             "checkpoint": config["checkpoint"] or Path(server.out) / "checkpoint"}
         if chooses(config):
             return cls(settings=FederationSettings(**common), data=data, server=server,
-                       fit=_fit(config, data),
-                       privacy=private)
+                       fit=_fit(config, data), privacy=private)
         if private is not None:
             raise InvalidInput("a private federation chooses its lam, because every question costs",
                                remedy="Leave lam and lams out")
@@ -203,12 +202,10 @@ class RunConfig:
                                remedy="Set held-out = 0.2")
         settings = FederationSettings(
             algorithm=algorithm_of(config),
-                                      lam=0.0 if config["lam"] == "auto"
-                                      else _number(config["lam"]), lams=lams,
-            n_lams=int(config["n-lams"]), ratio=float(config["ratio"]),
-                                      weights=str(config["weights"]),
-            max_rounds=int(config["max-rounds"]) or None, patience=int(config["patience"]) or None,
-            score=data.held_out > 0, **common)
+            lam=0.0 if config["lam"] == "auto" else _number(config["lam"]),
+            lams=lams, n_lams=int(config["n-lams"]), ratio=float(config["ratio"]),
+            weights=str(config["weights"]), max_rounds=int(config["max-rounds"]) or None,
+            patience=int(config["patience"]) or None, score=data.held_out > 0, **common)
         return cls(settings=settings, data=data, server=server)
 
 
@@ -220,13 +217,10 @@ def key_of(name: str) -> str:
 #: Every key of a run configuration and its default.
 CONFIG: dict[str, Any] = {
     "algorithm": "", "algorithm-options": "", "lam": "auto", "lams": "", "n-lams": "auto",
-                          "ratio": 0.01,
-    "weights": "", "max-groups": 0, "count": Settings.count, "participation": 1.0, "tol": 1e-6,
-                          "max-rounds": 0,
-    "patience": 0, "seed": 0, "checkpoint": "", "every": 1,
+    "ratio": 0.01, "weights": "", "max-groups": 0, "count": Settings.count, "participation": 1.0,
+    "tol": 1e-6, "max-rounds": 0, "patience": 0, "seed": 0, "checkpoint": "", "every": 1,
     **{key_of(f.name): f.default for kind in (ServerSettings, DataSettings, PrivacySettings)
-       for f in fields(kind)},
-    "held-out": "auto"}
+       for f in fields(kind)}, "held-out": "auto"}
 #: What a given lam is needed for.
 _FOR_A_LAM = ("algorithm", "algorithm-options", "weights", "max-rounds", "patience", "loss-options")
 #: What is sent to the nodes.
@@ -291,14 +285,12 @@ def _fit(config: Mapping[str, Any], data: DataSettings) -> Settings:
     """The settings of a fit; its task follows from the data."""
     for key in _FOR_A_LAM:
         if config[key] and not (key == "weights" and config[key] == "auto"):
-            raise InvalidInput(f"{key} is for a given lam, and lam is auto",
-                               remedy="Give lam a number, for example "
-                               f"--lam 0.05, or leave {key} out")
+            raise InvalidInput(f"{key} is for a given lam, and lam is auto", remedy="Give lam a "
+                               f"number, for example --lam 0.05, or leave {key} out")
     return Settings(loss=data.loss, ridge=data.ridge, n_lams=int(config["n-lams"]),
-                    count=config["count"],
-                    max_groups=int(config["max-groups"]) or None, tol=float(config["tol"]),
-                    holdout=data.held_out,
-                    seed=int(config["seed"]), standardize=data.scaled(table=True))
+                    count=config["count"], max_groups=int(config["max-groups"]) or None,
+                    tol=float(config["tol"]), holdout=data.held_out, seed=int(config["seed"]),
+                    standardize=data.scaled(table=True))
 
 
 def _number(lam: Any) -> float:

@@ -33,14 +33,11 @@ from coterie.problem.graph import Graph
 def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal["auto"] = "auto", *,
              graph: Graph | str | None = None, weights: str = "unit",
              algorithm: Algorithm | None = None, participation: Any = 1.0, seed: int = 0,
-             tol: float = 1e-6,
-             max_rounds: int | None = None,
+             tol: float = 1e-6, max_rounds: int | None = None,
              start: npt.ArrayLike | Algorithm | Federated | None = None,
              held_out: Users | float | None = None, faults: Faults | None = None,
-             patience: int | None = None,
-             checkpoint: str | os.PathLike[str] | None = None, every: int = 1,
-             settings: Settings | None = None,
-             privacy: Privacy | None = None,
+             patience: int | None = None, checkpoint: str | os.PathLike[str] | None = None,
+             every: int = 1, settings: Settings | None = None, privacy: Privacy | None = None,
              progress: Callable[[Round], None] | None = None) -> Any:
     """Learn in a federation: the server receives replies to its queries, never the data.
 
@@ -95,20 +92,17 @@ def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal[
     1
     """
     _check(lam, privacy, {"graph": graph, "algorithm": algorithm, "start": start,
-                          "max_rounds": max_rounds,
-                          "patience": patience})
+                          "max_rounds": max_rounds, "patience": patience})
     if isinstance(lam, str):
         carriage = Carriage(participation=Participation.of(participation), seed=seed,
-                            checkpoint=checkpoint,
-                            progress=progress)
+                            checkpoint=checkpoint, progress=progress)
         return _fit(users, loss, settings or Settings(), held_out, (seed, tol), faults, carriage,
                     privacy)
     graph, weights = (None, graph) if isinstance(graph, str) else (graph, weights)
-    run = FederationSettings(
-        lam=lam, weights=weights, algorithm=algorithm or Newton(), participation=participation,
-                             seed=seed, tol=tol,
-        max_rounds=max_rounds, start=start, patience=patience, checkpoint=checkpoint, every=every,
-        score=held_out is not None)
+    run = FederationSettings(lam=lam, weights=weights, algorithm=algorithm or Newton(),
+                             participation=participation, seed=seed, tol=tol, max_rounds=max_rounds,
+                             start=start, patience=patience, checkpoint=checkpoint, every=every,
+                             score=held_out is not None)
     return _solve(users, loss, run, graph, held_out, faults, progress)
 
 
@@ -155,8 +149,8 @@ def _fit(users: Users, loss: Loss | str | None, settings: Settings, held_out: Us
     settings = replace(settings, loss=name, ridge=ridge, seed=seed, tol=tol, holdout=share)
     nodes, data = LocalNodes([users], share, seed, faults), DataSettings(
         loss=name, ridge=ridge, standardize=str(settings.standardize), held_out=share)
-    return fit_federation(nodes, data, settings, carriage) if privacy is None else \
-        fit_privately(nodes, data, settings, privacy, carriage)
+    return (fit_federation(nodes, data, settings, carriage) if privacy is None
+            else fit_privately(nodes, data, settings, privacy, carriage))
 
 
 def _named(loss: Loss | str | None, settings: Settings) -> tuple[str, float]:
@@ -166,6 +160,5 @@ def _named(loss: Loss | str | None, settings: Settings) -> tuple[str, float]:
     name = next((name for name, kind in LOSSES.items() if type(loss) is kind), "")
     if not name or (isinstance(loss, AffineLoss) and not loss.intercept):
         raise InvalidInput(f"a fit makes its own loss, with an intercept, and {loss!r} is another "
-                           "one",
-                           remedy="Give lam a number, or one of: " + ", ".join(LOSSES))
+                           "one", remedy="Give lam a number, or one of: " + ", ".join(LOSSES))
     return name, loss.ridge if isinstance(loss, AffineLoss) else settings.ridge

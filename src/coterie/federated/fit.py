@@ -137,17 +137,15 @@ def fit_federation(runtime: Carrier, data: DataSettings, settings: Settings,
     agreement, settings = _agreement(runtime, data, settings, carriage)
     runtime.use(agreement)
     asker = Asker(runtime, agreement.names, participation=carriage.participation,
-                  seed=carriage.seed,
-                  fingerprint=_fingerprint(settings, runtime), checkpoint=carriage.checkpoint,
-                  progress=carriage.progress, ridge=settings.ridge)
+                  seed=carriage.seed, fingerprint=_fingerprint(settings, runtime),
+                  checkpoint=carriage.checkpoint, progress=carriage.progress, ridge=settings.ridge)
     (fitted, solution, scores), agreement, aside = without_refusers(
         asker, agreement, carriage, lambda: _fingerprint(settings, runtime),
         lambda agreed: _asked(runtime, asker, agreed, settings, carriage))
     parts = {f.name: getattr(fitted, f.name) for f in fields(Fit)}
-    return FederatedFit(**{**parts, "solution": solution, "scores": scores,
-                           "recipe": agreement.recipe},
-                        ledger=asker.ledger, history=tuple(asker.history),
-                        refusals=tuple(asker.refusals), aside=aside)
+    return FederatedFit(**{**parts, "solution": solution,
+                           "scores": scores, "recipe": agreement.recipe}, ledger=asker.ledger,
+                        history=tuple(asker.history), refusals=tuple(asker.refusals), aside=aside)
 
 
 def without_refusers(asker: Asker, agreement: Agreement, carriage: Carriage,
@@ -242,8 +240,7 @@ def _agreement(runtime: Carrier, data: DataSettings, settings: Settings,
         if tables:
             recipe = Recipe.from_summary(merge(tables, tables=[label for label, _ in nodes]))
             agreement = replace(agreement, recipe=recipe, features=recipe.feature_names,
-                                task=recipe.task,
-                                n_classes=len(recipe.classes))
+                                task=recipe.task, n_classes=len(recipe.classes))
         else:
             agreement = _prepared(agreement, nodes, settings)
         if file is not None:
@@ -259,9 +256,8 @@ def _prepared(agreement: Agreement, nodes: list[tuple[str, Introduction]],
     kinds = {node.targets for _, node in nodes}
     signs = kinds == {"signs"}
     task = {"logistic": "classification", "squared_hinge": "classification",
-            "multinomial": "classification",
-            "poisson": "counts", "squared": "regression", "huber": "regression"}.get(settings.loss,
-                "")
+            "multinomial": "classification", "poisson": "counts", "squared": "regression",
+            "huber": "regression"}.get(settings.loss, "")
     if "none" in kinds:
         if len(kinds) > 1:
             raise InvalidInput("some nodes have targets and others have none",
@@ -279,8 +275,8 @@ def _squared(settings: Settings) -> bool:
     losses = ("auto", "squared", "squared_distance")
     if settings.task in ("regression", "clustering") and settings.loss in losses:
         return True
-    if settings.task == "clustering" or settings.loss == "huber" or settings.weights != "auto" \
-            or settings.lam != "auto" or not settings.standardize:
+    if (settings.task == "clustering" or settings.loss == "huber" or settings.weights != "auto"
+        or settings.lam != "auto" or not settings.standardize):
         raise InvalidInput("a federation cannot be fitted like this: outside of squared losses it "
                            "needs standardised "
                            "features, automatic weights and lam, and a loss other than Huber's",
@@ -317,8 +313,8 @@ def _certified(asker: Asker, solution: Solution, tol: float, sizes: Ints) -> Sol
     began, problem = time.perf_counter(), solution.problem
     graph, n = problem.graph, problem.n_users
     loss = problem.loss.loss if isinstance(problem.loss, Remote) else problem.loss
-    duals = np.zeros((graph.n_edges, problem.dim)) if solution.duals is None else \
-        project(solution.duals, problem.radii)
+    duals = (np.zeros((graph.n_edges, problem.dim)) if solution.duals is None
+             else project(solution.duals, problem.radii))
     slopes, about = -graph.divergence(duals), reference(graph, solution.models)
     shared, ragged = dict[str, Array](), dict[str, Ragged]()
     if isinstance(loss, Personal):
@@ -334,8 +330,8 @@ def _certified(asker: Asker, solution: Solution, tol: float, sizes: Ints) -> Sol
     asker.refuse(_wrong_answers(solution, slopes, about, answers), _to_blame(judgement, tol))
     certificate = judgement.certificate.with_duals(duals)
     gap = certificate.relative_gap
-    status = Status.CONVERGED if gap <= tol else \
-        Status.INACCURATE if np.isfinite(certificate.bound) else Status.NO_BOUND
+    status = (Status.CONVERGED if gap <= tol else Status.INACCURATE
+              if np.isfinite(certificate.bound) else Status.NO_BOUND)
     return replace(solution, certificate=certificate, status=status, duals=duals,
                    seconds=solution.seconds + time.perf_counter() - began)
 
@@ -375,8 +371,7 @@ def _judged(asker: Asker, fitted: Fit) -> Scores | None:
         if fitted.sent is None:  # users judge in the units of all rows
             others = [fitted.units.restored(theirs.units.coefficients(part)) for part in others]
     replies = asker.ask("judge", dim, arrays={"model": models, "fitted": others[0],
-                                              "alone": others[1],
-                                              "together": others[2]})
+                                              "alone": others[1], "together": others[2]})
     if scores is None:
         return None
     fitted_score, alone, together = replies.arrays["scores"].T

@@ -127,8 +127,7 @@ class FlowerRuntime:
         self.asking = {number: node for number, node in self.asking.items() if node in live}
         new = sorted(live - self.met.keys() - set(self.asking.values()))
         envelopes = [Envelope(RecordDict({"config": ConfigRecord(self.config)}), node,
-                              "query.users",
-                              ttl=10 * self.deadline) for node in new]
+                              "query.users", ttl=10 * self.deadline) for node in new]
         ids = list(self.grid.push_messages(envelopes)) if envelopes else []
         self.asking |= {number: node for number, node in zip(ids, new, strict=True) if number}
         end = time.monotonic() + self.deadline
@@ -147,8 +146,8 @@ class FlowerRuntime:
 
     def _welcome(self, node: int, envelope: Envelope) -> None:
         """Note what a node says of itself."""
-        said = dict(envelope.content["users"]) if "users" in envelope.content \
-            else {"error": "it sent no introduction"}
+        said = (dict(envelope.content["users"]) if "users" in envelope.content
+                else {"error": "it sent no introduction"})
         introduction: Introduction | str
         if "error" in said:
             introduction = _printable(said["error"])
@@ -168,8 +167,7 @@ class FlowerRuntime:
         for name in introduction.names:
             if holders.setdefault(name, node) != node:
                 log.warning("node %d says it holds user %r, who is at node %d already: refused",
-                            node, name,
-                            holders[name])
+                            node, name, holders[name])
             self.home.setdefault(name, node)
 
     def _pulled(self, ids: Iterable[str]) -> list[Envelope]:
@@ -180,8 +178,8 @@ class FlowerRuntime:
     def exchange(self, queries: Batch) -> Replies:
         self.meet()
         end = time.monotonic() + self.deadline
-        while len(queries) and not any(self.names[k] in self.home for k in queries.users) \
-            and time.monotonic() < end:
+        while (len(queries) and not any(self.names[k] in self.home for k in queries.users)
+               and time.monotonic() < end):
             time.sleep(max(self.poll, 0.5))  # no node is available: wait for one
             self.meet()
         by_node: dict[int, list[int]] = {}
@@ -232,8 +230,8 @@ class FlowerRuntime:
         answers, refusals = envelope.content.get("answers", {}), envelope.content.get("refusals",
             {})
         for k in users:
-            reason = refusals.get(json.dumps(self.names[k])) if isinstance(refusals, Mapping) \
-                else None
+            reason = (refusals.get(json.dumps(self.names[k])) if isinstance(refusals, Mapping)
+                      else None)
             if reason is not None:
                 refused.append((k, f"{REFUSES}{_printable(reason)}"))
                 continue
@@ -267,8 +265,7 @@ class FlowerRuntime:
         # Who lies about itself keeps nobody from learning.
         if 0 < len(self.home) < expected and self.refused:
             log.warning("%d of %d users came, and %d node(s) were refused: the others begin",
-                        len(self.home), expected,
-                        len(self.refused))
+                        len(self.home), expected, len(self.refused))
         elif len(self.home) < expected:
             errors = "; ".join(
                 sorted({said for said in self.met.values() if isinstance(said, str)}))
@@ -310,8 +307,7 @@ def _main(grid: Grid, context: Context) -> None:
             logger.info("%s", line)
 
         runtime = FlowerRuntime(grid, for_nodes(complete(given)),
-                                deadline=config.server.round_timeout,
-                                poll=config.server.poll)
+                                deadline=config.server.round_timeout, poll=config.server.poll)
         if config.server.join:
             service.join(runtime, config, out / "joined.csv", progress)
             return

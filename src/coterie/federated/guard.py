@@ -84,9 +84,8 @@ class OwnerSettings:
                     "a text" if kinds is str else "an integer" if kinds is int else "a number"))
         unknown = set(self.kinds) - set(KINDS)
         if unknown:
-            raise InvalidInput(
-                f"`allow` names {sorted(unknown)[0]!r}, which is no kind of question",
-                               remedy=f"Kinds are: {', '.join(KINDS)}")
+            raise InvalidInput(f"`allow` names {sorted(unknown)[0]!r}, which is no kind of "
+                               "question", remedy=f"Kinds are: {', '.join(KINDS)}")
         if self.consent not in ("", "hessians"):
             raise InvalidInput(f"consent can be given to hessians, got {self.consent!r}",
                                remedy="Use hessians")
@@ -140,10 +139,9 @@ class Guard:
         self.consent = not self.owned or self.settings.consent == "hessians"
         self.rows: dict[Any, str] = row_digests(source) if self.owned else {}
         self.columns = source.n_features if isinstance(source, Users) else source.n_columns
-        self.ledger = NodeLedger.of_owner(self.settings.ledger_dir or default_folder(own),
-                                          self.settings.budget_epsilon,
-                                          self.settings.budget_delta) if self.owned else NodeLedger(
-                                              None)
+        self.ledger = NodeLedger.of_owner(
+            self.settings.ledger_dir or default_folder(own), self.settings.budget_epsilon,
+            self.settings.budget_delta) if self.owned else NodeLedger(None)
 
     def __enter__(self) -> Self:
         return self
@@ -169,8 +167,8 @@ class Guard:
         """
         if not self.owned:
             return HeldOut(share, seed)
-        least = 0 if self.consent else max(n_columns + 1, _LEAST_ROWS) if task == "regression" \
-            else _LEAST_ROWS
+        least = (0 if self.consent else max(n_columns + 1, _LEAST_ROWS) if task == "regression"
+                 else _LEAST_ROWS)
         if self.settings.split_key == PUBLIC:
             return HeldOut(share, seed, least)
         if share > 0:
@@ -178,8 +176,7 @@ class Guard:
             first = float(self.ledger.pinned(f"held-out {data}", lambda: repr(share)))
             if first != share:
                 raise Refused(f"the share {first:g} of these rows was held out before, and "
-                              f"{share:g} is asked for now",
-                              remedy=f"Use held-out = {first:g}")
+                              f"{share:g} is asked for now", remedy=f"Use held-out = {first:g}")
         return HeldOut(share, self.secret, least)
 
     @property
@@ -259,8 +256,8 @@ class Guard:
         ------
         Refused : a summary of so few rows would show them.
         """
-        if summary and isinstance(self.source, Table) and not self.consent \
-            and len(self.source.frame) < _LEAST_ROWS:
+        if (summary and isinstance(self.source, Table) and not self.consent
+            and len(self.source.frame) < _LEAST_ROWS):
             raise Refused(f"this node has fewer than {_LEAST_ROWS} rows, which a summary of its "
                           "table would show",
                           remedy="Set consent = 'hessians' in the node configuration")
@@ -269,8 +266,7 @@ class Guard:
             self.ledger.log([LoggedAnswer(run, 0, None, "introduction", 0, len(text), digest)])
 
     def account(self, run: str, replies: Mapping[int, Message], data: Data,
-                questions: Mapping[int, str],
-                sizes: Mapping[int, int]) -> dict[int, str]:
+                questions: Mapping[int, str], sizes: Mapping[int, int]) -> dict[int, str]:
         """Enter replies in the ledger; of those that are too many, the reason by user.
 
         Parameters
@@ -289,10 +285,9 @@ class Guard:
             # What noisy releases cost is counted in their budget.
             units, hessians = (0, 0) if reply.kind in PRIVATE else cost(reply, data.samples.dim)
             entries[user] = Question(
-                LoggedAnswer(run, reply.round, names[user], reply.kind, reply.numbers, sizes[user],
-                             questions[user]),
-                self.rows[names[user]], units, hessians, self.settings.max_questions or _most(data,
-                    rows),
+                LoggedAnswer(run, reply.round, names[user], reply.kind,
+                             reply.numbers, sizes[user], questions[user]), self.rows[names[user]],
+                units, hessians, self.settings.max_questions or _most(data, rows),
                 self.settings.max_hessians or min(max(rows // 4, _LEAST_HESSIANS), _HESSIANS))
         reasons = self.ledger.account(entries.values())
         return {user: reason for user, reason in zip(entries, reasons, strict=True) if reason}

@@ -45,9 +45,8 @@ class Introduction(NamedTuple):
         columns hold.
         """
         if isinstance(source, Table):
-            return cls(names=source.names, features=source.number_columns(),
-                       targets="table") if private else \
-                cls(names=source.names, summary=source.summary())
+            return (cls(names=source.names, features=source.number_columns(), targets="table")
+                    if private else cls(names=source.names, summary=source.summary()))
         y = source.targets
         if y is None or not len(y):
             return cls(names=source.names, features=source.feature_names)
@@ -78,12 +77,10 @@ class Introduction(NamedTuple):
             said = json.loads(text)
             names, features, n_classes, targets = (said[key] for key in cls._fields[:4])
             if not (isinstance(names, list) and len(names) <= _MOST_USERS
-                    and all(map(is_name, names))
-                    and len(set(names)) == len(names)):
+                    and all(map(is_name, names)) and len(set(names)) == len(names)):
                 raise _no_introduction("its users have no names, or the same")
             if not (isinstance(features, list) and len(features) <= MOST_COLUMNS
-                    and all(map(is_text, features))
-                    and len(set(features)) == len(features)):
+                    and all(map(is_text, features)) and len(set(features)) == len(features)):
                 raise _no_introduction("its columns have no names, or the same")
             if not is_count(n_classes) or targets not in _TARGETS:
                 raise _no_introduction("its targets do not exist")

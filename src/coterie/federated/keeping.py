@@ -60,9 +60,8 @@ def keep_models(folder: str | PathLike[str], agreement: Agreement,
     models : names of users, and their models in the solver's units.
     """
     assert agreement.units is not None
-    shared = {"run": agreement.run,
-              "recipe": None if agreement.recipe is None else agreement.recipe.to_json(),
-              "units": json_ready(agreement.units.state())}
+    shared = {"run": agreement.run, "recipe": None if agreement.recipe is None
+              else agreement.recipe.to_json(), "units": json_ready(agreement.units.state())}
     for name, model in models:
         text = json.dumps({"user": name, "model": np.asarray(model).tolist(), **shared},
                           ensure_ascii=False)

@@ -71,7 +71,7 @@ def join_run(runtime: Carrier, run: Run, *, wait: float = 120.0,
     if run.units is None or run.settings is None or run.centres is None:
         raise InvalidInput(f"{run.folder} has no groups that a newcomer could join",
                            remedy="Give the folder of a run of `coterie fit`, or of `coterie "
-                                  "federate` without --lam")
+                           "federate` without --lam")
     agreement = agreement_of(run)
     runtime.use(replace(agreement, names=()))  # newcomers need say no more than their names
     known, end, newcomers = {name_text(name) for name in run.names}, time.monotonic() + wait, \
@@ -85,20 +85,18 @@ def join_run(runtime: Carrier, run: Run, *, wait: float = 120.0,
                                "nodes of newcomers.")
         time.sleep(0.0 if newcomers else 0.5)
     runtime.use(replace(agreement, names=newcomers))
-    shared: dict[str, Array] = {
-        "models": run.centres if run.kind != "alone" else run.centres[:0],
+    shared: dict[str, Array] = {"models": run.centres if run.kind != "alone" else run.centres[:0],
                                 "noise": np.array(run.noise)}
     if run.covariance is not None:
         shared["covariance"] = triangle(run.covariance[None])
     asker = Asker(runtime, newcomers, progress=progress)
     replies = asker.ask("join", run.models.shape[1], shared=shared)
-    models = {newcomers[k]: reply.arrays["model"][0] for k,
-              reply in replies.items() if "model" in reply.arrays}
+    models = {newcomers[k]: reply.arrays["model"][0] for k, reply in replies.items()
+              if "model" in reply.arrays}
     groups = np.asarray(replies.arrays["who"], dtype=np.int64)
     if not ((groups >= -1) & (groups < len(run.centres))).all():
         raise Incompatible("A newcomer answered with a group that does not exist. Install the same "
-                           "version of coterie "
-                           "everywhere.")
+                           "version of coterie everywhere.")
     return Newcomers(newcomers, groups, models, asker.ledger)
 
 
@@ -110,8 +108,7 @@ def agreement_of(run: Run) -> Agreement:
     assert run.units is not None
     assert run.settings is not None
     return Agreement(names=run.names, features=run.units.feature_names, recipe=run.recipe,
-                     units=run.units,
-                     run=digest(run.models), task=run.settings.task,
+                     units=run.units, run=digest(run.models), task=run.settings.task,
                      n_classes=run.settings.n_classes)
 
 
@@ -120,13 +117,13 @@ def write_newcomers(newcomers: Newcomers, run: Run, file: Path) -> None:
     units given.
     """
     assert run.units is not None
-    columns = model_columns(run.units, run.recipe.classes if run.recipe else ()) \
-        if newcomers.models else []
+    columns = (model_columns(run.units, run.recipe.classes if run.recipe else ())
+               if newcomers.models else [])
     rows = []
     for name, group in zip(newcomers.names, newcomers.groups.tolist(), strict=True):
         model = newcomers.models.get(name)
-        cells = [""] * len(columns) if model is None \
-            else run.units.coefficients(model[None]).ravel().tolist()
+        cells = ([""] * len(columns) if model is None
+                 else run.units.coefficients(model[None]).ravel().tolist())
         rows.append([name, group, *cells])
     write_atomically(file, table(["user", "cluster", *columns], rows))
 
@@ -153,13 +150,12 @@ def leave_run(run: Run, names: Collection[str], out: Path) -> Fit:
         moments.
     """
     answers = run.folder / "checkpoint" / "answers" / "0000.coterie"
-    saved: dict[str, Any] = unpack(answers.read_bytes(), str(answers)) if answers.exists() \
-        else {"kind": ""}
+    saved: dict[str, Any] = (unpack(answers.read_bytes(), str(answers)) if answers.exists()
+                             else {"kind": ""})
     if saved["kind"] != "moments" or run.settings is None:
-        raise InvalidInput(f"the checkpoint in {run.folder} has no second moments of its users, "
-                           "which only fits of a "
-                           "federation with a squared loss have", remedy="Run the federation again "
-                               "without these users")
+        raise InvalidInput(f"the checkpoint in {run.folder} has no second moments of its "
+                           "users, which only fits of a federation with a squared loss have",
+                           remedy="Run the federation again without these users")
     known = {name_text(name): k for k, name in enumerate(run.names)}
     missing = [name for name in names if name not in known]
     if missing:
@@ -176,9 +172,8 @@ def leave_run(run: Run, names: Collection[str], out: Path) -> Fit:
     users = [part.users(agreement.names, agreement.features) for part in (everything, *parts)]
     split = None if len(parts) == 1 else Split(users[1], users[2].take([]), users[2])
     fitted = replace(fit(users[0], run.settings, split=split), recipe=run.recipe)
-    _keep_checkpoint(out / "checkpoint", agreement, {
-        **saved, "arrays": arrays, "accounts": {key: account[stay] for key,
-                                                account in saved["accounts"].items()}})
+    _keep_checkpoint(out / "checkpoint", agreement, {**saved, "arrays": arrays, "accounts": {
+        key: account[stay] for key, account in saved["accounts"].items()}})
     return fitted
 
 

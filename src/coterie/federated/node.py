@@ -107,9 +107,8 @@ class Memory:
         if not self.recalled:
             return {}
         blank = {"point": np.zeros((1, dim)), "tails": np.zeros(1),
-                 "neighbours": np.zeros(0, dtype=np.int64),
-                 "quiet": np.zeros(0, dtype=bool), "radii": np.zeros(0),
-                 "others": np.zeros((0, dim)),
+                 "neighbours": np.zeros(0, dtype=np.int64), "quiet": np.zeros(0, dtype=bool),
+                 "radii": np.zeros(0), "others": np.zeros((0, dim)),
                  "difference": np.zeros((0, dim)), "hat": np.zeros((0, dim))}
         rows = [self.recalled.get(name, {"memory": blank})["memory"] for name in users.names]
         counts = {field: np.array([len(row[field]) for row in rows]) for field in blank}
@@ -120,8 +119,8 @@ class Memory:
         """Keep what some of the replying users remember now, and what they remembered before."""
         for k in some:
             name = users.names[k]
-            now = {"round": replies.round, "memory": {field: part.rows(k) for field,
-                                                      part in replies.memory.items()}}
+            now = {"round": replies.round,
+                   "memory": {field: part.rows(k) for field, part in replies.memory.items()}}
             data = pack({"run": self.run, "now": now, "before": self.recalled.get(name)})
             if self.folder is not None:
                 write_atomically(self._file(name), data)
@@ -267,14 +266,14 @@ class _Asking:
                 asked[users.index(name)] = query
         self.guard.refuse(run, refused)
         replies, over = self._replies(run, asked, own) if asked else ({}, {})
-        return NodeReplies(replies, {json.dumps(name): reason for name,
-                                     (_, _, reason) in refused.items()} | over)
+        return NodeReplies(replies, {json.dumps(name): reason
+                                     for name, (_, _, reason) in refused.items()} | over)
 
     def _objection(self, user: int, query: Message, first: Message) -> str:
         """Why this question is not answered, or an empty text."""
         name = self.data.samples.users.names[user]
-        pairs = len(self.memory.recalled[name]["memory"]["others"]) \
-            if name in self.memory.recalled else 0
+        pairs = (len(self.memory.recalled[name]["memory"]["others"]) if name in self.memory.recalled
+                 else 0)
         reason = objection(query, self.data.loss, self.data.samples.dim, len(self.agreement.names),
                            pairs)
         if reason is None and not alike(query, first):
@@ -321,8 +320,8 @@ def _keep_models(folder: str, replies: Batch, asked: Mapping[int, Message], agre
     folder.
     """
     if folder and replies.kind == "judge":  # with this question every user gets its model
-        keep_models(folder, agreement, [(users.names[k], query.arrays["model"]) for k,
-                                        query in asked.items()])
+        keep_models(folder, agreement,
+                    [(users.names[k], query.arrays["model"]) for k, query in asked.items()])
     elif folder and replies.kind == "join":
         keep_models(folder, agreement, [(users.names[k], replies[k].arrays["model"][0])
                                         for k in asked])

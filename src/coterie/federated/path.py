@@ -196,8 +196,7 @@ def federate_path(users: Users, loss: Loss, lams: npt.ArrayLike | None = None, *
     start = state_of(settings.pop("start", None), algorithm, users.n_users)
     given: Any = "auto" if lams is None else np.asarray(lams, dtype=float).ravel()
     chosen = FederationSettings(lams=given, n_lams=n_lams, ratio=ratio, algorithm=algorithm,
-                                start=start,
-                                score=held_out is not None, **settings | kinds)
+                                start=start, score=held_out is not None, **settings | kinds)
     problem, runtime = in_process(users, loss, chosen, graph, held_out, faults)
     return run_path(chosen.federation(problem.users, loss, problem.graph), chosen, runtime,
                     progress, problem)

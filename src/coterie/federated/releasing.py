@@ -48,11 +48,10 @@ def question_of(fields: Fields, n_features: int) -> ReleaseQuestion:
     ------
     InvalidInput : it asks none.
     """
-    return ReleaseQuestion(stage=int(fields["stage"]), mu=float(fields["mu"]),
-                           per_user=bool(fields["settings"][0]),
-                    centre=np.asarray(fields["centre"], dtype=float),
-                           scale=np.asarray(fields["scale"], dtype=float),
-                    n_features=n_features)
+    return ReleaseQuestion(stage=int(fields["stage"]),
+                           mu=float(fields["mu"]), per_user=bool(fields["settings"][0]),
+                           centre=np.asarray(fields["centre"], dtype=float),
+                           scale=np.asarray(fields["scale"], dtype=float), n_features=n_features)
 
 
 def query_of(question: ReleaseQuestion) -> dict[str, Array]:
@@ -114,5 +113,5 @@ def answer_home(loss: Loss, samples: Samples, memory: Mapping[str, Ragged],
         before = memory["home"]
         models[before.owner[known[before.owner] == 0]] = before.values[known[before.owner] == 0]
         known[before.owner] = 1
-    return {"who": np.zeros(len(queries), dtype=np.int64)}, \
-        {"home": Ragged.of(models[known > 0], known)}
+    return ({"who": np.zeros(len(queries), dtype=np.int64)},
+            {"home": Ragged.of(models[known > 0], known)})

@@ -89,8 +89,8 @@ def run_federation(federation: Federation, settings: FederationSettings, runtime
 
 
 def in_process(users: Users, loss: Loss, settings: FederationSettings, graph: Graph | None = None,
-               held_out: Users | float | None = None, faults: Faults | None = None) -> tuple[
-                   Problem, LocalRuntime]:
+               held_out: Users | float | None = None,
+               faults: Faults | None = None) -> tuple[Problem, LocalRuntime]:
     """The problem of users whose data are in this process, and the runtime that asks them."""
     if isinstance(held_out, (int, float)):
         users, _, held_out = users.hold_out(held_out, seed=settings.seed)
@@ -107,9 +107,8 @@ def state_of(start: Any, algorithm: Algorithm, n_users: int) -> Any:
         return start
     if start.solver != algorithm.name or len(start.state.asked) != n_users:
         raise InvalidInput(f"the run to start from is by {start.solver} with "
-                           f"{len(start.state.asked)} users, this one "
-                           f"by {algorithm.name} with {n_users}", remedy="Give start=run.models "
-                               "instead")
+                           f"{len(start.state.asked)} users, this one by {algorithm.name} with "
+                           f"{n_users}", remedy="Give start=run.models instead")
     return start.state
 
 
@@ -135,9 +134,7 @@ def finish(result: DriverResult, settings: FederationSettings, problem: Problem 
     reasons = {names[user]: reason for _, user, reason in state.refusals if 0 <= user < len(names)}
     return Federated(
         problem=solved, models=result.models, duals=result.certificate.duals,
-                     certificate=result.certificate,
-        status=status, solver=settings.algorithm.name, seconds=result.seconds,
-                     history=result.history,
-        ledger=result.ledger, state=state, federation=federation, scores=result.scores,
-                     n_rounds=len(result.history),
+        certificate=result.certificate, status=status, solver=settings.algorithm.name,
+        seconds=result.seconds, history=result.history, ledger=result.ledger, state=state,
+        federation=federation, scores=result.scores, n_rounds=len(result.history),
         aside={names[k]: reasons[names[k]] for k in np.flatnonzero(state.aside)}, refusals=refusals)

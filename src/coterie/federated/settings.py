@@ -83,7 +83,7 @@ class FederationSettings:
         if not isinstance(self.algorithm, Algorithm):
             raise InvalidInput(f"expected an algorithm such as Newton(), got {self.algorithm!r}",
                                remedy="Create it by calling its class; coterie.ALGORITHMS lists "
-                                      "them")
+                               "them")
         if self.weights not in KINDS:
             raise InvalidInput(f"unknown weights {self.weights!r}",
                                remedy=f"Choose one of: {', '.join(KINDS)}")

@@ -59,10 +59,10 @@ class Table:
         """The users who have a row that counts: with a target, where there is one."""
         with located(self.place):
             owners = row_names(self.frame[self.user])
-            missing = np.zeros(len(owners), dtype=bool) if self.target is None else \
-                target_cells(self.frame[self.target], self.target, self.task).missing
-        return in_order(owner for owner,
-                        gone in zip(owners, missing, strict=True) if owner is not None and not gone)
+            missing = (np.zeros(len(owners), dtype=bool) if self.target is None
+                       else target_cells(self.frame[self.target], self.target, self.task).missing)
+        return in_order(owner for owner, gone in zip(owners, missing, strict=True)
+                        if owner is not None and not gone)
 
     @property
     def n_columns(self) -> int:
@@ -75,14 +75,12 @@ class Table:
         """What the node tells of its table, for the recipe of all."""
         with located(self.place):
             return summarise(self.frame, user=self.user, target=self.target, features=self.features,
-                             drop=self.drop,
-                             task=self.task, min_count=self.min_count)
+                             drop=self.drop, task=self.task, min_count=self.min_count)
 
     def number_columns(self) -> tuple[str, ...]:
         """The columns of numbers to learn from."""
-        wanted = self.features or [name for name in self.frame.columns if name not in (self.user,
-            self.target,
-                                                                                        *self.drop)]
+        wanted = self.features or [name for name in self.frame.columns
+                                   if name not in (self.user, self.target, *self.drop)]
         return tuple(name for name in wanted if name in self.frame.columns
                      and read_cells(self.frame[name]).kind in ("number", "flag"))
 
@@ -180,9 +178,8 @@ def load(config: Config) -> Users | Table:
                            remedy="Return Users.from_arrays(X, y, user), or a polars frame")
     if config.get("split"):
         part, parts = int(_need(config, "partition-id")), int(_need(config, "num-partitions"))
-        loaded = loaded.take(np.arange(part, loaded.n_users, parts)) if isinstance(loaded,
-            Users) else \
-            loaded.take(loaded.names[part::parts])
+        loaded = (loaded.take(np.arange(part, loaded.n_users, parts)) if isinstance(loaded, Users)
+                  else loaded.take(loaded.names[part::parts]))
     return loaded
 
 
@@ -196,9 +193,8 @@ def resolve(spec: str, what: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise InvalidInput(f"{what} {spec!r} cannot be found: {error}",
-                           remedy="Install the module where the node runs, or correct "
-                           "the name") from error
+        raise InvalidInput(f"{what} {spec!r} cannot be found: {error}", remedy="Install the module "
+                           "where the node runs, or correct the name") from error
 
 
 def make_loss(name: str, options: str = "") -> Loss:
@@ -221,11 +217,10 @@ def _table(frame: Any, config: Config) -> Table:
     for name in (user, target):
         if name is not None and name not in frame.columns:
             raise InvalidInput(f"There is no column {name!r}", remedy=suggest(name, frame.columns))
-    return Table(frame=frame, user=user, target=target,
-                 features=split_names(str(config.get("features", ""))) or None,
+    return Table(frame=frame, user=user,
+                 target=target, features=split_names(str(config.get("features", ""))) or None,
                  drop=split_names(str(config.get("drop", ""))),
-                 task=str(config.get("task", "auto")),
-                 min_count=int(config.get("min-count", 1)))
+                 task=str(config.get("task", "auto")), min_count=int(config.get("min-count", 1)))
 
 
 def _need(config: Config, key: str) -> Any:

@@ -60,8 +60,8 @@ class SpanRows(NamedTuple):
         between = mass[:, :, None]
         if curvature.basis is not None:
             weights = np.maximum(part.weights[user], 1e-300)[:, None, None]
-            classes = mass[:, :, None] * np.eye(mass.shape[1]) - mass[:, :, None] \
-                * mass[:, None, :] / weights
+            classes = (mass[:, :, None] * np.eye(mass.shape[1]) - mass[:, :, None]
+                       * mass[:, None, :] / weights)
             between = curvature.basis @ classes @ curvature.basis.T
         return cls((vectors[:, kept] / lengths).T @ part.design[user], vectors[:, kept] * lengths,
                    between)
@@ -92,8 +92,7 @@ class SpanRows(NamedTuple):
 
             # One start for all: a user gives the same answer to the same question.
             values, vectors = eigsh(LinearOperator((self.size, self.size), matvec=self.times),
-                                    k=count, which="LA",
-                                    v0=np.ones(self.size), tol=1e-10)
+                                    k=count, which="LA", v0=np.ones(self.size), tol=1e-10)
         order = np.argsort(-values, kind="stable")[:count]
         return values[order], vectors[:, order].T
 
@@ -177,9 +176,8 @@ def hessian_parts(curvature: RowCurvature, ridge: float, have: Ints, rank: int,
             else:
                 out[user] = part_of(rows, ridge, int(have[user]), (rank or _MODELS) * dim)
     return {name: Ragged.of(np.concatenate(pieces), np.array([len(piece) for piece in pieces]))
-            for name, pieces in (
-        ("basis", [one.basis for one in out]), ("core", [one.core for one in out]),
-        ("diagonal", [one.levels for one in out]))}
+            for name, pieces in (("basis", [one.basis for one in out]), (
+                "core", [one.core for one in out]), ("diagonal", [one.levels for one in out]))}
 
 
 def _rounded(rows: SpanRows, ridge: float) -> Array:
@@ -210,10 +208,10 @@ def mean_curvature(hessians: Array | RowCurvature) -> Array:
         ridge, out = ridge_of(hessians), np.empty(hessians.shape[0])
         for part in hessians.terms:
             values = _spectra(hessians, part, hessians.mean_mass(part)) + ridge
-            padding = np.arange(values.shape[1]) < values.shape[1] \
-                - (part.weights > 0).sum(axis=1)[:, None]
-            level = 1e-3 * np.where(padding, 0.0, values).sum(axis=1) \
-                / np.maximum((~padding).sum(axis=1), 1)
+            padding = (np.arange(values.shape[1]) < values.shape[1]
+                       - (part.weights > 0).sum(axis=1)[:, None])
+            level = (1e-3 * np.where(padding, 0.0,
+                                     values).sum(axis=1) / np.maximum((~padding).sum(axis=1), 1))
             logs = np.where(padding, 0.0, np.log(values + level[:, None])).sum(axis=1)
             out[part.users] = np.exp(logs / np.maximum((~padding).sum(axis=1), 1))
         return out

@@ -126,15 +126,15 @@ class FitResult(InNotebook):
         """Whether the weights were made from the groups: then the path proves nothing about these
         groups.
         """
-        return self.settings.weights == "auto" and self.noun == "user" \
-            and 1 < self.n_clusters < len(self.names)
+        return (self.settings.weights == "auto" and self.noun == "user"
+                and 1 < self.n_clusters < len(self.names))
 
     @property
     def noun(self) -> str:
         """What a user is called: "point" where every user is one row without a target, else "user".
         """
-        points = self.settings.task == "clustering" \
-            and int(self.solution.problem.users.data.sizes.max()) == 1
+        points = (self.settings.task == "clustering"
+                  and int(self.solution.problem.users.data.sizes.max()) == 1)
         return "point" if points else "user"
 
     @property
@@ -284,14 +284,13 @@ class FitResult(InNotebook):
         likeliest = np.stack([loss.values(samples, np.broadcast_to(c, shape))
                               for c in self.centres]).argmin(axis=0)
         automatic = self.settings.weights == "auto"
-        joined = self._join(newcomers, likeliest) if automatic \
-            else self.solution.personalize(newcomers)
+        joined = (self._join(newcomers, likeliest) if automatic
+                  else self.solution.personalize(newcomers))
         # The price of leaving the centre is the same as for the others.
         if isinstance(loss, Personal):
             return joined._replace(models=loss.own_models(samples, self.centres[likeliest]))
         return joined._replace(models=np.where((joined.clusters >= 0)[:, None],
-                                               self.centres[joined.clusters],
-                                               joined.models))
+                                               self.centres[joined.clusters], joined.models))
 
     def _join(self, newcomers: Users, likeliest: Indices) -> Joined:
         """Newcomers pulled by the users of the likeliest group, as these are by each other."""

@@ -87,9 +87,8 @@ def check(epsilon: float, delta: float) -> None:
         raise InvalidInput(f"epsilon must be a positive number, got {epsilon!r}",
                            remedy="Use for example 4")
     if not 0 < delta < 1:
-        raise InvalidInput(f"delta must lie between 0 and 1, got {delta!r}",
-                           remedy="Use for example 1e-5, less than one by the number of rows of a "
-                                  "user")
+        raise InvalidInput(f"delta must lie between 0 and 1, got {delta!r}", remedy="Use for "
+                           "example 1e-5, less than one by the number of rows of a user")
 
 
 def _bisected(low: float, high: float, good: Callable[[float], bool]) -> float:

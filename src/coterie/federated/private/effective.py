@@ -115,8 +115,8 @@ def effective(summaries: Summaries, names: tuple[Any, ...], features: tuple[str,
     noise = (square.sum() - 2 * model @ cross.sum(axis=0) + model @ pooled @ model) / rows
     noise = float(np.clip(noise, 1e-3, 1.0))
     errors = (tau / KAPPA) ** 2 + 0.5 * kept * tau**2 * (model @ model)
-    covariance = noise * grams + errors[:, None, None] * np.eye(d) \
-        + (0.5 * kept * tau**2)[:, None, None] * np.outer(model, model)
+    covariance = (noise * grams + errors[:, None, None] * np.eye(d)
+                  + (0.5 * kept * tau**2)[:, None, None] * np.outer(model, model))
     ratio = np.linalg.solve(covariance, grams)
     curvature = noise * np.einsum("nij,njk->nik", grams, ratio)
     slope = noise * np.einsum("nji,nj->ni", ratio, cross - grams @ model)
@@ -129,8 +129,8 @@ def effective(summaries: Summaries, names: tuple[Any, ...], features: tuple[str,
     factor = max(1.0, max(d + 2, _FEWEST) / float(counts.min()))
     moments = _moments(curvature, rhs, factor, noise)
     means = gram[:, 0] / W0 / sizes[:, None] @ to_rows.T
-    spread = 1.0 / sizes[:, None] + (0.5 * (tau / W0 / sizes) ** 2)[:, None] \
-        * (to_rows[1:] ** 2).sum(axis=1)
+    spread = (1.0 / sizes[:, None] + (0.5 * (tau / W0 / sizes) ** 2)[:, None]
+              * (to_rows[1:] ** 2).sum(axis=1))
     return Effective(users=moments.users(names, features), mean=mean, scale=scale,
                      ridge=_ridge(curvature.sum(axis=0), rhs.sum(axis=0), noise), sizes=sizes,
                      means=means[:, 1:],
@@ -190,13 +190,12 @@ def _moments(curvature: Array, rhs: Array, factor: float, noise: float) -> Secon
     curvature, rhs = curvature * more[:, None, None], rhs * more[:, None]
     first, level = curvature[:, 0, 1:], rhs[:, 0] / counts
     scatters = np.zeros((len(counts), d, d))
-    scatters[:, :-1, :-1] = curvature[:, 1:, 1:] - first[:, :, None] * first[:, None, :] \
-        / counts[:, None, None]
+    scatters[:, :-1, :-1] = (curvature[:, 1:, 1:] - first[:, :, None] * first[:, None, :]
+                             / counts[:, None, None])
     cross = rhs[:, 1:] - first * level[:, None]
     scatters[:, :-1, -1], scatters[:, -1, :-1] = cross, cross
-    explained = np.einsum("ni,ni->n", cross,
-                          (np.linalg.pinv(scatters[:, :-1, :-1], rcond=1e-10, hermitian=True)
-                                              @ cross[:, :, None])[:, :, 0])
+    explained = np.einsum("ni,ni->n", cross, (np.linalg.pinv(
+        scatters[:, :-1, :-1], rcond=1e-10, hermitian=True) @ cross[:, :, None])[:, :, 0])
     scatters[:, -1, -1] = explained + noise * more * np.maximum(counts - d, 1.0)
     return SecondMoments(counts.astype(np.int64), np.column_stack([first / counts[:, None], level]),
                          scatters)
@@ -210,9 +209,7 @@ def _ridge(curvature: Array, rhs: Array, noise: float) -> float:
     inner = curvature[1:, 1:] - np.outer(first, first) / curvature[0, 0]
     scales, axes = np.linalg.eigh(inner)
     scales, parts = np.maximum(scales, 1e-12 * max(float(scales[-1]), 1e-300)), axes.T @ (
-        rhs[1:] - first * rhs[0]
-                                                                                       / curvature[
-                                                                                           0, 0])
+        rhs[1:] - first * rhs[0] / curvature[0, 0])
     variances = noise * scales + scales**2 * _RIDGES[:, None]
     best = _RIDGES[np.argmax(-0.5 * (np.log(variances) + parts**2 / variances).sum(axis=1))]
     return float(np.clip(noise / (best * curvature[0, 0]), 1e-6, 10.0))

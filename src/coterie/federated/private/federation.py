@@ -120,36 +120,31 @@ def fit_privately(runtime: Carrier, data: DataSettings, settings: Settings, priv
     agreement = _agreement(runtime, data, settings, privacy, carriage)
     runtime.use(agreement)
     asker = Asker(runtime, agreement.names, participation=carriage.participation,
-                  seed=carriage.seed,
-                  fingerprint=_fingerprint(runtime, privacy, agreement),
-                  checkpoint=carriage.checkpoint,
-                  progress=carriage.progress)
+                  seed=carriage.seed, fingerprint=_fingerprint(runtime, privacy, agreement),
+                  checkpoint=carriage.checkpoint, progress=carriage.progress)
     scaling = _Scaling(carriage)
     parts, agreement, aside = without_refusers(
         asker, agreement, carriage, lambda: _fingerprint(runtime, privacy, agreement),
         lambda agreed: _asked(asker, agreed, settings, privacy, scaling, carriage))
     home = runtime.data.memory["home"].values if isinstance(runtime, LocalNodes) else None
     return PrivateFit(**parts, ledger=asker.ledger, history=tuple(asker.history),
-                      refusals=tuple(asker.refusals),
-                      aside=aside, privacy=privacy, at_home=home)
+                      refusals=tuple(asker.refusals), aside=aside, privacy=privacy, at_home=home)
 
 
 def _fingerprint(runtime: Carrier, privacy: Privacy, agreement: Agreement) -> dict[str, Any]:
     """What must agree for releases in a checkpoint to be used."""
-    return {"epsilon": privacy.epsilon, "delta": privacy.delta, "unit": privacy.unit,
-            "task": agreement.task,
+    return {"epsilon": privacy.epsilon, "delta": privacy.delta,
+            "unit": privacy.unit, "task": agreement.task,
             **({} if isinstance(runtime, LocalNodes) else runtime.identity())}
 
 
 def _asked(asker: Asker, agreement: Agreement, settings: Settings, privacy: Privacy,
-           scaling: _Scaling,
-           carriage: Carriage) -> dict[str, Any]:
+           scaling: _Scaling, carriage: Carriage) -> dict[str, Any]:
     """The parts of the fit of all who take part."""
     runtime: Any = asker.runtime
     question = scaling.question(asker, agreement, privacy)
     known = effective(Summaries.of(_released(asker, question), question), agreement.names,
-                      agreement.features,
-                      privacy.unit == "user")
+                      agreement.features, privacy.unit == "user")
     fitted = fit_summaries(known, settings, carriage.fit_progress)
     task = agreement.task
     units, sent = _in_given_units(fitted, known, question, task, settings)
@@ -159,11 +154,10 @@ def _asked(asker: Asker, agreement: Agreement, settings: Settings, privacy: Priv
     if solution.status is Status.CONVERGED:
         solution = replace(solution, status=Status.RELEASED)
     parts = {f.name: getattr(fitted, f.name) for f in fields(Fit)}
-    return parts | {
-        "units": units, "sent": sent, "solution": solution, "recipe": agreement.recipe,
-        "settings": replace(settings, task=task, standardize=True), "why": f"{fitted.why} "
-            f"{_warning(known)}".strip(),
-        "together": _classes_of(fitted.together[None], fitted, question, task)[0]}
+    return parts | {"units": units, "sent": sent, "solution": solution, "recipe": agreement.recipe,
+                    "settings": replace(settings, task=task, standardize=True),
+                    "why": f"{fitted.why} {_warning(known)}".strip(),
+                    "together": _classes_of(fitted.together[None], fitted, question, task)[0]}
 
 
 class _Scaling:
@@ -172,8 +166,8 @@ class _Scaling:
     """
 
     def __init__(self, carriage: Carriage) -> None:
-        self.file = None if carriage.checkpoint is None else Path(carriage.checkpoint) \
-            / "scaling.json"
+        self.file = (None if carriage.checkpoint is None
+                     else Path(carriage.checkpoint) / "scaling.json")
         self.known: ReleaseQuestion | None = None
         self.asked: tuple[Array, Array, tuple[float, ...]] | None = None
 
@@ -204,8 +198,7 @@ def _check_promise(privacy: Privacy, data: DataSettings, carriage: Carriage) -> 
         return
     file = Path(carriage.checkpoint) / "promise.json"
     said = {"epsilon": privacy.epsilon, "delta": privacy.delta, "unit": privacy.unit,
-            "clip": privacy.clip_text,
-            "user": data.user, "target": data.target}
+            "clip": privacy.clip_text, "user": data.user, "target": data.target}
     if not file.exists():
         write_atomically(file, json.dumps(said).encode(), durable=True)
         return
@@ -213,8 +206,7 @@ def _check_promise(privacy: Privacy, data: DataSettings, carriage: Carriage) -> 
     for key, value in said.items():
         if saved.get(key) != value:
             raise InvalidInput(f"the checkpoint in {carriage.checkpoint} is of another run: its "
-                               f"{key} is "
-                               f"{saved.get(key)!r}, this run's is {value!r}",
+                               f"{key} is {saved.get(key)!r}, this run's is {value!r}",
                                remedy="Give another folder, or the same settings")
 
 def _agreement(runtime: Carrier, data: DataSettings, settings: Settings, privacy: Privacy,
@@ -228,8 +220,7 @@ def _agreement(runtime: Carrier, data: DataSettings, settings: Settings, privacy
     if tables:
         recipe = public_recipe(tables, data, privacy)
         agreement = replace(agreement, recipe=recipe, features=recipe.feature_names,
-                            task=recipe.task,
-                            n_classes=len(recipe.classes))
+                            task=recipe.task, n_classes=len(recipe.classes))
     else:
         agreement = _prepared(agreement, {node.targets for _, node in nodes}, settings, data)
     if file is not None:
@@ -282,14 +273,12 @@ def public_recipe(tables: list[Introduction], data: DataSettings, privacy: Priva
     classes = privacy.levels_of(target)
     if len(classes) > 2:
         raise InvalidInput(f"a private fit predicts two classes or numbers, and {target!r} has "
-                           f"{len(classes)} classes",
-                           remedy="Predict one class against the others")
+                           f"{len(classes)} classes", remedy="Predict one class against the others")
     if not classes and data.task in ("classification", "counts"):
         raise InvalidInput(f"the classes of {target!r} are not public",
                            remedy=f"Name them in clip: {target}=no|yes")
     return Recipe(user=data.user, target=target, task="classification" if classes else "regression",
-                  classes=classes,
-                  class_kind="str", columns=columns, notes=(note,))
+                  classes=classes, class_kind="str", columns=columns, notes=(note,))
 
 
 def _column(name: str, bounds: Any, levels: tuple[str, ...]) -> Column:
@@ -307,14 +296,13 @@ def _column(name: str, bounds: Any, levels: tuple[str, ...]) -> Column:
 def _question(stage: int, mu: float, centre: Array, scale: Array,
               privacy: Privacy) -> ReleaseQuestion:
     return ReleaseQuestion(stage=stage, mu=mu, per_user=privacy.unit == "user", centre=centre,
-                           scale=scale,
-                    n_features=len(centre) - 1)
+                           scale=scale, n_features=len(centre) - 1)
 
 
 def _released(asker: Asker, question: ReleaseQuestion) -> Array:
     """(n_users, length) what users release."""
-    released = asker.ask("release", question.n_features, shared=query_of(question)).arrays[
-        "released"]
+    released = asker.ask("release", question.n_features,
+                         shared=query_of(question)).arrays["released"]
     if released.shape != (len(asker.names), question.length):
         raise Incompatible("The users released something else than was asked. Install the same "
                            "version everywhere.")
@@ -339,24 +327,22 @@ def _bounds(asker: Asker, agreement: Agreement, privacy: Privacy) -> tuple[Array
         labels = {label: column.name for column in agreement.recipe.columns
                   for label in column.labels}
         known = {label: (0.0, 1.0) if privacy.levels_of(labels[label])
-                 else privacy.range_of(labels[label])
-                 for label in labels}
+                 else privacy.range_of(labels[label]) for label in labels}
     else:
         known = {name: privacy.range_of(name) for name in names[:-1]}
-    known[names[-1]] = (0.0, 1.0) if agreement.task == "classification" \
-        else privacy.range_of(names[-1])
+    known[names[-1]] = ((0.0, 1.0) if agreement.task == "classification"
+                        else privacy.range_of(names[-1]))
     unknown = [name for name in names if known.get(name) is None]
     if unknown and privacy.clip is not None:
-        raise InvalidInput(f"the bounds of column {unknown[0]!r} are not given, and they never "
-                           "come from the data "
-                           "unnoticed", remedy="Add it to clip, for example "
-                                               f"{{{unknown[0]!r}: (0, 100)}}; or leave "
-                           "clip out, and bounds are found with a part of the budget")
+        raise InvalidInput(f"the bounds of column {unknown[0]!r} "
+                           "are not given, and they never come from the data unnoticed",
+                           remedy=f"Add it to clip, for example {{{unknown[0]!r}: (0, 100)}}; or "
+                           "leave clip out, and bounds are found with a part of the budget")
     if privacy.clip is None:
         question = _question(RANGES, stages[0], np.zeros(len(names)), np.ones(len(names)), privacy)
         found = _magnitudes(_released(asker, question), question)
-        known = {name: known.get(name) or (-bound, bound) for name,
-                 bound in zip(names, found, strict=True)}
+        known = {name: known.get(name) or (-bound, bound)
+                 for name, bound in zip(names, found, strict=True)}
         stages = stages[1:]
     low, high = np.array([known[name] for name in names], dtype=float).T
     return 0.5 * (low + high), 0.5 * (high - low), stages
@@ -436,8 +422,7 @@ def _in_given_units(fitted: Fit, known: Effective, question: ReleaseQuestion, ta
     else:
         loss = make_loss("classification", "logistic", settings.ridge, 2)
     units = Units(task=task, loss=loss, n_classes=2 * (task == "classification"), mean=mean,
-                  scale=scale, centre=centre,
-                  spread=spread, feature_names=names)
+                  scale=scale, centre=centre, spread=spread, feature_names=names)
     return units, SentModels(_classes_of(fitted.centres, fitted, question, task),
                              _classes_of(fitted.models, fitted, question, task))
 
@@ -451,8 +436,8 @@ def _classes_of(models: Array, fitted: Fit, question: ReleaseQuestion, task: str
     if task == "regression":
         return models
     p = float(np.clip(question.centre[-1], 1e-3, 1.0 - 1e-3))
-    margins = fitted.units.coefficients(models)[..., 0] * float(question.scale[-1]) \
-        / (p * (1.0 - p))
+    margins = (fitted.units.coefficients(models)[..., 0] * float(question.scale[-1])
+               / (p * (1.0 - p)))
     margins[:, -1] += np.log(p / (1.0 - p))
     return margins
 

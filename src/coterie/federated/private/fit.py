@@ -43,8 +43,7 @@ def fit_summaries(known: Effective, settings: Settings, progress: FitProgress | 
     progress : called with what is being done.
     """
     settings = replace(settings, task="regression", loss="squared", holdout=0.0, standardize=False,
-                       ridge=known.ridge,
-                       n_classes=0)
+                       ridge=known.ridge, n_classes=0)
     store: dict[str, Any] = {}
     if known.users.n_users > 2:
         units = learn_units(known.users, settings)
@@ -56,8 +55,7 @@ def fit_summaries(known: Effective, settings: Settings, progress: FitProgress | 
         compared = replace(compared, chosen=chosen)
         store = {"groups": {"labels": labels, "sentence": sentence, "limit": ""},
                  "kind": {"kind": kind.kind, "labels": kind.labels, "covariance": kind.covariance,
-                          "noise": kind.noise,
-                          "means": compared.means, "errors": compared.errors}}
+                          "noise": kind.noise, "means": compared.means, "errors": compared.errors}}
     with warnings.catch_warnings(action="ignore", category=CoterieWarning):
         return fit(known.users, settings, store=store, progress=progress)
 

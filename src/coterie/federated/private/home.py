@@ -57,8 +57,8 @@ def finish(loss: Loss, users: Users, centres: Array, covariances: Array,
                     models, evidence = _around(plain, users, samples, rows, around,
                                                scale * covariance)
                     evidence += constant
-                    better = np.isfinite(evidence) & (evidence > most) \
-                        & np.isfinite(models).all(axis=1)
+                    better = (
+                        np.isfinite(evidence) & (evidence > most) & np.isfinite(models).all(axis=1))
                     best[better], most[better] = models[better], evidence[better]
     return best
 

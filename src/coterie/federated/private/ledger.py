@@ -125,9 +125,8 @@ class NodeLedger:
             self._base.execute("PRAGMA synchronous = EXTRA")
             self._base.executescript(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
-            raise InvalidInput(f"the ledger in {folder} cannot be used: {error}",
-                               remedy="Name a folder of your own as ledger-dir, or restore the "
-                                      "ledger") from error
+            raise InvalidInput(f"the ledger in {folder} cannot be used: {error}", remedy="Name a "
+                               "folder of your own as ledger-dir, or restore the ledger") from error
 
     @classmethod
     def of_owner(cls, folder: str | PathLike[str] | None, epsilon: float | None,
@@ -199,8 +198,7 @@ class NodeLedger:
             total = composed([self.spent(user), mu])
             if total > self.budget * _ROUNDING:
                 raise Refused(self._refusal(mu), remedy="Ask for less, or ask the owner of the "
-                                                        "node to raise "
-                              "budget-epsilon")
+                              "node to raise budget-epsilon")
             data = make()
             base.execute("INSERT INTO releases VALUES (?, ?, ?, ?, ?)",
                          (_text(user), key, mu, data, time.time()))
@@ -223,8 +221,8 @@ class NodeLedger:
     def spending(self, delta: float) -> dict[Any, float]:
         """The epsilon that every user has spent, at this delta."""
         names = self._base.execute("SELECT DISTINCT user FROM releases ORDER BY user").fetchall()
-        return {json.loads(name): epsilon_of(self.spent(json.loads(name)), delta) for name,
-                in names}
+        return {json.loads(name): epsilon_of(self.spent(json.loads(name)), delta)
+                for name, in names}
 
     # -- what is fixed at first use
 
@@ -261,22 +259,19 @@ class NodeLedger:
                 self._enter(answer._replace(numbers=0, bytes=0, reason=reason) if reason
                             else answer)
                 if not reason:
-                    base.execute("INSERT OR IGNORE INTO questions VALUES (?, ?, ?, ?, ?)",
-                                 (user, question.rows, answer.question, question.units,
-                                  question.hessians))
+                    base.execute("INSERT OR IGNORE INTO questions VALUES (?, ?, ?, ?, ?)", (
+                        user, question.rows, answer.question, question.units, question.hessians))
         return reasons
 
     def _over(self, question: Question, user: str) -> str:
         """Why this question is one too many, or an empty text."""
         about = (user, question.rows)
-        if self._base.execute(
-                "SELECT 1 FROM questions WHERE user = ? AND rows = ? AND question = ?",
-                              (*about, question.answer.question)).fetchone() is not None:
+        if self._base.execute("SELECT 1 FROM questions WHERE user = ? AND rows = ? AND question = "
+                              "?", (*about, question.answer.question)).fetchone() is not None:
             return ""
         units, hessians = self._base.execute("SELECT COALESCE(SUM(units), 0), "
-                                             "COALESCE(SUM(hessians), 0) "
-                                             "FROM questions WHERE user = ? AND rows = ?",
-                                             about).fetchone()
+                                             "COALESCE(SUM(hessians), 0) FROM questions WHERE user "
+                                             "= ? AND rows = ?", about).fetchone()
         for many, more, most, what, key in (
                 (units, question.units, question.max_units, "questions", "max-questions"),
                 (hessians, question.hessians, question.max_hessians, "questions with Hessians",
@@ -295,18 +290,16 @@ class NodeLedger:
                 self._enter(answer)
 
     def _enter(self, answer: LoggedAnswer) -> None:
-        self._base.execute(
-            "INSERT INTO answers (time, run, round, user, kind, numbers, bytes, question, reason) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (answer.time or time.time(), answer.run, answer.round, _text(answer.user), answer.kind,
-             answer.numbers,
-             answer.bytes, answer.question, answer.reason))
+        self._base.execute("INSERT INTO answers (time, run, round, user, kind, "
+                           "numbers, bytes, question, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                           (answer.time or time.time(), answer.run, answer.round,
+                            _text(answer.user), answer.kind, answer.numbers, answer.bytes,
+                            answer.question, answer.reason))
 
     def answers(self) -> list[LoggedAnswer]:
         """Every answer that left or was refused, in order."""
         rows = self._base.execute("SELECT run, round, user, kind, numbers, bytes, question, "
-                                  "reason, time FROM answers "
-                                  "ORDER BY id").fetchall()
+                                  "reason, time FROM answers ORDER BY id").fetchall()
         return [LoggedAnswer(*row)._replace(user=json.loads(row[2])) for row in rows]
 
 

@@ -59,13 +59,12 @@ class Privacy:
             raise InvalidInput(f"unit must be 'row' or 'user', got {self.unit!r}",
                                remedy="Use 'row'")
         if isinstance(self.clip, Mapping):
-            object.__setattr__(self, "clip", {str(name): _bound(name, bound) for name,
-                                              bound in self.clip.items()})
+            object.__setattr__(self, "clip", {str(name): _bound(name, bound)
+                                              for name, bound in self.clip.items()})
         elif self.clip is not None and not (isinstance(self.clip, (int, float)) and 0 < self.clip
                                             < math.inf):
             raise InvalidInput("clip must be a positive number, or bounds by column, got "
-                               f"{self.clip!r}",
-                               remedy='Use for example {"age": (0, 100)}')
+                               f"{self.clip!r}", remedy='Use for example {"age": (0, 100)}')
 
     @property
     def mu(self) -> float:
@@ -126,27 +125,21 @@ class Privacy:
         The statement.
         """
         row = self.unit == "row"
-        noise = "from the operating system's entropy" if self.experiment is None else \
-            f"from the known seed {self.experiment}: an experiment, which protects nobody"
+        noise = ("from the operating system's entropy" if self.experiment is None else "from the "
+                 f"known seed {self.experiment}: an experiment, which protects nobody")
         return Statement(
             epsilon=self.epsilon, delta=self.delta, unit=self.unit, mu=self.mu,
-                         releases=len(self.stages),
-            neighbours="one row of one user is added or removed" if row
-                         else "all rows of one user are replaced",
-            clip="bounds of columns were found with a tenth of the budget" if self.clip is None else
-            "bounds of columns are public and were given",
-            noise=noise, trust="Nobody but the user's own node: noise is added there, before "
-                               "anything leaves.",
-            public="names of users, names and kinds of columns"
-                         + ("" if row else ", and nothing else"),
-            home="A model that a user finishes at home from its exact rows is for this user alone. "
-                 "Towards all others "
-                 "the promise holds (joint differential privacy); who gets the model of a user, or "
-                 "predictions of it, "
-                 "may learn of that user's rows.",
+            releases=len(self.stages), neighbours="one row of one user is added or removed"
+            if row else "all rows of one user are replaced",
+            clip="bounds of columns were found with a tenth of the budget" if self.clip is None
+            else "bounds of columns are public and were given", noise=noise, trust="Nobody but "
+            "the user's own node: noise is added there, before anything leaves.", public="names "
+            "of users, names and kinds of columns" + ("" if row else ", and nothing else"),
+            home="A model that a user finishes at home from its exact rows is for this "
+            "user alone. Towards all others the promise holds (joint differential privacy); "
+            "who gets the model of a user, or predictions of it, may learn of that user's rows.",
             proves="The certificate proves that the models are optimal for the released "
-                   "statistics. It says nothing "
-                   "of how near these are to the rows.")
+            "statistics. It says nothing of how near these are to the rows.")
 
 
 class Statement(NamedTuple):
@@ -186,8 +179,7 @@ def _bound(name: Any, bound: Any) -> tuple[Any, ...]:
     except (TypeError, ValueError):
         pass
     raise InvalidInput(f"the bounds of column {name!r} must be (low, high) or a list of different "
-                       f"texts, got {bound!r}",
-                       remedy="Use for example (0, 100), or ['no', 'yes']")
+                       f"texts, got {bound!r}", remedy="Use for example (0, 100), or ['no', 'yes']")
 
 
 def parse_clip(text: str) -> float | dict[str, Any] | None:
@@ -209,9 +201,8 @@ def parse_clip(text: str) -> float | dict[str, Any] | None:
             return float(text)
         parts = dict(part.rsplit("=", 1) for part in text.split(",") if part.strip())
     except ValueError as error:
-        raise InvalidInput(f"clip cannot be read: {text!r}", remedy="Use for example age=0:100, "
-            "sex=f|m, y=0:1"
-                           ) from error
+        raise InvalidInput(f"clip cannot be read: {text!r}",
+                           remedy="Use for example age=0:100, sex=f|m, y=0:1") from error
     return {name.strip(): _bound(name.strip(),
                                  [end.strip() for end in bound.split("|")] if "|" in bound else
                                  _numbers(bound)) for name, bound in parts.items()}

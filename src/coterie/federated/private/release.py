@@ -68,12 +68,11 @@ class ReleaseQuestion:
         if self.stage not in (RANGES, CENTRES, SUMMARY) or not 0 < self.mu < np.inf:
             raise InvalidInput("this is no question for a release",
                                remedy="Install the same version everywhere")
-        if self.scale.shape != (q,) or not np.isfinite(self.centre).all() or not (
-                self.scale > 0).all() \
-                or not np.isfinite(self.scale).all() or not 0 <= q - self.n_features <= 1:
-            raise InvalidInput(
-                "centres and scales of a release must be finite, and scales positive",
-                               remedy="Correct the bounds of the columns")
+        if (self.scale.shape != (q,) or not np.isfinite(self.centre).all()
+            or not (self.scale > 0).all() or not np.isfinite(self.scale).all()
+            or not 0 <= q - self.n_features <= 1):
+            raise InvalidInput("centres and scales of a release must be finite, and scales "
+                               "positive", remedy="Correct the bounds of the columns")
 
     @property
     def sensitivity(self) -> float:
@@ -104,18 +103,15 @@ class ReleaseQuestion:
                  self.centre, self.scale,
                  rows.features, np.zeros(0) if rows.targets is None else rows.targets]
         return hashlib.sha256(b"".join(np.ascontiguousarray(part, dtype="<f8").tobytes() + b"|"
-                                       for part in parts)
-                              ).hexdigest()
+                                       for part in parts)).hexdigest()
 
     def exact(self, users: Users) -> Array:
         """(n_users, length) the sums, or means, without noise."""
         columns = users.features if users.targets is None or len(
-            self.centre) == self.n_features else np.column_stack(
-            [users.features, users.targets])
+            self.centre) == self.n_features else np.column_stack([users.features, users.targets])
         if columns.shape[1] != len(self.centre):
             raise InvalidInput(f"the release is about {len(self.centre)} columns, and there are "
-                               f"{columns.shape[1]}",
-                               remedy="Agree on the columns again")
+                               f"{columns.shape[1]}", remedy="Agree on the columns again")
         totals = np.zeros((users.n_users, self.length))
         step = max(1, 2_000_000 // self.length)  # rows at a time, so that memory stays small
         for first in range(0, len(columns), step):

@@ -80,8 +80,7 @@ class Cluster:
     """
 
     def __init__(self, folder: str | os.PathLike[str], nodes: Sequence[Mapping[str, Any]] = (), *,
-                 virtual: int = 0,
-                 secure: bool = True) -> None:
+                 virtual: int = 0, secure: bool = True) -> None:
         self.folder = Path(folder).resolve()
         self.configs, self.virtual, self.secure = [dict(node) for node in nodes], virtual, \
             secure and not virtual
@@ -89,8 +88,7 @@ class Cluster:
         kept = {name: text for name, text in os.environ.items() if name not in _COLOURS}
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         self.env = {**kept, **QUIET, "FLWR_HOME": str(self.folder / "flwr"), "OMP_NUM_THREADS": "1",
-                    "PATH": programs,
-                    "COTERIE_CLUSTER": uuid.uuid4().hex}
+                    "PATH": programs, "COTERIE_CLUSTER": uuid.uuid4().hex}
         self.watch: subprocess.Popen[bytes] | None = None
         self.port = 0
         self.link: subprocess.Popen[bytes] | None = None
@@ -115,15 +113,13 @@ class Cluster:
                 certificates = make_certificates(self.folder / "keys")
                 self.keys = make_node_keys(self.folder / "keys",
                                            [f"node-{k}" for k in range(len(self.configs))
-                                                                  if not (self.folder / "keys"
-                                                                      / f"node-{k}").exists()])
+                                            if not (self.folder / "keys" / f"node-{k}").exists()])
                 self.keys = [self.folder / "keys" / f"node-{k}" for k in range(len(self.configs))]
                 trust: dict[str, Any] = {"root-certificates": str(certificates / "ca.crt")}
             else:
                 trust = {"insecure": True}
-            (self.folder / "flwr" / "config.toml").write_text(tomli_w.dumps({
-                "superlink": {"default": "local", "local": {"address": f"127.0.0.1:{self.port}",
-                                                            **trust}}}))
+            (self.folder / "flwr" / "config.toml").write_text(tomli_w.dumps({"superlink": {
+                "default": "local", "local": {"address": f"127.0.0.1:{self.port}", **trust}}}))
             self.start_link()
             if self.secure:
                 for key in self.keys:
@@ -210,9 +206,8 @@ class Cluster:
     def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         with open_private(self.folder / f"{name}.log", "ab") as file:
             return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT,
-                                    stdin=subprocess.DEVNULL,
-                                    env=self.env, cwd=self.folder, start_new_session=True,
-                                    umask=0o077)
+                                    stdin=subprocess.DEVNULL, env=self.env, cwd=self.folder,
+                                    start_new_session=True, umask=0o077)
 
     def _alive(self, process: subprocess.Popen[bytes] | None, name: str) -> None:
         if process is not None and process.poll() is not None:
@@ -222,14 +217,13 @@ class Cluster:
     def tail(self, name: str, lines: int = 8) -> str:
         """The end of a process's log."""
         file = self.folder / f"{name}.log"
-        return " | ".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists() \
-            else ""
+        return (" | ".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists()
+                else "")
 
     def command(self, *words: str, check: bool = True) -> str:
         """Run `flwr ...` against this SuperLink."""
         done = subprocess.run(["flwr", *words], env=self.env, cwd=self.folder, capture_output=True,
-                              text=True,
-                              timeout=300, check=False)
+                              text=True, timeout=300, check=False)
         if check and done.returncode:
             raise Incompatible(f"`flwr {' '.join(words)}` failed: "
                                f"{(done.stdout + done.stderr).strip()[-800:]}")
@@ -277,8 +271,8 @@ class Cluster:
         seen, limit, look = 0, time.monotonic() + timeout, time.monotonic() + _QUIET_FOR
         while True:
             done = (out / result).exists()
-            lines = (out / "rounds.jsonl").read_text().splitlines() \
-                if (out / "rounds.jsonl").exists() else []
+            lines = ((out / "rounds.jsonl").read_text().splitlines()
+                     if (out / "rounds.jsonl").exists() else [])
             for line in lines[seen:]:
                 # a line still being written is read next time.
                 with contextlib.suppress(ValueError):
@@ -294,8 +288,8 @@ class Cluster:
                 self._alive(process, name)
             if time.monotonic() > look:  # nothing new for long: has it died?
                 how = self.ended()
-                if how is not None and not (out / result).exists() \
-                    and not (out / "error.txt").exists():
+                if (how is not None and not (out / result).exists()
+                    and not (out / "error.txt").exists()):
                     text = self.command("log", self.run, "local", "--show", check=False)[-1500:]
                     raise Incompatible(f"The run ended ({how}) without a result. Its last log "
                                        f"lines: {text}")
@@ -314,14 +308,13 @@ def write_app(folder: Path, config: Mapping[str, Any], *, name: str = "coterie-a
     apps are named.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pyproject.toml").write_text(tomli_w.dumps({
-        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
-        "project": {"name": name, "version": "1.0.0", "description": about, "license": "Apache-2.0",
-                    "dependencies": []},
-        "tool": {"hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}},
-                 "flwr": {"app": {"publisher": "coterie", "components": {"serverapp": server,
-                     "clientapp": client},
-                                  "config": dict(config)}}}}), encoding="utf-8")
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(
+        {"build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+         "project": {"name": name, "version": "1.0.0",
+                     "description": about, "license": "Apache-2.0", "dependencies": []},
+         "tool": {"hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}}, "flwr": {"app": {
+             "publisher": "coterie", "components": {"serverapp": server, "clientapp": client},
+             "config": dict(config)}}}}), encoding="utf-8")
     return folder
 
 

@@ -80,8 +80,7 @@ class Faults:
                                remedy="Use for example 3")
         if self.away is not None and (np.ndim(self.away) != 2 or not np.size(self.away)):
             raise InvalidInput("away has one row per round and one column per user, got shape "
-                               f"{np.shape(self.away)}",
-                               remedy="Give an array of True and False")
+                               f"{np.shape(self.away)}", remedy="Give an array of True and False")
 
 
 class LocalRuntime:
@@ -91,8 +90,7 @@ class LocalRuntime:
         self.data, self.faults = data, faults or Faults()
         if self.faults.away is not None and np.shape(self.faults.away)[1] != data.n_users:
             raise InvalidInput(f"away is for {np.shape(self.faults.away)[1]} users, the federation "
-                               f"has {data.n_users}",
-                               remedy="Give one column per user")
+                               f"has {data.n_users}", remedy="Give one column per user")
         self.late: list[tuple[int, int, Message]] = []  # due in round, user, reply
 
     def begin(self, run: str) -> None:
@@ -129,17 +127,16 @@ class LocalRuntime:
                        waiting=waiting)
 
     def snapshot(self) -> dict[str, Any]:
-        saved: dict[str, Any] = {"late": [[when, user, message.encode().hex()] for when, user,
-                                          message in self.late]}
+        saved: dict[str, Any] = {"late": [[when, user, message.encode().hex()]
+                                          for when, user, message in self.late]}
         for name, part in self.data.memory.items():
             saved[f"memory.{name}"], saved[f"offsets.{name}"] = part.values, part.offsets
         return saved
 
     def restore(self, saved: dict[str, Any]) -> None:
-        self.late = [(when, user, decode(bytes.fromhex(text), Reply)) for when, user,
-                     text in saved["late"]]
-        memory = {name.removeprefix("memory."): Ragged(values,
-                                                       saved[name.replace("memory.", "offsets.",
-                                                           1)])
-                  for name, values in saved.items() if name.startswith("memory.")}
+        self.late = [(when, user, decode(bytes.fromhex(text), Reply))
+                     for when, user, text in saved["late"]]
+        memory = {name.removeprefix("memory."): Ragged(
+            values, saved[name.replace("memory.", "offsets.", 1)]) for name, values in saved.items()
+                  if name.startswith("memory.")}
         self.data = replace(self.data, memory=memory)

@@ -38,8 +38,8 @@ _DAYS = 365
 _AUTHORITY = "coterie federation"
 
 
-def make_certificates(folder: str | os.PathLike[str], hosts: Iterable[str] = ("localhost",
-        "127.0.0.1")) -> Path:
+def make_certificates(folder: str | os.PathLike[str],
+                      hosts: Iterable[str] = ("localhost", "127.0.0.1")) -> Path:
     """Write a certificate authority, unless the folder has one, and a server certificate signed by
     it.
 
@@ -67,8 +67,7 @@ def make_certificates(folder: str | os.PathLike[str], hosts: Iterable[str] = ("l
         authority_key = ec.generate_private_key(ec.SECP384R1())
         usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
         authority = _signed(_AUTHORITY, authority_key, authority_key,
-                            [(x509.BasicConstraints(True, None), True),
-                                                                       (usage, True)])
+                            [(x509.BasicConstraints(True, None), True), (usage, True)])
         _write_private(folder / "ca.key", authority_key)
         (folder / "ca.crt").write_bytes(authority)
     key = ec.generate_private_key(ec.SECP384R1())
@@ -120,10 +119,9 @@ def _signed(name: str, key: Any, authority_key: Any, extensions: list[tuple[Any,
 
     now = datetime.datetime.now(datetime.UTC)
     builder = (x509.CertificateBuilder().subject_name(common_name(name)).issuer_name(
-        common_name(_AUTHORITY))
-               .public_key(key.public_key()).serial_number(x509.random_serial_number())
-               .not_valid_before(now - datetime.timedelta(minutes=5))
-               .not_valid_after(now + datetime.timedelta(days=_DAYS)))
+        common_name(_AUTHORITY)).public_key(key.public_key()).serial_number(
+            x509.random_serial_number()).not_valid_before(now - datetime.timedelta(
+                minutes=5)).not_valid_after(now + datetime.timedelta(days=_DAYS)))
     for extension, critical in extensions:
         builder = builder.add_extension(extension, critical)
     return builder.sign(authority_key, hashes.SHA384()).public_bytes(Encoding.PEM)

@@ -47,8 +47,8 @@ class LocalNodes(LocalRuntime):
         self.data: Data
 
     def gather(self, n_users: int, wait: float) -> list[tuple[str, Introduction]]:
-        said = [(f"node {k}", Introduction.of(source, private=self.private)) for k,
-                source in enumerate(self.sources)]
+        said = [(f"node {k}", Introduction.of(source, private=self.private))
+                for k, source in enumerate(self.sources)]
         count = sum(len(introduction.names) for _, introduction in said)
         if count < max(n_users, 1):
             raise Incompatible(f"{count} of {max(n_users, 1)} users are here. Give more nodes, or "

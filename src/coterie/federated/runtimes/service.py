@@ -41,8 +41,8 @@ class Served(NamedTuple):
 
     def __str__(self) -> str:
         best = self.best
-        return str(best) if isinstance(best, Federated) \
-            else f"{best.why} {best.n_rounds} rounds, {best.ledger}."
+        return (str(best) if isinstance(best, Federated)
+                else f"{best.why} {best.n_rounds} rounds, {best.ledger}.")
 
 
 def serve(runtime: Carrier, config: RunConfig,
@@ -81,9 +81,8 @@ def _serve_fit(runtime: Carrier, config: RunConfig, settings: Settings,
     run = config.settings
     carriage = Carriage(participation=run.participation, seed=run.seed, checkpoint=run.checkpoint,
                         n_users=config.server.n_users, wait=config.server.wait, progress=progress)
-    fitted = fit_federation(runtime, config.data, settings,
-                            carriage) if config.privacy is None else \
-        fit_privately(runtime, config.data, settings, config.privacy, carriage)
+    fitted = (fit_federation(runtime, config.data, settings, carriage) if config.privacy is None
+              else fit_privately(runtime, config.data, settings, config.privacy, carriage))
     return Served(fitted, None, Agreement.from_json(_agreed(config).read_text(encoding="utf-8")))
 
 
@@ -132,8 +131,7 @@ def write(served: Served, out: Path, config: Mapping[str, Any]) -> None:
     more: dict[str, Any] = {}
     if path is not None:
         columns = {"lam": path.lams.tolist(), "n_clusters": path.n_clusters.tolist(),
-                   "gap": path.gaps.tolist(),
-                   "held_out_loss": path.scores.tolist(),
+                   "gap": path.gaps.tolist(), "held_out_loss": path.scores.tolist(),
                    "n_rounds": [one.n_rounds for one in path.runs],
                    "bytes": [one.ledger.bytes for one in path.runs]}
     if recipe is not None and units is not None:
@@ -151,11 +149,10 @@ def _write_fit(fitted: FederatedFit, out: Path, config: Mapping[str, Any]) -> No
 
     if fitted.recipe is not None:
         # A file is the table of all only where nodes take their parts of it.
-        file = str(config["path"]) if config["split"] and Path(str(config["path"])).is_file() \
-            else ""
-        names = {name: str(config[name]) for name in ("user", "target", "features", "drop",
-                                                      "separator")}
-        fitted = replace(fitted,
-                         table=TableSource(data=file, fingerprint=fingerprint(file) if file else "",
-                                           **names))
+        file = (str(config["path"]) if config["split"] and Path(str(config["path"])).is_file()
+                else "")
+        names = {name: str(config[name])
+                 for name in ("user", "target", "features", "drop", "separator")}
+        fitted = replace(fitted, table=TableSource(data=file, fingerprint=fingerprint(file) if file
+                                                   else "", **names))
     write_run(fitted, out)

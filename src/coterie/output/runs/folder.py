@@ -45,8 +45,7 @@ RESERVED = ("user", "cluster", "users")
 #: What an unfinished federated run leaves in its folder.
 UNFINISHED = {"checkpoint", "cluster", "state", "rounds.jsonl", "error.txt"}
 _OPTIONAL = ("released.coterie", "ledger.csv", "path.csv", "path.parquet", "models.parquet",
-             "report.json",
-             "report.html")
+             "report.json", "report.html")
 
 
 class Shown(NamedTuple):
@@ -62,8 +61,8 @@ class Shown(NamedTuple):
 
 def _covariance(loss: Loss) -> Array | None:
     """Of personal models around their centres; None where models are not personal."""
-    return np.asarray(loss.covariance) if isinstance(loss, Personal) \
-        and loss.covariance is not None else None
+    return (np.asarray(loss.covariance) if isinstance(loss, Personal)
+            and loss.covariance is not None else None)
 
 
 def _scale(loss: Loss) -> Array | None:
@@ -111,8 +110,8 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
              **{name: shown.models[:, k].tolist() for k, name in enumerate(columns)}}
     clusters = {"cluster": labels[first].tolist(), "users": np.bincount(labels).tolist(),
                 **{name: shown.centres[:, k].tolist() for k, name in enumerate(columns)}}
-    tables = {"models": users, "clusters": clusters} \
-        | ({} if path is None else {"path": dict(path)})
+    tables = ({"models": users,
+               "clusters": clusters} | ({} if path is None else {"path": dict(path)}))
     for name, rows in tables.items():
         write_atomically(folder / f"{name}.csv",
                          table(list(rows), zip(*rows.values(), strict=True)))
@@ -124,12 +123,12 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
         write_atomically(folder / "ledger.csv", table(header, account.ledger.entries))
     names = [name if isinstance(name, (str, int, float)) else str(name)
              for name in problem.users.names]
-    write_atomically(folder / "solution.coterie", pack({
-        "models": solution.models, "duals": solution.duals, "names": names, "lam": solution.lam,
-        "weights": problem.graph.weights, "pairs": problem.graph.pairs,
-        "features": list(problem.users.feature_names), "own": shown.solver,
-                                                        "covariance": _covariance(problem.loss),
-        "scale": _scale(problem.loss), "centres": shown.solver_centres, "noise": _noise(problem)}))
+    write_atomically(folder / "solution.coterie", pack(
+        {"models": solution.models, "duals": solution.duals, "names": names,
+         "lam": solution.lam, "weights": problem.graph.weights, "pairs": problem.graph.pairs,
+         "features": list(problem.users.feature_names), "own": shown.solver,
+         "covariance": _covariance(problem.loss), "scale": _scale(problem.loss),
+         "centres": shown.solver_centres, "noise": _noise(problem)}))
     info = {**_facts(solution), **_federated_facts(account), "settings": dict(settings),
             **(more or {})}
     write_atomically(folder / "run.json", json.dumps(info, indent=1, ensure_ascii=False,
@@ -142,14 +141,14 @@ def _facts(solution: Solution) -> dict[str, Any]:
     from coterie import __version__
 
     problem, certificate = solution.problem, solution.certificate
-    facts: dict[str, Any] = {
-        "coterie": __version__, "numpy": np.__version__, "python": platform.python_version(),
-                             "settings": {},
-        "status": solution.status.name, "sentence": solution.status.value, "lam": solution.lam,
-        "n_users": problem.n_users, "dim": problem.dim, "n_clusters": solution.n_clusters,
-        **json_ready({"gap": solution.gap, "objective": certificate.objective,
-                      "bound": certificate.bound}),
-        "solver": solution.solver, "seconds": round(solution.seconds, 3)}
+    facts: dict[str, Any] = {"coterie": __version__, "numpy": np.__version__,
+                             "python": platform.python_version(), "settings": {},
+                             "status": solution.status.name, "sentence": solution.status.value,
+                             "lam": solution.lam, "n_users": problem.n_users,
+                             "dim": problem.dim, "n_clusters": solution.n_clusters,
+                             **json_ready({"gap": solution.gap, "objective": certificate.objective,
+                                           "bound": certificate.bound}), "solver": solution.solver,
+                             "seconds": round(solution.seconds, 3)}
     return facts
 
 
@@ -160,9 +159,9 @@ def _federated_facts(run: Any) -> dict[str, Any]:
     if not hasattr(run, "ledger"):
         return {}
     ledger = run.ledger
-    return {"n_rounds": run.n_rounds, "bytes": ledger.bytes, "bytes_up": ledger.bytes_up,
-            "bytes_down": ledger.bytes_down, "numbers_up": ledger.numbers_up,
-            "numbers_down": ledger.numbers_down,
+    return {"n_rounds": run.n_rounds,
+            "bytes": ledger.bytes, "bytes_up": ledger.bytes_up, "bytes_down": ledger.bytes_down,
+            "numbers_up": ledger.numbers_up, "numbers_down": ledger.numbers_down,
             "bytes_by_kind": ledger.by_kind(), "participants": ledger.participants(),
             "aside": {str(name): reason for name, reason in getattr(run, "aside", {}).items()},
             "refusals": [[turn, str(name), reason] for turn, name, reason in run.refusals]}
@@ -221,8 +220,7 @@ def check_free(folder: str | os.PathLike[str], *, overwrite: bool = False,
     if finished and not overwrite and not (resume and parts):
         raise InvalidInput(f"{folder} holds a finished run",
                            remedy="Name another folder with --out, or replace the run: --overwrite "
-                                  "in the command, "
-                                  "overwrite=True in Python")
+                           "in the command, overwrite=True in Python")
     return folder
 
 

@@ -26,9 +26,9 @@ def write_released(problem: Problem, folder: Path) -> None:
     users, loss = problem.users.data, problem.loss.own_loss
     assert isinstance(users, Condensed)
     assert isinstance(loss, Squared)
-    write_atomically(folder / FILE, pack({"features": users.features, "targets": users.targets,
-                                          "offsets": users.offsets, "sizes": users.sizes,
-                                          "ridge": loss.ridge}))
+    write_atomically(folder / FILE,
+                     pack({"features": users.features, "targets": users.targets,
+                           "offsets": users.offsets, "sizes": users.sizes, "ridge": loss.ridge}))
 
 
 def certify_released(run: Any) -> RunCertificate:
@@ -53,6 +53,6 @@ def certify_released(run: Any) -> RunCertificate:
         problem = Problem(users, loss, run.lam, run.graph)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput(f"{file} is damaged: {error}", remedy="Run it again") from error
-    same = run.info["n_clusters"] == run.n_clusters and run.info["lam"] == run.lam \
-        and run.info.get("kind") == kind_of(loss, run.labels)
+    same = (run.info["n_clusters"] == run.n_clusters and run.info["lam"] == run.lam
+            and run.info.get("kind") == kind_of(loss, run.labels))
     return RunCertificate.of(problem, run.solved, run.settings.tol, same_claims=same)

@@ -63,14 +63,13 @@ def save_run(result: FitResult | Solution, folder: str | PathLike[str], *,
     return folder
 
 
-def write_run(result: FitResult | Solution, folder: Path, *,
-              settings: Mapping[str, Any] | None = None,
-              title: str = "", document: dict[str, Any] | None = None) -> None:
+def write_run(result: FitResult | Solution, folder: Path, *, settings: Mapping[str, Any]
+              | None = None, title: str = "", document: dict[str, Any] | None = None) -> None:
     """Write the files of a run, also if the folder has files; `document` is what the report shows,
     if it is known.
     """
-    asked = dict(settings) if settings is not None else result.asked() \
-        if isinstance(result, FitResult) else {}
+    asked = (dict(settings) if settings is not None else result.asked()
+             if isinstance(result, FitResult) else {})
     document = document or document_of(result, settings=asked, title=title)
     clear(folder)
     write_atomically(folder / "report.json", json.dumps(document, allow_nan=False).encode())
@@ -100,14 +99,12 @@ def document_of(result: FitResult | Solution, *, settings: Mapping[str, Any] | N
     recipe, table = result.recipe, result.table
     if not title and table is not None and table.data:
         title = f"{Path(table.data).name}: {count_groups(result)}"
-    return report.gather(result, title=title or None,
-                         classes=(recipe.classes or None) if recipe else None,
-                         command=None if table is None or not table.data else
-                         command_of(result.settings, table,
-                                    "federate" if hasattr(result, "ledger") else "fit",
-                                    getattr(result, "privacy", None)),
-                         settings=settings if settings is not None else result.asked(),
-                         notes=recipe.notes if recipe else ())
+    return report.gather(
+        result, title=title or None, classes=(recipe.classes or None) if recipe else None,
+        command=None if table is None or not table.data
+        else command_of(result.settings, table, "federate" if hasattr(result, "ledger") else "fit",
+                        getattr(result, "privacy", None)), settings=settings if settings is not None
+        else result.asked(), notes=recipe.notes if recipe else ())
 
 
 def save_report(fit: FitResult, path: str | PathLike[str], *, title: str = "") -> Path:
@@ -120,13 +117,13 @@ def command_of(settings: Settings, table: TableSource, command: str = "fit",
     """The command for the same run; the task is always given, since it may have been inferred from
     this table.
     """
-    usual = {**asdict(Settings()), "task": None, "n_classes": settings.n_classes,
-             "standardize": settings.standardize,
+    usual = {**asdict(Settings()),
+             "task": None, "n_classes": settings.n_classes, "standardize": settings.standardize,
              **asdict(TableSource(data=table.data, fingerprint=table.fingerprint))}
     names = {"holdout": "held-out"} if command == "federate" else {}
     promise = [] if privacy is None else ["--epsilon", f"{privacy.epsilon:g}", "--delta",
-                                          f"{privacy.delta:g}",
-                                          "--clip", privacy.clip_text, "--unit", privacy.unit]
+                                          f"{privacy.delta:g}", "--clip", privacy.clip_text,
+                                          "--unit", privacy.unit]
     words = [word for name, value in {**asdict(table), **asdict(settings)}.items()
              if value != usual[name]
              for word in (f"--{names.get(name, name.replace('_', '-'))}", str(value))]
@@ -145,8 +142,8 @@ def count_groups(result: FitResult) -> str:
     if k == n:
         return f"no groups among {users}"
     if k == 1:
-        return f"one model for {users}" if result.settings.task != "clustering" \
-            else f"one group of {users}"
+        return (f"one model for {users}" if result.settings.task != "clustering"
+                else f"one group of {users}")
     return (f"{k} groups among "
             f"{users}{', with personal models' * (result.kind == 'personal in groups')}")
 
@@ -155,8 +152,7 @@ def _facts(fit: FitResult) -> dict[str, Any]:
     """What run.json says of a fit in addition to its solution."""
     recipe, table = fit.recipe, fit.table
     facts = {"seed": fit.settings.seed, "fingerprint": table.fingerprint if table else "",
-             "task": fit.settings.task,
-             "kind": fit.kind, "why": fit.why, "compared": fit.compared,
+             "task": fit.settings.task, "kind": fit.kind, "why": fit.why, "compared": fit.compared,
              "compared_errors": fit.compared_errors, "scores": _summary(fit.scores),
              "warnings": list(fit.warnings)}
     if fit.stability is not None:
@@ -174,19 +170,18 @@ def _facts(fit: FitResult) -> dict[str, Any]:
 def _summary(scores: Scores | None) -> dict[str, Any] | None:
     return None if scores is None else {
         "metric": scores.metric, "rows": scores.n_rows, "here": _mean(scores.fitted),
-                                        "alone": _mean(scores.alone),
-        "together": _mean(scores.together), "gain": json_ready(scores.gain[0]),
-        "gain_error": json_ready(scores.gain[1]), "worse": int(scores.worse.sum()),
-                                        "sentence": str(scores)}
+        "alone": _mean(scores.alone), "together": _mean(scores.together),
+        "gain": json_ready(scores.gain[0]), "gain_error": json_ready(scores.gain[1]),
+        "worse": int(scores.worse.sum()), "sentence": str(scores)}
 
 
 def _path_columns(fit: FitResult) -> dict[str, list[Any]]:
     """The columns of path.csv."""
     points, scores = fit.path.solutions, fit.scores
     columns: dict[str, list[Any]] = {
-        "lam": [s.lam for s in points], "n_clusters": [s.n_clusters for s in points],
-        "objective": [s.objective for s in points],
-                                     "bound": json_ready([s.certificate.bound for s in points]),
+        "lam": [s.lam for s in points],
+        "n_clusters": [s.n_clusters for s in points], "objective": [s.objective for s in points],
+        "bound": json_ready([s.certificate.bound for s in points]),
         "gap": json_ready([s.gap for s in points]), "status": [s.status.name for s in points]}
     if scores is not None and len(scores.points) == len(points):
         columns[f"held out {scores.metric}"] = [_mean(row) for row in scores.points]
