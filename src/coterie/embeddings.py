@@ -112,8 +112,7 @@ def load(path: str | PathLike[str], *, embedding: str = "embedding", target: str
                 raise InvalidInput(f"There is no array {show(name)}", where=str(path),
                                    remedy=suggest(name, arrays))
         return from_arrays(arrays[embedding], None if target is None else arrays[target],
-                           arrays[user],
-                           normalize=normalize)
+                           arrays[user], normalize=normalize)
     frame = read_parquet(path)
     names = [name for name in frame.columns if name.startswith(f"{embedding}[")]
     with located(row_place(path)):
@@ -124,8 +123,7 @@ def load(path: str | PathLike[str], *, embedding: str = "embedding", target: str
 
 
 def extract(encoder: Any, inputs: Any, *, batch_size: int = 256,
-            cache: str | PathLike[str] | None = None,
-            device: Any = None, normalize: bool = False,
+            cache: str | PathLike[str] | None = None, device: Any = None, normalize: bool = False,
             progress: Callable[[int, int], object] | None = None) -> Floats:
     """The embeddings of inputs by a torch encoder, computed once.
 
@@ -344,8 +342,8 @@ class _Cache:
     """A folder of embeddings, one file for each encoder and chunk of inputs."""
 
     def __init__(self, folder: Path, encoder: _Encoder) -> None:
-        self.folder, self.encoder, self.identity = folder, encoder, \
-            _identity(encoder.torch, encoder.module)
+        self.folder, self.encoder, self.identity = folder, encoder, _identity(encoder.torch,
+                                                                              encoder.module)
 
     def encode(self, rows: Any, start: int) -> Floats:
         """The embeddings of a tensor: those stored, or computed and stored."""
@@ -371,11 +369,10 @@ class _Cache:
         again = self.encoder.encode(rows[probed], start)
         # Rounding depends on the batch: a third of sqrt(eps), relative to the largest number.
         weight = self.encoder.weight
-        eps = float(np.finfo(again.dtype).eps) if weight is None \
-            else self.encoder.torch.finfo(weight.dtype).eps
-        same = stored.shape == (len(rows), again.shape[1]) and \
-            float(np.abs(again - stored[probed]).max()) <= np.sqrt(eps) / 3 * float(
-                np.abs(stored).max())
+        eps = (float(np.finfo(again.dtype).eps) if weight is None
+               else self.encoder.torch.finfo(weight.dtype).eps)
+        same = stored.shape == (len(rows), again.shape[1]) and float(
+            np.abs(again - stored[probed]).max()) <= np.sqrt(eps) / 3 * float(np.abs(stored).max())
         return stored if same else None
 
 

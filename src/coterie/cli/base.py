@@ -20,8 +20,7 @@ from coterie.base.errors import CoterieError, CoterieWarning, MissingExtra, NotC
 from coterie.base.memory import keep_freed_memory
 
 CODES = ("Exit codes: 0 done; 1 not solved to the tolerance; 2 input that cannot be used; 3 an "
-         "extra is missing; "
-         "130 interrupted.")
+         "extra is missing; 130 interrupted.")
 #: Commands of `coterie.lab`, which nothing imports: each is loaded when it is called, or listed.
 LAB = ("audit", "bench", "reproduce")
 
@@ -40,13 +39,11 @@ class Commands(TyperGroup):
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Personalised federated learning that finds its own groups, with a proof of "
-                       "optimality.",
-                  epilog=CODES)
+                       "optimality.", epilog=CODES)
 console, error = Console(), Console(stderr=True)
 #: Where libraries look for their number of threads.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
-                    "NUMBA_NUM_THREADS",
-                    "POLARS_MAX_THREADS")
+                    "NUMBA_NUM_THREADS", "POLARS_MAX_THREADS")
 
 
 def _version(wanted: bool) -> None:

@@ -46,17 +46,14 @@ def run_certify(
                           soft_wrap=True)
         if not proof.same_claims:
             console.print("The groups differ from those in run.json and models.csv: run.json "
-                          "claims "
-                          f"{many(claims['n_clusters'], 'group')} at lam = {claims['lam']:g}.",
-                          style="yellow",
-                          soft_wrap=True)
+                          f"claims {many(claims['n_clusters'], 'group')} at lam = "
+                          f"{claims['lam']:g}.", style="yellow", soft_wrap=True)
         if not proof.same_models:
             console.print("The models in models.csv are not those of these groups.", style="yellow",
                           soft_wrap=True)
         found = groups_of(proof.n_clusters, len(saved.names), "among")
         console.print(f"{found[0].upper()}{found[1:]} at lam = {saved.lam:g}: {proof}.",
-                      soft_wrap=True,
-                      highlight=False)
+                      soft_wrap=True, highlight=False)
         what = " for the released statistics" if "privacy" in claims else ""
         console.print(f"Certified: no other models are better{what} by more than the tolerance."
                       if proof.certified else

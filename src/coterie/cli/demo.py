@@ -110,18 +110,15 @@ def _accuracies(solution: Solution, alone: Array, data: Dataset) -> tuple[Array,
     ours, shrunk, own, one = (_accuracy(problem, models, data)
                               for models in (solution.refit(), solution.models, alone, pooled))
     console.print(f"Test accuracy  {ours.mean():.1%} ({shrunk.mean():.1%} before each group is "
-                  "fitted again), "
-                  f"{own.mean():.1%} local models, {one.mean():.1%} one model for all",
-                  soft_wrap=True)
+                  f"fitted again), {own.mean():.1%} local models, {one.mean():.1%} one model for "
+                  "all", soft_wrap=True)
     console.print(f"               {(ours > own).sum()} of {len(own)} users are better off than "
-                  "with their own model, "
-                  f"{(ours < own).sum()} worse", soft_wrap=True)
+                  f"with their own model, {(ours < own).sum()} worse", soft_wrap=True)
     return own, one
 
 
 def _path_page(solution: Solution, tol: float, data: Dataset, others: tuple[Array, Array],
-               page: Path,
-               status: Status) -> Path:
+               page: Path, status: Status) -> Path:
     """Solve the path, write its report, and print the range of lam with these groups."""
     problem, lam = solution.problem, solution.lam
     top = lam_max(problem).upper
@@ -130,8 +127,7 @@ def _path_page(solution: Solution, tol: float, data: Dataset, others: tuple[Arra
         f"lam = {point.lam:.4g}: {point.n_clusters} groups"))
     first, last = path.window(path.at(lam).labels)
     document = report.gather(path, chosen=int(np.searchsorted(path.lams, lam)),
-                             title="Sixty users of three kinds",
-                             command="coterie demo", refit=True,
+                             title="Sixty users of three kinds", command="coterie demo", refit=True,
                              notes=["Models and scores are those of each group fitted again, "
                                     "without the penalty."])
     document["scores"] = {
@@ -148,8 +144,7 @@ def _path_page(solution: Solution, tol: float, data: Dataset, others: tuple[Arra
 def _groups(solution: Solution, data: Dataset) -> Table:
     assert data.clusters is not None
     count = f"{solution.n_clusters} group{'s' * (solution.n_clusters > 1)}"
-    table = Table(title=f"{count} among {solution.problem.n_users} users "
-                        f"at lam = {solution.lam:g}")
+    table = Table(title=f"{count} among {solution.problem.n_users} users at lam = {solution.lam:g}")
     for heading in ("group", "users", "true kind of its users", "model (w, b)"):
         table.add_column(heading, justify="left" if heading.startswith(("true", "model"))
                          else "right")

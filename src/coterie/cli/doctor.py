@@ -49,17 +49,15 @@ def inspect() -> dict[str, Any]:
     """Everything that `coterie doctor` shows."""
     extras, cache = installed_extras(), compiled_cache()
     missing = [name for name, libraries in extras.items() if None in libraries.values()]
-    remedies = [f"To add what is missing: pip install 'coterie[{','.join(missing)}]'"] if missing \
-        else []
+    remedies = ([f"To add what is missing: pip install 'coterie[{','.join(missing)}]'"] if missing
+                else [])
     if not cache["writable"]:
         remedies.append("Compiled code cannot be kept, so every start compiles again. Set "
-                        "NUMBA_CACHE_DIR to a folder "
-                        "that you may write to.")
+                        "NUMBA_CACHE_DIR to a folder that you may write to.")
     return {"coterie": coterie.__version__, "python": platform.python_version(),
-            "platform": platform.platform(),
-            "versions": {name: _version(name) for name in _CORE}, "extras": extras,
-            "cores": os.cpu_count(), "usable_cores": _usable_cores(), "threads": n_threads(),
-            "memory": {"total": _total_memory(), "free": free_memory()},
+            "platform": platform.platform(), "versions": {name: _version(name) for name in _CORE},
+            "extras": extras, "cores": os.cpu_count(), "usable_cores": _usable_cores(),
+            "threads": n_threads(), "memory": {"total": _total_memory(), "free": free_memory()},
             "gpus": _gpus(), "gpu_libraries": {name: _version(name) for name in _GPU_LIBRARIES},
             "compiled_code": cache, "remedies": remedies}
 

@@ -68,8 +68,8 @@ _User = Annotated[str, typer.Option(help="Column with the owner of each row.")]
 _Standardize = Annotated[bool | None, typer.Option(
     help="Whether features are standardised; by default those of a table are.")]
 _Dataset = Annotated[str, typer.Option(help="Instead of a table: ellipses, the paper's data.")]
-_Lam = Annotated[str, typer.Option(help="auto: everything is chosen, as by `coterie fit`; or a "
-                                   "number.")]
+_Lam = Annotated[str,
+                 typer.Option(help="auto: everything is chosen, as by `coterie fit`; or a number.")]
 _Lams = Annotated[str, typer.Option(
     help="Several penalty strengths instead, or auto; the best on held-out rows is the result.")]
 _NLams = Annotated[int | None, typer.Option(
@@ -92,8 +92,8 @@ _Patience = Annotated[int, typer.Option(
     help="Unanswered queries in a row after which a user is excluded; 0: no limit.", min=0)]
 _Seed = Annotated[int, typer.Option(help="Seed of all random numbers.", min=0)]
 _Runtime = Annotated[str, typer.Option(help=f"One of: {', '.join(RUNTIMES)}.")]
-_Cluster = Annotated[int, typer.Option(help="Number of nodes to start on this machine, on Flower.",
-                                       min=1)]
+_Cluster = Annotated[
+    int, typer.Option(help="Number of nodes to start on this machine, on Flower.", min=1)]
 _RoundTimeout = Annotated[float, typer.Option(help="Time limit of a round in seconds, on Flower.")]
 _Epsilon = Annotated[float, typer.Option(
     help="Differential privacy: all that leaves a user is noisy releases within this epsilon; 0: "
@@ -169,10 +169,9 @@ def run(
     RunConfig.of(config)  # refuses settings that cannot be used before anything is read
     source = sources.load(config)
     _check_folder(out, overwrite)
-    lines = (_in_process(source, config, out) if runtime == "local" else
-             _on_flower(len(source.names), config, out, nodes=local_cluster,
-                        virtual=runtime == "flower-sim",
-                        timeout=timeout))
+    lines = (_in_process(source, config, out) if runtime == "local"
+             else _on_flower(len(source.names), config, out, nodes=local_cluster,
+                             virtual=runtime == "flower-sim", timeout=timeout))
     if not chooses(config):  # a fit has written its page
         _page(source, config, out, lines)
     _show(out, time.monotonic() - began)
@@ -194,10 +193,9 @@ def keys(
     hosts = host or ["localhost", "127.0.0.1"]
     make_certificates(out, hosts)
     keys = make_node_keys(out, [f"node-{k}" for k in range(nodes)])
-    console.print(f"Certificates of {', '.join(hosts)} and {len(keys)} key pair(s) in {out}. "
-                  "The SuperLink takes server.pem, server.key and ca.crt; a node takes ca.crt and "
-                  "its own key; "
-                  "keep ca.key to yourself.", soft_wrap=True)
+    console.print(f"Certificates of {', '.join(hosts)} and {len(keys)} key pair(s) in {out}. The "
+                  "SuperLink takes server.pem, server.key and ca.crt; a node takes ca.crt and its "
+                  "own key; keep ca.key to yourself.", soft_wrap=True)
 
 
 @command.command()
@@ -211,8 +209,7 @@ def write_app(out: Annotated[Path, typer.Option(help="Folder for the app.")] = P
 
     write(out, CONFIG)
     console.print(f"A Flower app in {out}: set its configuration in pyproject.toml, then run `flwr "
-                  f"run {out}`.",
-                  soft_wrap=True)
+                  f"run {out}`.", soft_wrap=True)
 
 
 def check_shared(table: Path, runtime: str) -> None:
@@ -279,8 +276,7 @@ def _on_flower(n_users: int, config: dict[str, Any], out: Path, *, nodes: int, v
     nodes = min(nodes, n_users)
     config = {**config, "n-users": n_users, "split": True}
     parts = [{"partition-id": k, "num-partitions": nodes,
-              "state-dir": str((out / "state").resolve())}
-             for k in range(nodes)]
+              "state-dir": str((out / "state").resolve())} for k in range(nodes)]
     cluster = Cluster(folder, virtual=nodes) if virtual else Cluster(folder, parts)
     try:
         with console.status("Starting Flower ...") as status, cluster:
@@ -312,12 +308,11 @@ def _page(source: Users | sources.Table, config: dict[str, Any], out: Path,
     names = ("gap", "n_clusters", "stage", "asked", "answered", "bytes_up", "bytes_down")
     document = report.gather(solution, settings=config, command="coterie federate",
                              title=f"A federation of {len(run.names)} users")
-    document["federated"] = json_ready({
-        "rounds": [{"round": line["iteration"], **{name: line[name] for name in names}}
-                   for line in rounds],
-        "kinds": run.info["bytes_by_kind"],
-        "sentence": f"{run.info['n_rounds']} rounds, {run.info['bytes_up']:,} bytes up and "
-                    f"{run.info['bytes_down']:,} down."})
+    document["federated"] = json_ready(
+        {"rounds": [{"round": line["iteration"], **{name: line[name] for name in names}}
+                    for line in rounds], "kinds": run.info["bytes_by_kind"],
+         "sentence": f"{run.info['n_rounds']} rounds, {run.info['bytes_up']:,} bytes up and "
+                     f"{run.info['bytes_down']:,} down."})
     write_atomically(out / "report.json", json.dumps(document, allow_nan=False).encode())
     report.write(document, out / "report.html")
 
@@ -328,8 +323,8 @@ def _show(out: Path, seconds: float) -> None:
         console.print(note, style="dim", soft_wrap=True, highlight=False, markup=False)
     title = (f"{groups_of(result['n_clusters'], result['n_users'], 'among')} at lam = "
              f"{result['lam']:g}")
-    table = Table(show_header=False, title=f"{result['kind']}, {title}" if "kind" in result
-                  else title)
+    table = Table(show_header=False,
+                  title=f"{result['kind']}, {title}" if "kind" in result else title)
     gap = "none" if result["gap"] is None else f"{result['gap']:.1e}"
     for name, value in (("rounds", str(result["n_rounds"])),
                         ("bytes up", f"{result['bytes_up']:,}"),

@@ -26,19 +26,16 @@ _DEFAULTS = Settings()
 
 @app.command("fit")
 def run_fit(data: options.Table, user: options.User = "", target: options.Target = "",
-            features: options.Features = "",
-            drop: options.Drop = "", separator: options.Separator = "",
-            task: options.TaskName = "auto",
+            features: options.Features = "", drop: options.Drop = "",
+            separator: options.Separator = "", task: options.TaskName = "auto",
             loss: options.LossName = _DEFAULTS.loss, lam: options.Lam = str(_DEFAULTS.lam),
             weights: options.Weights = _DEFAULTS.weights, count: options.Count = _DEFAULTS.count,
-            ridge: options.Ridge = _DEFAULTS.ridge,
-            n_lams: options.Lams = _DEFAULTS.n_lams,
+            ridge: options.Ridge = _DEFAULTS.ridge, n_lams: options.Lams = _DEFAULTS.n_lams,
             max_groups: options.MaxGroups = _DEFAULTS.max_groups or 0,
             tol: options.Tol = _DEFAULTS.tol, holdout: options.Holdout = _DEFAULTS.holdout,
             standardize: options.Standardize = _DEFAULTS.standardize,
-            seed: options.Seed = _DEFAULTS.seed,
-            out: options.Out = Path("run"), resume: options.Resume = False,
-            overwrite: options.Overwrite = False,
+            seed: options.Seed = _DEFAULTS.seed, out: options.Out = Path("run"),
+            resume: options.Resume = False, overwrite: options.Overwrite = False,
             threads: options.Threads = None, quiet: options.Quiet = False,
             as_json: options.Json = False) -> None:
     """Find groups and models from a table: who belongs together, a model for everyone, a
@@ -59,11 +56,10 @@ def run_fit(data: options.Table, user: options.User = "", target: options.Target
                         n_lams=n_lams, max_groups=max_groups or None, tol=tol, holdout=holdout,
                         standardize=standardize, seed=seed)
     with progress_bars(as_json) as progress:
-        fitted = runs.fit_table(data, user=user, target=target,
-                                features=options.split_names(features),
-                                drop=options.split_names(drop), separator=separator, task=task,
-                                settings=settings,
-                                folder=out, resume=resume, overwrite=overwrite, progress=progress)
+        fitted = runs.fit_table(
+            data, user=user, target=target, features=options.split_names(features),
+            drop=options.split_names(drop), separator=separator, task=task, settings=settings,
+            folder=out, resume=resume, overwrite=overwrite, progress=progress)
     if as_json:
         print(json.dumps(runs.load_run(out).info, indent=1))
     else:
@@ -103,8 +99,8 @@ def _show_groups(fitted: Fit, table: Table, out: Path) -> None:
         table.add_column(heading, justify="left" if heading == "among them" else "right")
     for k in np.argsort(-sizes, kind="stable")[:20]:
         members = np.flatnonzero(fitted.labels == k)
-        names = ", ".join(str(users.names[i]) for i in members[:4]) \
-            + (", ..." if len(members) > 4 else "")
+        names = (", ".join(str(users.names[i]) for i in members[:4])
+                 + (", ..." if len(members) > 4 else ""))
         table.add_row(str(k), f"{len(members):,}", f"{int(users.sizes[members].sum()):,}",
                       plain(names))
     console.print(table)

@@ -47,8 +47,7 @@ def show_log(
     console.print(_lines(chosen))
     left = [line for line in lines if not line.reason]
     console.print(f"{len(left):,} answers with {sum(line.numbers for line in left):,} numbers "
-                  "left, "
-                  f"{len(lines) - len(left):,} were refused.", soft_wrap=True)
+                  f"left, {len(lines) - len(left):,} were refused.", soft_wrap=True)
     if spent:
         table = Table(title=f"Spent at delta = {delta:g}")
         table.add_column("user")
@@ -62,14 +61,12 @@ def _lines(lines: list[LoggedAnswer]) -> Table:
     """The log as a table."""
     table = Table(title="Answers")
     for name, side in (("time", "left"), ("run", "left"), ("round", "right"), ("user", "left"),
-                       ("kind", "left"),
-                       ("numbers", "right"), ("bytes", "right"), ("question", "left"),
-                       ("refused because", "left")):
+                       ("kind", "left"), ("numbers", "right"), ("bytes", "right"),
+                       ("question", "left"), ("refused because", "left")):
         table.add_column(name, justify="right" if side == "right" else "left", overflow="fold",
                          no_wrap=name in ("run", "round", "kind", "numbers", "bytes"))
     for line in lines:
         when = datetime.fromtimestamp(line.time).astimezone().isoformat(" ", "seconds")
         table.add_row(when, line.run[:8], str(line.round), str(line.user), line.kind,
-                      f"{line.numbers:,}",
-                      f"{line.bytes:,}", line.question[:8], line.reason)
+                      f"{line.numbers:,}", f"{line.bytes:,}", line.question[:8], line.reason)
     return table

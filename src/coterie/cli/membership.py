@@ -81,24 +81,20 @@ def join(
 
 
 def _on_flower(run: Run, table: Path, separator: str, out: Path, models_dir: Path | None, *,
-               nodes: int, virtual: bool,
-               timeout: float) -> list[int]:
+               nodes: int, virtual: bool, timeout: float) -> list[int]:
     """Start a SuperLink and nodes with the newcomers, ask them, and stop what was started."""
     from coterie.federated.runtimes.cluster import Cluster
 
     assert run.recipe is not None
     own = {"models-dir": str(models_dir.resolve())} if models_dir is not None else {}
     parts: list[dict[str, Any]] = [{"partition-id": k, "num-partitions": nodes,
-                                    "return-models": True, **own}
-                                   for k in range(nodes)]
+                                    "return-models": True, **own} for k in range(nodes)]
     with tempfile.TemporaryDirectory() as place, console.status("Starting Flower ...") as status:
         folder = Path(place)
-        config = complete({
-            "join": str(run.folder.resolve()), "out": str(folder), "data": "csv",
-                           "path": str(table.resolve()),
-            "user": run.recipe.user, "target": run.recipe.target or "", "separator": separator,
-                           "split": True,
-            "wait": min(timeout, 600.0)})
+        config = complete({"join": str(run.folder.resolve()), "out": str(folder), "data": "csv",
+                           "path": str(table.resolve()), "user": run.recipe.user,
+                           "target": run.recipe.target or "", "separator": separator, "split": True,
+                           "wait": min(timeout, 600.0)})
         with Cluster(folder / "cluster", virtual=nodes) if virtual else Cluster(folder / "cluster",
                 parts) as cluster:
             cluster.submit(config)
@@ -131,6 +127,5 @@ def leave(
     fitted = leave_run(run, [plain_cell(name) for name in names], place)
     write_run(fitted, place)
     console.print(f"Without {many(len(set(names)), 'user')}: {count_groups(fitted)}, certified gap "
-                  f"{fitted.gap:.1e} "
-                  f"from the moments of the others. Results in {place}.", soft_wrap=True,
-                  markup=False, highlight=False)
+                  f"{fitted.gap:.1e} from the moments of the others. Results in {place}.",
+                  soft_wrap=True, markup=False, highlight=False)

@@ -32,14 +32,14 @@ Lam = Annotated[str, typer.Option(help="auto: the groups found; score: the least
 Weights = Annotated[str, typer.Option(help=f"One of: {', '.join(KINDS)}. unit is the paper's case: "
                                            "all pairs have "
                                            "weight 1.")]
-Count = Annotated[str, typer.Option(help="What counts alike in the model of a group: rows, or "
-                                    "users.")]
+Count = Annotated[str,
+                  typer.Option(help="What counts alike in the model of a group: rows, or users.")]
 Ridge = Annotated[float, typer.Option(help="L2 strength, intercept included.")]
 Lams = Annotated[int, typer.Option(help="Number of points of the path.", min=2)]
 MaxGroups = Annotated[int, typer.Option(help="Largest number of groups; 0: no limit.", min=0)]
 Tol = Annotated[float, typer.Option(help="Certified relative gap to reach.")]
-Holdout = Annotated[float, typer.Option(help="Share of every user's rows held out for validation; "
-                                        "0: none.")]
+Holdout = Annotated[
+    float, typer.Option(help="Share of every user's rows held out for validation; 0: none.")]
 Standardize = Annotated[bool, typer.Option(help="Whether features are standardised.")]
 Seed = Annotated[int, typer.Option(help="Seed of the held-out rows.", min=0)]
 Out = Annotated[Path, typer.Option(help="Folder for the results; created if needed.")]

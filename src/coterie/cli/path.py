@@ -44,15 +44,13 @@ def run_path(
     code = 0
     if not source.is_dir():
         settings = Settings(loss=loss, lam="auto" if weights == "auto" else 0.0, weights=weights,
-                            ridge=ridge,
-                            n_lams=n_lams, tol=tol, holdout=0.0, standardize=standardize)
+                            ridge=ridge, n_lams=n_lams, tol=tol, holdout=0.0,
+                            standardize=standardize)
         with progress_bars(as_json) as progress:
-            fitted = runs.fit_table(source, user=user, target=target,
-                                    features=options.split_names(features),
-                                    drop=options.split_names(drop), separator=separator, task=task,
-                                    settings=settings,
-                                    folder=out, resume=resume, overwrite=overwrite,
-                                    progress=progress)
+            fitted = runs.fit_table(
+                source, user=user, target=target, features=options.split_names(features),
+                drop=options.split_names(drop), separator=separator, task=task, settings=settings,
+                folder=out, resume=resume, overwrite=overwrite, progress=progress)
         code, source = int(fitted.solution.status is not Status.CONVERGED), out
     run = runs.load_run(source)
     rows = run.path

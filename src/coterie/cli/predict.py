@@ -67,8 +67,7 @@ def run_predict(run: options.RunFolder, table: Annotated[Path, typer.Argument(he
                                                        strict=True) if not known})
     if as_json:
         print(json.dumps({"rows": len(names), "users": len(users), "unknown_users": unknown,
-                          "out": str(out),
-                          **({} if scores is None else _score_info(scores))}))
+                          "out": str(out), **({} if scores is None else _score_info(scores))}))
         return
     if quiet:
         return

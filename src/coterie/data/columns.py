@@ -26,8 +26,7 @@ LOCAL = re.compile("[$€£]? ?[+-]?(\\d+|\\d{1,3}([,.' \u00a0\u202f]\\d{3})+)([
 AS_LEARNED = "Correct it, or fit again with this table"
 #: What a column of each kind holds, in words.
 HOLDS = {"number": "numbers", "flag": "truth values", "date": "dates", "duration": "durations",
-         "text": "texts",
-         "other": "values that are no numbers", "empty": "nothing"}
+         "text": "texts", "other": "values that are no numbers", "empty": "nothing"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +57,9 @@ class Column:
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of the encoded columns."""
-        own = [f"{self.name}={level}" for level in (*self.levels, *([OTHER] * self.pooled))] \
-            if self.kind == "category" else [f"{self.name} (days)" if self.kind in ("date",
-                "duration") else self.name]
+        own = ([f"{self.name}={level}" for level in (*self.levels, *([OTHER] * self.pooled))]
+               if self.kind == "category"
+               else [f"{self.name} (days)" if self.kind in ("date", "duration") else self.name])
         return (*own, *([f"{self.name} missing"] * self.missing))
 
     def encode(self, cells: Cells) -> Array:
@@ -74,10 +73,10 @@ class Column:
             encoded[np.flatnonzero(known), index[known]] = 1.0
             encoded[index < 0, 0] = self.fill
             return encoded
-        fits = cells.kind in (self.kind,
-                              "empty") or (self.kind == "number" and cells.kind == "flag") \
-            or (self.kind == "flag" and cells.kind == "number"
-                and bool(np.isin(cells.values, (0, 1)).all()))
+        fits = (cells.kind in (self.kind, "empty")
+                or (self.kind == "number" and cells.kind == "flag")
+                or (self.kind == "flag" and cells.kind == "number"
+                    and bool(np.isin(cells.values, (0, 1)).all())))
         if not fits:
             raise InvalidInput(f"The column must hold {HOLDS[self.kind]}, it holds "
                                f"{HOLDS[cells.kind]}{first_text(cells)}",
@@ -91,19 +90,18 @@ class Column:
     def _level_index(self, cells: Cells) -> Ints:
         """The encoded column of each row's level: -1 for none, after the last for the reference."""
         if cells.kind not in ("text", "number", "flag", "empty"):
-            raise InvalidInput(f"The column must hold texts, it holds "
-                               f"{HOLDS[cells.kind]}", where=f"column {self.name!r}",
-                               remedy=AS_LEARNED)
+            raise InvalidInput(f"The column must hold texts, it holds {HOLDS[cells.kind]}",
+                               where=f"column {self.name!r}", remedy=AS_LEARNED)
         texts, codes = as_texts(cells)
         known = positions((*self.levels, *([] if self.reference is None else [self.reference])),
                           cells)
         unknown = len(self.levels) if self.pooled else -1
-        index = np.where(cells.missing, -1, np.array([known.get(text, unknown) for text in texts])[
-            codes])
+        index = np.where(cells.missing, -1,
+                         np.array([known.get(text, unknown) for text in texts])[codes])
         new = [texts[code] for code in np.unique(codes[(index < 0) & ~cells.missing])]
         if new:
-            becomes = "all its columns are 0" if self.reference is None \
-                else "it is filled with its mean"
+            becomes = ("all its columns are 0" if self.reference is None
+                       else "it is filled with its mean")
             warnings.warn(f"Column {self.name!r} has levels that are not known, {show(*new)}: "
                           f"{becomes} there.", CoterieWarning, stacklevel=5)
         return index
@@ -148,10 +146,8 @@ def check_size(values: Array, name: str) -> None:
     large = np.flatnonzero(~(np.abs(values) <= LARGEST))
     if large.size:
         raise InvalidInput(f"A number must be finite and at most {LARGEST:g}, got "
-                           f"{values[large[0]]:g}",
-                           where=f"column {name!r}, {ROW}", remedy="Correct it, or leave the cell "
-                               "empty",
-                           row=int(large[0]))
+                           f"{values[large[0]]:g}", where=f"column {name!r}, {ROW}",
+                           remedy="Correct it, or leave the cell empty", row=int(large[0]))
 
 
 def first_text(cells: Cells) -> str:
@@ -161,8 +157,8 @@ def first_text(cells: Cells) -> str:
 
 def first_text_row(cells: Cells) -> int | None:
     """The first row with the text that `first_text` shows."""
-    return int(np.argmax((cells.values == _no_number(cells)) & ~cells.missing)) if cells.kind \
-        == "text" else None
+    return (int(np.argmax((cells.values == _no_number(cells)) & ~cells.missing))
+            if cells.kind == "text" else None)
 
 
 def _no_number(cells: Cells) -> int:

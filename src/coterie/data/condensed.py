@@ -49,8 +49,8 @@ class SecondMoments(NamedTuple):
     @classmethod
     def of(cls, users: Users) -> Self:
         """Those of these users."""
-        columns = users.features if users.targets is None \
-            else np.column_stack([users.features, users.targets])
+        columns = (users.features if users.targets is None
+                   else np.column_stack([users.features, users.targets]))
         q = columns.shape[1]
         names = tuple(f"z{k}" for k in range(q))
         both = Users(columns, None, users.offsets, users.names, names)

@@ -52,8 +52,7 @@ def _check_column(column: ColumnSummary, rows: int) -> None:
     _need(is_text(column.name) and column.kind in HOLDS and isinstance(column.written, bool)
           and isinstance(column.integer, bool), f"{where}: its kind does not exist")
     _need(is_count(column.rows) and is_count(column.missing)
-          and column.missing <= column.rows <= rows,
-          f"{where}: its rows do not add up")
+          and column.missing <= column.rows <= rows, f"{where}: its rows do not add up")
     _check_levels(column.levels, column.present, where)
     if column.numbers is not None:
         _check_numbers(column.numbers, column.present, where)
@@ -79,12 +78,11 @@ def _check_levels(levels: Levels, present: int, where: str) -> None:
 
 def _check_numbers(numbers: Numbers, present: int, where: str) -> None:
     values = (numbers.low, numbers.high, numbers.mean, numbers.median)
-    _need(is_count(numbers.rows) and 1 <= numbers.rows <= present and isinstance(numbers.integers,
-        bool),
+    _need(is_count(numbers.rows) and 1 <= numbers.rows <= present
+          and isinstance(numbers.integers, bool),
           f"{where}: its numbers have more rows than the table")
     _need(all(isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= LARGEST
-              for v in values)
-          and numbers.low <= numbers.high, f"{where}: its numbers are none")
+              for v in values) and numbers.low <= numbers.high, f"{where}: its numbers are none")
 
 
 def is_text(value: Any, empty: bool = False) -> bool:

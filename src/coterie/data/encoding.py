@@ -180,10 +180,9 @@ class Recipe:
                          "indistinguishable.")
         columns = tuple(learn_columns(summary, notes))
         if not columns:
-            raise InvalidInput("No column is left to learn from" + (f" ({' '.join(notes)})" if notes
-                else ""),
-                               remedy="Give the table a column that varies, or name it: --features "
-                                      "COLUMN")
+            raise InvalidInput(
+                "No column is left to learn from" + (f" ({' '.join(notes)})" if notes else ""),
+                remedy="Give the table a column that varies, or name it: --features COLUMN")
         recipe = cls(user=user, target=summary.target, task=target.task, classes=target.classes,
                      class_kind=target.class_kind, columns=columns, notes=tuple(notes))
         check_unique(recipe.feature_names, "Names of encoded columns")
@@ -285,9 +284,8 @@ class Recipe:
         new = np.flatnonzero((numbers < 0) & ~cells.missing & owned)
         if new.size:
             raise InvalidInput(f"The class {show(texts[codes[new[0]]])} is not among those learned",
-                               where=f"column {target!r}, {ROW}", remedy="There are: "
-                                   f"{show(*self.classes)}",
-                               row=int(new[0]))
+                               where=f"column {target!r}, {ROW}",
+                               remedy=f"There are: {show(*self.classes)}", row=int(new[0]))
         return np.where(cells.missing, 0, numbers).astype(np.float64), ~cells.missing
 
     def to_json(self) -> dict[str, Any]:

@@ -42,9 +42,8 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
     try:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        raise InvalidInput(
-            f"The file cannot be opened: {getattr(error, 'strerror', None) or error}",
-            where=str(path),
+        raise InvalidInput("The file cannot be opened: "
+                           f"{getattr(error, 'strerror', None) or error}", where=str(path),
                            remedy="Check the path and who may read it") from error
 
 
@@ -100,8 +99,7 @@ def unpack(path: str | PathLike[str], raw: bytes) -> bytes:
         return unpackers[ending](raw) if ending else raw
     except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
         raise InvalidInput("The compressed file cannot be read: it is damaged or cut short",
-                           where=str(path),
-                           remedy="Copy or download it again") from error
+                           where=str(path), remedy="Copy or download it again") from error
 
 
 def _unpack_zstd(raw: bytes) -> bytes:

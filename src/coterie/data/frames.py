@@ -105,10 +105,9 @@ def _check_objects(path: str, lines: Iterable[tuple[int, bytes]]) -> None:
             if not isinstance(json.loads(line), dict):
                 raise ValueError("it is something else")
         except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"Every line must be a JSON object: {error}",
-                               where=f"line {number} of {path}",
-                               remedy='Write one object per line, such as {"shop": "A", "price": '
-                                      '1.5}') from error
+            raise InvalidInput(
+                f"Every line must be a JSON object: {error}", where=f"line {number} of {path}",
+                remedy='Write one object per line, such as {"shop": "A", "price": 1.5}') from error
 
 
 def _unfolded(frame: Any) -> Any:
@@ -160,8 +159,7 @@ def check_readable(path: str | PathLike[str]) -> None:
     _polars()
     if not is_input(path) and not Path(path).is_file():
         raise InvalidInput(f"There is {'a directory, not a' if Path(path).is_dir() else 'no'} file "
-                           "at this path",
-                           where=str(path), remedy="Check the path")
+                           "at this path", where=str(path), remedy="Check the path")
 
 
 def _polars() -> Any:
@@ -291,8 +289,7 @@ def read_texts(path: str | PathLike[str],
                             quote_char='"' if b'"' in body else None)
         if texts.shape != (n, len(names)):
             raise InvalidInput(f"{n} rows and {len(names)} columns are read as {texts.shape}",
-                               where=str(path),
-                               remedy="Save the table as Parquet")
+                               where=str(path), remedy="Save the table as Parquet")
         read = [_typed(pl, column, separator) for column in texts]
         commas = [column.name for column, comma in read if comma]
         points = [column.name for column,
@@ -300,9 +297,8 @@ def read_texts(path: str | PathLike[str],
                   and texts[column.name].str.contains(".", literal=True).any()]
         if points:
             raise InvalidInput(f"Column {show(points[0])} has decimal points, column "
-                               f"{show(commas[0])} decimal commas",
-                               where=str(path), remedy="Write all numbers with the same decimal "
-                                                       "mark")
+                               f"{show(commas[0])} decimal commas", where=str(path),
+                               remedy="Write all numbers with the same decimal mark")
         return pl.DataFrame([column for column, _ in read])
 
     return _read(path, read)
@@ -341,9 +337,9 @@ def _typed(pl: Any, column: Any, separator: str) -> tuple[Any, bool]:
         numbers = _floats(pl, column)
     if column.null_count() == len(column):
         return column, False
-    comma = numbers is None and separator in ";\t|" and bool(column.str.contains(DECIMAL_COMMA).all(
-        )) \
-        and (separator == ";" or not column.str.contains(THOUSANDS).all())
+    comma = (numbers is None and separator in ";\t|"
+             and bool(column.str.contains(DECIMAL_COMMA).all())
+             and (separator == ";" or not column.str.contains(THOUSANDS).all()))
     if comma:
         numbers = _floats(pl, column.str.replace_all(".", "", literal=True).str.replace(",", ".",
             literal=True))
@@ -396,8 +392,8 @@ def read_cells(column: Any, *, parse: bool = True) -> Cells:
         column, kind = column.cast(pl.Duration("us")).cast(pl.Int64), "duration"
     elif dtype == pl.Time:
         column, kind = column.cast(pl.Int64) // 1000, "duration"
-    kind = "empty" if dtype == pl.Null or (kind != "other" and column.null_count() == len(column)) \
-        else kind
+    kind = ("empty" if dtype == pl.Null or (kind != "other" and column.null_count() == len(column))
+            else kind)
     missing, levels = column.is_null().to_numpy(), ()
     if kind == "text":
         levels = tuple(column.drop_nulls().unique().sort().to_list())
@@ -431,8 +427,8 @@ def row_names(column: Any) -> list[Any]:
         column = column.cast(pl.String)
     elif dtype.is_float():
         column = column.fill_nan(None)
-    elif not (dtype.is_integer() or dtype in (pl.String, pl.Boolean, pl.Date, pl.Datetime,
-                                              pl.Null)):
+    elif not (dtype.is_integer()
+              or dtype in (pl.String, pl.Boolean, pl.Date, pl.Datetime, pl.Null)):
         raise InvalidInput(f"User names must be texts, integers or dates, got {dtype}", where=where,
                            remedy="Name another column as the user")
     if column.dtype == pl.String:
@@ -440,8 +436,7 @@ def row_names(column: Any) -> list[Any]:
     wrong = (column != column.floor()) | (column.abs() >= 2**53) if dtype.is_float() else None
     if wrong is not None and wrong.any():
         raise InvalidInput("User names must be texts, integers or dates, got "
-                           f"{column[wrong.arg_max()]!r}",
-                           where=f"{ROW}, {where}",
+                           f"{column[wrong.arg_max()]!r}", where=f"{ROW}, {where}",
                            remedy="Write the names as texts, such as s1.10",
                            row=int(wrong.arg_max()))
     return list(column.to_list())

@@ -129,14 +129,14 @@ def _opened(path: str | PathLike[str]) -> tuple[str, bytes | None]:
     """
     check_readable(path)
     start, name = start_of(path), kind_of_name(path)
-    if not is_packed(start) and not is_input(path) \
-        and (start[:4] == b"PAR1" or name in (".parquet", ".pq")):
+    if (not is_packed(start) and not is_input(path)
+            and (start[:4] == b"PAR1" or name in (".parquet", ".pq"))):
         return "parquet", None
     raw = unpack(path, read_bytes(path))
     if raw[:4] == b"PAR1" or name in (".parquet", ".pq"):
         return "parquet", raw
-    if raw[:4] == b"\xd0\xcf\x11\xe0" \
-        or (raw[:4] == b"PK\x03\x04" and (name in EXCEL or b"xl/workbook" in raw)):
+    if (raw[:4] == b"\xd0\xcf\x11\xe0"
+        or (raw[:4] == b"PK\x03\x04" and (name in EXCEL or b"xl/workbook" in raw))):
         return "excel", raw
     array = raw[:1 << 10].lstrip().startswith((b"[{", b"[\n", b"[\r\n"))
     if (name == ".json" or array) and not _is_object(raw):
@@ -191,8 +191,7 @@ def _content(path: str, raw: bytes, separator: str | None) -> tuple[bytes, list[
     if all(map(_is_number, given)) and [*map(float, given)] not in ([*range(len(given))],
             [*range(1, len(given) + 1)]):
         raise InvalidInput(f"The first line must name the columns, it holds {show(*header)}",
-                           where=path,
-                           remedy="Add a first line with the names of the columns")
+                           where=path, remedy="Add a first line with the names of the columns")
     return data[end:], names, separator, n
 
 
@@ -211,10 +210,10 @@ def decode(path: str, raw: bytes) -> bytes:
         raise InvalidInput("The file is a workbook or a ZIP archive, not a table", where=path,
                            remedy="Save it as CSV or unpack it")
     zero = np.frombuffer(raw[:4096].ljust(2, b"x"), np.uint8) == 0
-    marked = "utf-8" if raw[:3] == b"\xef\xbb\xbf" else "utf-16" if raw[:2] in (b"\xff\xfe",
-        b"\xfe\xff") else \
-        "utf-16-le" if zero[1::2].mean() > 0.3 and not zero[::2].any() else \
-        "utf-16-be" if zero[::2].mean() > 0.3 and not zero[1::2].any() else ""
+    marked = ("utf-8" if raw[:3] == b"\xef\xbb\xbf" else "utf-16"
+              if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-16-le"
+              if zero[1::2].mean() > 0.3 and not zero[::2].any() else "utf-16-be"
+              if zero[::2].mean() > 0.3 and not zero[1::2].any() else "")
     for encoding in (marked,) if marked else ("utf-8", "cp1252"):
         try:
             raw = raw if encoding == "utf-8" and raw.isascii() else raw.decode(encoding).encode()
@@ -237,8 +236,7 @@ def decode(path: str, raw: bytes) -> bytes:
                            where=f"line {_line(raw, raw.index(strange[:1]))} of {path}")
     if encoding == "cp1252":
         warnings.warn(f"{path} is not UTF-8 and is read as Windows-1252 (Latin-1); check its "
-                      "accented letters.",
-                      CoterieWarning, stacklevel=2)
+                      "accented letters.", CoterieWarning, stacklevel=2)
     return raw
 
 
@@ -329,9 +327,8 @@ def _check_records(path: str, data: bytes, separator: bytes, skipped: int) -> in
     if ragged.size:
         start = int(_record_starts(data)[ragged[0]])
         raise InvalidInput(f"The header has {widths[0]} fields and this record "
-                           f"{widths[ragged[0]]}, with the separator "
-                           f"{separator.decode()!r}", where=f"line {_line(data, start) + skipped} "
-                                                            f"of {path}",
+                           f"{widths[ragged[0]]}, with the separator {separator.decode()!r}",
+                           where=f"line {_line(data, start) + skipped} of {path}",
                            remedy="Correct the line, quote texts that hold the separator, or name "
                                   "it (--separator)")
     return len(widths) - 1

@@ -63,8 +63,7 @@ def merge(summaries: Sequence[TableSummary], min_count: int = 1,
         if odd:
             without = node if odd[0] in names[0] else 0
             raise InvalidInput(f"Column {show(odd[0])} is missing in {tables[without]} and there "
-                               "in "
-                               f"{tables[0 if without else node]}", where=f"column {odd[0]!r}",
+                               f"in {tables[0 if without else node]}", where=f"column {odd[0]!r}",
                                remedy=f"Add it, or remove it from all tables: --drop {odd[0]!r}")
     by_name = [{column.name: column for column in summary.columns} for summary in summaries]
     given = [summary.answers for summary in summaries if summary.answers is not None]
@@ -97,34 +96,31 @@ def _merged(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> ColumnSumm
     levels = _merged_levels(given)
     numbers = None if kind in ("text", "empty") else _merged_numbers(
         kind, [part.numbers for part in given if part.numbers is not None], levels)
-    return ColumnSummary(
-        name=parts[0].name, kind=kind, written=all(p.written for p in given),
-                         integer=all(p.integer for p in given),
-        rows=sum(p.rows for p in parts), missing=sum(p.missing for p in parts), levels=levels,
-                         numbers=numbers,
-        order=parts[0].order)
+    return ColumnSummary(name=parts[0].name, kind=kind, written=all(p.written for p in given),
+                         integer=all(p.integer for p in given), rows=sum(p.rows for p in parts),
+                         missing=sum(p.missing for p in parts), levels=levels, numbers=numbers,
+                         order=parts[0].order)
 
 
 def _merged_kind(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> str:
     """What the column is in all tables together; what cannot be one thing is refused."""
-    kinds = {part.kind: node for node, part in reversed(list(enumerate(parts))) if part.kind
-             != "empty"}
+    kinds = {part.kind: node for node,
+             part in reversed(list(enumerate(parts))) if part.kind != "empty"}
     if len(kinds) <= 1:
         return next(iter(kinds), "empty")
     if set(kinds) == {"number", "flag"}:
         return "number"
-    stubborn = [node for node, part in enumerate(parts) if part.kind in ("number", "flag", "date",
-        "duration")
+    stubborn = [node for node,
+                part in enumerate(parts) if part.kind in ("number", "flag", "date", "duration")
                 and not part.levels.counts and part.present]
     if "text" in kinds and not stubborn:
         return "text"
     one = stubborn[0] if stubborn else next(iter(kinds.values()))
-    other = kinds["text"] if "text" in kinds \
-        else next(n for kind, n in kinds.items() if kind != parts[one].kind)
+    other = (kinds["text"] if "text" in kinds
+             else next(n for kind, n in kinds.items() if kind != parts[one].kind))
     (one, other), name = sorted((one, other)), parts[0].name
     raise InvalidInput(f"The column holds {HOLDS[parts[one].kind]} in {tables[one]} and "
-                       f"{HOLDS[parts[other].kind]} in "
-                       f"{tables[other]}", where=f"column {name!r}",
+                       f"{HOLDS[parts[other].kind]} in {tables[other]}", where=f"column {name!r}",
                        remedy="Make it the same everywhere, or remove it from all tables: --drop "
                               f"{name!r}")
 
@@ -164,8 +160,7 @@ def _merged_numbers(kind: str, parts: Sequence[Numbers], levels: Levels) -> Numb
     # Of dates each mean counts from the node's own earliest date.
     shift = [float(p.low - low) / DAY if kind == "date" else 0.0 for p in parts]
     mean, median = (sum(p.rows * (getattr(p, key) + s) for p, s in zip(parts, shift, strict=True))
-                    / n
-                    for key in ("mean", "median"))
+                    / n for key in ("mean", "median"))
     return Numbers(rows=n, low=low, high=high, mean=mean, median=median, integers=integers)
 
 
@@ -176,5 +171,4 @@ def _merged_order(parts: Sequence[RowOrder]) -> RowOrder:
                                 strict=True)
         rising = (min(lows), max(highs), sum(sums))
     return RowOrder(differ=all(part.differ for part in parts),
-                    numbered=all(part.numbered for part in parts),
-                    rising=rising)
+                    numbered=all(part.numbered for part in parts), rising=rising)

@@ -126,8 +126,8 @@ class Participants:
         >>> Participants([30, 10, 20]).positions([10, 20]).tolist()
         [1, 2]
         """
-        integers_are_names = any(map(_is_integer, self.names)) \
-            and self.names != tuple(range(self.n_users))
+        integers_are_names = (any(map(_is_integer, self.names))
+                              and self.names != tuple(range(self.n_users)))
         return np.array([self._position(user, integers_are_names) for user in _listed(users)],
                         dtype=np.int64)
 
@@ -136,8 +136,7 @@ class Participants:
             return self.index(user)
         if not 0 <= user < self.n_users:
             raise InvalidInput(f"expected user numbers from 0 to {self.n_users - 1}, or names, got "
-                               f"{user}",
-                               remedy=suggest(user, self.names))
+                               f"{user}", remedy=suggest(user, self.names))
         return int(user)
 
     def take(self, indices: npt.ArrayLike) -> Self:
@@ -173,13 +172,12 @@ class Participants:
             return np.zeros(0, dtype=np.int64)
         if given.dtype == bool and given.shape == (self.n_users,):
             return np.flatnonzero(given)
-        if given.ndim == 1 and given.dtype.kind in "iu" and given.min() >= 0 \
-            and given.max() < self.n_users:
+        if (given.ndim == 1 and given.dtype.kind in "iu" and given.min() >= 0
+            and given.max() < self.n_users):
             return given.astype(np.int64)
         if given.ndim != 1 or given.dtype.kind in "biuf":
             raise InvalidInput("indices must be names or positions of users, "
-                               f"0..{self.n_users - 1}, got "
-                               f"{show(indices)}",
+                               f"0..{self.n_users - 1}, got {show(indices)}",
                                remedy="Give a list of names, of positions as by users.index(name), "
                                       "or a mask")
         return np.array([self._position(user, False) for user in given.tolist()], dtype=np.int64)
@@ -202,8 +200,8 @@ def _array(users: Any) -> npt.NDArray[Any]:
     tuples.
     """
     values = _listed(users)
-    if all(isinstance(value, (int, float, np.number, np.bool_)) for value in values) or \
-            any(isinstance(value, (list, np.ndarray)) for value in values):
+    if (all(isinstance(value, (int, float, np.number, np.bool_)) for value in values)
+        or any(isinstance(value, (list, np.ndarray)) for value in values)):
         return np.array(values)
     array = np.empty(len(values), dtype=object)
     array[:] = values

@@ -99,21 +99,21 @@ def _task(answers: ColumnSummary, as_text: bool) -> Task:
     if as_text or answers.kind == "flag" or numbers is None:
         return "classification"
     k = max(len(_values(answers)), answers.levels.rare_levels)
-    codes = numbers.integers and numbers.low in (0, 1) and numbers.high - numbers.low == k - 1 \
-        and k <= 10 and numbers.rows >= 2 * k
+    codes = (numbers.integers and numbers.low in (0, 1) and numbers.high - numbers.low == k - 1
+             and k <= 10 and numbers.rows >= 2 * k)
     if k == 2 or codes:
         return "classification"
-    return "counts" if numbers.integers and numbers.low == 0 and numbers.mean >= numbers.median \
-        else "regression"
+    return ("counts" if numbers.integers and numbers.low == 0 and numbers.mean >= numbers.median
+            else "regression")
 
 
 def _classes(answers: ColumnSummary, as_text: bool) -> tuple[tuple[str, ...], ClassKind]:
     """The classes of a target in order, and their type."""
-    kind: ClassKind = "str" if as_text else "bool" if answers.kind == "flag" else "int" \
-        if answers.integer else "float"
+    kind: ClassKind = ("str" if as_text else "bool" if answers.kind == "flag" else "int"
+                       if answers.integer else "float")
     values = [] if as_text else _values(answers)
-    k, n = max(len(values), answers.levels.distinct if as_text else answers.levels.rare_levels), \
-        answers.present
+    k, n = max(len(values),
+               answers.levels.distinct if as_text else answers.levels.rare_levels), answers.present
     if k > MOST_CLASSES or (kind == "str" and k > max(2, n / 2)):
         strange, n_strange = _strange(answers.levels) if as_text else ([], 0)
         if 0 < n_strange < k / 2:
@@ -128,8 +128,7 @@ def _classes(answers: ColumnSummary, as_text: bool) -> tuple[tuple[str, ...], Cl
         return tuple(sorted(answers.levels.counts)), kind
     if max(map(abs, values)) >= 2**53:
         raise InvalidInput("Classes must be integers below 2^53 or texts",
-                           where=f"column {answers.name!r}",
-                           remedy="Write the classes as texts")
+                           where=f"column {answers.name!r}", remedy="Write the classes as texts")
     types = {"bool": bool, "int": int, "float": float}
     return tuple(str(types[kind](value)) for value in values), kind
 
@@ -147,8 +146,8 @@ def learn_columns(summary: TableSummary, notes: list[str]) -> Iterator[Column]:
               for what, names in said.items()]
 
 
-def _column(facts: ColumnSummary, summary: TableSummary, said: dict[str, list[str]]) -> Column \
-    | None:
+def _column(facts: ColumnSummary, summary: TableSummary,
+            said: dict[str, list[str]]) -> Column | None:
     """What becomes of a column, None if it is dropped; what is to be said of it is added to `said`.
     """
     name, numbers, levels = facts.name, facts.numbers, facts.levels
@@ -176,8 +175,7 @@ def _column(facts: ColumnSummary, summary: TableSummary, said: dict[str, list[st
         if len(kept) == 2 and not pooled:  # the second column would be 1 minus the first
             note(f"text and became one column, 0 for {kept[0]!r} and 1 for {kept[1]!r}")
             return Column(name=name, kind="category", levels=kept[1:], reference=kept[0],
-                          missing=indicator,
-                          fill=levels.counts[kept[1]] / facts.present)
+                          missing=indicator, fill=levels.counts[kept[1]] / facts.present)
         note("text and became a column of 0 and 1 for each level"
              + f" of the {len(kept)} most frequent, the others pooled" * pooled)
         return Column(name=name, kind="category", levels=kept, pooled=pooled, missing=indicator)
@@ -199,8 +197,8 @@ def _levels(name: str, levels: Levels, n: int) -> tuple[tuple[str, ...], bool]:
                            remedy=f"Rewrite it, or ignore it: --drop {name!r}")
     most = sorted(sorted(texts, key=lambda text: (-levels.counts[text], text))[:MOST_LEVELS])
     covered = sum(levels.counts[text] for text in most)
-    if not most or not (k <= max(2, n / 2) if k <= MOST_LEVELS else k <= n / 10 and covered >= n
-                        / 2):
+    if (not most
+            or not (k <= max(2, n / 2) if k <= MOST_LEVELS else k <= n / 10 and covered >= n / 2)):
         if n_strange < k / 2:
             raise MixedCells(f"The column holds numbers, but also texts{_shown(strange)}", name,
                              remedy="Correct or empty these cells, or leave the column out: "

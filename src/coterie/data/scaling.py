@@ -125,8 +125,8 @@ class Standardizer:
         [2.0, -3.5]
         """
         fitted = np.asarray(models, dtype=np.float64)
-        if fitted.ndim == 0 or fitted.shape[-1] != len(self.mean) + 1 or intercept_sign not in (1,
-                -1):
+        if (fitted.ndim == 0 or fitted.shape[-1] != len(self.mean) + 1
+            or intercept_sign not in (1, -1)):
             raise InvalidInput(f"models must have {len(self.mean) + 1} columns, the intercept "
                                "last, and intercept_sign "
                                f"must be 1 or -1, got shape {fitted.shape} and {intercept_sign!r}")

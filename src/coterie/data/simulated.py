@@ -77,15 +77,15 @@ class Ellipses:
         """Draw points (2 n_per_class, 2), uniform over the two ellipses of a cluster, and their
         labels -1 and +1.
         """
-        angle = 2 * np.pi * cluster / self.n_clusters if self.turns is None \
-            else np.radians(self.turns[cluster])
+        angle = (2 * np.pi * cluster / self.n_clusters if self.turns is None
+                 else np.radians(self.turns[cluster]))
         direction = np.array([np.cos(angle), np.sin(angle)])
         normal = np.array([-np.sin(angle), np.cos(angle)])
         labels = np.repeat([-1.0, 1.0], n_per_class)
         radius, turn = np.sqrt(rng.random(labels.size)), 2 * np.pi * rng.random(labels.size)
         forward = self.centre + labels * self.offset / 2 + self.along * radius * np.cos(turn)
-        return forward[:, None] * direction + (self.across * radius * np.sin(turn))[:, None] \
-            * normal, labels
+        return forward[:, None] * direction + (self.across * radius
+                                               * np.sin(turn))[:, None] * normal, labels
 
 
 def ellipses(*, users_per_cluster: int = 20, samples: int | float = 10,
@@ -132,12 +132,10 @@ def ellipses(*, users_per_cluster: int = 20, samples: int | float = 10,
     held = round(samples * points_per_cluster) if isinstance(samples, float) else samples
     if not 1 <= held <= points_per_cluster:
         raise InvalidInput(f"samples must be 1 to {points_per_cluster}, or a share in (0, 1], got "
-                           f"{samples!r}",
-                           remedy="Use 10, or 0.85")
+                           f"{samples!r}", remedy="Use 10, or 0.85")
     if users_per_cluster < 1 or points_per_cluster % 2 or test_points % 2:
         raise InvalidInput("users_per_cluster must be >= 1; points_per_cluster and test_points "
-                           "even numbers",
-                           remedy="Half of the points are of each class")
+                           "even numbers", remedy="Half of the points are of each class")
     rng = np.random.default_rng(seed)
     clusters = np.repeat(np.arange(shape.n_clusters), users_per_cluster)
     train, test = [], []
@@ -163,10 +161,9 @@ FAMILIES = ("squared_hinge", "logistic", "squared", "huber", "poisson", "multino
 
 
 def clustered(family: str = "logistic", *, n_users: int = 30, n_clusters: int = 3,
-              samples: int = 20,
-              n_features: int = 2, n_classes: int = 3, separation: float = 2.0, spread: float = 0.0,
-              noise: float = 0.1, ragged: bool = False, test_samples: int = 100,
-              seed: int = 0) -> Dataset:
+              samples: int = 20, n_features: int = 2, n_classes: int = 3, separation: float = 2.0,
+              spread: float = 0.0, noise: float = 0.1, ragged: bool = False,
+              test_samples: int = 100, seed: int = 0) -> Dataset:
     """Generate users whose targets follow one true model per group, for each family of losses.
 
     The true models are random directions of norm `separation`; the last coordinate is the
@@ -212,17 +209,16 @@ def clustered(family: str = "logistic", *, n_users: int = 30, n_clusters: int = 
                            remedy=f"Choose one of: {', '.join(FAMILIES)}")
     if not 1 <= n_clusters <= n_users or min(samples, n_features, test_samples) < 1:
         raise InvalidInput("expected 1 <= n_clusters <= n_users and at least one sample and "
-                           f"feature, got {n_clusters} "
-                           f"clusters, {n_users} users, {samples} samples, {n_features} features",
-                           remedy="Raise them")
+                           f"feature, got {n_clusters} clusters, {n_users} users, {samples} "
+                           f"samples, {n_features} features", remedy="Raise them")
     rng, outputs = np.random.default_rng(seed), n_classes - 1 if family == "multinomial" else 1
     dim = (n_features + 1) * outputs
     true = rng.standard_normal((n_clusters, dim))
     true *= separation / np.linalg.norm(true, axis=1, keepdims=True)
     clusters = np.arange(n_users) * n_clusters // n_users
     own = true[clusters] + spread * rng.standard_normal((n_users, dim))
-    counts = rng.integers(max(1, samples // 2), 2 * samples + 1, n_users) if ragged \
-        else np.full(n_users, samples)
+    counts = (rng.integers(max(1, samples // 2), 2 * samples + 1, n_users) if ragged
+              else np.full(n_users, samples))
 
     def draw(counts: Ints) -> Users:
         owner = np.repeat(np.arange(n_users), counts)
@@ -251,8 +247,7 @@ def _targets(family: str, t: Array, noise: float, rng: np.random.Generator) -> A
 
 
 def gaussian_mixture(n_points: int = 100, *, n_clusters: int = 3, n_features: int = 3,
-                     separation: float = 6.0,
-                     seed: int = 0) -> Dataset:
+                     separation: float = 6.0, seed: int = 0) -> Dataset:
     """Generate points around cluster centres with unit variance; each point is a separate user.
 
     Parameters
@@ -379,8 +374,7 @@ def _load_npz(path: Path, user: str, target: str, cluster: str) -> Dataset:
     missing = [name for name in ("X", user) if name not in arrays]
     if missing:
         raise InvalidInput(f"expected arrays 'X' and {user!r}, missing {missing}; the file has "
-                           f"{sorted(arrays)}",
-                           remedy="Rename the arrays, or pass user=...")
+                           f"{sorted(arrays)}", remedy="Rename the arrays, or pass user=...")
     users = Users.from_arrays(arrays["X"], arrays.get(target), arrays[user])
     labels = arrays.get(cluster)
     if labels is None:

@@ -66,8 +66,8 @@ def choose_own_rows(owner: Ints, counts: Ints, sizes: PartSizes, strata: Array |
     key = _mix(own[owner] + row) / 2.0**64
 
     def phase(part: int, size: Ints) -> Ints:
-        return (_mix(own ^ np.uint64(part + 1)) % np.maximum(size, 1).astype(np.uint64)).astype(
-            np.int64)
+        return (_mix(own ^ np.uint64(part + 1))
+                % np.maximum(size, 1).astype(np.uint64)).astype(np.int64)
 
     return _choose(owner, counts, sizes, strata, key, phase)
 
@@ -127,5 +127,4 @@ def _amount(amount: Any, counts: Ints, name: str) -> Ints:
         # 0.29 * 50 is just below 14.5 in binary; the last term makes it a half.
         return np.asarray(np.floor(float(amount) * counts + 0.5 + 1e-9), dtype=np.int64)
     raise InvalidInput(f"{name} must be a share in [0, 1) or a number of rows per user, got "
-                       f"{amount!r}",
-                       remedy=f"For example {name}=0.2 or {name}=5")
+                       f"{amount!r}", remedy=f"For example {name}=0.2 or {name}=5")

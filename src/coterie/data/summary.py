@@ -206,8 +206,7 @@ class TableSummary:
 
 def summarise(frame: Any, *, user: str | None = None, target: str | None = None,
               features: Iterable[str] | str | None = None, drop: Iterable[str] | str = (),
-              task: str = "auto",
-              min_count: int = 1) -> TableSummary:
+              task: str = "auto", min_count: int = 1) -> TableSummary:
     """Facts about a table from which a recipe can be learned.
 
     Parameters
@@ -244,12 +243,11 @@ def summarise(frame: Any, *, user: str | None = None, target: str | None = None,
 
 
 def _chosen(columns: list[str], user: str | None, target: str | None,
-            features: Iterable[str] | str | None,
-            drop: Iterable[str] | str) -> list[str]:
+            features: Iterable[str] | str | None, drop: Iterable[str] | str) -> list[str]:
     """The columns to use as features."""
     used = [name for name in (user, target) if name is not None]
-    given = None if features is None else [features] if isinstance(features, str) \
-        else list(features)
+    given = (None if features is None else [features] if isinstance(features, str)
+             else list(features))
     dropped = [drop] if isinstance(drop, str) else list(drop)
     for name in (*used, *(given or ()), *dropped):
         if name not in columns:
@@ -288,13 +286,11 @@ def _column(series: Any, name: str, kept: Flags, min_count: int) -> ColumnSummar
     if cells.kind == "number":
         check_size(np.where(cells.missing, 0.0, cells.values), name)
     present = kept & ~cells.missing
-    levels = count_levels(cells, present).pooled(MOST_TEXTS,
-                                                 min_count) if cells.kind == "text" else \
-        _few(_as_written(series, cells), present, MOST_LEVELS, min_count)
+    levels = (count_levels(cells, present).pooled(MOST_TEXTS, min_count) if cells.kind == "text"
+              else _few(_as_written(series, cells), present, MOST_LEVELS, min_count))
     return ColumnSummary(name=name, kind=cells.kind, written=cells.written,
-                         integer=cells.dtype == "int",
-                         rows=int(kept.sum()), missing=int((kept & cells.missing).sum()),
-                         levels=levels,
+                         integer=cells.dtype == "int", rows=int(kept.sum()),
+                         missing=int((kept & cells.missing).sum()), levels=levels,
                          numbers=_numbers(cells, present), order=_order(name, cells))
 
 
@@ -303,8 +299,8 @@ def _as_written(series: Any, cells: Cells) -> Cells | None:
     if cells.written:
         return read_cells(series, parse=False)
     start = cells.values[:1000]  # the first rows are quick to look at, and mostly enough
-    return cells if cells.dtype in ("int", "bool") and len(np.unique(start)) <= MOST_LEVELS + 1 \
-        else None
+    return (cells if cells.dtype in ("int", "bool") and len(np.unique(start)) <= MOST_LEVELS + 1
+            else None)
 
 
 def _few(cells: Cells | None, present: Flags, most: int, min_count: int) -> Levels:
@@ -315,8 +311,8 @@ def _few(cells: Cells | None, present: Flags, most: int, min_count: int) -> Leve
     if cells is None:
         return Levels(counts={}, rare_rows=rows, rare_levels=most + 1 if rows else 0)
     levels = count_levels(cells, present)
-    return levels.pooled(most, min_count) if levels.distinct <= most else \
-        Levels(counts={}, rare_rows=rows, rare_levels=levels.distinct)
+    return (levels.pooled(most, min_count) if levels.distinct <= most
+            else Levels(counts={}, rare_rows=rows, rare_levels=levels.distinct))
 
 
 def count_levels(cells: Cells, present: Flags) -> Levels:
@@ -367,8 +363,8 @@ def target_cells(series: Any, name: str, task: str) -> Cells:
     is refused.
     """
     cells, where = read_cells(series, parse=task in ("regression", "counts")), f"column {name!r}"
-    if cells.kind in ("date", "duration", "other") \
-        or (cells.kind == "text" and task in ("regression", "counts")):
+    if (cells.kind in ("date", "duration", "other")
+        or (cells.kind == "text" and task in ("regression", "counts"))):
         raise InvalidInput("The target must hold "
                            f"numbers{' or classes' if task != 'regression' else ''}, it holds "
                            f"{HOLDS[cells.kind]}{first_text(cells)}", where=where,

@@ -103,8 +103,8 @@ class Users(Participants):
 
     def __post_init__(self) -> None:
         names, columns = tuple(map(plain, self.names)), tuple(map(str, self.feature_names))
-        features, offsets = np.array(self.features, dtype=np.float64, order="C"), \
-            np.array(self.offsets)
+        features, offsets = np.array(self.features, dtype=np.float64, order="C"), np.array(
+            self.offsets)
         targets = None if self.targets is None else np.array(self.targets, dtype=np.float64)
         if features.ndim != 2 or features.shape[1] != len(columns) or not columns:
             raise InvalidInput(f"features must have shape (n_samples, {len(columns) or 1}), got "
@@ -112,9 +112,8 @@ class Users(Participants):
         n = len(features)
         if targets is not None and targets.shape != (n,):
             raise InvalidInput(f"targets must have shape ({n},), got {targets.shape}")
-        if offsets.shape != (len(names) + 1,) or offsets.dtype.kind not in "iu" or offsets[
-                0] or offsets[-1] != n \
-                or (offsets[1:] < offsets[:-1]).any():
+        if (offsets.shape != (len(names) + 1,) or offsets.dtype.kind not in "iu" or offsets[0]
+            or offsets[-1] != n or (offsets[1:] < offsets[:-1]).any()):
             raise InvalidInput(f"offsets must be {len(names) + 1} integers rising from 0 to {n}, "
                                f"got {offsets}")
         check_unique(names, "User names")
@@ -123,10 +122,9 @@ class Users(Participants):
         check_finite(features, "features", rows, columns)
         if targets is not None:
             check_finite(targets, "targets", rows)
-        vars(self).update(features=freeze(features),
-                          targets=targets if targets is None else freeze(targets),
-                          offsets=freeze(offsets.astype(np.int64)), names=names,
-                          feature_names=columns)
+        vars(self).update(
+            features=freeze(features), targets=targets if targets is None else freeze(targets),
+            offsets=freeze(offsets.astype(np.int64)), names=names, feature_names=columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Leaves the caches behind, and the arrays are read-only again after unpickling.
@@ -168,8 +166,8 @@ class Users(Participants):
         counts = self.counts[chosen]
         # Within one user, old and new row numbers differ by the difference of the user's two
         # starts.
-        rows = np.arange(counts.sum()) + np.repeat(self.offsets[chosen] - offsets_of(counts)[:-1],
-                                                   counts)
+        rows = (np.arange(counts.sum())
+                + np.repeat(self.offsets[chosen] - offsets_of(counts)[:-1], counts))
         return self._rows(rows, counts, tuple(self.names[i] for i in chosen))
 
     def _rows(self, rows: Ints, counts: Ints, names: tuple[Any, ...]) -> Users:
@@ -223,8 +221,8 @@ class Users(Participants):
                                f"{array.shape}", remedy=(
                 "Pass X.reshape(-1, 1) for one feature" if array.ndim < 2
                                                          else "Pass X.reshape(len(X), -1)"))
-        columns = [f"x{j}" for j in range(array.shape[1])] if array is not None \
-            else list(map(str, X.columns))
+        columns = ([f"x{j}" for j in range(array.shape[1])] if array is not None
+                   else list(map(str, X.columns)))
         labels = columns if feature_names is None else list(map(str, feature_names))
         check_unique(columns, "Column names of X")
         n = len(X)
@@ -291,12 +289,11 @@ class Users(Participants):
         frame = frame.collect() if hasattr(frame, "collect") else frame
         if not hasattr(frame, "columns"):
             raise InvalidInput("frame must be a pandas or polars DataFrame, got "
-                               f"{type(frame).__name__}",
-                               remedy="Use Users.from_arrays for arrays")
+                               f"{type(frame).__name__}", remedy="Use Users.from_arrays for arrays")
         columns, used = list(frame.columns), [user] if target is None else [user, target]
         check_unique(columns, "Column names")
-        given = None if features is None else [features] if isinstance(features, str) \
-            else list(features)
+        given = (None if features is None else [features] if isinstance(features, str)
+                 else list(features))
         for column in (*used, *(given or ())):
             if not isinstance(column, Hashable) or column not in columns:
                 raise InvalidInput(f"There is no column {show(column)}",

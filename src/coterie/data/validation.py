@@ -23,8 +23,7 @@ FILL = "Fill in or drop missing and infinite values first"
 ENCODE = ("Encode it as numbers (coterie.fitting.prepare makes one-hot columns of a table's texts) "
           "or drop it")
 ENCODE_TARGET = ("Encode classes as numbers: coterie.fitting.prepare does so and infers the task; "
-                 "by hand, number them "
-                 "-1 and +1 for Logistic(), or 0, 1, ... for Multinomial()")
+                 "by hand, number them -1 and +1 for Logistic(), or 0, 1, ... for Multinomial()")
 
 
 class Rows(NamedTuple):
@@ -56,8 +55,7 @@ def group(user: Any) -> Rows:
             codes.append(table.setdefault(value, len(table)))
     except TypeError as error:
         raise InvalidInput("A user name must be hashable, such as a string, a number or a tuple of "
-                           "them",
-                           where=ROW, row=len(codes)) from error
+                           "them", where=ROW, row=len(codes)) from error
     missing = next((code for name, code in table.items() if is_missing(name)), None)
     if missing is not None:
         raise InvalidInput("A user name is missing", where=ROW, remedy="Fill it in",
@@ -85,16 +83,16 @@ def as_array(values: Any, what: str) -> npt.NDArray[Any]:
     except ValueError as error:
         raise InvalidInput(f"{what} has rows of different lengths",
                            remedy="Give all rows the same columns") from error
-    return array if isinstance(values, np.ndarray) or array.dtype.kind in "biuf" \
-        else np.asarray(values, dtype=object)
+    return (array if isinstance(values, np.ndarray) or array.dtype.kind in "biuf"
+            else np.asarray(values, dtype=object))
 
 
 def as_numbers(values: Any, what: str, rows: Rows, column: Any, remedy: str) -> Array:
     """One column as finite float64; anything else is rejected with its user, row and column."""
     array, dtype = as_array(values, what), str(getattr(values, "dtype", "object"))
     bad: int | None = 0
-    if array.ndim == 1 and array.dtype.kind in "biufO" \
-        and not dtype.lower().startswith(("categor", "enum")):
+    if (array.ndim == 1 and array.dtype.kind in "biufO"
+        and not dtype.lower().startswith(("categor", "enum"))):
         every = array if array.dtype.kind == "O" else ()
         bad = next((i for i, v in enumerate(every) if not isinstance(v, (Real, Decimal, np.bool_))),
                    None)
@@ -118,8 +116,8 @@ def check_finite(values: Array, what: str, rows: Rows, columns: Sequence[Any] = 
     finite = np.isfinite(values)
     if not finite.all():
         row, column = divmod(int(np.argmin(finite)), len(columns))
-        kind = "a missing value (NaN)" if np.isnan(values.flat[row * len(columns) + column]) \
-            else "an infinite value"
+        kind = ("a missing value (NaN)" if np.isnan(values.flat[row * len(columns) + column])
+                else "an infinite value")
         raise InvalidInput(f"{what} has {kind}", where=rows.where(row, columns[column]),
                            remedy=FILL, row=row)
 
@@ -142,8 +140,8 @@ def is_missing(value: Any) -> bool:
 
 def plain(name: Any) -> Any:
     """NumPy scalars and subclasses of str as the Python scalars they equal."""
-    return name.item() if isinstance(name, np.generic) else str.__str__(name) \
-        if isinstance(name, str) else name
+    return (name.item() if isinstance(name, np.generic) else str.__str__(name)
+            if isinstance(name, str) else name)
 
 
 def show(*values: Any) -> str:
@@ -163,5 +161,5 @@ def suggest(name: Any, known: Collection[Any]) -> str:
     folded = {text.casefold(): text for text in list(texts)[:2000]}
     close = [str(name)] if str(name) in texts else [
         folded[text] for text in difflib.get_close_matches(str(name).casefold(), list(folded), n=1)]
-    return (f"Did you mean {show(texts[close[0]])}? " if close else "") \
-        + f"There are: {show(*known)}"
+    return ((f"Did you mean {show(texts[close[0]])}? " if close else "")
+            + f"There are: {show(*known)}")

@@ -39,10 +39,9 @@ EVERYONE = "(everyone)"
 #: What to do where users are missing: by hand, inside of scikit-learn's pipelines and searches, or
 #: on purpose.
 GIVE_USERS = ("Give users, the owner of each row. A pipeline, a search or a cross-validation "
-              "passes users on after "
-              "sklearn.set_config(enable_metadata_routing=True); or set user_column, and give "
-              "frames with this column. "
-              "Set no_users='together' if one model for all rows is meant")
+              "passes users on after sklearn.set_config(enable_metadata_routing=True); or set "
+              "user_column, and give frames with this column. Set no_users='together' if one model "
+              "for all rows is meant")
 
 
 class Personalized(BaseEstimator):  # type: ignore[misc]
@@ -54,14 +53,12 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
     __metadata_request__score = {"users": True}  # noqa: RUF012
 
     def __init__(self, *, lam: Any = Settings.lam, weights: str = Settings.weights,
-                 loss: str = Settings.loss,
-                 ridge: float = Settings.ridge, n_lams: int = Settings.n_lams,
-                 most: int | None = Settings.max_groups,
+                 loss: str = Settings.loss, ridge: float = Settings.ridge,
+                 n_lams: int = Settings.n_lams, most: int | None = Settings.max_groups,
                  k: int = Settings.k, tol: float = Settings.tol, holdout: float | None = None,
                  standardize: bool = Settings.standardize, unknown: str = "together",
                  random_state: Any = Settings.seed, count: str = Settings.count,
-                 user_column: Any = None,
-                 no_users: str = "auto") -> None:
+                 user_column: Any = None, no_users: str = "auto") -> None:
         self.lam = lam
         self.weights = weights
         self.count = count
@@ -161,8 +158,7 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
                              ("no_users", ("auto", "error", "together"))):
             if getattr(self, name) not in values:
                 raise InvalidInput(f"{name} must be {' or '.join(map(repr, values))}, got "
-                                   f"{getattr(self, name)!r}",
-                                   remedy=f"Use {values[0]!r}")
+                                   f"{getattr(self, name)!r}", remedy=f"Use {values[0]!r}")
         column = self.user_column
         if column is None:
             return X, users
@@ -174,8 +170,7 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
             raise InvalidInput(f"user_column={column!r} needs a frame with this column, got "
                                f"{type(X).__name__}",
                                remedy="Give a pandas or polars frame; steps of a pipeline keep "
-                                      "frames after "
-                                      "set_output(transform='pandas')")
+                                      "frames after set_output(transform='pandas')")
         if column not in list(X.columns):
             raise InvalidInput(f"There is no column {show(column)} with the users",
                                remedy=suggest(column, X.columns))
@@ -189,8 +184,7 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
             return
         if users is None:
             warnings.warn("no users are given, so all rows are taken as those of one user. "
-                          f"{GIVE_USERS}.",
-                          CoterieWarning, stacklevel=4)
+                          f"{GIVE_USERS}.", CoterieWarning, stacklevel=4)
         elif scored_without_users():
             raise InvalidInput("users are given to fit, but no users are given to score: the "
                                "models of this "
@@ -228,10 +222,9 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
                                    f"{show(texts[str(twin)])}",
                                    remedy="Give names of the type that fit was given")
             if self.unknown == "error":
-                raise InvalidInput(f"there is no model for {len(unknown)} user(s)",
-                                   where=f"user {show(*unknown)}",
-                                   remedy="Call personalize with a few of their rows, or set "
-                                          "unknown='together'")
+                raise InvalidInput(
+                    f"there is no model for {len(unknown)} user(s)", where=f"user {show(*unknown)}",
+                    remedy="Call personalize with a few of their rows, or set unknown='together'")
         return X, models[rows.codes]
 
 
@@ -448,16 +441,14 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
             self.classes_ = np.unique(y)
             if len(self.classes_) > 2 and self.loss == "squared_hinge":
                 raise InvalidInput("Only binary classification is supported by the squared hinge. "
-                                   "The type of the "
-                                   f"target is {type_of_target(y)}", remedy="Use the loss "
-                                       "'logistic'")
+                                   f"The type of the target is {type_of_target(y)}",
+                                   remedy="Use the loss 'logistic'")
         codes = np.clip(np.searchsorted(self.classes_, y), 0, len(self.classes_) - 1)
         new = np.flatnonzero(self.classes_[codes] != y)
         if new.size:
-            raise InvalidInput(f"y has the class {show(y[new[0]])}, which fit has not seen",
-                               where=f"row {new[0]}",
-                               remedy=f"The classes are {show(*self.classes_)}; call fit again to "
-                                      "add one")
+            raise InvalidInput(
+                f"y has the class {show(y[new[0]])}, which fit has not seen", where=f"row {new[0]}",
+                remedy=f"The classes are {show(*self.classes_)}; call fit again to add one")
         return X, codes.astype(np.float64)
 
     def __sklearn_tags__(self) -> Any:

@@ -59,10 +59,9 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     """
 
     def __init__(self, n_clusters: int | None = None, *, lam: Any = Settings.lam,
-                 weights: str = Settings.weights,
-                 loss: str = Settings.loss, k: int = Settings.k, n_lams: int = Settings.n_lams,
-                 tol: float = Settings.tol, standardize: bool = False,
-                 random_state: Any = Settings.seed) -> None:
+                 weights: str = Settings.weights, loss: str = Settings.loss, k: int = Settings.k,
+                 n_lams: int = Settings.n_lams, tol: float = Settings.tol,
+                 standardize: bool = False, random_state: Any = Settings.seed) -> None:
         self.n_clusters = n_clusters
         self.lam = lam
         self.weights = weights

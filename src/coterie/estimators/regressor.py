@@ -116,8 +116,8 @@ class PersonalizedRegressor(RegressorMixin, Personalized):  # type: ignore[misc]
         >>> round(model.score(X, y, users=shops), 3)
         1.0
         """
-        explained = explained_deviance if self.fit_.settings.task == "counts" \
-            else explained_variance
+        explained = (explained_deviance if self.fit_.settings.task == "counts"
+                     else explained_variance)
         return explained(y, self.predict(X, users), sample_weight)
 
     def _checked(self, X: Any, y: Any, reset: bool) -> tuple[Array, Array]:

@@ -96,15 +96,13 @@ class View:
             points = [*source.shown_path.solutions]
             points[source.chosen] = source.solution
             view = cls(replace(source.path, solutions=tuple(points)), source.chosen, True,
-                       source.units,
-                       source.settings.count, sent=source.sent)
+                       source.units, source.settings.count, sent=source.sent)
         elif isinstance(source, Solution):
             others = () if path is None else path.solutions
             points = sorted([*(s for s in others if s.lam != source.lam), source],
                             key=lambda s: s.lam)
             view = cls(Path(problem=source.problem, solutions=tuple(points),
-                            tol=path.tol if path else source.gap),
-                       points.index(source), True)
+                            tol=path.tol if path else source.gap), points.index(source), True)
         elif isinstance(source, Path):
             view = cls(source, longest(source), False)
         else:
@@ -115,8 +113,7 @@ class View:
             return view
         if not 0 <= index < len(view.path):
             raise InvalidInput(f"expected a point of the path from 0 to {len(view.path) - 1}, got "
-                               f"{index!r}",
-                               remedy="path.lams lists them")
+                               f"{index!r}", remedy="path.lams lists them")
         return replace(view, index=int(index), chosen=True)
 
     @property
@@ -166,16 +163,15 @@ class View:
         solution = self.path[index]
         if self.sent is not None and index == self.index:
             return self.sent.centres
-        if self.count is None or (index != self.index and isinstance(self.path.problem.loss,
-                Personal)):
+        if (self.count is None
+            or (index != self.index and isinstance(self.path.problem.loss, Personal))):
             return solution.models[np.unique(solution.labels, return_index=True)[1]]
         key = solution.labels.tobytes()
         if key not in self._centres:
             start = solution.models[np.unique(solution.labels, return_index=True)[1]]
             only_drawn = key != self.solution.labels.tobytes() and solution.models.size > _MANY
             self._centres[key] = group_centres(self.path.problem.loss, self.path.problem.samples,
-                                               solution.labels,
-                                               self.count, start, drawn=only_drawn)
+                                               solution.labels, self.count, start, drawn=only_drawn)
         return self._centres[key]
 
     @cached_property
@@ -212,9 +208,8 @@ class View:
         """
         units, users = self.units, self.path.problem.users
         features = users.feature_names if units is None else units.feature_names
-        if self.task != "classification" or isinstance(self.loss, Multinomial) or len(
-                features) != 2 \
-                or not isinstance(users, Users) or users.targets is None:
+        if (self.task != "classification" or isinstance(self.loss, Multinomial)
+            or len(features) != 2 or not isinstance(users, Users) or users.targets is None):
             return None
         flat = self.models.reshape(-1, self.models.shape[2])
         if units is not None:
@@ -241,8 +236,8 @@ def longest(path: Path) -> int:
 
     def preference(run: tuple[int, int]) -> tuple[bool, bool, float]:
         n_groups = path[run[0]].n_clusters
-        return 1 < n_groups <= max(n**0.5, 2), 1 < n_groups < n, \
-            float(logs[min(run[1], end - 1)] - logs[run[0]])
+        return 1 < n_groups <= max(n**0.5, 2), 1 < n_groups < n, float(logs[min(run[1], end - 1)]
+                                                                       - logs[run[0]])
 
     first, last = max(zip(starts, [*starts[1:], end], strict=True), key=preference)
     return (first + last - 1) // 2

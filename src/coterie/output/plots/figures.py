@@ -36,8 +36,7 @@ _ROWS = 30  # largest number of coefficients in a figure
 
 
 def clusters(source: FitResult | Path, *, bounds: RecoveryBounds | None = None,
-             index: int | None = None,
-             ax: Axes | None = None) -> Figure:
+             index: int | None = None, ax: Axes | None = None) -> Figure:
     """Draw the number of groups along lam.
 
     Parameters
@@ -71,8 +70,7 @@ def clusters(source: FitResult | Path, *, bounds: RecoveryBounds | None = None,
     if bounds is not None and bounds.lower < bounds.upper:
         left, right = axes.get_xlim()
         axes.axvspan(max(bounds.lower, left), min(bounds.upper, right), color=HUES[2], alpha=0.18,
-                     linewidth=0,
-                     label="provably recovered", zorder=0)
+                     linewidth=0, label="provably recovered", zorder=0)
         axes.set_xlim(left, right)
     if counts.max() > 12:
         axes.set_yscale("log", subs=[])
@@ -114,15 +112,13 @@ def gaps(source: FitResult | Path, *, index: int | None = None, ax: Axes | None 
     figure, axes = new_figure(5.6, 3.2, ax)
     finite = np.isfinite(values)
     axes.plot(positions[finite], np.maximum(values[finite], 1e-17), color=HUES[0], marker="o",
-              markersize=4,
-              linewidth=1.0, label="certified")
+              markersize=4, linewidth=1.0, label="certified")
     axes.axhline(view.path.tol, color=HUES[1], linewidth=1.0, linestyle="--",
                  label=f"tolerance {view.path.tol:.0e}")
     axes.set_yscale("log")
     if not finite.all():
         axes.scatter(positions[~finite], np.ones(int((~finite).sum())), marker="x", color=HUES[1],
-                     s=26,
-                     label="no bound")
+                     s=26, label="no bound")
     mark_chosen(axes, view)
     lam_axis(axes, view.path.lams, "relative gap")
     axes.legend(fontsize=8, frameon=False, loc="best")
@@ -166,15 +162,13 @@ def model_map(source: FitResult | Path | Solution, index: int | None = None, *,
     else:
         points, shares = project(view.models)
         xlabel, ylabel = (f"{name} direction" + f" ({100 * share:.0f}%)" * bool(share) for name,
-                          share in
-                          zip(("first", "second"), shares, strict=True))
+                          share in zip(("first", "second"), shares, strict=True))
     figure, axes = new_figure(6.4, 4.4, ax)
     from matplotlib.collections import LineCollection
 
     if n <= 300:
         axes.add_collection(LineCollection([*points[:view.index + 1].transpose(1, 0, 2)],
-                                           colors="0.75", linewidths=0.6,
-                                           zorder=1))
+                                           colors="0.75", linewidths=0.6, zorder=1))
     looks, firsts = looks_of(labels), np.unique(labels, return_index=True)[1]
     for k in sorted((k for k, look in enumerate(looks) if look.size > 1),
                     key=lambda k: -looks[k].size):
@@ -247,11 +241,9 @@ def scores(fit: FitResult, *, ax: Axes | None = None) -> Figure:
         axes.plot([median, median], [row - 0.36, row + 0.36], color=hue, linewidth=1.6)
         shown = low + bins * (high - low) / 90
         axes.scatter(np.exp(shown) if log else shown, row + offset * min(0.07, 0.68 / height.max()),
-                     s=9, color=hue,
-                     linewidth=0, alpha=0.75)
+                     s=9, color=hue, linewidth=0, alpha=0.75)
         axes.scatter(values.mean(), row, marker="D", s=34, color="white", edgecolor="black",
-                     linewidth=1.0, zorder=3,
-                     label=name)
+                     linewidth=1.0, zorder=3, label=name)
     axes.set_yticks(range(3), [name for name, _ in kinds], fontsize=9)
     axes.set_ylim(2.5, -0.5)
     finish(axes, f"{held_out.metric} on held-out rows ({'higher' if held_out.larger else 'lower'} "
@@ -351,11 +343,9 @@ def rounds(run: Any, *, figure: Figure | None = None) -> Figure:
     upper.set_yscale("log")
     if (estimate > 0).any():
         upper.plot(number, np.where(estimate > 0, np.maximum(estimate, 1e-17), np.nan), color="0.6",
-                   linewidth=1.0,
-                   marker=".", markersize=3, label="estimate of the algorithm")
+                   linewidth=1.0, marker=".", markersize=3, label="estimate of the algorithm")
     upper.plot(number[certified], np.maximum(gap[certified], 1e-17), color=HUES[0], marker="o",
-               markersize=4,
-               linewidth=1.2, label="certified")
+               markersize=4, linewidth=1.2, label="certified")
     upper.legend(fontsize=8, frameon=False)
     finish(upper, "", "relative gap")
     for name, field, hue, style in (("users to server", "bytes_up", HUES[0], "-"),
@@ -401,11 +391,10 @@ def separators(solution: Solution, *, alone: Array | None = None, title: str | N
     """
     users = solution.problem.users.data
     sign = getattr(solution.problem.loss, "intercept_sign", None)
-    if users.n_features != 2 or solution.models.shape[1] != 3 or sign is None \
-        or users.targets is None:
+    if (users.n_features != 2 or solution.models.shape[1] != 3 or sign is None
+        or users.targets is None):
         raise Incompatible("Separators can be drawn for linear classifiers of two features with an "
-                           "intercept; "
-                           f"these models have {solution.models.shape[1]} coordinates.")
+                           f"intercept; these models have {solution.models.shape[1]} coordinates.")
     figure, axes = new_figure(6.4, 5.6, ax)
     colours = [HUES[k % len(HUES)] for k in range(solution.n_clusters)]
     reach = float(np.linalg.norm(users.features, axis=1).max()) * 1.05
@@ -417,21 +406,17 @@ def separators(solution: Solution, *, alone: Array | None = None, title: str | N
         for label, marker in ((1.0, "o"), (-1.0, "x")):
             rows = (groups == k) & (users.targets == label)
             axes.scatter(*users.features[rows].T, s=14, marker=marker, color=colour, alpha=0.55,
-                         linewidth=0.9,
-                         zorder=2)
+                         linewidth=0.9, zorder=2)
         first = int(np.flatnonzero(solution.labels == k)[0])
         size = int((solution.labels == k).sum())
         axes.plot(*separator_ends(models[first: first + 1], sign, reach)[0].T, color=colour,
-                  linewidth=2.4,
-                  zorder=3, label=f"group {k}: {size} user{'s' * (size > 1)}")
+                  linewidth=2.4, zorder=3, label=f"group {k}: {size} user{'s' * (size > 1)}")
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal",
-             xlabel=users.feature_names[0],
-             ylabel=users.feature_names[1])
-    axes.set_title(title or f"{solution.n_clusters} models for {users.n_users} users at lam = "
-                            f"{solution.lam:g}\n"
-                            f"groups of a solution with relative gap {solution.gap:.0e}, each "
-                            "fitted again;  "
-                            "o: +1,  x: -1,  grey: local",
+             xlabel=users.feature_names[0], ylabel=users.feature_names[1])
+    axes.set_title(title
+                   or f"{solution.n_clusters} models for {users.n_users} users at lam = "
+                      f"{solution.lam:g}\ngroups of a solution with relative gap "
+                      f"{solution.gap:.0e}, each fitted again;  o: +1,  x: -1,  grey: local",
                    fontsize=10)
     if solution.n_clusters <= 12:
         axes.legend(loc="upper right", fontsize=8, framealpha=0.9)

@@ -69,8 +69,8 @@ def tree(source: FitResult | Path, *, index: int | None = None, ax: Axes | None 
     few = n <= 60
     lam_axis(axes, path.lams, "" if few else count_users(n))
     axes.set_xlim(left, right)
-    axes.set_yticks(range(n) if few else [], [str(names[k])[:24] for k in layout.order] if few
-                    else [],
+    axes.set_yticks(range(n) if few else [],
+                    [str(names[k])[:24] for k in layout.order] if few else [],
                     fontsize=8 if n <= 30 else 6)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
@@ -81,8 +81,7 @@ def tree(source: FitResult | Path, *, index: int | None = None, ax: Axes | None 
 
 
 def _draw_branches(axes: Any, view: View, layout: Branches, looks: list[Look],
-                   limits: tuple[float, float],
-                   thin: float) -> None:
+                   limits: tuple[float, float], thin: float) -> None:
     """One horizontal line per node, from its own lam to that of its parent, and one vertical line
     per merge.
     """
@@ -96,8 +95,8 @@ def _draw_branches(axes: Any, view: View, layout: Branches, looks: list[Look],
     merged = (layout.parents >= 0) & (layout.heights[layout.parents] <= last)
     ends = np.where(merged, layout.heights[layout.parents], right)
     starts, on_path = np.maximum(layout.heights, left), layout.heights <= last
-    above = layout.heights > view.solution.lam if view.chosen else np.zeros(len(on_path),
-        dtype=bool)
+    above = (layout.heights > view.solution.lam if view.chosen
+             else np.zeros(len(on_path), dtype=bool))
     colour = np.where(above, "0.35", colours[layout.leaf])
     horizontal = [[(start, y), (max(end, left), y)] for start, end, y in
                   zip(starts[on_path], ends[on_path], layout.positions[on_path], strict=True)]
@@ -105,10 +104,9 @@ def _draw_branches(axes: Any, view: View, layout: Branches, looks: list[Look],
     vertical = [[(starts[k], layout.positions[a]), (starts[k], layout.positions[b])]
                 for k, (a, b) in zip(inner, path.linkage[inner - n, :2].astype(int), strict=True)]
     widths = np.where(np.arange(len(on_path)) < n, thin, 1.2)
-    axes.add_collection(LineCollection(horizontal + vertical,
-                                       colors=[*colour[on_path], *colour[inner]],
-                                       capstyle="projecting",
-                                       linewidths=[*widths[on_path], *widths[inner]]))
+    axes.add_collection(LineCollection(
+                            horizontal + vertical, colors=[*colour[on_path], *colour[inner]],
+                            capstyle="projecting", linewidths=[*widths[on_path], *widths[inner]]))
 
 
 def _number_groups(axes: Any, view: View, layout: Branches, looks: list[Look]) -> None:
@@ -117,6 +115,5 @@ def _number_groups(axes: Any, view: View, layout: Branches, looks: list[Look]) -
     for k, look in enumerate(looks if len(looks) <= 40 else []):
         if look.size > 1:
             axes.text(view.solution.lam, positions[view.solution.labels == k].mean(), f"{k}",
-                      fontsize=7, ha="center",
-                      va="center", color="0.15", bbox={"facecolor": "white", "edgecolor": "none",
-                                                       "pad": 1.0})
+                      fontsize=7, ha="center", va="center", color="0.15",
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})

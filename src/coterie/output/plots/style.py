@@ -69,8 +69,7 @@ def mark_chosen(axes: Any, view: View) -> None:
     """Mark the chosen lam."""
     if view.chosen:
         axes.axvline(lam_positions(view.path.lams)[view.index], color="0.25", linewidth=0.9,
-                     linestyle=(0, (4, 3)),
-                     zorder=1, label=f"chosen lam = {view.solution.lam:.3g}")
+                     linestyle=(0, (4, 3)), zorder=1, label=f"chosen lam = {view.solution.lam:.3g}")
 
 
 class Look(NamedTuple):

@@ -32,9 +32,8 @@ _BOUNDED = (2000, 100)  # most users and groups for which recovery bounds are co
 
 
 def gather(source: FitResult | Path | Solution, *, path: Path | None = None,
-           chosen: int | None = None,
-           classes: Sequence[str] | None = None, title: str | None = None,
-           command: str | None = None,
+           chosen: int | None = None, classes: Sequence[str] | None = None,
+           title: str | None = None, command: str | None = None,
            settings: Mapping[str, Any] | None = None, notes: Sequence[str] = (),
            refit: bool = False, most_users: int = 2000) -> dict[str, Any]:
     """Collect everything that the report of a result shows, as plain JSON types.
@@ -96,14 +95,13 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
     """The parts of the document that come from the result; of each user, only for those in `keep`.
     """
     users = full.path.problem.users
-    view = replace(full, path=_path_of_users(full, keep), known=full.models[:, keep]) if len(
-        keep) < users.n_users \
-        else full
+    view = (replace(full, path=_path_of_users(full, keep), known=full.models[:, keep])
+            if len(keep) < users.n_users else full)
     features = users.feature_names if full.units is None else full.units.feature_names
     # A server does not always know how many rows there are.
     private = hasattr(source, "statement")
-    rows = f"{many(int(users.sizes.sum()), 'row')}, " if isinstance(users, Users) and not private \
-        else ""
+    rows = (f"{many(int(users.sizes.sum()), 'row')}, " if isinstance(users, Users) and not private
+            else "")
     noun = source.noun if isinstance(source, FitResult) else "user"
     return {
         "headline": headline(source, full.solution.labels, full.task, noun), "noun": noun,
@@ -194,8 +192,7 @@ def _map(view: View, samples: bool = True) -> dict[str, Any]:
         drawn = [[*point, int(side), int(owner)] for point, side, owner in
                    zip(X[rows].tolist(), y[rows] > 0, users.owner[rows], strict=True)]
         return {"kind": "separators", "xlabel": names[0], "ylabel": names[1],
-                "points": json_ready(lines),
-                "samples": drawn if samples else None,
+                "points": json_ready(lines), "samples": drawn if samples else None,
                 "note": "Lines at which each model is undecided between the two classes."}
     if dim > 2:
         points, shares = project(view.models)
@@ -210,11 +207,11 @@ def _map(view: View, samples: bool = True) -> dict[str, Any]:
     return {"kind": "line" if dim == 1 else "projection", "xlabel": names[0],
             "ylabel": names[1] if dim == 2 else "", "points": json_ready(points), "samples": None,
             "note": "Every model is a point: its coefficients are its coordinates." if dim == 2
-            else ""}
+                    else ""}
 
 
-def _coefficients(full: View, view: View, keep: Ints, classes: Sequence[str] | None) -> dict[str,
-        Any]:
+def _coefficients(full: View, view: View, keep: Ints,
+                  classes: Sequence[str] | None) -> dict[str, Any]:
     """The models of the largest groups at each lam, or their centres where users have their own
     models.
 
@@ -234,7 +231,7 @@ def _coefficients(full: View, view: View, keep: Ints, classes: Sequence[str] | N
         rows.append(json_ready(full.coefficients(models)))
         if scaled and full.units is not None:
             standardized.append(json_ready(full.units.standardized(models).reshape(len(models),
-                -1)))
+                                                                                   -1)))
     return {"names": names, "outputs": outputs, "clusters": rows, "which": which,
             "standardized": standardized or None}
 
@@ -266,8 +263,8 @@ def _scores(source: FitResult | Path | Solution, view: View, keep: Ints) -> dict
         rows = aligned(scores, len(source.path), source.chosen)
         rows = rows[:len(view.path)]
         points = np.where(rows[:, None] >= 0, scores.points[rows][:, keep], np.nan)
-        groups = "no groups" if scores.n_clusters == len(scores.fitted) > 1 \
-            else many(scores.n_clusters, "group")
+        groups = ("no groups" if scores.n_clusters == len(scores.fitted) > 1
+                  else many(scores.n_clusters, "group"))
         note = (f"On {many(scores.n_rows, 'row')} held out, with models fitted without these rows "
                 f"({groups}).")
         if (rows < 0).any():
@@ -288,8 +285,7 @@ def _scores(source: FitResult | Path | Solution, view: View, keep: Ints) -> dict
         points = np.full((len(view.path), len(keep)), np.nan)
         points[view.index] = per_user[keep]
         return {"metric": "accuracy" if classify else "loss", "larger": classify, "alone": None,
-                "together": None,
-                "points": json_ready(points),
+                "together": None, "points": json_ready(points),
                 "note": f"On {many(int(sums[:, 2].sum()), 'row')} held out by their users."}
     return None
 
@@ -327,13 +323,12 @@ def _federated(run: Any, keep: Ints) -> dict[str, Any]:
     and received.
     """
     rounds = [{"round": int(line.iteration), "gap": json_ready(line.gap),
-               "n_clusters": int(line.n_clusters),
-               "stage": line.stage, "asked": int(line.asked), "answered": int(line.answered),
-               "bytes_up": int(line.bytes_up), "bytes_down": int(line.bytes_down)}
-              for line in run.history]
+               "n_clusters": int(line.n_clusters), "stage": line.stage, "asked": int(line.asked),
+               "answered": int(line.answered), "bytes_up": int(line.bytes_up),
+               "bytes_down": int(line.bytes_down)} for line in run.history]
     aside = getattr(run, "aside", {})
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in list(aside.items())[:3]) + "; ..." \
-        * (len(aside) > 3)
+    reasons = ("; ".join(f"{name}: {reason}" for name, reason in list(aside.items())[:3])
+               + "; ..." * (len(aside) > 3))
     excluded = f" {many(len(aside), 'user')} excluded ({reasons})." if aside else ""
     solver = f" of {run.solver}" if isinstance(run, Solution) else ""
     part = run.ledger.participants()

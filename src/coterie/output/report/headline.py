@@ -36,8 +36,8 @@ def title_of(source: FitResult | Path | Solution, n_groups: int, n_users: int) -
         return f"One {users.split()[1]}"
     if n_groups == 1:
         return f"One model for {users}"
-    return f"No groups among {users}" if n_groups == n_users \
-        else f"{many(n_groups, 'group')} of {users}"
+    return (f"No groups among {users}" if n_groups == n_users
+            else f"{many(n_groups, 'group')} of {users}")
 
 
 def headline(source: FitResult | Path | Solution, labels: Ints, task: str,
@@ -66,8 +66,8 @@ def headline(source: FitResult | Path | Solution, labels: Ints, task: str,
                  f"{scores.metric} is {scores.text(scores.fitted[0], 3)}.")
         return {"found": _found(kind, labels, noun), "better": None, "helps": helps, "sure": None}
     if scores is None:
-        unknown = "No rows were held out, so it is not known whether sharing helps." if kind \
-            else None
+        unknown = ("No rows were held out, so it is not known whether sharing helps." if kind
+                   else None)
         return {"found": _found(kind, labels, noun), "better": None, "helps": unknown,
                 "sure": _sure(source)}
     return {"found": _found(kind, labels, noun), "better": _better(source.kind, scores),
@@ -83,15 +83,15 @@ def _found(kind: str, labels: Ints, noun: str) -> str:
     if k == len(labels) > 1:
         return f"No groups among {n}: each has a model of its own."
     if k == 1:
-        return f"One group: all {n} share one model." if len(labels) > 1 else \
-            f"There is one {noun}, so there is nothing to share."
+        return (f"One group: all {n} share one model." if len(labels) > 1
+                else f"There is one {noun}, so there is nothing to share.")
     order = np.sort(sizes)[::-1]
     listed = ", ".join(f"{size:,}" for size in order[:-1]) + f" and {order[-1]:,} {noun}s"
     if k > _LISTED:
         least = "" if order[-1] == order[0] else f"{order[-1]:,} to "
         listed = f"{least}{many(int(order[0]), noun)} each"
-    end = "; each user has a model of its own around the centre of its group" if kind \
-        == "personal in groups" else ""
+    end = ("; each user has a model of its own around the centre of its group"
+           if kind == "personal in groups" else "")
     return f"{many(k, 'group')} among {n} ({listed}){end}."
 
 
@@ -114,8 +114,8 @@ def _better(kind: str, scores: Scores) -> str:
     users = many(len(gains), "user")
     if not abs(gain) <= 2 * error:
         what = "worse" if gain < 0 else "better"
-        same = f", and equally well for {counts['equally well']:,}" if counts["equally well"] \
-            else ""
+        same = (f", and equally well for {counts['equally well']:,}" if counts["equally well"]
+                else "")
         comma = "," if kind == "alone" else ""
         return (f"{_SHARING[kind]} predicts {what} than {other}{comma} for {counts[what]:,} of "
                 f"{users}{same}.")
@@ -134,16 +134,14 @@ def _helps(kind: str, scores: Scores) -> str:
     others = [f"{means[1]} with users' own models"] if not alone else []
     others += [f"{means[2]} with one model for all"] if kind != "one model" else []
     sentences = [f"On {many(scores.n_rows, 'held-out row')}, the {scores.metric} is {means[0]} on "
-                 "average over users, "
-                 "instead of "
+                 "average over users, instead of "
                  f"{' and '.join(others)}{'' if scores.larger else ' (smaller is better)'}.",
                  _gain(scores, "one model for all" if alone else "own models",
                        *mean_and_error(_gains(kind, scores)))]
     if len(scores.worse) and not alone:
         worse = int(scores.worse.sum())
         sentences.append(f"{f'{worse:,}' if worse else 'No'} user{'s are' if worse > 1 else ' is'} "
-                         "worse off than with "
-                         "their own model by more than chance.")
+                         "worse off than with their own model by more than chance.")
     return " ".join(filter(None, sentences))
 
 
@@ -167,8 +165,8 @@ def _sure(fit: FitResult) -> str:
     if stability is not None:
         again = ""
         if np.isfinite(stability.searched):
-            same = "the same groups" if stability.searched > 0.995 else "about the same groups" \
-                if stability.searched >= STABLE else "other groups"
+            same = ("the same groups" if stability.searched > 0.995 else "about the same groups"
+                    if stability.searched >= STABLE else "other groups")
             again = f", and a new search without the held-out rows finds {same}"
         return (f"The groups are {'stable' if stability.stable else 'unstable'}: with other rows "
                 "of the same users, "

@@ -24,8 +24,7 @@ from coterie.base.storage import json_ready, write_atomically
 
 #: The script's parts in the order in which they run.
 SCRIPTS = ("basics.js", "model.js", "path.js", "map.js", "people.js", "coefficients.js",
-           "evidence.js", "proof.js",
-           "page.js")
+           "evidence.js", "proof.js", "page.js")
 #: The parts are modules, so that a linter sees which names each one needs; as one script they need
 #: no import or export.
 _MODULE = re.compile(r"^import [^;]*;\n|^export (?=\w)", re.M)
@@ -54,8 +53,8 @@ def render(document: Mapping[str, Any]) -> str:
     """
     style = _asset("page.css")
     # One function around all parts: nothing of theirs is visible to anything else.
-    script = "(() => {\n\"use strict\";\n" + _MODULE.sub("", "\n".join(map(_asset, SCRIPTS))) \
-        + "\n})();\n"
+    script = ("(() => {\n\"use strict\";\n" + _MODULE.sub("", "\n".join(map(_asset, SCRIPTS)))
+              + "\n})();\n")
     policy = (f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
               "img-src data: blob:; base-uri 'none'; form-action 'none'")
     parts = {

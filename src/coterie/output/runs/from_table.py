@@ -37,9 +37,8 @@ _LARGE = 2**29  # bytes of a file above which it is read once, by this process
 
 def fit_table(data: Any, *, user: str = "", target: str = "", features: str | Iterable[str] = (),
               drop: str | Iterable[str] = (), separator: str = "", task: str = "auto",
-              settings: Settings | None = None,
-              folder: str | PathLike[str] | None = None, resume: bool = False,
-              overwrite: bool = False,
+              settings: Settings | None = None, folder: str | PathLike[str] | None = None,
+              resume: bool = False, overwrite: bool = False,
               progress: FitProgress | None = None) -> Fit:
     """Find groups and models from a table: what `coterie fit` does.
 
@@ -100,8 +99,7 @@ def fit_table(data: Any, *, user: str = "", target: str = "", features: str | It
 
 
 def _in_folder(run: Path, users: Users, settings: Settings, progress: FitProgress | None, *,
-               resume: bool,
-               recipe: Recipe, table: TableSource, began: float) -> Fit:
+               resume: bool, recipe: Recipe, table: TableSource, began: float) -> Fit:
     """The fit, saved; finished parts are kept in the folder meanwhile."""
     parts = StoredParts(run, {**asdict(table), **asdict(settings)}, resume=resume)
     with _nothing_left_of_a_refusal(parts, run):
@@ -121,9 +119,8 @@ def _read(data: Any, read: Callable[[], tuple[Recipe, Users]]) -> tuple[Recipe, 
     """
     beside = None
     # A library that has threads already cannot be used in a copy of the process.
-    if _is_file(data) and not is_input(data) and "polars" not in sys.modules and Path(data).is_file(
-            ) \
-            and Path(data).stat().st_size <= _LARGE:
+    if (_is_file(data) and not is_input(data) and "polars" not in sys.modules
+        and Path(data).is_file() and Path(data).stat().st_size <= _LARGE):
         beside = begin_beside(lambda parts: parts.update({"table": read()}))
     if beside is None:
         return read()

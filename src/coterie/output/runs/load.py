@@ -197,8 +197,7 @@ class Run(PredictsRows):
 
     def _predictor(self) -> Predictor:
         return Predictor(units=self._known_units(), recipe=self.recipe, names=self.names,
-                         models=self.models,
-                         labels=self.labels, together=self.together,
+                         models=self.models, labels=self.labels, together=self.together,
                          fingerprint=self.info.get("fingerprint", ""))
 
     def certify(self, data: Data = None) -> RunCertificate:
@@ -230,8 +229,7 @@ class Run(PredictsRows):
         given, data = data, self.info["settings"].get("data") or None if data is None else data
         if data is None and "n_rounds" in self.info:
             raise InvalidInput("The rows of this federation stayed with its users, who answered "
-                               "for the certificate in "
-                               "run.json",
+                               "for the certificate in run.json",
                                remedy="Where all rows are in one table, give this table")
         if data is None or (given is None and is_input(data)):
             raise InvalidInput("The run was not made from a file",
@@ -254,16 +252,15 @@ class Run(PredictsRows):
         solved = self.solved if "kind" in self.info else models
         expected = models if solved is models else handed_out(loss, problem.samples, self.labels,
             self.settings.count)
-        same_models = bool(np.allclose(models, expected, rtol=_SAME, atol=_SAME)) \
-            or _as_good(problem, models, expected)
+        same_models = (bool(np.allclose(models, expected, rtol=_SAME, atol=_SAME))
+                       or _as_good(problem, models, expected))
         same_claims = np.array_equal(groups, self.labels) \
             and self.info["n_clusters"] == self.n_clusters and self.info["lam"] == self.lam \
             and self.info.get("kind", kind_of(loss, self.labels)) == kind_of(loss, self.labels)
-        same_data = fingerprint(data) == self.info["fingerprint"] \
-            if isinstance(data, (str, PathLike)) else None
+        same_data = (fingerprint(data) == self.info["fingerprint"]
+                     if isinstance(data, (str, PathLike)) else None)
         return RunCertificate.of(problem, solved, self.settings.tol, same_claims=same_claims,
-                                 same_data=same_data,
-                                 same_models=same_models)
+                                 same_data=same_data, same_models=same_models)
 
     def solution(self, users: Users, loss: Loss) -> Solution:
         """The run's solution, certified on its users' data.
@@ -398,8 +395,8 @@ def load_run(folder: str | PathLike[str]) -> Run:
     info, arrays = read(folder)
     try:
         names, solved = tuple(arrays["names"]), np.asarray(arrays["models"])
-        own, covariance, scale, \
-            centres = (arrays.get(name) for name in ("own", "covariance", "scale", "centres"))
+        own, covariance, scale, centres = (arrays.get(name)
+                                           for name in ("own", "covariance", "scale", "centres"))
         noise = arrays.get("noise")
         if own is not None and np.shape(own) != solved.shape:
             raise ValueError("its models have two shapes")
@@ -410,8 +407,7 @@ def load_run(folder: str | PathLike[str]) -> Run:
         raise InvalidInput(f"{folder / 'run.json'} was changed: {error}", remedy=AGAIN) from error
     return Run(folder=folder, info=info, lam=float(arrays["lam"]), names=names, solved=solved,
                models=solved if own is None else np.asarray(own), duals=arrays["duals"],
-               graph=graph,
-               covariance=None if covariance is None else np.asarray(covariance),
+               graph=graph, covariance=None if covariance is None else np.asarray(covariance),
                scale=None if scale is None else np.asarray(scale),
                noise=1.0 if noise is None else float(noise),
                centres=None if centres is None else np.asarray(centres), **parts)
