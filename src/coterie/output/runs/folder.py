@@ -61,13 +61,8 @@ class Shown(NamedTuple):
 
 def _covariance(loss: Loss) -> Array | None:
     """Of personal models around their centres; None where models are not personal."""
-<<<<<<< HEAD
-    return (np.asarray(loss.covariance) if isinstance(loss, Personal)
-            and loss.covariance is not None else None)
-=======
     return (np.asarray(loss.covariance)
             if isinstance(loss, Personal) and loss.covariance is not None else None)
->>>>>>> ce650ee (Wrap statements of tables, pages and commands at their outermost brackets)
 
 
 def _scale(loss: Loss) -> Array | None:
@@ -115,13 +110,8 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
              **{name: shown.models[:, k].tolist() for k, name in enumerate(columns)}}
     clusters = {"cluster": labels[first].tolist(), "users": np.bincount(labels).tolist(),
                 **{name: shown.centres[:, k].tolist() for k, name in enumerate(columns)}}
-<<<<<<< HEAD
-    tables = ({"models": users,
-               "clusters": clusters} | ({} if path is None else {"path": dict(path)}))
-=======
     tables = ({"models": users, "clusters": clusters}
               | ({} if path is None else {"path": dict(path)}))
->>>>>>> ce650ee (Wrap statements of tables, pages and commands at their outermost brackets)
     for name, rows in tables.items():
         write_atomically(folder / f"{name}.csv",
                          table(list(rows), zip(*rows.values(), strict=True)))
@@ -230,11 +220,7 @@ def check_free(folder: str | os.PathLike[str], *, overwrite: bool = False,
     if finished and not overwrite and not (resume and parts):
         raise InvalidInput(f"{folder} holds a finished run",
                            remedy="Name another folder with --out, or replace the run: --overwrite "
-<<<<<<< HEAD
-                           "in the command, overwrite=True in Python")
-=======
                                   "in the command, overwrite=True in Python")
->>>>>>> ce650ee (Wrap statements of tables, pages and commands at their outermost brackets)
     return folder
 
 
