@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from coterie.base.errors import InvalidInput, MissingExtra, located
 from coterie.base.storage import pack, unpack, write_atomically
+from coterie.data.files import row_place
 from coterie.data.frames import check_lists, read_parquet
-from coterie.data.io import row_place
 from coterie.data.users import Users
 from coterie.data.validation import show, suggest
 

@@ -206,7 +206,7 @@ def test_run_json(folders, kind):
     assert info["coterie"] == coterie.__version__
     assert info["libraries"]["numpy"] == info["numpy"] == np.__version__
     assert info["seed"] == settings["seed"] == 0
-    assert info["fingerprint"] == coterie.data.io.fingerprint(base / "data.csv")
+    assert info["fingerprint"] == coterie.data.files.fingerprint(base / "data.csv")
     assert (info["status"], info["n_users"], info["n_clusters"]) == ("CONVERGED", 8, 2)
     assert 0 <= info["gap"] <= 1e-6
     assert info["seconds"] > info["solve_seconds"] >= 0  # the whole run, and the chosen point of the path

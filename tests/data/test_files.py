@@ -19,7 +19,7 @@ import zstandard
 
 from coterie.base.errors import ROW, InvalidInput, MissingExtra, located
 from coterie.data import files
-from coterie.data.io import read_table, row_place
+from coterie.data.files import read_table, row_place
 from coterie.data.users import Users
 from coterie.fitting.prepare import prepare
 

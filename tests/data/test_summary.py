@@ -14,9 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coterie.base.errors import InvalidInput
-from coterie.data.declared import check_summary
 from coterie.data.encoding import Recipe, read_table
-from coterie.data.merging import merge
+from coterie.data.merging import check_summary, merge
 from coterie.data.summary import TableSummary, summarise
 
 # A level that only rows without target have is not learned, and said where it is met.

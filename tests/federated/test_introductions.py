@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import coterie as ct
-from coterie.data.declared import LONGEST, MOST_COLUMNS
+from coterie.data.merging import LONGEST, MOST_COLUMNS
 from coterie.federated.agreement import agree
 from coterie.federated.algorithms.base import Replies
 from coterie.federated.config import DataSettings

@@ -17,7 +17,7 @@ from coterie.base.storage import plain_cell, write_atomically
 from coterie.cli.base import console
 from coterie.cli.federate import RUNTIMES, _Cluster, _Timeout, check_shared, command
 from coterie.cli.options import Overwrite, Separator
-from coterie.data.io import read_table, row_place
+from coterie.data.files import read_table, row_place
 from coterie.federated import sources
 from coterie.federated.config import complete
 from coterie.federated.keeping import keep_models

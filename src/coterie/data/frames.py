@@ -19,8 +19,7 @@ import numpy as np
 from coterie.base.errors import ROW, InvalidInput, MissingExtra
 from coterie.base.storage import write_atomically
 from coterie.base.types import Array, Flags, Ints
-from coterie.data.files import is_input
-from coterie.data.validation import check_unique, show
+from coterie.data.validation import check_unique, is_input, show
 
 
 def read_parquet(path: str | PathLike[str], raw: bytes | None = None) -> Any:

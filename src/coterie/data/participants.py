@@ -21,6 +21,7 @@ class Participants:
     ----------
     names : unique and hashable.
     feature_names : unique.
+    sizes : (n_users,) rows of each user, where they are known.
 
     Raises
     ------
@@ -36,8 +37,10 @@ class Participants:
     names: tuple[Any, ...]
     feature_names: tuple[str, ...]
 
-    def __init__(self, names: Iterable[Any], feature_names: Iterable[str] = ()) -> None:
+    def __init__(self, names: Iterable[Any], feature_names: Iterable[str] = (),
+                 sizes: Ints | None = None) -> None:
         self.names, self.feature_names = tuple(map(plain, names)), tuple(map(str, feature_names))
+        self._sizes = sizes
         check_unique(self.names, "User names")
         check_unique(self.feature_names, "Feature names")
 
@@ -65,11 +68,11 @@ class Participants:
 
     @property
     def sizes(self) -> Ints:
-        """(n_users,) rows of each user; raises Incompatible if they are on other machines and not
-        known.
-        """
-        raise Incompatible("How many rows these users have is not known here. Call it where the "
-                           "data are.")
+        """(n_users,) rows of each user; raises Incompatible where they are not known."""
+        if self._sizes is None:
+            raise Incompatible("How many rows these users have is not known here. Call it where "
+                               "the data are.")
+        return self._sizes
 
     @cached_property
     def _positions(self) -> dict[Hashable, int]:
@@ -163,7 +166,8 @@ class Participants:
         return self._taken(self._chosen(indices))
 
     def _taken(self, chosen: Ints) -> Any:
-        return Participants([self.names[i] for i in chosen], self.feature_names)
+        sizes = None if self._sizes is None else self._sizes[chosen]
+        return Participants([self.names[i] for i in chosen], self.feature_names, sizes)
 
     def _chosen(self, indices: npt.ArrayLike) -> Ints:
         """Positions of the users that `take` is given."""
@@ -206,29 +210,3 @@ def _array(users: Any) -> npt.NDArray[Any]:
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array
-
-
-class Counted(Participants):
-    """Users whose data are elsewhere, and whose numbers of rows are known.
-
-    Parameters
-    ----------
-    names, feature_names : as for `Participants`.
-    sizes : (n_users,) rows of each user.
-
-    Example
-    -------
-    >>> Counted(["ann", "bob"], ["age"], np.array([3, 5])).take([1]).sizes.tolist()
-    [5]
-    """
-
-    def __init__(self, names: Iterable[Any], feature_names: Iterable[str], sizes: Ints) -> None:
-        super().__init__(names, feature_names)
-        self._sizes = sizes
-
-    @property
-    def sizes(self) -> Ints:
-        return self._sizes
-
-    def _taken(self, chosen: Ints) -> Counted:
-        return Counted([self.names[i] for i in chosen], self.feature_names, self._sizes[chosen])

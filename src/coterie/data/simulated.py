@@ -14,8 +14,8 @@ import numpy.typing as npt
 from coterie.base.errors import InvalidInput
 from coterie.base.labels import sum_zero_basis
 from coterie.base.types import Array, Ints
+from coterie.data.files import read_table
 from coterie.data.frames import read_numbers
-from coterie.data.io import read_table
 from coterie.data.users import Users
 
 

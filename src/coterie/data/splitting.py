@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +12,8 @@ import numpy.typing as npt
 from coterie.base.errors import InvalidInput
 from coterie.base.types import Array, Ints
 
-
-class PartSizes(NamedTuple):
-    """(n_users,) the number of rows of each user in each part."""
-
-    train: Ints
-    validation: Ints
-    test: Ints
+#: (n_users,) rows of each user in train, validation and test; or the rows themselves.
+Parts = tuple[Ints, Ints, Ints]
 
 
 def offsets_of(counts: Ints) -> Ints:
@@ -27,7 +22,7 @@ def offsets_of(counts: Ints) -> Ints:
 
 
 def part_sizes(counts: Ints, test: float | None, validation: float, train: float | None,
-               least: int = 0) -> PartSizes:
+               least: int = 0) -> Parts:
     """Rows per user and part; the amounts are those of `Users.split`. Smaller test parts than
     `least` are empty.
     """
@@ -41,25 +36,21 @@ def part_sizes(counts: Ints, test: float | None, validation: float, train: float
     else:
         n_validation = np.minimum(_amount(validation, counts, "validation"), counts - n_train)
         n_test = counts - n_train - n_validation
-    return PartSizes(n_train, n_validation, n_test)
+    return n_train, n_validation, n_test
 
 
-def choose_rows(owner: Ints, counts: Ints, sizes: PartSizes, strata: Array | None,
-                seed: int | np.random.Generator) -> tuple[Ints, Ints, Ints]:
-    """The rows of train, validation and test, each in ascending order; rows of each stratum in
-    proportion.
-    """
+def choose_rows(owner: Ints, counts: Ints, sizes: Parts, strata: Array | None,
+                seed: int | np.random.Generator) -> Parts:
+    """The rows of each part in ascending order; rows of each stratum in proportion."""
     rng = np.random.default_rng(seed)
     key = rng.random(len(owner))
-    return _choose(owner, counts, sizes, strata, key, lambda _,
-                   size: rng.integers(0, np.maximum(size, 1)))
+    return _choose(owner, counts, sizes, strata, key,
+                   lambda _, size: rng.integers(0, np.maximum(size, 1)))
 
 
-def choose_own_rows(owner: Ints, counts: Ints, sizes: PartSizes, strata: Array | None, seed: int,
-                    names: Sequence[Any]) -> tuple[Ints, Ints, Ints]:
-    """The same, by numbers that follow from the seed, the user's name and the row alone: not from
-    other users.
-    """
+def choose_own_rows(owner: Ints, counts: Ints, sizes: Parts, strata: Array | None, seed: int,
+                    names: Sequence[Any]) -> Parts:
+    """The same, by numbers from the seed, the user's name and the row: not from other users."""
     own = np.array([zlib.crc32(str(name).encode()) for name in names], dtype=np.uint64)
     own = _mix(own + _mix(np.array([seed], dtype=np.uint64)))
     row = (np.arange(len(owner)) - offsets_of(counts)[owner]).astype(np.uint64)
@@ -72,14 +63,14 @@ def choose_own_rows(owner: Ints, counts: Ints, sizes: PartSizes, strata: Array |
     return _choose(owner, counts, sizes, strata, key, phase)
 
 
-def _choose(owner: Ints, counts: Ints, sizes: PartSizes, strata: Array | None, key: Array,
-            phase: Callable[[int, Ints], Ints]) -> tuple[Ints, Ints, Ints]:
+def _choose(owner: Ints, counts: Ints, sizes: Parts, strata: Array | None, key: Array,
+            phase: Callable[[int, Ints], Ints]) -> Parts:
     """`key`: (n_rows,) numbers that order the rows; `phase`: of each part, a number from 0 to size
     - 1 per user.
     """
     left = _order(owner, strata, key, len(counts))
     parts = []
-    for part, wanted in enumerate((sizes.test, sizes.validation, sizes.train)):
+    for part, wanted in enumerate(reversed(sizes)):  # test takes its rows first
         of = owner[left]
         size = np.bincount(of, minlength=len(counts))
         shift = phase(part, size)
@@ -88,10 +79,8 @@ def _choose(owner: Ints, counts: Ints, sizes: PartSizes, strata: Array | None, k
             left = left[:0] if wanted.any() else left
             continue
         # Systematic sampling of k of a user's n positions j with a phase u of 0..n-1: j is chosen
-        # if
-        # floor(((j+1) k + u) / n) > floor((j k + u) / n). So k are chosen, and of any run of L
-        # positions L k / n to
-        # less than one; integers, so no rounding.
+        # if floor(((j+1) k + u) / n) > floor((j k + u) / n). So k are chosen, and of any run of L
+        # positions L k / n to less than one; integers, so no rounding.
         k, n, u = wanted[of], size[of], shift[of]
         j = np.arange(len(left)) - offsets_of(size)[of]
         chosen = ((j + 1) * k + u) // n > (j * k + u) // n

@@ -1,7 +1,7 @@
 """Checks of what a caller passes in: numbers, names, columns that exist.
 
 Messages about arrays and frames count rows from 0, as Python does. Those about a file say the line
-of the file, or the row of a file without lines (`coterie.data.io.row_place`), both from 1.
+of the file, or the row of a file without lines (`coterie.data.files.row_place`), both from 1.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from decimal import Decimal
 from numbers import Real
+from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,15 @@ ENCODE = ("Encode it as numbers (coterie.fitting.prepare makes one-hot columns o
           "or drop it")
 ENCODE_TARGET = ("Encode classes as numbers: coterie.fitting.prepare does so and infers the task; "
                  "by hand, number them -1 and +1 for Logistic(), or 0, 1, ... for Multinomial()")
+
+
+#: In place of a path: standard input.
+STANDARD_INPUT = "-"
+
+
+def is_input(path: str | PathLike[str]) -> bool:
+    """Whether this stands for standard input."""
+    return str(path) == STANDARD_INPUT
 
 
 class Rows(NamedTuple):

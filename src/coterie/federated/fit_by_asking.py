@@ -26,7 +26,6 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 from coterie.base.labels import one_group
 from coterie.base.types import Array, Ints
-from coterie.data.participants import Counted
 from coterie.data.users import Moments, Participants
 from coterie.federated import plausible
 from coterie.federated.agreement import Agreement
@@ -299,7 +298,7 @@ def remote_solution(part: Part, solution: Solution) -> Solution:
 
 def fit_parts(facts: Facts, everyone: Participants, asker: Asker, settings: Settings) -> Fit:
     """The fit, not certified by the users and not scored yet."""
-    users, together = Counted(everyone.names, everyone.feature_names, facts.sizes[0]), \
+    users, together = Participants(everyone.names, everyone.feature_names, facts.sizes[0]), \
         Together(asker)
     units = [facts.units] if facts.train_units is None else [facts.units, facts.train_units]
     oracles = [AskingOracle(together, users, one.loss, k, facts.sizes[k], facts.target_means[k])

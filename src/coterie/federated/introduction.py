@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie.base.errors import InvalidInput
-from coterie.data.declared import MOST_COLUMNS, check_summary, is_count, is_name, is_text
+from coterie.data.merging import MOST_COLUMNS, check_summary, is_count, is_name, is_text
 from coterie.data.summary import TableSummary
 from coterie.data.users import Users
 from coterie.federated.sources import Table

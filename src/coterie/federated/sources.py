@@ -20,8 +20,8 @@ import numpy as np
 
 from coterie.base.errors import InvalidInput, located
 from coterie.data import simulated as datasets
+from coterie.data.files import read_table, row_place
 from coterie.data.frames import as_frame, read_cells, row_names
-from coterie.data.io import read_table, row_place
 from coterie.data.summary import TableSummary, summarise, target_cells
 from coterie.data.users import Users
 from coterie.data.validation import split_names, suggest

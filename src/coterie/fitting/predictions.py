@@ -20,9 +20,8 @@ import numpy as np
 from coterie.base.errors import CoterieWarning, InvalidInput, located
 from coterie.base.types import Array, Ints
 from coterie.data.encoding import Recipe
-from coterie.data.files import fingerprint
+from coterie.data.files import fingerprint, read_table, row_place
 from coterie.data.frames import as_frame, beside, read_cells, to_frame, users_frame
-from coterie.data.io import read_table, row_place
 from coterie.data.users import Users
 from coterie.data.validation import show
 from coterie.fitting.scores import METRICS

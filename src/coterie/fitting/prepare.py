@@ -26,7 +26,7 @@ from typing import Any
 
 from coterie.base.errors import located
 from coterie.data.encoding import Recipe
-from coterie.data.io import read_table, row_place
+from coterie.data.files import read_table, row_place
 from coterie.data.users import Users
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
@@ -72,7 +72,7 @@ def prepare(table: str | PathLike[str] | Any, *, user: str | None = None, target
 
     Parameters
     ----------
-    table : a file (see `coterie.data.io.read_table`), or a polars frame; one row per sample.
+    table : a file (see `coterie.data.files.read_table`), or a polars frame; one row per sample.
     user : the column that names the owner of each row; None makes every row a separate user.
     target : the column to predict; None clusters users.
     features : the columns to learn from; all others unless named.

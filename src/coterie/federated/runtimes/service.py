@@ -13,7 +13,7 @@ import numpy as np
 
 from coterie.base.errors import interruptible
 from coterie.base.storage import json_ready, write_atomically
-from coterie.data.io import fingerprint
+from coterie.data.files import fingerprint
 from coterie.federated.agreement import Agreement, Carrier, agree, read_aside, write_aside
 from coterie.federated.config import RunConfig, resolved
 from coterie.federated.driver import Round

@@ -18,9 +18,8 @@ from coterie.base.labels import first_labels, labels_of
 from coterie.base.storage import plain_cell
 from coterie.base.types import Array, Ints
 from coterie.data.encoding import Recipe
-from coterie.data.files import fingerprint, is_input
+from coterie.data.files import fingerprint, is_input, read_table, row_place
 from coterie.data.frames import users_frame
-from coterie.data.io import read_table, row_place
 from coterie.data.users import Users
 from coterie.fitting.kinds import handed_out, kind_of
 from coterie.fitting.outliers import without_far_targets
