@@ -14,7 +14,7 @@ import numpy as np
 
 from coterie.base.compiling import inner, njit
 from coterie.losses.base import REACH, TIGHT, TINY
-from coterie.losses.flat import POINTS
+from coterie.losses.flat import KINDS, POINTS
 
 _EXACT: dict[str, Any] = {"error_model": "numpy"}  # no fastmath: rounding errors are bounded here
 _EPSILON = float(np.finfo(float).eps)
@@ -24,25 +24,34 @@ _SETTLED, _ACCEPT = 1e-15, 1e-9
 _LOOSE = 1e-11  # slack of a bound, relative to it, above which another method is asked
 
 
-@inner(**_EXACT)
-def phi(kind, delta, t, y):
-    """The loss of a row with margin t and target y, its slope and its curvature."""
-    if kind == 0:  # squared hinge
-        gap = 1.0 - y * t
-        return (gap * gap, -2.0 * y * gap, 2.0) if gap > 0.0 else (0.0, 0.0, 0.0)
-    if kind == 1:  # logistic: log(1 + exp(z)) = max(z, 0) + log(1 + exp(-|z|))
-        z = -y * t
-        small = np.exp(-abs(z))
-        sigmoid = (1.0 if z >= 0.0 else small) / (1.0 + small)
-        return max(z, 0.0) + np.log1p(small), -y * sigmoid, small / (1.0 + small) ** 2
-    if kind == 2:  # squared
-        return 0.5 * (t - y) ** 2, t - y, 1.0
-    if kind == 3:  # Huber
-        r = abs(t - y)
-        near = min(r, delta)
-        return near * (r - 0.5 * near), min(max(t - y, -delta), delta), 1.0 if r <= delta else 0.0
-    grown = np.exp(t)  # Poisson
-    return grown - y * t, grown - y, grown
+def _row(loss):
+    """phi(data, t, y) of one class: the methods that NumPy calls with arrays, on numbers."""
+    value, slope, curvature = (inner(**_EXACT)(method)
+                               for method in (loss.value, loss.slope, loss.curvature))
+
+    @inner(**_EXACT)
+    def phi(data, t, y):
+        return value(data, t, y), slope(data, t, y), curvature(data, t, y)
+
+    return phi
+
+
+def _choose(kinds):
+    """phi(data, t, y) of the class that `data.kind` numbers."""
+    (loss, kind), *others = kinds
+    first, rest = _row(loss), _choose(others) if others else None
+    if rest is None:
+        return first
+
+    @inner(**_EXACT)
+    def phi(data, t, y):
+        return first(data, t, y) if data.kind == kind else rest(data, t, y)
+
+    return phi
+
+
+#: The loss of a row with margin t and target y, its slope and its curvature.
+phi = _choose([(loss, kind) for loss, kind in KINDS.items() if kind != POINTS])
 
 
 @inner(**_EXACT)
@@ -59,7 +68,7 @@ def value(data, i, x):
             t = 0.0
             for k in range(d):
                 t += data.rows[j, k] * x[k]
-            total += data.weights[j] * phi(data.kind, data.delta, t, data.targets[j])[0]
+            total += data.weights[j] * phi(data, t, data.targets[j])[0]
     for k in range(d):
         total += 0.5 * data.ridges[k] * x[k] * x[k]
     return total
@@ -87,7 +96,7 @@ def derive(data, i, x, g, h):
         t = 0.0
         for k in range(d):
             t += data.rows[j, k] * x[k]
-        f, slope, curvature = phi(data.kind, data.delta, t, data.targets[j])
+        f, slope, curvature = phi(data, t, data.targets[j])
         total += weight * f
         slope, curvature = weight * slope, weight * curvature
         for k in range(d):
@@ -250,7 +259,7 @@ def _magnitudes(data, i, x, slopes, levels):
         for k in range(d):
             t += data.rows[j, k] * x[k]
             terms += abs(data.rows[j, k] * x[k])
-        f, slope, curvature = phi(data.kind, data.delta, t, data.targets[j])
+        f, slope, curvature = phi(data, t, data.targets[j])
         terms += abs(t)
         most = data.steepest if data.steepest > 0.0 else curvature
         total += weight * (abs(f) + 16.0 * 8.0 * _EPSILON * most * terms * terms)

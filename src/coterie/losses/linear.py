@@ -63,7 +63,7 @@ class SquaredHinge(_Binary):
         return -2.0 * y * np.maximum(0.0, 1.0 - y * t)
 
     def curvature(self, t: Array, y: Array) -> Array:
-        return np.where(y * t < 1.0, 2.0, 0.0)
+        return 2.0 * (y * t < 1.0)
 
     def conjugate(self, a: Array, y: Array) -> Array:
         q = -y * a
@@ -100,10 +100,12 @@ class Logistic(_Binary):
         return np.maximum(z, 0.0) + np.log1p(np.exp(-np.abs(z)))
 
     def slope(self, t: Array, y: Array) -> Array:
-        return -y * _sigmoid(-y * t)
+        z = -y * t
+        small = np.exp(-np.abs(z))
+        return -y * (np.maximum(small, z >= 0.0) / (1.0 + small))
 
     def curvature(self, t: Array, y: Array) -> Array:
-        small = np.exp(-np.abs(t))
+        small = np.exp(-np.abs(-y * t))
         return small / (1.0 + small) ** 2
 
     def conjugate(self, a: Array, y: Array) -> Array:
@@ -145,7 +147,7 @@ class Squared(LinearLoss):
         return t - y
 
     def curvature(self, t: Array, y: Array) -> Array:
-        return np.ones_like(t)
+        return t**0
 
     def conjugate(self, a: Array, y: Array) -> Array:
         return a * (0.5 * a + y)
@@ -205,10 +207,10 @@ class Huber(LinearLoss):
         return near * (r - 0.5 * near)
 
     def slope(self, t: Array, y: Array) -> Array:
-        return np.clip(t - y, -self.delta, self.delta)
+        return np.minimum(np.maximum(t - y, -self.delta), self.delta)
 
     def curvature(self, t: Array, y: Array) -> Array:
-        return np.where(np.abs(t - y) <= self.delta, 1.0, 0.0)
+        return 1.0 * (np.abs(t - y) <= self.delta)
 
     def conjugate(self, a: Array, y: Array) -> Array:
         return np.where(np.abs(a) <= self.delta, a * (0.5 * a + y), np.inf)
@@ -263,11 +265,6 @@ def entropy(q: Array) -> Array:
     """-q log q, and 0 for q = 0; numbers below 0 count as 0."""
     q = np.maximum(q, 0.0)
     return -q * np.log(np.where(q > 0, q, 1.0))
-
-
-def _sigmoid(t: Array) -> Array:
-    small = np.exp(-np.abs(t))
-    return np.where(t >= 0, 1.0, small) / (1.0 + small)
 
 
 def target_means(loss: LinearLoss, users: Users) -> Array:
