@@ -60,7 +60,7 @@ from coterie.losses import (
     SquaredDistance,
     SquaredHinge,
 )
-from coterie.losses.checks import check_loss
+from coterie.losses.custom import check_loss
 from coterie.output.runs import Run, fit_table, load_run, save_run
 from coterie.problem.certificates import certify
 from coterie.problem.graph import Graph

@@ -15,8 +15,8 @@ from coterie.federated.protocol.messages import Batch, Query, Reply, gather
 from coterie.federated.runtimes.in_process import Faults
 from coterie.federated.spans import mean_curvature, stiffness
 from coterie.losses import blocks
-from coterie.losses.quadratic import Quadratic
-from coterie.losses.span import Span, SpanCurvature, SpanQuadratic
+from coterie.losses.curvature import Span, SpanCurvature
+from coterie.losses.derived import Quadratic, SpanQuadratic
 
 N, P = 6, 160
 

@@ -132,7 +132,7 @@ def test_models_by_lbfgs_are_those_of_the_personal_loss() -> None:
 
 
 def test_wald_distances_of_operators_are_those_of_hessians(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.losses.wide._HESSIANS", 0)  # as if there were more users
+    monkeypatch.setattr("coterie.losses.rows._HESSIANS", 0)  # as if there were more users
     users = table(numbers(7, 2))
     loss = ct.Squared()
     samples = loss.prepare(users)

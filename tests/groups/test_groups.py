@@ -17,7 +17,7 @@ from coterie.groups.find import Groups, _scaler, describe_better, describe_sizes
 from coterie.groups.partitions import Judge, ModelTree
 from coterie.groups.sampling import sample_of
 from coterie.groups.spread import description_length, fit_spread
-from coterie.losses.grouped import Grouped
+from coterie.losses.derived import Grouped
 
 FAMILIES = ("squared_hinge", "logistic", "squared", "huber", "multinomial")
 

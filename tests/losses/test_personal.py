@@ -15,8 +15,8 @@ from support.problems import graph_for, loss_for, quiet_problem, users_for
 
 import coterie as ct
 from coterie.datasets import clustered
+from coterie.losses.derived import Remote
 from coterie.losses.metric import Metric
-from coterie.losses.remote import Remote
 
 KINDS = ["round", "diagonal", "full", "covariance", "limits", "each"]
 

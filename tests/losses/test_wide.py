@@ -6,7 +6,7 @@ import pytest
 import coterie as ct
 from coterie.losses import Loss
 from coterie.losses import rows as rows_module
-from coterie.losses.grouped import Grouped
+from coterie.losses.derived import Grouped
 
 LOSSES = {
     "logistic": ct.Logistic(), "squared hinge": ct.SquaredHinge(), "squared": ct.Squared(),

@@ -12,10 +12,8 @@ from support.problems import LOSS_NAMES, loss_for, users_for
 import coterie as ct
 from coterie.data.users import Participants
 from coterie.losses import BlockLoss, Evaluation
-from coterie.losses.grouped import Grouped
-from coterie.losses.quadratic import Quadratic
-from coterie.losses.remote import Remote
-from coterie.losses.span import Span, SpanQuadratic
+from coterie.losses.curvature import Span
+from coterie.losses.derived import Grouped, Quadratic, Remote, SpanQuadratic
 
 
 @dataclass(frozen=True, eq=False)

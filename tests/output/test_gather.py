@@ -304,7 +304,7 @@ def test_a_federation_and_its_rounds(run):
 
 def test_data_that_are_with_their_users(run):
     problem = ct.Problem(run.problem.users, run.problem.loss, 0.4)
-    away = ct.losses.remote.Remote(loss=problem.loss, length=3)
+    away = ct.losses.derived.Remote(loss=problem.loss, length=3)
     remote = replace(run, problem=ct.Problem(replace(problem.users, targets=None), away, 0.4))
     document = gather(remote, most_users=5)
     check(document)
@@ -317,7 +317,7 @@ def test_a_server_does_not_count_rows_it_has_not_seen(run):
     current = gather(run)
     assert "2 features" in current["subtitle"]
     assert " rows, " in current["subtitle"]
-    away = ct.losses.remote.Remote(loss=run.problem.loss, length=3)
+    away = ct.losses.derived.Remote(loss=run.problem.loss, length=3)
     names = Participants(run.problem.users.names, run.problem.users.feature_names)
     document = gather(replace(run, problem=ct.Problem(names, away, 0.4)))
     assert document["counts"] is None

@@ -10,8 +10,7 @@ from support.problems import graph_for, problem_for, users_for
 
 import coterie as ct
 from coterie.data.users import Participants
-from coterie.losses.quadratic import Quadratic
-from coterie.losses.remote import Remote
+from coterie.losses.derived import Quadratic, Remote
 
 
 def test_objective_is_losses_plus_penalty():

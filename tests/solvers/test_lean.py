@@ -10,7 +10,7 @@ from support.planted import planted
 from support.problems import LOSS_NAMES, graph_for, loss_for, points_problem, problem_for, users_for
 
 import coterie as ct
-from coterie.losses.grouped import Grouped
+from coterie.losses.derived import Grouped
 from coterie.problem.edges import cluster_pull, member_flow
 
 

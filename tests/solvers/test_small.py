@@ -10,7 +10,7 @@ from support.problems import users_for
 import coterie as ct
 from coterie import datasets
 from coterie.base.compiling import inner, njit
-from coterie.losses.flat import KINDS, flat
+from coterie.losses.linear import KINDS, flat
 from coterie.problem import certificates
 from coterie.solvers import expansion, fast, polish, polish_kernels, proof_kernels
 

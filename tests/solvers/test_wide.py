@@ -6,7 +6,7 @@ import pytest
 import coterie as ct
 from coterie.convex import consensus
 from coterie.losses import blocks, rows
-from coterie.losses.grouped import Grouped
+from coterie.losses.derived import Grouped
 from coterie.solvers import wide
 
 

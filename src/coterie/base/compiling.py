@@ -76,7 +76,47 @@ def njit(**options: Any) -> Any:
 
     _watch()
     # No compiled function is called by an address.
-    return numba.njit(no_cfunc_wrapper=True, **options)
+    compiled = numba.njit(no_cfunc_wrapper=True, **options)
+    if not options.get("cache") or not _known_version():
+        return compiled
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        dispatcher = compiled(function)
+        _watch_sources(dispatcher._cache._cache_file, function)
+        return dispatcher
+
+    return decorate
+
+
+def _watch_sources(cache: Any, function: Callable[..., Any]) -> None:
+    """Cached code is good while no file changes that holds a function compiled into it.
+
+    Numba looks at the file of the function itself only, and does not start where the cache names a
+    class that has moved.
+    """
+    files, load = _sources(function, set()), cache._load_index
+    cache._source_stamp = sorted((os.path.basename(name), os.path.getmtime(name),
+                                  os.path.getsize(name)) for name in files)
+
+    def load_index() -> Any:
+        try:
+            return load()
+        except (ImportError, AttributeError):
+            return {}
+
+    cache._load_index = load_index
+
+
+def _sources(function: Any, known: set[Any]) -> set[str]:
+    """The files of a function and of all compiled functions that it calls."""
+    known.add(function)
+    names, cells = function.__code__.co_names, function.__closure__ or ()
+    used = [function.__globals__.get(name) for name in names] + [one.cell_contents for one in cells]
+    files = {function.__code__.co_filename}
+    for callee in (getattr(one, "py_func", None) for one in used):
+        if callee is not None and callee not in known:
+            files |= _sources(callee, known)
+    return files
 
 
 def inner(**options: Any) -> Any:

@@ -19,7 +19,7 @@ from coterie.convex.metrics import adjusted_rand
 from coterie.convex.path import Path, solve_path
 from coterie.convex.recovery import recovery_bounds
 from coterie.data.users import Users
-from coterie.losses.grouped import Grouped
+from coterie.losses.derived import Grouped
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
 

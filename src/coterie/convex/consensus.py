@@ -12,7 +12,8 @@ from coterie.base.labels import group_means
 from coterie.base.types import Array
 from coterie.data.users import Participants, Users
 from coterie.losses import SquaredDistance
-from coterie.losses.span import Span, SpanQuadratic
+from coterie.losses.curvature import Span
+from coterie.losses.derived import SpanQuadratic
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution

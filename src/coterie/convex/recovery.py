@@ -18,7 +18,7 @@ import numpy.typing as npt
 from coterie.base.errors import InvalidInput, NotConverged, interruptible
 from coterie.base.labels import check_labels, group_means
 from coterie.base.types import Array, Ints
-from coterie.losses.grouped import Grouped
+from coterie.losses.derived import Grouped
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
 from coterie.solvers import solve_quietly

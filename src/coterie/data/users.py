@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -494,6 +495,11 @@ class Users(Participants):
         [[0], [1]]
         """
         return self._blocks
+
+    @cached_property
+    def prepared(self) -> WeakValueDictionary[Any, Any]:
+        """What each loss has prepared of these users, while somebody keeps it."""
+        return WeakValueDictionary()
 
     @cached_property
     def _blocks(self) -> tuple[Block, ...]:

@@ -53,7 +53,7 @@ from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.work import FitProgress
 from coterie.losses import Personal
-from coterie.losses.remote import Remote
+from coterie.losses.derived import Remote
 from coterie.problem.certificates import Answers, answers_of, project, reference
 from coterie.problem.solution import Solution, Status
 

@@ -62,8 +62,7 @@ from coterie.groups.search import (
 )
 from coterie.groups.spread import Expansions
 from coterie.losses import Loss, Personal, Poisson
-from coterie.losses.quadratic import Quadratic
-from coterie.losses.remote import Remote
+from coterie.losses.derived import Quadratic, Remote
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
 from coterie.problem.weights import LocalModels

@@ -14,7 +14,7 @@ from coterie.fitting.oracle import Expanded, LeavingOut
 from coterie.groups.oracle import Settled
 from coterie.groups.spread import Expansions, estimate_covariance
 from coterie.losses import Loss, Poisson
-from coterie.losses.quadratic import Quadratic
+from coterie.losses.derived import Quadratic
 
 _MOST_USED = 0.9  # largest share of the rows that parameters are taken to use up
 

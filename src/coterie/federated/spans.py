@@ -3,8 +3,8 @@ part in every round.
 
 A user with m rows A and k outputs has H <= ridge I + (A x I)' W (A x I), where W couples the
 outputs of one row. With the singular vectors Q of A, which do not depend on the model, this is a
-`core` of (m k)^2 numbers in their span, and the ridge outside of it (see `coterie.losses.span`). A
-reply is at most `_MODELS` models long:
+`core` of (m k)^2 numbers in their span, and the ridge outside of it (see
+`coterie.losses.curvature`). A reply is at most `_MODELS` models long:
 
 - the next vectors of Q, those of the largest singular values first; the server says how many it
   has;

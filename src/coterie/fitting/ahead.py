@@ -20,7 +20,7 @@ from coterie.fitting.plan import PathPlan, by_groups, plan_likely
 from coterie.fitting.settings import Settings
 from coterie.fitting.work import Work
 from coterie.losses import Loss
-from coterie.losses.wide import too_wide
+from coterie.losses.rows import too_wide
 
 # Numbers in the Hessians of all users up to which two fits have room at the same time.
 _ROOM = 2**25

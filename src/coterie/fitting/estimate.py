@@ -53,7 +53,7 @@ from coterie.fitting.settings import Settings
 from coterie.fitting.stability import draw_groups, summarise_draws
 from coterie.fitting.units import Units
 from coterie.fitting.work import FinishedParts, FitProgress, Work
-from coterie.losses.wide import too_wide
+from coterie.losses.rows import too_wide
 from coterie.problem.solution import Solution
 from coterie.solvers import solve
 

@@ -49,11 +49,10 @@ from coterie.groups.search import near_groups
 from coterie.groups.spread import Expansions
 from coterie.groups.wide_models import WideModels, fit_models
 from coterie.losses import AffineLoss, Loss, Personal, Samples, Squared
-from coterie.losses.grouped import Grouped
+from coterie.losses.derived import Grouped, Remote
 from coterie.losses.newton import minimise
 from coterie.losses.personal import PersonalSamples
-from coterie.losses.remote import Remote
-from coterie.losses.wide import too_wide
+from coterie.losses.rows import too_wide
 
 Count = Literal["rows", "users"]
 Kind = Literal["one model", "groups", "personal", "personal in groups", "alone"]

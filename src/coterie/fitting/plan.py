@@ -42,9 +42,8 @@ from coterie.groups.find import find_groups
 from coterie.groups.proposals import first_merges
 from coterie.groups.wide import search_wide
 from coterie.losses import Loss
-from coterie.losses.grouped import Grouped
-from coterie.losses.quadratic import Quadratic
-from coterie.losses.wide import too_wide
+from coterie.losses.derived import Grouped, Quadratic
+from coterie.losses.rows import too_wide
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution

@@ -17,7 +17,7 @@ from coterie.fitting.plan import PathPlan, learn_units, make_plan
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.fitting.work import Work
-from coterie.losses.wide import too_wide
+from coterie.losses.rows import too_wide
 
 METRICS: dict[Task, str] = {"classification": "accuracy", "regression": "RMSE",
                             "counts": "deviance"}

@@ -31,7 +31,7 @@ from coterie.fitting.settings import Settings
 from coterie.groups.dispersion import dispersion
 from coterie.groups.spread import Expansions
 from coterie.losses import Loss, Squared
-from coterie.losses.wide import too_wide
+from coterie.losses.rows import too_wide
 
 # Draws, users drawn in all of them at most, and draws at least.
 _DRAWS, _DRAWN, _FEWEST = 10, 20_000, 3

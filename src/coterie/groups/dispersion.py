@@ -44,7 +44,7 @@ from coterie.losses import (
     Squared,
     SquaredDistance,
 )
-from coterie.losses.grouped import Grouped
+from coterie.losses.derived import Grouped
 
 # Tails are heavy if the variance is this many times that of a normal distribution with equal
 # quartiles.

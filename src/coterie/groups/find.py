@@ -69,8 +69,8 @@ from coterie.losses import (
     Squared,
     SquaredDistance,
 )
-from coterie.losses.grouped import Grouped
-from coterie.losses.wide import too_wide
+from coterie.losses.derived import Grouped
+from coterie.losses.rows import too_wide
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem, coefficient_names
 from coterie.problem.solution import Solution

@@ -17,7 +17,7 @@ from coterie.data.users import Participants, Users
 from coterie.groups.dispersion import dispersion, without_ridge
 from coterie.groups.spread import Expansions, find_modes
 from coterie.losses import AffineLoss, LinearLoss, Logistic, Loss, Poisson, Samples, SquaredHinge
-from coterie.losses.quadratic import Quadratic
+from coterie.losses.derived import Quadratic
 
 #: What users have answered, while somebody keeps their samples: the answers follow from these.
 _ANSWERS: WeakKeyDictionary[Samples, dict[Any, Any]] = WeakKeyDictionary()

@@ -38,7 +38,7 @@ from coterie.groups.noise import noise_of_users
 from coterie.groups.oracle import RowsOracle, UserOracle, near_groups, ridge_of
 from coterie.groups.spread import Expansions, project, total
 from coterie.losses import AffineLoss, Loss, Samples, Squared
-from coterie.losses.grouped import Grouped
+from coterie.losses.derived import Grouped
 
 SHAPES = ("round", "intercept", "diagonal", "one direction", "full")
 _ROUNDS = 100  # largest number of EM rounds

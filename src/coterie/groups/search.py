@@ -35,7 +35,7 @@ from coterie.groups.refining import Refining
 from coterie.groups.sampling import sample_of, split_off
 from coterie.groups.spread import Spread
 from coterie.losses import Loss, Samples
-from coterie.losses.quadratic import Quadratic
+from coterie.losses.derived import Quadratic
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution

@@ -9,8 +9,7 @@ from coterie.losses.affine import AffineLoss, LinearLoss
 from coterie.losses.base import Evaluation, Loss, Samples
 from coterie.losses.blocks import BlockLoss
 from coterie.losses.custom import Custom
-from coterie.losses.linear import Huber, Logistic, Poisson, Squared, SquaredHinge
-from coterie.losses.multinomial import Multinomial
+from coterie.losses.linear import Huber, Logistic, Multinomial, Poisson, Squared, SquaredHinge
 from coterie.losses.personal import Personal
 from coterie.losses.points import HuberDistance, SquaredDistance
 

@@ -10,7 +10,7 @@ and a class states phi by its value, slope and curvature; everything else (gradi
 all users at once, conjugates, proximal steps) follows. The intercept b is the last coordinate and
 is not under the ridge, unless `penalize_intercept` says so; then the ridge is ridge/2 ||x||^2.
 
-The losses themselves are in `coterie.losses.linear` and `coterie.losses.multinomial`.
+The losses themselves are in `coterie.losses.linear` and `coterie.losses.linear`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from coterie.losses.blocks import BlockLoss, in_blocks
 from coterie.losses.curvature import WideEvaluation
 from coterie.losses.frame import Frame
 from coterie.losses.newton import Minimum
-from coterie.losses.rows import Terms, expand, is_wide, row_bounds, value_rounding
-from coterie.losses.wide import minimise_wide
+from coterie.losses.rows import Terms, expand, is_wide, minimise_wide, row_bounds, value_rounding
 
 # Times the terms of a gradient: how far beside a slope bounds are computed, if none is found at it.
 _BESIDE = 1e-10

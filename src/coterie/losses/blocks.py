@@ -6,21 +6,18 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
 from coterie.base.errors import Incompatible
 from coterie.base.memory import require_memory
 from coterie.base.threads import in_parts
-from coterie.base.types import Array, Flags, Indices
+from coterie.base.types import Array, Flags, Indices, Ints
 from coterie.data.users import Block, Participants, Users
 from coterie.losses.base import DualBounds, Evaluation, Loss, Magnitudes, Samples
 from coterie.losses.frame import Frame
 from coterie.losses.newton import solve_scaled
 
-#: What losses have prepared for users, while somebody keeps it.
-_PREPARED: WeakKeyDictionary[Users, WeakValueDictionary[Loss, BlockSamples]] = WeakKeyDictionary()
 _COPIES = 4  # of all Hessians at a time, in a solver
 _ROUGH_STEPS = 4  # Newton steps to a rough bound
 _PART = 2**19  # numbers in the rows of the users that are computed at a time
@@ -40,6 +37,20 @@ class BlockSamples(Samples):
         for k, block in enumerate(self.blocks):
             numbers[block.index], rows[block.index] = k, np.arange(len(block.index))
         return numbers, rows
+
+    @cached_property
+    def flat(self) -> tuple[Array, Array, Array, Ints]:
+        """The first four numbers of `Flat`: rows, targets, weights and starts."""
+        counts = np.asarray(self.users.counts, dtype=np.int64)
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        rows = np.empty((starts[-1], self.dim))
+        targets, weights = np.empty(starts[-1]), np.empty(starts[-1])
+        for block in self.blocks:
+            real = block.weights > 0
+            at = (starts[block.index][:, None] + np.arange(real.shape[1]))[real]
+            rows[at], targets[at] = block.features[real], block.targets[real]
+            weights[at] = block.weights[real]
+        return rows, targets, weights, starts
 
 
 def in_blocks(loss: Loss, samples: Samples) -> BlockSamples:
@@ -123,10 +134,9 @@ class BlockLoss(Loss):
         parameters = getattr(self, "__dataclass_params__", None)
         if parameters is None or not parameters.frozen or type(self).__hash__ is object.__hash__:
             return self._prepare(data)  # a loss that may change
-        known = _PREPARED.setdefault(data, WeakValueDictionary())
-        samples = known.get(self)
+        samples = data.prepared.get(self)
         if samples is None:
-            samples = known[self] = self._prepare(data)
+            samples = data.prepared[self] = self._prepare(data)
         return samples
 
     def _prepare(self, data: Users) -> BlockSamples:

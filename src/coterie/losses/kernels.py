@@ -3,7 +3,7 @@
 user.
 
 The formulas are those of `coterie.losses.base`, `affine` and `points`, user by user, on data laid
-out by `coterie.losses.flat`. What a user computes depends on its own rows alone.
+out by `coterie.losses.linear`. What a user computes depends on its own rows alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from coterie.base.compiling import inner, njit
 from coterie.losses.base import REACH, TIGHT, TINY
-from coterie.losses.flat import KINDS, POINTS
+from coterie.losses.linear import KINDS, POINTS
 
 _EXACT: dict[str, Any] = {"error_model": "numpy"}  # no fastmath: rounding errors are bounded here
 _EPSILON = float(np.finfo(float).eps)
@@ -24,7 +24,7 @@ _SETTLED, _ACCEPT = 1e-15, 1e-9
 _LOOSE = 1e-11  # slack of a bound, relative to it, above which another method is asked
 
 
-def _row(loss):
+def _row(loss: Any) -> Any:
     """phi(data, t, y) of one class: the methods that NumPy calls with arrays, on numbers."""
     value, slope, curvature = (inner(**_EXACT)(method)
                                for method in (loss.value, loss.slope, loss.curvature))
@@ -36,7 +36,7 @@ def _row(loss):
     return phi
 
 
-def _choose(kinds):
+def _choose(kinds: list[Any]) -> Any:
     """phi(data, t, y) of the class that `data.kind` numbers."""
     (loss, kind), *others = kinds
     first, rest = _row(loss), _choose(others) if others else None

@@ -13,13 +13,12 @@ from coterie.base.errors import InvalidInput
 from coterie.base.types import Array, Indices
 from coterie.data.users import Participants, Users
 from coterie.losses.affine import AffineLoss
-from coterie.losses.around import Objective, Space, lower
 from coterie.losses.base import SUMS, DualBounds, Evaluation, Loss, Samples
 from coterie.losses.curvature import EnvelopeCurvature, WideEvaluation
 from coterie.losses.frame import Frame
-from coterie.losses.metric import Form, Metric, Scale
+from coterie.losses.metric import Form, Metric, Objective, Scale, Space, lower
 from coterie.losses.newton import Minimum, minimise, solve_scaled
-from coterie.losses.wide import minimise_wide
+from coterie.losses.rows import minimise_wide
 
 _KEPT = 2  # sets of personal models that are remembered
 # Steps of a quadratic loss: the first is exact but for rounding, the others remove that.

@@ -10,10 +10,17 @@ import numpy as np
 
 from coterie.base.types import Array, Indices
 from coterie.data.users import Block, Participants, Users
-from coterie.losses.base import NOISE, SUMS, DualBounds, Evaluation, Magnitudes, Samples
+from coterie.losses.base import (
+    NOISE,
+    SUMS,
+    DualBounds,
+    Evaluation,
+    Magnitudes,
+    Samples,
+    require_positive,
+)
 from coterie.losses.blocks import BlockLoss
 from coterie.losses.frame import Frame
-from coterie.losses.targets import require_positive
 
 
 class _Point(BlockLoss):

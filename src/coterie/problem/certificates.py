@@ -19,7 +19,7 @@ from coterie.base.errors import InvalidInput
 from coterie.base.labels import group_means, group_sums, labels_of
 from coterie.base.types import Array, Flags, Indices, Ints
 from coterie.losses import Loss, Samples
-from coterie.losses.flat import flat
+from coterie.losses.linear import flat
 from coterie.losses.newton import solve_scaled
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem

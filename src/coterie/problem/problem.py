@@ -19,7 +19,7 @@ from coterie.base.errors import CoterieWarning, InvalidInput
 from coterie.base.types import Array
 from coterie.data.users import Participants, Users
 from coterie.losses import AffineLoss, Loss, Multinomial, Personal, Samples
-from coterie.losses.remote import Remote
+from coterie.losses.derived import Remote
 from coterie.problem.graph import Graph
 
 

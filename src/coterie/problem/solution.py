@@ -17,7 +17,7 @@ from coterie.base.types import Array, Ints
 from coterie.data.frames import to_frame, users_frame
 from coterie.data.users import Participants, Users
 from coterie.losses import Loss
-from coterie.losses.grouped import Grouped
+from coterie.losses.derived import Grouped
 from coterie.problem.explanation import Explanation as Explanation
 from coterie.problem.explanation import explain
 from coterie.problem.newcomers import Joined, join

@@ -23,7 +23,7 @@ from coterie.data.users import Users
 from coterie.losses import Loss, Samples
 from coterie.losses.curvature import GroupCurvature
 from coterie.losses.newton import whiten
-from coterie.losses.wide import too_wide
+from coterie.losses.rows import too_wide
 from coterie.problem.graph import Graph
 
 _SMALLEST = 1e-3  # weight in a graph that is kept connected

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from coterie.base.types import Array, Ints
-from coterie.losses.flat import MOST_COORDINATES
+from coterie.losses.linear import MOST_COORDINATES
 from coterie.problem.certificates import project
 from coterie.problem.graph import Graph
 from coterie.solvers import kernels, model_kernels, part_kernels, proof_kernels

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from coterie.base.types import Array
-from coterie.losses.flat import Flat, flat
+from coterie.losses.linear import Flat, flat
 from coterie.losses.newton import solve_scaled
 from coterie.problem.problem import Problem
 

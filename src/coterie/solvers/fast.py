@@ -23,7 +23,7 @@ import numpy as np
 from coterie.base.errors import Interrupted, InvalidInput
 from coterie.base.labels import group_means, labels_of
 from coterie.base.types import Array, Ints
-from coterie.losses.flat import flat
+from coterie.losses.linear import flat
 from coterie.problem.certificates import judge
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Record

@@ -17,8 +17,8 @@ import numpy as np
 from coterie.base.labels import group_means, group_sums, labels_of
 from coterie.base.types import Array, Flags, Ints
 from coterie.losses.curvature import GroupCurvature, Inverse, conjugate_gradients
-from coterie.losses.flat import Flat, flat
-from coterie.losses.grouped import Grouped
+from coterie.losses.derived import Grouped
+from coterie.losses.linear import Flat, flat
 from coterie.problem.problem import Problem
 
 _COMPILED = 300  # largest number of unknowns for which compiled loops are faster than libraries

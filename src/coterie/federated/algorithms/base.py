@@ -35,7 +35,7 @@ from coterie.federated.protocol.messages import (
     square,
 )
 from coterie.losses import Loss
-from coterie.losses.remote import Remote
+from coterie.losses.derived import Remote
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem, check_lam
 

@@ -17,8 +17,8 @@ from coterie.federated.algorithms.base import hessians_of
 from coterie.federated.protocol.messages import Batch, square
 from coterie.losses import Loss
 from coterie.losses.affine import AffineLoss
-from coterie.losses.quadratic import Quadratic
-from coterie.losses.span import Span, SpanCurvature, SpanQuadratic
+from coterie.losses.curvature import Span, SpanCurvature
+from coterie.losses.derived import Quadratic, SpanQuadratic
 
 _WIDE = 150  # coordinates from which replies decide how Hessians are kept
 
@@ -29,7 +29,7 @@ class Forms(NamedTuple):
     """
 
     hessians: Array  # (n, dim, dim), or (n, 0, 0)
-    basis: Array  # (n, b, p), ..., as in `coterie.losses.span`
+    basis: Array  # (n, b, p), ..., as in `coterie.losses.curvature`
     axes: Array
     gains: Array
     inner: Array

@@ -17,7 +17,7 @@ from coterie.federated import plausible
 from coterie.federated.algorithms.base import Federation, Method, State, hessians_of
 from coterie.federated.judging import Judgement, judged
 from coterie.federated.protocol.messages import Batch, square
-from coterie.losses.quadratic import Quadratic
+from coterie.losses.derived import Quadratic
 from coterie.problem.certificates import Answers, build_duals, project, reference, supplied
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem

@@ -25,7 +25,7 @@ from coterie.base.types import Array, Flags, Ints
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.plausible import Statements, capped, exact_steps, typical
 from coterie.federated.protocol.messages import Batch
-from coterie.losses.quadratic import Quadratic
+from coterie.losses.derived import Quadratic
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
 from coterie.solvers import solve_quietly

@@ -18,7 +18,7 @@ from coterie.base.errors import Incompatible
 from coterie.base.types import Array, Indices, Ints
 from coterie.data.users import Participants
 from coterie.losses import AffineLoss, Evaluation, Loss, Samples
-from coterie.losses.grouped import Grouped
+from coterie.losses.derived import Grouped
 from coterie.losses.newton import minimise
 
 NO_MINIMUM = 1e-8

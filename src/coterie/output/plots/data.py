@@ -20,8 +20,7 @@ from coterie.fitting.kinds import Count, group_centres
 from coterie.fitting.result import FitResult, SentModels
 from coterie.fitting.units import FITTING, Units
 from coterie.losses import LOSSES, AffineLoss, Loss, Multinomial, Personal
-from coterie.losses.quadratic import Quadratic
-from coterie.losses.remote import Remote
+from coterie.losses.derived import Quadratic, Remote
 from coterie.problem.solution import Solution
 
 _EXACT = 1000  # largest number of coordinates for which directions are computed exactly

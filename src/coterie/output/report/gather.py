@@ -17,7 +17,7 @@ from coterie.convex.recovery import recovery_bounds
 from coterie.data.users import Users
 from coterie.fitting.result import FitResult
 from coterie.fitting.scores import Scores, mean_and_error
-from coterie.losses.remote import Remote
+from coterie.losses.derived import Remote
 from coterie.output.plots import View, project
 from coterie.output.report.headline import headline, loss_words, settings_sentence, title_of
 from coterie.problem.graph import Graph
