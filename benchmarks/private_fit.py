@@ -45,7 +45,7 @@ from sklearn.preprocessing import StandardScaler
 import coterie as ct
 from coterie.data.condensed import SecondMoments
 from coterie.datasets import clustered
-from coterie.federated.private.federation import PrivateFit
+from coterie.fitting import Fit
 from coterie.fitting.units import Units
 
 FIRST_SEED = 200
@@ -145,7 +145,7 @@ def area(test: ct.Users, units: Units, models: np.ndarray) -> float:
 # -- comparators
 
 
-def from_releases(fit: PrivateFit, score: Score) -> dict[str, float]:
+def from_releases(fit: Fit, score: Score) -> dict[str, float]:
     """Local, mean-regularised and one model, from the statistics that the private fit is optimal
     for.
 

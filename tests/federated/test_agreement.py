@@ -88,12 +88,12 @@ def test_the_federation_of_a_table_solves_the_problem_of_coterie_fit(tmp_path, p
     one = prepare(path, user="who", target="answer")
     in_process = ct.federate(one.users, one.units.loss, 0.05)
     assert isinstance(one.units.loss, ct.Logistic)
-    assert result.best.models.tobytes() == in_process.models.tobytes()
+    assert result.models.tobytes() == in_process.models.tobytes()
     central = ct.solve(one.problem(0.05), tol=1e-10)
-    assert result.best.objective == pytest.approx(central.objective, rel=1e-6)
-    assert (result.best.labels == central.labels).all()
+    assert result.objective == pytest.approx(central.objective, rel=1e-6)
+    assert (result.labels == central.labels).all()
     raw = served(spread(path, parts), tmp_path / "raw", lam=0.05, standardize="false")
-    assert not np.allclose(raw.best.models, in_process.models, atol=0.1)  # the twin: scaling matters
+    assert not np.allclose(raw.models, in_process.models, atol=0.1)  # the twin: scaling matters
 
 
 def test_the_run_folder_of_a_table_has_models_in_its_units(tmp_path):

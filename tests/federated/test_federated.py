@@ -773,7 +773,7 @@ def test_a_path_at_given_lams_sorts_them_and_without_rows_has_no_best():
     for run in path:
         agrees(run, problem.with_lam(run.lam))
     assert np.isnan(path.scores).all()
-    with pytest.raises(ct.InvalidInput, match="held_out"):
+    with pytest.raises(ct.InvalidInput, match="holdout"):
         path.best()
 
 

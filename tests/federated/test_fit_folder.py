@@ -33,16 +33,16 @@ def parts_of(frame: pl.DataFrame, parts: int = 3) -> list[Table]:
     return [complete.take(complete.names[k::parts]) for k in range(parts)]
 
 
-def serve(frame: pl.DataFrame, out: Path, **changes: object) -> service.Served:
+def serve(frame: pl.DataFrame, out: Path, **changes: object) -> ct.Fit:
     config = {"user": "who", "target": "y", "out": str(out), **changes}
     settings = RunConfig.of(config)
     lines: list[Round] = []
     nodes = LocalNodes(parts_of(frame), settings.data.held_out, settings.settings.seed)
     served = service.serve(nodes, settings, lines.append)
-    assert list(served.best.history) == lines
+    assert list(served.history) == lines
     service.write(served, out, config)
-    assert str(served).startswith(served.best.why)
-    assert f"{served.best.n_rounds} rounds, " in str(served)
+    assert service.describe(served).startswith(served.why)
+    assert f"{served.n_rounds} rounds, " in service.describe(served)
     return served
 
 
@@ -118,7 +118,7 @@ def test_a_round_as_a_sentence():
 def test_a_server_that_stops_anywhere_ends_in_the_same_bits(frame, tmp_path, monkeypatch, task):
     if task == "classification":
         frame = frame.with_columns(y=pl.col("y") > 0)
-    straight = serve(frame, tmp_path / "straight").best.n_rounds
+    straight = serve(frame, tmp_path / "straight").n_rounds
     asked, exchange = [0], LocalNodes.exchange
     for stop in range(1, straight, max(straight // 3, 1)):
         def until(self, queries, stop=stop):

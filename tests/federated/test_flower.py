@@ -82,7 +82,7 @@ def service_of(nodes: Nodes, out: Path, deadline: float = 5.0, progress: Any = N
 
 
 def serve(*words: Any, **settings: Any) -> Any:
-    return service_of(*words, **settings).best
+    return service_of(*words, **settings)
 
 
 PLACES = [[0], [1, 4, 7, 10], [2, 3, 5, 6, 8, 9, 11, 12, 13, 14]]  # one user, and many
@@ -330,7 +330,7 @@ def test_whoever_answers_garbage_is_set_aside_and_the_others_go_on(nodes, tmp_pa
 def test_a_node_that_has_answered_enough_is_set_aside_and_the_run_says_so(nodes, tmp_path):
     nodes.contexts[101].node_config["max-hessians"] = 1
     served = service_of(nodes, tmp_path / "out")
-    result = served.best
+    result = served
     assert set(result.aside) == {1, 4, 7, 10}
     assert set(result.aside.values()) == {"its node refuses: it has answered 1 questions with Hessians about its rows, "
                                           "and its owner allows 1 (max-hessians)"}

@@ -57,7 +57,7 @@ def configs(hospitals: list[Path], folder: Path) -> list[dict[str, Any]]:
             for file in hospitals]
 
 
-def serve(nodes: Nodes, out: Path, **changes: Any) -> service.Served:
+def serve(nodes: Nodes, out: Path, **changes: Any) -> ct.Fit:
     from coterie.federated.flower import FlowerRuntime
 
     config = complete({**RUN, "out": str(out), "wait": 2.0, **changes})
@@ -171,7 +171,7 @@ def test_nodes_that_fail_or_come_back_change_nothing(hospitals, tmp_path):
         return answer()
 
     grid.spoil = spoil
-    fitted = serve(grid, tmp_path / "out").best
+    fitted = serve(grid, tmp_path / "out")
     assert len(failed) == 6
     assert fitted.n_rounds > 3
     assert sum(line.asked - line.answered for line in fitted.history) == 30  # five wards, two nodes, three questions
@@ -206,7 +206,7 @@ def test_whom_a_node_refuses_is_set_aside_and_the_run_says_so(hospitals, togethe
     nodes[3] |= {"consent": "", "path": str(tmp_path / "few.csv")}
     few = pl.read_csv(hospitals[3]).group_by("ward", maintain_order=True).head(6)
     few.write_csv(tmp_path / "few.csv")
-    fitted = serve(Nodes(nodes), out).best
+    fitted = serve(Nodes(nodes), out)
     assert {name.split()[0] for name in fitted.aside} == {"altona", "duvenstedt"}
     assert len(fitted.aside) == len(fitted.refusals) == 10
     assert "does not allow questions of the kind 'moments'" in fitted.aside["altona 1"]
@@ -220,7 +220,7 @@ def test_whom_a_node_refuses_is_set_aside_and_the_run_says_so(hospitals, togethe
     assert run.info["aside"]["altona 3"] == fitted.aside["altona 3"]
     assert "10 users excluded (altona 1: its node refuses" in (out / "report.html").read_text()
     assert [line.stage for line in fitted.history] == ["moments", "moments", "certify", "judge"]
-    again = serve(Nodes(nodes), out).best  # continued from the checkpoint, with the same users
+    again = serve(Nodes(nodes), out)  # continued from the checkpoint, with the same users
     assert again.aside == fitted.aside
     np.testing.assert_array_equal(again.models, fitted.models)
 
@@ -232,7 +232,7 @@ def test_a_fit_of_classes_goes_on_without_whom_a_node_stops(tmp_path):
         file = write(users.take(np.arange(k, 9, 3)), tmp_path / f"{k}.npz")
         nodes.append({"data": "npz", "path": file, "split-key": "public"})
     nodes[1]["max-hessians"] = 2
-    fitted = serve(Nodes(nodes), tmp_path / "out", user="", target="", loss="logistic").best
+    fitted = serve(Nodes(nodes), tmp_path / "out", user="", target="", loss="logistic")
     assert set(fitted.aside) == {1, 4, 7}
     assert all("allows 2 (max-hessians)" in reason for reason in fitted.aside.values())
     alone = ct.federate(users.take(np.array([0, 2, 3, 5, 6, 8])))
@@ -247,7 +247,7 @@ def test_prepared_numbers(tmp_path):
         file = write(users.take(np.arange(k, 9, 3)), tmp_path / f"{k}.npz")
         nodes.append({"data": "npz", "path": file, "models-dir": str(tmp_path / f"models-{k}"),
                       "split-key": "public"})
-    fitted = serve(Nodes(nodes), tmp_path / "out", user="", target="").best
+    fitted = serve(Nodes(nodes), tmp_path / "out", user="", target="")
     local = ct.federate(users)
     np.testing.assert_array_equal(fitted.models, local.models)
     run = ct.load_run(tmp_path / "out")
@@ -305,7 +305,7 @@ def test_after_somebody_left_the_next_run_asks_for_the_certificate_only(hospital
     rest = leave_run(ct.load_run(out), ["altona 1"], out)
     write_run(rest, out)
     assert "altona 1" not in (out / "models.csv").read_text()
-    again = serve(Nodes(configs(hospitals, tmp_path)), out).best
+    again = serve(Nodes(configs(hospitals, tmp_path)), out)
     assert [line.stage for line in again.history] == ["moments", "certify", "judge"]
     assert [line.asked for line in again.history] == [30, 29, 29]  # the first was asked before
     np.testing.assert_array_equal(again.models, rest.models)
@@ -404,7 +404,7 @@ def test_a_private_run_sends_releases_only(hospitals, tmp_path):
     assert run.info["privacy"]["epsilon"] == 20.0
     assert set(run.info["bytes_by_kind"]) == {"release", "home"}
     assert run.certify().holds
-    assert len(served.best.names) == 30
+    assert len(served.names) == 30
     assert (tmp_path / "models" / hospitals[0].stem).exists()
 
 

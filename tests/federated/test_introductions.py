@@ -152,10 +152,10 @@ def test_who_was_refused_is_shown_by_the_run(tmp_path):
 
     config = RunConfig.of({"out": str(tmp_path), "loss": "squared", "lam": 0.1, "standardize": "true"})
     served = service.serve(Nodes(SPREAD, edited(m2=lambda v: -v)), config)
-    assert "negative" in served.best.aside[0]
-    assert served.best.models.shape[0] == 7
+    assert "negative" in served.aside[0]
+    assert served.models.shape[0] == 7
     again = service.serve(Nodes(SPREAD), config)  # continued from the checkpoint
-    assert again.best.aside == served.best.aside
+    assert again.aside == served.aside
 
 
 # -- on a grid of Flower, without a network
@@ -193,7 +193,7 @@ def test_the_server_goes_on_without_a_node_that_lies(tmp_path, monkeypatch, text
     grid.spoil = spoil
     config = complete({"out": str(tmp_path / "out"), "loss": "squared", "lam": 0.1, "wait": 0.1, "n-users": 8})
     served = service.serve(FlowerRuntime(grid, for_nodes(config), deadline=5.0, poll=0.001), RunConfig.of(config))
-    assert list(served.best.aside) == ["node 100"]
+    assert list(served.aside) == ["node 100"]
     assert "node 100 cannot take part" in caplog.text
-    assert served.best.models.shape[0] == 6
-    assert served.best.status is ct.Status.CONVERGED
+    assert served.models.shape[0] == 6
+    assert served.status is ct.Status.CONVERGED

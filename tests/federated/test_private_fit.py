@@ -13,7 +13,6 @@ from coterie.base.errors import InvalidInput
 from coterie.data.users import Users
 from coterie.datasets import clustered
 from coterie.federated.private.effective import Summaries, effective
-from coterie.federated.private.federation import PrivateFit
 from coterie.federated.private.home import finish
 from coterie.federated.private.policy import parse_clip
 from coterie.federated.private.release import SUMMARY, Draw, ReleaseQuestion
@@ -32,7 +31,8 @@ def fit(shops):
 
 
 def test_groups_are_found_and_the_certificate_says_what_it_is_about(shops, fit):
-    assert isinstance(fit, PrivateFit)
+    assert isinstance(fit, ct.Fit)
+    assert fit.privacy is PRIVACY
     assert adjusted_rand_score(fit.labels, shops.clusters) == 1.0
     assert fit.solution.status is ct.Status.RELEASED
     assert fit.gap <= 1e-6

@@ -24,7 +24,8 @@ def served(tmp_path, **changes):
                         "out": str(tmp_path), **changes})
     settings = RunConfig.of(config)
     nodes = LocalNodes([sources.load(config)], settings.data.held_out, settings.settings.seed)
-    return service.serve(nodes, settings)[:2]
+    found = service.serve(nodes, settings)
+    return found, found.account.path
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_a_path_takes_the_best_by_rows_held_out(tmp_path, users):
     for run in path.runs:
         best = ct.solve(ct.Problem(parts.train, ct.Logistic(), run.lam, graph), tol=1e-10)
         np.testing.assert_allclose(run.models, best.models, atol=1e-3)
-    assert result is path.best()
+    assert result.models is path.best().models
     again, _ = served(tmp_path, **settings)  # all of it is in the checkpoints
     assert again.models.tobytes() == result.models.tobytes()
     assert again.lam == result.lam

@@ -296,7 +296,8 @@ def test_a_federation_and_its_rounds(run):
     assert document["map"]["kind"] == "separators"
     np.testing.assert_allclose(document["scores"]["points"][0], run.scores[:, 1] / run.scores[:, 2])
     assert document["scores"]["alone"] is None
-    without = gather(replace(run, scores=None, certificate=replace(run.certificate, bound=-np.inf)))
+    without = gather(replace(run, account=replace(run.account, scores=None),
+                             certificate=replace(run.certificate, bound=-np.inf)))
     assert without["scores"] is None
     assert without["points"][0]["bound"] is None
     assert without["points"][0]["gap"] is None

@@ -255,11 +255,11 @@ def _in_process(source: Users | sources.Table, config: dict[str, Any],
 
         try:
             nodes = LocalNodes([source], settings.data.held_out, settings.settings.seed)
-            served = service.serve(nodes, settings, progress)
+            found = service.serve(nodes, settings, progress)
         except Interrupted:
             _interrupted()
-    service.write(served, out, {**config, "split": True})  # the file is the table of all
-    return [line._asdict() for line in served.best.history]
+    service.write(found, out, {**config, "split": True})  # the file is the table of all
+    return [line._asdict() for line in found.history]
 
 
 def _on_flower(n_users: int, config: dict[str, Any], out: Path, *, nodes: int, virtual: bool,

@@ -6,7 +6,6 @@ from coterie.federated.algorithms.participation import Participation
 from coterie.federated.client import Data, answer
 from coterie.federated.driver import Round
 from coterie.federated.entry import federate
-from coterie.federated.fit import FederatedFit
 from coterie.federated.path import FederatedPath, federate_path
 from coterie.federated.protocol.ledger import Ledger
 from coterie.federated.protocol.messages import BadMessage, Query, Reply
@@ -16,8 +15,7 @@ from coterie.federated.settings import FederationSettings
 
 __all__ = [
     "ALGORITHMS", "PDMM", "Algorithm", "BadMessage", "Data", "Faults", "FedAvg", "Federated",
-           "FederatedFit",
     "FederatedPath", "Federation", "FederationSettings", "Ledger", "LocalRuntime", "Newton",
-           "Participation",
-    "Query", "Reply", "Round", "Splitting", "SquaredPenalty", "answer", "federate", "federate_path",
+    "Participation", "Query", "Reply", "Round", "Splitting", "SquaredPenalty", "answer", "federate",
+    "federate_path",
 ]

@@ -18,23 +18,25 @@ from coterie.federated.algorithms.newton import Newton
 from coterie.federated.algorithms.participation import Participation
 from coterie.federated.config import DataSettings
 from coterie.federated.driver import Round
-from coterie.federated.fit import Carriage, FederatedFit, fit_federation
+from coterie.federated.fit import Carriage, fit_federation
 from coterie.federated.private.federation import fit_privately
 from coterie.federated.private.policy import Privacy
-from coterie.federated.run import Federated, in_process, run_federation, state_of
+from coterie.federated.run import in_process, run_federation, state_of
 from coterie.federated.runtimes.in_process import Faults
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.federated.settings import FederationSettings
+from coterie.fitting.result import Fit
 from coterie.fitting.settings import Settings
 from coterie.losses import LOSSES, AffineLoss, Loss
 from coterie.problem.graph import Graph
+from coterie.problem.solution import Solution
 
 
 def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal["auto"] = "auto", *,
              graph: Graph | str | None = None, weights: str = "unit",
              algorithm: Algorithm | None = None, participation: Any = 1.0, seed: int = 0,
              tol: float = 1e-6, max_rounds: int | None = None,
-             start: npt.ArrayLike | Algorithm | Federated | None = None,
+             start: npt.ArrayLike | Algorithm | Solution | None = None,
              held_out: Users | float | None = None, faults: Faults | None = None,
              patience: int | None = None, checkpoint: str | os.PathLike[str] | None = None,
              every: int = 1, settings: Settings | None = None, privacy: Privacy | None = None,
@@ -74,8 +76,8 @@ def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal[
 
     Returns
     -------
-    FederatedFit, a `Fit`, with lam="auto" (PrivateFit with `privacy`); Federated, a `Solution`,
-    with a number.
+    A `Fit` with lam="auto"; a `Solution`
+    with a number. Both have an `account` of what it took.
 
     Raises
     ------
@@ -122,7 +124,7 @@ def _check(lam: Any, privacy: Privacy | None, given: dict[str, Any]) -> None:
 
 def _solve(users: Users, loss: Any, settings: FederationSettings, graph: Graph | None,
            held_out: Users | float | None,
-           faults: Faults | None, progress: Callable[[Round], None] | None) -> Federated:
+           faults: Faults | None, progress: Callable[[Round], None] | None) -> Solution:
     if not isinstance(loss, Loss):
         raise InvalidInput(f"with a given lam a loss such as Logistic() is needed, got {loss!r}",
                            remedy="Give one")
@@ -135,7 +137,7 @@ def _solve(users: Users, loss: Any, settings: FederationSettings, graph: Graph |
 @interruptible()
 def _fit(users: Users, loss: Loss | str | None, settings: Settings, held_out: Users | float | None,
          numbers: tuple[int, float], faults: Faults | None, carriage: Carriage,
-         privacy: Privacy | None) -> FederatedFit:
+         privacy: Privacy | None) -> Fit:
     if held_out is not None and not isinstance(held_out, (int, float)):
         raise InvalidInput("held_out must be a share of each user's rows where lam is 'auto'",
                            remedy="Use 0.2")

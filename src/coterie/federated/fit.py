@@ -46,7 +46,6 @@ from coterie.federated.driver import Round
 from coterie.federated.fit_by_asking import describe, fit_parts
 from coterie.federated.introduction import Introduction
 from coterie.federated.judging import Judgement, judged
-from coterie.federated.protocol.ledger import Ledger
 from coterie.federated.protocol.messages import Ragged, square, triangle
 from coterie.fitting.estimate import Fit, fit
 from coterie.fitting.scores import Scores
@@ -54,6 +53,7 @@ from coterie.fitting.settings import Settings
 from coterie.fitting.work import FitProgress
 from coterie.losses import Personal
 from coterie.losses.derived import Remote
+from coterie.problem.account import Account
 from coterie.problem.certificates import Answers, answers_of, project, reference
 from coterie.problem.solution import Solution, Status
 
@@ -62,37 +62,6 @@ _T = TypeVar("_T")
 _CONTRADICTS = 1e-4  # relative, of a loss that follows from second moments, too
 # Times the tolerance: a part of the gap that one user is refused for, if the others' is within it.
 _BY_FAR = 1e3
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FederatedFit(Fit):
-    """A `Fit` found by a federation, with the account of what it took.
-
-    Parameters
-    ----------
-    ledger : everything that was sent.
-    history : one line for every round.
-    refusals : round, user and reason of every reply that was rejected.
-    aside : users whose nodes refused to take part, with the reason; the fit is that of the others.
-
-    Example
-    -------
-    >>> import coterie as ct
-    >>> from coterie.datasets import clustered
-    >>> found = ct.federate(clustered("squared", n_users=12, n_clusters=3).users)
-    >>> found.kind, found.n_clusters, found.n_rounds
-    ('groups', 3, 3)
-    """
-
-    ledger: Ledger = field(repr=False)
-    history: tuple[Round, ...] = field(repr=False)
-    refusals: tuple[tuple[int, Any, str], ...] = field(repr=False, default=())
-    aside: dict[Any, str] = field(repr=False, default_factory=dict)
-
-    @property
-    def n_rounds(self) -> int:
-        """The number of rounds, without the introduction of the nodes."""
-        return len(self.history)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,7 +87,7 @@ class Carriage:
 
 
 def fit_federation(runtime: Carrier, data: DataSettings, settings: Settings,
-                   carriage: Carriage | None = None) -> FederatedFit:
+                   carriage: Carriage | None = None) -> Fit:
     """Agree, ask, fit and certify, over any runtime.
 
     Parameters
@@ -142,10 +111,14 @@ def fit_federation(runtime: Carrier, data: DataSettings, settings: Settings,
     (fitted, solution, scores), agreement, aside = without_refusers(
         asker, agreement, carriage, lambda: _fingerprint(settings, runtime),
         lambda agreed: _asked(runtime, asker, agreed, settings, carriage))
-    parts = {f.name: getattr(fitted, f.name) for f in fields(Fit)}
-    return FederatedFit(**{**parts, "solution": solution,
-                           "scores": scores, "recipe": agreement.recipe}, ledger=asker.ledger,
-                        history=tuple(asker.history), refusals=tuple(asker.refusals), aside=aside)
+    return replace(fitted, solution=solution, scores=scores, recipe=agreement.recipe,
+                   account=account_of(asker, aside))
+
+
+def account_of(asker: Asker, aside: dict[Any, str], **more: Any) -> Account:
+    """What the questions took, and who took no part."""
+    return Account(ledger=asker.ledger, history=tuple(asker.history),
+                   refusals=tuple(asker.refusals), aside=aside, **more)
 
 
 def without_refusers(asker: Asker, agreement: Agreement, carriage: Carriage,

@@ -311,7 +311,7 @@ def _main(grid: Grid, context: Context) -> None:
         if config.server.join:
             service.join(runtime, config, out / "joined.csv", progress)
             return
-        served = service.serve(runtime, config, progress)
+        found = service.serve(runtime, config, progress)
     except CoterieError as error:
         write_atomically(out / "error.txt", str(error).encode())
         logger.error("%s", error)
@@ -319,5 +319,5 @@ def _main(grid: Grid, context: Context) -> None:
     except Interrupted as stop:  # Flower is stopping; submitted again, the run continues
         logger.info("%s", stop.best if stop.best is not None else stop)
         return
-    service.write(served, out, complete(given))
-    logger.info("%s", served)
+    service.write(found, out, complete(given))
+    logger.info("%s", service.describe(found))

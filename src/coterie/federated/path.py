@@ -4,38 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.base.errors import InvalidInput, interruptible
-from coterie.base.types import Array, Ints
+from coterie.base.types import Array
 from coterie.convex.choice import best_mean
 from coterie.convex.consensus import lam_max
+from coterie.convex.path import Path
 from coterie.data.users import Users
 from coterie.federated.algorithms.base import Federation
 from coterie.federated.algorithms.newton import Newton, NewtonState
 from coterie.federated.driver import Round
-from coterie.federated.run import Federated, in_process, run_federation, state_of
+from coterie.federated.run import in_process, run_federation, state_of
 from coterie.federated.runtimes.in_process import Faults, Runtime
 from coterie.federated.settings import FederationSettings
 from coterie.losses import Loss
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
-from coterie.problem.solution import points_frame
+from coterie.problem.solution import Solution
 
 _SEARCHES = 8  # for the smallest lam at which all users share one model
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class FederatedPath:
-    """Runs from the largest lam to the smallest, each started from the one before.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FederatedPath(Path):
+    """A `Path` of runs from the largest lam to the smallest, each started from the one before.
 
     Parameters
     ----------
-    runs : one for each lam.
+    problem, solutions, tol, solver : as of every `Path`, at decreasing lams; every solution has the
+        account of its run.
     spent : the runs that found the largest lam, where it was not given.
 
     Example
@@ -47,23 +49,12 @@ class FederatedPath:
     [1, 2, 3]
     """
 
-    runs: tuple[Federated, ...] = field(repr=False)
-    spent: tuple[Federated, ...] = field(repr=False, default=())
+    spent: tuple[Solution, ...] = field(repr=False, default=())
 
     @property
-    def lams(self) -> Array:
-        """(n_lams,) the lams, decreasing."""
-        return np.array([run.lam for run in self.runs])
-
-    @property
-    def n_clusters(self) -> Ints:
-        """(n_lams,) the number of groups at each lam."""
-        return np.array([run.n_clusters for run in self.runs])
-
-    @property
-    def gaps(self) -> Array:
-        """(n_lams,) the certified relative gap at each lam."""
-        return np.array([run.gap for run in self.runs])
+    def runs(self) -> tuple[Solution, ...]:
+        """The solutions, one for each lam."""
+        return self.solutions
 
     @property
     def n_rounds(self) -> int:
@@ -85,33 +76,11 @@ class FederatedPath:
 
     def __repr__(self) -> str:
         lams, counts = self.lams, self.n_clusters
-        found = (f"{len(self)} lams from {lams[0]:.4g} to {lams[-1]:.4g}, {counts[0]} -> "
-                 f"{counts[-1]} groups, " if len(self) else "no lams, ")
-        return f"FederatedPath({found}{self.n_rounds} rounds, {self.bytes:,} bytes)"
+        return (f"FederatedPath({len(self)} lams from {lams[0]:.4g} to {lams[-1]:.4g}, "
+                f"{counts[0]} -> {counts[-1]} groups, {self.n_rounds} rounds, "
+                f"{self.bytes:,} bytes)")
 
-    def to_frame(self) -> Any:
-        """The runs as a table; see `Path.to_frame`.
-
-        Returns
-        -------
-        A frame with a row for each lam: `lam`, `n_clusters`, `objective`, `gap`, `status` and
-        `seconds`.
-
-        Raises
-        ------
-        MissingExtra : neither polars nor pandas is installed.
-
-        Example
-        -------
-        >>> import coterie as ct
-        >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
-        >>> ct.federate_path(users, ct.SquaredDistance(), lams=[9.0, 1.0]).to_frame()[
-        ...     "n_clusters"].to_list()
-        [1, 2]
-        """
-        return points_frame(self.runs)
-
-    def best(self, one_standard_error: bool = True) -> Federated:
+    def best(self, one_standard_error: bool = True) -> Solution:
         """The run with the least held-out loss, or the one with the fewest groups within one
         standard error of it.
 
@@ -132,21 +101,15 @@ class FederatedPath:
         >>> import coterie as ct
         >>> from coterie.datasets import clustered
         >>> users = clustered("squared", n_users=6, n_clusters=2, samples=20, seed=0).users
-        >>> path = ct.federate_path(users, ct.Squared(ridge=1e-3), [10.0, 0.1], held_out=0.3)
+        >>> path = ct.federate_path(users, ct.Squared(ridge=1e-3), [10.0, 0.1], holdout=0.3)
         >>> path.best().lam in path.lams
         True
         """
         if any(run.scores is None for run in self.runs):
             raise InvalidInput("nothing was held out along this path",
-                               remedy="Give federate_path(..., held_out=rows)")
-        losses = np.stack([_means(run.scores) for run in self.runs if run.scores is not None])
+                               remedy="Give federate_path(..., holdout=rows)")
+        losses = np.stack([_means(run.scores) for run in self.runs])
         return self.runs[best_mean(losses, self.n_clusters, one_standard_error)]
-
-    def __len__(self) -> int:
-        return len(self.runs)
-
-    def __getitem__(self, index: int) -> Federated:
-        return self.runs[index]
 
 
 def _means(scores: Array) -> Array:
@@ -155,9 +118,9 @@ def _means(scores: Array) -> Array:
 
 
 def federate_path(users: Users, loss: Loss, lams: npt.ArrayLike | None = None, *, n_lams: int = 10,
-                  ratio: float = 1e-2,
-                  graph: Graph | str | None = None, held_out: Users | float | None = None,
-                  faults: Faults | None = None, progress: Callable[[Round], None] | None = None,
+                  ratio: float = 1e-2, graph: Graph | str | None = None,
+                  holdout: Users | float | None = None, faults: Faults | None = None,
+                  progress: Callable[[Round], None] | None = None,
                   **settings: Any) -> FederatedPath:
     """Runs at several lams, from the largest to the smallest, each started from the one before.
 
@@ -167,7 +130,7 @@ def federate_path(users: Users, loss: Loss, lams: npt.ArrayLike | None = None, *
     lams : the penalty strengths; without them, n_lams from the smallest at which all users share
         one model, found by some rounds of Newton's method, down to `ratio` of it.
     n_lams, ratio : how many lams, and the smallest divided by the largest, where none are given.
-    held_out : as for `federate`; with rows held out, `.best()` chooses.
+    holdout : as for `federate`; with rows held out, `.best()` chooses.
     faults, progress : as for `federate`.
     settings : other fields of `FederationSettings`, such as algorithm, weights or checkpoint; a
         checkpoint has a folder for every run.
@@ -192,12 +155,13 @@ def federate_path(users: Users, loss: Loss, lams: npt.ArrayLike | None = None, *
     1
     """
     graph, kinds = (None, {"weights": graph}) if isinstance(graph, str) else (graph, {})
+    holdout = settings.pop("held_out", holdout)  # the name of earlier versions
     algorithm = settings.pop("algorithm", None) or Newton()
     start = state_of(settings.pop("start", None), algorithm, users.n_users)
     given: Any = "auto" if lams is None else np.asarray(lams, dtype=float).ravel()
     chosen = FederationSettings(lams=given, n_lams=n_lams, ratio=ratio, algorithm=algorithm,
-                                start=start, score=held_out is not None, **settings | kinds)
-    problem, runtime = in_process(users, loss, chosen, graph, held_out, faults)
+                                start=start, score=holdout is not None, **settings | kinds)
+    problem, runtime = in_process(users, loss, chosen, graph, holdout, faults)
     return run_path(chosen.federation(problem.users, loss, problem.graph), chosen, runtime,
                     progress, problem)
 
@@ -217,40 +181,45 @@ def run_path(federation: Federation, settings: FederationSettings, runtime: Runt
     Interrupted : on Ctrl-C; its `best` is the FederatedPath of the runs that were finished, None
         before the first.
     """
-    spent: list[Federated] = []
-    runs: list[Federated] = []
+    spent, runs = list[Solution](), list[Solution]()
 
-    def run(lam: float, name: str, **changes: Any) -> Federated:
+    def run(lam: float, name: str, **changes: Any) -> Solution:
         before = (spent + runs)[-1] if spent or runs else None
         graph = federation.graph if before is None else before.federation.graph
         if before is not None:
             changes["weights"] = "unit"  # the graph is made once
             changes["start"] = before.state if runs or settings.start is None else settings.start
-        folder = None if settings.checkpoint is None else Path(settings.checkpoint) / name
+        folder = None if settings.checkpoint is None else FilePath(settings.checkpoint) / name
         runtime.begin(name)
         one = settings.replace(lam=lam, lams=None, checkpoint=folder, **changes)
         return run_federation(replace(federation, lam=lam, graph=graph), one, runtime, progress,
                               problem)
 
-    with interruptible(lambda: FederatedPath(runs=tuple(runs), spent=tuple(spent)) if runs
-                       else None):
+    def path() -> FederatedPath:
+        return FederatedPath(problem=runs[0].problem, solutions=tuple(runs), tol=settings.tol,
+                             solver=settings.algorithm.name, spent=tuple(spent))
+
+    with interruptible(lambda: path() if runs else None):
         lams = settings.lams
         if lams is None or isinstance(lams, str):
+            # 1. The smallest lam at which all users share one model.
             spent.append(run(1.0, "first", algorithm=Newton(), score=False))
             lam = together(spent[-1])
             for k in range(_SEARCHES):
                 spent.append(run(lam, f"together-{k}", algorithm=Newton(), score=False))
+                n_parts = int(spent[-1].problem.graph.components.max()) + 1
                 smallest = together(spent[-1])
-                if spent[-1].n_clusters == components(spent[-1]) and smallest <= lam * (1 + 1e-3):
+                if spent[-1].n_clusters == n_parts and smallest <= lam * (1 + 1e-3):
                     break
                 lam = smallest
+            # 2. The others lie below it.
             lams = tuple((lam * np.geomspace(1.0, settings.ratio, settings.n_lams)).tolist())
         for k, lam in enumerate(lams):
             runs.append(run(lam, f"lam-{k:02d}"))
-    return FederatedPath(runs=tuple(runs), spent=tuple(spent))
+    return path()
 
 
-def together(run: Federated) -> float:
+def together(run: Solution) -> float:
     """The smallest lam at which all users share one model, estimated from the users' last replies.
     """
     state = run.state
@@ -264,6 +233,3 @@ def together(run: Federated) -> float:
     loss = forms.quadratic(state.points[active], state.values[active], state.gradients[active])
     return lam_max(Problem(run.problem.users, loss, 0.0, run.problem.graph), rtol=1e-3).upper
 
-
-def components(run: Federated) -> int:
-    return int(run.problem.graph.components.max()) + 1

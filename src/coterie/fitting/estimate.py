@@ -23,11 +23,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from os import PathLike
-from pathlib import Path as FilePath
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -45,9 +42,7 @@ from coterie.fitting.kinds import group_centres, sentence_of
 from coterie.fitting.outliers import without_far_targets
 from coterie.fitting.path import solve_plan
 from coterie.fitting.plan import PathPlan, learn_units, make_plan
-from coterie.fitting.predictions import Predictor, PredictsRows
-from coterie.fitting.proof import RunCertificate
-from coterie.fitting.result import FitResult
+from coterie.fitting.result import Fit as Fit
 from coterie.fitting.scores import Scores, score_held_out
 from coterie.fitting.settings import Settings
 from coterie.fitting.stability import draw_groups, summarise_draws
@@ -60,99 +55,6 @@ from coterie.solvers import solve
 _HESSIANS = 4  # sets of Hessians that a fit has at the same time, at least
 # Below this silhouette the structure is weak and could be artificial (Kaufman and Rousseeuw 1990).
 _CLEAR = 0.5
-
-
-#: How a fit is saved and shown: `coterie.output`, which is built on fits, enters its functions
-#: here.
-WRITERS: dict[str, Callable[..., FilePath]] = {}
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Fit(FitResult, PredictsRows):
-    """A fit, and what can be done with it. `coterie.load_run` gives a `Run`, which can do the same.
-
-    Parameters
-    ----------
-    settings, units, solution, path, chosen, together, why, scores : see `FitResult`.
-    compared, compared_errors, stability, recipe, table, seconds : see `FitResult`.
-
-    Example
-    -------
-    >>> from coterie.datasets import clustered
-    >>> fitted = fit(clustered("squared").users, Settings(task="regression", n_lams=4, holdout=0.0))
-    >>> fitted.certify().certified
-    True
-    """
-
-    def _predictor(self) -> Predictor:
-        return Predictor(units=self.units, recipe=self.recipe, names=self.names, models=self.models,
-                         labels=self.labels, together=self.together,
-                         fingerprint="" if self.table is None else self.table.fingerprint)
-
-    def certify(self) -> RunCertificate:
-        """Certify the models again, with new duals.
-
-        Returns
-        -------
-        The certificate; `holds` says whether the models are optimal to the tolerance of the fit.
-
-        Example
-        -------
-        >>> from coterie.datasets import clustered
-        >>> fit(clustered("squared").users, Settings(task="regression", n_lams=4,
-        ...                                          holdout=0.0)).certify().holds
-        True
-        """
-        return RunCertificate.of(self.solution.problem, self.solution.models, self.settings.tol)
-
-    def report(self, path: str | PathLike[str], *, title: str = "") -> FilePath:
-        """Write the report: one web page that works without a network.
-
-        Parameters
-        ----------
-        path : the file.
-        title : of the page; if omitted, the number of groups.
-
-        Returns
-        -------
-        The file.
-
-        Example
-        -------
-        >>> from coterie.datasets import clustered
-        >>> fitted = fit(clustered("squared").users, Settings(task="regression", n_lams=4,
-        ...     holdout=0.0))
-        >>> fitted.report("groups.html").name
-        'groups.html'
-        """
-        return WRITERS["report"](self, path, title=title)
-
-    def save(self, folder: str | PathLike[str], *, overwrite: bool = False) -> FilePath:
-        """Write the fit as a run folder; see `coterie.save_run`.
-
-        Parameters
-        ----------
-        folder : created if needed.
-        overwrite : whether a run that is there may be replaced.
-
-        Returns
-        -------
-        The folder.
-
-        Raises
-        ------
-        InvalidInput : the folder holds something else, or a run that may not be replaced.
-
-        Example
-        -------
-        >>> import coterie as ct
-        >>> from coterie.datasets import clustered
-        >>> fitted = fit(clustered("squared").users, Settings(task="regression", n_lams=4,
-        ...     holdout=0.0))
-        >>> ct.load_run(fitted.save("a run")).n_clusters
-        3
-        """
-        return WRITERS["save"](self, folder, overwrite=overwrite)
 
 
 def fit(users: Users, settings: Settings, *, split: Split | None = None,

@@ -1,9 +1,12 @@
-"""What a fit found, as numbers; `coterie.fitting.estimate.Fit` adds what can be done with it."""
+"""What a fit found, and what can be done with it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from os import PathLike
+from pathlib import Path as FilePath
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -16,12 +19,14 @@ from coterie.convex.path import InNotebook, Path
 from coterie.data.encoding import Recipe
 from coterie.data.users import Users
 from coterie.fitting.kinds import Kind, group_centres, kind_of
-from coterie.fitting.predictions import models_by_name
+from coterie.fitting.predictions import Predictor, PredictsRows, models_by_name
+from coterie.fitting.proof import RunCertificate
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.stability import Stability
 from coterie.fitting.units import Units
 from coterie.losses import Personal
+from coterie.problem.account import Account, Accounted, entry
 from coterie.problem.newcomers import Joined, join
 from coterie.problem.solution import Solution, outline
 
@@ -56,9 +61,14 @@ class SentModels(NamedTuple):
     models: Array  # (n_users, dim)
 
 
+#: How a fit is saved and shown: `coterie.output`, which is built on fits, enters its functions
+#: here.
+WRITERS: dict[str, Callable[..., FilePath]] = {}
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class FitResult(InNotebook):
-    """The solution of a fit, the path it lies on, and its scores on held-out rows.
+class Fit(Accounted, InNotebook, PredictsRows):
+    """A fit, and what can be done with it. `coterie.load_run` gives a `Run`, which can do the same.
 
     Parameters
     ----------
@@ -79,6 +89,15 @@ class FitResult(InNotebook):
     sent : centres and models, where they cannot be computed because the rows are with their users.
     seconds : that the run took, from reading the table to drawing the report; 0 if it was not
         measured.
+    account : of a federation; None where all data were in this process.
+
+    Example
+    -------
+    >>> from coterie.datasets import clustered
+    >>> from coterie.fitting import Settings, fit
+    >>> fitted = fit(clustered("squared").users, Settings(task="regression", n_lams=4, holdout=0.0))
+    >>> fitted.certify().certified
+    True
     """
 
     settings: Settings
@@ -96,10 +115,15 @@ class FitResult(InNotebook):
     table: TableSource | None = None
     sent: SentModels | None = field(default=None, repr=False)
     seconds: float = 0.0
+    account: Account | None = field(default=None, repr=False)
+
+    history = entry("history", "Of a federation: one line for every round.")
+    privacy = entry("privacy", "Of a federation: what was promised to users; None without noise.")
+    at_home = entry("at_home", "Of a private fit: the models that users have finished at home.")
 
     def __repr__(self) -> str:
         found = outline(self.n_clusters, len(self.names), self.lam, self.gap)
-        return f"{type(self).__name__}({self.kind}: {found})"
+        return f"Fit({self.kind}: {found})"
 
     @property
     def names(self) -> tuple[Any, ...]:
@@ -187,6 +211,11 @@ class FitResult(InNotebook):
         than chance.
         """
         return () if self.scores is None else self.scores.warnings
+
+    @property
+    def statement(self) -> Any:
+        """Of a private fit: what is promised, to whom, and what the certificate still proves."""
+        return self.privacy.statement()
 
     @property
     def gap(self) -> float:
@@ -307,3 +336,76 @@ class FitResult(InNotebook):
             joined[who], slack[who] = part.models, part.slack
             clusters[who] = np.where(part.clusters < 0, -1, k)
         return Joined(newcomers, joined, clusters, slack)
+
+    def _predictor(self) -> Predictor:
+        return Predictor(units=self.units, recipe=self.recipe, names=self.names, models=self.models,
+                         labels=self.labels, together=self.together,
+                         fingerprint="" if self.table is None else self.table.fingerprint)
+
+    def certify(self) -> RunCertificate:
+        """Certify the models again, with new duals.
+
+        Returns
+        -------
+        The certificate; `holds` says whether the models are optimal to the tolerance of the fit.
+
+        Example
+        -------
+        >>> from coterie.datasets import clustered
+        >>> from coterie.fitting import Settings, fit
+        >>> fit(clustered("squared").users, Settings(task="regression", n_lams=4,
+        ...                                          holdout=0.0)).certify().holds
+        True
+        """
+        return RunCertificate.of(self.solution.problem, self.solution.models, self.settings.tol)
+
+    def report(self, path: str | PathLike[str], *, title: str = "") -> FilePath:
+        """Write the report: one web page that works without a network.
+
+        Parameters
+        ----------
+        path : the file.
+        title : of the page; if omitted, the number of groups.
+
+        Returns
+        -------
+        The file.
+
+        Example
+        -------
+        >>> from coterie.datasets import clustered
+        >>> from coterie.fitting import Settings, fit
+        >>> fitted = fit(clustered("squared").users, Settings(task="regression", n_lams=4,
+        ...     holdout=0.0))
+        >>> fitted.report("groups.html").name
+        'groups.html'
+        """
+        return WRITERS["report"](self, path, title=title)
+
+    def save(self, folder: str | PathLike[str], *, overwrite: bool = False) -> FilePath:
+        """Write the fit as a run folder; see `coterie.save_run`.
+
+        Parameters
+        ----------
+        folder : created if needed.
+        overwrite : whether a run that is there may be replaced.
+
+        Returns
+        -------
+        The folder.
+
+        Raises
+        ------
+        InvalidInput : the folder holds something else, or a run that may not be replaced.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> from coterie.datasets import clustered
+        >>> from coterie.fitting import Settings, fit
+        >>> fitted = fit(clustered("squared").users, Settings(task="regression", n_lams=4,
+        ...     holdout=0.0))
+        >>> ct.load_run(fitted.save("a run")).n_clusters
+        3
+        """
+        return WRITERS["save"](self, folder, overwrite=overwrite)

@@ -18,6 +18,7 @@ from coterie.data.frames import to_frame, users_frame
 from coterie.data.users import Participants, Users
 from coterie.losses import Loss
 from coterie.losses.derived import Grouped
+from coterie.problem.account import Account, Accounted, entry
 from coterie.problem.explanation import Explanation as Explanation
 from coterie.problem.explanation import explain
 from coterie.problem.newcomers import Joined, join
@@ -164,7 +165,7 @@ class Certificate:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Solution:
+class Solution(Accounted):
     """The models of all users, the groups they form, and a certificate.
 
     Attributes
@@ -187,6 +188,9 @@ class Solution:
         The progress: `Record`s, or the rounds of a federation.
     sigma
         The last step size of the solver, used by a warm start.
+    account
+        What a federation took, and who took part; None where all data were in this process. Then
+        the problem is that of the users who were not excluded.
     labels
         (n_users,) the group of each user, from 0 in order of first appearance.
 
@@ -208,7 +212,12 @@ class Solution:
     seconds: float
     history: tuple[Any, ...] = field(default=(), repr=False)
     sigma: float | None = field(default=None, repr=False)
+    account: Account | None = field(default=None, repr=False)
     labels: Ints = field(init=False, repr=False)
+
+    scores = entry("scores", "Of a federation: held-out loss, correct predictions, rows by user.")
+    state = entry("state", "Of a federation: that of the algorithm; another run can start from it.")
+    federation = entry("federation", "Of a federation: what the server knew.")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", labels_of(self.models))
@@ -389,12 +398,15 @@ largest value, 1, but their own data pull harder.
                            self.problem.coefficient_names)
 
     def __repr__(self) -> str:
-        return f"Solution({outline(self.n_clusters, self.problem.n_users, self.lam, self.gap)})"
+        found = outline(self.n_clusters, self.problem.n_users, self.lam, self.gap)
+        if self.account is None:
+            return f"Solution({found})"
+        return f"Federated({found}, {self.n_rounds} rounds, {self.ledger.bytes:,} bytes)"
 
     def __str__(self) -> str:
         found = groups_of(self.n_clusters, self.problem.n_users)
-        return (f"{found[0].upper()}{found[1:]} at lam = {self.lam:g}: {self.certificate}. "
-                f"{self.status.value}")
+        text = f"{found[0].upper()}{found[1:]} at lam = {self.lam:g}: {self.certificate}. "
+        return f"{text}{self.status.value}{'' if self.account is None else f' {self.account}'}"
 
     def _repr_html_(self) -> str:
         names, sizes = self.problem.users.names, np.bincount(self.labels)

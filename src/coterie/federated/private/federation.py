@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,11 +30,11 @@ from coterie.data.validation import show, split_names
 from coterie.federated.agreement import Agreement, Carrier, introduced
 from coterie.federated.asking import Asker
 from coterie.federated.config import DataSettings
-from coterie.federated.fit import Carriage, FederatedFit, without_refusers
+from coterie.federated.fit import Carriage, account_of, without_refusers
 from coterie.federated.introduction import Introduction
 from coterie.federated.private.effective import Effective, Summaries, effective
 from coterie.federated.private.fit import fit_summaries
-from coterie.federated.private.policy import TARGET, Privacy, Statement
+from coterie.federated.private.policy import TARGET, Privacy
 from coterie.federated.private.release import (
     CENTRES,
     HIGHEST,
@@ -65,39 +65,8 @@ _ABSURD = 1e4  # times the typical release: more than users differ
 _AROUND = 0.1  # variance of models around centres that is offered for finishing at home
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PrivateFit(FederatedFit):
-    """A `FederatedFit` found from noisy releases.
-
-    Parameters
-    ----------
-    privacy : what was promised.
-    at_home : (n_users, dim) the models that users have finished at home, in the solver's units;
-        None unless users are in this process, because they never leave home. They are outside of
-        the promise.
-
-    Example
-    -------
-    >>> import coterie as ct
-    >>> from coterie.datasets import clustered
-    >>> shops = clustered("squared", n_users=30, n_clusters=3, samples=200, seed=0).users
-    >>> fit = ct.federate(shops, privacy=ct.Privacy(epsilon=8.0, delta=1e-5, clip=6.0,
-    ...                                             experiment=0))
-    >>> fit.n_clusters, fit.solution.status.name
-    (3, 'RELEASED')
-    """
-
-    privacy: Privacy
-    at_home: Array | None = field(default=None, repr=False)
-
-    @property
-    def statement(self) -> Statement:
-        """What is promised, to whom, and what the certificate still proves."""
-        return self.privacy.statement()
-
-
 def fit_privately(runtime: Carrier, data: DataSettings, settings: Settings, privacy: Privacy,
-                  carriage: Carriage) -> PrivateFit:
+                  carriage: Carriage) -> Fit:
     """Agree, ask for releases, fit and send centres, over any runtime.
 
     Parameters
@@ -123,12 +92,11 @@ def fit_privately(runtime: Carrier, data: DataSettings, settings: Settings, priv
                   seed=carriage.seed, fingerprint=_fingerprint(runtime, privacy, agreement),
                   checkpoint=carriage.checkpoint, progress=carriage.progress)
     scaling = _Scaling(carriage)
-    parts, agreement, aside = without_refusers(
+    fitted, _, aside = without_refusers(
         asker, agreement, carriage, lambda: _fingerprint(runtime, privacy, agreement),
         lambda agreed: _asked(asker, agreed, settings, privacy, scaling, carriage))
     home = runtime.data.memory["home"].values if isinstance(runtime, LocalNodes) else None
-    return PrivateFit(**parts, ledger=asker.ledger, history=tuple(asker.history),
-                      refusals=tuple(asker.refusals), aside=aside, privacy=privacy, at_home=home)
+    return replace(fitted, account=account_of(asker, aside, privacy=privacy, at_home=home))
 
 
 def _fingerprint(runtime: Carrier, privacy: Privacy, agreement: Agreement) -> dict[str, Any]:
@@ -139,8 +107,8 @@ def _fingerprint(runtime: Carrier, privacy: Privacy, agreement: Agreement) -> di
 
 
 def _asked(asker: Asker, agreement: Agreement, settings: Settings, privacy: Privacy,
-           scaling: _Scaling, carriage: Carriage) -> dict[str, Any]:
-    """The parts of the fit of all who take part."""
+           scaling: _Scaling, carriage: Carriage) -> Fit:
+    """The fit of all who take part."""
     runtime: Any = asker.runtime
     question = scaling.question(asker, agreement, privacy)
     known = effective(Summaries.of(_released(asker, question), question), agreement.names,
@@ -153,11 +121,10 @@ def _asked(asker: Asker, agreement: Agreement, settings: Settings, privacy: Priv
     solution = fitted.solution
     if solution.status is Status.CONVERGED:
         solution = replace(solution, status=Status.RELEASED)
-    parts = {f.name: getattr(fitted, f.name) for f in fields(Fit)}
-    return parts | {"units": units, "sent": sent, "solution": solution, "recipe": agreement.recipe,
-                    "settings": replace(settings, task=task, standardize=True),
-                    "why": f"{fitted.why} {_warning(known)}".strip(),
-                    "together": _classes_of(fitted.together[None], fitted, question, task)[0]}
+    return replace(fitted, units=units, sent=sent, solution=solution, recipe=agreement.recipe,
+                   settings=replace(settings, task=task, standardize=True),
+                   why=f"{fitted.why} {_warning(known)}".strip(),
+                   together=_classes_of(fitted.together[None], fitted, question, task)[0])
 
 
 class _Scaling:

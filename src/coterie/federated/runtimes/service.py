@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,36 +17,17 @@ from coterie.data.files import fingerprint
 from coterie.federated.agreement import Agreement, Carrier, agree, read_aside, write_aside
 from coterie.federated.config import RunConfig, resolved
 from coterie.federated.driver import Round
-from coterie.federated.fit import Carriage, FederatedFit, fit_federation
-from coterie.federated.path import FederatedPath, run_path
+from coterie.federated.fit import Carriage, fit_federation
+from coterie.federated.path import run_path
 from coterie.federated.private.federation import fit_privately
-from coterie.federated.run import Federated, run_federation
-from coterie.fitting.result import TableSource
+from coterie.federated.run import run_federation
+from coterie.fitting.result import Fit, TableSource
 from coterie.fitting.settings import Settings
-
-
-class Served(NamedTuple):
-    """What a deployed run found.
-
-    Parameters
-    ----------
-    best : the fit, where lam is "auto"; or the run, or the best of a path.
-    path : all runs of a path; None without one.
-    agreement : what the nodes agreed on.
-    """
-
-    best: Federated | FederatedFit
-    path: FederatedPath | None
-    agreement: Agreement
-
-    def __str__(self) -> str:
-        best = self.best
-        return (str(best) if isinstance(best, Federated)
-                else f"{best.why} {best.n_rounds} rounds, {best.ledger}.")
+from coterie.problem.solution import Solution
 
 
 def serve(runtime: Carrier, config: RunConfig,
-          progress: Callable[[Round], None] | None = None) -> Served:
+          progress: Callable[[Round], None] | None = None) -> Fit | Solution:
     """Wait for the users, agree, run, certify; a run with a checkpoint continues where it was.
 
     Parameters
@@ -69,21 +50,23 @@ def serve(runtime: Carrier, config: RunConfig,
     federation = settings.federation(agreement.participants, agreement.make_loss())
     path = None if settings.lams is None else run_path(federation, settings, runtime, progress)
     best = run_federation(federation, settings, runtime, progress) if path is None else path.best()
-    if agreement.refused:
-        best = replace(best, aside={**agreement.refused, **best.aside})
-    return Served(best, path, agreement)
+    assert best.account is not None
+    aside = {**agreement.refused, **best.account.aside}
+    return replace(best, account=replace(best.account, agreement=agreement, path=path, aside=aside))
 
 
 @interruptible()
 def _serve_fit(runtime: Carrier, config: RunConfig, settings: Settings,
-               progress: Callable[[Round], None] | None) -> Served:
+               progress: Callable[[Round], None] | None) -> Fit:
     """Choose everything, as `coterie fit` does."""
     run = config.settings
     carriage = Carriage(participation=run.participation, seed=run.seed, checkpoint=run.checkpoint,
                         n_users=config.server.n_users, wait=config.server.wait, progress=progress)
     fitted = (fit_federation(runtime, config.data, settings, carriage) if config.privacy is None
               else fit_privately(runtime, config.data, settings, config.privacy, carriage))
-    return Served(fitted, None, Agreement.from_json(_agreed(config).read_text(encoding="utf-8")))
+    assert fitted.account is not None
+    agreement = Agreement.from_json(_agreed(config).read_text(encoding="utf-8"))
+    return replace(fitted, account=replace(fitted.account, agreement=agreement))
 
 
 def _agreed(config: RunConfig) -> Path:
@@ -114,7 +97,12 @@ def join(runtime: Carrier, config: RunConfig, file: Path,
     write_newcomers(join_run(runtime, run, wait=config.server.wait, progress=progress), run, file)
 
 
-def write(served: Served, out: Path, config: Mapping[str, Any]) -> None:
+def describe(found: Fit | Solution) -> str:
+    """What was found and what it took, in a line or two."""
+    return str(found) if isinstance(found, Solution) else f"{found.why} {found.account}"
+
+
+def write(found: Fit | Solution, out: Path, config: Mapping[str, Any]) -> None:
     """The results as a run folder.
 
     Of a table with its recipe, and models in the table's own units; of a fit as `coterie fit`
@@ -123,10 +111,11 @@ def write(served: Served, out: Path, config: Mapping[str, Any]) -> None:
     # Brings in the report, which a node's process has no use for.
     from coterie.output.runs import folder
 
-    run, path, agreement = served
-    if isinstance(run, FederatedFit):
-        _write_fit(run, out, resolved(config))
+    if isinstance(found, Fit):
+        _write_fit(found, out, resolved(config))
         return
+    assert found.account is not None
+    path, agreement = found.account.path, found.account.agreement
     recipe, units, columns, shown = agreement.recipe, agreement.units, None, None
     more: dict[str, Any] = {}
     if path is not None:
@@ -135,16 +124,16 @@ def write(served: Served, out: Path, config: Mapping[str, Any]) -> None:
                    "n_rounds": [one.n_rounds for one in path.runs],
                    "bytes": [one.ledger.bytes for one in path.runs]}
     if recipe is not None and units is not None:
-        coefficients = units.coefficients(run.models)
+        coefficients = units.coefficients(found.models)
         models = coefficients.reshape(len(coefficients), -1)
-        first = np.unique(run.labels, return_index=True)[1]
+        first = np.unique(found.labels, return_index=True)[1]
         shown = folder.Shown(models, models[first], folder.model_columns(units, recipe.classes))
         more = {"task": recipe.task, "notes": list(recipe.notes), "recipe": recipe.to_json(),
                 "units": json_ready(units.state())}
-    folder.write(out, run, config, shown=shown, path=columns, more=more)
+    folder.write(out, found, config, shown=shown, path=columns, more=more)
 
 
-def _write_fit(fitted: FederatedFit, out: Path, config: Mapping[str, Any]) -> None:
+def _write_fit(fitted: Fit, out: Path, config: Mapping[str, Any]) -> None:
     from coterie.output.runs.save import write_run
 
     if fitted.recipe is not None:

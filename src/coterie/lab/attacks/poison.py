@@ -27,11 +27,12 @@ from coterie.federated.algorithms.newton import Newton
 from coterie.federated.algorithms.trust import between
 from coterie.federated.client import Data
 from coterie.federated.protocol.messages import Batch, Message, Reply
-from coterie.federated.run import Federated, run_federation
+from coterie.federated.run import run_federation
 from coterie.federated.runtimes.in_process import LocalRuntime
 from coterie.federated.settings import FederationSettings
 from coterie.losses import Loss
 from coterie.problem.problem import Problem
+from coterie.problem.solution import Solution
 
 # Of the loss, times strength^2: more than the slope takes from a loss with a ridge of 1e-3.
 _LIFT = 1e3
@@ -113,7 +114,7 @@ def influence(users: Users, loss: Loss, lam: float, strength: float, seed: int =
         zip(users.names, honest.models, strict=True)) if k != liar)
 
 
-def _run(problem: Problem, liar: int, slope: Array) -> Federated:
+def _run(problem: Problem, liar: int, slope: Array) -> Solution:
     settings = FederationSettings(lam=problem.lam, algorithm=Newton(), tol=1e-9)
     runtime = PoisonedRuntime(Data(problem.loss, problem.samples), liar, slope)
     with warnings.catch_warnings():

@@ -17,7 +17,7 @@ from coterie.convex.path import Path
 from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.fitting.kinds import Count, group_centres
-from coterie.fitting.result import FitResult, SentModels
+from coterie.fitting.result import Fit, SentModels
 from coterie.fitting.units import FITTING, Units
 from coterie.losses import LOSSES, AffineLoss, Loss, Multinomial, Personal
 from coterie.losses.derived import Quadratic, Remote
@@ -67,7 +67,7 @@ class View:
     sent: SentModels | None = None
 
     @classmethod
-    def of(cls, source: FitResult | Path | Solution, index: int | None = None,
+    def of(cls, source: Fit | Path | Solution, index: int | None = None,
            path: Path | None = None) -> View:
         """Build the view of a result.
 
@@ -91,7 +91,7 @@ class View:
         InvalidInput
             If the source is not a result, or the index is not a point of the path.
         """
-        if isinstance(source, FitResult):
+        if isinstance(source, Fit):
             points = [*source.shown_path.solutions]
             points[source.chosen] = source.solution
             view = cls(replace(source.path, solutions=tuple(points)), source.chosen, True,

@@ -11,7 +11,7 @@ from coterie.base.errors import Incompatible
 from coterie.base.types import Array
 from coterie.convex.path import Path
 from coterie.convex.recovery import RecoveryBounds
-from coterie.fitting.result import FitResult
+from coterie.fitting.result import Fit
 from coterie.output.plots.data import View, lam_positions, project, separator_ends
 from coterie.output.plots.style import (
     GREY,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _ROWS = 30  # largest number of coefficients in a figure
 
 
-def clusters(source: FitResult | Path, *, bounds: RecoveryBounds | None = None,
+def clusters(source: Fit | Path, *, bounds: RecoveryBounds | None = None,
              index: int | None = None, ax: Axes | None = None) -> Figure:
     """Draw the number of groups along lam.
 
@@ -84,7 +84,7 @@ def clusters(source: FitResult | Path, *, bounds: RecoveryBounds | None = None,
     return figure
 
 
-def gaps(source: FitResult | Path, *, index: int | None = None, ax: Axes | None = None) -> Figure:
+def gaps(source: Fit | Path, *, index: int | None = None, ax: Axes | None = None) -> Figure:
     """Draw the certified relative gap along lam, and the tolerance; crosses mark points without a
     bound.
 
@@ -125,7 +125,7 @@ def gaps(source: FitResult | Path, *, index: int | None = None, ax: Axes | None 
     return figure
 
 
-def model_map(source: FitResult | Path | Solution, index: int | None = None, *,
+def model_map(source: Fit | Path | Solution, index: int | None = None, *,
               ax: Axes | None = None) -> Figure:
     """Draw the models in the plane in which they differ most: one dot per group, larger for more
     users.
@@ -195,7 +195,7 @@ def model_map(source: FitResult | Path | Solution, index: int | None = None, *,
     return figure
 
 
-def scores(fit: FitResult, *, ax: Axes | None = None) -> Figure:
+def scores(fit: Fit, *, ax: Axes | None = None) -> Figure:
     """Draw the score of every user on held-out rows: with its group, with its own model, with one
     model for all.
 
@@ -254,7 +254,7 @@ def scores(fit: FitResult, *, ax: Axes | None = None) -> Figure:
     return figure
 
 
-def coefficients(source: FitResult | Path | Solution, index: int | None = None, *,
+def coefficients(source: Fit | Path | Solution, index: int | None = None, *,
                  classes: Sequence[str] | None = None,
                  most: int = 12, ax: Axes | None = None) -> Figure:
     """Draw the coefficients of the largest groups side by side.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coterie.convex.path import Path
-from coterie.fitting.result import FitResult
+from coterie.fitting.result import Fit
 from coterie.output.plots.data import Branches, View, branches, lam_positions
 from coterie.output.plots.style import (
     HUES,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def tree(source: FitResult | Path, *, index: int | None = None, ax: Axes | None = None) -> Figure:
+def tree(source: Fit | Path, *, index: int | None = None, ax: Axes | None = None) -> Figure:
     """Draw the merge tree: which users get the same model at which lam.
 
     Parameters

@@ -15,11 +15,12 @@ from coterie.base.types import Ints
 from coterie.convex.path import Path
 from coterie.convex.recovery import recovery_bounds
 from coterie.data.users import Users
-from coterie.fitting.result import FitResult
+from coterie.fitting.result import Fit
 from coterie.fitting.scores import Scores, mean_and_error
 from coterie.losses.derived import Remote
 from coterie.output.plots import View, project
 from coterie.output.report.headline import headline, loss_words, settings_sentence, title_of
+from coterie.problem.account import Account
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
@@ -31,7 +32,7 @@ _SAMPLES = 3000  # most samples drawn under separating lines
 _BOUNDED = (2000, 100)  # most users and groups for which recovery bounds are computed
 
 
-def gather(source: FitResult | Path | Solution, *, path: Path | None = None,
+def gather(source: Fit | Path | Solution, *, path: Path | None = None,
            chosen: int | None = None, classes: Sequence[str] | None = None,
            title: str | None = None, command: str | None = None,
            settings: Mapping[str, Any] | None = None, notes: Sequence[str] = (),
@@ -40,7 +41,7 @@ def gather(source: FitResult | Path | Solution, *, path: Path | None = None,
 
     Parameters
     ----------
-    source : a `Fit`, a `Path`, or a `Solution` (a `Federated` run is one).
+    source : a `Fit`, a `Path`, or a `Solution`.
     path : the path that a solution lies on.
     chosen : index of the point of the path to show first; by default, of a path the middle of the
         longest stretch of lam with the same groups.
@@ -90,7 +91,7 @@ def gather(source: FitResult | Path | Solution, *, path: Path | None = None,
     }
 
 
-def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
+def _results(source: Fit | Path | Solution, full: View, keep: Ints,
              classes: Sequence[str] | None) -> dict[str, Any]:
     """The parts of the document that come from the result; of each user, only for those in `keep`.
     """
@@ -99,13 +100,14 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
             if len(keep) < users.n_users else full)
     features = users.feature_names if full.units is None else full.units.feature_names
     # A server does not always know how many rows there are.
-    private = hasattr(source, "statement")
+    account = None if isinstance(source, Path) else source.account
+    private = account is not None and account.privacy is not None
     rows = (f"{many(int(users.sizes.sum()), 'row')}, " if isinstance(users, Users) and not private
             else "")
-    noun = source.noun if isinstance(source, FitResult) else "user"
+    noun = source.noun if isinstance(source, Fit) else "user"
     return {
         "headline": headline(source, full.solution.labels, full.task, noun), "noun": noun,
-        "warnings": list(source.warnings) if isinstance(source, FitResult) else [],
+        "warnings": list(source.warnings) if isinstance(source, Fit) else [],
         "subtitle": f"{many(users.n_users, noun)}, {rows}{many(len(features), 'feature')}; "
                     f"loss: {loss_words(full.loss)}",
         "task": view.task,
@@ -118,20 +120,20 @@ def _results(source: FitResult | Path | Solution, full: View, keep: Ints,
                  size in view.path.linkage.tolist()],
         # What a federated fit has as rows are not the users' own.
         "map": None if users.n_users == 1 else _map(
-            view, samples=not (isinstance(source, FitResult) and hasattr(source, "ledger"))),
+            view, samples=account is None or not isinstance(source, Fit)),
         "coefficients": _coefficients(full, view, keep, classes),
         "scores": _scores(source, full, keep),
         # Weights that were made from groups prove nothing about these groups.
-        "bounds": None if isinstance(source, FitResult) and source.settings.weights == "auto"
+        "bounds": None if isinstance(source, Fit) and source.settings.weights == "auto"
         else _bounds(full),
-        "groups": _groups(source, keep) if isinstance(source, FitResult) else None,
-        "shares": _shares(source) if isinstance(source, FitResult) else None,
-        "federated": _federated(source, keep) if hasattr(source, "ledger") else None,
-        "privacy": _privacy(source) if hasattr(source, "statement") else None,
+        "groups": _groups(source, keep) if isinstance(source, Fit) else None,
+        "shares": _shares(source) if isinstance(source, Fit) else None,
+        "federated": None if account is None else _federated(source, account, keep),
+        "privacy": _privacy(account.privacy.statement()) if account and private else None,
     }
 
 
-def _groups(fit: FitResult, keep: Ints) -> dict[str, Any]:
+def _groups(fit: Fit, keep: Ints) -> dict[str, Any]:
     """What users share, and the evidence for it."""
     stability, scores, evidence = fit.stability, fit.scores, dict[str, Any]()
     if stability is not None:
@@ -236,7 +238,7 @@ def _coefficients(full: View, view: View, keep: Ints,
             "standardized": standardized or None}
 
 
-def _shares(fit: FitResult) -> dict[str, Any] | None:
+def _shares(fit: Fit) -> dict[str, Any] | None:
     """How personal each coefficient is: the mean over users of its square, for standardised
     features, in three parts.
 
@@ -257,8 +259,8 @@ def _shares(fit: FitResult) -> dict[str, Any] | None:
             **{name: json_ready(part.sum(axis=1)) for name, part in parts.items()}}  # over classes
 
 
-def _scores(source: FitResult | Path | Solution, view: View, keep: Ints) -> dict[str, Any] | None:
-    if isinstance(source, FitResult) and source.scores is not None and len(source.labels) > 1:
+def _scores(source: Fit | Path | Solution, view: View, keep: Ints) -> dict[str, Any] | None:
+    if isinstance(source, Fit) and source.scores is not None and len(source.labels) > 1:
         scores = source.scores
         rows = aligned(scores, len(source.path), source.chosen)
         rows = rows[:len(view.path)]
@@ -273,10 +275,9 @@ def _scores(source: FitResult | Path | Solution, view: View, keep: Ints) -> dict
                 "alone": json_ready(scores.alone[keep]),
                 "together": json_ready(scores.together[keep]), "points": json_ready(points),
                 "note": note}
-    run: Any = source
     # Of a federation with a given lam.
-    if isinstance(source, Solution) and getattr(run, "scores", None) is not None:
-        sums, active = run.scores, ~run.state.aside
+    if isinstance(source, Solution) and source.account and source.account.scores is not None:
+        sums, active = source.account.scores, ~source.account.state.aside
         sums = sums[active] if len(sums) == len(active) else sums
         classify = view.task == "classification"
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -318,33 +319,31 @@ def _bounds(view: View) -> dict[str, Any] | None:
             "sentence": bounds.sentence}
 
 
-def _federated(run: Any, keep: Ints) -> dict[str, Any]:
+def _federated(source: Any, account: Account, keep: Ints) -> dict[str, Any]:
     """Rounds, bytes by kind of question, and the users who took part, with the bytes that each sent
     and received.
     """
     rounds = [{"round": int(line.iteration), "gap": json_ready(line.gap),
                "n_clusters": int(line.n_clusters), "stage": line.stage, "asked": int(line.asked),
                "answered": int(line.answered), "bytes_up": int(line.bytes_up),
-               "bytes_down": int(line.bytes_down)} for line in run.history]
-    aside = getattr(run, "aside", {})
-    reasons = ("; ".join(f"{name}: {reason}" for name, reason in list(aside.items())[:3])
-               + "; ..." * (len(aside) > 3))
+               "bytes_down": int(line.bytes_down)} for line in account.history]
+    ledger, aside, solved = account.ledger, account.aside, isinstance(source, Solution)
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in list(aside.items())[:3])
+    reasons += "; ..." * (len(aside) > 3)
     excluded = f" {many(len(aside), 'user')} excluded ({reasons})." if aside else ""
-    solver = f" of {run.solver}" if isinstance(run, Solution) else ""
-    part = run.ledger.participants()
-    up, down = (run.ledger.bytes_of_users(way) for way in ("up", "down"))
+    part, solver = ledger.participants(), f" of {source.solver}" if solved else ""
+    up, down = (ledger.bytes_of_users(way) for way in ("up", "down"))
     # A run's ledger is of all users, its problem of those who were not excluded.
-    shown = keep if len(up) == (run if isinstance(run, Solution)
-                                else run.solution).problem.n_users else ()
-    return {"rounds": rounds, "kinds": json_ready(run.ledger.by_kind()),
+    problem = source.problem if solved else source.solution.problem
+    shown = keep if len(up) == problem.n_users else ()
+    return {"rounds": rounds, "kinds": json_ready(ledger.by_kind()),
             "users": [[int(up[k]), int(down[k])] for k in shown],
-            "sentence": f"{many(part, 'user')} took part in {many(run.n_rounds, 'round')}{solver}: "
-                        f"{run.ledger}.{excluded}"}
+            "sentence": f"{many(part, 'user')} took part in {many(account.n_rounds, 'round')}"
+                        f"{solver}: {ledger}.{excluded}"}
 
 
-def _privacy(fit: Any) -> dict[str, Any]:
+def _privacy(said: Any) -> dict[str, Any]:
     """What a private fit promises, and to whom."""
-    said = fit.statement
     return {"sentence": f"epsilon = {said.epsilon:g}, delta = {said.delta:g}, for all "
             f"{said.releases} releases of a " f"user together.",
             "facts": [["Protected", f"a {said.unit}: nobody can tell from what left a user whether "
@@ -354,8 +353,8 @@ def _privacy(fit: Any) -> dict[str, Any]:
                       ["Certificate", said.proves]]}
 
 
-def _settings(source: FitResult | Path | Solution, view: View) -> dict[str, Any]:
-    if isinstance(source, FitResult):
+def _settings(source: Fit | Path | Solution, view: View) -> dict[str, Any]:
+    if isinstance(source, Fit):
         return asdict(source.settings)
     graph = view.path.problem.graph
     return {"loss": repr(view.loss), "lam": view.solution.lam, "solver": view.solution.solver,

@@ -10,7 +10,7 @@ import numpy as np
 from coterie.base.labels import many
 from coterie.base.types import Array, Ints
 from coterie.convex.path import Path
-from coterie.fitting.result import FitResult
+from coterie.fitting.result import Fit
 from coterie.fitting.scores import Scores, mean_and_error
 from coterie.fitting.stability import STABLE
 from coterie.losses import LOSSES, Loss
@@ -27,10 +27,10 @@ _SHARING = {"one model": "One model for all", "groups": "Sharing within groups",
 _LISTED = 6  # most groups whose sizes are listed
 
 
-def title_of(source: FitResult | Path | Solution, n_groups: int, n_users: int) -> str:
+def title_of(source: Fit | Path | Solution, n_groups: int, n_users: int) -> str:
     """The title of the page where none is given."""
-    users = many(n_users, source.noun if isinstance(source, FitResult) else "user")
-    if isinstance(source, FitResult) and source.kind == "personal":
+    users = many(n_users, source.noun if isinstance(source, Fit) else "user")
+    if isinstance(source, Fit) and source.kind == "personal":
         return f"Personal models of {users}"
     if n_users == 1:
         return f"One {users.split()[1]}"
@@ -40,7 +40,7 @@ def title_of(source: FitResult | Path | Solution, n_groups: int, n_users: int) -
             else f"{many(n_groups, 'group')} of {users}")
 
 
-def headline(source: FitResult | Path | Solution, labels: Ints, task: str,
+def headline(source: Fit | Path | Solution, labels: Ints, task: str,
              noun: str = "user") -> dict[str, str | None]:
     """What was `found`, for how many users it is `better`, how it `helps` on held-out rows, and how
     `sure` that is.
@@ -57,7 +57,7 @@ def headline(source: FitResult | Path | Solution, labels: Ints, task: str,
     dict
         None for what is not known.
     """
-    if not isinstance(source, FitResult):
+    if not isinstance(source, Fit):
         return {"found": _found("", labels, noun), "better": None,
                 "helps": _federated(source, task), "sure": None}
     kind, scores = "" if source.settings.task == "clustering" else source.kind, source.scores
@@ -160,7 +160,7 @@ def _gain(scores: Scores, other: str, gain: float, error: float) -> str:
             f"{sure}: {chance}.")
 
 
-def _sure(fit: FitResult) -> str:
+def _sure(fit: Fit) -> str:
     stability, compared, kind = fit.stability, fit.compared, fit.kind
     if stability is not None:
         again = ""
@@ -191,7 +191,8 @@ def _sure(fit: FitResult) -> str:
 
 def _federated(source: Path | Solution, task: str) -> str | None:
     """How many held-out rows are right, where users of a federation have said so."""
-    scores = getattr(source, "scores", None) if isinstance(source, Solution) else None
+    account = source.account if isinstance(source, Solution) else None
+    scores = None if account is None else account.scores
     if scores is None or task != "classification":
         return None
     right, count = scores[:, 1].sum(), scores[:, 2].sum()
@@ -207,9 +208,9 @@ def loss_words(loss: Loss) -> str:
                 type(own).__name__)
 
 
-def settings_sentence(source: FitResult | Path | Solution, settings: Mapping[str, Any]) -> str:
+def settings_sentence(source: Fit | Path | Solution, settings: Mapping[str, Any]) -> str:
     """The settings of a fit in words; other settings as they are."""
-    if not isinstance(source, FitResult):
+    if not isinstance(source, Fit):
         return ", ".join(f"{name} {value}" for name, value in settings.items())
     s, units = source.settings, source.units
     parts = [f"{s.task} with the loss {loss_words(units.loss)}",

@@ -37,6 +37,7 @@ from coterie.base.types import Array
 from coterie.data.frames import distinct, write_parquet
 from coterie.fitting.units import Units
 from coterie.losses import Loss, Personal
+from coterie.problem.account import Account
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
 
@@ -81,7 +82,7 @@ def _noise(problem: Problem) -> float | None:
 
 def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[str, Any], *,
           shown: Shown | None = None, path: Mapping[str, list[Any]] | None = None,
-          more: Mapping[str, Any] | None = None, account: Any = None) -> Path:
+          more: Mapping[str, Any] | None = None, account: Account | None = None) -> Path:
     """Write a solution as a run folder without a report; `coterie.save_run` writes the report too.
 
     Parameters
@@ -93,14 +94,13 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
         are.
     path : columns of path.csv.
     more : further entries of run.json.
-    account : what has the ledger and the history of a federation; if omitted, the solution, where
-        it has them.
+    account : of a federation; if omitted, that of the solution, if it has one.
 
     Returns
     -------
     The folder.
     """
-    folder, account = Path(folder), solution if account is None else account
+    folder, account = Path(folder), account or solution.account
     problem, labels = solution.problem, solution.labels
     first = np.unique(labels, return_index=True)[1]
     if shown is None:
@@ -118,7 +118,7 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
     with contextlib.suppress(MissingExtra):
         for name in tables.keys() - {"clusters"}:
             write_parquet(tables[name], folder / f"{name}.parquet")
-    if hasattr(account, "ledger"):
+    if account is not None:
         header = ["round", "kind", "direction", "field", "messages", "numbers", "bytes"]
         write_atomically(folder / "ledger.csv", table(header, account.ledger.entries))
     names = [name if isinstance(name, (str, int, float)) else str(name)
@@ -152,19 +152,19 @@ def _facts(solution: Solution) -> dict[str, Any]:
     return facts
 
 
-def _federated_facts(run: Any) -> dict[str, Any]:
+def _federated_facts(account: Account | None) -> dict[str, Any]:
     """What run.json says of a federation: rounds, bytes in all and by kind of question, and how
     many took part.
     """
-    if not hasattr(run, "ledger"):
+    if account is None:
         return {}
-    ledger = run.ledger
-    return {"n_rounds": run.n_rounds,
-            "bytes": ledger.bytes, "bytes_up": ledger.bytes_up, "bytes_down": ledger.bytes_down,
-            "numbers_up": ledger.numbers_up, "numbers_down": ledger.numbers_down,
-            "bytes_by_kind": ledger.by_kind(), "participants": ledger.participants(),
-            "aside": {str(name): reason for name, reason in getattr(run, "aside", {}).items()},
-            "refusals": [[turn, str(name), reason] for turn, name, reason in run.refusals]}
+    ledger = account.ledger
+    return {"n_rounds": account.n_rounds, "bytes": ledger.bytes, "bytes_up": ledger.bytes_up,
+            "bytes_down": ledger.bytes_down, "numbers_up": ledger.numbers_up,
+            "numbers_down": ledger.numbers_down, "bytes_by_kind": ledger.by_kind(),
+            "participants": ledger.participants(),
+            "aside": {str(name): reason for name, reason in account.aside.items()},
+            "refusals": [[turn, str(name), reason] for turn, name, reason in account.refusals]}
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -16,7 +16,7 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 from coterie.base.storage import json_ready, write_atomically
 from coterie.base.types import Array
-from coterie.fitting.result import FitResult, TableSource
+from coterie.fitting.result import Fit, TableSource
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.output import report
@@ -25,7 +25,7 @@ from coterie.output.runs.released import write_released
 from coterie.problem.solution import Solution
 
 
-def save_run(result: FitResult | Solution, folder: str | PathLike[str], *,
+def save_run(result: Fit | Solution, folder: str | PathLike[str], *,
              settings: Mapping[str, Any] | None = None,
              title: str = "", overwrite: bool = False) -> Path:
     """Write a result as a run folder: files that other programs read, a report, and all that
@@ -33,7 +33,7 @@ def save_run(result: FitResult | Solution, folder: str | PathLike[str], *,
 
     Parameters
     ----------
-    result : a `Fit`, a `Solution`, or a `Federated` run.
+    result : a `Fit` or a `Solution`, also of a federation.
     folder : created if needed.
     settings : what the user asked for, for run.json; a fit brings its own.
     title : of the report; if omitted, it gives the number of groups.
@@ -55,7 +55,7 @@ def save_run(result: FitResult | Solution, folder: str | PathLike[str], *,
     >>> ct.load_run(folder).n_clusters
     2
     """
-    if not isinstance(result, (FitResult, Solution)):
+    if not isinstance(result, (Fit, Solution)):
         raise InvalidInput(f"expected a Fit or a Solution, got {type(result).__name__}",
                            remedy="Give what fit_table, solve or federate returned")
     folder = check_free(folder, overwrite=overwrite)
@@ -63,18 +63,18 @@ def save_run(result: FitResult | Solution, folder: str | PathLike[str], *,
     return folder
 
 
-def write_run(result: FitResult | Solution, folder: Path, *, settings: Mapping[str, Any]
+def write_run(result: Fit | Solution, folder: Path, *, settings: Mapping[str, Any]
               | None = None, title: str = "", document: dict[str, Any] | None = None) -> None:
     """Write the files of a run, also if the folder has files; `document` is what the report shows,
     if it is known.
     """
     asked = (dict(settings) if settings is not None else result.asked()
-             if isinstance(result, FitResult) else {})
+             if isinstance(result, Fit) else {})
     document = document or document_of(result, settings=asked, title=title)
     clear(folder)
     write_atomically(folder / "report.json", json.dumps(document, allow_nan=False).encode())
     report.write(document, folder / "report.html")
-    if not isinstance(result, FitResult):
+    if not isinstance(result, Fit):
         write(folder, result, asked)
         return
     classes = () if result.recipe is None else result.recipe.classes
@@ -86,15 +86,15 @@ def write_run(result: FitResult | Solution, folder: Path, *, settings: Mapping[s
         facts |= {"solve_seconds": round(result.solution.seconds, 3),
                   "seconds": round(result.seconds, 3)}
     write(folder, result.solution, asked, path=_path_columns(result), more=facts, shown=shown,
-          account=result if hasattr(result, "ledger") else None)
-    if hasattr(result, "statement"):
+          account=result.account)
+    if result.account is not None and result.privacy is not None:
         write_released(result.solution.problem, folder)
 
 
-def document_of(result: FitResult | Solution, *, settings: Mapping[str, Any] | None = None,
+def document_of(result: Fit | Solution, *, settings: Mapping[str, Any] | None = None,
                 title: str = "") -> dict[str, Any]:
     """What the report of a result shows."""
-    if not isinstance(result, FitResult):
+    if not isinstance(result, Fit):
         return report.gather(result, title=title or None, settings=settings or None)
     recipe, table = result.recipe, result.table
     if not title and table is not None and table.data:
@@ -107,7 +107,7 @@ def document_of(result: FitResult | Solution, *, settings: Mapping[str, Any] | N
         else result.asked(), notes=recipe.notes if recipe else ())
 
 
-def save_report(fit: FitResult, path: str | PathLike[str], *, title: str = "") -> Path:
+def save_report(fit: Fit, path: str | PathLike[str], *, title: str = "") -> Path:
     """Write the report of a fit to a file."""
     return report.write(document_of(fit, title=title), path)
 
@@ -131,7 +131,7 @@ def command_of(settings: Settings, table: TableSource, command: str = "fit",
     return shlex.join(["coterie", command, table.data, *words, *promise, *scaled])
 
 
-def count_groups(result: FitResult) -> str:
+def count_groups(result: Fit) -> str:
     """For example "2 groups among 30 users", or what users have instead of groups."""
     k, n = result.n_clusters, len(result.names)
     users = f"{n:,} {result.noun}{'s' * (n != 1)}"
@@ -148,7 +148,7 @@ def count_groups(result: FitResult) -> str:
             f"{users}{', with personal models' * (result.kind == 'personal in groups')}")
 
 
-def _facts(fit: FitResult) -> dict[str, Any]:
+def _facts(fit: Fit) -> dict[str, Any]:
     """What run.json says of a fit in addition to its solution."""
     recipe, table = fit.recipe, fit.table
     facts = {"seed": fit.settings.seed, "fingerprint": table.fingerprint if table else "",
@@ -159,7 +159,7 @@ def _facts(fit: FitResult) -> dict[str, Any]:
         facts["stability"] = json_ready({"index": fit.stability.index,
                                          "searched": fit.stability.searched,
                                          "stays": fit.stability.stays})
-    if hasattr(fit, "statement"):
+    if fit.account is not None and fit.privacy is not None:
         facts["privacy"] = {**fit.statement._asdict(), "sentence": str(fit.statement)}
     if recipe is not None:
         facts |= {"notes": list(recipe.notes), "recipe": recipe.to_json()}
@@ -175,7 +175,7 @@ def _summary(scores: Scores | None) -> dict[str, Any] | None:
         "worse": int(scores.worse.sum()), "sentence": str(scores)}
 
 
-def _path_columns(fit: FitResult) -> dict[str, list[Any]]:
+def _path_columns(fit: Fit) -> dict[str, list[Any]]:
     """The columns of path.csv."""
     points, scores = fit.path.solutions, fit.scores
     columns: dict[str, list[Any]] = {
