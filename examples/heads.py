@@ -67,18 +67,16 @@ from coterie.embeddings import extract, from_arrays
 from coterie.fitting import Settings, fit
 from coterie.fitting.scores import worse_than_alone
 from coterie.lab.baselines import IFCA, ODCL, Baseline, Ditto, FineTuning, Global, Local, Oracle
-from coterie.lab.baselines.base import Outcome
-from coterie.lab.baselines.descent import curvature, descend
-from coterie.lab.baselines.run import BaselineRun
+from coterie.lab.baselines.averaging import curvature, descend
+from coterie.lab.baselines.base import BaselineRun, Choices, Outcome
 from coterie.lab.experiments.federations import (
     Contender,
-    PreparedSplit,
     prepare,
     row_errors,
     run_method,
     signed_rank,
 )
-from coterie.lab.experiments.federations_data import Benchmark, standardised
+from coterie.lab.experiments.federations_data import Benchmark, Parts, standardised
 
 SETTINGS = ("rotated", "permuted", "skew 1", "skew 0.3")
 USERS, GROUPS, CLASSES, TRAIN, TEST = 40, 4, 10, 45, 30  # of each user, TRAIN and TEST images
@@ -288,17 +286,14 @@ class FedPer(Baseline):
     """
 
     name: ClassVar[str] = "fedper"
+    choices: ClassVar[Choices] = {"steps": (5, 10, 20, 50, 100, 200, 500, 1000, 2000)}
     steps: int = 10
-
-    @classmethod
-    def grid(cls, users: ct.Users, loss: ct.Loss) -> tuple[FedPer, ...]:
-        return tuple(cls(steps=steps) for steps in (5, 10, 20, 50, 100, 200, 500, 1000, 2000))
 
     def _fit(self, run: BaselineRun) -> Outcome:
         start = np.zeros((run.n_users, run.dim))
         heads = descend(run.loss, run.samples, start, 1.0 / curvature(run.loss, run.samples, start),
                         self.steps)
-        return Outcome(heads, heads.mean(axis=0, keepdims=True))
+        return heads, heads.mean(axis=0, keepdims=True), None
 
 
 class Scored(NamedTuple):
@@ -332,9 +327,9 @@ def compare(name: str, stored: dict[str, np.ndarray], cache_folder: str) -> tupl
     for kind in (Oracle, IFCA, ODCL, FedPer, FineTuning, Ditto, Local, Global):
         if kind is Oracle and data.groups is None:
             continue
-        start, settings = time.process_time(), None
+        start, settings = time.process_time(), ()
         if kind is IFCA and data.groups is not None:
-            settings = IFCA(n_clusters=GROUPS)  # it is given the number of groups
+            settings = (IFCA(n_clusters=GROUPS),)  # it is given the number of groups
         run = run_method(benchmark, split, Contender(kind.name, kind, settings), 0)
         labels = np.unique(run.models.round(9), axis=0, return_inverse=True)[1]
         results.append(_scored(benchmark, kind.name, run.errors, labels, repr(run.settings), start))
@@ -349,7 +344,7 @@ def _scored(benchmark: Benchmark, method: str, errors: np.ndarray, labels: np.nd
                   time.process_time() - start)
 
 
-def by_coterie(benchmark: Benchmark, split: PreparedSplit) -> Scored:
+def by_coterie(benchmark: Benchmark, split: Parts) -> Scored:
     """Heads by `coterie fit`, which finds the groups and chooses what users share."""
     start = time.process_time()
     found = fit(split.everything, Settings(task="classification", n_classes=CLASSES, holdout=0.0))
@@ -359,7 +354,7 @@ def by_coterie(benchmark: Benchmark, split: PreparedSplit) -> Scored:
                    f"{found.kind} ({losses})", start)
 
 
-def by_fedrep(benchmark: Benchmark, split: PreparedSplit, stored: dict[str, np.ndarray],
+def by_fedrep(benchmark: Benchmark, split: Parts, stored: dict[str, np.ndarray],
               rows: np.ndarray) -> Scored:
     """The heads that users have after the training of the encoder, in turns with it (Collins et
     al., 2021).

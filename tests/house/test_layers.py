@@ -29,9 +29,9 @@ HOMES = {
     "cryptography": {"lab.masks", "federated.runtimes.keys"},
     "psutil": {"federated.runtimes.cluster"}, "tomli_w": {"federated.runtimes.cluster"},
     "tensorboardX": {"federated.metrics"}, "mlflow": {"federated.metrics"},
-    "sklearn": {"estimators"}, "sklearn.metrics": {"convex.metrics"}, "sklearn.cluster": {"lab.baselines.kmeans"},
-    "sklearn.linear_model": {"lab.baselines.ridge"}, "sklearn.model_selection": {"lab.baselines.ridge"},
-    "statsmodels": {"lab.baselines.mixed_models"}, "lightgbm": {"lab.baselines.boosting"},
+    "sklearn": {"estimators"}, "sklearn.metrics": {"convex.metrics"}, "sklearn.cluster": {"lab.baselines.clusters"},
+    "sklearn.linear_model": {"lab.baselines.central"}, "sklearn.model_selection": {"lab.baselines.central"},
+    "statsmodels": {"lab.baselines.central"}, "lightgbm": {"lab.baselines.central"},
     "sklearn.datasets": {"lab.experiments.federations_data"}, "sklearn.utils.extmath": {"output.plots.data"},
 }
 

@@ -16,7 +16,7 @@ from coterie.lab.baselines import (
     MixedSlopes,
     OneHotRidge,
     RidgePerUser,
-    ridge,
+    central,
 )
 
 
@@ -104,7 +104,7 @@ def test_many_columns_have_no_random_slopes():
 def test_a_column_per_user_is_one_ridge(panel):
     train, test = panel
     table = [np.c_[users.features, np.eye(20)[users.owner]] for users in panel]
-    direct = RidgeCV(alphas=ridge.PENALTIES).fit(table[0], train.targets)
+    direct = RidgeCV(alphas=central.PENALTIES).fit(table[0], train.targets)
     fitted = OneHotRidge().fit(train, "regression")
     np.testing.assert_allclose(fitted.decide(test), direct.predict(table[1]), rtol=1e-8)
     assert len(np.unique(fitted.models[:, 0])) == 1  # slopes are shared
@@ -115,7 +115,7 @@ def test_a_ridge_per_user_uses_no_other_rows(panel):
     train, test = panel
     fitted = RidgePerUser().fit(train, "regression")
     own, other = train.features[train.owner == 3], test.features[test.owner == 3]
-    direct = RidgeCV(alphas=ridge.PENALTIES).fit(own, train.targets[train.owner == 3])
+    direct = RidgeCV(alphas=central.PENALTIES).fit(own, train.targets[train.owner == 3])
     np.testing.assert_allclose(fitted.decide(test)[test.owner == 3], direct.predict(other))
     few = ct.Users.from_arrays([[1.0], [2.0], [0.0], [1.0], [2.0]], [3.0, 5.0, 0.0, 1.0, 2.0], [0, 0, 1, 1, 1])
     np.testing.assert_allclose(RidgePerUser().fit(few, "regression").models[0], [0.0, 4.0])

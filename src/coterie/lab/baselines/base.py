@@ -1,40 +1,49 @@
-"""The base class of the methods, settings with `fit`, and the result of `fit`.
+"""The frame of the federated methods: settings with `fit`, one run of a method, and its result.
 
 All methods get the same users and the same loss. They give every user the same weight (as sum_i f_i
 does, for any number of samples), ask all users in every round, and use full gradients instead of
 minibatches. Users are first sorted by name, so the order in which they are given changes nothing,
 including the random numbers.
+
+Every exact fit is Newton's method, batched over users or clusters. If a loss has no minimum (a user
+with one class only and an intercept that is not penalised), NO_MINIMUM/2 ||x||^2 is added for the
+users concerned.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
+from typing import Any, ClassVar, Self, TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.base.errors import InvalidInput
+from coterie.base.errors import Incompatible, InvalidInput
 from coterie.base.labels import check_labels, labels_of
-from coterie.base.types import Array, Ints
-from coterie.data.users import Users
-from coterie.lab.baselines.run import BaselineRun, least_loss
-from coterie.losses import AffineLoss, Loss, Samples
+from coterie.base.types import Array, Indices, Ints
+from coterie.data.users import Participants, Users
+from coterie.losses import AffineLoss, Evaluation, Loss, Samples
+from coterie.losses.derived import Grouped
 from coterie.problem.newcomers import Joined
 from coterie.problem.solution import predict_rows
 
 #: Largest number of settings that `tune` tries, the same for every method.
 BUDGET = 10
+NO_MINIMUM = 1e-8
+#: Least and largest value of a setting, by its name; a class may have others.
+LIMITS = {"ridge": (0.0, np.inf), "strength": (0.0, np.inf), "weight": (0.0, np.inf),
+          "eps2": (0.0, np.inf), "share": (0.0, 1.0), "adapt": (0.0, 2.0), "rate": (0.0, 2.0),
+          "steps": (1, np.inf), "rounds": (1, np.inf), "restarts": (1, np.inf),
+          "n_clusters": (1, np.inf), "n_probes": (1, np.inf)}
 
-
-class Outcome(NamedTuple):
-    """The result of a method, with users in the order of the run."""
-
-    models: Array  # (n_users, dim)
-    # (k, dim) the models at the server: the global model, or one per cluster of `labels`.
-    shared: Array
-    labels: Ints | None = None  # the clusters of the method; None: users with equal models
+#: Models (n_users, dim) in the order of the run; models at the server (k, dim), the global one or
+#: one per cluster; the clusters (n_users,), or None: users with equal models.
+Outcome = tuple[Array, Array, Ints | None]
+#: Values of settings to try, or a function of users and loss that gives them, by name.
+Choices = Mapping[str, Sequence[Any] | Callable[[Users, Loss], Sequence[Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +52,25 @@ class Baseline(ABC):
 
     name: ClassVar[str]
     needs_clusters: ClassVar[bool] = False
+    choices: ClassVar[Choices] = {}
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
+
+    def __post_init__(self) -> None:
+        limits = LIMITS | dict(self.limits)
+        for setting in (one.name for one in fields(self) if one.name in limits):
+            number, (least, most) = getattr(self, setting), limits[setting]
+            if not (np.isfinite(number) and least <= number <= most):
+                allowed = f"at least {least:g}" if most == np.inf else f"from {least:g} to {most:g}"
+                raise InvalidInput(f"{setting} must be a finite number {allowed}, got {number!r}",
+                                   remedy="Omit it to use the default")
 
     @classmethod
     def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
-        """The settings that `tune` chooses from, at most `BUDGET`."""
-        return (cls(),)
+        """The settings that `tune` chooses from, at most `BUDGET`: all combinations of `choices`.
+        """
+        values = [given(users, loss) if callable(given) else given
+                  for given in cls.choices.values()]
+        return tuple(cls(**dict(zip(cls.choices, some, strict=True))) for some in product(*values))
 
     def fit(self, users: Users, loss: Loss, *, seed: int = 0,
             clusters: npt.ArrayLike | None = None) -> Fitted:
@@ -83,10 +106,10 @@ class Baseline(ABC):
         >>> IFCA(n_clusters=2).fit(users, ct.Squared()).n_clusters
         2
         """
-        return self._fitted(users, loss, seed, clusters, {})
+        return self._fit_once(users, loss, seed, clusters, {})
 
-    def _fitted(self, users: Users, loss: Loss, seed: int, clusters: npt.ArrayLike | None,
-                memo: dict[Any, Any]) -> Fitted:
+    def _fit_once(self, users: Users, loss: Loss, seed: int, clusters: npt.ArrayLike | None,
+                  memo: dict[Any, Any]) -> Fitted:
         """As `fit`. `memo` stores results that several settings share, for one set of users, loss
         and seed.
         """
@@ -94,67 +117,36 @@ class Baseline(ABC):
             raise InvalidInput(f"{self.name!r} needs the true clusters, got none",
                                remedy="Give clusters, one label for each user in the order of "
                                       "users.names")
-        order = np.array(sorted(range(users.n_users), key=lambda i: _key(users.names[i])),
+        order = np.array(sorted(range(users.n_users), key=lambda i: _sort_key(users.names[i])),
                          dtype=np.int64)
         if "samples" not in memo:
             memo["samples"] = loss.prepare(users.take(order))
         truth = None if clusters is None else check_labels(clusters, users.n_users)[order]
         run = BaselineRun(loss, memo["samples"], np.random.default_rng(seed), truth, memo)
-        outcome = self._fit(run)
-        models, shared = np.empty_like(outcome.models), outcome.shared
-        models[order] = outcome.models
-        if outcome.labels is None:
+        sorted_models, shared, sorted_labels = self._fit(run)
+        models = np.empty_like(sorted_models)
+        models[order] = sorted_models
+        if sorted_labels is None:
             labels = labels_of(models)
         else:
             unordered = np.empty(users.n_users, dtype=np.int64)
-            unordered[order] = outcome.labels
+            unordered[order] = sorted_labels
             labels = check_labels(unordered, users.n_users)
             # In the order of the new labels.
             shared = shared[unordered[np.unique(labels, return_index=True)[1]]]
         return Fitted(models=models, labels=labels, shared=shared, rounds=run.rounds,
-                      floats_up=run.floats_up,
-                      floats_down=run.floats_down, name=self.name, settings=self, users=users,
-                      loss=loss)
+                      floats_up=run.floats_up, floats_down=run.floats_down, name=self.name,
+                      settings=self, users=users, loss=loss)
 
     @abstractmethod
     def _fit(self, run: BaselineRun) -> Outcome: ...
 
-    def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints]:
-        """Models of newcomers, and the cluster that each joins (-1: none). Default: the cluster
-        with the least loss.
+    def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints | None]:
+        """Models of newcomers, and the cluster that each joins (None: none does). Default: the
+        cluster with the least loss.
         """
-        cluster = least_loss(fitted.loss, samples, fitted.shared)
+        cluster = losses(fitted.loss, samples, fitted.shared).argmin(axis=1)
         return fitted.shared[cluster], cluster
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ridged(Baseline):
-    """A method whose only setting is a ridge, added to that of the loss."""
-
-    ridge: float = 0.0
-
-    def __post_init__(self) -> None:
-        check(ridge=(self.ridge, 0.0, np.inf))
-
-    @classmethod
-    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
-        return tuple(cls(ridge=ridge) for ridge in ridges(loss))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pulled(Baseline):
-    """A method whose only setting is how strongly the models of the users are pulled to a common
-    model.
-    """
-
-    strength: float = 0.1
-
-    def __post_init__(self) -> None:
-        check(strength=(self.strength, 0.0, np.inf))
-
-    @classmethod
-    def grid(cls, users: Users, loss: Loss) -> tuple[Self, ...]:
-        return tuple(cls(strength=s) for s in np.geomspace(1e-4, 10.0, BUDGET).tolist())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -226,12 +218,130 @@ class Fitted:
         InvalidInput
             If the features are not those of the fit.
         """
-        samples = prepared(self.loss, new_users, self.models.shape[1])
+        samples, n = prepare(self.loss, new_users, self.models.shape[1]), new_users.n_users
         models, clusters = self.settings._join(self, samples)
-        return Joined(new_users, models, clusters, np.full(new_users.n_users, np.nan))
+        clusters = np.full(n, -1) if clusters is None else clusters
+        return Joined(new_users, models, clusters, np.full(n, np.nan))
 
 
-def prepared(loss: Loss, users: Users, dim: int) -> Samples:
+@dataclass(eq=False)
+class BaselineRun:
+    """One run of a method: data, random numbers, shared computations, and the count of the numbers
+    sent. `memo` is kept between runs while settings are tuned on the same data.
+    """
+
+    loss: Loss
+    samples: Samples
+    rng: np.random.Generator
+    clusters: Ints | None
+    memo: dict[Any, Any] = field(default_factory=dict)
+    rounds: int = 0
+    floats_up: int = 0
+    floats_down: int = 0
+
+    @property
+    def n_users(self) -> int:
+        return self.samples.n_users
+
+    @property
+    def dim(self) -> int:
+        return self.samples.dim
+
+    def exchange(self, *, down: int, up: int, users: int | None = None, rounds: int = 1) -> None:
+        """Count rounds in which each of `users` users (default: all) receives `down` numbers and
+        sends `up`.
+        """
+        n = (self.n_users if users is None else users) * rounds
+        self._count((rounds, n * up, n * down))
+
+    def once(self, key: Hashable, compute: Callable[[], Array]) -> Array:
+        """The stored result of `compute` for this key, computed if needed; its traffic is counted
+        in both cases.
+        """
+        if key in self.memo:
+            result, traffic = self.memo[key]
+            self._count(traffic)
+            return np.asarray(result)
+        before = self.rounds, self.floats_up, self.floats_down
+        result = compute()
+        after = self.rounds, self.floats_up, self.floats_down
+        self.memo[key] = result, tuple(b - a for a, b in zip(before, after, strict=True))
+        return result
+
+    def _count(self, traffic: tuple[int, int, int]) -> None:
+        self.rounds += traffic[0]
+        self.floats_up += traffic[1]
+        self.floats_down += traffic[2]
+
+    def own(self, ridge: float = 0.0) -> Array:
+        """(n_users, dim) the minimum of f_i for each user."""
+        return self.once(("own", ridge), lambda: own_models(add_ridge(self.loss, ridge),
+                                                            self.samples))
+
+    def held(self, ridge: float) -> Array:
+        """(n_users, dim) the minimum of f_i + ridge/2 ||x||^2 for each user, intercept included."""
+        return self.once(("held", ridge),
+                         lambda: self.loss.prox(self.samples, None, ridge, None).points)
+
+    def pool(self, labels: Ints, n_clusters: int, ridge: float = 0.0,
+             start: Array | None = None) -> Array:
+        """(n_clusters, dim) the minimum of sum_{i in cluster} f_i for each cluster; an empty
+        cluster keeps `start`.
+
+        A round is one evaluation: the users of the clusters receive dim numbers and send 1, 1 + dim
+        or 1 + dim + dim (dim + 1) / 2 numbers, depending on whether Newton's method needs the
+        value, the gradient, or also the Hessian.
+        """
+        grouped = _CountedGroups(loss=add_ridge(self.loss, ridge), samples=self.samples,
+                                 labels=labels, run=self)
+        begin = np.zeros((n_clusters, self.dim)) if start is None else start
+        return own_models(grouped, grouped.prepare(Participants(range(n_clusters))), begin)
+
+    def pool_all(self, ridge: float = 0.0) -> Array:
+        """(1, dim) the minimum of sum_i f_i."""
+        return self.pool(np.zeros(self.n_users, dtype=np.int64), 1, ridge)
+
+    def losses(self, models: Array) -> Array:
+        """(n_users, k) the loss of every user with each of k models."""
+        return losses(self.loss, self.samples, models)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _CountedGroups(Grouped):
+    """Clusters; each evaluation is counted as a round of their users."""
+
+    run: BaselineRun
+
+    def evaluate(self, samples: Samples, models: Array, order: int = 2,
+                 users: Indices | None = None) -> Evaluation:
+        members = len(self.labels) if users is None else int(np.isin(self.labels, users).sum())
+        self.run.exchange(down=samples.dim, up=length_of_answer(samples.dim, order), users=members)
+        return super().evaluate(samples, models, order, users)
+
+
+def length_of_answer(dim: int, order: int) -> int:
+    """How many numbers a user sends: the value; with the gradient; with the Hessian's triangle."""
+    return (1, 1 + dim, 1 + dim + dim * (dim + 1) // 2)[order]
+
+
+def own_models(loss: Loss, samples: Samples, start: Array | None = None) -> Array:
+    """The minimum of f_i for each user, or of f_i + NO_MINIMUM/2 ||x||^2 if f_i has none."""
+    result = loss.local(samples, None, start)
+    points, failed = result.points, np.flatnonzero(~result.converged)
+    if failed.size:
+        points[failed] = loss.prox(samples, None, NO_MINIMUM, None, users=failed).points
+    return points
+
+
+def losses(loss: Loss, samples: Samples, models: Array) -> Array:
+    """(n_users, k) the loss of every user with each of k models; inf if it exceeds float64."""
+    shape = (samples.n_users, samples.dim)
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = np.stack([loss.values(samples, np.broadcast_to(m, shape)) for m in models], 1)
+    return np.where(np.isnan(values), np.inf, values)
+
+
+def prepare(loss: Loss, users: Users, dim: int) -> Samples:
     """Prepare the data of users for models of length `dim` that were fitted on other samples."""
     if loss.dim(users) != dim:
         raise InvalidInput(f"expected models of {dim} coordinates, as in the fit, these users give "
@@ -240,26 +350,98 @@ def prepared(loss: Loss, users: Users, dim: int) -> Samples:
     return loss.prepare(users)
 
 
-def check(**numbers: tuple[float, float, float]) -> None:
-    """Reject numbers, given as (number, minimum, maximum), that are not finite or out of range."""
-    for name, (number, minimum, maximum) in numbers.items():
-        if not (np.isfinite(number) and minimum <= number <= maximum):
-            allowed = f"at least {minimum:g}" if maximum == np.inf \
-                else f"from {minimum:g} to {maximum:g}"
-            raise InvalidInput(f"{name} must be a finite number {allowed}, got {number!r}",
-                               remedy="Omit it to use the default")
+def predicts(loss: Loss) -> TypeGuard[AffineLoss]:
+    """Whether models predict targets and have a ridge; otherwise they are points."""
+    return isinstance(loss, AffineLoss)
 
 
-def ridges(loss: Loss) -> tuple[float, ...]:
+def add_ridge(loss: Loss, ridge: float) -> Loss:
+    """The loss with its ridge increased."""
+    if ridge == 0:
+        return loss
+    if not predicts(loss):
+        raise Incompatible(f"{type(loss).__name__} has no ridge. Set ridge to 0.")
+    return replace(loss, ridge=loss.ridge + ridge)
+
+
+def ridges(users: Users, loss: Loss) -> Sequence[float]:
     """The additional ridges to try: only 0 if models are points, which a ridge would shift."""
-    return (0.0, *np.geomspace(1e-4, 1.0, BUDGET - 1).tolist()) if isinstance(loss, AffineLoss) \
-        else (0.0,)
+    return (0.0, *np.geomspace(1e-4, 1.0, BUDGET - 1).tolist()) if predicts(loss) else (0.0,)
 
 
-def cluster_counts(users: Users) -> tuple[int, ...]:
-    """The numbers of clusters to try for methods that need this number."""
-    return tuple(range(1, min(BUDGET, users.n_users) + 1))
-
-
-def _key(name: Any) -> tuple[str, Any]:
+def _sort_key(name: Any) -> tuple[str, Any]:
     return ("", name) if isinstance(name, (int, float)) else (type(name).__name__, str(name))
+
+
+B = TypeVar("B", bound=Baseline)
+
+
+def tune(method: type[B], train: Users, validation: Users, loss: Loss, seed: int = 0, *,
+         clusters: npt.ArrayLike | None = None) -> tuple[Fitted, B]:
+    """Choose the settings of `method.grid` with the least loss on `validation`, as a mean over
+    users.
+
+    The loss is without its ridge, which is only for fitting. Of equally good settings the first is
+    chosen. To use all samples in the end, fit again: settings.fit(all_users, loss).
+
+    Parameters
+    ----------
+    method
+        A class in `BASELINES`.
+    train, validation
+        Samples of the same users in the same order, for example from `users.split`.
+    loss
+        The loss.
+    seed
+        Seed of the random numbers of the method.
+    clusters
+        The true cluster of each user, for methods that need it.
+
+    Returns
+    -------
+    tuple
+        The fit to `train` with the chosen settings, and these settings.
+
+    Raises
+    ------
+    InvalidInput
+        If the users of the two parts differ, or there are no validation samples.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> from coterie.lab.baselines import KMeans
+    >>> from coterie.datasets import clustered
+    >>> parts = clustered("squared", n_users=6, n_clusters=2, samples=30).users.split(
+    ...     validation=0.3)
+    >>> fitted, settings = tune(KMeans, parts.train, parts.validation, ct.Squared())
+    >>> settings.n_clusters
+    2
+    """
+    grid = method.grid(train, loss)
+    assert 1 <= len(grid) <= BUDGET, f"{method.name}: {len(grid)} settings"
+    return choose(grid, train, validation, loss, seed, clusters)
+
+
+def choose(grid: Sequence[B], train: Users, validation: Users, loss: Loss, seed: int,
+           clusters: npt.ArrayLike | None) -> tuple[Fitted, B]:
+    """As `tune`, from these settings."""
+    if validation.names != train.names:
+        raise InvalidInput("the validation samples belong to other users, or have another order",
+                           remedy="Use users.split(...), which keeps all users in order")
+    present = np.flatnonzero(validation.counts > 0)
+    if not present.size:
+        raise InvalidInput("there are no validation samples",
+                           remedy="Split with validation=0.2, for example")
+    bare = replace(loss, ridge=0.0) if predicts(loss) else loss
+    held = prepare(bare, validation.take(present), loss.dim(train))
+    memo: dict[Any, Any] = {}
+
+    def held_out_loss(fitted: Fitted) -> float:
+        # A loss that exceeds float64 is the worst.
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = float(bare.values(held, fitted.models[present]).mean())
+        return np.inf if np.isnan(mean) else mean
+
+    fits = ((settings._fit_once(train, loss, seed, clusters, memo), settings) for settings in grid)
+    return min(fits, key=lambda fit: held_out_loss(fit[0]))

@@ -13,11 +13,12 @@ Features are expected to have about unit variance, and classes are numbers 0, 1,
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,6 +28,14 @@ from coterie.data.summary import Task
 from coterie.data.users import Users
 
 Decide = Callable[[Users], Array]
+
+PENALTIES = np.geomspace(1e-3, 1e4, 15)  # of squared loss summed over rows
+INVERSE_PENALTIES = np.geomspace(1e-3, 1e2, 6)  # of logistic loss summed over rows
+_FOLDS = 5
+_UNLIKELY = -20.0  # log-probability of a class that a user has no rows of
+_WIDEST = 12  # columns up to which random slopes are tried; each pair of columns has a covariance
+_LEAVES = ((7, 5), (7, 20), (31, 5), (31, 20))  # of a tree, and the least number of rows in each
+_RATE, _MOST_TREES, _PATIENCE = 0.05, 1000, 30
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,3 +121,250 @@ def linear(models: Array, note: str = "", concern: str = "") -> CentralFit:
         return np.asarray((rows.features * own[:, :-1]).sum(axis=1) + own[:, -1])
 
     return CentralFit(decide=decide, models=models, note=note, concern=concern)
+
+
+def rows_by_user(users: Users) -> list[tuple[Array, Array]]:
+    """Features and targets of each user."""
+    assert users.targets is not None
+    return [(users.features[a:b], users.targets[a:b])
+            for a, b in zip(users.offsets[:-1], users.offsets[1:], strict=True)]
+
+
+# Two one-liners of scikit-learn, with penalties chosen by cross-validation: RidgeCV (leave one out)
+# for numbers, LogisticRegressionCV for classes.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RidgePerUser(Central):
+    """Every user's own ridge or logistic regression, each with its own penalty."""
+
+    name: ClassVar[str] = "ridge per user"
+
+    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
+        parts = rows_by_user(users)
+        if task == "regression":
+            assert users.targets is not None
+            mean = float(users.targets.mean())
+            return linear(np.stack([_own_ridge(X, y, mean) for X, y in parts]))
+        fitted = [_classifier(X, y, seed) for X, y in parts]
+
+        def decide(rows: Users) -> Array:
+            scores = np.zeros((rows.n_samples, n_classes))
+            for i, model in enumerate(fitted):
+                own = slice(rows.offsets[i], rows.offsets[i + 1])
+                scores[own] = _log_probabilities(model, rows.features[own], n_classes)
+            return _decisions(scores)
+
+        return CentralFit(decide=decide, models=np.empty((users.n_users, 0)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneHotRidge(Central):
+    """One ridge or logistic regression for all rows, with a column for every user: shared slopes,
+    own intercepts.
+    """
+
+    name: ClassVar[str] = "one-hot ridge"
+
+    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
+        from scipy import sparse
+        from sklearn.linear_model import RidgeCV
+
+        assert users.targets is not None
+        n = users.n_users
+        if task == "regression":
+            columns = np.eye(n)[users.owner]
+            fitted = RidgeCV(alphas=PENALTIES).fit(np.c_[users.features, columns], users.targets)
+            slopes, own = fitted.coef_[:-n], fitted.coef_[-n:] + fitted.intercept_
+            return linear(np.c_[np.tile(slopes, (n, 1)), own], f"penalty {fitted.alpha_:.3g}")
+
+        def table(rows: Users) -> Any:
+            places = np.arange(rows.n_samples), rows.owner
+            columns = sparse.csr_array((np.ones(rows.n_samples), places), (rows.n_samples, n))
+            return sparse.hstack([sparse.csr_array(rows.features), columns]).tocsr()
+
+        model = _classifier(table(users), users.targets, seed)
+
+        def decide(rows: Users) -> Array:
+            return _decisions(_log_probabilities(model, table(rows), n_classes))
+
+        return CentralFit(decide=decide, models=np.empty((n, 0)))
+
+
+def _own_ridge(X: Array, y: Array, mean: float) -> Array:
+    """(w, b) of one user; a constant for users with fewer than three rows."""
+    from sklearn.linear_model import RidgeCV
+
+    if len(y) < 3:
+        return np.r_[np.zeros(X.shape[1]), y.mean() if len(y) else mean]
+    fitted = RidgeCV(alphas=PENALTIES).fit(X, y)
+    return np.r_[fitted.coef_, fitted.intercept_]
+
+
+def _classifier(X: Any, y: Array, seed: int) -> Any:
+    """A logistic regression; the class itself if there is only one, None without rows."""
+    from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
+    from sklearn.model_selection import StratifiedKFold
+
+    if not len(y):
+        return None
+    classes, counts = np.unique(y, return_counts=True)
+    if len(classes) == 1:
+        return int(classes[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # weak penalties may need more iterations, and then lose
+        if counts.min() < 2:
+            return LogisticRegression(C=1.0, max_iter=300).fit(X, y)
+        folds = StratifiedKFold(min(_FOLDS, int(counts.min())), shuffle=True, random_state=seed)
+        return LogisticRegressionCV(
+            Cs=INVERSE_PENALTIES, cv=folds, scoring="neg_log_loss", max_iter=300, l1_ratios=(0.0,),
+            use_legacy_attributes=False).fit(X, y)
+
+
+def _log_probabilities(model: Any, X: Any, n_classes: int) -> Array:
+    """(n_rows, n_classes) of a model that may know fewer classes."""
+    scores = np.full((X.shape[0], n_classes), _UNLIKELY)
+    if model is None or not X.shape[0]:
+        return scores
+    if isinstance(model, int):
+        scores[:, model] = 0.0
+        return scores
+    scores[:, model.classes_.astype(int)] = np.maximum(model.predict_log_proba(X), _UNLIKELY)
+    return scores
+
+
+def _decisions(scores: Array) -> Array:
+    """Scores of classes as decisions: log-odds where there are two."""
+    return scores if scores.shape[1] > 2 else np.asarray(scores[:, 1] - scores[:, 0])
+
+
+# Linear mixed models of statsmodels:
+#
+#     y_ij = <beta, x_ij> + <u_i, z_ij> + noise,     u_i ~ N(0, T),     z_ij = 1  or  (x_ij, 1)
+#
+# Predictions use the best linear predictor u_i = T Z_i' (Z_i T Z_i' + s I)^-1 (y_i - X_i beta),
+# which statsmodels also computes, except where T is singular.
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedIntercept(Central):
+    """MixedLM with a random intercept per user and shared slopes, by REML."""
+
+    name: ClassVar[str] = "mixedlm intercept"
+    library: ClassVar[str] = "statsmodels"
+    tasks: ClassVar[tuple[Task, ...]] = ("regression",)
+
+    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
+        return _mixed(users, slopes=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedSlopes(MixedIntercept):
+    """MixedLM with a random intercept and random slopes per user, of any covariance, by REML."""
+
+    name: ClassVar[str] = "mixedlm slopes"
+
+    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
+        if users.n_features <= _WIDEST:
+            return _mixed(users, slopes=True)
+        return _mixed(users, slopes=False, concern=f"{users.n_features} random slopes are too many "
+                                                   "for statsmodels; random intercepts only")
+
+
+def _mixed(users: Users, *, slopes: bool, concern: str = "") -> CentralFit:
+    """Models of all users; with less structure, and a word, where statsmodels fails."""
+    X = np.c_[users.features, np.ones(users.n_samples)]
+    assert users.targets is not None
+    fitted, failure = _estimate(X, users, slopes)
+    if fitted is None and slopes:
+        return _mixed(users, slopes=False, concern=f"random slopes failed ({failure}); random "
+                                                   "intercepts only")
+    if fitted is None:
+        failure = f"random intercepts failed ({failure}); least squares"
+        models = np.tile(np.linalg.lstsq(X, users.targets, rcond=None)[0], (users.n_users, 1))
+    else:
+        models = fitted[0] + _random_effects(users, *fitted)
+    return linear(models, concern="; ".join(filter(None, (concern, failure))))
+
+
+def _estimate(X: Array, users: Users,
+              slopes: bool) -> tuple[tuple[Array, Array, float] | None, str]:
+    """Fixed effects, the covariance of the random ones and the noise, or None; and what went wrong.
+    """
+    from statsmodels.regression.mixed_linear_model import MixedLM
+
+    dim = X.shape[1]
+    random = np.ones(dim, dtype=bool) if slopes else np.arange(dim) == dim - 1
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            model = MixedLM(users.targets, X, groups=users.owner, exog_re=X[:, random])
+            fitted: Any = model.fit(reml=True)
+        except (np.linalg.LinAlgError, ValueError) as error:
+            return None, str(error).rstrip(".").lower()
+    covariance = np.zeros((dim, dim))
+    covariance[np.ix_(random, random)] = fitted.cov_re
+    beta, noise = np.asarray(fitted.fe_params), float(fitted.scale)
+    if not (np.isfinite(beta).all() and np.isfinite(covariance).all() and noise > 0):
+        return None, "no finite estimate"
+    concern = "" if fitted.converged else "not converged; the last estimate is used"
+    return (beta, covariance, noise), concern
+
+
+def _random_effects(users: Users, beta: Array, covariance: Array, noise: float) -> Array:
+    """(n_users, dim) the best linear predictor; 0 for users without rows."""
+    effects = np.zeros((users.n_users, len(beta)))
+    for i, (features, y) in enumerate(rows_by_user(users)):
+        Z = np.c_[features, np.ones(len(y))]
+        marginal = Z @ covariance @ Z.T + noise * np.eye(len(y))
+        effects[i] = covariance @ Z.T @ np.linalg.solve(marginal, y - Z @ beta)
+    return effects
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoostedTrees(Central):
+    """LightGBM with the user as a categorical column.
+
+    The number of trees, the number of leaves and the least number of rows in a leaf are chosen by
+    cross-validation.
+    """
+
+    name: ClassVar[str] = "lightgbm"
+    library: ClassVar[str] = "lightgbm"
+
+    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
+        import lightgbm
+
+        def table(rows: Users) -> Array:
+            return np.c_[rows.features, rows.owner]
+
+        def dataset(settings: dict[str, Any]) -> Any:
+            return lightgbm.Dataset(table(users), users.targets, params=settings,
+                                    categorical_feature=[users.n_features], free_raw_data=False)
+
+        fixed: dict[str, Any] = {
+            "learning_rate": _RATE, "min_data_per_group": 1, "cat_smooth": 1.0, "seed": seed,
+            "deterministic": True, "force_row_wise": True, "verbosity": -1}
+        if task == "regression":
+            fixed |= {"objective": "regression", "metric": "l2"}
+        elif n_classes == 2:
+            fixed |= {"objective": "binary", "metric": "binary_logloss"}
+        else:
+            fixed |= {"objective": "multiclass", "metric": "multi_logloss", "num_class": n_classes}
+        tried: list[tuple[float, dict[str, Any], int]] = []
+        for leaves, smallest in _LEAVES:
+            settings = fixed | {"num_leaves": leaves, "min_data_in_leaf": smallest}
+            history = lightgbm.cv(settings, dataset(settings), num_boost_round=_MOST_TREES,
+                                  nfold=_FOLDS, stratified=task == "classification", seed=seed,
+                                  callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)])
+            means = next(np.asarray(v) for name, v in history.items() if name.endswith("-mean"))
+            tried.append((float(means.min()), settings, int(means.argmin()) + 1))
+        _, settings, n_trees = min(tried, key=lambda one: one[0])
+        trees = lightgbm.train(settings, dataset(settings), num_boost_round=n_trees)
+
+        def decide(rows: Users) -> Array:
+            return np.asarray(trees.predict(table(rows), raw_score=True))
+
+        return CentralFit(decide=decide, models=np.empty((users.n_users, 0)),
+                          note=f"{n_trees} trees of {settings['num_leaves']} leaves with at least "
+                               f"{settings['min_data_in_leaf']} rows")

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,9 @@ from coterie.base.labels import labels_of
 from coterie.base.storage import safe_cell
 from coterie.base.types import Array
 from coterie.convex.metrics import roc_auc
+from coterie.data.summary import Task
 from coterie.data.users import Users
+from coterie.fitting import Settings, fit
 from coterie.fitting.scores import worse_than_alone
 from coterie.lab.baselines import (
     BASELINES,
@@ -44,33 +46,47 @@ from coterie.lab.baselines import (
     IFCA,
     Baseline,
     Central,
+    CentralFit,
     Comet,
     HypCluster,
     Mocha,
     PerFedAvg,
-    tune,
 )
+from coterie.lab.baselines.base import choose
 from coterie.lab.experiments.federations_data import Benchmark, Parts
-from coterie.lab.experiments.federations_ours import CoterieFit
-from coterie.losses import Loss
 from coterie.output.plots.style import new_figure
 
 LEVEL = 0.05  # of significance
 WIDE = 100  # for models with more coordinates, methods with many rounds or starts get fewer
 HEADINGS = ("set", "method", "metric", "mean", "spread", "worst decile", "better than alone",
-            "worse than alone",
-            "against coterie", "p (Holm)", "models", "rounds", "numbers sent", "seconds")
+            "worse than alone", "against coterie", "p (Holm)", "models", "rounds", "numbers sent",
+            "seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoterieFit(Central):
+    """`coterie fit` with its default settings as a method for one table: groups, kind of models and
+    personal parts are chosen by the fit itself.
+    """
+
+    name: ClassVar[str] = "coterie"
+
+    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
+        fitted = fit(users, Settings(task=task, n_classes=n_classes))
+
+        def decide(rows: Users) -> Array:
+            return fitted.units.margins(rows.features, fitted.models[rows.owner])
+
+        groups = f", {fitted.n_clusters} groups" if "groups" in fitted.kind else ""
+        return CentralFit(decide=decide, models=fitted.models, note=fitted.kind + groups)
 
 
 class Contender(NamedTuple):
-    """A row of the table: a class whose settings are tuned, fixed settings, or a method for one
-    table.
-    """
+    """A row of the table: a method for one table, or a class with the settings to choose from."""
 
     name: str
     kind: type[Baseline] | type[Central]
-    settings: Baseline | None = None
-    informed: bool = False  # whether it gets the true groups or their number
+    settings: tuple[Baseline, ...] = ()  # if empty, those of `kind.grid`
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,44 +149,32 @@ class Row(NamedTuple):
     seconds: float
 
 
-class PreparedSplit(NamedTuple):
-    """A split with its features computed."""
-
-    train: Users
-    validation: Users
-    everything: Users  # training and validation rows
-    test: Users
-    unit: float  # of the targets, in the original units
-
-
-def prepare(federation: Benchmark, parts: Parts) -> PreparedSplit:
+def prepare(federation: Benchmark, parts: Parts) -> Parts:
     """Compute features: from the training rows for tuning, from training and validation rows for
     the final fit.
     """
     tuning, final = federation.features(parts.train), federation.features(parts.everything)
-    return PreparedSplit(tuning.transform(parts.train), tuning.transform(parts.validation),
-                         final.transform(parts.everything), final.transform(parts.test), final.unit)
+    return Parts(tuning.transform(parts.train), tuning.transform(parts.validation),
+                 final.transform(parts.everything), final.transform(parts.test), final.unit)
 
 
 def methods(federation: Benchmark, dim: int = 0) -> list[Contender]:
     """`coterie fit` and all methods to compare with; those that need the groups only if these are
     known.
     """
-    wide = dim > WIDE
-    rows = [Contender(name, kind) for name, kind in _central(federation).items() if kind.missing(
-        ) is None]
-    for name, kind in BASELINES.items():
-        if kind.needs_clusters and federation.clusters is None:
-            continue
-        rows.append(Contender(name, _shortened(kind, wide), informed=kind.needs_clusters))
-    if federation.clusters is not None:
-        k = int(federation.clusters.max()) + 1
-        for text, count in (("K", k), ("K + 1", k + 1), ("2 K", 2 * k)):
-            if count <= federation.users.n_users:
-                fixed = IFCA(n_clusters=count, restarts=2 if wide else 10)
-                rows.append(Contender(f"ifca given {text}", IFCA, fixed, informed=True))
-    rows.append(Contender("cfl published", CFL, CFL()))
-    return rows
+    users, clusters, wide = federation.users, federation.clusters, dim > WIDE
+    rows = [Contender(name, kind) for name, kind in _central(federation).items()
+            if kind.missing() is None]
+    rows += [Contender(name, kind, _affordable(kind.grid(users, federation.loss), wide))
+             for name, kind in BASELINES.items()
+             if clusters is not None or not kind.needs_clusters]
+    if clusters is not None:
+        k = int(clusters.max()) + 1
+        rows += [Contender(f"ifca given {text}", IFCA,
+                           (IFCA(n_clusters=count, restarts=2 if wide else 10),))
+                 for text, count in (("K", k), ("K + 1", k + 1), ("2 K", 2 * k))
+                 if count <= users.n_users]
+    return [*rows, Contender("cfl published", CFL, (CFL(),))]
 
 
 def _central(federation: Benchmark) -> dict[str, type[Central]]:
@@ -187,61 +191,50 @@ def left_out(federation: Benchmark) -> dict[str, str]:
     return {name: str(error) for name, error in missing.items() if error is not None}
 
 
-def _shortened(kind: type[Baseline], wide: bool) -> type[Baseline]:
-    """The same method with fewer rounds or starts, if the default would take minutes."""
+def _affordable(grid: tuple[Baseline, ...], wide: bool) -> tuple[Baseline, ...]:
+    """The same settings with fewer rounds or starts, if the default would take minutes."""
+    kind = type(grid[0])
     changes: dict[type[Baseline], dict[str, Any]] = {Mocha: {"rounds": 40 if wide else 100},
                                                       Comet: {"rounds": 5 if wide else 15}}
     if wide:
         changes |= {IFCA: {"restarts": 2, "rounds": 30}, HypCluster: {"restarts": 1, "rounds": 10},
                     PerFedAvg: {"rounds": 50}}
-    if kind not in changes:
-        return kind
-
-    class Shortened(kind):  # type: ignore[misc, valid-type]
-        @classmethod
-        def grid(cls, users: Users, loss: Loss) -> tuple[Baseline, ...]:
-            grid: tuple[Baseline, ...] = kind.grid(users, loss)
-            # Wide models in many clusters take most time and have few samples: only every other
-            # number of clusters.
-            every_other = wide and kind in (IFCA, HypCluster)
-            return tuple(replace(settings, **changes[kind])
-                         for settings in (grid[:6:2] if every_other else grid))
-
-    return Shortened
+    # Wide models in many clusters take most time and have few samples: only every other number of
+    # clusters.
+    grid = grid[:6:2] if wide and kind in (IFCA, HypCluster) else grid
+    return tuple(replace(settings, **changes.get(kind, {})) for settings in grid)
 
 
-def run_method(federation: Benchmark, rows: PreparedSplit, method: Contender, seed: int) -> Result:
+def run_method(federation: Benchmark, rows: Parts, method: Contender, seed: int) -> Result:
     """Choose settings on validation rows, fit to training and validation rows, score on test rows.
     """
-    start = time.perf_counter()
+    start, loss, clusters = time.perf_counter(), federation.loss, federation.clusters
+    kind, note, concern, rounds, floats = method.kind, "", "", np.nan, np.nan
     with warnings.catch_warnings():
         # Users with one class among their training rows.
         warnings.simplefilter("ignore", CoterieWarning)
-        if issubclass(method.kind, Central):
-            settings: Baseline | Central = (table_method := method.kind())
+        settings: Baseline | Central
+        if issubclass(kind, Central):
+            settings = table_method = kind()
             central = table_method.fit(federation.as_classes(rows.everything), federation.task,
-                                        n_classes=federation.n_classes, seed=seed)
-            decisions, models, words = central.decide(rows.test), central.models, \
-                (central.note, central.concern)
-            rounds = floats = float("nan")
+                                       n_classes=federation.n_classes, seed=seed)
+            decisions, models = central.decide(rows.test), central.models
+            note, concern = central.note, central.concern
         else:
-            settings = method.settings or tune(method.kind, rows.train, rows.validation,
-                                               federation.loss, seed,
-                                               clusters=federation.clusters)[1]
-            fitted = settings.fit(rows.everything, federation.loss, seed=seed,
-                                  clusters=federation.clusters)
-            models, words = fitted.models, ("", "")
-            rounds, floats = fitted.rounds, fitted.floats_up + fitted.floats_down
-            decisions = federation.loss.decision(rows.test.features, models[rows.test.owner])
+            grid = method.settings or kind.grid(rows.train, loss)
+            settings = grid[0] if len(grid) == 1 else \
+                choose(grid, rows.train, rows.validation, loss, seed, clusters)[1]
+            fitted = settings.fit(rows.everything, loss, seed=seed, clusters=clusters)
+            models, rounds = fitted.models, fitted.rounds
+            floats = fitted.floats_up + fitted.floats_down
+            decisions = loss.decision(rows.test.features, models[rows.test.owner])
     n_models = int(labels_of(models).max()) + 1 if models.shape[1] else len(models)
     return Result(federation=federation.name, metric=federation.metric, method=method.name,
-                  seed=seed,
-                  scores=score(federation, decisions, rows.test, rows.unit), settings=settings,
-                  n_models=n_models,
-                  rounds=rounds, floats=floats, seconds=time.perf_counter() - start, models=models,
-                  decisions=decisions, test=rows.test, errors=row_errors(federation, decisions,
-                      rows.test),
-                  note=words[0], concern=words[1])
+                  seed=seed, scores=score(federation, decisions, rows.test, rows.unit),
+                  settings=settings, n_models=n_models, rounds=rounds, floats=floats,
+                  seconds=time.perf_counter() - start, models=models, decisions=decisions,
+                  test=rows.test, errors=row_errors(federation, decisions, rows.test),
+                  note=note, concern=concern)
 
 
 def row_errors(federation: Benchmark, decisions: Array, test: Users) -> Array:
@@ -342,36 +335,44 @@ def signed_rank(differences: Array) -> float:
 
 def summarise(results: Iterable[Result]) -> list[Row]:
     """One row per method and federation, best first."""
-    all_results = list(results)
-    rows: list[Row] = []
-    for name in dict.fromkeys(r.federation for r in all_results):
-        selected = [r for r in all_results if r.federation == name]
-        metric = selected[0].metric
-        sign = -1.0 if metric == "RMSE" else 1.0
-        by = {m: [r for r in selected if r.method == m] for m in dict.fromkeys(r.method
-            for r in selected)}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # a user without a score in any split
-            means = {m: np.nanmean([r.scores for r in runs], axis=0) for m, runs in by.items()}
-        ours = means.get(CoterieFit.name, next(iter(means.values())))
-        others = [m for m in by if m != CoterieFit.name]
-        p = dict(zip(others, holm([signed_rank(means[m] - ours) for m in others]), strict=True))
-        for m in sorted(by, key=lambda m: -sign * float(np.nanmean(means[m]))):
-            finite = means[m][np.isfinite(means[m])]
-            gain = sign * float(np.nanmean(means[m] - ours))
-            verdict = "" if m not in p else "tied" if p[m] > LEVEL else "better" if gain > 0 \
-                else "worse"
-            better = np.nan if "local" not in means else float(
-                (sign * (means[m] - means["local"])[np.isfinite(means[m])] > 1e-12).mean())
-            rows.append(Row(name, m, metric, float(finite.mean()), float(finite.std()),
-                            float(np.quantile(sign * finite, 0.1) * sign), better,
-                            _harmed(by[m], by.get("local", [])),
-                            verdict, float(p.get(m, np.nan)),
-                            *(float(np.mean([getattr(r, count) for r in by[m]]))
-                                                               for count in ("n_models", "rounds",
-                                                                   "floats",
-                                                                             "seconds"))))
+    by_federation: dict[str, dict[str, list[Result]]] = {}
+    for result in results:
+        by_federation.setdefault(result.federation, {}).setdefault(result.method, []).append(result)
+    return [row for by in by_federation.values() for row in _summarise_one(by)]
+
+
+def _summarise_one(by: dict[str, list[Result]]) -> list[Row]:
+    """One row per method of one federation, best first."""
+    federation, metric = (getattr(next(iter(by.values()))[0], name)
+                          for name in ("federation", "metric"))
+    sign = -1.0 if metric == "RMSE" else 1.0
+    means = {m: _mean_scores(runs) for m, runs in by.items()}
+    ours = means.get(CoterieFit.name, next(iter(means.values())))
+    others = [m for m in by if m != CoterieFit.name]
+    p = dict(zip(others, holm([signed_rank(means[m] - ours) for m in others]), strict=True))
+    rows = []
+    for m in sorted(by, key=lambda m: -sign * float(np.nanmean(means[m]))):
+        finite = np.isfinite(means[m])
+        scores, gain = means[m][finite], sign * float(np.nanmean(means[m] - ours))
+        verdict = "" if m not in p else "tied" if p[m] > LEVEL else "better" if gain > 0 \
+            else "worse"
+        better = np.nan
+        if "local" in means:
+            better = float((sign * (means[m] - means["local"])[finite] > 1e-12).mean())
+        counts = (float(np.mean([getattr(r, count) for r in by[m]]))
+                  for count in ("n_models", "rounds", "floats", "seconds"))
+        rows.append(Row(federation, m, metric, float(scores.mean()), float(scores.std()),
+                        float(np.quantile(sign * scores, 0.1) * sign), better,
+                        _harmed(by[m], by.get("local", [])), verdict, float(p.get(m, np.nan)),
+                        *counts))
     return rows
+
+
+def _mean_scores(runs: list[Result]) -> Array:
+    """(n_users,) means over splits."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a user without a score in any split
+        return np.asarray(np.nanmean([r.scores for r in runs], axis=0))
 
 
 def _harmed(runs: list[Result], alone: list[Result]) -> float:
@@ -395,8 +396,8 @@ def cells(row: Row) -> tuple[str, ...]:
     return (row.federation, row.method, row.metric,
             *(f"{x:.{digits}f}" for x in (row.mean, row.spread, row.worst)),
             text(row.better, ".0%"), text(row.harmed, ".1%"), row.verdict, text(row.p, ".2g"),
-            f"{row.models:.4g}",
-            text(row.rounds, ".0f"), text(row.floats, ".2g"), f"{row.seconds:.1f}")
+            f"{row.models:.4g}", text(row.rounds, ".0f"), text(row.floats, ".2g"),
+            f"{row.seconds:.1f}")
 
 
 def origin(seeds: Iterable[int], command: str) -> str:
@@ -426,20 +427,19 @@ def write(results: list[Result], out: Path, note: str) -> list[Row]:
     rows = summarise(results)
     exact = [(*r[:3], *(f"{x:.10g}" if isinstance(x, float) else x for x in r[3:])) for r in rows]
     _write_csv(out / "table.csv", HEADINGS, exact, note)
-    _write_csv(out / "runs.csv", ("set", "split", "method", "mean", "models", "rounds",
-                                  "numbers sent", "seconds",
-                                  "settings", "note", "concern"),
+    _write_csv(out / "runs.csv",
+               ("set", "split", "method", "mean", "models", "rounds", "numbers sent", "seconds",
+                "settings", "note", "concern"),
                ((r.federation, r.seed, r.method, f"{np.nanmean(r.scores):.10g}", r.n_models,
-                 r.rounds, r.floats,
-                 f"{r.seconds:.2f}", repr(r.settings), r.note, r.concern) for r in results), note)
+                 r.rounds, r.floats, f"{r.seconds:.2f}", repr(r.settings), r.note, r.concern)
+                for r in results), note)
     _write_csv(out / "users.csv", ("set", "split", "method", "user", "score"),
                ((r.federation, r.seed, r.method, i, f"{score:.10g}") for r in results
                 for i, score in enumerate(r.scores)), note)
     (out / "table.md").write_text(markdown(rows, note), encoding="utf-8")
     for name in dict.fromkeys(r.federation for r in results):
-        draw([r for r in results if r.federation == name]).savefig(out
-            / f"{name.replace(', ', '-').replace(' ', '-')}"
-                                                                         ".png")
+        figure = draw([r for r in results if r.federation == name])
+        figure.savefig(out / f"{name.replace(', ', '-').replace(' ', '-')}.png")
     return rows
 
 
@@ -458,14 +458,11 @@ def draw(results: list[Result]) -> Any:
     """
     rows = summarise(results)[::-1]
     figure, axes = new_figure(7.2, 0.32 * len(rows) + 1.4)
-    by = {row.method: np.nanmean([r.scores for r in results if r.method == row.method], axis=0)
-          for row in rows}
-    boxes = [scores[np.isfinite(scores)] for scores in by.values()]
-    drawn = axes.boxplot(boxes, orientation="horizontal", whis=(10, 90), showfliers=False,
-                         showmeans=True, widths=0.6,
-                         patch_artist=True, medianprops={"color": "0.2"},
-                         meanprops={"marker": "D", "markersize": 4, "markerfacecolor": "0.1",
-                                    "markeredgecolor": "0.1"})
+    means = [_mean_scores([r for r in results if r.method == row.method]) for row in rows]
+    diamond = {"marker": "D", "markersize": 4, "markerfacecolor": "0.1", "markeredgecolor": "0.1"}
+    drawn = axes.boxplot([scores[np.isfinite(scores)] for scores in means], whis=(10, 90),
+                         orientation="horizontal", showfliers=False, showmeans=True, widths=0.6,
+                         patch_artist=True, medianprops={"color": "0.2"}, meanprops=diamond)
     for box, row in zip(drawn["boxes"], rows, strict=True):
         box.set_facecolor("C0" if row.method.startswith("coterie") else "0.85")
     axes.set_yticks(range(1, len(rows) + 1), [row.method for row in rows], fontsize=8)

