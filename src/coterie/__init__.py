@@ -21,8 +21,7 @@ from coterie.base.errors import (
 )
 from coterie.convex.choice import Choice, by_certificate, by_clusters, by_score, by_stability, refit
 from coterie.convex.consensus import lam_max
-from coterie.convex.ladder import Fusion, fusion_ladder
-from coterie.convex.margins import GroupMargins, group_margins
+from coterie.convex.margins import Fusion, GroupMargins, fusion_ladder, group_margins
 from coterie.convex.path import Path, solve_path
 from coterie.convex.recovery import RecoveryBounds, recovery_bounds
 from coterie.data.scaling import Standardizer

@@ -15,8 +15,8 @@ from types import ModuleType
 #: Old path: new path, both without "coterie."; what follows an old path follows the new one, too.
 MOVED = {
     "analysis.consensus": "convex.consensus", "analysis.dispersion": "groups.dispersion",
-    "analysis.groups": "groups.find", "analysis.ladder": "convex.ladder",
-    "analysis.margins": "convex.margins", "analysis.metrics": "convex.metrics",
+    "analysis.groups": "groups.find", "analysis.ladder": "convex.margins",
+    "analysis.margins": "convex.margins", "analysis.metrics": "convex.choice",
     "analysis.noise": "groups.noise", "analysis.oracle": "groups.oracle",
     "analysis.partitions": "groups.partitions", "analysis.path": "convex.path",
     "analysis.proposals": "groups.proposals", "analysis.random_effects": "groups.random_effects",
@@ -24,16 +24,16 @@ MOVED = {
     "analysis.sampling": "groups.sampling", "analysis.search": "groups.search",
     "analysis.select": "convex.choice", "analysis.spread": "groups.spread",
     "analysis.wide": "groups.wide", "analysis.wide_models": "groups.wide_models",
-    "baselines": "lab.baselines", "beside": "base.beside", "certificates": "problem.certificates",
+    "baselines": "lab.baselines", "beside": "base.machine", "certificates": "problem.certificates",
     "compiling": "base.compiling", "data.io": "data.files", "errors": "base.errors",
     "experiments": "lab.experiments",
-    "explanation": "problem.explanation", "federated.masks": "lab.masks",
+    "explanation": "problem.solution", "federated.masks": "lab.masks",
     "federated.private_fit": "federated.private.federation", "graph": "problem",
     "graph.graph": "problem.graph", "graph.kernels": "problem.edges",
-    "graph.potentials": "problem.potentials", "graph.weights": "problem.weights",
+    "graph.potentials": "problem.graph", "graph.weights": "problem.weights",
     "labels": "base.labels", "losses.checks": "losses.custom", "losses.grouped": "losses.derived",
     "losses.multinomial": "losses.linear", "losses.quadratic": "losses.derived",
-    "losses.remote": "losses.derived", "matrices": "base.matrices", "memory": "base.memory",
+    "losses.remote": "losses.derived", "matrices": "base.matrices", "memory": "base.machine",
     "newcomers": "problem.newcomers", "privacy": "lab.attacks",
     "privacy.accounting": "federated.private.accounting",
     "privacy.attacked_release": "lab.attacks.attacked_release",
@@ -46,7 +46,7 @@ MOVED = {
     "privacy.recording": "lab.attacks.recording", "privacy.release": "federated.private.release",
     "privacy.runs": "lab.attacks.runs", "privacy.simulation": "lab.attacks.simulation",
     "runs": "output.runs", "solution": "problem.solution", "storage": "base.storage",
-         "threads": "base.threads",
+         "threads": "base.machine",
 }
 
 

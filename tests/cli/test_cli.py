@@ -114,7 +114,7 @@ def test_threads_are_limited_here_and_in_processes_started_from_here(tmp_path, w
     code = """
 import os, subprocess, sys
 import numpy, coterie.cli as cli, coterie.cli.demo as demo
-from coterie.base.threads import n_threads
+from coterie.base.machine import n_threads
 from threadpoolctl import threadpool_info
 def look(*_, **__):
     child = subprocess.run([sys.executable, "-c", "import os; print(os.environ['OMP_NUM_THREADS'])"],

@@ -11,16 +11,14 @@ from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
 import coterie as ct
-from coterie.base.beside import begin_beside
-from coterie.base.threads import n_threads, one_blas_thread, set_threads
-from coterie.convex.metrics import adjusted_rand
+from coterie.base.machine import begin_beside, n_threads, one_blas_thread, set_threads
+from coterie.convex.choice import adjusted_rand
 from coterie.datasets import clustered
 from coterie.fitting import Settings, estimate, fit, plan
 from coterie.fitting import oracle as fit_oracle
 from coterie.fitting.ahead import Ahead
 from coterie.fitting.oracle import best_for_halves
 from coterie.groups.noise import _log_mean_square_density, _log_ratio_density
-from coterie.problem import potentials
 
 
 @pytest.fixture(autouse=True)
@@ -163,9 +161,9 @@ def test_flows_by_conjugate_gradients_are_those_of_a_factorisation(monkeypatch):
     graph = ct.Graph.knn(rng.normal(size=(200, 6)), k=5, decay=0.1)
     forces = rng.normal(size=(200, 3))
     exact = graph.flow_solver()(forces)
-    monkeypatch.setattr(potentials, "_MANY", 10)
+    monkeypatch.setattr("coterie.problem.graph._MANY", 10)
     np.testing.assert_allclose(graph.flow_solver()(forces), exact, rtol=1e-8, atol=1e-9)
-    monkeypatch.setattr(potentials, "_STEPS", 1)  # not enough: then the factorisation is used
+    monkeypatch.setattr("coterie.problem.graph._STEPS", 1)  # not enough: then the factorisation is used
     np.testing.assert_array_equal(graph.flow_solver()(forces), exact)
 
 

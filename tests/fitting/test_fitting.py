@@ -19,7 +19,7 @@ from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 import coterie as ct
 from coterie.base.errors import CoterieWarning, InvalidInput
 from coterie.base.labels import check_labels
-from coterie.base.threads import set_threads
+from coterie.base.machine import set_threads
 from coterie.fitting import Fit, Settings, fit
 from coterie.fitting.units import Units
 from coterie.problem.solution import Status

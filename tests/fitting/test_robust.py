@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 import coterie as ct
-from coterie.convex.metrics import adjusted_rand
+from coterie.convex.choice import adjusted_rand
 from coterie.fitting import Settings, fit
 from coterie.fitting.outliers import without_far_targets
 from coterie.groups.spread import Expansions

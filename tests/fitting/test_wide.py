@@ -9,7 +9,7 @@ import pytest
 
 import coterie as ct
 from coterie.base.errors import InvalidInput
-from coterie.convex.metrics import adjusted_rand
+from coterie.convex.choice import adjusted_rand
 from coterie.data.users import Users
 from coterie.fitting import Settings, fit
 from coterie.fitting.kinds import Sharing, choose_wide, handed_out
@@ -148,7 +148,7 @@ def test_wald_distances_of_operators_are_those_of_hessians(monkeypatch: pytest.M
 
 
 def test_the_memory_is_asked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.base.memory.free_memory", lambda: 1e6)
-    monkeypatch.setattr("coterie.base.memory._SMALL", 0)
+    monkeypatch.setattr("coterie.base.machine.free_memory", lambda: 1e6)
+    monkeypatch.setattr("coterie.base.machine._SMALL", 0)
     with pytest.raises(InvalidInput, match="principal components"):
         fit(table(heads(8, 2)), Settings(task="classification"))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from coterie.base.errors import InvalidInput, MissingExtra
-from coterie.convex.ladder import fusion_ladder
+from coterie.convex.margins import fusion_ladder
 from coterie.datasets import Ellipses, ellipses
 from coterie.lab.experiments import paper_figures
 from coterie.lab.experiments.paper import (

@@ -11,8 +11,8 @@ from support.problems import points_problem, radius
 import coterie as ct
 from coterie import datasets
 from coterie.base.labels import group_means
-from coterie.solvers import contract_kernels, direct, engines, part_kernels
-from coterie.solvers.direct import Direct
+from coterie.solvers import engines, group_kernels
+from coterie.solvers.engines import Direct
 
 
 def moons(n, lam, k=6, seed=0):
@@ -42,12 +42,12 @@ def test_shorter_problems_do_not_change_the_optimum(lam, monkeypatch):
     """With and without them, and with step sizes of single edges or without, both points are near the one optimum."""
     problem = moons(600, lam)
     used = []
-    between = Direct._between
-    monkeypatch.setattr(Direct, "_between", lambda *args: used.append(args) or between(*args))
+    between = Direct._solve_between
+    monkeypatch.setattr(Direct, "_solve_between", lambda *args: used.append(args) or between(*args))
     shorter = certified(problem, tol=1e-9)
     assert used
-    monkeypatch.setattr(direct, "_SMALL", problem.n_users)
-    monkeypatch.setattr(direct, "_ADAPTED", 0)
+    monkeypatch.setattr(engines, "_SMALL", problem.n_users)
+    monkeypatch.setattr(engines, "_ADAPTED", 0)
     used.clear()
     plain = certified(problem, tol=1e-9)
     assert not used
@@ -59,7 +59,7 @@ def test_the_pairs_of_parts_are_those_of_the_edges():
     problem = moons(200, 0.5)
     first, second = (np.ascontiguousarray(e) for e in problem.graph.edges.T)
     labels = rng.integers(0, 30, 200)
-    ends, pair = contract_kernels.contracted(labels, 30, first, second)
+    ends, pair = group_kernels.contracted(labels, 30, first, second)
     a, b = labels[first], labels[second]
     assert (pair[a == b] == 0).all()
     across = a != b
@@ -73,18 +73,18 @@ def test_the_way_back_keeps_sums_and_balls():
     """Duals of pairs are shared among their edges: their sums arrive where no ball is in the way, and none is left."""
     problem = moons(300, 0.5)
     engine = begun(problem, 30)
-    labels = contract_kernels.interior(engine.s, engine.shrink, engine.radius, 0.5, engine.first, engine.second, 300)
-    ends, pair = contract_kernels.contracted(labels, int(labels.max()) + 1, engine.first, engine.second)
-    duals, rates, radii = contract_kernels.summed(engine.s, engine.shrink, engine.rates, engine._radii, pair, len(ends))
+    labels = group_kernels.interior(engine.s, engine.shrink, engine.radius, 0.5, engine.first, engine.second, 300)
+    ends, pair = group_kernels.contracted(labels, int(labels.max()) + 1, engine.first, engine.second)
+    duals, rates, radii = group_kernels.summed(engine.s, engine.shrink, engine.rates, engine._radii, pair, len(ends))
     assert rates.sum() == (pair != 0).sum()
     assert (np.linalg.norm(engine.sigma * duals, axis=1) <= radii * (1 + 1e-12)).all()
     before = engine.duals()
     for size in (1e-3, 10.0):
         change = size * radii[:, None] * np.random.default_rng(1).standard_normal(duals.shape)
-        contract_kernels.carry(engine.s, engine.shrink, engine.rates, engine._radii, pair, np.zeros_like(duals),
+        group_kernels.carry(engine.s, engine.shrink, engine.rates, engine._radii, pair, np.zeros_like(duals),
                                -engine.sigma * duals + change, radii, engine.sigma)
         assert (np.linalg.norm(engine.duals(), axis=1) <= problem.radii * (1 + 1e-12)).all()
-        sums = contract_kernels.summed(engine.s, engine.shrink, engine.rates, engine._radii, pair, len(ends))[0]
+        sums = group_kernels.summed(engine.s, engine.shrink, engine.rates, engine._radii, pair, len(ends))[0]
         inside = engine._out((pair == 0)[:, None])[:, 0]
         np.testing.assert_allclose(engine.duals()[inside], before[inside], atol=1e-12)
         duals = sums
@@ -95,7 +95,7 @@ def test_other_step_sizes_keep_duals_and_differences():
     engine = begun(moons(300, 0.5), 30)
     duals, rest = engine.duals(), (1.0 - engine.shrink) * engine.s
     rates = np.random.default_rng(0).uniform(0.1, 10.0, engine.shrink.size)
-    contract_kernels.rescale(engine.s, engine.shrink, engine.rates, rates, engine._radii, engine.sigma)
+    group_kernels.rescale(engine.s, engine.shrink, engine.rates, rates, engine._radii, engine.sigma)
     engine.rates = rates
     np.testing.assert_allclose(engine.duals(), duals, atol=1e-12)
     np.testing.assert_allclose((1.0 - engine.shrink) * engine.s, rest, atol=1e-12)
@@ -113,7 +113,7 @@ def test_the_gap_of_an_engine_is_that_of_the_certificate():
 def test_levels_are_those_of_a_breadth_first_search():
     for problem in (moons(500, 1.0), points_problem(np.zeros((5, 1)), 1.0, ct.Graph.from_edges(5, [[0, 4], [1, 2]]))):
         edges, n = problem.graph.edges, problem.n_users
-        order, widest = part_kernels.levels(*engines.neighbours_of(edges, n))
+        order, widest = group_kernels.levels(*engines.neighbours_of(edges, n))
         assert sorted(order.tolist()) == list(range(n))
         half = csr_array((np.ones(len(edges)), edges.T), shape=(n, n))
         parts = problem.graph.components

@@ -21,10 +21,10 @@ from support.problems import (
 from support.problems import quiet_problem as quiet
 
 import coterie as ct
-from coterie.base import memory
-from coterie.solvers import choosing, engines
+from coterie.base import machine
+from coterie.solvers import engines
 from coterie.solvers.base import Start
-from coterie.solvers.direct import Direct
+from coterie.solvers.engines import Direct
 
 KINDS = ["complete", "weighted", "knn", "disconnected"]
 FRACTIONS = [0.0, 1e-3, 0.02, 0.1, 0.3, 0.6, 0.9, 1.02, 1.2, 10.0]  # of lam_max
@@ -426,19 +426,22 @@ def build(engine, problem):
     graph, dim, lam = problem.graph, problem.dim, problem.lam
     if engine is engines.Complete:
         return engine(graph, dim, lam)
-    order = engines.narrow_order(graph) if engine is Direct else engines.near_order(graph)
-    return engine(graph, dim, lam, order)
+    if engine is Direct:
+        return engine(graph, dim, lam, engines.narrow_order(graph))
+    return engines.Listed(graph, dim, lam, engines.near_order(graph), dense=engine is DENSE)
 
 
-ENGINES = [engines.Complete, engines.Dense, Direct, engines.Iterative]
+#: Lists of edges: by the inverse of the complete system, and by conjugate gradients.
+DENSE, ITERATIVE = (engines.Listed, True), (engines.Listed, False)
+ENGINES = [engines.Complete, DENSE, Direct, ITERATIVE]
 
 
 @pytest.mark.parametrize(("name", "kind", "which"), [
     ("squared_distance", "complete", ENGINES), ("squared_distance", "weighted", ENGINES),
     ("squared_distance", "knn", ENGINES[1:]), ("squared_distance", "disconnected", ENGINES[1:]),
-    ("squared", "complete", [engines.Complete, engines.Dense, engines.Iterative]),
-    ("logistic", "weighted", [engines.Complete, engines.Dense, engines.Iterative]),
-    ("squared_hinge", "knn", [engines.Dense, engines.Iterative]),
+    ("squared", "complete", [engines.Complete, DENSE, ITERATIVE]),
+    ("logistic", "weighted", [engines.Complete, DENSE, ITERATIVE]),
+    ("squared_hinge", "knn", [DENSE, ITERATIVE]),
 ])
 def test_engines_agree(name, kind, which, monkeypatch):
     settings = {} if name == "squared_distance" else {"ridge": 0.1, "intercept": False}
@@ -450,7 +453,7 @@ def test_engines_agree(name, kind, which, monkeypatch):
         def choose(*_, engine=engine):
             used.append(engine)
             return build(engine, problem)
-        monkeypatch.setattr(choosing, "choose", choose)
+        monkeypatch.setattr(engines, "choose", choose)
         solutions.append(certified(problem, tol=1e-11))
     assert used == which
     for solution in solutions[1:]:
@@ -490,14 +493,16 @@ def test_every_shape_of_problem_reaches_its_engine():
     for graph, dim, quadratic, expected in (
         (ct.Graph.complete(30), 2, True, engines.Complete),
         (ct.Graph.from_edges(30, pairs, rng.random(len(pairs))), 2, False, engines.Complete),
-        (ct.Graph.from_edges(30, pairs[::-1]), 2, True, engines.Dense),
-        (graph_for("knn", 30), 2, True, engines.Dense),
+        (ct.Graph.from_edges(30, pairs[::-1]), 2, True, DENSE),
+        (graph_for("knn", 30), 2, True, DENSE),
         (graph_for("knn", 200), 2, True, Direct),
-        (graph_for("knn", 200), 2, False, engines.Iterative),
-        (wide, 2, True, engines.Iterative),
+        (graph_for("knn", 200), 2, False, ITERATIVE),
+        (wide, 2, True, ITERATIVE),
     ):
         eyes = np.broadcast_to(np.eye(dim), (graph.n_users, dim, dim))
-        assert type(choosing.choose(graph, eyes, quadratic, 0.1)) is expected
+        engine = engines.choose(graph, eyes, quadratic, 0.1)
+        kind = type(engine)
+        assert ((kind, engine.dense) if kind is engines.Listed else kind) == expected
 
 
 def test_large_problems_of_every_engine_are_certified():
@@ -705,12 +710,12 @@ def test_a_solve_changes_nothing_it_was_given(dim, kind, given):
 def test_more_edges_than_memory_are_refused_with_the_remedy(monkeypatch):
     problem = points_problem(np.random.default_rng(0).standard_normal((30, 2)), 0.1)
     assert ct.solve(problem).status is CONVERGED
-    monkeypatch.setattr(memory, "_SMALL", 0)
-    monkeypatch.setattr(memory, "free_memory", lambda: 8.0 * 435 * 9 - 1)
+    monkeypatch.setattr(machine, "_SMALL", 0)
+    monkeypatch.setattr(machine, "free_memory", lambda: 8.0 * 435 * 9 - 1)
     with pytest.raises(ct.InvalidInput, match=r"435 edges need .* GiB.*solver='lean'"):
         ct.solve(problem)
     assert ct.solve(problem, tol=1e-6, solver="lean").status is CONVERGED
-    assert memory.free_memory() > 0
+    assert machine.free_memory() > 0
 
 
 @pytest.mark.filterwarnings("ignore::coterie.base.errors.ConvergenceWarning")

@@ -12,7 +12,7 @@ from coterie import datasets
 from coterie.base.compiling import inner, njit
 from coterie.losses.linear import KINDS, flat
 from coterie.problem import certificates
-from coterie.solvers import expansion, fast, polish, polish_kernels, proof_kernels
+from coterie.solvers import expansion, fast, group_kernels, loss_kernels, polish
 
 NAMES = sorted(name for name, loss in ct.LOSSES.items() if loss in KINDS)
 SCALES = [1e-2, 1.0, 30.0]  # of the features
@@ -128,7 +128,7 @@ def test_no_flow_lacks_less_than_the_least_lack():
 
     @njit()
     def bound(lack, forces, radius):
-        return proof_kernels.least_lack(0, n, 0, lack, forces, radius)
+        return group_kernels.least_lack(0, n, 0, lack, forces, radius)
 
     def lack(y):
         out = forces.copy()
@@ -209,7 +209,7 @@ def test_inner_functions_are_parts_of_their_callers():
 def test_large_factors_are_those_of_cholesky(n):
     @njit()
     def factor(matrix):
-        return polish_kernels.factor_large(matrix, matrix.shape[0])
+        return loss_kernels.factor_large(matrix, matrix.shape[0])
 
     rows = np.random.default_rng(n).standard_normal((n, n))
     matrix = rows @ rows.T + np.eye(n)
@@ -237,10 +237,10 @@ def test_a_group_that_must_split_is_split_while_the_flow_of_another_is_unknown()
     gradients[2:] += 4.0 * (inside - inside.mean(axis=0))
     state = np.zeros((edges, d)), np.ones(1), labels, 2, models, gradients
 
-    _, _, after_few, small, _ = proof_kernels.complete_proof(*state, 2, 1e-12, 1.0)
+    _, _, after_few, small, _ = group_kernels.complete_proof(*state, 2, 1e-12, 1.0)
     assert not small
     assert np.abs(after_few[:2]).min() > 3.0
     assert np.array_equal(after_few[2:], np.zeros((12, d)))
     gradients[:2] = -pull[:2]  # the twin: without the pair, the lack of the large group is all there is
-    _, _, alone, *_ = proof_kernels.complete_proof(*state, 2, 1e-12, 1.0)
+    _, _, alone, *_ = group_kernels.complete_proof(*state, 2, 1e-12, 1.0)
     assert np.abs(alone[2:]).max() > 0

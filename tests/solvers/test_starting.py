@@ -8,9 +8,8 @@ import pytest
 import coterie as ct
 from coterie import datasets
 from coterie.base.labels import labels_of
-from coterie.solvers import proof_kernels
-from coterie.solvers.base import Start
-from coterie.solvers.starting import ahead, carried
+from coterie.solvers import group_kernels
+from coterie.solvers.base import Start, ahead, carried
 
 
 def solutions(*lams):
@@ -67,7 +66,7 @@ def flow_problem(spread):
 @pytest.mark.parametrize(("spread", "possible"), [(5.9, True), (6.1, False)])
 def test_a_flow_is_found_exactly_if_there_is_one(spread, possible):
     radii, labels, groups, models, gradients = flow_problem(spread)
-    duals, _, lack, small, least = proof_kernels.complete_proof(
+    duals, _, lack, small, least = group_kernels.complete_proof(
         np.zeros((66, 2)), radii, labels, groups, models, gradients, 2000, 1e-12, 1.0)
     assert small is possible
     assert least is not possible
@@ -84,7 +83,7 @@ def test_a_proof_goes_on_where_the_last_one_ended():
     arguments[-1][1] -= [0.3, 0.0]
 
     def lack_after(begin, rounds):
-        _, state, lack, *_ = proof_kernels.complete_proof(begin, *arguments, rounds, 1e-12, 1e-12)
+        _, state, lack, *_ = group_kernels.complete_proof(begin, *arguments, rounds, 1e-12, 1e-12)
         return state, float((lack**2).sum())
 
     nothing = np.zeros((66, 2))

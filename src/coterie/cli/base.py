@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from coterie import __version__
 from coterie.base.errors import CoterieError, CoterieWarning, MissingExtra, NotConverged
-from coterie.base.memory import keep_freed_memory
+from coterie.base.machine import keep_freed_memory
 
 CODES = ("Exit codes: 0 done; 1 not solved to the tolerance; 2 input that cannot be used; 3 an "
          "extra is missing; 130 interrupted.")
@@ -70,7 +70,7 @@ def limit_threads(most: int | None) -> int | None:
     """Use at most so many threads, here and in processes that are started from here. The option
     --threads.
     """
-    from coterie.base.threads import set_threads
+    from coterie.base.machine import set_threads
 
     set_threads(most)
     if most is not None:

@@ -16,9 +16,8 @@ from typing import Any
 from rich.table import Table
 
 import coterie
-from coterie.base.memory import free_memory
+from coterie.base.machine import free_memory, n_threads
 from coterie.base.storage import json_ready
-from coterie.base.threads import n_threads
 from coterie.cli import options
 from coterie.cli.base import app, console
 

@@ -20,8 +20,7 @@ from coterie.convex.consensus import Bracket, Consensus, consensus
 from coterie.problem.problem import Problem, check_lam
 from coterie.problem.solution import Solution, Status, html_table, points_frame
 from coterie.solvers import Solver, solve_quietly
-from coterie.solvers.base import Start
-from coterie.solvers.starting import ahead
+from coterie.solvers.base import Start, ahead
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

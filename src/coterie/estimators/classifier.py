@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from coterie.base.errors import CoterieWarning, InvalidInput
 from coterie.base.types import Array
-from coterie.convex.metrics import accuracy
+from coterie.convex.choice import accuracy
 from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.data.validation import Rows, group, show, suggest

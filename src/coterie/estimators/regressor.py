@@ -9,7 +9,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 
 from coterie.base.types import Array
-from coterie.convex.metrics import explained_deviance, explained_variance
+from coterie.convex.choice import explained_deviance, explained_variance
 from coterie.estimators.classifier import Personalized
 
 

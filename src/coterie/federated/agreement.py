@@ -27,7 +27,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from coterie.base.errors import Incompatible, InvalidInput, located
-from coterie.base.memory import free_memory
+from coterie.base.machine import free_memory
 from coterie.base.storage import json_ready, write_atomically
 from coterie.data.encoding import Recipe
 from coterie.data.merging import merge

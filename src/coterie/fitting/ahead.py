@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.base.beside import Beside, begin_beside
+from coterie.base.machine import Beside, begin_beside
 from coterie.data.users import Users
 from coterie.fitting.kinds import Sharing
 from coterie.fitting.plan import PathPlan, by_groups, plan_likely

@@ -31,10 +31,9 @@ import numpy as np
 
 from coterie.base.errors import CoterieWarning, InvalidInput
 from coterie.base.labels import group_means
-from coterie.base.memory import require_memory
-from coterie.base.threads import one_blas_thread
+from coterie.base.machine import one_blas_thread, require_memory
 from coterie.base.types import Array, Ints
-from coterie.convex.metrics import silhouette
+from coterie.convex.choice import silhouette
 from coterie.convex.path import Path
 from coterie.data.users import Split, Users
 from coterie.fitting.ahead import Ahead

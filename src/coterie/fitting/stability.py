@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from coterie.base.types import Array, Ints
-from coterie.convex.metrics import adjusted_rand
+from coterie.convex.choice import adjusted_rand
 from coterie.data.users import Users
 from coterie.fitting.kinds import Sharing, group_centres
 from coterie.fitting.oracle import FitOracle, RowsFitOracle

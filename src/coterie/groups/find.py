@@ -49,7 +49,7 @@ import numpy.typing as npt
 
 from coterie.base.errors import InvalidInput, interruptible
 from coterie.base.labels import check_labels, one_group
-from coterie.base.memory import require_memory
+from coterie.base.machine import require_memory
 from coterie.base.types import Array, Ints
 from coterie.convex.path import Path, solve_path
 from coterie.data.frames import users_frame

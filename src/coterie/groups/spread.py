@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coterie.base.labels import group_sums
-from coterie.base.threads import in_parts
+from coterie.base.machine import in_parts
 from coterie.base.types import Array, Indices, Ints
 from coterie.losses import Loss, Samples
 from coterie.losses.newton import minimise

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie.base.labels import check_labels, one_group
-from coterie.base.memory import require_memory
+from coterie.base.machine import require_memory
 from coterie.base.types import Array, Ints
 from coterie.data.users import Users
 from coterie.groups.wide_models import fit_models

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coterie.base.labels import group_sums
-from coterie.base.memory import require_memory
+from coterie.base.machine import require_memory
 from coterie.base.types import Array, Ints
 from coterie.losses import Loss, Samples
 

@@ -10,8 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from coterie.base.errors import Incompatible
-from coterie.base.memory import require_memory
-from coterie.base.threads import in_parts
+from coterie.base.machine import in_parts, require_memory
 from coterie.base.types import Array, Flags, Indices, Ints
 from coterie.data.users import Block, Participants, Users
 from coterie.losses.base import DualBounds, Evaluation, Loss, Magnitudes, Samples

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie.base.threads import in_parts
+from coterie.base.machine import in_parts
 from coterie.base.types import Array, Flags, Indices
 
 #: (which users, their points, order) -> values, gradients, Hessians up to `order`.

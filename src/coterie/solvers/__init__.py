@@ -22,11 +22,10 @@ from coterie.losses import SquaredHinge
 from coterie.problem.certificates import certify
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Certificate, Record, Solution, Status
-from coterie.solvers.base import Point, Solver, Start
+from coterie.solvers.base import Point, Solver, Start, checked
 from coterie.solvers.fast import Fast
 from coterie.solvers.lean import Lean
 from coterie.solvers.reference import Reference
-from coterie.solvers.starting import checked
 
 #: Every solver by the name used in the command line and in saved files.
 SOLVERS: dict[str, type[Solver]] = {"fast": Fast, "lean": Lean, "reference": Reference}

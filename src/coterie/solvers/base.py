@@ -1,13 +1,20 @@
-"""The protocol of a solver: settings with a method `run`."""
+"""What goes into a solver and comes out of it: its settings, its start, and its point."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
+from coterie.base.errors import InvalidInput
+from coterie.base.labels import group_means
 from coterie.base.types import Array
 from coterie.problem.problem import Problem
-from coterie.problem.solution import Record
+from coterie.problem.solution import Record, Solution
+
+# Steps ahead, in units of the last one, for which a line through two solutions is a good guess.
+_LONGEST = 1.5
 
 
 class Point(NamedTuple):
@@ -38,3 +45,56 @@ class Solver(Protocol):
 
     def run(self, problem: Problem, tol: float, start: Start | None = None,
             progress: Callable[[Record], None] | None = None) -> Point: ...
+
+
+def ahead(before: Solution | None, last: Solution | Start | None, lam: float) -> Solution | Start \
+    | None:
+    """A start at `lam` on the line through the last two solutions: in log lam, with the groups of
+    the last one.
+
+        models = last + share (last - before),    share = log(lam / last.lam) / log(last.lam /
+                                                  before.lam)
+
+    The last solution itself if there is no other one, or if it is too far away. Its duals are
+    scaled to the radii.
+    """
+    if before is None or not (isinstance(last, Solution) and 0 < before.lam < last.lam < lam):
+        return last
+    share = np.log(lam / last.lam) / np.log(last.lam / before.lam)
+    if share > _LONGEST:
+        return last
+    labels = last.labels
+    moved = group_means(last.models - before.models, labels)[labels]
+    duals = None if last.duals is None else carried(last.duals, last.problem.radii,
+                                                    lam * last.problem.graph.weights)
+    return Start(last.models + share * moved, duals, last.sigma)
+
+
+def carried(duals: Array, radii: Array, new: Array) -> Array:
+    """Duals on the boundary of their balls scaled to the boundary of the new balls, the others into
+    these.
+    """
+    norms = np.sqrt(np.einsum("ed,ed->e", duals, duals))
+    onto = np.where(norms >= radii * (1 - 1e-9), new, np.minimum(norms, new))
+    return np.asarray(duals * np.divide(onto, norms, out=np.zeros_like(norms), where=norms > 0)[:,
+        None])
+
+
+def checked(problem: Problem, start: Solution | Start | None) -> Start | None:
+    """The start as checked arrays; duals of a solution are `carried` to this lam."""
+    if start is None:
+        return None
+    models, duals = problem.check_models(start.models), start.duals
+    if duals is not None and isinstance(start, Solution) and duals.shape[0] \
+        == problem.graph.n_edges:
+        duals = carried(duals, start.lam * problem.graph.weights, problem.radii)
+    if duals is not None and duals.shape != (problem.graph.n_edges, problem.dim):
+        raise InvalidInput(f"expected duals of shape ({problem.graph.n_edges}, {problem.dim}), got "
+                           f"{duals.shape}",
+                           remedy="Start from a solution on the same graph, or omit the duals")
+    if duals is not None and not np.isfinite(duals).all():
+        raise InvalidInput("the duals to start from must be finite", remedy="Omit them")
+    if start.sigma is not None and not (np.isfinite(start.sigma) and start.sigma > 0):
+        raise InvalidInput(f"sigma must be a finite number > 0, got {start.sigma!r}",
+                           remedy="Use None")
+    return Start(models, duals, start.sigma)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from coterie.base.types import Array
+from coterie.losses.curvature import Curvature
 from coterie.losses.linear import Flat, flat
 from coterie.losses.newton import solve_scaled
 from coterie.problem.problem import Problem
@@ -176,23 +178,61 @@ class CompiledExpansion(Expansion):
         return self._at(point)[1]
 
     def refresh(self, models: Array) -> None:
-        from coterie.solvers import model_kernels
+        from coterie.solvers import loss_kernels
 
         if self.quadratic:
             self.centre = models
             self.values, self.gradients, _ = self._at(models)
             return
         self.centre = self.centre.copy()  # it may be the best point so far
-        model_kernels.refreshed(self.data, models, self.centre, self.values, self.gradients,
+        loss_kernels.refreshed(self.data, models, self.centre, self.values, self.gradients,
                                 self.hessians, self.shift,
                                 self.floor, self.curvature)
 
     def error(self, slopes: Array) -> float:
-        from coterie.solvers import model_kernels
+        from coterie.solvers import loss_kernels
 
         shift = (1e-6 if self.quadratic else 1e-3) * self.curvature
-        error = model_kernels.bound_error(self.hessians, self.gradients, slopes, shift)
+        error = loss_kernels.bound_error(self.hessians, self.gradients, slopes, shift)
         return error if np.isfinite(error) else super().error(slopes)
+
+
+class WideExpansion(Expansion):
+    """`Expansion` with Hessians as operators."""
+
+    hessians: Curvature  # type: ignore[assignment]
+
+    def expand(self, models: Array) -> None:
+        self.centre = models
+        self.values, self.gradients, self.hessians = self.problem.loss.expand(self.problem.samples,
+            models)
+        self.curvature = float(self.hessians.trace().mean()) / self.problem.dim
+
+    def _solve(self, shift: float, vectors: Array) -> Array:
+        return self.hessians.inverse(np.full(len(vectors), shift * self.curvature),
+                                     np.float32)(vectors)
+
+    def flat_somewhere(self) -> bool:
+        return bool((self.hessians.trace() < 0.1 * self.curvature * self.problem.dim).any())
+
+    def isotropic(self) -> bool:
+        return False
+
+    def regularise(self) -> None:
+        self.floor = 1e-9 * self.curvature
+        self.shift = np.full(self.problem.n_users, self.floor)
+
+    def forms(self) -> tuple[Any, Array]:
+        """The Hessians and their shifts, and `linear`."""
+        linear = self.hessians.times(self.centre) + self.shift[:, None] * self.centre \
+            - self.gradients
+        return (self.hessians, self.shift), linear
+
+    def _second(self, step: Array) -> Array:
+        return np.einsum("nd,nd->n", step, self.hessians.times(step))
+
+    def _at(self, point: Array) -> tuple[Array, Array, Any]:
+        return self.problem.loss.expand(self.problem.samples, point)
 
 
 def expansion(problem: Problem, models: Array) -> Expansion:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,17 +23,13 @@ from coterie.base.errors import Interrupted, InvalidInput
 from coterie.base.labels import group_means, labels_of
 from coterie.base.types import Array, Ints
 from coterie.losses.linear import flat
-from coterie.problem.certificates import judge
+from coterie.problem.certificates import certify, judge
 from coterie.problem.problem import Problem
-from coterie.problem.solution import Record
+from coterie.problem.solution import Certificate, Record
 from coterie.solvers.base import Point, Start
-from coterie.solvers.expansion import CompiledExpansion, expansion
-from coterie.solvers.keeping import LOOSE, BestPoint, SigmaBalance
+from coterie.solvers.expansion import CompiledExpansion, WideExpansion, expansion
 from coterie.solvers.polish import nearly_equal, polish, split
 from coterie.solvers.smoothed import LARGEST, solve_smoothed
-
-if TYPE_CHECKING:
-    pass
 
 _DIGITS = 1e-15  # relative decrease at which a polish ends
 _HOPELESS = 3  # failed attempts at a finite bound after which the solver stops trying
@@ -65,6 +60,8 @@ _SPLITS = 8  # of groups, in one attempt at a proof
 _SHARES = (0.1, 1e-3, 1e-5)  # of what duals may lack, in continuations of one attempt
 # Groups that are always polished; unknowns of a cheap polish, of any polish.
 _TINY, _SMALL, _POLISH = 20, 300, 3000
+# Tol from which rough bounds are enough, and the share of it that they may miss.
+LOOSE, _ENOUGH = 1e-4, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +147,8 @@ class _Run:
 
     def __init__(self, settings: Fast, problem: Problem, tol: float, start: Start | None,
                  progress: Callable[[Record], None] | None) -> None:
-        from coterie.solvers.choosing import choose
-        from coterie.solvers.wide import WideExpansion, choose_wide
+        from coterie.solvers.engines import choose
+        from coterie.solvers.wide import choose_wide
 
         self.problem, self.tol, self.max_iter, self.progress = problem, tol, settings.max_iter, \
             progress
@@ -178,7 +175,7 @@ class _Run:
         if start is None and not losses.quadratic:
             usual *= self.engine.closeness(losses.gradients)
         elif losses.quadratic:
-            usual = self.engine.first_sigma(losses.centre, usual)
+            usual = self.engine.choose_sigma(losses.centre, usual)
         sigma = settings.sigma or known or usual
         self.engine.begin(losses.centre, None if start is None else start.duals, sigma)
         self.passes, self.limit, self.next_try = 0, self.max_iter, 0
@@ -218,8 +215,7 @@ class _Run:
         return self._point()
 
     def _iterate(self) -> None:
-        losses, engine, balance = self.losses, self.engine, SigmaBalance(self.engine.sigma,
-            self.engine.patience)
+        losses, engine = self.losses, self.engine
         batch = engine.batch if losses.quadratic else 10 if self.tol < LOOSE else 5
         while self.passes < self.limit:
             engine.take(losses)
@@ -245,8 +241,8 @@ class _Run:
             if self.wide and self.passes >= _MORE_BITS:
                 engine.refine()
             turn = int(error <= 0.1 * self.tol * scale) if self.exact_start \
-                else balance.turn(primal, moved)
-            balance.apply(turn, engine, self.passes)
+                else engine.balance(primal, moved)
+            engine.adapt(turn, self.passes)
 
     def _point(self) -> Point:
         assert self.best.certificate is not None
@@ -416,7 +412,7 @@ class _Run:
         gradients = self.losses.gradients_at(polished)
         engine = self.engine
         engine.forget()
-        proof = engine.proof(labels, polished, gradients, self._enough, begin, share)
+        proof = engine.prove(labels, polished, gradients, self._enough, begin, share)
         if proof is None and engine.lack is not None and self.error > _HELPFUL * self.tol \
             and not self.ending:
             return False  # the current duals are no better
@@ -479,3 +475,60 @@ class _Run:
         self.history.append(record)
         if self.progress is not None:
             self.progress(record)
+
+
+class BestPoint:
+    """The best certified point so far.
+
+    Attributes
+    ----------
+    problem, tol : what is solved, and how accurately.
+    models, certificate : the point; no certificate as long as there is none.
+    enough : by how much bounds may be too low, relative to the losses.
+    repair_at : the passes before which duals without a finite bound are not repaired.
+    unbounded : how many certificates had no finite bound even after a repair.
+    """
+
+    def __init__(self, problem: Problem, tol: float, models: Array) -> None:
+        self.problem, self.tol, self.models = problem, tol, models
+        self.certificate: Certificate | None = None
+        self.enough = _ENOUGH * tol if tol >= LOOSE else 0.0
+        self.repair_at = self.unbounded = 0
+
+    @property
+    def gap(self) -> float:
+        return np.inf if self.certificate is None else self.certificate.relative_gap
+
+    @property
+    def done(self) -> bool:
+        """Whether the tolerance is certified."""
+        return self.gap <= self.tol
+
+    def judge(self, models: Array, duals: Array, passes: int, prefer: bool = False) -> bool:
+        """Certify a point, and keep it if it is the best so far, or as good and preferred; whether
+        that is enough.
+        """
+        if not (np.isfinite(models).all() and np.isfinite(duals).all()):
+            return False  # a step that overflowed
+        certificate = judge(self.problem, models, duals, self.enough)
+        if not np.isfinite(certificate.bound) and passes >= self.repair_at:
+            # The duals may be only slightly outside the domain of a conjugate: repair them, but not
+            # every time.
+            certificate = certify(self.problem, models, duals)
+            self.repair_at = 0 if np.isfinite(certificate.bound) else 2 * passes
+            self.unbounded += not np.isfinite(certificate.bound)
+        as_good = self.gap + 4.0 * certificate.rounding / max(abs(certificate.objective),
+            certificate.floor, 1e-300)
+        if self.certificate is None or certificate.relative_gap < (as_good if prefer else self.gap):
+            self.certificate, self.models = certificate, models
+        return self.done
+
+    def build(self, models: Array | None = None) -> bool:
+        """Certify the best point, or these models, with duals built for their groups; whether that
+        is enough.
+        """
+        models = self.models if models is None else models
+        built = certify(self.problem, models)
+        if self.certificate is None or built.relative_gap < self.gap:
+            self.certificate, self.models = built, models
+        return self.done

@@ -78,7 +78,7 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14,
 def _polish_compiled(problem: Problem, data: Flat, labels: Ints, w: Array, tol: float,
                      max_iter: int) -> Array:
     """The same in compiled code, for losses that it knows and all pairs with one weight."""
-    from coterie.solvers import polish_kernels as kernels
+    from coterie.solvers import loss_kernels as kernels
 
     radius = float(problem.radii[0]) if problem.graph.n_edges else 0.0
     for _ in range(len(w)):
@@ -135,7 +135,7 @@ def nearly_equal(problem: Problem, models: Array, relative: float = 1e-6) -> Int
     labels = labels_of(models)
     w = group_means(models, labels)
     if problem.graph.is_complete:
-        from coterie.solvers.polish_kernels import joined
+        from coterie.solvers.loss_kernels import joined
 
         merged = joined(w, np.zeros_like(w), 1.0, relative * float(np.abs(w).max()))
         return merged[labels] if merged.max() + 1 < len(w) else None
@@ -152,13 +152,13 @@ def split(problem: Problem, models: Array, lack: Array, hessians: Array, enough:
 
     Lacks whose squares are together less than `enough` do not count.
 
-    `lack` (n_users, dim) is what no duals can supply to the users of a group, see `proof_kernels`:
+    `lack` (n_users, dim) is what no duals can supply to the users of a group, see `group_kernels`:
     minus it is a direction of descent, along which a second-order model of a group has its minimum
     at
         step = sum_i ||lack_i||^2 / sum_i lack_i' H_i lack_i        H with the curvature of the
                                                                     penalty, see `stiffness`
     """
-    from coterie.solvers.proof_kernels import apart, stiffness
+    from coterie.solvers.group_kernels import apart, stiffness
 
     before = labels_of(models)
     labels = apart(before, lack, float(np.sqrt(enough / len(lack))))
@@ -260,7 +260,7 @@ class _Reduced:
 
     def merged(self, pairs: Flags) -> Ints:
         """The labels of the users after merging the groups of the chosen pairs."""
-        from coterie.solvers.part_kernels import joined
+        from coterie.solvers.group_kernels import joined
 
         return joined(self.k, self.first, self.second, pairs)[self.labels]
 

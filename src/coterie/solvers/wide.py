@@ -17,18 +17,16 @@ Both are solved from the last pass's solution, and a few steps are enough. Passe
 from __future__ import annotations
 
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from coterie.base.memory import require_memory
+from coterie.base.machine import require_memory
 from coterie.base.types import Array, Ints
 from coterie.losses.curvature import Curvature, RowCurvature, RowInverse
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
-from coterie.solvers import wide_kernels
+from coterie.solvers import kernels
 from coterie.solvers.engines import RELAX, Engine
-from coterie.solvers.expansion import Expansion
 
 _SINGLE = 5e-7  # smallest tolerance for which passes are computed with 32 bits
 _STEPS, _MORE_STEPS = 6, 20  # most steps of conjugate gradients in a pass; without a coarse matrix
@@ -38,46 +36,6 @@ _STALE = 1.5  # steps per system from which the coarse matrix is computed again
 # They stop at this share of the first residual; of its norm, on a list of edges.
 _ENOUGH, _NEAR = 0.03, 0.3
 
-#: Modes of Laplacians by graph, so that a path computes them once.
-_MODES: WeakKeyDictionary[Graph, tuple[Array, Array]] = WeakKeyDictionary()
-
-
-class WideExpansion(Expansion):
-    """`Expansion` with Hessians as operators."""
-
-    hessians: Curvature  # type: ignore[assignment]
-
-    def expand(self, models: Array) -> None:
-        self.centre = models
-        self.values, self.gradients, self.hessians = self.problem.loss.expand(self.problem.samples,
-            models)
-        self.curvature = float(self.hessians.trace().mean()) / self.problem.dim
-
-    def _solve(self, shift: float, vectors: Array) -> Array:
-        return self.hessians.inverse(np.full(len(vectors), shift * self.curvature),
-                                     np.float32)(vectors)
-
-    def flat_somewhere(self) -> bool:
-        return bool((self.hessians.trace() < 0.1 * self.curvature * self.problem.dim).any())
-
-    def isotropic(self) -> bool:
-        return False
-
-    def regularise(self) -> None:
-        self.floor = 1e-9 * self.curvature
-        self.shift = np.full(self.problem.n_users, self.floor)
-
-    def forms(self) -> tuple[Any, Array]:
-        """The Hessians and their shifts, and `linear`."""
-        linear = self.hessians.times(self.centre) + self.shift[:, None] * self.centre \
-            - self.gradients
-        return (self.hessians, self.shift), linear
-
-    def _second(self, step: Array) -> Array:
-        return np.einsum("nd,nd->n", step, self.hessians.times(step))
-
-    def _at(self, point: Array) -> tuple[Array, Array, Any]:
-        return self.problem.loss.expand(self.problem.samples, point)
 
 
 class Wide(Engine):
@@ -101,7 +59,7 @@ class Wide(Engine):
         self.degrees = np.bincount(graph.edges.ravel(), minlength=graph.n_users).astype(float)
 
     def begin(self, models: Array, duals: Array | None, sigma: float) -> None:
-        self.sigma, self._known = sigma, None
+        self.sigma, self.first_sigma, self._known = sigma, sigma, None
         self.x = models.astype(self.dtype)
         if models.any():
             self.s = self.x[self.first] - self.x[self.second]
@@ -112,17 +70,17 @@ class Wide(Engine):
         norms = np.sqrt(np.einsum("ek,ek->e", self.s, self.s)).astype(float) + 1e-300
         self.shrink = np.minimum(1.0, self._radii / sigma / norms)
         self.forces = np.zeros_like(self.x)
-        self._settle()
+        self._compute_forces()
 
     def retune(self, sigma: float) -> None:
-        wide_kernels.wide_retune(self.s, self._radii / self.sigma, self._radii / sigma,
+        kernels.wide_retune(self.s, self._radii / self.sigma, self._radii / sigma,
                                  self.sigma / sigma, self.shrink)
         self.sigma, self._known = sigma, None
-        self._settle()
+        self._compute_forces()
 
     def lengths(self, models: Array) -> Array:
         """(n_edges,) the distances of neighbours, without a difference in memory."""
-        return np.asarray(wide_kernels.wide_lengths(np.ascontiguousarray(models), self.first,
+        return np.asarray(kernels.wide_lengths(np.ascontiguousarray(models), self.first,
                                                     self.second))
 
     def refine(self) -> None:
@@ -131,13 +89,13 @@ class Wide(Engine):
             self.dtype, self._known = np.float64, None
             self.x, self.s, self.forces = (part.astype(float) for part in (self.x, self.s,
                 self.forces))
-            self._settle()
+            self._compute_forces()
 
-    def _settle(self) -> None:
+    def _compute_forces(self) -> None:
         self._pass(0.0, False)
 
     def _pass(self, relax: float, measure: bool) -> tuple[float, float]:
-        return wide_kernels.wide_pass(self.x, self.s, self.shrink, self._radii / self.sigma,
+        return kernels.wide_pass(self.x, self.s, self.shrink, self._radii / self.sigma,
                                       self.first, self.second,
                                       relax, self.forces, measure)
 
@@ -148,7 +106,7 @@ class Wide(Engine):
 
     def _read(self, out: Array | None) -> tuple[Array, Ints]:
         kept = np.empty((0, 0)) if out is None else out
-        return wide_kernels.wide_duals(self.s, self.sigma, self._radii, self.first, self.second,
+        return kernels.wide_duals(self.s, self.sigma, self._radii, self.first, self.second,
                                        self.graph.n_users,
                                        kept, out is not None)
 
@@ -400,18 +358,17 @@ class WideListed(Wide):
 
 
 def laplacian_modes(graph: Graph) -> tuple[Array, Array]:
-    """The eigenvalues (n_users,) and eigenvectors, in columns, of the graph's Laplacian; remembered
-    for a path.
-    """
-    if graph not in _MODES:
+    """The eigenvalues (n_users,) and eigenvectors, in columns, of the graph's Laplacian."""
+    if "modes" not in graph.notes:
         dense = np.zeros((graph.n_users, graph.n_users))
         first, second = graph.edges.T
         np.add.at(dense, (first, second), -1.0)
         dense += dense.T
         dense[np.diag_indices(graph.n_users)] = -dense.sum(axis=1)
         values, vectors = np.linalg.eigh(dense)
-        _MODES[graph] = np.maximum(values, 0.0), vectors
-    return _MODES[graph]
+        graph.notes["modes"] = np.maximum(values, 0.0), vectors
+    modes: tuple[Array, Array] = graph.notes["modes"]
+    return modes
 
 
 def choose_wide(problem: Problem, tol: float) -> Wide:

@@ -16,7 +16,7 @@ import numpy as np
 from coterie.base.errors import CoterieError, CoterieWarning, InvalidInput
 from coterie.base.storage import json_ready
 from coterie.base.types import Array
-from coterie.convex.metrics import roc_auc
+from coterie.convex.choice import roc_auc
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
 from coterie.federated.private.accounting import mu_of

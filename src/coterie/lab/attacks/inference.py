@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coterie.base.types import Array, Ints
-from coterie.convex.metrics import roc_auc
+from coterie.convex.choice import roc_auc
 from coterie.lab.attacks.recording import Evidence
 from coterie.losses.affine import LinearLoss
 

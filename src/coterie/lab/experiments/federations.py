@@ -33,7 +33,7 @@ from coterie.base.errors import CoterieWarning, interruptible
 from coterie.base.labels import labels_of
 from coterie.base.storage import safe_cell
 from coterie.base.types import Array
-from coterie.convex.metrics import roc_auc
+from coterie.convex.choice import roc_auc
 from coterie.data.summary import Task
 from coterie.data.users import Users
 from coterie.fitting import Settings, fit

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from coterie.base.beside import begin_beside
 from coterie.base.errors import InvalidInput
-from coterie.base.threads import one_blas_thread
+from coterie.base.machine import begin_beside, one_blas_thread
 from coterie.data.encoding import Recipe
 from coterie.data.files import fingerprint, is_input
 from coterie.data.frames import check_readable

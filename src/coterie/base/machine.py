@@ -1,9 +1,12 @@
-"""Work that a copy of this process does, on a core that is free.
+"""What the machine offers: cores for threads, a copy of the process beside this one, and memory.
 
-The copy (a fork) has all data of this process without copying them, and computes what this process
-would compute later, by the same code: results have the same bits with it and without. It sends
-every finished part at once. If it fails, or there can be none, this process computes the parts
-itself.
+Threads: every part of the work is computed by the same code and written to its own place, so
+results have the same bits with one thread and with many.
+
+A copy of the process (a fork) has all data of this process without copying them, and computes what
+this process would compute later, by the same code: results have the same bits with it and without.
+It sends every finished part at once. If it fails, or there can be none, this process computes the
+parts itself.
 """
 
 from __future__ import annotations
@@ -14,11 +17,101 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, MutableMapping
-from multiprocessing.connection import Connection, Pipe
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
+from functools import cache
 from threading import Condition, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from coterie.base.threads import lend_threads, n_threads, set_threads
+import numpy as np
+
+from coterie.base.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+_most: int | None = None
+_lent = 0  # threads that other work of this process uses meanwhile
+
+
+def set_threads(most: int | None) -> None:
+    """Use at most this many threads; None for one per core.
+
+    Raises
+    ------
+    InvalidInput : a number below 1.
+
+    Example
+    -------
+    >>> set_threads(1)
+    >>> n_threads()
+    1
+    >>> set_threads(None)
+    """
+    global _most
+    if most is not None and most < 1:
+        raise InvalidInput(f"expected a number of threads, got {most!r}", remedy="Use 1 or more")
+    _most = most
+
+
+def lend_threads(n: int) -> None:
+    """Use n threads less than before; n < 0 takes them back."""
+    global _lent
+    _lent += n
+
+
+def n_threads() -> int:
+    """The number of threads: as set, or by the variable OMP_NUM_THREADS, or one per core; less
+    those that are lent.
+    """
+    return max(_all_threads() - _lent, 1)
+
+
+def _all_threads() -> int:
+    if _most is not None:
+        return _most
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdigit() and int(given) > 0:
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_parts(work: Callable[[slice], None], n: int, size: int) -> None:
+    """Call `work` for parts of at most `size` of n rows; it writes what it computes."""
+    parts = [slice(start, min(start + size, n)) for start in range(0, n, max(size, 1))]
+    if len(parts) < 2 or n_threads() < 2:
+        for part in parts:
+            work(part)
+        return
+    contexts = [copy_context() for _ in parts]  # with the floating point settings of this thread
+    for future in [_pool(n_threads()).submit(context.run, work, part)
+                   for context, part in zip(contexts, parts, strict=True)]:
+        future.result()
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Inside the block or the function decorated, BLAS uses one thread.
+
+    Its own threads slow the many products of small matrices down, and would compete with those of
+    `in_parts`.
+    """
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1, "blas"):
+        yield
+
+
+@cache
+def _pool(n: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(n, thread_name_prefix="coterie")
+
+
+if hasattr(os, "register_at_fork"):
+    # Threads do not live on in a copy of the process.
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
 
 #: Libraries with threads of their own that a copy of the process would wait for.
 _NOT_COPIED = {"grpc", "ray"}
@@ -52,6 +145,8 @@ class Beside:
             raise
 
     def _begin(self, work: Callable[[MutableMapping[str, Any]], None]) -> None:
+        from multiprocessing.connection import Pipe
+
         receiving, sending = Pipe(duplex=False)
         parent = os.getpid()
         with warnings.catch_warnings():
@@ -103,7 +198,7 @@ class Beside:
             lend_threads(-self._threads)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _interrupts_later() -> Iterator[None]:
     """Ctrl-C inside the block counts after it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -162,3 +257,53 @@ def _serve(work: Callable[[MutableMapping[str, Any]], None], sending: Connection
         status = 0
     finally:
         os._exit(status)
+
+
+_SMALL = 1 << 26  # bytes that are taken without asking
+#: Numbers of glibc's `mallopt`, and values: arrays up to 32 MiB come from memory that the process
+#: has, and up to 256 MiB of that stay with it.
+_KEPT = ((-3, 1 << 25), (-1, 1 << 28))
+
+
+def free_memory() -> float:
+    """Bytes of memory that are free, as far as the system tells; inf where it does not."""
+    try:
+        # What the system could free at once counts as well.
+        with open("/proc/meminfo", encoding="ascii") as file:
+            return next(1024.0 * float(line.split()[1]) for line in file
+                        if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        pass
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return np.inf
+
+
+def require_memory(needed: float, purpose: str, remedy: str) -> None:
+    """Raise InvalidInput where more is needed than there is.
+
+    Parameters
+    ----------
+    needed : bytes.
+    purpose : what they are for, as the subject of a sentence.
+    remedy : what to do instead.
+    """
+    if needed > _SMALL and needed > free_memory():
+        raise InvalidInput(f"{purpose} need {needed / 2**30:.1f} GiB, more than there is",
+                           remedy=remedy)
+
+
+def keep_freed_memory() -> None:
+    """Keep memory of freed arrays for the next ones: a command that computes on many arrays is a
+    tenth faster so.
+
+    Otherwise every large array is new memory, which the system has to clear. Without effect where
+    the C library is another one than glibc.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(OSError, AttributeError):
+            for number, value in _KEPT:
+                ctypes.CDLL(None).mallopt(number, value)
