@@ -14,7 +14,8 @@ import pytest
 import coterie as ct
 from coterie.base.storage import pack, unpack
 from coterie.datasets import clustered
-from coterie.federated.checkpoint import Checkpoint
+from coterie.federated import Data, LocalRuntime
+from coterie.federated.session import Session
 
 SCRIPT = """
 import sys
@@ -124,11 +125,11 @@ def test_a_checkpoint_of_another_run_is_refused(users, tmp_path, change):
 
 
 def test_a_checkpoint_of_another_version_is_refused(users, tmp_path, monkeypatch):
-    monkeypatch.setattr("coterie.federated.driver._VERSION", 1)
+    monkeypatch.setattr("coterie.federated.stages._VERSION", 1)
     before = ct.federate(users, ct.SquaredHinge(), lam=0.05, checkpoint=tmp_path)
     assert ct.federate(users, ct.SquaredHinge(), lam=0.05, checkpoint=tmp_path).n_rounds == before.n_rounds
     monkeypatch.undo()
-    with pytest.raises(ct.InvalidInput, match=r"its version is 1, this run's is 2"):
+    with pytest.raises(ct.InvalidInput, match=r"its version is 1, this run's is 3"):
         ct.federate(users, ct.SquaredHinge(), lam=0.05, checkpoint=tmp_path)
 
 
@@ -192,5 +193,6 @@ def test_what_is_packed_comes_back():
     assert back["f"].shape == (0, 3)
 
 
-def test_nothing_saved_is_nothing_loaded(tmp_path):
-    assert Checkpoint(tmp_path / "none").load() is None
+def test_nothing_saved_is_nothing_loaded(users, tmp_path):
+    runtime = LocalRuntime(Data.of(users, ct.Logistic()))
+    assert Session(runtime, users.names, checkpoint=tmp_path / "none").load() is None

@@ -602,7 +602,7 @@ def test_whoever_is_asked_first_is_not_shown_what_another_alone_has_found():
         for user, query in queries.items():
             others = state.now[state.known & (np.arange(6) != user)]
             assert not (np.abs(others - query.arrays["model"]).max(axis=1) < 1e-9).any()
-        state = method.tell(state, runtime.exchange(queries))
+        state = method.tell(state, runtime.exchange(queries).batches[0])
     assert state.known.all()
 
 

@@ -11,9 +11,9 @@ import pytest
 
 import coterie as ct
 from coterie.federated.config import RunConfig
-from coterie.federated.driver import Round
 from coterie.federated.runtimes import service
 from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.session import Round
 from coterie.federated.sources import Table
 
 

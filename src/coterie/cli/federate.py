@@ -36,9 +36,9 @@ from coterie.data.users import Users
 from coterie.federated import ALGORITHMS, sources
 from coterie.federated.agreement import Agreement
 from coterie.federated.config import CONFIG, RunConfig, chooses, complete, resolved
-from coterie.federated.driver import Round
 from coterie.federated.runtimes import service
 from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.session import Round
 from coterie.output import report
 from coterie.output.runs import check_free, load_run
 from coterie.output.runs.folder import UNFINISHED, clear

@@ -1,16 +1,15 @@
 """Federated algorithms as pure `ask`, `answer` and `tell`, and the runtimes that carry them."""
 
 from coterie.federated.algorithms import ALGORITHMS, PDMM, FedAvg, Newton, Splitting, SquaredPenalty
-from coterie.federated.algorithms.base import Algorithm, Federation
-from coterie.federated.algorithms.participation import Participation
+from coterie.federated.algorithms.base import Algorithm, Federation, Participation
 from coterie.federated.client import Data, answer
-from coterie.federated.driver import Round
 from coterie.federated.entry import federate
 from coterie.federated.path import FederatedPath, federate_path
 from coterie.federated.protocol.ledger import Ledger
 from coterie.federated.protocol.messages import BadMessage, Query, Reply
 from coterie.federated.run import Federated
 from coterie.federated.runtimes.in_process import Faults, LocalRuntime
+from coterie.federated.session import Round
 from coterie.federated.settings import FederationSettings
 
 __all__ = [

@@ -17,7 +17,7 @@ from coterie.base.types import Array, Flags, Ints
 from coterie.data.condensed import SecondMoments
 from coterie.data.users import Users
 from coterie.federated.algorithms.edges import answer_edges
-from coterie.federated.algorithms.trust import between, trusted
+from coterie.federated.algorithms.forms import between, trusted
 from coterie.federated.answers import FIT_ANSWERS, facts, fit_answers
 from coterie.federated.joining import answer_join
 from coterie.federated.private.ledger import NodeLedger

@@ -13,17 +13,16 @@ import numpy.typing as npt
 
 from coterie.base.errors import InvalidInput, interruptible
 from coterie.data.users import Users
-from coterie.federated.algorithms.base import Algorithm
+from coterie.federated.algorithms.base import Algorithm, Participation
 from coterie.federated.algorithms.newton import Newton
-from coterie.federated.algorithms.participation import Participation
 from coterie.federated.config import DataSettings
-from coterie.federated.driver import Round
 from coterie.federated.fit import Carriage, fit_federation
 from coterie.federated.private.federation import fit_privately
 from coterie.federated.private.policy import Privacy
-from coterie.federated.run import in_process, run_federation, state_of
+from coterie.federated.run import check_start, in_process, run_federation
 from coterie.federated.runtimes.in_process import Faults
 from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.session import Round
 from coterie.federated.settings import FederationSettings
 from coterie.fitting.result import Fit
 from coterie.fitting.settings import Settings
@@ -128,7 +127,7 @@ def _solve(users: Users, loss: Any, settings: FederationSettings, graph: Graph |
     if not isinstance(loss, Loss):
         raise InvalidInput(f"with a given lam a loss such as Logistic() is needed, got {loss!r}",
                            remedy="Give one")
-    settings = settings.replace(start=state_of(settings.start, settings.algorithm, users.n_users))
+    check_start(settings.start, settings.algorithm, users.n_users)
     problem, runtime = in_process(users, loss, settings, graph, held_out, faults)
     return run_federation(settings.federation(problem.users, loss, problem.graph), settings,
                           runtime, progress, problem)

@@ -39,14 +39,13 @@ from coterie.federated.agreement import (
     read_aside,
     write_aside,
 )
-from coterie.federated.algorithms.participation import Participation
-from coterie.federated.asking import Asker, SetAside
+from coterie.federated.algorithms.base import Participation
+from coterie.federated.algorithms.proof import Judgement, judged
 from coterie.federated.config import DataSettings
-from coterie.federated.driver import Round
 from coterie.federated.fit_by_asking import describe, fit_parts
 from coterie.federated.introduction import Introduction
-from coterie.federated.judging import Judgement, judged
 from coterie.federated.protocol.messages import Ragged, square, triangle
+from coterie.federated.session import Round, Session, SetAside
 from coterie.fitting.estimate import Fit, fit
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
@@ -105,7 +104,7 @@ def fit_federation(runtime: Carrier, data: DataSettings, settings: Settings,
     carriage = carriage or Carriage()
     agreement, settings = _agreement(runtime, data, settings, carriage)
     runtime.use(agreement)
-    asker = Asker(runtime, agreement.names, participation=carriage.participation,
+    asker = Session(runtime, agreement.names, participation=carriage.participation,
                   seed=carriage.seed, fingerprint=_fingerprint(settings, runtime),
                   checkpoint=carriage.checkpoint, progress=carriage.progress, ridge=settings.ridge)
     (fitted, solution, scores), agreement, aside = without_refusers(
@@ -115,13 +114,13 @@ def fit_federation(runtime: Carrier, data: DataSettings, settings: Settings,
                    account=account_of(asker, aside))
 
 
-def account_of(asker: Asker, aside: dict[Any, str], **more: Any) -> Account:
+def account_of(asker: Session, aside: dict[Any, str], **more: Any) -> Account:
     """What the questions took, and who took no part."""
     return Account(ledger=asker.ledger, history=tuple(asker.history),
                    refusals=tuple(asker.refusals), aside=aside, **more)
 
 
-def without_refusers(asker: Asker, agreement: Agreement, carriage: Carriage,
+def without_refusers(asker: Session, agreement: Agreement, carriage: Carriage,
                      fingerprint: Callable[[], dict[str, Any]],
                      attempt: Callable[[Agreement], _T]) -> tuple[_T, Agreement, dict[Any, str]]:
     """What is found with all users but those whose nodes refuse, or whose answers cannot be true.
@@ -165,7 +164,7 @@ def without_refusers(asker: Asker, agreement: Agreement, carriage: Carriage,
 
 
 @contextlib.contextmanager
-def _blaming(asker: Asker) -> Iterator[None]:
+def _blaming(asker: Session) -> Iterator[None]:
     """Numbers that cannot be computed with set their user aside, where they are beyond all
     proportion.
     """
@@ -183,7 +182,7 @@ def _fingerprint(settings: Settings, runtime: Carrier) -> dict[str, Any]:
     return {**{f.name: getattr(settings, f.name) for f in fields(settings)}, **runtime.identity()}
 
 
-def _asked(runtime: Carrier, asker: Asker, agreement: Agreement, settings: Settings,
+def _asked(runtime: Carrier, asker: Session, agreement: Agreement, settings: Settings,
            carriage: Carriage) -> tuple[Fit, Solution, Scores | None]:
     """The fit of all who take part, its certified solution, and its scores."""
     if _squared(settings):
@@ -257,7 +256,7 @@ def _squared(settings: Settings) -> bool:
     return False
 
 
-def _second_moments(asker: Asker, agreement: Agreement, settings: Settings) -> tuple[Users,
+def _second_moments(asker: Session, agreement: Agreement, settings: Settings) -> tuple[Users,
         Split | None]:
     """Users with the second moments of those who take part: of all rows, and of their parts."""
     replies, q = asker.ask("moments", 0), len(agreement.features) + (settings.task != "clustering")
@@ -281,7 +280,7 @@ def _second_moments(asker: Asker, agreement: Agreement, settings: Settings) -> t
     return users, Split(train, test.take([]), test)
 
 
-def _certified(asker: Asker, solution: Solution, tol: float, sizes: Ints) -> Solution:
+def _certified(asker: Session, solution: Solution, tol: float, sizes: Ints) -> Solution:
     """The solution with a certificate from the users' own rows."""
     began, problem = time.perf_counter(), solution.problem
     graph, n = problem.graph, problem.n_users
@@ -334,7 +333,7 @@ def _to_blame(judgement: Judgement, tol: float) -> list[str]:
     return reasons
 
 
-def _judged(asker: Asker, fitted: Fit) -> Scores | None:
+def _judged(asker: Session, fitted: Fit) -> Scores | None:
     """The scores as the users compute them; every user gets its model with the same question."""
     scores, dim, models = fitted.scores, fitted.solution.problem.dim, fitted.models
     others = [models] * 3

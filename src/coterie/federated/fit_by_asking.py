@@ -29,8 +29,8 @@ from coterie.base.types import Array, Ints
 from coterie.data.users import Moments, Participants
 from coterie.federated import plausible
 from coterie.federated.agreement import Agreement
-from coterie.federated.asking import Asker
 from coterie.federated.oracle import AskingOracle
+from coterie.federated.session import Session
 from coterie.federated.together import Together
 from coterie.fitting.estimate import Fit
 from coterie.fitting.kinds import (
@@ -82,7 +82,7 @@ class Facts(NamedTuple):
     target_means: list[float]  # as the loss sees targets
 
 
-def describe(asker: Asker, agreement: Agreement, settings: Settings) -> Facts:
+def describe(asker: Session, agreement: Agreement, settings: Settings) -> Facts:
     """Ask for counts, means and sums of squares, from which the units follow."""
     replies = asker.ask("facts", 0).arrays
     counts, means, m2, target = (replies[name] for name in ("count", "means", "m2", "target"))
@@ -295,7 +295,7 @@ def remote_solution(part: Part, solution: Solution) -> Solution:
     return replace(solution, problem=problem)
 
 
-def fit_parts(facts: Facts, everyone: Participants, asker: Asker, settings: Settings) -> Fit:
+def fit_parts(facts: Facts, everyone: Participants, asker: Session, settings: Settings) -> Fit:
     """The fit, not certified by the users and not scored yet."""
     users, together = Participants(everyone.names, everyone.feature_names, facts.sizes[0]), \
         Together(asker)

@@ -30,9 +30,7 @@ except ImportError as error:  # pragma: no cover - depends on what is installed
 from coterie.base.storage import private_folder, write_atomically
 from coterie.federated.agreement import Agreement
 from coterie.federated.algorithms.base import Replies
-from coterie.federated.checkpoint import digest
 from coterie.federated.config import RunConfig, complete, for_nodes
-from coterie.federated.driver import Round
 from coterie.federated.introduction import Introduction
 from coterie.federated.metrics import writer
 from coterie.federated.node import Node
@@ -44,8 +42,10 @@ from coterie.federated.protocol.messages import (
     Message,
     Reply,
     decode,
+    digest,
 )
 from coterie.federated.runtimes import service
+from coterie.federated.session import Round
 from coterie.federated.sources import in_order
 
 log = logging.getLogger("coterie.federated")

@@ -23,11 +23,9 @@ from coterie.data.condensed import SecondMoments
 from coterie.data.users import Split
 from coterie.data.validation import show
 from coterie.federated.agreement import Agreement, Carrier
-from coterie.federated.asking import Asker
-from coterie.federated.checkpoint import digest
-from coterie.federated.driver import Round
 from coterie.federated.protocol.ledger import Ledger
-from coterie.federated.protocol.messages import square, triangle
+from coterie.federated.protocol.messages import digest, square, triangle
+from coterie.federated.session import Round, Session
 from coterie.federated.sources import in_order
 from coterie.fitting.estimate import Fit, fit
 from coterie.fitting.predictions import name_text
@@ -89,7 +87,7 @@ def join_run(runtime: Carrier, run: Run, *, wait: float = 120.0,
                                 "noise": np.array(run.noise)}
     if run.covariance is not None:
         shared["covariance"] = triangle(run.covariance[None])
-    asker = Asker(runtime, newcomers, progress=progress)
+    asker = Session(runtime, newcomers, progress=progress)
     replies = asker.ask("join", run.models.shape[1], shared=shared)
     models = {newcomers[k]: reply.arrays["model"][0] for k, reply in replies.items()
               if "model" in reply.arrays}

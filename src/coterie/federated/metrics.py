@@ -15,7 +15,7 @@ from typing import Any
 
 from coterie.base.errors import InvalidInput, MissingExtra
 from coterie.base.storage import json_ready, open_private, private_folder
-from coterie.federated.driver import Round
+from coterie.federated.session import Round
 
 Writer = Callable[[Round], None]
 _NUMBERS = ("objective", "gap", "estimate", "n_clusters", "asked", "answered", "bytes_up",

@@ -18,9 +18,9 @@ from coterie.convex.path import Path
 from coterie.data.users import Users
 from coterie.federated.algorithms.base import Federation
 from coterie.federated.algorithms.newton import Newton, NewtonState
-from coterie.federated.driver import Round
-from coterie.federated.run import in_process, run_federation, state_of
+from coterie.federated.run import check_start, in_process, run_federation
 from coterie.federated.runtimes.in_process import Faults, Runtime
+from coterie.federated.session import Round
 from coterie.federated.settings import FederationSettings
 from coterie.losses import Loss
 from coterie.problem.graph import Graph
@@ -157,7 +157,8 @@ def federate_path(users: Users, loss: Loss, lams: npt.ArrayLike | None = None, *
     graph, kinds = (None, {"weights": graph}) if isinstance(graph, str) else (graph, {})
     holdout = settings.pop("held_out", holdout)  # the name of earlier versions
     algorithm = settings.pop("algorithm", None) or Newton()
-    start = state_of(settings.pop("start", None), algorithm, users.n_users)
+    start = settings.pop("start", None)
+    check_start(start, algorithm, users.n_users)
     given: Any = "auto" if lams is None else np.asarray(lams, dtype=float).ravel()
     chosen = FederationSettings(lams=given, n_lams=n_lams, ratio=ratio, algorithm=algorithm,
                                 start=start, score=holdout is not None, **settings | kinds)
@@ -188,7 +189,7 @@ def run_path(federation: Federation, settings: FederationSettings, runtime: Runt
         graph = federation.graph if before is None else before.federation.graph
         if before is not None:
             changes["weights"] = "unit"  # the graph is made once
-            changes["start"] = before.state if runs or settings.start is None else settings.start
+            changes["start"] = before if runs or settings.start is None else settings.start
         folder = None if settings.checkpoint is None else FilePath(settings.checkpoint) / name
         runtime.begin(name)
         one = settings.replace(lam=lam, lams=None, checkpoint=folder, **changes)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,6 +148,18 @@ def other_shapes(messages: Mapping[int, Message]) -> list[int]:
                            "Install the same "
                            "version of coterie everywhere, and give all of them the same columns.")
     return [user for user, shape in shapes.items() if shape != counted[0][0]]
+
+
+def finite(replies: Batch, may_be_infinite: Container[tuple[str, str]]) -> Flags:
+    """(n,) whose reply holds finite numbers only; of some fields also inf."""
+    good = np.ones(len(replies), dtype=bool)
+    for name, array in replies.arrays.items():
+        rows = _rows(np.asarray(array))
+        allowed = rows == np.inf if (replies.kind, name) in may_be_infinite else False
+        good &= (np.isfinite(rows) | allowed).all(axis=1)
+    for part in replies.ragged.values():
+        good[part.owner[~np.isfinite(_rows(part.values)).all(axis=1)]] = False
+    return good
 
 
 def _rows(values: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,12 @@ import numpy as np
 from coterie.base.errors import InvalidInput, interruptible
 from coterie.data.users import Users
 from coterie.federated.algorithms.base import Algorithm, Federation
+from coterie.federated.algorithms.proof import Proof
 from coterie.federated.client import Data
-from coterie.federated.driver import Driver, DriverResult, Round
 from coterie.federated.runtimes.in_process import Faults, LocalRuntime, Runtime
+from coterie.federated.session import Round
 from coterie.federated.settings import FederationSettings
+from coterie.federated.stages import Run
 from coterie.losses import Loss
 from coterie.problem.account import Account
 from coterie.problem.graph import Graph
@@ -40,9 +43,10 @@ def run_federation(federation: Federation, settings: FederationSettings, runtime
     ------
     Interrupted : on Ctrl-C; its `best` is the run as far as it got.
     """
-    driver = Driver(federation, settings, runtime, progress)
-    with interruptible(lambda: finish(driver.result(), settings, problem, interrupted=True)):
-        return finish(driver.run(), settings, problem)
+    run = Run(federation, settings, runtime, progress)
+    with interruptible(lambda: finish(run, problem, interrupted=True)):
+        run.run()
+        return finish(run, problem)
 
 
 def in_process(users: Users, loss: Loss, settings: FederationSettings, graph: Graph | None = None,
@@ -58,22 +62,25 @@ def in_process(users: Users, loss: Loss, settings: FederationSettings, graph: Gr
     return problem, LocalRuntime(Data(loss, problem.samples, held_out), faults)
 
 
-def state_of(start: Any, algorithm: Algorithm, n_users: int) -> Any:
-    """The state of a run to start from; anything else as it is."""
+def check_start(start: Any, algorithm: Algorithm, n_users: int) -> None:
+    """Refuse to start from a run of another kind.
+
+    Raises
+    ------
+    InvalidInput : it is by another algorithm, or of another number of users.
+    """
     if not isinstance(start, Solution) or start.account is None:
-        return start
+        return
     if start.solver != algorithm.name or len(start.state.asked) != n_users:
         raise InvalidInput(f"the run to start from is by {start.solver} with "
                            f"{len(start.state.asked)} users, this one by {algorithm.name} with "
                            f"{n_users}", remedy="Give start=run.models instead")
-    return start.state
 
 
-def finish(result: DriverResult, settings: FederationSettings, problem: Problem | None = None, *,
-           interrupted: bool = False) -> Solution:
+def finish(run: Run, problem: Problem | None = None, *, interrupted: bool = False) -> Solution:
     """The result of a run; where the data are in this process, with the problem that has them."""
-    state, federation = result.state, result.federation
-    active = ~state.aside
+    session, state, federation, settings = run.session, run.state, run.federation, run.settings
+    active, names, history = ~state.aside, federation.names, tuple(session.history)
     if problem is None:
         solved = federation.problem(active)
     elif active.all() and problem.graph is federation.graph and problem.lam == federation.lam:
@@ -81,17 +88,16 @@ def finish(result: DriverResult, settings: FederationSettings, problem: Problem 
     else:
         solved = Problem(problem.users.take(active), problem.loss, federation.lam,
                          federation.graph if active.all() else federation.graph.take(active))
-    gap = result.certificate.relative_gap
-    status = (Status.CONVERGED if gap <= settings.tol else Status.INTERRUPTED if interrupted else
-              Status.UNANSWERED if not result.proven else
-              Status.INACCURATE if np.isfinite(result.certificate.bound) else Status.NO_BOUND)
-    names = federation.names
-    refusals = tuple((turn, names[user] if 0 <= user < len(names) else user, reason)
-                     for turn, user, reason in state.refusals)
-    reasons = {names[user]: reason for _, user, reason in state.refusals if 0 <= user < len(names)}
-    account = Account(ledger=result.ledger, history=result.history, refusals=refusals,
-                      aside={names[k]: reasons[names[k]] for k in np.flatnonzero(state.aside)},
-                      scores=result.scores, state=state, federation=federation)
-    return Solution(problem=solved, models=result.models, duals=result.certificate.duals,
-                    certificate=result.certificate, status=status, solver=settings.algorithm.name,
-                    seconds=result.seconds, history=result.history, account=account)
+    proof, proven = Proof(federation), run.proof()
+    certificate = proof.certificate(proven)
+    status = (Status.CONVERGED if certificate.relative_gap <= settings.tol else
+              Status.INTERRUPTED if interrupted else
+              Status.UNANSWERED if not proof.finished(proven) else
+              Status.INACCURATE if np.isfinite(certificate.bound) else Status.NO_BOUND)
+    reasons = {user: reason for _, user, reason in session.refused}
+    aside = {names[user]: reasons[user] for user in np.flatnonzero(state.aside).tolist()}
+    account = Account(ledger=session.ledger, history=history, refusals=session.refusals,
+                      aside=aside, scores=run.now.scores, state=state, federation=federation)
+    return Solution(problem=solved, models=proven.now[active], duals=certificate.duals,
+                    certificate=certificate, status=status, solver=settings.algorithm.name,
+                    seconds=time.perf_counter() - session.began, history=history, account=account)

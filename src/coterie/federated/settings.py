@@ -15,9 +15,13 @@ import numpy as np
 
 from coterie.base.errors import InvalidInput
 from coterie.data.users import Participants
-from coterie.federated.algorithms.base import Algorithm, Federation, check_seed_and_patience
+from coterie.federated.algorithms.base import (
+    Algorithm,
+    Federation,
+    Participation,
+    check_seed_and_patience,
+)
 from coterie.federated.algorithms.newton import Newton
-from coterie.federated.algorithms.participation import Participation
 from coterie.losses import Loss
 from coterie.problem.graph import Graph
 from coterie.problem.problem import check_lam

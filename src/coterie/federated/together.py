@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from coterie.federated.asking import Asker
 from coterie.federated.protocol.messages import PAIRED
+from coterie.federated.session import Session
 
 # Where jobs ask different questions, the earlier in this list goes.
 _FIRST = ("slopes", "evidence", "settle", "around")
@@ -34,7 +34,7 @@ class Together:
     asker : asks users.
     """
 
-    def __init__(self, asker: Asker) -> None:
+    def __init__(self, asker: Session) -> None:
         self.asker, self.turn = asker, threading.Condition()
         self.waiting: dict[int, _Question] = {}
         self.answers: dict[int, Any] = {}

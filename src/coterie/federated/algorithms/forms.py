@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.base.types import Array, Flags, Ints
-from coterie.federated.algorithms.base import hessians_of
 from coterie.federated.protocol.messages import Batch, square
 from coterie.losses import Loss
 from coterie.losses.affine import AffineLoss
@@ -21,6 +20,7 @@ from coterie.losses.curvature import Span, SpanCurvature
 from coterie.losses.derived import Quadratic, SpanQuadratic
 
 _WIDE = 150  # coordinates from which replies decide how Hessians are kept
+_TRUST = 1.5  # largest factor of the second-order term by which the loss may differ from its model
 
 
 class Forms(NamedTuple):
@@ -116,6 +116,41 @@ class Forms(NamedTuple):
         return Quadratic(point=point, value=value, gradient=gradient, hessian=self.hessians)
 
 
+def hessians_of(replies: Batch, dim: int) -> Array:
+    """(n, dim, dim) the Hessians of replies, in any of their forms."""
+    if "hessian" in replies.arrays:
+        return square(replies.arrays["hessian"], dim)
+    out = np.zeros((len(replies), dim, dim))
+    full, low = replies.ragged.get("hessian"), replies.ragged.get("factor")
+    level = replies.ragged.get("diagonal")
+    if full is not None:
+        out[full.owner] = square(full.values, dim)
+    if level is not None:
+        out[level.owner] = level.values[:, None, None] * np.eye(dim)
+    if low is not None:
+        for k in np.flatnonzero(low.counts):
+            rows = low.rows(int(k))
+            out[k] += (rows * replies.ragged["sign"].rows(int(k))[:, None]).T @ rows
+    return out
+
+
+def traces_of(replies: Batch, dim: int) -> Array:
+    """(n,) the traces of the Hessians of replies; of those in parts an upper bound."""
+    out, diagonal = np.zeros(len(replies)), np.concatenate([[0], np.cumsum(np.arange(dim, 1, -1))])
+    full, low = replies.ragged.get("hessian"), replies.ragged.get("factor")
+    level, core = replies.ragged.get("diagonal"), replies.ragged.get("core")
+    if full is not None:
+        out[full.owner] = full.values[:, diagonal].sum(axis=1)
+    if level is not None:
+        np.maximum.at(out, level.owner, dim * level.values)
+    if low is not None:
+        np.add.at(out, low.owner, replies.ragged["sign"].values * (low.values**2).sum(axis=1))
+    if core is not None:  # a triangle, or beside two levels rows whose squares are summed
+        two = level is not None and level.counts[core.owner] == 2
+        np.add.at(out, core.owner, np.where(two, core.values**2, np.abs(core.values)))
+    return out
+
+
 def row_length(loss: Loss, n_features: int, dim: int) -> int:
     """The length p of the rows that models of dim = p k coordinates with k outputs act on."""
     p = n_features + (loss.intercept if isinstance(loss, AffineLoss) else 0)
@@ -194,6 +229,40 @@ def _basis(replies: Batch, position: int, old: Forms, p: int) -> Array:
     return np.concatenate([known, vectors[:used[-1] + 1 if used.size else 0]])
 
 
+def wrong_hessians(replies: Batch, old: Forms, dim: int, p: int) -> dict[int, str]:
+    """Why the Hessians of replies cannot be used, by position.
+
+    Parameters
+    ----------
+    replies : to "expand".
+    old : what is known of the same users.
+    dim, p : the length of a model and of its rows.
+    """
+    share, n = replies.ragged.get("share"), len(replies)
+    counts = {name: replies.ragged[name].counts if name in replies.ragged else
+              np.zeros(n, dtype=int) for name in ("hessian", "diagonal", "factor", "sign", "share")}
+    if old.in_spans or comes_in_parts(replies):
+        reasons = wrong_parts(replies, old, dim, p)
+        many = counts["share"] > 1
+    else:  # one Hessian, in one of two forms, and a sign for every row of a factor
+        reasons = {}
+        many = (counts["hessian"] + counts["diagonal"] != 1) | (counts["share"] > 1)
+        many |= (counts["factor"] != counts["sign"])
+        many |= (counts["hessian"] > 0) & (counts["factor"] > 0)
+    for position in np.flatnonzero(many):
+        reasons.setdefault(int(position), "it has more or fewer rows than requested")
+    if share is not None:
+        for position in share.owner[~((share.values > 0) & (share.values <= 1))]:
+            reasons.setdefault(int(position), "its step share is not in (0, 1]")
+    good = np.setdiff1d(np.arange(n), list(reasons))
+    if good.size and not (old.in_spans or comes_in_parts(replies)):
+        ends = np.linalg.eigvalsh(hessians_of(replies.take(good), dim))
+        indefinite = ends[:, 0] < -1e-8 * np.maximum(ends[:, -1], 0.0) - 1e-12 * dim
+        reasons |= dict.fromkeys(good[indefinite].tolist(),
+                                 "its Hessian is not positive semidefinite")
+    return reasons
+
+
 def wrong_parts(replies: Batch, old: Forms, dim: int, p: int) -> dict[int, str]:
     """Why Hessians that come in parts cannot be used, by position."""
     reasons = {position: _wrong_part(replies, position, old, dim, p)
@@ -229,3 +298,24 @@ def _wrong_part(replies: Batch, position: int, old: Forms, dim: int, p: int) -> 
 
 def _orthonormal(rows: Array) -> bool:
     return bool(np.abs(rows @ rows.T - np.eye(len(rows))).max(initial=0.0) <= 1e-6)
+
+
+# -- when a second-order model of a loss is accurate enough, and how to step back: the same at users
+#    and server
+
+def between(anchors: Array, models: Array, share: Array) -> Array:
+    """(n, dim) anchors + share (models - anchors), bitwise the same at users and server."""
+    return np.asarray(anchors + share[:, None] * (models - anchors))
+
+
+def trusted(values: Array, slopes: Array, second: Array, reached: Array) -> Flags:
+    """(n,) whether losses agree with second-order models: f(x + s) <= f + <g, s> + 1.5 * 1/2 s'Hs.
+
+    Parameters
+    ----------
+    values, slopes, second : f, <g, s> and 1/2 s'Hs at the anchors, for the steps s taken from
+        there.
+    reached : f(x + s).
+    """
+    with np.errstate(invalid="ignore"):
+        return np.asarray(reached <= values + slopes + _TRUST * second + 1e-12 * np.abs(values))

@@ -51,23 +51,24 @@ def fused(graph: Graph, lam: float, pairs: Pairs, models: Array, difference: Arr
     return best
 
 
-def missed(graph: Graph, lam: float, models: Array, duals: Array, points: Array, values: Array,
-           slopes: Array,
-           curvature: Array) -> tuple[float, float]:
-    """An estimate of the relative gap of models and duals, from the users' values, slopes and
-    curvatures.
-
-    It is the sum of ||grad f_i + (B'y)_i||^2 / (2 h_i) over users, and of the part of the penalty
-    that the duals lack; the second number is the same with a sum in which no single user counts for
-    much.
+def missed(graph: Graph, lam: float, models: Array, duals: Array, lack: Array,
+           values: Array) -> float:
+    """An estimate of the relative gap of models and duals: the users' lacks, and the part of the
+    penalty that the duals lack.
     """
-    if not np.isfinite(curvature).all():
-        return np.inf, np.inf
-    h = np.maximum(curvature, 1e-12 * curvature.max() + 1e-300)
-    forces = graph.divergence(duals)
-    lack = ((slopes + h[:, None] * (models - points) + forces) ** 2).sum(axis=1) / (2 * h)
+    if not np.isfinite(lack).all():
+        return np.inf
     penalty = lam * graph.penalty(models)
-    slack = max(penalty - float((forces * models).sum()), 0.0)
-    size = max(abs(float(capped(values).sum()) + penalty), 1e-300)
-    gap, rest = (float(part.sum() + slack) / size for part in (lack, capped(lack)))
-    return gap if np.isfinite(gap) else np.inf, rest if np.isfinite(rest) else np.inf
+    slack = max(penalty - float((graph.divergence(duals) * models).sum()), 0.0)
+    gap = float(lack.sum() + slack) / max(abs(float(capped(values).sum()) + penalty), 1e-300)
+    return gap if np.isfinite(gap) else np.inf
+
+
+def lacks(graph: Graph, models: Array, duals: Array, points: Array, slopes: Array,
+          curvature: Array) -> Array:
+    """(n,) ||grad f_i + (B'y)_i||^2 / (2 h_i), from slopes and curvatures h at other points; nan
+    for users whose curvature is not known.
+    """
+    h = np.maximum(curvature, 1e-12 * curvature.max() + 1e-300)
+    lack = slopes + h[:, None] * (models - points) + graph.divergence(duals)
+    return np.asarray((lack**2).sum(axis=1) / (2 * h))

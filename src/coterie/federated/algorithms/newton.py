@@ -23,23 +23,18 @@ import numpy as np
 
 from coterie.base.errors import InvalidInput
 from coterie.base.types import Array, Flags, Ints
-from coterie.federated.algorithms.base import (
-    Algorithm,
-    Federation,
-    Method,
-    State,
-    hessians_of,
-    traces_of,
-)
+from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.algorithms.forms import (
     Forms,
+    between,
     comes_in_parts,
+    hessians_of,
     row_length,
     spans_of,
-    wrong_parts,
+    trusted,
+    wrong_hessians,
 )
-from coterie.federated.algorithms.trust import between, trusted
-from coterie.federated.plausible import LARGEST, Statements, capped
+from coterie.federated.plausible import capped
 from coterie.federated.protocol.messages import Batch, Ragged
 from coterie.solvers import solve_quietly
 from coterie.solvers.base import Start
@@ -154,9 +149,7 @@ class NewtonMethod(Method):
         """All replies are still valid: the problem is solved with them before users are asked
         again.
         """
-        first = replace(state, **{**self.fresh, "aside": state.aside, "refusals": state.refusals},
-                        trust=1.0)
-        return self._solved(first)
+        return self._solved(replace(state, **self.fresh | {"aside": state.aside}, trust=1.0))
 
     def point(self, state: NewtonState) -> tuple[Array, Array | None]:
         active = ~state.aside
@@ -165,6 +158,9 @@ class NewtonMethod(Method):
 
     def estimate(self, state: NewtonState) -> float:
         return state.error
+
+    def shares(self, state: NewtonState) -> Array:
+        return state.promised[state.known & ~state.aside]
 
     def _need(self, state: NewtonState) -> Array | None:
         return state.promised if self.settings.select == "needed" else None
@@ -206,19 +202,10 @@ class NewtonMethod(Method):
     def _row_length(self) -> int:
         return row_length(self.federation.loss, len(self.federation.features), self.federation.dim)
 
-    def _objections(self, state: NewtonState, replies: Batch) -> list[tuple[int, str]]:
-        if not (state.forms.in_spans or comes_in_parts(replies)):
-            return super()._objections(state, replies)
-        reasons = wrong_parts(replies, state.forms.take(replies.users), self.federation.dim,
-                              self._row_length)
-        share = replies.ragged.get("share")
-        if share is not None:
-            for position in share.owner[~((share.values > 0) & (share.values <= 1))]:
-                reasons.setdefault(int(position), "its step share is not in (0, 1]")
-            for position in np.flatnonzero(share.counts > 1):
-                reasons.setdefault(int(position), "it has more or fewer rows than requested")
-        return [(int(replies.users[position]), reason) for position,
-                reason in sorted(reasons.items())]
+    def unusable(self, state: NewtonState, replies: Batch) -> list[tuple[int, str]]:
+        reasons = wrong_hessians(replies, state.forms.take(replies.users), self.federation.dim,
+                                 self._row_length)
+        return [(int(replies.users[position]), reason) for position, reason in reasons.items()]
 
     def _at(self, state: NewtonState, replies: Batch) -> Array:
         """(n, dim) the points that replies are about: the models sent, or points on the way to
@@ -233,22 +220,6 @@ class NewtonMethod(Method):
             at[k] = np.where(named, between(state.points[users[k]], at[k], share.values),
                              share.values[:, None] * at[k])
         return at
-
-    def _implausible(self, state: NewtonState, replies: Batch) -> list[tuple[int, str]]:
-        # A model that is much too far away has a loss beyond all bounds. Such a reply is rejected,
-        # not its user.
-        far = state.known[replies.users] & (replies.arrays["value"] > LARGEST)
-        if "share" in replies.ragged:
-            far[replies.ragged["share"].owner] = False
-        return super()._implausible(state,
-                                    replies.take(np.flatnonzero(~far)) if far.any() else replies)
-
-    def _statements(self, state: NewtonState, replies: Batch) -> Statements:
-        traces = self._forms(state, replies).traces() if state.forms.in_spans or comes_in_parts(
-            replies) else \
-            traces_of(replies, self.federation.dim)
-        return Statements(self._at(state, replies), replies.arrays["value"],
-                          replies.arrays["gradient"], traces)
 
     @np.errstate(over="ignore", invalid="ignore")  # a finite reply can be too large to square
     def _taken(self, state: NewtonState, replies: Batch, at: Array, forms: Forms,
@@ -326,11 +297,9 @@ class NewtonMethod(Method):
         promised[known] = 0.5 * forms.squares(step)
         complete = known.sum() == (~state.aside).sum() and not (state.doubted & known).any()
         size = max(abs(solution.objective), 1e-300)
-        error, rest = (state.trust * float(part.sum()) / size if complete else np.inf
-                       for part in (promised[known], capped(promised[known])))
+        error = state.trust * float(promised[known].sum()) / size if complete else np.inf
         return replace(state, now=now, duals=duals, sigma=solution.sigma or 0.0, promised=promised,
-                       error=error,
-                       rest=rest)
+                       error=error)
 
 
 def _middle(points: Array) -> Array:

@@ -30,10 +30,10 @@ from coterie.base.types import Array, Flags, Ints
 from coterie.federated.algorithms import edges
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.algorithms.edges import Pairs
-from coterie.federated.algorithms.fusing import fused, missed
-from coterie.federated.algorithms.pdmm_state import PDMMState, statements_of
+from coterie.federated.algorithms.fusing import fused, lacks, missed
+from coterie.federated.algorithms.pdmm_state import PDMMState
 from coterie.federated.algorithms.proof import duals_for
-from coterie.federated.plausible import Statements, exact_steps, typical
+from coterie.federated.plausible import typical
 from coterie.federated.protocol.messages import Batch, Ragged
 from coterie.problem.certificates import project
 
@@ -137,7 +137,7 @@ class PDMMMethod(Method):
     def __init__(self, federation: Federation, settings: PDMM, tol: float) -> None:
         super().__init__(federation)
         self.settings, self.tol = settings, tol
-        self.kind = ("pdmm" if settings.edge_state == "users" else  # type: ignore[misc]
+        self.kind = ("pdmm" if settings.edge_state == "users" else
                      "gradient" if settings.bregman == "linear" else "prox")
         self.both = settings.variant == "symmetric" or settings.pairs == "unordered"
         self._known: tuple[bytes, Pairs] | None = None
@@ -322,7 +322,7 @@ class PDMMMethod(Method):
         return replace(state, sent=sent, sent_t=t, synced=synced,
                        due_x=np.where(queried, x, state.due_x), due_z=due_z)
 
-    def _objections(self, state: PDMMState, replies: Batch) -> list[tuple[int, str]]:
+    def unusable(self, state: PDMMState, replies: Batch) -> list[tuple[int, str]]:
         if self.settings.edge_state == "server":
             return []
         wanted = {name: state.due_x[replies.users].astype(np.int64) for name in ("model", "value",
@@ -356,9 +356,6 @@ class PDMMMethod(Method):
         off = np.abs(expected - given.values).max(axis=1) > 1e-6 * scale
         return [(int(user), "its differences do not follow from what it was sent")
                 for user in np.unique(pairs.heads[z][off])]
-
-    def _statements(self, state: PDMMState, replies: Batch) -> Statements | None:
-        return statements_of(state, replies, exact_steps(self.federation.loss))
 
     def _forget(self, state: PDMMState, users: Ints) -> PDMMState:
         before = state.aside.copy()
@@ -491,33 +488,41 @@ class PDMMMethod(Method):
                        state.difference,
                        state.slopes, curvature)
         duals = self.duals(state)
-        miss = self._miss(state, models[active], duals)[0]
+        miss = self._miss(state, models[active], duals)
         # Mu converges later than x: duals built for these models may be better.
         if self.tol < miss < _NEAR * self.tol:
             slopes = (state.slopes + curvature[:, None] * (models - state.now))[active]
             built = duals_for(self.federation, active, models[active], slopes)
-            duals = built if self._miss(state, models[active], built)[0] < miss else duals
+            duals = built if self._miss(state, models[active], built) < miss else duals
         return models[active], duals
 
-    def _miss(self, state: PDMMState, models: Array, duals: Array) -> tuple[float, float]:
-        """An estimate of the relative gap of these models and duals, from values, slopes and
-        curvatures.
-        """
+    def _miss(self, state: PDMMState, models: Array, duals: Array) -> float:
+        """An estimate of the relative gap of these models and duals."""
         active = ~state.aside
         graph = self.federation.graph if active.all() else self.federation.graph.take(active)
-        return missed(graph, self.federation.lam, models, duals, state.now[active],
-                      state.values[active],
-                      state.slopes[active], state.curvature[active])
+        return missed(graph, self.federation.lam, models, duals, self._lacks(state, models, duals),
+                      state.values[active])
+
+    def _lacks(self, state: PDMMState, models: Array, duals: Array) -> Array:
+        """(n,) each user's part of the gap, from its slope and curvature."""
+        active = ~state.aside
+        graph = self.federation.graph if active.all() else self.federation.graph.take(active)
+        return lacks(graph, models, duals, state.now[active], state.slopes[active],
+                     state.curvature[active])
 
     def _estimated(self, state: PDMMState) -> PDMMState:
         """Estimate the gap of the merged models; not in every round, because it costs more than a
         round.
         """
-        active = ~state.aside
-        if not np.isfinite(state.curvature[active]).all() or state.round < state.next_estimate:
-            return replace(state, error=np.inf, rest=np.inf)
+        curvature = state.curvature[~state.aside]
+        if not np.isfinite(curvature).all() or state.round < state.next_estimate:
+            return replace(state, error=np.inf)
         models, duals = self.point(state)
         assert duals is not None
-        error, rest = self._miss(state, models, duals)
-        return replace(state, error=error, rest=rest, next_estimate=state.round + max(1,
-            state.round // 25))
+        return replace(state, error=self._miss(state, models, duals),
+                       next_estimate=state.round + max(1, state.round // 25))
+
+    def shares(self, state: PDMMState) -> Array:
+        models, duals = self.point(state)
+        assert duals is not None
+        return self._lacks(state, models, duals)

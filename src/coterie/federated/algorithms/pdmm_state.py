@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from coterie.base.types import Array, Flags, Ints
 from coterie.federated.algorithms.base import State
-from coterie.federated.plausible import Statements
-from coterie.federated.protocol.messages import Batch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,23 +59,3 @@ class PDMMState(State):
     length: float
     next_estimate: int
     error: float
-
-
-def statements_of(state: PDMMState, replies: Batch, exact: bool) -> Statements | None:
-    """What replies say of the users' losses; without gradients if steps are not exact."""
-    users, dim = replies.users, state.now.shape[1]
-    if replies.kind == "gradient":
-        return Statements(state.now[users], replies.arrays["value"], replies.arrays["gradient"],
-                          np.maximum(replies.arrays["curvature"], replies.arrays["stiffness"]))
-    points, values, curvatures = np.full((len(users), dim), np.nan), \
-        *np.full((2, len(users)), np.nan)
-    if replies.kind == "prox":
-        points, values, curvatures = (replies.arrays[name] for name in ("point", "value",
-            "curvature"))
-    elif "stiffness" not in replies.ragged and "model" in replies.ragged:
-        who = replies.ragged["model"].owner
-        points[who], values[who], curvatures[who] = (replies.ragged[name].values
-                                                     for name in ("model", "value", "curvature"))
-    t = state.sent_t[users]  # the optimality condition of the step is grad f = t (centre - x)
-    gradients = t[:, None] * (state.sent[users] - points) if exact else np.full_like(points, np.nan)
-    return Statements(points, values, gradients, curvatures + t)

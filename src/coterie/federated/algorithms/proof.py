@@ -1,203 +1,113 @@
-"""The certificate over the federation: one round of a few numbers from every user.
+"""What every user is asked once: gradients, local models and scores, and the certificate.
 
 For models x and feasible duals y, user i gets x_i, slopes_i = -(B'y)_i and a reference point, and
 returns the numbers of `certificates.Answers`. Their sums bound the distance to the optimum, for
-every algorithm.
+every algorithm. With objective = sum f_i(x_i) + penalty and bound = -sum f_i*(u_i), the gap is a
+sum of parts that are never negative:
+
+    own_i = f_i(x_i) + f_i*(u_i) - <u_i, x_i> >= 0   of every user,     penalty - <y, Bx> >= 0
+                                                     known to the server
+
+A relative gap divides their sum by the objective, which one user with a loss of 1e9 makes as large
+as it likes. So the gap of all others is also measured against the objective of the others, and
+counts unless it is ten times the tolerance at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from coterie.base.types import Array, Flags, Ints
-from coterie.federated import plausible
-from coterie.federated.algorithms.base import Federation, Method, State, hessians_of
-from coterie.federated.judging import Judgement, judged
-from coterie.federated.protocol.messages import Batch, square
+from coterie.federated.algorithms.base import Federation, Method, State
+from coterie.federated.protocol.messages import SCHEMAS, Batch, square
 from coterie.losses.derived import Quadratic
-from coterie.problem.certificates import Answers, build_duals, project, reference, supplied
+from coterie.problem.certificates import (
+    FLOOR,
+    Answers,
+    assembled,
+    build_duals,
+    project,
+    reference,
+    supplied,
+)
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Certificate
-from coterie.problem.weights import LocalModels
 
 _REPAIRS = 5  # largest number of attempts at duals for which all conjugates are finite
-# a user is blamed for a part of the gap that is so many times the tolerance and the gap of all
-# others.
-_ALONE = 10.0
 _SLACK = 1e-6  # of the ridge that a local Hessian contains
-_FAILED = 100.0  # times the tolerance: a gap that somebody is blamed for
-# Certificates in a row, and sweeps, that one user alone may spoil before it is excluded.
-_BLAMED, _PATIENCE = 3, 100
+_RIDGE = 1e-3  # of local models
+_HIDDEN = 10.0  # the others' own relative gap may be so many times as large as that of all users
+_EPSILON = 4 * float(np.finfo(float).eps)
+#: The fields of replies that are collected, by the kind of the question.
+_COLLECTED = {"local": ("model", "hessian", "count"), "gradient": ("gradient",),
+              "score": ("score", "hit", "count"),
+              "certify": ("value", "conjugate", "residual", "size", "rounding")}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ProofState(State):
-    duals: Array  # (n_edges, dim) of the users that are not excluded
-    slopes: Array  # (n_users, dim)
-    answered: Flags  # (n_users,) whether the user has replied
-    answers: Array  # (n_users, 5) value, conjugate, residual, size, rounding
-    lack: Array  # (n_users, dim)
-    repairs: int
-    # (4,) before repairs: the user with the largest part of the gap, `own`, `share` and
-    # `without_worst`.
-    suspect: Array
+class AskedState(State):
+    answered: Flags  # (n_users,) who has replied
+    collected: Array  # (n_users, p) the numbers of their replies side by side
 
 
-class Proof(Method):
-    """Asks every user once, and again if there was no reply.
+class Question(Method):
+    """Asks every user the same once, and again if there was no reply.
 
     Parameters
     ----------
-    federation : what is certified.
-    tol : the relative gap at which the run ends.
+    federation : whose users are asked.
+    kind : "local" for their own models, from which weights are built; "gradient"; or "score".
     """
 
-    kind = "certify"
-
-    def __init__(self, federation: Federation, tol: float = 1e-6) -> None:
+    def __init__(self, federation: Federation, kind: str) -> None:
         super().__init__(federation)
-        self.tol = tol
+        self.kind = kind
 
-    def start(self, state: State, models: Array, duals: Array) -> ProofState:
-        """The first state, for models and duals of the users that are not excluded in another
-        method's state.
-        """
-        n, d = self.federation.n_users, self.federation.dim
-        active = ~state.aside
-        now = np.zeros((n, d))
-        now[active] = models
-        blank = ProofState(**self.carried(state), now=now, duals=duals, slopes=np.zeros((n, d)),
-                           answered=np.zeros(n, dtype=bool), answers=np.zeros((n, 5)),
-                           lack=np.zeros((n, d)), repairs=0,
-                           suspect=np.full(4, np.nan))
-        return self._put(blank, duals)
+    def begin(self, models: Array) -> AskedState:
+        n, d = models.shape
+        widths = {"1": 1, "d": d, "h": d * (d + 1) // 2}
+        width = sum(widths[SCHEMAS[self.kind].reply[name]] for name in _COLLECTED[self.kind])
+        return AskedState(**self.fresh, now=models, answered=np.zeros(n, dtype=bool),
+                          collected=np.zeros((n, width)))
 
-    def begin(self, models: Array) -> ProofState:
-        problem = self.federation.problem(np.ones(self.federation.n_users, dtype=bool))
-        duals = np.zeros((problem.graph.n_edges, self.federation.dim))
-        return self.start(State(**self.fresh, now=models), models, duals)
+    def start(self, state: State, models: Array) -> AskedState:
+        """The first state after one of another method, with models of those not excluded."""
+        now = np.zeros((self.federation.n_users, self.federation.dim))
+        now[~state.aside] = models
+        return replace(self.begin(now), round=state.round, missed=state.missed, aside=state.aside)
 
-    def _put(self, state: ProofState, duals: Array) -> ProofState:
-        problem = self.problem(state)
-        duals = project(duals, problem.radii)
-        slopes = np.zeros_like(state.slopes)
-        slopes[~state.aside] = -problem.graph.divergence(duals)
-        return replace(state, duals=duals, slopes=slopes, answered=np.zeros_like(state.answered))
-
-    def problem(self, state: ProofState) -> Problem:
-        return self.federation.problem(~state.aside)
-
-    def chosen(self, state: ProofState) -> Ints:
+    def chosen(self, state: AskedState) -> Ints:
         available = self.federation.participation.available(state.round, self.federation.n_users)
         return np.flatnonzero(~state.aside & ~state.answered & (state.asked < 0) & available)
 
-    def finished(self, state: ProofState) -> bool:
+    def finished(self, state: AskedState) -> bool:
         return bool((state.answered | state.aside).all())
 
-    def _ask(self, state: ProofState, users: Ints) -> Batch:
-        return Batch(self.kind, state.round, users,
-                     {"model": state.now[users], "slope": state.slopes[users],
-                                                     "anchor": self._about(state)[users]})
+    def _ask(self, state: AskedState, users: Ints) -> Batch:
+        if self.kind == "local":
+            return Batch(self.kind, state.round, users, shared={"ridge": np.array(_RIDGE)})
+        return Batch(self.kind, state.round, users, {"model": state.now[users]})
 
-    def _about(self, state: ProofState) -> Array:
-        """(n_users, dim) the reference point of the conjugates; see `certificates.reference`."""
-        about, active = np.zeros_like(state.now), ~state.aside
-        about[active] = reference(self.problem(state).graph, state.now[active])
-        return about
+    def unusable(self, state: AskedState, replies: Batch) -> list[tuple[int, str]]:
+        if self.kind != "local":
+            return []
+        ends = np.linalg.eigvalsh(square(replies.arrays["hessian"], self.federation.dim))
+        low = ends[:, 0] < (1.0 - _SLACK) * _RIDGE - 1e-8 * np.maximum(ends[:, -1], 0.0)
+        empty = replies.arrays["count"] < 1
+        return [(int(user), "it has no rows") for user in replies.users[empty]] + [
+            (int(user), f"its Hessian is not positive semidefinite, or below the ridge of "
+                        f"{_RIDGE:g}") for user in replies.users[low & ~empty]]
 
-    def _forget(self, state: ProofState, users: Ints) -> ProofState:
-        # The problem has changed: keep the duals of the remaining edges.
-        before = np.zeros(self.federation.n_users, dtype=bool)
-        before[users] = True
-        were = ~(state.aside & ~before)
-        kept = self.federation.graph.inside(~state.aside)[self.federation.graph.inside(were)]
-        return self._put(replace(state, repairs=0, suspect=np.full(4, np.nan)), state.duals[kept])
-
-    def _contradictions(self, state: ProofState, replies: Batch) -> list[tuple[int, str]]:
-        """Users whose value or conjugate is none of a loss that they described before."""
-        users, least = replies.users, self.federation.loss.least
-        values, conjugates, rounding = (replies.arrays[name] for name in ("value", "conjugate",
-            "rounding"))
-        old, about = plausible.Statements.unpack(state.said[users]), self._about(state)[users]
-        points = np.full_like(about, np.nan), np.full(len(users), np.nan)
-        wrong = plausible.contradict(old, plausible.Statements(state.now[users], values, *points))
-        for at, value in ((state.now[users], values), (old.points, old.values)):
-            products = np.einsum("nd,nd->n", state.slopes[users], at - about)
-            wrong |= plausible.beyond_conjugate(value, conjugates, products, rounding)
-        low = values < least - 1e-9 * abs(least)
-        return [(int(user), "its loss and its conjugate contradict each other or its earlier "
-                            "replies")
-                for user in users[wrong | low]]
-
-    def _tell(self, state: ProofState, replies: Batch) -> ProofState:
-        answered, answers, lack = state.answered.copy(), state.answers.copy(), state.lack.copy()
+    def _tell(self, state: AskedState, replies: Batch) -> AskedState:
+        answered, collected = state.answered.copy(), state.collected.copy()
         answered[replies.users] = True
-        parts = [replies.arrays[name] for name in ("value", "conjugate", "residual", "size",
-                                                   "rounding")]
-        answers[replies.users] = np.stack(parts, axis=1)
-        lack[replies.users] = 0.0
-        missing = replies.ragged.get("lack")
-        if missing is not None:
-            lack[replies.users[missing.owner]] = missing.values
-        state = replace(state, answered=answered, answers=answers, lack=lack)
-        active = ~state.aside
-        outside = ~np.isfinite(answers[active, 1])
-        if self.finished(state) and outside.any() and state.repairs < _REPAIRS \
-            and self.federation.lam > 0:
-            problem = self.problem(state)
-            if problem.graph.n_edges and lack[active][outside].any():
-                if not state.repairs:  # which cost the others something, too
-                    state = replace(state, suspect=self._suspect(state))
-                duals = supplied(problem.graph, problem.radii, state.duals, lack[active], outside)
-                return replace(self._put(state, duals), repairs=state.repairs + 1)
-        return self._blame(state) if self.finished(state) else state
-
-    def _suspect(self, state: ProofState) -> Array:
-        judgement = self.judgement(state)
-        user = np.flatnonzero(~state.aside)[judgement.worst]
-        return np.array([user, judgement.own[judgement.worst], judgement.share,
-                         judgement.without_worst])
-
-    def _blame(self, state: ProofState) -> ProofState:
-        """Exclude the user because of whom alone one certificate after the other fails, by as much
-        as before.
-        """
-        failed = self.judgement(state).certificate.relative_gap > _FAILED * self.tol
-        worst = state.suspect if state.repairs else self._suspect(state)
-        user, (own, share, without), blamed = int(worst[0]), worst[1:], np.zeros_like(state.blamed)
-        if failed and _ALONE * max(without, self.tol) < share and without <= _ALONE * self.tol:
-            count, before, since = state.blamed[user]
-            again = count > 0 and own >= 0.5 * before
-            blamed[user] = (count + 1, min(own, before), since) if again else (1, own, state.round)
-        state = replace(state, blamed=blamed)
-        waited = (state.round - blamed[user, 2]) \
-            * self.federation.participation.share(self.federation.n_users)
-        if blamed[user, 0] < _BLAMED or waited < _PATIENCE:
-            return state
-        reason = (f"{int(blamed[user, 0])} certificates in a row failed because of its replies "
-                  "alone: its part of the "
-                  f"gap stays at {own:.1e}, and without it the relative gap is {without:.1e}")
-        return self._without(replace(state, blamed=np.zeros_like(blamed)), [(user, reason)])
-
-    def certificate(self, state: ProofState) -> Certificate:
-        """The certificate from the replies; it has no bound while some are missing."""
-        return self.judgement(state).certificate.with_duals(state.duals)
-
-    def judgement(self, state: ProofState) -> Judgement:
-        """The certificate, and what each user has to do with its gap."""
-        active = ~state.aside
-        problem = self.problem(state)
-        answers = Answers(*state.answers[active].T)
-        if not self.finished(state):
-            heard = state.answered[active]
-            answers = answers._replace(values=np.where(heard, answers.values, np.inf),
-                                       conjugates=np.where(heard, answers.conjugates, np.inf))
-        about = self._about(state)[active]
-        return judged(problem, state.now[active], state.slopes[active], about, answers)
+        collected[replies.users] = np.column_stack([replies.arrays[name]
+                                                    for name in _COLLECTED[self.kind]])
+        return replace(state, answered=answered, collected=collected)
 
 
 def duals_for(federation: Federation, active: Flags, models: Array, gradients: Array) -> Array:
@@ -209,112 +119,155 @@ def duals_for(federation: Federation, active: Flags, models: Array, gradients: A
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AskedState(State):
-    """The replies of users who are all asked the same once."""
-
-    answered: Flags  # (n_users,)
-    collected: Array  # (n_users, dim) the main part of the replies
-    hessians: Array  # (n_users, dim, dim)
-    counts: Array  # (n_users,)
+class ProofState(AskedState):
+    duals: Array  # (n_edges, dim) of the users that are not excluded
+    slopes: Array  # (n_users, dim)
+    lack: Array  # (n_users, dim)
+    repairs: int
 
 
-class _AskAll(Method):
-    """Asks every user once, and again if there was no reply."""
+class Proof(Question):
+    """The certificate: one round of a few numbers from every user.
 
-    def begin(self, models: Array) -> AskedState:
-        n, d = self.federation.n_users, self.federation.dim
-        return AskedState(**self.fresh, now=models, answered=np.zeros(n, dtype=bool),
-                          collected=np.zeros((n, d)),
-                          hessians=np.zeros((n, d, d) if self.kind == "local" else (0, d, d)),
-                          counts=np.zeros(n))
-
-    def chosen(self, state: AskedState) -> Ints:
-        available = self.federation.participation.available(state.round, self.federation.n_users)
-        return np.flatnonzero(~state.aside & ~state.answered & (state.asked < 0) & available)
-
-    def finished(self, state: AskedState) -> bool:
-        return bool((state.answered | state.aside).all())
-
-    def _with_replies(self, state: AskedState, replies: Batch, rows: Array) -> AskedState:
-        answered, collected = state.answered.copy(), state.collected.copy()
-        answered[replies.users], collected[replies.users] = True, rows
-        return replace(state, answered=answered, collected=collected)
-
-
-class GradientRound(_AskAll):
-    """The gradient of every user at its model, for methods without duals."""
-
-    kind = "gradient"
-
-    def _statements(self, state: AskedState, replies: Batch) -> plausible.Statements:
-        return plausible.Statements(state.now[replies.users], replies.arrays["value"],
-                                    replies.arrays["gradient"],
-                                    np.maximum(replies.arrays["curvature"],
-                                               replies.arrays["stiffness"]))
-
-    def start(self, state: State, models: Array) -> AskedState:
-        now = np.zeros((self.federation.n_users, self.federation.dim))
-        now[~state.aside] = models
-        return replace(self.begin(now), **self.carried(state))
-
-    def _ask(self, state: AskedState, users: Ints) -> Batch:
-        return Batch(self.kind, state.round, users, {"model": state.now[users]})
-
-    def _tell(self, state: AskedState, replies: Batch) -> AskedState:
-        return self._with_replies(state, replies, replies.arrays["gradient"])
-
-
-class ScoreRound(_AskAll):
-    """The score of every user's model on its held-out rows: three numbers per user."""
-
-    kind = "score"
-
-    def start(self, state: State, models: Array) -> AskedState:
-        now = np.zeros((self.federation.n_users, self.federation.dim))
-        now[~state.aside] = models
-        blank = replace(self.begin(now), collected=np.zeros((self.federation.n_users, 3)))
-        return replace(blank, **self.carried(state))
-
-    def _ask(self, state: AskedState, users: Ints) -> Batch:
-        return Batch(self.kind, state.round, users, {"model": state.now[users]})
-
-    def _tell(self, state: AskedState, replies: Batch) -> AskedState:
-        rows = np.stack([replies.arrays[name] for name in ("score", "hit", "count")], axis=1)
-        return self._with_replies(state, replies, rows)
-
-
-class LocalOptimaRound(_AskAll):
-    """The local model of every user, the Hessian at it and the number of samples, from which
-    weights are built.
+    Parameters
+    ----------
+    federation : what is certified.
     """
 
-    kind = "local"
-    ridge = 1e-3
+    def __init__(self, federation: Federation) -> None:
+        super().__init__(federation, "certify")
 
-    def _objections(self, state: AskedState, replies: Batch) -> list[tuple[int, str]]:
-        ends = np.linalg.eigvalsh(square(replies.arrays["hessian"], self.federation.dim))
-        low = ends[:, 0] < (1.0 - _SLACK) * self.ridge - 1e-8 * np.maximum(ends[:, -1], 0.0)
-        flat = (replies.arrays["count"] >= 1) & low
-        return [(int(user), "it has no rows")
-                for user in replies.users[replies.arrays["count"] < 1]] + [
-            (int(user), "its Hessian is not positive semidefinite, or below the ridge of "
-                        f"{self.ridge:g}")
-            for user in replies.users[flat]]
+    def begin(self, models: Array) -> ProofState:
+        everyone = np.ones(len(models), dtype=bool)
+        duals = np.zeros((self.federation.problem(everyone).graph.n_edges, models.shape[1]))
+        return self.certifying(State(**self.fresh, now=models), models, duals)
 
-    def _ask(self, state: AskedState, users: Ints) -> Batch:
-        return Batch(self.kind, state.round, users, shared={"ridge": np.array(self.ridge)})
+    def certifying(self, state: State, models: Array, duals: Array) -> ProofState:
+        """The first state, for models and duals of the users that are not excluded in another
+        method's state.
+        """
+        asked = Question.begin(self, np.zeros((self.federation.n_users, self.federation.dim)))
+        asked.now[~state.aside] = models
+        blank = ProofState(**vars(asked) | {"round": state.round, "missed": state.missed,
+                                            "aside": state.aside},
+                           duals=duals, slopes=np.zeros_like(asked.now),
+                           lack=np.zeros_like(asked.now), repairs=0)
+        return self._put(blank, duals)
 
-    def _tell(self, state: AskedState, replies: Batch) -> AskedState:
-        hessians, counts = state.hessians.copy(), state.counts.copy()
-        hessians[replies.users] = hessians_of(replies, self.federation.dim)
-        counts[replies.users] = replies.arrays["count"]
-        return replace(self._with_replies(state, replies, replies.arrays["model"]),
-                       hessians=hessians, counts=counts)
+    def _put(self, state: ProofState, duals: Array) -> ProofState:
+        problem = self.problem(state)
+        duals = project(duals, problem.radii)
+        slopes = np.zeros_like(state.slopes)
+        slopes[~state.aside] = -problem.graph.divergence(duals)
+        return replace(state, duals=duals, slopes=slopes, answered=np.zeros_like(state.answered))
 
-    def graph(self, state: AskedState, make: Callable[[LocalModels], Graph]) -> Graph:
-        """The graph over all users from the local models of those that are not excluded."""
+    def problem(self, state: ProofState) -> Problem:
+        """The problem that is certified."""
+        return self.federation.problem(~state.aside)
+
+    def _ask(self, state: Any, users: Ints) -> Batch:
+        return Batch(self.kind, state.round, users,
+                     {"model": state.now[users], "slope": state.slopes[users],
+                      "anchor": self._about(state)[users]})
+
+    def _about(self, state: ProofState) -> Array:
+        """(n_users, dim) the reference point of the conjugates; see `certificates.reference`."""
+        about, active = np.zeros_like(state.now), ~state.aside
+        about[active] = reference(self.problem(state).graph, state.now[active])
+        return about
+
+    def _forget(self, state: ProofState, users: Ints) -> ProofState:
+        # The problem has changed: keep the duals of the remaining edges.
+        duals = state.duals[still_inside(self.federation.graph, state.aside, users)]
+        return self._put(replace(state, repairs=0), duals)
+
+    def _tell(self, state: Any, replies: Batch) -> Any:
+        lack, missing = state.lack.copy(), replies.ragged.get("lack")
+        lack[replies.users] = 0.0
+        if missing is not None:
+            lack[replies.users[missing.owner]] = missing.values
+        return super()._tell(replace(state, lack=lack), replies)
+
+    def repaired(self, state: ProofState) -> ProofState | None:
+        """The next attempt where conjugates are infinite: duals nearer to the users' domains; None
+        if nothing is to be mended.
+        """
+        active, problem = ~state.aside, self.problem(state)
+        outside, lack = ~np.isfinite(state.collected[active, 1]), state.lack[active]
+        if state.repairs >= _REPAIRS or problem.lam == 0 or not problem.graph.n_edges \
+                or not lack[outside].any():
+            return None
+        duals = supplied(problem.graph, problem.radii, state.duals, lack, outside)
+        return replace(self._put(state, duals), repairs=state.repairs + 1)
+
+    def certificate(self, state: ProofState) -> Certificate:
+        """The certificate from the replies; it has no bound while some are missing."""
+        return self.judgement(state).certificate.with_duals(state.duals)
+
+    def judgement(self, state: ProofState) -> Judgement:
+        """The certificate, and what each user has to do with its gap."""
         active = ~state.aside
-        counts = state.counts[active].astype(np.int64)
-        built = make(LocalModels(state.collected[active], state.hessians[active], counts))
-        return Graph.from_edges(self.federation.n_users, np.flatnonzero(active)[built.edges],
-                                built.weights)
+        answers = Answers(*state.collected[active].T)
+        if not self.finished(state):
+            heard = state.answered[active]
+            answers = answers._replace(values=np.where(heard, answers.values, np.inf),
+                                       conjugates=np.where(heard, answers.conjugates, np.inf))
+        return judged(self.problem(state), state.now[active], state.slopes[active],
+                      self._about(state)[active], answers)
+
+
+def still_inside(graph: Graph, aside: Flags, users: Ints) -> Flags:
+    """Which of the edges that were left before these users were excluded are left now."""
+    before = aside.copy()
+    before[users] = False
+    return graph.inside(~aside)[graph.inside(~before)]
+
+
+class Judgement(NamedTuple):
+    """A certificate, and what each user has to do with its gap."""
+
+    certificate: Certificate
+    own: Array  # (n_users,) the user's part of the gap, possible rounding errors included
+    worst: int  # the user with the largest part
+    share: float  # its part, relative to the objective of the others
+    without_worst: float  # the relative gap of the others
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def judged(problem: Problem, models: Array, slopes: Array, about: Array,
+           answers: Answers) -> Judgement:
+    """The certificate from the users' answers, with what it would be without the largest of them.
+    """
+    certificate = assembled(problem, models, slopes, about, answers)
+    products = np.einsum("nd,nd->n", slopes, models - about)
+    carried = np.linalg.norm(slopes, axis=1) * np.linalg.norm(models - about, axis=1)
+    rounding = answers.rounding + _EPSILON * (np.abs(answers.values) + np.abs(answers.conjugates)
+                                              + carried)
+    own = np.maximum(answers.values + answers.conjugates - products, 0.0) + rounding
+    own = np.where(np.isnan(own), np.inf, own)
+    worst, n = int(own.argmax()), problem.n_users
+    if n < 3:
+        return Judgement(certificate, own, worst, 0.0, np.inf)
+    penalty = problem.lam * problem.graph.penalty(models)
+    slack = max(penalty + float(products.sum()), 0.0) + _EPSILON * penalty
+
+    def size(*left: int) -> float:
+        """The objective of all users but one or two."""
+        rest = ~np.isin(np.arange(n), left)
+        total = abs(float(answers.values[rest].sum()) + problem.lam
+                    * problem.graph.take(rest).penalty(models[rest]))
+        return max(total, FLOOR * float(answers.sizes[rest].sum()), 1e-300)
+
+    def relative(*left: int) -> float:
+        """Their gap, relative to their objective."""
+        return (float(own[~np.isin(np.arange(n), left)].sum()) + slack) / size(*left)
+
+    sizes = np.nan_to_num(np.abs(answers.values) + np.abs(answers.conjugates),
+                          posinf=np.finfo(float).max)
+    far = np.linalg.norm(models - np.median(models, axis=0), axis=1)
+    largest = {int(part.argmax()) for part in (sizes, answers.sizes, far)}
+    others = max(relative(k) for k in largest) / _HIDDEN
+    pairs = [relative(worst, k) / _HIDDEN for k in largest if k != worst and n > 3]
+    return Judgement(replace(certificate, others=others if np.isfinite(others) else np.inf), own,
+                     worst,
+                     float(own[worst]) / size(worst, *largest), max([relative(worst), *pairs]))

@@ -23,7 +23,8 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 from coterie.base.types import Array, Flags, Ints
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
-from coterie.federated.plausible import Statements, capped, exact_steps, typical
+from coterie.federated.algorithms.proof import still_inside
+from coterie.federated.plausible import capped, typical
 from coterie.federated.protocol.messages import Batch
 from coterie.losses.derived import Quadratic
 from coterie.problem.problem import Problem
@@ -135,8 +136,7 @@ class SplittingMethod(Method):
             sigma=0.0, changes=0, next_review=0.0, error=np.inf)
 
     def warm(self, state: SplittingState) -> SplittingState:
-        first = {**self.fresh, "aside": state.aside, "refusals": state.refusals}
-        return replace(state, **first, next_review=0.0, changes=0)
+        return replace(state, **self.fresh | {"aside": state.aside}, next_review=0.0, changes=0)
 
     def point(self, state: SplittingState) -> tuple[Array, Array | None]:
         return state.now[~state.aside], state.duals
@@ -155,19 +155,8 @@ class SplittingMethod(Method):
         return replace(state, asked_x=x, asked_t=t)
 
     def _forget(self, state: SplittingState, users: Ints) -> SplittingState:
-        before = state.aside.copy()
-        before[users] = False
-        kept = self.federation.graph.inside(~state.aside)[self.federation.graph.inside(~before)]
+        kept = still_inside(self.federation.graph, state.aside, users)
         return self._solved(replace(state, duals=state.duals[kept]))
-
-    def _statements(self, state: SplittingState, replies: Batch) -> Statements:
-        # The optimality condition of the step is grad f(w) = t (2 x - s - w); if t has changed, s
-        # was rescaled.
-        users, points, t = replies.users, replies.arrays["point"], state.asked_t[replies.users]
-        gradients = t[:, None] * (2 * state.asked_x[users] - state.s[users] - points)
-        gradients[(t != state.t) | (not exact_steps(self.federation.loss))] = np.nan
-        return Statements(points, replies.arrays["value"], gradients,
-                          replies.arrays["curvature"] + t)
 
     def _tell(self, state: SplittingState, replies: Batch) -> SplittingState:
         users = replies.users
@@ -222,16 +211,17 @@ class SplittingMethod(Method):
         now = state.now.copy()
         models = sides.leave(solution.models)
         now[active] = models
-        heard = np.isfinite(state.curvature[active])
-        error = rest = np.inf
-        if heard.all():
-            # The error of the bound is about r^2 / 2h, with r = grad f(x) - slope = (t + h) (x -
-            # w).
-            h = np.maximum(state.curvature[active], 1e-12 * state.t)
-            lack = ((state.t + h) * np.linalg.norm(models - state.w[active], axis=1)) ** 2 / (2 * h)
-            total = capped(state.values[active]).sum() + problem.lam * problem.graph.penalty(models)
-            error, rest = (float(part.sum() / max(abs(total), 1e-300))
-                           for part in (lack, capped(lack)))
         duals = np.zeros_like(state.duals) if solution.duals is None else sides.turn(solution.duals)
-        return replace(state, now=now, duals=duals, sigma=solution.sigma or 0.0, error=error,
-                       rest=rest)
+        state = replace(state, now=now, duals=duals, sigma=solution.sigma or 0.0, error=np.inf)
+        if not np.isfinite(state.curvature[active]).all():
+            return state
+        total = capped(state.values[active]).sum() + problem.lam * problem.graph.penalty(models)
+        error = float(self.shares(state).sum() / max(abs(total), 1e-300))
+        return replace(state, error=error)
+
+    def shares(self, state: SplittingState) -> Array:
+        # The error of the bound is about r^2 / 2h, with r = grad f(x) - slope = (t + h) (x - w).
+        active = ~state.aside
+        h = np.maximum(state.curvature[active], 1e-12 * state.t)
+        steps = np.linalg.norm(state.now[active] - state.w[active], axis=1)
+        return np.asarray(((state.t + h) * steps) ** 2 / (2 * h))

@@ -28,7 +28,6 @@ from coterie.data.columns import Column
 from coterie.data.encoding import Recipe
 from coterie.data.validation import show, split_names
 from coterie.federated.agreement import Agreement, Carrier, introduced
-from coterie.federated.asking import Asker
 from coterie.federated.config import DataSettings
 from coterie.federated.fit import Carriage, account_of, without_refusers
 from coterie.federated.introduction import Introduction
@@ -48,6 +47,7 @@ from coterie.federated.private.release import (
 from coterie.federated.protocol.messages import triangle
 from coterie.federated.releasing import query_of
 from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.session import Session
 from coterie.fitting.estimate import Fit
 from coterie.fitting.result import SentModels
 from coterie.fitting.settings import Settings
@@ -88,7 +88,7 @@ def fit_privately(runtime: Carrier, data: DataSettings, settings: Settings, priv
     _check_promise(privacy, data, carriage)
     agreement = _agreement(runtime, data, settings, privacy, carriage)
     runtime.use(agreement)
-    asker = Asker(runtime, agreement.names, participation=carriage.participation,
+    asker = Session(runtime, agreement.names, participation=carriage.participation,
                   seed=carriage.seed, fingerprint=_fingerprint(runtime, privacy, agreement),
                   checkpoint=carriage.checkpoint, progress=carriage.progress)
     scaling = _Scaling(carriage)
@@ -106,7 +106,7 @@ def _fingerprint(runtime: Carrier, privacy: Privacy, agreement: Agreement) -> di
             **({} if isinstance(runtime, LocalNodes) else runtime.identity())}
 
 
-def _asked(asker: Asker, agreement: Agreement, settings: Settings, privacy: Privacy,
+def _asked(asker: Session, agreement: Agreement, settings: Settings, privacy: Privacy,
            scaling: _Scaling, carriage: Carriage) -> Fit:
     """The fit of all who take part."""
     runtime: Any = asker.runtime
@@ -138,7 +138,7 @@ class _Scaling:
         self.known: ReleaseQuestion | None = None
         self.asked: tuple[Array, Array, tuple[float, ...]] | None = None
 
-    def question(self, asker: Asker, agreement: Agreement, privacy: Privacy) -> ReleaseQuestion:
+    def question(self, asker: Session, agreement: Agreement, privacy: Privacy) -> ReleaseQuestion:
         """The question for the summary."""
         if self.known is None and self.file is not None and self.file.exists():
             centre, scale, mu = json.loads(self.file.read_text("utf-8"))
@@ -266,7 +266,7 @@ def _question(stage: int, mu: float, centre: Array, scale: Array,
                            scale=scale, n_features=len(centre) - 1)
 
 
-def _released(asker: Asker, question: ReleaseQuestion) -> Array:
+def _released(asker: Session, question: ReleaseQuestion) -> Array:
     """(n_users, length) what users release."""
     released = asker.ask("release", question.n_features,
                          shared=query_of(question)).arrays["released"]
@@ -283,7 +283,7 @@ def _released(asker: Asker, question: ReleaseQuestion) -> Array:
     return released
 
 
-def _bounds(asker: Asker, agreement: Agreement, privacy: Privacy) -> tuple[Array, Array,
+def _bounds(asker: Session, agreement: Agreement, privacy: Privacy) -> tuple[Array, Array,
         tuple[float, ...]]:
     """Centre and half width of each column, the target last; and the mu of the releases that are
     left.
@@ -333,7 +333,7 @@ def _magnitudes(released: Array, question: ReleaseQuestion) -> list[float]:
     return bounds
 
 
-def _scaled(asker: Asker, centre: Array, scale: Array, mu: float, privacy: Privacy,
+def _scaled(asker: Session, centre: Array, scale: Array, mu: float, privacy: Privacy,
             task: str) -> tuple[Array, Array]:
     """Means and deviations of the columns over all users; of the target what is clipped to [-1, 1].
     """
@@ -409,7 +409,8 @@ def _classes_of(models: Array, fitted: Fit, question: ReleaseQuestion, task: str
     return margins
 
 
-def _send_home(asker: Asker, fitted: Fit, known: Effective, units: Units, sent: SentModels) -> None:
+def _send_home(asker: Session, fitted: Fit, known: Effective, units: Units,
+               sent: SentModels) -> None:
     """Every user gets the centre of its group and covariances of models around it."""
     dim = sent.models.shape[1]
     intercept = np.diag(np.append(np.full(dim - 1, 0.01 * _AROUND), 1.0))

@@ -10,6 +10,7 @@ versioned, holds plain little-endian numbers, and ends in a checksum:
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -391,6 +392,17 @@ def gather(messages: Sequence[tuple[int, Message]], side: str = "reply") -> Batc
                  Reply if side == "reply" else Query)
 
 
+def merge(parts: list[Batch]) -> Batch | None:
+    """Merge batches of one kind, in ascending order of users; the first reply of a user counts."""
+    if len(parts) <= 1:
+        return parts[0] if parts else None
+    pairs: dict[int, Message] = {}
+    for part in parts:
+        for user, message in part.items():
+            pairs.setdefault(user, message)
+    return gather(list(pairs.items()))
+
+
 def triangle(matrices: Array) -> Array:
     """(n, d (d + 1) / 2) the upper triangles of symmetric matrices, row by row."""
     rows, columns = np.triu_indices(matrices.shape[-1])
@@ -404,3 +416,11 @@ def square(triangles: Array, dim: int) -> Array:
     out[..., rows, columns] = triangles
     out[..., columns, rows] = triangles
     return out
+
+
+def digest(*arrays: Array | None) -> str:
+    """A short name for these numbers, the same for the same ones."""
+    sums = hashlib.sha256()
+    for array in arrays:
+        sums.update(b"none" if array is None else np.ascontiguousarray(array).tobytes())
+    return sums.hexdigest()[:16]

@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from coterie.base.errors import InvalidInput
 from coterie.federated.algorithms.base import Replies
-from coterie.federated.checkpoint import digest
 from coterie.federated.client import Data, answer_all, remember
-from coterie.federated.protocol.messages import Batch, Message, Ragged, Reply, decode
+from coterie.federated.protocol.messages import Batch, Message, Ragged, Reply, decode, digest
 
 
 class Runtime(Protocol):

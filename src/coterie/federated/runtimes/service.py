@@ -16,11 +16,11 @@ from coterie.base.storage import json_ready, write_atomically
 from coterie.data.files import fingerprint
 from coterie.federated.agreement import Agreement, Carrier, agree, read_aside, write_aside
 from coterie.federated.config import RunConfig, resolved
-from coterie.federated.driver import Round
 from coterie.federated.fit import Carriage, fit_federation
 from coterie.federated.path import run_path
 from coterie.federated.private.federation import fit_privately
 from coterie.federated.run import run_federation
+from coterie.federated.session import Round
 from coterie.fitting.result import Fit, TableSource
 from coterie.fitting.settings import Settings
 from coterie.problem.solution import Solution

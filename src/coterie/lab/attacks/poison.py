@@ -23,8 +23,8 @@ from coterie.base.errors import CoterieWarning
 from coterie.base.types import Array
 from coterie.data.users import Users
 from coterie.federated.algorithms.base import Replies
+from coterie.federated.algorithms.forms import between
 from coterie.federated.algorithms.newton import Newton
-from coterie.federated.algorithms.trust import between
 from coterie.federated.client import Data
 from coterie.federated.protocol.messages import Batch, Message, Reply
 from coterie.federated.run import run_federation

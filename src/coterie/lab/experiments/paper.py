@@ -483,7 +483,7 @@ def observe(problem: Problem, name: str, algorithm: Algorithm, share: float, las
     marks = set(np.geomspace(1, last, 150).round().astype(int).tolist())
     curve = Curve(name, share, [0], [problem.objective(zero) - optimum])
     for number in range(1, last + 1):
-        state = method.tell(state, runtime.exchange(method.ask(state)))
+        state = method.tell(state, runtime.exchange(method.ask(state)).batches[0])
         if number in marks:
             curve.rounds.append(number)
             curve.gaps.append(max(problem.objective(method.point(state)[0]) - optimum, 0.0))
