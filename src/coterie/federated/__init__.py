@@ -9,12 +9,13 @@ from coterie.federated.protocol.ledger import Ledger
 from coterie.federated.protocol.messages import BadMessage, Query, Reply
 from coterie.federated.run import Federated
 from coterie.federated.runtimes.in_process import Faults, LocalRuntime
+from coterie.federated.screen import Screen
 from coterie.federated.session import Round
 from coterie.federated.settings import FederationSettings
 
 __all__ = [
     "ALGORITHMS", "PDMM", "Algorithm", "BadMessage", "Data", "Faults", "FedAvg", "Federated",
     "FederatedPath", "Federation", "FederationSettings", "Ledger", "LocalRuntime", "Newton",
-    "Participation", "Query", "Reply", "Round", "Splitting", "SquaredPenalty", "answer", "federate",
-    "federate_path",
+    "Participation", "Query", "Reply", "Round", "Screen", "Splitting", "SquaredPenalty", "answer",
+    "federate", "federate_path",
 ]

@@ -16,7 +16,7 @@ from coterie.federated.client import Data
 from coterie.federated.runtimes.in_process import Faults, LocalRuntime, Runtime
 from coterie.federated.session import Round
 from coterie.federated.settings import FederationSettings
-from coterie.federated.stages import Run
+from coterie.federated.stages import Stages
 from coterie.losses import Loss
 from coterie.problem.account import Account
 from coterie.problem.graph import Graph
@@ -43,7 +43,7 @@ def run_federation(federation: Federation, settings: FederationSettings, runtime
     ------
     Interrupted : on Ctrl-C; its `best` is the run as far as it got.
     """
-    run = Run(federation, settings, runtime, progress)
+    run = Stages(federation, settings, runtime, progress)
     with interruptible(lambda: finish(run, problem, interrupted=True)):
         run.run()
         return finish(run, problem)
@@ -77,7 +77,7 @@ def check_start(start: Any, algorithm: Algorithm, n_users: int) -> None:
                            f"{n_users}", remedy="Give start=run.models instead")
 
 
-def finish(run: Run, problem: Problem | None = None, *, interrupted: bool = False) -> Solution:
+def finish(run: Stages, problem: Problem | None = None, *, interrupted: bool = False) -> Solution:
     """The result of a run; where the data are in this process, with the problem that has them."""
     session, state, federation, settings = run.session, run.state, run.federation, run.settings
     active, names, history = ~state.aside, federation.names, tuple(session.history)

@@ -103,8 +103,13 @@ class Session:
     Attributes
     ----------
     ledger, history : what was sent, and one line for every round.
-    refused : round, user and reason of every reply that was rejected; users by number, of all who
-        were there at the start.
+    refused : round, user and reason of every reply that was rejected; users by their position in
+        `everyone`.
+    everyone, stay : the users at the start, and the positions of those who still take part.
+    answers : to the questions so far, of all users who still take part.
+    turn, number : of the next round and the next question.
+    folder, unsaved : where the run is kept, and rounds that are not there yet.
+    began : when the session began, in seconds.
     """
 
     def __init__(self, runtime: Runtime, names: tuple[Any, ...], *,

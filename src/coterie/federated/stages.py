@@ -22,7 +22,7 @@ import numpy as np
 from coterie.base.errors import Incompatible, InvalidInput
 from coterie.base.types import Array
 from coterie.federated.algorithms.base import Algorithm, Federation, State
-from coterie.federated.algorithms.proof import Proof, Question, duals_for
+from coterie.federated.algorithms.proof import Proof, Survey, duals_for
 from coterie.federated.protocol.messages import digest, square
 from coterie.federated.runtimes.in_process import Runtime
 from coterie.federated.screen import Screen
@@ -64,8 +64,9 @@ class RunState:
     round: int = 0
 
 
-class Run:
-    """One run over a runtime; a run that was saved in the settings' checkpoint is continued.
+class Stages:
+    """The stages of one run over a runtime; a run that was saved in the settings' checkpoint is
+    continued.
 
     Parameters
     ----------
@@ -106,7 +107,7 @@ class Run:
             algorithm = start if stage == "start" and isinstance(start, Algorithm) \
                 else self.settings.algorithm
             self.methods[stage] = Proof(self.federation) if stage == "proof" else \
-                Question(self.federation, _KINDS[stage]) if stage in _KINDS else \
+                Survey(self.federation, _KINDS[stage]) if stage in _KINDS else \
                 algorithm.on(self.federation, self.settings.tol)
         return self.methods[stage]
 
@@ -118,7 +119,7 @@ class Run:
     # -- the rounds
 
     def run(self) -> None:
-        """Run the remaining rounds. Ctrl-C saves the state and is raised again."""
+        """Stages the remaining rounds. Ctrl-C saves the state and is raised again."""
         try:
             while self.now.stage != "done":
                 line = self._round()

@@ -54,7 +54,7 @@ class AskedState(State):
     collected: Array  # (n_users, p) the numbers of their replies side by side
 
 
-class Question(Method):
+class Survey(Method):
     """Asks every user the same once, and again if there was no reply.
 
     Parameters
@@ -126,7 +126,7 @@ class ProofState(AskedState):
     repairs: int
 
 
-class Proof(Question):
+class Proof(Survey):
     """The certificate: one round of a few numbers from every user.
 
     Parameters
@@ -146,7 +146,7 @@ class Proof(Question):
         """The first state, for models and duals of the users that are not excluded in another
         method's state.
         """
-        asked = Question.begin(self, np.zeros((self.federation.n_users, self.federation.dim)))
+        asked = Survey.begin(self, np.zeros((self.federation.n_users, self.federation.dim)))
         asked.now[~state.aside] = models
         blank = ProofState(**vars(asked) | {"round": state.round, "missed": state.missed,
                                             "aside": state.aside},
