@@ -1,17 +1,4 @@
-"""Simulated users with known groups, and loaders of real ones; the code is in
-`coterie.data.simulated`.
-"""
+"""Simulated users with known groups, and loaders of real ones."""
 
-from coterie.data.simulated import (
-           FAMILIES,
-           Dataset,
-           Ellipses,
-           clustered,
-           ellipses,
-           gaussian_mixture,
-           load,
-           two_moons,
-)
-
-__all__ = ["FAMILIES", "Dataset", "Ellipses", "clustered", "ellipses", "gaussian_mixture", "load",
-           "two_moons"]
+from coterie.data.simulated import *  # noqa: F403
+from coterie.data.simulated import __all__ as __all__

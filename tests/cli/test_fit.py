@@ -884,7 +884,7 @@ def test_an_interrupt_while_parts_are_removed_leaves_no_run_to_continue(monkeypa
 
     good(*FEW, "--out", "whole")
     with monkeypatch.context() as patch:
-        patch.setattr("coterie.output.runs.parts.shutil.rmtree", interrupted)
+        patch.setattr("coterie.output.runs.from_table.shutil.rmtree", interrupted)
         bad(*FEW, "--out", "cut", code=130)
     assert any(Path("cut/progress").iterdir())
     assert comparable(Path("cut")) == comparable(Path("whole"))
@@ -896,7 +896,7 @@ def test_an_interrupt_in_a_destructor_is_not_lost():
     """Python drops an exception in a destructor; the command sends the interrupt again."""
     few()
     code = """
-import coterie.output.runs.parts as parts
+import coterie.output.runs.from_table as parts
 class Dying:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGINT)
@@ -928,7 +928,7 @@ def test_ctrl_c_keeps_what_is_done():
     good(*FEW, "--out", "whole")
     # The signal comes while a point of the path is kept, and again while rows are held out.
     code = """
-import coterie.output.runs.parts as parts
+import coterie.output.runs.from_table as parts
 real, count = parts.write_atomically, [0]
 def put(path, data):
     real(path, data)

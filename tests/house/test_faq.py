@@ -21,7 +21,7 @@ from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.fitting import Settings
 from coterie.losses.blocks import _require_hessians
 from coterie.output.runs import fit_table
-from coterie.output.runs.folder import check_free
+from coterie.output.runs.save import check_free
 
 PAGE = Path(__file__).parents[2] / "docs" / "faq.md"
 X, Y, WHO = np.arange(8.0).reshape(4, 2), [1.0, -1.0, 1.0, -1.0], ["a", "a", "b", "b"]

@@ -15,7 +15,7 @@ import pytest
 
 import coterie as ct
 from coterie.fitting import Settings, fit
-from coterie.output.runs.folder import clear, table
+from coterie.output.runs.save import clear, table
 
 FOLDERS = Path(__file__).parent / "folders"  # written by version 0.1.0, before there was load_run
 QUICK = Settings(n_lams=3)

@@ -41,7 +41,7 @@ from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.federated.session import Round
 from coterie.output import report
 from coterie.output.runs import check_free, load_run
-from coterie.output.runs.folder import UNFINISHED, clear
+from coterie.output.runs.save import UNFINISHED, clear
 from coterie.problem.solution import Status
 from coterie.problem.weights import KINDS
 

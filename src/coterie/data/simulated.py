@@ -18,6 +18,9 @@ from coterie.data.files import read_table
 from coterie.data.frames import read_numbers
 from coterie.data.users import Users
 
+__all__ = ["FAMILIES", "Dataset", "Ellipses", "clustered", "ellipses", "gaussian_mixture", "load",
+           "two_moons"]
+
 
 class Dataset(NamedTuple):
     """Users, with their true groups, test samples and true models if these are known (otherwise

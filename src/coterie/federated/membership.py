@@ -29,8 +29,8 @@ from coterie.federated.session import Round, Session
 from coterie.federated.sources import in_order
 from coterie.fitting.estimate import Fit, fit
 from coterie.fitting.predictions import name_text
-from coterie.output.runs.folder import model_columns, table
 from coterie.output.runs.load import Run
+from coterie.output.runs.save import model_columns, table
 
 
 class Newcomers(NamedTuple):

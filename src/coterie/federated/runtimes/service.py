@@ -109,7 +109,7 @@ def write(found: Fit | Solution, out: Path, config: Mapping[str, Any]) -> None:
     writes it, with the page.
     """
     # Brings in the report, which a node's process has no use for.
-    from coterie.output.runs import folder
+    from coterie.output.runs import save
 
     if isinstance(found, Fit):
         _write_fit(found, out, resolved(config))
@@ -127,10 +127,10 @@ def write(found: Fit | Solution, out: Path, config: Mapping[str, Any]) -> None:
         coefficients = units.coefficients(found.models)
         models = coefficients.reshape(len(coefficients), -1)
         first = np.unique(found.labels, return_index=True)[1]
-        shown = folder.Shown(models, models[first], folder.model_columns(units, recipe.classes))
+        shown = save.Shown(models, models[first], save.model_columns(units, recipe.classes))
         more = {"task": recipe.task, "notes": list(recipe.notes), "recipe": recipe.to_json(),
                 "units": json_ready(units.state())}
-    folder.write(out, found, config, shown=shown, path=columns, more=more)
+    save.write(out, found, config, shown=shown, path=columns, more=more)
 
 
 def _write_fit(fitted: Fit, out: Path, config: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from coterie.base.errors import InvalidInput
 from coterie.federated.private.policy import Privacy
-from coterie.output.runs.folder import read
+from coterie.output.runs.load import read
 
 #: Questions whose answers hold Hessians, gradients, or sums over rows.
 HESSIANS = ("expand", "local", "settle", "around")

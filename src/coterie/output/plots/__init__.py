@@ -14,11 +14,8 @@ from coterie.output.plots.figures import (
     rounds,
     scores,
     separators,
+    tree,
 )
-from coterie.output.plots.merge_tree import tree
 
-__all__ = [
-    "View", "branches", "clusters", "coefficients", "gaps", "longest", "model_map", "project",
-           "rounds", "scores",
-    "separator_ends", "separators", "tree",
-]
+__all__ = ["View", "branches", "clusters", "coefficients", "gaps", "longest", "model_map",
+           "project", "rounds", "scores", "separator_ends", "separators", "tree"]

@@ -1,8 +1,7 @@
 """Run folders: written, read and used again."""
 
-from coterie.output.runs.folder import check_free, read, table, write
 from coterie.output.runs.from_table import fit_table
-from coterie.output.runs.load import Run, load_run
-from coterie.output.runs.save import save_run
+from coterie.output.runs.load import Run, load_run, read
+from coterie.output.runs.save import check_free, save_run, table, write
 
 __all__ = ["Run", "check_free", "fit_table", "load_run", "read", "save_run", "table", "write"]

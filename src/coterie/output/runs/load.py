@@ -15,8 +15,9 @@ import numpy as np
 
 from coterie.base.errors import InvalidInput, located
 from coterie.base.labels import first_labels, labels_of
-from coterie.base.storage import plain_cell
+from coterie.base.storage import plain_cell, unpack
 from coterie.base.types import Array, Ints
+from coterie.data.condensed import Condensed
 from coterie.data.encoding import Recipe
 from coterie.data.files import fingerprint, is_input, read_table, row_place
 from coterie.data.frames import users_frame
@@ -28,10 +29,9 @@ from coterie.fitting.predictions import Data, Predictor, PredictsRows
 from coterie.fitting.proof import RunCertificate
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
-from coterie.losses import Loss, Personal
+from coterie.losses import Loss, Personal, Squared
 from coterie.output import report
-from coterie.output.runs.folder import model_columns, read
-from coterie.output.runs.released import certify_released
+from coterie.output.runs.save import RELEASED, model_columns
 from coterie.problem.certificates import certify
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
@@ -224,7 +224,7 @@ class Run(PredictsRows):
             raise self._no_fit()
         # The certificate is about what was released, whatever the rows are.
         if "privacy" in self.info:
-            return certify_released(self)
+            return _certify_released(self, self.settings.tol)
         given, data = data, self.info["settings"].get("data") or None if data is None else data
         if data is None and "n_rounds" in self.info:
             raise InvalidInput("The rows of this federation stayed with its users, who answered "
@@ -468,3 +468,55 @@ def _as_good(problem: Problem, models: Array, others: Array) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         differences = np.abs(loss.values(samples, models) - loss.values(samples, others))
     return bool((differences <= _ROUNDING * loss.sizes(samples)).all())
+
+
+def read(folder: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read run.json and the solution's arrays; `coterie.load_run` makes a `Run` of them.
+
+    Raises
+    ------
+    InvalidInput : the folder is no run, or incomplete, or damaged.
+    """
+    folder = Path(folder)
+    if not (folder / "run.json").exists():
+        raise InvalidInput(f"{folder} is not a run folder: it has no run.json",
+                           remedy="Give the folder that was named with --out")
+    try:
+        info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidInput(f"{folder / 'run.json'} cannot be read: {error}",
+                           remedy="Run it again") from error
+    if not isinstance(info, dict):
+        raise InvalidInput(f"{folder / 'run.json'} holds no run", remedy="Run it again")
+    if not (folder / "solution.coterie").exists():
+        raise InvalidInput(f"{folder} is incomplete: it has no solution.coterie",
+                           remedy="Run it again")
+    return info, unpack((folder / "solution.coterie").read_bytes(),
+                        str(folder / "solution.coterie"))
+
+
+def _certify_released(run: Run, tol: float) -> RunCertificate:
+    """Certify a private run again from its released statistics.
+
+    Raises
+    ------
+    InvalidInput : the file is missing or damaged.
+    """
+    file = run.folder / RELEASED
+    if not file.exists():
+        raise InvalidInput(f"{run.folder} holds no {RELEASED}", remedy="Run it again")
+    try:
+        saved = unpack(file.read_bytes(), str(file))
+        p = saved["features"].shape[1]
+        users = Condensed(saved["features"], saved["targets"], saved["offsets"], tuple(run.names),
+                          tuple(f"z{k}" for k in range(p)), saved["sizes"])
+        loss: Loss = Squared(ridge=float(saved["ridge"]), penalize_intercept=True)
+        if run.covariance is not None:
+            loss = Personal(loss, covariance=run.covariance,
+                            scale="rows" if run.scale is None else run.scale)
+        problem = Problem(users, loss, run.lam, run.graph)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInput(f"{file} is damaged: {error}", remedy="Run it again") from error
+    same = (run.info["n_clusters"] == run.n_clusters and run.info["lam"] == run.lam
+            and run.info.get("kind") == kind_of(loss, run.labels))
+    return RunCertificate.of(problem, run.solved, tol, same_claims=same)
