@@ -1,18 +1,6 @@
-"""The `coterie` command: one file per command; `base` and `options` hold what they share."""
+"""The `coterie` command: a file for commands that belong together; `base` holds what they share."""
 
-from coterie.cli import (
-           certify,
-           demo,
-           doctor,
-           federate,
-           fit,
-           ledger,
-           membership,
-           path,
-           predict,
-           report,
-)
+from coterie.cli import demo, doctor, federate, federation, fit, saved
 from coterie.cli.base import app, main, root
 
-__all__ = ["app", "certify", "demo", "doctor", "federate", "fit", "ledger", "main", "membership",
-           "path", "predict", "report", "root"]
+__all__ = ["app", "demo", "doctor", "federate", "federation", "fit", "main", "root", "saved"]

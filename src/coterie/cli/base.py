@@ -1,13 +1,16 @@
-"""The `coterie` command: what all commands share."""
+"""The `coterie` command: what all commands share, and options of several of them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,8 +19,18 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from coterie import __version__
-from coterie.base.errors import CoterieError, CoterieWarning, MissingExtra, NotConverged
+from coterie.base.errors import (
+    CoterieError,
+    CoterieWarning,
+    InvalidInput,
+    MissingExtra,
+    NotConverged,
+)
 from coterie.base.machine import keep_freed_memory
+from coterie.data.encoding import TASKS
+from coterie.data.validation import split_names as split_names
+from coterie.fitting.units import FITTING
+from coterie.problem.weights import KINDS
 
 CODES = ("Exit codes: 0 done; 1 not solved to the tolerance; 2 input that cannot be used; 3 an "
          "extra is missing; 130 interrupted.")
@@ -25,8 +38,17 @@ CODES = ("Exit codes: 0 done; 1 not solved to the tolerance; 2 input that cannot
 LAB = ("audit", "bench", "reproduce")
 
 
+#: Names that options had, and have now.
+_OLDER = {"--most": "--max-groups"}
+
+
 class Commands(TyperGroup):
     """The commands of this room, and those of the lab."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = (arg.partition("=") for arg in args)
+        return super().parse_args(ctx, [_OLDER.get(name, name) + sign + value
+                                        for name, sign, value in named])
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted({*super().list_commands(ctx), *LAB})
@@ -37,6 +59,7 @@ class Commands(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
 
+Arg, Opt = typer.Argument, typer.Option
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Personalised federated learning that finds its own groups, with a proof of "
                        "optimality.", epilog=CODES)
@@ -53,7 +76,7 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def root(version: Annotated[bool, typer.Option(
+def root(version: Annotated[bool, Opt(
         "--version", callback=_version, is_eager=True,
         help="Print the version and stop.")] = False) -> None:
     pass
@@ -91,16 +114,22 @@ def main() -> None:
     warnings.simplefilter("always", CoterieWarning)
     try:
         app()
-    except CoterieError as problem:
+    except (CoterieError, OSError) as problem:
         error.print(f"[bold red]coterie:[/] {plain(str(problem))}", soft_wrap=True, highlight=False)
-        codes = {MissingExtra: 3, NotConverged: 1}
-        raise SystemExit(codes.get(type(problem), 2)) from None
+        raise SystemExit({MissingExtra: 3, NotConverged: 1}.get(type(problem), 2)) from None
     except KeyboardInterrupt:
         error.print("Interrupted.")
         raise SystemExit(130) from None
-    except OSError as problem:
-        error.print(f"[bold red]coterie:[/] {plain(str(problem))}", soft_wrap=True, highlight=False)
-        raise SystemExit(2) from None
+
+
+@contextlib.contextmanager
+def interruptible(advice: str) -> Iterator[None]:
+    """Ctrl-C ends the command with the way to continue."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"Interrupted{advice}", to=error)
+        raise typer.Exit(130) from None
 
 
 def _unraisable(failure: Any) -> None:
@@ -119,8 +148,61 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: object,
     error.print(f"[yellow]coterie:[/] {plain(str(message))}", soft_wrap=True, highlight=False)
 
 
+def say(text: object, style: str | None = None, to: Console = console) -> None:
+    """Print a sentence as it is, on as many lines as the terminal needs."""
+    to.print(str(text), style=style, soft_wrap=True, markup=False, highlight=False)
+
+
 def plain(text: str) -> str:
     """Text without markup for rich."""
     from rich.markup import escape
 
     return escape(text)
+
+
+_LOSSES = ", ".join(dict.fromkeys(name for names in FITTING.values() for name in names))
+Table = Annotated[Path,
+                  Arg(help="A file with one row per sample (CSV, Parquet, Excel or JSON lines, "
+                           "also compressed); - is standard input.")]
+Separator = Annotated[str, Opt(help="Separator of a CSV file; detected if omitted.")]
+User = Annotated[
+    str, Opt(help="Column with the owner of each row; if omitted, every row is a separate user.")]
+Target = Annotated[str, Opt(help="Column to predict; if omitted, users are clustered.")]
+Features = Annotated[
+    str, Opt(help="Columns used as features, separated by commas; default: all others.")]
+Drop = Annotated[str, Opt(help="Columns to ignore, separated by commas.")]
+TaskName = Annotated[str, Opt(help=f"auto, or one of: {', '.join(TASKS)}.")]
+LossName = Annotated[str, Opt(help=f"auto, or one that fits the task: {_LOSSES}.")]
+Lam = Annotated[
+    str, Opt(help="auto: the groups found; score: the least loss on held-out rows; or a number.")]
+Weights = Annotated[str, Opt(help=f"One of: {', '.join(KINDS)}. auto: from the groups found; "
+                             "unit: 1 for all pairs (paper).")]
+Count = Annotated[str, Opt(help="rows or users: give every row, or every user, the same weight in "
+                           "its group's model.")]
+Ridge = Annotated[float, Opt(help="L2 strength, intercept included.")]
+Lams = Annotated[int, Opt(help="Number of points of the path.", min=2)]
+MaxGroups = Annotated[int, Opt(help="Largest number of groups; 0: no limit.", min=0)]
+Tol = Annotated[float, Opt(help="Certified relative gap to reach.")]
+Holdout = Annotated[float, Opt(help="Share of every user's rows held out for validation; 0: none.")]
+Standardize = Annotated[bool, Opt(help="Whether features are standardised.")]
+Seed = Annotated[int, Opt(help="Seed of the held-out rows.", min=0)]
+Out = Annotated[Path, Opt(help="Folder for the results; created if needed.")]
+Resume = Annotated[bool, Opt("--resume", help="Continue an interrupted run in the folder.")]
+Overwrite = Annotated[bool, Opt("--overwrite", help="Replace a finished run in the folder.")]
+Json = Annotated[bool, Opt("--json", help="Print JSON only.")]
+Quiet = Annotated[bool, Opt("--quiet", help="Print warnings and errors only.", callback=be_quiet)]
+Threads = Annotated[int | None,
+                    Opt(help="Largest number of threads; default: one per core.", min=1,
+                        callback=limit_threads)]
+RunFolder = Annotated[Path, Arg(help="The folder of a run of `coterie fit`.")]
+
+
+def parse_lam(text: str) -> Any:
+    """A number, "auto" or "score"."""
+    if text in ("auto", "score"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInput(f"lam must be a number, auto or score, got {text!r}",
+                           remedy="Use --lam auto") from None

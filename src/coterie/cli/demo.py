@@ -13,8 +13,8 @@ from rich.table import Table
 from coterie.base.compiling import when_compiling
 from coterie.base.errors import Interrupted, MissingExtra
 from coterie.base.types import Array
-from coterie.cli import options
-from coterie.cli.base import app, console
+from coterie.cli import base as options
+from coterie.cli.base import Opt, app, console, say
 from coterie.convex.choice import refit
 from coterie.convex.consensus import lam_max
 from coterie.convex.path import solve_path
@@ -29,12 +29,12 @@ from coterie.solvers import SOLVERS, solve
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the figure and the report; created if "
+    out: Annotated[Path, Opt(help="Folder for the figure and the report; created if "
                                            "needed.")] = Path("demo"),
-    lam: Annotated[float, typer.Option(help="Fusion penalty strength.")] = 0.09,
-    seed: Annotated[int, typer.Option(help="Seed of the data.", min=0)] = 0,
-    tol: Annotated[float, typer.Option(help="Relative duality gap to reach.")] = 1e-8,
-    solver: Annotated[str, typer.Option(help=f"One of: {', '.join(SOLVERS)}.")] = "fast",
+    lam: Annotated[float, Opt(help="Fusion penalty strength.")] = 0.09,
+    seed: Annotated[int, Opt(help="Seed of the data.", min=0)] = 0,
+    tol: Annotated[float, Opt(help="Relative duality gap to reach.")] = 1e-8,
+    solver: Annotated[str, Opt(help=f"One of: {', '.join(SOLVERS)}.")] = "fast",
     threads: options.Threads = None, quiet: options.Quiet = False,
 ) -> None:
     """Solve, certify and plot the paper's data: sixty users of three kinds, ten samples each.
@@ -62,12 +62,11 @@ def demo(
     figure = out / "separators.png"
     try:
         separators(solution, alone=alone).savefig(figure)
-        console.print(f"Figure         {figure}", soft_wrap=True)
+        say(f"Figure         {figure}")
     except MissingExtra as missing:
-        console.print(f"Figure         none. {missing}", soft_wrap=True, markup=False,
-                      highlight=False)
+        say(f"Figure         none. {missing}")
     if page is not None:
-        console.print(f"Report         {page}", soft_wrap=True)
+        say(f"Report         {page}")
     if interrupted:
         raise typer.Exit(130)
     if solution.gap > tol:
@@ -109,11 +108,10 @@ def _accuracies(solution: Solution, alone: Array, data: Dataset) -> tuple[Array,
     pooled = refit(problem, np.zeros(problem.n_users, dtype=np.int64))
     ours, shrunk, own, one = (_accuracy(problem, models, data)
                               for models in (solution.refit(), solution.models, alone, pooled))
-    console.print(f"Test accuracy  {ours.mean():.1%} ({shrunk.mean():.1%} before each group is "
-                  f"fitted again), {own.mean():.1%} local models, {one.mean():.1%} one model for "
-                  "all", soft_wrap=True)
-    console.print(f"               {(ours > own).sum()} of {len(own)} users are better off than "
-                  f"with their own model, {(ours < own).sum()} worse", soft_wrap=True)
+    say(f"Test accuracy  {ours.mean():.1%} ({shrunk.mean():.1%} before each group is fitted "
+        f"again), {own.mean():.1%} local models, {one.mean():.1%} one model for all")
+    say(f"               {(ours > own).sum()} of {len(own)} users are better off than with their "
+        f"own model, {(ours < own).sum()} worse")
     return own, one
 
 
@@ -130,11 +128,11 @@ def _path_page(solution: Solution, tol: float, data: Dataset, others: tuple[Arra
                              title="Sixty users of three kinds", command="coterie demo", refit=True,
                              notes=["Models and scores are those of each group fitted again, "
                                     "without the penalty."])
-    document["scores"] = {
-        "metric": "accuracy", "larger": True, "alone": others[0].tolist(),
+    document["scores"] = {"metric": "accuracy", "larger": True, "alone": others[0].tolist(),
                           "together": others[1].tolist(),
-        "points": [_accuracy(problem, point.refit(), data).tolist() for point in path.solutions],
-        "note": "On 1,000 test samples per user."}
+                          "points": [_accuracy(problem, point.refit(), data).tolist()
+                                     for point in path.solutions],
+                          "note": "On 1,000 test samples per user."}
     report.write(document, page)
     console.print(f"These groups   for lam from {first.upper:.4f} to {last.lower:.4f}; one group "
                   f"from {top:.4f}")

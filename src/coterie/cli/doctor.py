@@ -18,8 +18,8 @@ from rich.table import Table
 import coterie
 from coterie.base.machine import free_memory, n_threads
 from coterie.base.storage import json_ready
-from coterie.cli import options
-from coterie.cli.base import app, console
+from coterie.cli import base as options
+from coterie.cli.base import app, console, say
 
 _CORE = ("numpy", "scipy", "numba", "scikit-learn", "typer", "rich")
 _GPU_LIBRARIES = ("torch", "cupy", "cupy-cuda12x", "cupy-cuda13x")
@@ -41,7 +41,7 @@ def doctor(as_json: options.Json = False) -> None:
     console.print(_facts(info))
     console.print(_extras(info["extras"]))
     for remedy in info["remedies"]:
-        console.print(remedy, soft_wrap=True, markup=False, highlight=False)
+        say(remedy)
 
 
 def inspect() -> dict[str, Any]:
@@ -138,13 +138,13 @@ def _facts(info: dict[str, Any]) -> Table:
                           version in info["gpu_libraries"].items() if version)
     rows = [("Python", f"{info['python']} ({sys.executable})"), ("system", info["platform"]),
             *((name, version or "missing") for name, version in info["versions"].items()),
-            ("cores", f"{info['cores']}, of which {info['usable_cores']} may be used; "
-                      f"{info['threads']} threads"),
-            ("memory", f"{total}{memory['free'] / _GIB:.1f} GiB free"),
+            ("cores",
+             f"{info['cores']}, of which {info['usable_cores']} may be used; {info['threads']} "
+             "threads"), ("memory", f"{total}{memory['free'] / _GIB:.1f} GiB free"),
             ("GPU", "; ".join(info["gpus"]) or "none found"),
             ("GPU libraries", libraries or "none installed"),
-            ("compiled code", f"{cache['folder']} ({'can' if cache['writable'] else 'cannot'} be "
-                              "written to)")]
+            ("compiled code",
+             f"{cache['folder']} ({'can' if cache['writable'] else 'cannot'} be written to)")]
     for name, value in rows:
         table.add_row(name, value)
     return table

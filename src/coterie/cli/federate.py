@@ -12,25 +12,11 @@ import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
-from coterie.base.errors import Interrupted, InvalidInput
+from coterie.base.errors import InvalidInput
 from coterie.base.labels import groups_of
 from coterie.base.storage import json_ready, write_atomically
-from coterie.cli.base import app, console
-from coterie.cli.options import (
-    Count,
-    Drop,
-    Features,
-    LossName,
-    MaxGroups,
-    Overwrite,
-    Quiet,
-    Ridge,
-    Separator,
-    Target,
-    TaskName,
-    Threads,
-    Tol,
-)
+from coterie.cli import base
+from coterie.cli.base import Arg, Opt, app, console, interruptible, say
 from coterie.data.files import is_input
 from coterie.data.users import Users
 from coterie.federated import ALGORITHMS, sources
@@ -59,77 +45,70 @@ class _Federate(TyperGroup):
 
 command = typer.Typer(cls=_Federate, invoke_without_command=True, no_args_is_help=True)
 app.add_typer(command, name="federate")
+_CONTINUE = ": everything is stopped; rerun the same command to continue from the last round."
 RUNTIMES = ("local", "flower-sim", "flower")
 
-_Source = Annotated[Path | None, typer.Argument(help="A file with one row per sample, as for "
-                                                     "`coterie fit`.",
-                                                 metavar="[TABLE]")]
-_User = Annotated[str, typer.Option(help="Column with the owner of each row.")]
-_Standardize = Annotated[bool | None, typer.Option(
+_Source = Annotated[Path | None,
+                    Arg(help="A file with one row per sample, as for `coterie fit`.",
+                        metavar="[TABLE]")]
+_User = Annotated[str, Opt(help="Column with the owner of each row.")]
+_Standardize = Annotated[bool | None, Opt(
     help="Whether features are standardised; by default those of a table are.")]
-_Dataset = Annotated[str, typer.Option(help="Instead of a table: ellipses, the paper's data.")]
-_Lam = Annotated[str,
-                 typer.Option(help="auto: everything is chosen, as by `coterie fit`; or a number.")]
-_Lams = Annotated[str, typer.Option(
+_Dataset = Annotated[str, Opt(help="Instead of a table: ellipses, the paper's data.")]
+_Lam = Annotated[str, Opt(help="auto: everything is chosen, as by `coterie fit`; or a number.")]
+_Lams = Annotated[str, Opt(
     help="Several penalty strengths instead, or auto; the best on held-out rows is the result.")]
-_NLams = Annotated[int | None, typer.Option(
+_NLams = Annotated[int | None, Opt(
     help="Number of points of the path; by default 24, or 10 if --lams is auto.", min=1)]
-_Ratio = Annotated[float, typer.Option(help="Smallest divided by largest, if --lams is auto.")]
-_HeldOut = Annotated[float | None, typer.Option(
+_Ratio = Annotated[float, Opt(help="Smallest divided by largest, if --lams is auto.")]
+_HeldOut = Annotated[float | None, Opt(
     help="Share of every user's rows held out to score its model; by default 0.2 with --lam auto, "
          "otherwise 0.")]
-_Weights = Annotated[str, typer.Option(
+_Weights = Annotated[str, Opt(
     help=f"With a given lam, one of: {', '.join(KINDS)}. unit, the default: all pairs have weight "
          "1; the others are "
          "computed from one round of local models.")]
-_Algorithm = Annotated[str, typer.Option(
+_Algorithm = Annotated[str, Opt(
     help=f"With a given lam, one of: {', '.join(ALGORITHMS)}; newton by default.")]
-_Options = Annotated[str, typer.Option(help="Its settings as JSON.")]
-_Participation = Annotated[float, typer.Option(help="Share of the users asked per round.")]
-_MaxRounds = Annotated[int, typer.Option(help="Largest number of rounds; 0: the algorithm's own "
-                                         "limit.", min=0)]
-_Patience = Annotated[int, typer.Option(
+_Options = Annotated[str, Opt(help="Its settings as JSON.")]
+_Participation = Annotated[float, Opt(help="Share of the users asked per round.")]
+_MaxRounds = Annotated[int,
+                       Opt(help="Largest number of rounds; 0: the algorithm's own limit.", min=0)]
+_Patience = Annotated[int, Opt(
     help="Unanswered queries in a row after which a user is excluded; 0: no limit.", min=0)]
-_Seed = Annotated[int, typer.Option(help="Seed of all random numbers.", min=0)]
-_Runtime = Annotated[str, typer.Option(help=f"One of: {', '.join(RUNTIMES)}.")]
-_Cluster = Annotated[
-    int, typer.Option(help="Number of nodes to start on this machine, on Flower.", min=1)]
-_RoundTimeout = Annotated[float, typer.Option(help="Time limit of a round in seconds, on Flower.")]
-_Epsilon = Annotated[float, typer.Option(
+_Seed = Annotated[int, Opt(help="Seed of all random numbers.", min=0)]
+_Runtime = Annotated[str, Opt(help=f"One of: {', '.join(RUNTIMES)}.")]
+_Cluster = Annotated[int, Opt(help="Number of nodes to start on this machine, on Flower.", min=1)]
+_RoundTimeout = Annotated[float, Opt(help="Time limit of a round in seconds, on Flower.")]
+_Epsilon = Annotated[float, Opt(
     help="Differential privacy: all that leaves a user is noisy releases within this epsilon; 0: "
          "no noise.", min=0.0)]
-_Delta = Annotated[float, typer.Option(help="With --epsilon: the delta of the promise.")]
-_Clip = Annotated[str, typer.Option(
+_Delta = Annotated[float, Opt(help="With --epsilon: the delta of the promise.")]
+_Clip = Annotated[str, Opt(
     help="With --epsilon: public bounds and levels of columns, such as 'age=0:100, sex=f|m, "
          "y=0:1'; if omitted, bounds "
          "are found with a part of the budget.")]
-_Unit = Annotated[str, typer.Option(help="With --epsilon: what is protected, a row or a user.")]
-_Timeout = Annotated[float, typer.Option(help="Time limit of the run in seconds, on Flower.")]
-_Out = Annotated[Path, typer.Option(help="Folder for the results; an interrupted run in it is "
-                                    "continued.")]
+_Unit = Annotated[str, Opt(help="With --epsilon: what is protected, a row or a user.")]
+_Timeout = Annotated[float, Opt(help="Time limit of the run in seconds, on Flower.")]
+_Out = Annotated[Path, Opt(help="Folder for the results; an interrupted run in it is continued.")]
 
 
 @command.callback()
-def run(
-    context: typer.Context, table: _Source = None, user: _User = "", target: Target = "",
-        features: Features = "",
-    drop: Drop = "", separator: Separator = "", task: TaskName = "auto", loss: LossName = "auto",
-    ridge: Ridge = CONFIG["ridge"], standardize: _Standardize = None, dataset: _Dataset = "",
-    lam: _Lam = CONFIG["lam"], lams: _Lams = "", n_lams: _NLams = None,
-        ratio: _Ratio = CONFIG["ratio"],
-    held_out: _HeldOut = None, max_groups: MaxGroups = CONFIG["max-groups"],
-        count: Count = CONFIG["count"],
-    weights: _Weights = "", algorithm: _Algorithm = "", algorithm_options: _Options = "",
-    participation: _Participation = 1.0, tol: Tol = CONFIG["tol"],
-    max_rounds: _MaxRounds = 0, patience: _Patience = 0, seed: _Seed = 0,
-        epsilon: _Epsilon = CONFIG["epsilon"],
-    delta: _Delta = CONFIG["delta"], clip: _Clip = "", unit: _Unit = CONFIG["unit"],
-        runtime: _Runtime = "local",
-    local_cluster: _Cluster = 5, round_timeout: _RoundTimeout = CONFIG["round-timeout"],
-        timeout: _Timeout = 3600.0,
-    out: _Out = Path("run"), overwrite: Overwrite = False, threads: Threads = None,
-        quiet: Quiet = False,
-) -> None:
+def run(context: typer.Context, table: _Source = None, user: _User = "", target: base.Target = "",
+        features: base.Features = "", drop: base.Drop = "", separator: base.Separator = "",
+        task: base.TaskName = "auto", loss: base.LossName = "auto",
+        ridge: base.Ridge = CONFIG["ridge"], standardize: _Standardize = None,
+        dataset: _Dataset = "", lam: _Lam = CONFIG["lam"], lams: _Lams = "", n_lams: _NLams = None,
+        ratio: _Ratio = CONFIG["ratio"], held_out: _HeldOut = None,
+        max_groups: base.MaxGroups = CONFIG["max-groups"], count: base.Count = CONFIG["count"],
+        weights: _Weights = "", algorithm: _Algorithm = "", algorithm_options: _Options = "",
+        participation: _Participation = 1.0, tol: base.Tol = CONFIG["tol"],
+        max_rounds: _MaxRounds = 0, patience: _Patience = 0, seed: _Seed = 0,
+        epsilon: _Epsilon = CONFIG["epsilon"], delta: _Delta = CONFIG["delta"], clip: _Clip = "",
+        unit: _Unit = CONFIG["unit"], runtime: _Runtime = "local", local_cluster: _Cluster = 5,
+        round_timeout: _RoundTimeout = CONFIG["round-timeout"], timeout: _Timeout = 3600.0,
+        out: _Out = Path("run"), overwrite: base.Overwrite = False, threads: base.Threads = None,
+        quiet: base.Quiet = False) -> None:
     """A federation: every user answers from its own data, and the result is certified.
 
     TABLE is a file with one row per sample; it means the same task, encoding, scaling and intercept
@@ -177,41 +156,6 @@ def run(
     _show(out, time.monotonic() - began)
 
 
-@command.command()
-def keys(
-    out: Annotated[Path, typer.Option(help="Folder for the keys.")] = Path("keys"),
-    host: Annotated[list[str] | None, typer.Option(help="Name or address of the SuperLink; may be "
-                                                        "repeated.")] = None,
-    nodes: Annotated[int, typer.Option(help="How many SuperNodes get a key pair.", min=0)] = 0,
-) -> None:
-    """Certificates of a SuperLink and key pairs of its SuperNodes.
-
-    Example: coterie federate keys --host fl.example.org --nodes 5 --out keys
-    """
-    from coterie.federated.runtimes.keys import make_certificates, make_node_keys
-
-    hosts = host or ["localhost", "127.0.0.1"]
-    make_certificates(out, hosts)
-    keys = make_node_keys(out, [f"node-{k}" for k in range(nodes)])
-    console.print(f"Certificates of {', '.join(hosts)} and {len(keys)} key pair(s) in {out}. The "
-                  "SuperLink takes server.pem, server.key and ca.crt; a node takes ca.crt and its "
-                  "own key; keep ca.key to yourself.", soft_wrap=True)
-
-
-@command.command()
-def write_app(out: Annotated[Path, typer.Option(help="Folder for the app.")] = Path(
-    "flower_app")) -> None:
-    """A Flower app to configure and run with `flwr run`.
-
-    Example: coterie federate write-app --out my_app
-    """
-    from coterie.federated.runtimes.cluster import write_app as write
-
-    write(out, CONFIG)
-    console.print(f"A Flower app in {out}: set its configuration in pyproject.toml, then run `flwr "
-                  f"run {out}`.", soft_wrap=True)
-
-
 def check_shared(table: Path, runtime: str) -> None:
     """Refuse a table that the nodes of a runtime cannot read."""
     if is_input(table) and runtime != "local":
@@ -253,13 +197,11 @@ def _in_process(source: Users | sources.Table, config: dict[str, Any],
             lines.append(line._asdict())
             status.update(str(line))
 
-        try:
-            nodes = LocalNodes([source], settings.data.held_out, settings.settings.seed)
-            found = service.serve(nodes, settings, progress)
-        except Interrupted:
-            _interrupted()
-    service.write(found, out, {**config, "split": True})  # the file is the table of all
-    return [line._asdict() for line in found.history]
+        nodes = LocalNodes([source], settings.data.held_out, settings.settings.seed)
+        with interruptible(_CONTINUE):
+            result = service.serve(nodes, settings, progress)
+    service.write(result, out, {**config, "split": True})  # the file is the table of all
+    return [line._asdict() for line in result.history]
 
 
 def _on_flower(n_users: int, config: dict[str, Any], out: Path, *, nodes: int, virtual: bool,
@@ -278,22 +220,13 @@ def _on_flower(n_users: int, config: dict[str, Any], out: Path, *, nodes: int, v
     parts = [{"partition-id": k, "num-partitions": nodes,
               "state-dir": str((out / "state").resolve())} for k in range(nodes)]
     cluster = Cluster(folder, virtual=nodes) if virtual else Cluster(folder, parts)
-    try:
-        with console.status("Starting Flower ...") as status, cluster:
-            status.update("Waiting for the nodes ...")
-            cluster.submit(config)
-            for line in cluster.follow(out, timeout):
-                lines.append(line)
-                status.update(str(Round(**line)))
-    except KeyboardInterrupt:
-        _interrupted()
+    with interruptible(_CONTINUE), console.status("Starting Flower ...") as status, cluster:
+        status.update("Waiting for the nodes ...")
+        cluster.submit(config)
+        for line in cluster.follow(out, timeout):
+            lines.append(line)
+            status.update(str(Round(**line)))
     return lines
-
-
-def _interrupted() -> None:
-    console.print("Interrupted. Everything is stopped; rerun the same command to continue from the "
-                  "last round.")
-    raise typer.Exit(130) from None
 
 
 def _page(source: Users | sources.Table, config: dict[str, Any], out: Path,
@@ -320,7 +253,7 @@ def _page(source: Users | sources.Table, config: dict[str, Any], out: Path,
 def _show(out: Path, seconds: float) -> None:
     result = load_run(out).info
     for note in result.get("notes", ()):
-        console.print(note, style="dim", soft_wrap=True, highlight=False, markup=False)
+        say(note, style="dim")
     title = (f"{groups_of(result['n_clusters'], result['n_users'], 'among')} at lam = "
              f"{result['lam']:g}")
     table = Table(show_header=False,
@@ -333,18 +266,14 @@ def _show(out: Path, seconds: float) -> None:
         table.add_row(name, value)
     console.print(table)
     if "why" in result:
-        console.print(f"Why            {result['why']}", soft_wrap=True, highlight=False,
-                      markup=False)
+        say(f"Why            {result['why']}")
     if result.get("scores"):
-        console.print(f"Held out       {result['scores']['sentence']}", soft_wrap=True,
-                      highlight=False, markup=False)
-    console.print(result["sentence"], soft_wrap=True)
+        say(f"Held out       {result['scores']['sentence']}")
+    say(result["sentence"])
     if "privacy" in result:
-        console.print(f"Privacy        {result['privacy']['sentence']}", soft_wrap=True,
-                      highlight=False, markup=False)
+        say(f"Privacy        {result['privacy']['sentence']}")
     for name, reason in result["aside"].items():
-        console.print(f"Set aside: {name}: {reason}.", soft_wrap=True, markup=False)
-    console.print(f"Open {out / 'report.html'} to look at the results.", soft_wrap=True,
-                  markup=False)
+        say(f"Set aside: {name}: {reason}.")
+    say(f"Open {out / 'report.html'} to look at the results.")
     if result["status"] not in (Status.CONVERGED.name, Status.RELEASED.name):
         raise typer.Exit(1)

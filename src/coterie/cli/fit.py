@@ -1,4 +1,4 @@
-"""`coterie fit`: from a table to groups, models and a report."""
+"""`coterie fit` and `coterie path`: from a table to groups, models, a report and the path."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from coterie.cli import options
-from coterie.cli.base import app, console, error, plain
+from coterie.cli import base as options
+from coterie.cli.base import app, console, interruptible, plain, say
 from coterie.fitting import Fit, Settings
 from coterie.fitting.work import FitProgress
 from coterie.output import runs
@@ -55,11 +55,8 @@ def run_fit(data: options.Table, user: options.User = "", target: options.Target
                         count=cast(Any, count), ridge=ridge,
                         n_lams=n_lams, max_groups=max_groups or None, tol=tol, holdout=holdout,
                         standardize=standardize, seed=seed)
-    with progress_bars(as_json) as progress:
-        fitted = runs.fit_table(
-            data, user=user, target=target, features=options.split_names(features),
-            drop=options.split_names(drop), separator=separator, task=task, settings=settings,
-            folder=out, resume=resume, overwrite=overwrite, progress=progress)
+    fitted = _fit(data, settings, as_json, user=user, target=target, features=features, drop=drop,
+                  separator=separator, task=task, folder=out, resume=resume, overwrite=overwrite)
     if as_json:
         print(json.dumps(runs.load_run(out).info, indent=1))
     else:
@@ -68,28 +65,34 @@ def run_fit(data: options.Table, user: options.User = "", target: options.Target
         raise typer.Exit(1)
 
 
+def _fit(data: Path, settings: Settings, silent: bool, *, features: str, drop: str,
+         **asked: Any) -> Fit:
+    """The fit of a table, with a line for each thing that is being done."""
+    with interruptible(": rerun with --resume to continue."), _progress_bars(silent) as progress:
+        return runs.fit_table(data, features=options.split_names(features),
+                              drop=options.split_names(drop), settings=settings, progress=progress,
+                              **asked)
+
+
 def show(fitted: Fit, out: Path) -> None:
     """Print the groups, the reason for them, the scores and the certificate."""
     users = fitted.solution.problem.users
     for note in fitted.recipe.notes if fitted.recipe else ():
-        console.print(f"[dim]{plain(note)}[/]", soft_wrap=True, highlight=False)
+        say(note, style="dim")
     title, sizes = f"{count_groups(fitted)} at lam = {fitted.lam:.4g}", np.bincount(fitted.labels)
     if len(sizes) == users.n_users > 1:
-        console.print(title[0].upper() + title[1:] + ": each has a model of its own.",
-                      soft_wrap=True, highlight=False)
+        say(title[0].upper() + title[1:] + ": each has a model of its own.")
     else:
         _show_groups(fitted, Table(title=title), out)
-    console.print(f"Why            {fitted.why}", soft_wrap=True, highlight=False, markup=False)
+    say(f"Why            {fitted.why}")
     if fitted.scores is not None:
-        console.print(f"Held out       {fitted.scores}", soft_wrap=True, highlight=False,
-                      markup=False)
+        say(f"Held out       {fitted.scores}")
     for warning in fitted.warnings:
-        console.print(f"Warning        {warning}", soft_wrap=True, highlight=False, markup=False)
+        say(f"Warning        {warning}")
     gap = f"{fitted.gap:.1e} (relative)" if np.isfinite(fitted.gap) else "none"
-    console.print(f"Certified gap  {gap}", highlight=False)
-    console.print(fitted.solution.status.value, soft_wrap=True)
-    console.print(f"Results        {out}; open {out / 'report.html'} to look at them",
-                  soft_wrap=True, markup=False)
+    say(f"Certified gap  {gap}")
+    say(fitted.solution.status.value)
+    say(f"Results        {out}; open {out / 'report.html'} to look at them")
 
 
 def _show_groups(fitted: Fit, table: Table, out: Path) -> None:
@@ -105,30 +108,72 @@ def _show_groups(fitted: Fit, table: Table, out: Path) -> None:
                       plain(names))
     console.print(table)
     if len(sizes) > 20:
-        console.print(f"and {len(sizes) - 20:,} more groups in {out / 'clusters.csv'}",
-                      soft_wrap=True, markup=False)
+        say(f"and {len(sizes) - 20:,} more groups in {out / 'clusters.csv'}")
 
 
 @contextlib.contextmanager
-def progress_bars(silent: bool) -> Iterator[FitProgress | None]:
-    """A line for each thing that is being done. Ctrl-C ends the command with the way to continue.
+def _progress_bars(silent: bool) -> Iterator[FitProgress | None]:
+    """A line for each thing that is being done; None where nothing is to be seen."""
+    if silent or console.quiet or not console.is_terminal:
+        yield None
+        return
+    with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"),
+                  TimeElapsedColumn(), console=console, transient=True) as progress:
+        lines: dict[str, TaskID] = {}
+
+        def update(what: str, done: int, total: int, text: str) -> None:
+            if what not in lines:
+                lines[what] = progress.add_task(what, total=None, text="")
+            progress.update(lines[what], completed=done, total=total if total > 1 else None,
+                            text=text)
+
+        yield update
+
+
+@app.command("path")
+def run_path(source: Annotated[Path, typer.Argument(help="A table, or the folder of a run.")],
+             user: options.User = "", target: options.Target = "", features: options.Features = "",
+             drop: options.Drop = "", separator: options.Separator = "",
+             task: options.TaskName = "auto", loss: options.LossName = _DEFAULTS.loss,
+             weights: options.Weights = _DEFAULTS.weights, ridge: options.Ridge = _DEFAULTS.ridge,
+             n_lams: options.Lams = _DEFAULTS.n_lams, tol: options.Tol = _DEFAULTS.tol,
+             standardize: options.Standardize = _DEFAULTS.standardize,
+             out: options.Out = Path("run"), resume: options.Resume = False,
+             overwrite: options.Overwrite = False, threads: options.Threads = None,
+             quiet: options.Quiet = False, as_json: options.Json = False) -> None:
+    """Show the complete path over lam, from one model per user to one model for all.
+
+    SOURCE is a table, whose path is solved, or the folder of a run, whose path is shown.
+
+    Example: coterie path data.csv --user subject --target y --weights unit --out path
+
+    Example: coterie path run
     """
-    try:
-        if silent or console.quiet or not console.is_terminal:
-            yield None
-            return
-        with Progress(TextColumn("{task.description}"), BarColumn(),
-                      TextColumn("{task.fields[text]}"),
-                      TimeElapsedColumn(), console=console, transient=True) as progress:
-            lines: dict[str, TaskID] = {}
+    code = 0
+    if not source.is_dir():
+        settings = Settings(loss=loss, lam="auto" if weights == "auto" else 0.0, weights=weights,
+                            ridge=ridge, n_lams=n_lams, tol=tol, holdout=0.0,
+                            standardize=standardize)
+        fitted = _fit(source, settings, as_json, user=user, target=target, features=features,
+                      drop=drop, separator=separator, task=task, folder=out, resume=resume,
+                      overwrite=overwrite)
+        code, source = int(fitted.solution.status is not Status.CONVERGED), out
+    run = runs.load_run(source)
+    rows = run.path
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        raise typer.Exit(code)
+    table = Table(title=f"{len(run.names)} users along lam")
+    for heading in rows[0]:
+        table.add_column(heading, justify="right", no_wrap=heading in ("lam", "gap"))
+    for row in rows:
+        table.add_row(*map(_short, row.values()), style="bold" if row["lam"] == run.lam else "")
+    console.print(table)
+    say(f"Everything in {source}; open {source / 'report.html'} to look at it.")
+    raise typer.Exit(code)
 
-            def update(what: str, done: int, total: int, text: str) -> None:
-                if what not in lines:
-                    lines[what] = progress.add_task(what, total=None, text="")
-                progress.update(lines[what], completed=done, total=total if total > 1 else None,
-                                text=text)
 
-            yield update
-    except KeyboardInterrupt:
-        error.print("Interrupted: rerun with --resume to continue.", highlight=False)
-        raise typer.Exit(130) from None
+def _short(value: Any) -> str:
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    return f"{value:.5g}" if value > 1e-5 or not value else f"{value:.0e}"

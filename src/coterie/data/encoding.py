@@ -183,8 +183,8 @@ class Recipe:
         user, notes, everything = summary.user, list[str](), summary.rows + summary.unnamed
         if summary.unnamed > everything / 2:
             raise InvalidInput(f"The user is missing in {summary.unnamed} of {everything} rows",
-                               where=f"column {user!r}", remedy="Fill it in, or name another "
-                                   "column: --user")
+                               where=f"column {user!r}",
+                               remedy="Fill it in, or name another column: --user")
         if summary.unnamed:
             notes.append(f"{summary.unnamed} of {everything} rows have no user ({user!r}) and are "
                          "ignored.")

@@ -198,8 +198,8 @@ def _content(path: str, raw: bytes, separator: str | None) -> tuple[bytes, list[
         raise InvalidInput("The file has a header and no rows", where=path, remedy=COMPLETE)
     # pandas numbers columns without names; other numbers are a row of data.
     given = [name for name in header if name.strip()]
-    if all(map(_is_number, given)) and [*map(float, given)] not in ([*range(len(given))],
-            [*range(1, len(given) + 1)]):
+    if (all(map(_is_number, given))
+        and [*map(float, given)] not in ([*range(len(given))], [*range(1, len(given) + 1)])):
         raise InvalidInput(f"The first line must name the columns, it holds {show(*header)}",
                            where=path, remedy="Add a first line with the names of the columns")
     return data[end:], names, separator, n
@@ -313,8 +313,8 @@ def _sniff(path: str, data: bytes) -> str:
                            remedy="Close it")
     fits = [symbol for symbol, w in widths.items() if w[0] > 1 and (w == w[0]).all()]
     if len(fits) > 1:
-        raise InvalidInput("The separator can be " + " or ".join(f"{s!r} ({widths[s][0]} columns)"
-            for s in fits),
+        raise InvalidInput("The separator can be "
+                           + " or ".join(f"{s!r} ({widths[s][0]} columns)" for s in fits),
                            where=path, remedy=f"Say which, for example --separator '{fits[0]}'")
     return fits[0] if fits else max(SEPARATORS, key=lambda symbol: int(widths[symbol][0]))
 

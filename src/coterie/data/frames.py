@@ -340,8 +340,8 @@ def _typed(pl: Any, column: Any, separator: str) -> tuple[Any, bool]:
              and bool(column.str.contains(DECIMAL_COMMA).all())
              and (separator == ";" or not column.str.contains(THOUSANDS).all()))
     if comma:
-        numbers = _floats(pl, column.str.replace_all(".", "", literal=True).str.replace(",", ".",
-            literal=True))
+        numbers = _floats(
+            pl, column.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True))
     if numbers is not None:
         start = column.head(1000)
         if not comma and start.cast(pl.Int64, strict=False).null_count() == start.null_count():
@@ -376,7 +376,7 @@ def read_cells(column: Any, *, parse: bool = True) -> Cells:
             column, kind = truth == "true", "flag"
         elif parse and column.str.contains(ISO_TIME).all():
             parts = [column.str.replace(" ", "T", literal=True).str.to_datetime(f, strict=False,
-                time_unit="us")
+                                                                                time_unit="us")
                      for f in FORMATS]
             times = pl.select(pl.coalesce(*(part.cast(pl.Int64) for part in parts))).to_series()
             column, kind = (times, "date") if times.null_count() == column.null_count() else (

@@ -70,8 +70,8 @@ def merge(summaries: Sequence[TableSummary], min_count: int = 1,
         others = {getattr(summary, key) for summary in summaries}
         if len(others) > 1:
             raise InvalidInput(f"Tables were summarised with different settings: {key} is "
-                               f"{show(*sorted(map(str, others)))}", remedy="Summarise all tables "
-                                   f"with the same {key}")
+                               f"{show(*sorted(map(str, others)))}",
+                               remedy=f"Summarise all tables with the same {key}")
     names = [[column.name for column in summary.columns] for summary in summaries]
     for node, theirs in enumerate(names):
         odd = [name for name in dict.fromkeys((*names[0], *theirs)) if (name in names[0])
@@ -151,8 +151,8 @@ def _merged_levels(parts: Sequence[ColumnSummary]) -> Levels:
         for text, n in part.levels.counts.items():
             same = text if text in counts else keys.get(text_key(text), text)
             counts[same] = counts.get(same, 0) + n
-    return Levels(counts=dict(sorted(counts.items())), rare_rows=sum(part.levels.rare_rows
-        for part in parts),
+    return Levels(counts=dict(sorted(counts.items())),
+                  rare_rows=sum(part.levels.rare_rows for part in parts),
                   rare_levels=max(part.levels.rare_levels for part in parts),
                   rare_local=max(part.levels.rare_local for part in parts))
 
@@ -239,8 +239,8 @@ def _check_levels(levels: Levels, present: int, where: str) -> None:
           f"{where}: a level is no text, or has no rows")
     rare = (levels.rare_rows, levels.rare_levels, levels.rare_local)
     _need(all(map(is_count, rare)) and levels.rare_local <= levels.rare_levels
-          and sum(counts.values()) + levels.rare_rows <= present, f"{where}: its levels have more "
-              "rows than the table")
+          and sum(counts.values()) + levels.rare_rows <= present,
+          f"{where}: its levels have more rows than the table")
 
 
 def _check_numbers(numbers: Numbers, present: int, where: str) -> None:
@@ -274,6 +274,6 @@ def _is_integer(value: Any) -> bool:
 
 def _need(good: Any, complaint: str) -> None:
     if not good:
-        raise InvalidInput(f"no table has this summary: {complaint}", remedy="Install the same "
-            "version of coterie on "
-                           "the server and at the nodes")
+        raise InvalidInput(f"no table has this summary: {complaint}",
+                           remedy="Install the same version of coterie on the server and at the "
+                                  "nodes")

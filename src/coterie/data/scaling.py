@@ -132,5 +132,5 @@ class Standardizer:
                                f"must be 1 or -1, got shape {fitted.shape} and {intercept_sign!r}")
         # <w, (a - mean) / scale> + s b = <w / scale, a> + s (b - s <w / scale, mean>)
         slopes = fitted[..., :-1] / self.scale
-        return np.concatenate([slopes, fitted[..., -1:] - intercept_sign * (slopes @ self.mean)[...,
-            None]], axis=-1)
+        return np.concatenate(
+            [slopes, fitted[..., -1:] - intercept_sign * (slopes @ self.mean)[..., None]], axis=-1)

@@ -199,8 +199,8 @@ class Users(Participants):
         if (self.counts == 0).any():
             empty = [self.names[i] for i in np.flatnonzero(self.counts == 0)]
             raise InvalidInput(f"Every user needs a row, {len(empty)} of {self.n_users} have none",
-                               where=f"user {show(*empty)}", remedy="Keep the others: "
-                                   "users.take(users.counts > 0)")
+                               where=f"user {show(*empty)}",
+                               remedy="Keep the others: users.take(users.counts > 0)")
 
     @classmethod
     def from_arrays(cls, X: Any, y: Any = None, user: Any = None, *,

@@ -144,8 +144,8 @@ def is_missing(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(map(is_missing, value))
     # NaN and NaT differ from themselves; pandas' NA refuses to say.
-    return value is None or type(value).__name__ == "NAType" or (isinstance(value, Hashable)
-        and bool(value != value))
+    return (value is None or type(value).__name__ == "NAType"
+            or (isinstance(value, Hashable) and bool(value != value)))
 
 
 def plain(name: Any) -> Any:

@@ -95,8 +95,8 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         [[0.05], [5.05]]
         """
         wanted = self.n_clusters
-        if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted,
-                (int, np.integer)) or wanted < 1):
+        if wanted is not None and (isinstance(wanted, bool)
+                                   or not isinstance(wanted, (int, np.integer)) or wanted < 1):
             raise InvalidInput(f"n_clusters must be a whole number >= 1 or None, got {wanted!r}",
                                remedy="Use None")
         if wanted is not None and not isinstance(self.lam, str):
@@ -136,5 +136,5 @@ def _with_clusters(fitted: Fit, n_clusters: int) -> Fit:
         points.append(solution)
     points.sort(key=lambda s: s.lam)
     return replace(fitted, solution=solution, path=replace(fitted.path, solutions=tuple(points)),
-                   chosen=points.index(solution), why=f"{solution.n_clusters} of at most "
-                                                      f"{n_clusters} clusters.")
+                   chosen=points.index(solution),
+                   why=f"{solution.n_clusters} of at most {n_clusters} clusters.")

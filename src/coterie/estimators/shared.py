@@ -53,8 +53,8 @@ def scored_without_users() -> bool:
     routing so does `score`. A function of the caller's own may know the users, and is trusted.
     """
     frame = sys._getframe(1)
-    while frame.f_code.co_name != "_fit_and_score" or not frame.f_globals.get("__name__",
-            "").startswith("sklearn."):
+    while (frame.f_code.co_name != "_fit_and_score"
+           or not frame.f_globals.get("__name__", "").startswith("sklearn.")):
         if frame.f_back is None:
             return False
         frame = frame.f_back

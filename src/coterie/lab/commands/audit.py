@@ -12,7 +12,7 @@ from rich.table import Table
 
 from coterie.base.errors import InvalidInput
 from coterie.base.storage import write_atomically
-from coterie.cli import options
+from coterie.cli import base as options
 from coterie.cli.base import console
 from coterie.data.users import Users
 

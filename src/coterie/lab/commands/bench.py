@@ -11,8 +11,7 @@ import typer
 from rich.table import Table
 
 from coterie.base.errors import Interrupted, InvalidInput
-from coterie.cli.base import console
-from coterie.cli.options import Quiet, Threads, split_names
+from coterie.cli.base import Quiet, Threads, console, split_names
 from coterie.lab.experiments import federations as lab
 from coterie.lab.experiments.federations_data import BUNDLED, FILES, Benchmark, federations
 

@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from coterie.cli import options
+from coterie.cli import base as options
 from coterie.cli.base import console
 from coterie.lab.experiments import paper_figures
 from coterie.lab.experiments.paper import ReproductionSettings

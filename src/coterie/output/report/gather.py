@@ -191,8 +191,8 @@ def _map(view: View, samples: bool = True) -> dict[str, Any]:
         if view.units is not None:
             X = X * view.units.scale + view.units.mean
         rows = np.unique(np.linspace(0, len(X) - 1, min(len(X), _SAMPLES)).round().astype(np.int64))
-        drawn = [[*point, int(side), int(owner)] for point, side, owner in
-                   zip(X[rows].tolist(), y[rows] > 0, users.owner[rows], strict=True)]
+        drawn = [[*point, int(side), int(owner)] for point, side,
+                 owner in zip(X[rows].tolist(), y[rows] > 0, users.owner[rows], strict=True)]
         return {"kind": "separators", "xlabel": names[0], "ylabel": names[1],
                 "points": json_ready(lines), "samples": drawn if samples else None,
                 "note": "Lines at which each model is undecided between the two classes."}

@@ -120,8 +120,8 @@ def _better(kind: str, scores: Scores) -> str:
         return (f"{_SHARING[kind]} predicts {what} than {other}{comma} for {counts[what]:,} of "
                 f"{users}{same}.")
     first, *rest = [f"{name} for {count:,}" for name, count in counts.items() if count]
-    more = "".join(f", {part}" for part in rest[:-1]) + "".join(f" and {part}"
-        for part in rest[-1:])
+    more = ("".join(f", {part}" for part in rest[:-1])
+            + "".join(f" and {part}" for part in rest[-1:]))
     return (f"{_SHARING[kind]} predicts neither clearly better nor worse than {other}: {first} of "
             f"{users}{more}.")
 

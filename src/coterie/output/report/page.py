@@ -115,8 +115,8 @@ def _packed(document: Mapping[str, Any]) -> dict[str, Any]:
     """
     packed = dict(document)
     if packed.get("labels"):
-        packed["labels"] = _pack(packed["labels"], "<u4" if np.max(packed["labels"],
-            initial=0) > 65535 else "<u2")
+        packed["labels"] = _pack(packed["labels"],
+                                 "<u4" if np.max(packed["labels"], initial=0) > 65535 else "<u2")
     for part, names in (("map", ("points", "samples")),
                         ("scores", ("points", "alone", "together"))):
         if packed.get(part):

@@ -249,8 +249,8 @@ class Run(PredictsRows):
         models, groups = self._models_csv(units)
         # Older versions wrote the models of the problem.
         solved = self.solved if "kind" in self.info else models
-        expected = models if solved is models else handed_out(loss, problem.samples, self.labels,
-            self.settings.count)
+        expected = (models if solved is models
+                    else handed_out(loss, problem.samples, self.labels, self.settings.count))
         same_models = (bool(np.allclose(models, expected, rtol=_SAME, atol=_SAME))
                        or _as_good(problem, models, expected))
         same_claims = np.array_equal(groups, self.labels) \

@@ -1,4 +1,4 @@
-"""`coterie predict`: the rows of a table by the models of a run."""
+"""`coterie predict`, `certify` and `report`: what is done with the folder of a run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from coterie.base.errors import InvalidInput
-from coterie.base.labels import many
-from coterie.base.storage import write_atomically
-from coterie.cli import options
-from coterie.cli.base import app, console, error
+from coterie.base.labels import groups_of, many
+from coterie.base.storage import json_ready, write_atomically
+from coterie.cli import base as options
+from coterie.cli.base import Arg, Opt, app, console, error, say
 from coterie.data.files import is_input
 from coterie.data.frames import to_frame, write_parquet
 from coterie.federated.keeping import holds_models, load_models
@@ -22,14 +22,17 @@ from coterie.output import runs
 
 
 @app.command("predict")
-def run_predict(run: options.RunFolder, table: Annotated[Path, typer.Argument(help="A table with "
-        "the columns that " "were learned from; " "- reads standard " "input.")],
-                out: Annotated[Path, typer.Option(help="File for the predictions, .csv or "
-                                                  ".parquet; - writes CSV to standard "
-                                                  "output.")] = Path("predictions.csv"),
-                separator: options.Separator = "", only_predictions: Annotated[bool,
-        typer.Option("--only-predictions", help="Leave out the columns of the table.")] = False,
-                quiet: options.Quiet = False, as_json: options.Json = False,) -> None:
+def run_predict(
+    run: options.RunFolder,
+    table: Annotated[Path, Arg(help="A table with the columns that were learned from; - reads "
+                                    "standard input.")],
+    out: Annotated[Path, Opt(help="File for the predictions, .csv or .parquet; - writes CSV to "
+                                  "standard output.")] = Path("predictions.csv"),
+    separator: options.Separator = "",
+    only_predictions: Annotated[bool, Opt("--only-predictions",
+                                          help="Leave out the columns of the table.")] = False,
+    quiet: options.Quiet = False, as_json: options.Json = False,
+) -> None:
     """Predict every row of a table by the model of the row's user.
 
     RUN is the folder of a run of `coterie fit` or `coterie federate`, TABLE a table with the
@@ -75,9 +78,9 @@ def run_predict(run: options.RunFolder, table: Annotated[Path, typer.Argument(he
     recipe = getattr(fitted, "recipe", None)
     counted = _count(len(names), len(users), unknown, where,
                      by_row=recipe is not None and recipe.user is None)
-    printer.print(counted, soft_wrap=True, markup=False)
+    say(counted, to=printer)
     if scores is not None:
-        printer.print(str(scores), soft_wrap=True, markup=False, highlight=False)
+        say(scores, to=printer)
 
 
 def _count(n_rows: int, n_users: int, unknown: int, where: str, by_row: bool) -> str:
@@ -94,3 +97,63 @@ def _score_info(scores: RowScores) -> dict[str, Any]:
     return {"metric": scores.metric, "score": scores.mean, "scored_rows": scores.n_rows,
             "rows_of_the_fit": scores.seen,
             "score_of_users": {str(name): score for name, score in scores.users.items()}}
+
+
+@app.command("certify")
+def run_certify(
+    run: options.RunFolder,
+    data: Annotated[Path | None,
+                    Arg(help="The table of the run; by default the file of the run.")] = None,
+    threads: options.Threads = None, quiet: options.Quiet = False, as_json: options.Json = False,
+) -> None:
+    """Certify the models of a run again, from its table.
+
+    RUN is the folder of a run of `coterie fit`, DATA its table (by default the file of the run).
+    The problem is built again from the table, the run's settings and its weights; a lower bound on
+    its optimum is computed independently of the values stored in the run.
+
+    Example: coterie certify run data.csv
+    """
+    saved = runs.load_run(run)
+    proof = saved.certify(data)
+    claims = saved.info
+    if as_json:
+        print(json.dumps(json_ready({
+            "certified": proof.certified, "gap": proof.relative_gap, "n_clusters": proof.n_clusters,
+            "objective": proof.objective, "bound": proof.bound, "same_data": proof.same_data,
+            "same_claims": proof.same_claims, "same_models": proof.same_models,
+                                     "claimed_gap": claims["gap"]})))
+    else:
+        if proof.same_data is False:
+            say("This file differs from the file of the run.", style="yellow")
+        if not proof.same_claims:
+            say("The groups differ from those in run.json and models.csv: run.json "
+                          f"claims {many(claims['n_clusters'], 'group')} at lam = "
+                          f"{claims['lam']:g}.", style="yellow")
+        if not proof.same_models:
+            say("The models in models.csv are not those of these groups.", style="yellow")
+        found = groups_of(proof.n_clusters, len(saved.names), "among")
+        say(f"{found[0].upper()}{found[1:]} at lam = {saved.lam:g}: {proof}.")
+        what = " for the released statistics" if "privacy" in claims else ""
+        say(f"Certified: no other models are better{what} by more than the tolerance."
+                      if proof.certified else
+                      "Not certified to the tolerance of the run.")
+    if not proof.holds:
+        raise typer.Exit(1)
+
+
+@app.command("report")
+def run_report(
+    run: Annotated[Path, Arg(help="The folder of a run.")],
+    out: Annotated[Path | None,
+                   Opt(help="The file; by default report.html in the run folder.")] = None,
+    title: Annotated[str, Opt(help="Another title.")] = "",
+) -> None:
+    """Write the report of a run again, with another title or to another file.
+
+    RUN is the folder of a run.
+
+    Example: coterie report run --title "Twelve hospitals" --out hospitals.html
+    """
+    page = runs.load_run(run).report(out, title=title)
+    say(f"{page}: open it in a browser; it needs no network.")

@@ -1,5 +1,0 @@
-"""`python -m coterie.cli`."""
-
-from coterie.cli import main
-
-main()
