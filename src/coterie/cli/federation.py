@@ -28,8 +28,7 @@ from coterie.output import runs
 from coterie.output.runs.load import Run
 from coterie.output.runs.save import count_groups, write_run
 
-_Run = Annotated[Path, Arg(help="The folder of a finished run without --lam.",
-                                      metavar="RUN")]
+_Run = Annotated[Path, Arg(help="The folder of a finished run without --lam.", metavar="RUN")]
 
 
 @command.command()
@@ -97,7 +96,7 @@ def _on_flower(run: Run, table: Path, separator: str, out: Path, models_dir: Pat
                            "target": run.recipe.target or "", "separator": separator, "split": True,
                            "wait": min(timeout, 600.0)})
         with Cluster(folder / "cluster", virtual=nodes) if virtual else Cluster(folder / "cluster",
-                parts) as cluster:
+                                                                                parts) as cluster:
             cluster.submit(config)
             for line in cluster.follow(folder, timeout, "joined.csv"):
                 status.update(str(line["stage"]))
@@ -128,7 +127,7 @@ def leave(
     fitted = leave_run(run, [plain_cell(name) for name in names], place)
     write_run(fitted, place)
     say(f"Without {many(len(set(names)), 'user')}: {count_groups(fitted)}, certified gap "
-                  f"{fitted.gap:.1e} from the moments of the others. Results in {place}.")
+        f"{fitted.gap:.1e} from the moments of the others. Results in {place}.")
 
 
 _Folder = Annotated[Path, Arg(help="The ledger-dir of a node.", metavar="LEDGER_DIR")]
@@ -162,8 +161,8 @@ def show_log(
         return
     console.print(_lines(chosen))
     left = [line for line in lines if not line.reason]
-    say(f"{len(left):,} answers with {sum(line.numbers for line in left):,} numbers "
-                  f"left, {len(lines) - len(left):,} were refused.")
+    say(f"{len(left):,} answers with {sum(line.numbers for line in left):,} numbers left, "
+        f"{len(lines) - len(left):,} were refused.")
     if spent:
         table = Table(title=f"Spent at delta = {delta:g}")
         table.add_column("user")
@@ -204,14 +203,13 @@ def keys(
     hosts = host or ["localhost", "127.0.0.1"]
     make_certificates(out, hosts)
     keys = make_node_keys(out, [f"node-{k}" for k in range(nodes)])
-    say(f"Certificates of {', '.join(hosts)} and {len(keys)} key pair(s) in {out}. The "
-                  "SuperLink takes server.pem, server.key and ca.crt; a node takes ca.crt and its "
-                  "own key; keep ca.key to yourself.")
+    say(f"Certificates of {', '.join(hosts)} and {len(keys)} key pair(s) in {out}. The SuperLink "
+        "takes server.pem, server.key and ca.crt; a node takes ca.crt and its own key; keep ca.key "
+        "to yourself.")
 
 
 @command.command()
-def write_app(out: Annotated[Path, Opt(help="Folder for the app.")] = Path(
-    "flower_app")) -> None:
+def write_app(out: Annotated[Path, Opt(help="Folder for the app.")] = Path("flower_app")) -> None:
     """A Flower app to configure and run with `flwr run`.
 
     Example: coterie federate write-app --out my_app
@@ -219,5 +217,5 @@ def write_app(out: Annotated[Path, Opt(help="Folder for the app.")] = Path(
     from coterie.federated.runtimes.cluster import write_app as write
 
     write(out, CONFIG)
-    say(f"A Flower app in {out}: set its configuration in pyproject.toml, then run `flwr "
-                  f"run {out}`.")
+    say(f"A Flower app in {out}: set its configuration in pyproject.toml, then run `flwr run "
+        f"{out}`.")

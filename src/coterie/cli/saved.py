@@ -127,17 +127,16 @@ def run_certify(
         if proof.same_data is False:
             say("This file differs from the file of the run.", style="yellow")
         if not proof.same_claims:
-            say("The groups differ from those in run.json and models.csv: run.json "
-                          f"claims {many(claims['n_clusters'], 'group')} at lam = "
-                          f"{claims['lam']:g}.", style="yellow")
+            say("The groups differ from those in run.json and models.csv: run.json claims "
+                f"{many(claims['n_clusters'], 'group')} at lam = {claims['lam']:g}.",
+                style="yellow")
         if not proof.same_models:
             say("The models in models.csv are not those of these groups.", style="yellow")
         found = groups_of(proof.n_clusters, len(saved.names), "among")
         say(f"{found[0].upper()}{found[1:]} at lam = {saved.lam:g}: {proof}.")
         what = " for the released statistics" if "privacy" in claims else ""
         say(f"Certified: no other models are better{what} by more than the tolerance."
-                      if proof.certified else
-                      "Not certified to the tolerance of the run.")
+            if proof.certified else "Not certified to the tolerance of the run.")
     if not proof.holds:
         raise typer.Exit(1)
 

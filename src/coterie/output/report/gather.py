@@ -338,8 +338,8 @@ def _federated(source: Any, account: Account, keep: Ints) -> dict[str, Any]:
     shown = keep if len(up) == problem.n_users else ()
     return {"rounds": rounds, "kinds": json_ready(ledger.by_kind()),
             "users": [[int(up[k]), int(down[k])] for k in shown],
-            "sentence": f"{many(part, 'user')} took part in {many(account.n_rounds, 'round')}"
-                        f"{solver}: {ledger}.{excluded}"}
+            "sentence": f"{many(part, 'user')} took part in "
+                        f"{many(account.n_rounds, 'round')}{solver}: {ledger}.{excluded}"}
 
 
 def _privacy(said: Any) -> dict[str, Any]:
