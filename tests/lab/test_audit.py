@@ -17,12 +17,11 @@ from coterie.federated.private.policy import Privacy
 from coterie.federated.private.release import ReleaseQuestion
 from coterie.federated.protocol.messages import Batch
 from coterie.lab.attacks import audit
-from coterie.lab.attacks.attacked_release import release_bound
 from coterie.lab.attacks.inference import LabelledRows, Statistic, leverage, membership_auc
-from coterie.lab.attacks.lower_bound import epsilon_lower_bound
-from coterie.lab.attacks.reconstruction import from_sums, rebuilt
+from coterie.lab.attacks.reconstruction import match_rows, rebuild_rows, rows_from_sums
 from coterie.lab.attacks.recording import Evidence, Exchange, Sums, evidence_of
-from coterie.lab.attacks.simulation import Plan, drawn, matched
+from coterie.lab.attacks.releases import epsilon_lower_bound, release_bound
+from coterie.lab.attacks.simulation import Plan, draw_rows
 
 
 def users(family: str = "logistic", rows: int = 30, n_users: int = 6, n_features: int = 4, seed: int = 0) -> ct.Users:
@@ -49,17 +48,18 @@ def test_two_hessians_give_all_rows_of_a_user_with_few():
     two, one = (evidence_at(data, loss, points(5, count)) for count in (2, 1))
     for user in range(data.n_users):
         rows = data.take([user]).features
-        assert matched(rebuilt(two[user], loss), rows).all()
-        assert not matched(rebuilt(one[user], loss), rows).any()  # one Hessian is the same for rotated rows
+        assert match_rows(rebuild_rows(two[user], loss), rows).all()
+        assert not match_rows(rebuild_rows(one[user], loss), rows).any()  # one Hessian is the same for rotated rows
 
 
 def test_more_rows_than_coordinates_are_searched_for():
     data, loss = users(rows=8, n_features=3, n_users=2), ct.Logistic()
     many = evidence_at(data, loss, points(4, 8))
-    share = np.mean([matched(rebuilt(many[user], loss, user), data.take([user]).features).mean() for user in range(2)])
+    share = np.mean([match_rows(rebuild_rows(many[user], loss, user), data.take([user]).features).mean()
+                     for user in range(2)])
     assert share > 0.4
     wide = users(rows=50, n_features=3, n_users=1)
-    assert not len(rebuilt(evidence_at(wide, loss, points(4, 4))[0], loss))  # fewer equations than unknown numbers
+    assert not len(rebuild_rows(evidence_at(wide, loss, points(4, 4))[0], loss))  # fewer equations than unknown numbers
 
 
 @pytest.mark.parametrize("loss", [ct.SquaredHinge(), ct.Huber()])
@@ -71,9 +71,9 @@ def test_rows_that_change_sides_are_differences_of_hessians(loss):
     steps = [step * direction for step in np.linspace(0.0, 3.0, 12)]
     for user, evidence in enumerate(evidence_at(data, loss, steps)):
         rows = data.take([user]).features
-        assert matched(rebuilt(evidence, loss), rows).sum() >= 2
+        assert match_rows(rebuild_rows(evidence, loss), rows).sum() >= 2
         still = evidence_at(data, loss, [steps[0], 1e-9 * direction])[user]  # nobody changes sides
-        assert not matched(rebuilt(still, loss), rows).any()
+        assert not match_rows(rebuild_rows(still, loss), rows).any()
 
 
 def test_one_row_is_the_direction_of_any_gradient():
@@ -81,8 +81,8 @@ def test_one_row_is_the_direction_of_any_gradient():
     private, n = Data.of(data, loss), data.n_users
     queries = Batch("prox", 0, np.arange(n), {"centre": np.zeros((n, 5)), "t": np.ones(n)})
     evidence = evidence_of([Exchange(queries, answer_all(private, queries))], loss, data.counts)
-    assert all(matched(rebuilt(evidence[k], loss), data.take([k]).features).all() for k in range(n))
-    assert not len(rebuilt(evidence[0], replace(loss, intercept=False)))  # without intercept its length is unknown
+    assert all(match_rows(rebuild_rows(evidence[k], loss), data.take([k]).features).all() for k in range(n))
+    assert not len(rebuild_rows(evidence[0], replace(loss, intercept=False)))  # without intercept its length is unknown
 
 
 def test_moments_of_one_or_two_rows_are_the_rows():
@@ -92,9 +92,9 @@ def test_moments_of_one_or_two_rows_are_the_rows():
         some = rows[:count]
         return Evidence(count, sums=[Sums(count, some.mean(axis=0), np.cov(some.T, ddof=0) * count)])
 
-    assert matched(from_sums(sums(1)), rows[:1]).all()
-    assert matched(from_sums(sums(2)), rows[:2]).all()
-    assert not len(from_sums(sums(3)))
+    assert match_rows(rows_from_sums(sums(1)), rows[:1]).all()
+    assert match_rows(rows_from_sums(sums(2)), rows[:2]).all()
+    assert not len(rows_from_sums(sums(3)))
 
 
 def test_the_audit_of_newton_and_splitting():
@@ -178,7 +178,7 @@ def test_a_private_release_gives_no_rows_away():
 
 @pytest.mark.parametrize("unit", ["row", "user"])
 def test_a_release_with_too_little_noise_is_caught(monkeypatch, unit):
-    data, plan = drawn(users(rows=20), 10, 0), Plan(loss=ct.Logistic(), privacy=Privacy(epsilon=4.0, unit=unit))
+    data, plan = draw_rows(users(rows=20), 10, 0), Plan(loss=ct.Logistic(), privacy=Privacy(epsilon=4.0, unit=unit))
     assert release_bound(data, plan, draws=1500).epsilon <= 4.0
     noisy = ReleaseQuestion.noisy
     monkeypatch.setattr(ReleaseQuestion, "noisy", lambda self, exact, draw: noisy(self, exact, lambda n: 0.5 * draw(n)))

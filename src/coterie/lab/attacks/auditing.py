@@ -8,32 +8,38 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from coterie.base.errors import CoterieError, CoterieWarning, InvalidInput
 from coterie.base.storage import json_ready
-from coterie.base.types import Array
+from coterie.base.types import Array, Flags
 from coterie.convex.choice import roc_auc
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
 from coterie.federated.private.accounting import mu_of
 from coterie.federated.private.policy import Privacy
-from coterie.lab.attacks.attacked_release import release_bound, release_of
 from coterie.lab.attacks.inference import (
-    Guess,
     LabelledRows,
-    Score,
+    Scores,
     guess_attribute,
     membership_auc,
     scores_of,
 )
-from coterie.lab.attacks.lower_bound import EpsilonBound
 from coterie.lab.attacks.poison import influence
-from coterie.lab.attacks.reconstruction import from_sums, rebuilt
-from coterie.lab.attacks.simulation import SIMULATIONS, Drawn, Plan, Trace, drawn, loss_for, matched
+from coterie.lab.attacks.reconstruction import match_rows, rebuild_rows, rows_from_sums
+from coterie.lab.attacks.releases import EpsilonBound, release_bound, simulate_release
+from coterie.lab.attacks.simulation import (
+    SIMULATIONS,
+    Drawn,
+    Plan,
+    Simulation,
+    Trace,
+    draw_rows,
+    loss_for,
+)
 from coterie.losses import LinearLoss
 
 ALGORITHMS = ("newton", "splitting", "pdmm", "fit", "weights")
@@ -105,7 +111,7 @@ class Audit:
     n_features: int
     loss: str
     claimed: float | None = None
-    bound: EpsilonBound | None = field(default=None)
+    bound: EpsilonBound | None = None
     moved: float = np.nan
 
     @property
@@ -127,23 +133,20 @@ class Audit:
     def to_json(self) -> dict[str, Any]:
         """Numbers and names, as JSON can hold them."""
         bound = None if self.bound is None else self.bound._asdict()
-        return dict(json_ready({"findings": [vars(one) for one in self.findings],
-                                "n_features": self.n_features,
-                                "loss": self.loss, "claimed": self.claimed, "allowed": self.allowed,
-                                "bound": bound,
-                                "moved": self.moved,
-                                "holds": self.holds}))
+        return dict(json_ready({
+            "findings": [vars(one) for one in self.findings], "n_features": self.n_features,
+            "loss": self.loss, "claimed": self.claimed, "allowed": self.allowed, "bound": bound,
+            "moved": self.moved, "holds": self.holds}))
 
     def __str__(self) -> str:
         lines = [f"{one.algorithm}, {one.rows} rows: " + (one.note or (
-            f"rows rebuilt of {one.exact_users:.0%} of the users, membership {one.membership:.2f}, "
-            "attribute "
-            f"{one.attribute:.2f} ({one.attribute_public:.2f} without messages)"))
+                     f"rows rebuilt of {one.exact_users:.0%} of the users, membership "
+                     f"{one.membership:.2f}, attribute {one.attribute:.2f} "
+                     f"({one.attribute_public:.2f} without messages)"))
                  for one in self.findings]
         if self.bound is not None:
             lines.append(f"epsilon is at least {self.bound.epsilon:.2f}, claimed: "
-                         f"{self.claimed:g}, which allows "
-                         f"membership {self.allowed:.2f}.")
+                         f"{self.claimed:g}, which allows membership {self.allowed:.2f}.")
         if np.isfinite(self.moved):
             lines.append("One user that lies consistently moves the model of another by "
                          f"{self.moved:.2g} at most.")
@@ -152,8 +155,7 @@ class Audit:
 
 def audit(users: Users, loss: LinearLoss | str = "auto", *, algorithms: Iterable[str] = ALGORITHMS,
           rows: Iterable[int] = ROWS, lam: float = 0.02, held_out: float = 0.2,
-          privacy: Privacy | None = None,
-          max_users: int = 60, seed: int = 0,
+          privacy: Privacy | None = None, max_users: int = 60, seed: int = 0,
           progress: Callable[[str], None] | None = None) -> Audit:
     """Attack what crosses in a federation of these users, as a server could that only keeps what it
     gets.
@@ -183,49 +185,51 @@ def audit(users: Users, loss: LinearLoss | str = "auto", *, algorithms: Iterable
     ------
     InvalidInput : an algorithm or a loss that is not known, or users with too few rows.
     """
-    algorithms, chosen = list(algorithms), loss_for(users, loss) if isinstance(loss, str) else loss
-    names, counts = [name for name in algorithms if name != "release"], \
-        [int(count) for count in rows]
+    # 1. Check what is asked for.
+    chosen = loss_for(users, loss) if isinstance(loss, str) else loss
+    algorithms, counts = list(algorithms), [int(count) for count in rows]
     if "release" in algorithms and privacy is None:
         raise InvalidInput("a release needs a budget", remedy="Give --epsilon and --delta")
-    for name in names:
-        if name not in SIMULATIONS:
+    simulations = {name: SIMULATIONS.get(name) for name in algorithms if name != "release"}
+    for name, simulate in simulations.items():
+        if simulate is None:
             raise InvalidInput(f"unknown algorithm {name!r}",
                                remedy=f"Choose from: {', '.join(SIMULATIONS)}")
     if not counts or min(counts) < 1:
         raise InvalidInput(f"rows must be numbers of at least 1, got {counts}",
                            remedy="Use for example 1,5,10")
+    # 2. Take some users, and find out who has enough rows.
     if users.n_users > max_users:
-        users = users.take(np.sort(np.random.default_rng(seed).choice(users.n_users, max_users,
-            replace=False)))
+        some = np.random.default_rng(seed).choice(users.n_users, max_users, replace=False)
+        users = users.take(np.sort(some))
     plan = Plan(loss=chosen, lam=lam, held_out=held_out, seed=seed, privacy=privacy)
-    simulations = dict(SIMULATIONS)
     if privacy is not None:
-        simulations |= {"release": release_of(True), "release, no noise": release_of(False)}
-        names += ["release", "release, no noise"]
+        simulations |= {"release": simulate_release(True),
+                        "release, no noise": simulate_release(False)}
     possible = [count for count in counts if (users.counts >= count + 2).sum() > 1]
     if not possible:
-        drawn(users, min(counts), seed)  # refuses, and says why
+        draw_rows(users, min(counts), seed)  # refuses, and says why
+    # 3. Attack.
     findings = []
     for count in possible:
-        data = drawn(users, count, seed)
-        for name in names:
+        data = draw_rows(users, count, seed)
+        for name, simulate in simulations.items():
             if progress is not None:
                 progress(f"{name}, {count} rows per user")
-            findings.append(_finding(simulations[name], name, data, plan, count))
-    bound = None if privacy is None else release_bound(drawn(users, possible[-1], seed), plan)
-    moved = _moved(drawn(users, possible[-1], seed).members, plan)
+            assert simulate is not None
+            findings.append(_attack(simulate, name, data, plan, count))
+    data = draw_rows(users, possible[-1], seed)
     return Audit(findings=tuple(findings), n_features=users.n_features, loss=type(chosen).__name__,
-                 moved=moved,
-                 claimed=None if privacy is None else privacy.epsilon, bound=bound)
+                 moved=_largest_move(data.members, plan),
+                 claimed=None if privacy is None else privacy.epsilon,
+                 bound=None if privacy is None else release_bound(data, plan))
 
 
-def _moved(users: Users, plan: Plan) -> float:
+def _largest_move(users: Users, plan: Plan) -> float:
     """How far a liar moves the others at most; nan where the others have no models to compare."""
-    scaled = Standardizer.from_moments(users.moments(),
-                                       feature_names=users.feature_names).transform(users)
-    log = logging.getLogger("coterie.federated")
-    level, moved = log.level, [np.nan]
+    scaler = Standardizer.from_moments(users.moments(), feature_names=users.feature_names)
+    scaled, log, moved = scaler.transform(users), logging.getLogger("coterie.federated"), [np.nan]
+    level = log.level
     log.setLevel(logging.ERROR)  # that a liar is excluded is no news here
     try:
         with warnings.catch_warnings(action="ignore", category=CoterieWarning):
@@ -237,99 +241,89 @@ def _moved(users: Users, plan: Plan) -> float:
     return float(np.nanmax(moved)) if len(moved) > 1 else np.nan
 
 
-def _finding(simulate: Callable[[Drawn, Plan], Trace], name: str, data: Drawn, plan: Plan,
-             rows: int) -> Finding:
+def _attack(simulate: Simulation, name: str, data: Drawn, plan: Plan, rows: int) -> Finding:
+    """All attacks on what crosses in a run, compared with the truth."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CoterieWarning)  # few rows make odd problems
             trace = simulate(data, plan)
     except CoterieError as error:
         return Finding(algorithm=name, rows=rows, note=str(error))
-    return judged(trace, name, rows)
-
-
-def judged(trace: Trace, name: str, rows: int) -> Finding:
-    """All attacks on what crossed in a run, compared with the truth."""
-    n = len(trace.table)
-    rebuilding = [_rebuilt(trace, user) for user in range(n)]
-    hits = [hit for hit, _ in rebuilding]
-    squared = any(one.scatter is not None for one in trace.parts[0].evidence[0].sums)
-    scores = [scores_of(trace.parts[0].evidence[user], trace.loss, found, trace.public)
-              for user, (_, found) in enumerate(rebuilding)]
-    members = trace.table if squared else trace.parts[0].members
-    compared = _Compared(members, trace.others, trace.public)
-    areas = {kind: compared.membership(kind, scores) for kind in {key for one in scores
-        for key in one}}
-    best = max(areas.values(), key=lambda area: float(np.nanmean(area)), default=np.full(1, np.nan))
-    attribute, public = compared.attribute(scores)
+    # 1. Rebuild rows.
+    n, (evidence, members) = len(trace.table), trace.parts[0]
+    hits, found = zip(*(_rebuild(trace, user) for user in range(n)), strict=True)
+    # 2. Test membership, by the score that tells most; rows are in the units of what was sent.
+    scores = [scores_of(evidence[user], trace.loss, found[user], trace.public) for user in range(n)]
+    squared = any(one.scatter is not None for one in evidence[0].sums)
+    members = trace.table if squared else members
+    areas = [_membership(kind, scores, members, trace.others) for kind in _kinds(scores)]
+    best = max(areas, key=lambda area: float(np.nanmean(area)), default=np.full(1, np.nan))
+    # 3. Guess the first column of the features from the others.
+    attribute, public = _attribute(scores, members, trace.public)
     with np.errstate(invalid="ignore"):
         return Finding(
             algorithm=name, rows=rows, n_users=n, n_rounds=trace.n_rounds,
-            hessians=max(len(part.evidence[0].hessians) for part in trace.parts),
+            hessians=max(len(evidence[0].hessians) for evidence, _ in trace.parts),
             exact_users=float(np.mean([hit.any() for hit in hits])),
             exact_rows=float(np.mean([hit.mean() for hit in hits])),
-                       membership=float(np.nanmean(best)),
-            membership_error=float(np.nanstd(best) / np.sqrt(len(best))), attribute=attribute,
-                       attribute_public=public)
+            membership=float(np.nanmean(best)),
+            membership_error=float(np.nanstd(best) / np.sqrt(len(best))),
+            attribute=attribute, attribute_public=public)
 
 
-def _rebuilt(trace: Trace, user: int) -> tuple[Array, Array]:
+def _rebuild(trace: Trace, user: int) -> tuple[Flags, Array]:
     """Which rows of a user were recovered, and what was rebuilt of its rows in the units of the
     first part.
     """
-    hit, first = np.zeros(len(trace.table[user].targets), dtype=bool), np.empty((0, 0))
-    for k, part in enumerate(trace.parts):
-        candidates = rebuilt(part.evidence[user], trace.loss, user)
+    table = trace.table[user]
+    hit, first = np.zeros(len(table.targets), dtype=bool), np.empty((0, 0))
+    for k, (evidence, members) in enumerate(trace.parts):
+        candidates = rebuild_rows(evidence[user], trace.loss, user)
         first = candidates if k == 0 else first
-        found = matched(candidates, part.members[user].features)
         # Rows of a part are not in the order of all rows; only their number counts.
-        hit[:found.sum()] |= True
-    sums, table = from_sums(trace.parts[0].evidence[user]), trace.table[user]
+        hit[:match_rows(candidates, members[user].features).sum()] = True
+    sums = rows_from_sums(trace.parts[0][0][user])
     if len(sums):
-        direct = matched(sums, table.joined() if sums.shape[1] > table.features.shape[1]
-                         else table.features)
-        hit[:direct.sum()] |= True
+        wide = sums.shape[1] > table.features.shape[1]
+        hit[:match_rows(sums, table.joined() if wide else table.features).sum()] = True
     return hit, first
 
 
-class _Compared(NamedTuple):
-    """Rows that took part, others of the same users, and public ones."""
+def _kinds(scores: list[Scores]) -> list[str]:
+    return sorted({key for one in scores for key in one})
 
-    members: list[LabelledRows]
-    others: list[LabelledRows]
-    public: LabelledRows
 
-    def membership(self, kind: str, scores: list[dict[str, Score]]) -> Array:
-        """(n_users,) the area under the curve of one score; of another one where a user does not
-        have it.
-        """
-        areas = np.full(len(scores), np.nan)
-        for user, own in enumerate(scores):
-            score = own.get(kind) or own.get("tracing") or own.get("leverage")
-            if score is not None and len(self.others[user].targets):
-                areas[user] = membership_auc(score, self.members[user], self.others[user])
-        return areas
+def _membership(kind: str, scores: list[Scores], members: list[LabelledRows],
+                others: list[LabelledRows]) -> Array:
+    """(n_users,) the area under the curve of one score; of another one where a user does not have
+    it.
+    """
+    areas = np.full(len(scores), np.nan)
+    for user, own in enumerate(scores):
+        score = own.get(kind) or own.get("tracing") or own.get("leverage")
+        if score is not None and len(others[user].targets):
+            areas[user] = membership_auc(score, members[user], others[user])
+    return areas
 
-    def attribute(self, scores: list[dict[str, Score]]) -> tuple[float, float]:
-        """The area for the best score, with the messages and without, for the first column of the
-        features.
-        """
-        kinds = sorted({key for one in scores for key in one})
-        truth = np.concatenate([rows.features[:, 0] for rows in self.members])
-        larger = truth > np.median(self.public.features[:, 0])
-        best = public = np.nan
-        if larger.all() or not larger.any():
-            return best, public
-        for kind in kinds:
-            guesses = [self._guess(kind, own, user) for user, own in enumerate(scores)]
-            informed, alone = (np.concatenate(part) for part in ([g.informed for g in guesses],
-                                                                 [g.public for g in guesses]))
-            public = roc_auc(larger, alone)
-            best = np.nanmax([best, roc_auc(larger, informed)])
-        return float(best), float(public)
 
-    def _guess(self, kind: str, own: dict[str, Score], user: int) -> Guess:
-        name = kind if kind in own else "tracing" if "tracing" in own else next(iter(own), "")
-        score = own.get(name, lambda rows: np.zeros(len(rows.targets)))
-        return guess_attribute(score, self.members[user], 0, self.public,
-                               likelihood=name in ("tracing", ""))
+def _attribute(scores: list[Scores], members: list[LabelledRows],
+               public: LabelledRows) -> tuple[float, float]:
+    """The area for the best score, with the messages and without, for the first column of the
+    features.
+    """
+    truth = np.concatenate([rows.features[:, 0] for rows in members])
+    larger = truth > np.median(public.features[:, 0])
+    best = alone = np.nan
+    if larger.all() or not larger.any():
+        return best, alone
+    for kind in _kinds(scores):
+        guesses = []
+        for own, rows in zip(scores, members, strict=True):
+            name = kind if kind in own else "tracing" if "tracing" in own else next(iter(own), "")
+            score = own.get(name, lambda rows: np.zeros(len(rows.targets)))
+            guesses.append(guess_attribute(score, rows, 0, public,
+                                           likelihood=name in ("tracing", "")))
+        prior, informed = (np.concatenate(part) for part in zip(*guesses, strict=True))
+        alone = roc_auc(larger, prior)
+        best = np.nanmax([best, roc_auc(larger, informed)])
+    return float(best), float(alone)

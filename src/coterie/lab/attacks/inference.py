@@ -4,13 +4,12 @@
 Three scores, each from messages and public facts only, larger for members:
 
     leverage    -a' G^-1 a with G the sum of the user's Hessians, or of its second moments: rows
-                that are inside G stick
-                out of it less than others; with fewer rows than coordinates others lie outside of
-                its range
+                that are inside G stick out of it less than others; with fewer rows than coordinates
+                others lie outside of its range
     tracing     messages are sums T = sum_j v(a_j, y_j) of a known function of a row, plus normal
-                noise where there is
-                any: the likelihood ratio of T with the row inside and outside, with mean and
-                covariance of v from public rows (Homer et al. 2008, Dwork et al. 2015)
+                noise where there is any: the likelihood ratio of T with the row inside and outside,
+                with mean and covariance of v from public rows (Homer et al. 2008, Dwork et al.
+                2015)
     nearest     minus the distance to the nearest row that was rebuilt
 """
 
@@ -51,6 +50,7 @@ class LabelledRows(NamedTuple):
 
 
 Score = Callable[[LabelledRows], Array]
+Scores = dict[str, Score]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,13 +75,12 @@ class Statistic:
 
             T ~ N(v + (m - 1) mu, S)  against  N(m mu, S),    S = m C + noise^2 I
         """
-        values = self.of(
-            public.take(np.arange(len(public.targets))[::max(len(public.targets) // _PUBLIC, 1)]))
-        mean = values.mean(axis=0)
-        _, sizes, vectors = np.linalg.svd((values - mean) / np.sqrt(max(len(values) - 1, 1)),
+        step = max(len(public.targets) // _PUBLIC, 1)
+        values = self.of(public.take(np.arange(len(public.targets))[::step]))
+        mean, n = values.mean(axis=0), len(values)
+        _, sizes, vectors = np.linalg.svd((values - mean) / np.sqrt(max(n - 1, 1)),
                                           full_matrices=False)
-        kept = (sizes**2 > _KEPT * sizes[0] ** 2) \
-            & (np.arange(len(sizes)) < max(len(values) // 4, 1))
+        kept = (sizes**2 > _KEPT * sizes[0] ** 2) & (np.arange(len(sizes)) < max(n // 4, 1))
         axes, variance = vectors[kept].T, self.count * sizes[kept] ** 2 + self.noise**2
         pull = axes.T @ (self.total - self.count * mean) / variance
 
@@ -116,9 +115,8 @@ def statistic_of(evidence: Evidence, loss: LinearLoss) -> Statistic | None:
 
 def leverage(gram: Array, of: Callable[[LabelledRows], Array]) -> Score:
     """Minus the leverage of rows; `of` gives them in the coordinates of `gram`."""
-    dim = len(gram)
-    inverse = np.linalg.inv(gram / max(float(np.trace(gram)), 1e-300) * dim + _OUTSIDE
-                            * np.eye(dim))
+    dim, mean = len(gram), max(float(np.trace(gram)), 1e-300) / len(gram)
+    inverse = np.linalg.inv(gram / mean + _OUTSIDE * np.eye(dim))
 
     def score(rows: LabelledRows) -> Array:
         a = of(rows)
@@ -136,27 +134,32 @@ def nearest(rebuilt: Array) -> Score:
     return score
 
 
-def scores_of(evidence: Evidence, loss: LinearLoss, rebuilt: Array, public: LabelledRows) -> dict[
-    str, Score]:
+def scores_of(evidence: Evidence, loss: LinearLoss, rebuilt: Array,
+              public: LabelledRows) -> Scores:
     """All scores that the evidence allows."""
     if evidence.released is not None:
         return {"tracing": evidence.released.tracing(public)}
-    scores = dict[str, Score]()
+
+    def of_loss(rows: LabelledRows) -> Array:
+        return design(rows.features, loss)
+
+    def of_sums(rows: LabelledRows) -> Array:
+        return np.pad(rows.joined(), ((0, 0), (0, 1)), constant_values=1.0)
+
+    scores = Scores()
     full = next((sums for sums in evidence.sums if sums.scatter is not None), None)
     if full is not None and full.scatter is not None:
         mean = np.append(full.mean, 1.0)
         gram = full.count * np.outer(mean, mean)
         gram[:-1, :-1] += full.scatter
-        scores["leverage"] = leverage(gram, lambda rows: np.pad(rows.joined(), ((0, 0), (0, 1)),
-            constant_values=1.0))
+        scores["leverage"] = leverage(gram, of_sums)
     elif evidence.hessians:
-        scores["leverage"] = leverage(np.sum(evidence.hessians, axis=0),
-                                      lambda rows: design(rows.features, loss))
+        scores["leverage"] = leverage(np.sum(evidence.hessians, axis=0), of_loss)
     elif evidence.gradients:
         gradients = np.stack(evidence.gradients)
-        changes = np.concatenate([gradients[:1], gradients[1:] - gradients[:-1]])
+        changes = np.concatenate([gradients[:1], np.diff(gradients, axis=0)])
         changes = changes / np.maximum(np.linalg.norm(changes, axis=1, keepdims=True), 1e-300)
-        scores["leverage"] = leverage(changes.T @ changes, lambda rows: design(rows.features, loss))
+        scores["leverage"] = leverage(changes.T @ changes, of_loss)
     statistic = statistic_of(evidence, loss)
     if statistic is not None and evidence.count > 1:
         scores["tracing"] = statistic.tracing(public)
@@ -177,16 +180,9 @@ def membership_auc(score: Score, members: LabelledRows, others: LabelledRows) ->
                    np.concatenate([inside, outside]))
 
 
-class Guess(NamedTuple):
-    """An attribute of some rows as public facts alone give it, and with the messages."""
-
-    public: Array
-    informed: Array
-
-
 def guess_attribute(score: Score, rows: LabelledRows, column: int, public: LabelledRows, *,
-                    likelihood: bool) -> Guess:
-    """An attribute given the rest of the row: by public rows alone, and with a score.
+                    likelihood: bool) -> tuple[Array, Array]:
+    """An attribute of each row given the rest of the row: by public rows alone, and with a score.
 
     Parameters
     ----------
@@ -198,22 +194,24 @@ def guess_attribute(score: Score, rows: LabelledRows, column: int, public: Label
     likelihood : whether the score is a log-likelihood, so that the guess is the mean given prior
         and score; otherwise it is the value with the highest score.
     """
-    rest = np.column_stack([np.delete(public.joined(), column, axis=1),
-                            np.ones(len(public.targets))])
-    coefficients, *_ = np.linalg.lstsq(rest, public.features[:, column], rcond=None)
-    error = max(float(np.std(public.features[:, column] - rest @ coefficients)), 1e-12)
-    prior = np.column_stack([np.delete(rows.joined(), column, axis=1),
-                             np.ones(len(rows.targets))]) @ coefficients
+    def rest_of(some: LabelledRows) -> Array:
+        return np.column_stack([np.delete(some.joined(), column, axis=1),
+                                np.ones(len(some.targets))])
+
+    truth, rest = public.features[:, column], rest_of(public)
+    coefficients, *_ = np.linalg.lstsq(rest, truth, rcond=None)
+    error = max(float(np.std(truth - rest @ coefficients)), 1e-12)
+    prior = rest_of(rows) @ coefficients
     grid, values = np.linspace(-4.0, 4.0, _GRID)[:, None], np.empty((_GRID, len(prior)))
     for k in range(_GRID):
         trial = rows.features.copy()
         trial[:, column] = prior + grid[k] * error
         values[k] = score(LabelledRows(trial, rows.targets))
     if not likelihood:
-        return Guess(prior, prior + error * grid[values.argmax(axis=0), 0])
+        return prior, prior + error * grid[values.argmax(axis=0), 0]
     values -= 0.5 * grid**2
     weights = np.exp(values - values.max(axis=0))
-    return Guess(prior, prior + error * (grid * weights).sum(axis=0) / weights.sum(axis=0))
+    return prior, prior + error * (grid * weights).sum(axis=0) / weights.sum(axis=0)
 
 
 def _spaced(items: list[Array], most: int) -> list[int]:

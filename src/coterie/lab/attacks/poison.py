@@ -58,11 +58,10 @@ class PoisonedRuntime(LocalRuntime):
             slopes = queries.arrays["slope"] - np.where((queries.users == self.liar)[:, None],
                                                         self.slope, 0.0)
             queries = replace(queries, arrays={**queries.arrays, "slope": slopes})
-        pairs = [pair for batch in super().exchange(queries).batches for pair in batch.items()]
-        return Replies(
-            singles=tuple((user, self._lie(queries[user].arrays, reply) if user == self.liar
-                           else reply)
-                                     for user, reply in pairs))
+        replies = [pair for batch in super().exchange(queries).batches for pair in batch.items()]
+        return Replies(singles=tuple(
+            (user, self._lie(queries[user].arrays, reply) if user == self.liar else reply)
+            for user, reply in replies))
 
     def _lie(self, query: Mapping[str, Any], reply: Message) -> Message:
         arrays, at = dict(reply.arrays), query["model"]
@@ -110,15 +109,15 @@ def influence(users: Users, loss: Loss, lam: float, strength: float, seed: int =
     slope = direction / np.linalg.norm(direction)
     honest, poisoned = (_run(problem, liar, size * slope) for size in (0.0, strength))
     theirs = dict(zip(poisoned.problem.users.names, poisoned.models, strict=True))
-    return max(float(np.abs(theirs[name] - model).max()) for k, (name, model) in enumerate(
-        zip(users.names, honest.models, strict=True)) if k != liar)
+    others = zip(users.names, honest.models, strict=True)
+    return max(float(np.abs(theirs[name] - model).max())
+               for k, (name, model) in enumerate(others) if k != liar)
 
 
 def _run(problem: Problem, liar: int, slope: Array) -> Solution:
     settings = FederationSettings(lam=problem.lam, algorithm=Newton(), tol=1e-9)
     runtime = PoisonedRuntime(Data(problem.loss, problem.samples), liar, slope)
+    federation = settings.federation(problem.users, problem.loss, problem.graph)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CoterieWarning)
-        return run_federation(settings.federation(problem.users, problem.loss, problem.graph),
-                              settings, runtime,
-                              problem=problem)
+        return run_federation(federation, settings, runtime, problem=problem)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie.base.types import Array
+from coterie.base.types import Array, Flags
 from coterie.lab.attacks.recording import Evidence
 from coterie.losses.affine import LinearLoss
 
@@ -40,7 +40,7 @@ _EXPLAINED = 1e-7  # relative error of messages below which rows are taken to ex
 _H = 1e-5  # step of differences that stand for the third derivative of a loss
 
 
-def rebuilt(evidence: Evidence, loss: LinearLoss, seed: int = 0) -> Array:
+def rebuild_rows(evidence: Evidence, loss: LinearLoss, seed: int = 0) -> Array:
     """(at most count, n_features) the rows that the messages give away, in the units of the models.
 
     Parameters
@@ -57,19 +57,18 @@ def rebuilt(evidence: Evidence, loss: LinearLoss, seed: int = 0) -> Array:
     if not sign:  # lengths and signs of rows remain unknown
         return nothing
     if evidence.count == 1:
-        return _features(_one_row(evidence), sign)
-    candidates = nothing
-    if len(evidence.hessians) > 1:
-        if _jumps(loss):
-            candidates = _changed(evidence, loss, sign)
-        elif evidence.count <= dim:
-            candidates = _in_common(evidence, sign)
-    if not len(candidates) and not _jumps(loss):
+        return _without_intercept(_one_row(evidence), sign)
+    candidates, jumps = nothing, _jumps(loss)
+    if len(evidence.hessians) > 1 and jumps:
+        candidates = _changed(evidence, loss, sign)
+    elif len(evidence.hessians) > 1 and evidence.count <= dim:
+        candidates = _in_common(evidence)
+    if not len(candidates) and not jumps:
         candidates = _explaining(evidence, loss, sign, np.random.default_rng(seed))
-    return _features(candidates[:evidence.count], sign)
+    return _without_intercept(candidates[:evidence.count], sign)
 
 
-def from_sums(evidence: Evidence) -> Array:
+def rows_from_sums(evidence: Evidence) -> Array:
     """(k, q) rows that follow from sums over one or two rows, in the units of the table."""
     rows = list[Array]()
     for sums in evidence.sums:
@@ -82,7 +81,15 @@ def from_sums(evidence: Evidence) -> Array:
     return np.stack(rows) if rows else np.empty((0, 0))
 
 
-def _features(rows: Array, sign: float) -> Array:
+def match_rows(rebuilt: Array, rows: Array, within: float = 0.01) -> Flags:
+    """(n_rows,) whether each row was recovered, up to this share of its length."""
+    if not len(rebuilt) or not len(rows):
+        return np.zeros(len(rows), dtype=bool)
+    distances = np.linalg.norm(rows[:, None] - rebuilt[None], axis=2).min(axis=1)
+    return np.asarray(distances <= within * np.maximum(np.linalg.norm(rows, axis=1), 1e-300))
+
+
+def _without_intercept(rows: Array, sign: float) -> Array:
     """Rows without the intercept's coordinate, which fixes their length and sign."""
     last = rows[:, -1]
     good = np.abs(last) > 1e-12 * np.maximum(np.abs(rows).max(axis=1, initial=0.0), 1e-300)
@@ -102,14 +109,17 @@ def _jumps(loss: LinearLoss) -> bool:
     return bool(len(np.unique(loss.curvature(t, y))) <= 2 and not loss.quadratic)
 
 
-def _in_common(evidence: Evidence, sign: float) -> Array:
+def _in_common(evidence: Evidence) -> Array:
     """Rows of at most as many as coordinates: in the basis that is common to the Hessians.
 
     Of the two Hessians that differ most, H_1 = A' D_1 A and H_2 = A' D_2 A; in the range of H_1 +
     H_2 the vectors of H_1 V = (H_1 + H_2) V diag(share) are the rows of A^-1.
     """
     hessians = np.stack(evidence.hessians)
-    first, second = _furthest(hessians / np.trace(hessians, axis1=1, axis2=2)[:, None, None])
+    traces = np.trace(hessians, axis1=1, axis2=2)
+    flat = (hessians / traces[:, None, None]).reshape(len(hessians), -1)
+    distances = ((flat[:, None] - flat[None]) ** 2).sum(axis=2)
+    first, second = np.unravel_index(int(distances.argmax()), distances.shape)
     a, b = hessians[first], hessians[second]
     values, vectors = np.linalg.eigh(a + b)
     kept = values > _RANK * values[-1]
@@ -118,14 +128,6 @@ def _in_common(evidence: Evidence, sign: float) -> Array:
     if len(shares) != evidence.count or (np.diff(shares) < 1e-9).any():
         return np.empty((0, a.shape[0]))
     return (vectors[:, kept] * np.sqrt(values[kept]) @ turn).T
-
-
-def _furthest(matrices: Array) -> tuple[int, int]:
-    """The two matrices that differ most."""
-    flat = matrices.reshape(len(matrices), -1)
-    distances = ((flat[:, None] - flat[None]) ** 2).sum(axis=2)
-    first, second = np.unravel_index(int(distances.argmax()), distances.shape)
-    return int(first), int(second)
 
 
 def _changed(evidence: Evidence, loss: LinearLoss, sign: float) -> Array:
@@ -200,9 +202,8 @@ def _explaining(evidence: Evidence, loss: LinearLoss, sign: float,
     if search.scale <= 0:
         return np.empty((0, dim))
     effort = min(1.0, (_FEW / (m * p)) ** 0.5)
-    rows, errors = _least_squares(rng.standard_normal((max(int(effort * _STARTS), 2), m, p)),
-                                  search,
-                                  int(effort * _STEPS))
+    starts = rng.standard_normal((max(int(effort * _STARTS), 2), m, p))
+    rows, errors = _least_squares(starts, search, int(effort * _STEPS))
     best = int(errors.argmin())
     if not errors[best] <= _EXPLAINED:
         return np.empty((0, dim))
@@ -233,9 +234,8 @@ def _least_squares(rows: Array, search: _Search, steps: int) -> tuple[Array, Arr
         lower = (new**2).sum(axis=1)
         better = lower < cost
         rows = np.where(better[:, None, None], trial, rows)
-        residual, jacobian = np.where(better[:, None], new, residual), np.where(better[:, None,
-            None], derivative,
-                                                                                jacobian)
+        residual = np.where(better[:, None], new, residual)
+        jacobian = np.where(better[:, None, None], derivative, jacobian)
         cost = np.where(better, lower, cost)
         damping = np.clip(np.where(better, 0.2 * damping, 5.0 * damping), 1e-15, 1e8)
         if (cost <= 1e-26).any():
@@ -262,17 +262,16 @@ def _residuals(rows: Array, search: _Search) -> tuple[Array, Array]:
         slopes.append(d.reshape(n, -1, m * p))
     if len(search.gradients):
         t = np.einsum("nmd,kd->nkm", a, search.points)
-        first, second = search.loss.slope(t, np.ones_like(t)), _with_derivative(search.loss.slope,
-            t)[1]
+        first, second = _with_derivative(search.loss.slope, t)
         rise = first[:, 1:] - first[:, :1]
         errors.append((np.einsum("nkm,nmd->nkd", rise, a) / m - search.gradients).reshape(n, -1))
         x = search.points[:, :p]
         bend = second[:, 1:, :, None] * x[1:, None] - second[:, :1, :, None] * x[None, :1, None]
-        d = np.einsum("nkmq,nmd->nkdmq", bend, a) + np.einsum("nkm,qd->nkdmq", rise,
-            np.eye(dim)[:p])
+        d = np.einsum("nkmq,nmd->nkdmq", bend, a)
+        d = d + np.einsum("nkm,qd->nkdmq", rise, np.eye(dim)[:p])
         slopes.append((d / m).reshape(n, -1, m * p))
-    return np.concatenate(errors, axis=1) / search.scale, \
-        np.concatenate(slopes, axis=1) / search.scale
+    residuals, jacobian = (np.concatenate(part, axis=1) for part in (errors, slopes))
+    return residuals / search.scale, jacobian / search.scale
 
 
 def _with_derivative(function: Callable[[Array, Array], Array], t: Array) -> tuple[Array, Array]:

@@ -6,7 +6,7 @@ loss at a known point, often with the Hessian. `evidence_of` brings them into th
 
     expand, gradient, around    at the point of the query
     prox, settle, local, alone  the point minimises f(x) + t/2 ||x - centre||^2, so the gradient is
-    t (centre - point)
+                                t (centre - point)
     around, with a covariance   of an envelope: gradient and Hessian of the loss at the user's own
                                 model follow from it
     train                       the step divided by its length is near the gradient where it started
@@ -23,7 +23,7 @@ import numpy as np
 
 from coterie.base.types import Array, Ints
 from coterie.federated.algorithms.base import Replies
-from coterie.federated.protocol.messages import Batch, Ragged, square
+from coterie.federated.protocol.messages import Batch, Fields, square
 from coterie.losses.affine import AffineLoss
 
 
@@ -105,15 +105,9 @@ class Evidence:
             self.hessians.append(hessian)
 
 
-class _Seen(NamedTuple):
-    """What one reply says: the position of the user, the part of its rows, and the loss at a point.
-    """
-
-    user: int
-    part: int
-    point: Array
-    gradient: Array | None
-    hessian: Array | None
+#: The part of a user's rows, and its loss there: a point, the gradient and the Hessian, as far as
+#: a reply says them.
+Seen = tuple[int, Array, Array | None, Array | None]
 
 
 def evidence_of(exchanges: Iterable[Exchange], loss: AffineLoss, counts: Ints,
@@ -128,145 +122,90 @@ def evidence_of(exchanges: Iterable[Exchange], loss: AffineLoss, counts: Ints,
     part : of the rows.
     """
     gathered = [Evidence(int(count)) for count in counts]
-    for exchange in exchanges:
-        if exchange.replies.kind in ("facts", "moments"):
-            for user, sums in _sums(exchange.replies):
-                gathered[user].sums.append(sums)
-            continue
-        for seen in _seen(exchange, counts):
-            if seen.part == part:
-                ridge = loss.ridge * loss.shrunk(len(seen.point))
-                gathered[seen.user].add(seen.point,
-                                        None if seen.gradient is None else seen.gradient - ridge
-                                        * seen.point,
-                                        None if seen.hessian is None else seen.hessian
-                                        - np.diag(ridge))
+    for queries, replies in exchanges:
+        for user, reply in replies.items():
+            if replies.kind in ("facts", "moments"):
+                gathered[user].sums += _read_sums(reply.arrays, replies.kind == "moments")
+                continue
+            query, count = queries[user].arrays, int(counts[user])
+            for of, point, gradient, hessian in _read(replies.kind, query, reply.arrays, count):
+                if of == part:
+                    ridge = loss.ridge * loss.shrunk(len(point))
+                    gathered[user].add(point,
+                                       None if gradient is None else gradient - ridge * point,
+                                       None if hessian is None else hessian - np.diag(ridge))
     return gathered
 
 
-def _seen(exchange: Exchange, counts: Ints) -> Iterator[_Seen]:
-    queries, replies = exchange
-    if replies.kind in ("settle", "slopes", "around", "alone"):
-        for mark in ("", "2"):
-            if f"part{mark}" in queries.shared:
-                yield from _of_fit(_Marked(queries, replies, mark), counts)
-    elif replies.kind in _READ:
-        at = np.searchsorted(queries.users, replies.users)
-        for k, user in enumerate(replies.users.tolist()):
-            yield from _READ[replies.kind](queries, replies, int(at[k]), k, user)
+def _read(kind: str, query: Fields, reply: Fields, count: int) -> Iterator[Seen]:
+    """What a reply says of the loss of its user, who has so many rows."""
+    if kind == "expand":
+        yield 0, *_read_expansion(query, reply)
+    elif kind == "gradient":
+        yield 0, query["model"], reply["gradient"], None
+    elif kind == "prox":
+        yield 0, reply["point"], query["t"] * (query["centre"] - reply["point"]), None
+    elif kind == "local":
+        point, ridge = reply["model"], float(query["ridge"])
+        hessian = square(reply["hessian"][None], len(point))[0]
+        yield 0, point, -ridge * point, hessian - ridge * np.eye(len(point))
+    elif kind == "train":
+        start, steps = query["model"], max(int(query["steps"]), 1)
+        yield 0, start, (start - reply["point"]) / (steps * float(query["rate"])), None
+    elif kind in ("settle", "slopes", "around", "alone"):
+        yield from _read_fit(kind, query, reply, count)
+        if "part2" in query:  # a second question and its answer, in fields that end in 2
+            second, answer = ({name.removesuffix("2"): value for name, value in arrays.items()
+                               if name.endswith("2")} for arrays in (query, reply))
+            yield from _read_fit(kind, second, answer, count)
 
 
-def _expand(queries: Batch, replies: Batch, at: int, k: int, user: int) -> Iterator[_Seen]:
-    point, dim = queries.arrays["model"][at], queries.arrays["model"].shape[1]
-    share = _row(replies.ragged.get("share"), k)
-    if share is not None:  # the user stepped back, towards the last accepted point or towards zero
-        anchor = _row(queries.ragged.get("anchor"), at)
-        start = np.zeros(dim) if anchor is None else anchor
-        point = start + float(share) * (point - start)
-    hessian = _row(replies.ragged.get("hessian"), k)
-    if hessian is not None:
-        matrix = square(hessian[None], dim)[0]
+def _read_expansion(query: Fields, reply: Fields) -> tuple[Array, Array, Array]:
+    point, dim = query["model"], len(query["model"])
+    if "share" in reply:  # the user stepped back, towards the last accepted point or towards zero
+        start = query["anchor"][0] if "anchor" in query else np.zeros(dim)
+        point = start + float(reply["share"][0]) * (point - start)
+    if "hessian" in reply:
+        return point, reply["gradient"], square(reply["hessian"], dim)[0]
+    matrix = float(reply["diagonal"][0]) * np.eye(dim)
+    if "factor" in reply:
+        matrix = matrix + (reply["factor"] * reply["sign"][:, None]).T @ reply["factor"]
+    return point, reply["gradient"], matrix
+
+
+def _read_fit(kind: str, query: Fields, reply: Fields, count: int) -> Iterator[Seen]:
+    """Replies to the questions of a fit."""
+    part = int(query["part"])
+    if kind == "alone":
+        yield part, reply["model"], -float(query["t"]) * reply["model"], None
+    elif kind == "settle":
+        hessian = square(reply["hessian"][None], len(reply["point"]))[0]
+        yield part, reply["point"], reply["gradient"], hessian
+    elif kind == "slopes":
+        points = query["models"][query["own"].astype(int)]
+        for point, gradient in zip(points, reply["gradient"], strict=True):
+            yield part, point, gradient, None
     else:
-        matrix = float(_row(replies.ragged["diagonal"], k)) * np.eye(dim)
-        if "factor" in replies.ragged:
-            factor = replies.ragged["factor"].rows(k)
-            matrix = matrix + (factor * replies.ragged["sign"].rows(k)[:, None]).T @ factor
-    yield _Seen(user, 0, point, replies.arrays["gradient"][k], matrix)
+        dim = reply["gradient"].shape[1]
+        for j, covariance in enumerate(square(query["covariance"], dim)):
+            hessian = None
+            # e'' = H (I + C H)^-1 with C = count * covariance, so H = (I - e'' C)^-1 e''.
+            if int(query["rank"]) > 1:
+                outer = square(reply["hessian"][j][None], dim)[0]
+                hessian = np.linalg.solve(np.eye(dim) - outer @ (count * covariance), outer)
+                hessian = 0.5 * (hessian + hessian.T)
+            yield part, reply["model"][j], reply["gradient"][j], hessian
 
 
-def _gradient(queries: Batch, replies: Batch, at: int, k: int, user: int) -> Iterator[_Seen]:
-    yield _Seen(user, 0, queries.arrays["model"][at], replies.arrays["gradient"][k], None)
-
-
-def _prox(queries: Batch, replies: Batch, at: int, k: int, user: int) -> Iterator[_Seen]:
-    point = replies.arrays["point"][k]
-    yield _Seen(user, 0, point, queries.arrays["t"][at] * (queries.arrays["centre"][at] - point),
-                None)
-
-
-def _local(queries: Batch, replies: Batch, at: int, k: int, user: int) -> Iterator[_Seen]:
-    point, ridge = replies.arrays["model"][k], float(queries.shared["ridge"])
-    hessian = square(replies.arrays["hessian"][k:k + 1], len(point))[0]
-    yield _Seen(user, 0, point, -ridge * point, hessian - ridge * np.eye(len(point)))
-
-
-def _train(queries: Batch, replies: Batch, at: int, k: int, user: int) -> Iterator[_Seen]:
-    start, steps = queries.arrays["model"][at], max(int(queries.arrays["steps"][at]), 1)
-    yield _Seen(user, 0, start, (start - replies.arrays["point"][k]) / (steps
-        * float(queries.shared["rate"])), None)
-
-
-_READ = {"expand": _expand, "gradient": _gradient, "prox": _prox, "local": _local, "train": _train}
-
-
-class _Marked:
-    """The first question of a message and its answer, or the second, whose fields end in 2."""
-
-    def __init__(self, queries: Batch, replies: Batch, mark: str) -> None:
-        self.replies, self.mark = replies, mark
-        self.asked = {**queries.arrays, **queries.shared}
-        self.rows = np.searchsorted(queries.users, replies.users)
-        self.own = set(queries.arrays)
-
-    def query(self, name: str) -> Array:
-        value = np.asarray(self.asked[f"{name}{self.mark}"])
-        return value[self.rows] if f"{name}{self.mark}" in self.own else value
-
-    def reply(self, name: str) -> Array:
-        return np.asarray(self.replies.arrays[f"{name}{self.mark}"])
-
-
-def _of_fit(message: _Marked, counts: Ints) -> Iterator[_Seen]:
-    part, users = int(message.query("part")), message.replies.users.tolist()
-    if message.replies.kind == "alone":
-        points = message.reply("model")
-        yield from (_Seen(user, part, points[k], -float(message.query("t")) * points[k], None)
-                    for k, user in enumerate(users))
-        return
-    gradients = message.reply("gradient")
-    if message.replies.kind == "settle":
-        points = message.reply("point")
-        hessians = square(message.reply("hessian"), points.shape[1])
-        yield from (_Seen(user, part, points[k], gradients[k], hessians[k]) for k,
-                    user in enumerate(users))
-    elif message.replies.kind == "slopes":
-        models, own = message.query("models"), message.query("own").astype(int)
-        for k, user in enumerate(users):
-            yield from (_Seen(user, part, models[own[k, j]], gradients[k, j], None)
-                        for j in range(own.shape[1]))
-    else:
-        dim, order = gradients.shape[2], int(message.query("rank"))
-        covariances, models = square(message.query("covariance"), dim), message.reply("model")
-        for k, user in enumerate(users):
-            for j, covariance in enumerate(covariances):
-                hessian = None
-                # e'' = H (I + C H)^-1 with C = count * covariance, so H = (I - e'' C)^-1 e''.
-                if order > 1:
-                    outer = square(message.reply("hessian")[k:k + 1, j], dim)[0]
-                    hessian = np.linalg.solve(np.eye(dim) - outer @ (counts[user] * covariance),
-                                              outer)
-                    hessian = 0.5 * (hessian + hessian.T)
-                yield _Seen(user, part, models[k, j], gradients[k, j], hessian)
-
-
-def _sums(replies: Batch) -> Iterator[tuple[int, Sums]]:
+def _read_sums(reply: Fields, full: bool) -> list[Sums]:
     """Sums of the rows that are named, and of those that are in the first part but not in the
     second.
     """
-    counts, means = replies.arrays["count"], replies.arrays["means"]
-    full = replies.kind == "moments"
-    for k, user in enumerate(replies.users.tolist()):
-        for j in range(counts.shape[1]):
-            scatter = square(replies.arrays["scatter"][k, j][None], means.shape[2])[0] if full \
-                else None
-            yield user, Sums(int(counts[k, j]), means[k, j], scatter)
-        # All rows less those not held out.
-        if not full and counts.shape[1] > 1 and counts[k, 0] > counts[k, 1]:
-            left = int(counts[k, 0] - counts[k, 1])
-            yield user, Sums(left, (counts[k, 0] * means[k, 0] - counts[k, 1] * means[k, 1]) / left,
-                             None)
-
-
-def _row(part: Ragged | None, k: int) -> Any:
-    """The only row of a user, or None."""
-    return None if part is None or not part.counts[k] else part.rows(k)[0]
+    counts, means = reply["count"], reply["means"]
+    said = [Sums(int(count), mean, square(reply["scatter"][j][None], len(mean))[0] if full
+                 else None) for j, (count, mean) in enumerate(zip(counts, means, strict=True))]
+    # All rows less those not held out.
+    if not full and len(counts) > 1 and counts[0] > counts[1]:
+        left = int(counts[0] - counts[1])
+        said.append(Sums(left, (counts[0] * means[0] - counts[1] * means[1]) / left, None))
+    return said

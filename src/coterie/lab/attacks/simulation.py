@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput
-from coterie.base.types import Array, Ints
-from coterie.data.encoding import Task
+from coterie.base.errors import Incompatible, InvalidInput
+from coterie.base.types import Ints
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
 from coterie.federated.algorithms import ALGORITHMS
@@ -24,9 +23,10 @@ from coterie.federated.run import in_process, run_federation
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.federated.settings import FederationSettings
 from coterie.fitting.settings import Settings
+from coterie.fitting.units import FITTING
 from coterie.lab.attacks.inference import LabelledRows
 from coterie.lab.attacks.recording import Evidence, Exchange, Recorder, evidence_of
-from coterie.losses import LOSSES, LinearLoss, Logistic, Poisson, Squared
+from coterie.losses import LOSSES, LinearLoss, Logistic, Squared
 
 # Points of a server that asks at points of its choice, and how far from zero they reach.
 _CHOSEN, _FAR = 12, 4.0
@@ -53,25 +53,6 @@ class Plan:
     privacy: Privacy | None = None
 
 
-class TracedPart(NamedTuple):
-    """One part of the users' rows, as the models see them, and what the messages say of it."""
-
-    evidence: list[Evidence]
-    members: list[LabelledRows]
-
-
-class Trace(NamedTuple):
-    """What crossed in a run, with the truth by which attacks are judged."""
-
-    loss: LinearLoss
-    parts: list[TracedPart]
-    # Of each user, rows that took no part, in the units of the first part.
-    others: list[LabelledRows]
-    public: LabelledRows  # rows that nobody used, in the same units
-    table: list[LabelledRows]  # the users' rows in the units of the table
-    n_rounds: int
-
-
 class Drawn(NamedTuple):
     """Users who take part, with rows of theirs that do not: to test membership, and as what is
     publicly known.
@@ -82,7 +63,26 @@ class Drawn(NamedTuple):
     public: Users
 
 
-def drawn(users: Users, rows: int, seed: int) -> Drawn:
+#: Of one part of the rows, what the messages say of each user, and its rows as the models see them.
+Part = tuple[list[Evidence], list[LabelledRows]]
+
+
+class Trace(NamedTuple):
+    """What crossed in a run, with the truth by which attacks are judged."""
+
+    loss: LinearLoss
+    parts: list[Part]
+    # Of each user, rows that took no part, in the units of the first part.
+    others: list[LabelledRows]
+    public: LabelledRows  # rows that nobody used, in the same units
+    table: list[LabelledRows]  # the users' rows in the units of the table
+    n_rounds: int
+
+
+Simulation = Callable[[Drawn, Plan], Trace]
+
+
+def draw_rows(users: Users, rows: int, seed: int) -> Drawn:
     """Some rows of each user; users with less than two more rows are left out.
 
     Raises
@@ -93,8 +93,8 @@ def drawn(users: Users, rows: int, seed: int) -> Drawn:
     chosen = np.flatnonzero(users.counts >= rows + 2)
     if len(chosen) < 2:
         raise InvalidInput(f"only {len(chosen)} user(s) have at least {rows + 2} rows: {rows} to "
-                           "take part and two "
-                           "more to compare them with", remedy="Give fewer --rows")
+                           "take part and two more to compare them with",
+                           remedy="Give fewer --rows")
     parts: list[list[Ints]] = [[], [], []]
     for user in chosen:
         order = users.offsets[user] + rng.permutation(int(users.counts[user]))
@@ -103,14 +103,14 @@ def drawn(users: Users, rows: int, seed: int) -> Drawn:
             part.append(taken)
     names = np.array([users.names[user] for user in chosen], dtype=object)
 
-    def made(part: list[Ints]) -> Users:
+    def take(part: list[Ints]) -> Users:
         index = np.concatenate(part)
         owner = np.repeat(np.arange(len(part)), [len(taken) for taken in part])
         return Users.from_arrays(users.features[index],
                                  None if users.targets is None else users.targets[index],
                                  names[owner], feature_names=users.feature_names)
 
-    return Drawn(*map(made, parts))
+    return Drawn(*map(take, parts))
 
 
 def rows_of(users: Users) -> LabelledRows:
@@ -119,96 +119,97 @@ def rows_of(users: Users) -> LabelledRows:
                         else users.targets)
 
 
-def per_user(users: Users, names: tuple[Any, ...]) -> list[LabelledRows]:
+def split_rows(users: Users, names: tuple[Any, ...]) -> list[LabelledRows]:
     """The rows of each of these users; none for one who has none."""
     index = {name: k for k, name in enumerate(users.names)}
-    everything, nobody = rows_of(users), np.empty(0, dtype=int)
-    return [everything.take(np.arange(users.offsets[index[name]], users.offsets[index[name] + 1])
-                            if name in index else nobody) for name in names]
+    rows, nobody = rows_of(users), np.empty(0, dtype=int)
+    return [rows.take(np.arange(users.offsets[index[name]], users.offsets[index[name] + 1])
+                      if name in index else nobody) for name in names]
 
 
-def algorithm(name: str) -> Callable[[Drawn, Plan], Trace]:
+def _standardise(data: Drawn) -> tuple[Callable[[Users], Users], Users]:
+    """The scaling that members agree on, and their scaled rows."""
+    scaler = Standardizer.from_moments(data.members.moments())
+    return scaler.transform, scaler.transform(data.members)
+
+
+def _trace(data: Drawn, users: Users, scale: Callable[[Users], Users], loss: LinearLoss,
+           exchanges: list[Exchange], n_rounds: int) -> Trace:
+    names = data.members.names
+    part = evidence_of(exchanges, loss, users.counts), split_rows(users, names)
+    return Trace(loss, [part], split_rows(scale(data.others), names), rows_of(scale(data.public)),
+                 split_rows(data.members, names), n_rounds)
+
+
+def simulate_algorithm(name: str) -> Simulation:
     """The simulation of one algorithm at a given lam."""
     def run(data: Drawn, plan: Plan) -> Trace:
-        scaler = Standardizer.from_moments(data.members.moments())
-        users = scaler.transform(data.members)
+        scale, users = _standardise(data)
         settings = FederationSettings(algorithm=ALGORITHMS[name](), lam=plan.lam, seed=plan.seed,
                                       max_rounds=_ROUNDS)
         problem, runtime = in_process(users, plan.loss, settings)
         recorder = Recorder(runtime)
-        result = run_federation(settings.federation(users, plan.loss, problem.graph), settings,
-                                recorder, None, problem)
-        return _trace(data, users, scaler.transform, plan.loss, recorder.exchanges, result.n_rounds)
+        federation = settings.federation(users, plan.loss, problem.graph)
+        result = run_federation(federation, settings, recorder, None, problem)
+        return _trace(data, users, scale, plan.loss, recorder.exchanges, result.n_rounds)
 
     return run
 
 
-def weights_round(data: Drawn, plan: Plan) -> Trace:
+def simulate_weights(data: Drawn, plan: Plan) -> Trace:
     """The one round of local models and Hessians from which weights are made."""
-    scaler = Standardizer.from_moments(data.members.moments())
-    users = scaler.transform(data.members)
+    scale, users = _standardise(data)
     queries = Batch("local", 0, np.arange(users.n_users), shared={"ridge": np.array(1e-3)})
     replies = answer_all(Data.of(users, plan.loss), queries)
-    return _trace(data, users, scaler.transform, plan.loss, [Exchange(queries, replies)], 1)
+    return _trace(data, users, scale, plan.loss, [Exchange(queries, replies)], 1)
 
 
-def chosen_points(data: Drawn, plan: Plan) -> Trace:
+def simulate_active(data: Drawn, plan: Plan) -> Trace:
     """A server that does not follow the protocol: it asks for Hessians at points of its own choice.
     """
-    scaler = Standardizer.from_moments(data.members.moments())
-    users, rng = scaler.transform(data.members), np.random.default_rng(plan.seed)
-    private, dim, exchanges = Data.of(users, plan.loss), users.n_features + 1, list[Exchange]()
+    (scale, users), rng = _standardise(data), np.random.default_rng(plan.seed)
+    private, n, dim = Data.of(users, plan.loss), users.n_users, users.n_features + 1
+    exchanges = []
     for turn, size in enumerate(np.linspace(0.0, _FAR, _CHOSEN)):
         point = size * rng.standard_normal(dim) / np.sqrt(dim)
-        queries = Batch("expand", turn, np.arange(users.n_users),
-                        {"model": np.tile(point, (users.n_users, 1))},
+        queries = Batch("expand", turn, np.arange(n), {"model": np.tile(point, (n, 1))},
                         shared={"rank": np.array(-1)})
         exchanges.append(Exchange(queries, answer_all(private, queries)))
-    return _trace(data, users, scaler.transform, plan.loss, exchanges, _CHOSEN)
+    return _trace(data, users, scale, plan.loss, exchanges, _CHOSEN)
 
 
-def complete_fit(data: Drawn, plan: Plan) -> Trace:
+def simulate_fit(data: Drawn, plan: Plan) -> Trace:
     """A fit in which everything is chosen: by moments with squared losses, by asking with others.
     """
     name = next(name for name, kind in LOSSES.items() if isinstance(plan.loss, kind))
-    task: Task = "classification" if name in ("logistic", "squared_hinge") else \
-        "counts" if isinstance(plan.loss, Poisson) else "regression"
+    task = next(task for task, fitting in FITTING.items() if name in fitting)
     settings = Settings(task=task, loss=name, ridge=plan.loss.ridge, holdout=plan.held_out,
                         seed=plan.seed)
     recorder = Recorder(LocalNodes([data.members], plan.held_out, plan.seed))
-    fitted = fit_federation(recorder, DataSettings(loss=name, ridge=plan.loss.ridge,
-                                                   standardize="True",
-                                                   held_out=plan.held_out), settings,
-                            Carriage(seed=plan.seed))
-    loss = fitted.units.loss
-    assert isinstance(loss, LinearLoss)
-    private = recorder.data
+    agreed = DataSettings(loss=name, ridge=plan.loss.ridge, standardize="True",
+                          held_out=plan.held_out)
+    fitted = fit_federation(recorder, agreed, settings, Carriage(seed=plan.seed))
+    private, units = recorder.data, fitted.units
+    if private.samples.n_users < data.members.n_users:
+        raise Incompatible("Users were refused during the fit, and messages are not compared with "
+                           "rows of others. Use other --rows.")
+    loss: Any = units.loss
     # Second moments are in the units of the table.
-    inner = (lambda users: users) if loss.quadratic else fitted.units.inner
-    trace = _trace(data, private.samples.users.data, inner, loss, recorder.exchanges,
+    scale = (lambda users: users) if loss.quadratic else units.inner
+    trace = _trace(data, private.samples.users.data, scale, loss, recorder.exchanges,
                    fitted.n_rounds)
     if private.train is None:
         return trace
-    counts = private.train.counts
-    train = TracedPart(evidence_of(recorder.exchanges, loss, counts, 1),
-                       per_user(private.train, data.members.names))
+    train = (evidence_of(recorder.exchanges, loss, private.train.counts, 1),
+             split_rows(private.train, data.members.names))
     return trace._replace(parts=[*trace.parts, train])
-
-
-def _trace(data: Drawn, users: Users, inner: Callable[[Users], Users], loss: LinearLoss,
-           exchanges: list[Exchange],
-           n_rounds: int) -> Trace:
-    names = data.members.names
-    part = TracedPart(evidence_of(exchanges, loss, users.counts), per_user(users, names))
-    return Trace(loss, [part], per_user(inner(data.others), names), rows_of(inner(data.public)),
-                 per_user(data.members, names), n_rounds)
 
 
 #: What can be attacked: algorithms at a given lam, a fit that chooses everything, the round that
 #: makes weights, and users who answer a server that asks at points of its choice.
-SIMULATIONS: dict[str, Callable[[Drawn, Plan], Trace]] = {
-    **{name: algorithm(name) for name in ALGORITHMS}, "fit": complete_fit, "weights": weights_round,
-    "active": chosen_points}
+SIMULATIONS: dict[str, Simulation] = {
+    **{name: simulate_algorithm(name) for name in ALGORITHMS}, "fit": simulate_fit,
+    "weights": simulate_weights, "active": simulate_active}
 
 
 def loss_for(users: Users, name: str = "auto", ridge: float = 1e-3) -> LinearLoss:
@@ -229,11 +230,3 @@ def loss_for(users: Users, name: str = "auto", ridge: float = 1e-3) -> LinearLos
         raise InvalidInput(f"attacks are written for losses of one margin, got {name!r}",
                            remedy=f"Choose one of: {', '.join(known)}")
     return kind(ridge=ridge)
-
-
-def matched(rebuilt: Array, rows: Array, within: float = 0.01) -> Array:
-    """(n_rows,) whether each row was recovered, up to this share of its length."""
-    if not len(rebuilt) or not len(rows):
-        return np.zeros(len(rows), dtype=bool)
-    distances = np.linalg.norm(rows[:, None] - rebuilt[None], axis=2).min(axis=1)
-    return np.asarray(distances <= within * np.maximum(np.linalg.norm(rows, axis=1), 1e-300))
