@@ -13,7 +13,7 @@ from support.planted import planted
 from support.problems import LOSS_NAMES, graph_for, loss_for, problem_for, users_for
 
 import coterie as ct
-from coterie.problem.certificates import _LAST, build_duals, feasible_flow, judge, project
+from coterie.problem.certificates import build_duals, feasible_flow, judge, project
 
 KINDS = ["complete", "weighted", "knn", "disconnected"]
 
@@ -46,9 +46,9 @@ def test_a_rough_bound_is_below_the_exact_one_and_near_it(loss_name, lam, enough
         loss = replace(loss, penalize_intercept=True)  # so that every coordinate has curvature
     problem = ct.Problem(users_for(loss_name), loss, lam=lam)
     rough = ct.solve(problem, tol=1e-2)
-    _LAST.clear()
+    problem.judged.clear()
     exact = judge(problem, rough.models, rough.duals)
-    _LAST.clear()
+    problem.judged.clear()
     loose = judge(problem, rough.models, rough.duals, enough)
     best = ct.solve(problem, tol=1e-10).objective
     assert loose.bound <= exact.bound + 1e-12 * abs(exact.bound)

@@ -23,7 +23,7 @@ from support.problems import quiet_problem as quiet
 import coterie as ct
 from coterie.base import machine
 from coterie.solvers import engines
-from coterie.solvers.base import Start
+from coterie.solvers.base import Point
 from coterie.solvers.engines import Direct
 
 KINDS = ["complete", "weighted", "knn", "disconnected"]
@@ -540,9 +540,9 @@ def test_a_warm_start_gives_the_same_answer_sooner(name, kind):
 def test_any_start_gives_the_same_answer():
     problem, models, duals = planted(40, graph=graph_for("weighted", 40), lam=0.05)
     rng = np.random.default_rng(0)
-    for start in (Start(models), Start(100 * rng.standard_normal(models.shape)), Start(models, duals),
-                  Start(-models, -duals), Start(models, 1e3 * duals), Start(models, duals, 1e-3),
-                  Start(models, duals, 1e3)):
+    for start in (Point(models), Point(100 * rng.standard_normal(models.shape)), Point(models, duals),
+                  Point(-models, -duals), Point(models, 1e3 * duals), Point(models, duals, 1e-3),
+                  Point(models, duals, 1e3)):
         solution = certified(problem, tol=1e-10, start=start)
         np.testing.assert_allclose(solution.models, models, atol=1e-5)
 
@@ -552,23 +552,23 @@ def test_what_a_start_must_be():
     models = np.zeros((9, problem.dim))
     duals = np.zeros((36, problem.dim))
     for start, message in (
-        (Start(models[:8]), "expected models of shape"),
-        (Start(models[:, :2]), "expected models of shape"),
-        (Start(models, duals[:35]), "expected duals of shape"),
-        (Start(models, duals[:, :2]), "expected duals of shape"),
-        (Start(models * np.nan), "finite"),
+        (Point(models[:8]), "expected models of shape"),
+        (Point(models[:, :2]), "expected models of shape"),
+        (Point(models, duals[:35]), "expected duals of shape"),
+        (Point(models, duals[:, :2]), "expected duals of shape"),
+        (Point(models * np.nan), "finite"),
         (ct.solve(problem_for("squared", lam=0.05, graph=graph_for("knn", 9))), "expected duals of shape"),
         (ct.solve(problem_for("squared", lam=0.05, n_users=8)), "expected models of shape"),
         (ct.solve(problem_for("squared", lam=0.05, n_features=3)), "expected models of shape"),
     ):
         with pytest.raises(ct.InvalidInput, match=message):
             ct.solve(problem, start=start)
-    assert ct.solve(problem, start=Start(models, duals)).status is CONVERGED
+    assert ct.solve(problem, start=Point(models, duals)).status is CONVERGED
 
 
 @pytest.mark.parametrize(("part", "start"), [
-    ("duals", Start(np.zeros((9, 3)), np.full((36, 3), np.nan))), ("sigma", Start(np.zeros((9, 3)), None, -1.0)),
-    ("sigma", Start(np.zeros((9, 3)), None, np.nan))], ids=["nan duals", "negative sigma", "nan sigma"])
+    ("duals", Point(np.zeros((9, 3)), np.full((36, 3), np.nan))), ("sigma", Point(np.zeros((9, 3)), None, -1.0)),
+    ("sigma", Point(np.zeros((9, 3)), None, np.nan))], ids=["nan duals", "negative sigma", "nan sigma"])
 def test_a_start_that_is_no_start_is_refused_by_name(part, start):
     with pytest.raises(ct.InvalidInput, match=part):
         ct.solve(problem_for("squared", lam=0.05), start=start)
@@ -696,7 +696,7 @@ def test_a_solve_changes_nothing_it_was_given(dim, kind, given):
     points = rng.standard_normal((12, dim))
     problem = points_problem(points, 0.05, graph_for(kind, 12))
     near = ct.solve(problem.with_lam(0.02))
-    start = near if given == "solution" else Start(rng.standard_normal((12, dim)),
+    start = near if given == "solution" else Point(rng.standard_normal((12, dim)),
                                                    0.02 * rng.standard_normal((problem.graph.n_edges, dim)), 0.5)
     held = [start.models, start.duals, problem.graph.weights, problem.graph.edges, problem.users.features, points]
     before = [array.copy() for array in held]

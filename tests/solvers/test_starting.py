@@ -9,7 +9,7 @@ import coterie as ct
 from coterie import datasets
 from coterie.base.labels import labels_of
 from coterie.solvers import group_kernels
-from coterie.solvers.base import Start, ahead, carried
+from coterie.solvers.base import Point, carry_duals, look_ahead
 
 
 def solutions(*lams):
@@ -20,17 +20,17 @@ def solutions(*lams):
 
 def test_a_start_ahead_is_nearer_than_the_last_solution():
     before, last, there = solutions(0.008, 0.01, 0.0125)
-    start = ahead(before, last, 0.0125)
-    assert isinstance(start, Start)
+    start = look_ahead(before, last, 0.0125)
+    assert isinstance(start, Point)
     away = np.abs(last.models - there.models).max()
     assert np.abs(start.models - there.models).max() < 0.5 * away
-    assert np.abs(ahead(before, last, 0.0100001).models - there.models).max() > 0.9 * away  # the twin: not so far
+    assert np.abs(look_ahead(before, last, 0.0100001).models - there.models).max() > 0.9 * away  # the twin: not so far
 
 
 def test_a_start_ahead_has_the_groups_of_the_last_solution_and_feasible_duals():
     before, last = solutions(0.04, 0.05)
     assert before.n_clusters != last.n_clusters
-    start = ahead(before, last, 0.06)
+    start = look_ahead(before, last, 0.06)
     assert labels_of(start.models).tolist() == last.labels.tolist()
     norms = np.linalg.norm(start.duals, axis=1)
     assert norms.max() == pytest.approx(0.06)
@@ -39,17 +39,17 @@ def test_a_start_ahead_has_the_groups_of_the_last_solution_and_feasible_duals():
 
 def test_the_last_solution_is_the_start_where_a_line_is_no_good_guess():
     before, last = solutions(0.01, 0.0125)
-    assert ahead(None, last, 0.02) is last
-    assert ahead(before, last, 0.1) is last  # far away
-    assert ahead(last, before, 0.0125) is before  # lams do not increase
-    assert ahead(before, None, 0.02) is None
+    assert look_ahead(None, last, 0.02) is last
+    assert look_ahead(before, last, 0.1) is last  # far away
+    assert look_ahead(last, before, 0.0125) is before  # lams do not increase
+    assert look_ahead(before, None, 0.02) is None
 
 
 def test_duals_inside_their_balls_stay_as_they_are():
     duals = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    moved = carried(duals, np.full(3, 5.0), np.full(3, 10.0))
+    moved = carry_duals(duals, np.full(3, 5.0), np.full(3, 10.0))
     assert moved.tolist() == [[6.0, 8.0], [0.3, 0.4], [0.0, 0.0]]
-    assert np.linalg.norm(carried(duals, np.full(3, 5.0), np.full(3, 0.1)), axis=1).max() <= 0.1 + 1e-15
+    assert np.linalg.norm(carry_duals(duals, np.full(3, 5.0), np.full(3, 0.1)), axis=1).max() <= 0.1 + 1e-15
 
 
 def flow_problem(spread):

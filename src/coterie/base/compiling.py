@@ -21,7 +21,7 @@ _KNOWN_VERSIONS = {(0, 68)}
 
 
 class _Clock:
-    """The time spent on compiling.
+    """The time spent on compiling functions, or loading them from the cache.
 
     Attributes
     ----------
@@ -29,28 +29,30 @@ class _Clock:
     depth : how many functions are being compiled, each called by the one before.
     began, collects : when the outermost of them was begun, and whether Python collected garbage
         then.
-    announce : is called when compiling begins.
+    announce, announced : is called when compiling begins, and whether it was.
     watching : whether Numba reports to this clock.
     """
 
     def __init__(self) -> None:
         self.spent, self.depth, self.began = 0.0, 0, 0.0
         self.announce: Callable[[], None] | None = None
-        self.watching = self.collects = False
+        self.watching = self.collects = self.announced = False
 
-    def start(self) -> None:
+    def start(self, compiles: bool = True) -> None:
         if self.depth == 0:
             self.began, self.collects = time.perf_counter(), gc.isenabled()
             # Compiling makes many objects and little garbage; looking for it takes a tenth of the
             # time.
             gc.disable()
-            if self.announce is not None:
-                self.announce()
+        if compiles and self.announce is not None and not self.announced:
+            self.announced = True
+            self.announce()
         self.depth += 1
 
     def end(self) -> None:
         self.depth -= 1
         if self.depth == 0:
+            self.announced = False
             self.spent += time.perf_counter() - self.began
             if self.collects:
                 gc.enable()
@@ -60,7 +62,7 @@ _CLOCK = _Clock()
 
 
 def compiling_seconds() -> float:
-    """Seconds that this process has spent on compiling so far."""
+    """Seconds that this process has spent on compiling, or loading what was compiled, so far."""
     return _CLOCK.spent
 
 
@@ -194,17 +196,18 @@ def _find_cache() -> None:
 
 
 def _watch() -> None:
-    """Have Numba report when it compiles."""
+    """Have Numba report when it compiles, and when it takes its lock to compile or to load."""
     if _CLOCK.watching:
         return
     from numba.core import event
 
     class Reports(event.Listener):  # type: ignore[misc]
         def on_start(self, event: Any) -> None:
-            _CLOCK.start()
+            _CLOCK.start(compiles=event.kind == "numba:compile")
 
         def on_end(self, event: Any) -> None:
             _CLOCK.end()
 
-    event.register("numba:compile", Reports())
+    for kind in ("numba:compile", "numba:compiler_lock"):
+        event.register(kind, Reports())
     _CLOCK.watching = True

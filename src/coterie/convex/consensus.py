@@ -18,7 +18,7 @@ from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
 from coterie.solvers import solve_quietly
-from coterie.solvers.base import Start
+from coterie.solvers.base import Point
 from coterie.solvers.polish import polish
 
 _LARGEST = 1e7  # numbers in matrices dim x dim of all users, above which none is formed for points
@@ -115,7 +115,7 @@ def consensus(problem: Problem, rtol: float = 1e-6) -> Consensus:
     if wide:  # clusterings are expensive: begin closer, and with fewer digits
         lower, tol = max(lower, _alone(graph, points)), max(_WIDE * rtol, _TIGHT)
     drift, most = np.zeros_like(points), upper
-    start: Solution | Start | None = None
+    start: Solution | Point | None = None
 
     def bracket() -> Bracket:
         return Bracket(lower * unit, upper * unit)
@@ -145,7 +145,7 @@ def consensus(problem: Problem, rtol: float = 1e-6) -> Consensus:
         if not wide and x.any():
             drift = _DRIFT * np.linalg.norm(points) / np.linalg.norm(x) * x
             clustering, start = _clustering(points + drift, graph), \
-                Start(drift, best.duals, best.sigma)
+                Point(drift, best.duals, best.sigma)
     return Consensus(bracket(), pooled, proof)
 
 

@@ -20,7 +20,7 @@ from coterie.convex.consensus import Bracket, Consensus, consensus
 from coterie.problem.problem import Problem, check_lam
 from coterie.problem.solution import Solution, Status, html_table, points_frame
 from coterie.solvers import Solver, solve_quietly
-from coterie.solvers.base import Start, ahead
+from coterie.solvers.base import Point, look_ahead
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -355,7 +355,7 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
                solver: Solver | str = "fast", progress: Callable[[Solution, int],
                    None] | None = None,
                enough: Callable[[list[Solution]], bool] | None = None,
-               start: Solution | Start | None = None, before: Solution | None = None) -> Path:
+               start: Solution | Point | None = None, before: Solution | None = None) -> Path:
     """Solve at many lams, each solution starting from the ones before.
 
     Parameters
@@ -369,7 +369,7 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
     solver : a name in `SOLVERS`, or a solver with your own settings.
     progress : called after each lam with its solution, including duals, and the number of lams.
     enough : called after each lam with the solutions so far; the path ends if it returns True.
-    start : a solution, or a `Start`, to start the first lam from.
+    start : a solution, or a `Point`, to start the first lam from.
     before : the solution before `start`, where a path is continued: the result has the same bits as
         without a break.
 
@@ -406,8 +406,8 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
             # At the last lam consensus is already proved; for the others the last solutions are a
             # good start.
             proven = end is not None and lam == end.bracket.upper > 0
-            guess = Start(end.models, end.duals) if proven and end is not None \
-                else ahead(before, last, lam)
+            guess = Point(end.models, end.duals) if proven and end is not None \
+                else look_ahead(before, last, lam)
             before = last.without_duals() if isinstance(last, Solution) else None
             last = _next(problem.with_lam(lam), tol, solver, guess, last)
             # Duals need more memory than everything else, and are only needed to start the next
@@ -421,8 +421,8 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
     return Path(problem=problem, solutions=tuple(solutions), tol=tol, solver=solver)
 
 
-def _next(problem: Problem, tol: float, solver: Solver | str, guess: Solution | Start | None,
-          last: Solution | Start | None) -> Solution:
+def _next(problem: Problem, tol: float, solver: Solver | str, guess: Solution | Point | None,
+          last: Solution | Point | None) -> Solution:
     """The solution from a guess; from the last solution too, if that does not reach the tolerance.
     """
     point = solve_quietly(problem, tol=tol, solver=solver, start=guess)

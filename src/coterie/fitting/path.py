@@ -13,7 +13,7 @@ from coterie.fitting.settings import Settings
 from coterie.fitting.work import Work
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Certificate, Solution, Status
-from coterie.solvers.base import Start
+from coterie.solvers.base import Point
 
 # Certified gap of points that are only drawn, with more numbers than this in all models.
 _DRAWN, _SMALL = 1e-3, 2000
@@ -32,7 +32,7 @@ def solve_plan(plan: PathPlan, settings: Settings, work: Work) -> Path:
                               work.get(f"point {len(done)}")))
     # The next point starts from the last two and the last one's duals, so that a resumed run ends
     # with the same bits.
-    start: Solution | Start | None = None if plan.start is None else Start(plan.start)
+    start: Solution | Point | None = None if plan.start is None else Point(plan.start)
     if done:
         start = replace(done[-1], duals=last["duals"], sigma=last["sigma"])
 
@@ -54,11 +54,11 @@ def solve_plan(plan: PathPlan, settings: Settings, work: Work) -> Path:
                       (len(plan.lams), rough)):
         if len(done) < stop:
             if len(done) == plan.chosen and plan.centres is not None:
-                start = Start(plan.centres)
+                start = Point(plan.centres)
             elif len(done) > plan.chosen >= 0 and plan.centres is not None and stop - len(done) \
                 == 1:
                 # One model for all.
-                start = Start(np.tile(plan.centres.mean(axis=0), (len(plan.centres), 1)))
+                start = Point(np.tile(plan.centres.mean(axis=0), (len(plan.centres), 1)))
             solve_path(plan.problem, plan.lams[len(done):stop], tol=tol, progress=keep, start=start,
                        before=done[-2] if len(done) > 1 else None)
     return Path(problem=plan.problem, solutions=tuple(done), tol=rough)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +27,6 @@ from coterie.problem.solution import Certificate
 _EPSILON = 4 * float(np.finfo(float).eps)
 _COMPILED = 20_000  # numbers in all models up to which compiled loops answer for the users
 _REPAIRS = 5  # attempts at moving duals into the conjugates' domain
-# One entry, see `_judged`.
-_LAST: WeakKeyDictionary[Problem, tuple[Array, Array, Certificate]] = WeakKeyDictionary()
 FLOOR = 1e-9  # times the users' sizes: the unit of a gap when the objective itself vanishes
 
 
@@ -101,17 +98,16 @@ def judge(problem: Problem, models: Array, duals: Array, enough: float = 0.0) ->
 def _judged(problem: Problem, x: Array, slopes: Array, enough: float = 0.0) -> Certificate:
     """The certificate from slopes = -B'y of feasible duals y.
 
-    The last one is remembered, for a solver has its point judged before `solve` judges it. It is
-    looked up by every number it depends on, so the certificate of one point cannot be used for
-    another.
+    The problem remembers the last one, for a solver has its point judged before `solve` judges it.
+    It is looked up by every number it depends on, so the certificate of one point cannot be used
+    for another.
     """
-    known = _LAST.get(problem)
-    if known is not None and np.array_equal(known[0], x) and np.array_equal(known[1], slopes):
-        return known[2]
+    for models, others, known in problem.judged:
+        if np.array_equal(models, x) and np.array_equal(others, slopes):
+            return known
     about = reference(problem.graph, x)
     certificate = assembled(problem, x, slopes, about, _answers(problem, x, slopes, about, enough))
-    _LAST.clear()
-    _LAST[problem] = x.copy(), slopes.copy(), certificate
+    problem.judged[:] = [(x.copy(), slopes.copy(), certificate)]
     return certificate
 
 

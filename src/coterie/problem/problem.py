@@ -11,6 +11,7 @@ import copy
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -140,7 +141,13 @@ class Problem:
         """
         other = copy.copy(self)
         object.__setattr__(other, "lam", check_lam(lam))
+        other.__dict__.pop("judged", None)
         return other
+
+    @cached_property
+    def judged(self) -> list[Any]:
+        """The last point that was judged, its slopes and its certificate; see `certificates`."""
+        return []
 
     @cached_property
     def loss_at_zero(self) -> float:

@@ -229,6 +229,7 @@ class Solution(Accounted):
         Solution
         """
         other = copy.copy(self)
+        self.problem.judged.clear()
         object.__setattr__(other, "duals", None)
         object.__setattr__(other, "certificate", replace(self.certificate, duals=None))
         return other

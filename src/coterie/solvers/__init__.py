@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 
@@ -22,20 +21,19 @@ from coterie.losses import SquaredHinge
 from coterie.problem.certificates import certify
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Certificate, Record, Solution, Status
-from coterie.solvers.base import Point, Solver, Start, checked
+from coterie.solvers.base import Point, Solver, check_start
 from coterie.solvers.fast import Fast
 from coterie.solvers.lean import Lean
 from coterie.solvers.reference import Reference
 
 #: Every solver by the name used in the command line and in saved files.
 SOLVERS: dict[str, type[Solver]] = {"fast": Fast, "lean": Lean, "reference": Reference}
-_SMALL = 3000  # unknowns of a problem whose time compiled code would show in, while it is loaded
 
 __all__ = ["SOLVERS", "Fast", "Lean", "Reference", "Solver", "solve", "solve_quietly"]
 
 
 def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast",
-          start: Solution | Start | None = None,
+          start: Solution | Point | None = None,
           progress: Callable[[Record], None] | None = None) -> Solution:
     """Solve (C) and certify the solution.
 
@@ -49,7 +47,7 @@ def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast",
     solver
         A name in `SOLVERS`, or a solver with your own settings, such as Fast(max_iter=100).
     start
-        A solution of a similar problem on the same users to start from, or a Start of models, duals
+        A solution of a similar problem on the same users to start from, or a Point of models, duals
         and sigma.
     progress
         Called repeatedly with a Record of the solver's progress.
@@ -89,7 +87,7 @@ def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast",
 
 
 def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast",
-                  start: Solution | Start | None = None,
+                  start: Solution | Point | None = None,
                   progress: Callable[[Record], None] | None = None) -> Solution:
     """`solve` without its warning, for callers that check the status, or ask for more digits than
     can be reached.
@@ -105,13 +103,13 @@ def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast"
             raise InvalidInput(f"unknown solver {solver!r}",
                                remedy=f"Choose one of: {', '.join(SOLVERS)}")
         solver = SOLVERS[solver]()
-    if isinstance(solver, Fast) and problem.n_users * problem.dim <= _SMALL:
-        get_ready()
+    from coterie.solvers import wide  # noqa: F401, so that importing Numba is no time of the solve
+
     began, compiled = time.perf_counter(), compiling_seconds()
     interrupted = False
     with interruptible():
         try:
-            point = solver.run(problem, tol, checked(problem, start), progress)
+            point = solver.run(problem, tol, check_start(problem, start), progress)
         except Interrupted as stop:
             if not isinstance(stop.best, Point):
                 raise
@@ -125,25 +123,23 @@ def solve_quietly(problem: Problem, *, tol: float, solver: str | Solver = "fast"
         problem=problem, models=point.models, duals=certificate.duals, certificate=certificate,
         status=_status(certificate, tol, interrupted), solver=type(solver).__name__,
         seconds=time.perf_counter() - began - (compiling_seconds() - compiled),
-                        history=point.history,
-        sigma=point.sigma,
+        history=point.history, sigma=point.sigma,
     )
     if interrupted:
         raise Interrupted(solution)
     return solution
 
 
-@cache
 def get_ready() -> None:
-    """Import, load or compile what small solves need, once, so that the time of a solve is that of
-    solving.
+    """Load or compile what small solves need, for a command that has to wait for something else.
+
+    It solves a problem of four users. `solve` never calls it, but loads what its problem needs.
     """
     rows = np.array([[-2.0], [1.0], [-1.0], [2.0], [-1.5], [0.9], [3.0], [-0.5]])
     users = Users.from_arrays(rows, np.where(rows[:, 0] > 0.7, 1.0, -1.0),
                               np.repeat(np.arange(4), 2))
     problem = Problem(users, SquaredHinge(), lam=0.05)
-    point = Fast().run(problem, 1e-6)
-    certify(problem, point.models, point.duals)
+    solve_quietly(problem, tol=1e-6)
 
 
 def _status(certificate: Certificate, tol: float, interrupted: bool) -> Status:

@@ -18,22 +18,14 @@ _LONGEST = 1.5
 
 
 class Point(NamedTuple):
-    """The result of a solver, which `solve` certifies; a solver does not judge itself."""
+    """Where a solver starts or ends; `solve` certifies the end, a solver does not judge itself."""
 
-    models: Array  # (n_users, dim), bitwise equal rows for users of one group
+    models: Array  # (n_users, dim), at the end bitwise equal rows for users of one group
     duals: Array | None = None  # (n_edges, dim); if None, `solve` builds them
+    sigma: float | None = None  # the first or last step size
     history: tuple[Record, ...] = ()
-    sigma: float | None = None  # the last step size
     # (n_users, dim) instead of duals, see `certificates.potential_slopes`.
     potentials: Array | None = None
-
-
-class Start(NamedTuple):
-    """The start of a solver: a solution of a similar problem, or parts of one."""
-
-    models: Array
-    duals: Array | None = None
-    sigma: float | None = None
 
 
 class Solver(Protocol):
@@ -43,17 +35,17 @@ class Solver(Protocol):
     KeyboardInterrupt pass.
     """
 
-    def run(self, problem: Problem, tol: float, start: Start | None = None,
+    def run(self, problem: Problem, tol: float, start: Point | None = None,
             progress: Callable[[Record], None] | None = None) -> Point: ...
 
 
-def ahead(before: Solution | None, last: Solution | Start | None, lam: float) -> Solution | Start \
-    | None:
+def look_ahead(before: Solution | None, last: Solution | Point | None,
+               lam: float) -> Solution | Point | None:
     """A start at `lam` on the line through the last two solutions: in log lam, with the groups of
     the last one.
 
-        models = last + share (last - before),    share = log(lam / last.lam) / log(last.lam /
-                                                  before.lam)
+        models = last + share (last - before)
+        share = log(lam / last.lam) / log(last.lam / before.lam)
 
     The last solution itself if there is no other one, or if it is too far away. Its duals are
     scaled to the radii.
@@ -63,38 +55,37 @@ def ahead(before: Solution | None, last: Solution | Start | None, lam: float) ->
     share = np.log(lam / last.lam) / np.log(last.lam / before.lam)
     if share > _LONGEST:
         return last
-    labels = last.labels
+    labels, graph = last.labels, last.problem.graph
     moved = group_means(last.models - before.models, labels)[labels]
-    duals = None if last.duals is None else carried(last.duals, last.problem.radii,
-                                                    lam * last.problem.graph.weights)
-    return Start(last.models + share * moved, duals, last.sigma)
+    duals = last.duals
+    if duals is not None:
+        duals = carry_duals(duals, last.problem.radii, lam * graph.weights)
+    return Point(last.models + share * moved, duals, last.sigma)
 
 
-def carried(duals: Array, radii: Array, new: Array) -> Array:
+def carry_duals(duals: Array, radii: Array, new: Array) -> Array:
     """Duals on the boundary of their balls scaled to the boundary of the new balls, the others into
     these.
     """
     norms = np.sqrt(np.einsum("ed,ed->e", duals, duals))
     onto = np.where(norms >= radii * (1 - 1e-9), new, np.minimum(norms, new))
-    return np.asarray(duals * np.divide(onto, norms, out=np.zeros_like(norms), where=norms > 0)[:,
-        None])
+    scale = np.divide(onto, norms, out=np.zeros_like(norms), where=norms > 0)
+    return np.asarray(duals * scale[:, None])
 
 
-def checked(problem: Problem, start: Solution | Start | None) -> Start | None:
-    """The start as checked arrays; duals of a solution are `carried` to this lam."""
+def check_start(problem: Problem, start: Solution | Point | None) -> Point | None:
+    """The start as checked arrays; duals of a solution are carried to this lam."""
     if start is None:
         return None
-    models, duals = problem.check_models(start.models), start.duals
-    if duals is not None and isinstance(start, Solution) and duals.shape[0] \
-        == problem.graph.n_edges:
-        duals = carried(duals, start.lam * problem.graph.weights, problem.radii)
-    if duals is not None and duals.shape != (problem.graph.n_edges, problem.dim):
-        raise InvalidInput(f"expected duals of shape ({problem.graph.n_edges}, {problem.dim}), got "
-                           f"{duals.shape}",
+    models, duals, sigma = problem.check_models(start.models), start.duals, start.sigma
+    shape = problem.graph.n_edges, problem.dim
+    if duals is not None and isinstance(start, Solution) and len(duals) == shape[0]:
+        duals = carry_duals(duals, start.lam * problem.graph.weights, problem.radii)
+    if duals is not None and duals.shape != shape:
+        raise InvalidInput(f"expected duals of shape {shape}, got {duals.shape}",
                            remedy="Start from a solution on the same graph, or omit the duals")
     if duals is not None and not np.isfinite(duals).all():
         raise InvalidInput("the duals to start from must be finite", remedy="Omit them")
-    if start.sigma is not None and not (np.isfinite(start.sigma) and start.sigma > 0):
-        raise InvalidInput(f"sigma must be a finite number > 0, got {start.sigma!r}",
-                           remedy="Use None")
-    return Start(models, duals, start.sigma)
+    if sigma is not None and not (np.isfinite(sigma) and sigma > 0):
+        raise InvalidInput(f"sigma must be a finite number > 0, got {sigma!r}", remedy="Use None")
+    return Point(models, duals, sigma)

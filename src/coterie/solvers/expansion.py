@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from coterie.base.types import Array
 from coterie.losses.curvature import Curvature
-from coterie.losses.linear import Flat, flat
+from coterie.losses.linear import flat
 from coterie.losses.newton import solve_scaled
 from coterie.problem.problem import Problem
 
@@ -29,12 +29,18 @@ class Expansion:
     quadratic : whether the models are the losses themselves.
     centre, values, gradients, hessians : where the losses are expanded, and their derivatives
         there.
+    data : the losses on the rows of all users, for compiled code; None where users are many, or a
+        loss is none that it knows.
     curvature : the mean curvature of a user in one direction, at the first point.
     floor, shift : the least and the current shift of each user's Hessian.
     """
 
+    dense: ClassVar[bool] = True  # whether Hessians are matrices
+
     def __init__(self, problem: Problem, models: Array) -> None:
         self.problem, self.quadratic = problem, problem.loss.quadratic
+        compiled = self.dense and models.size <= _COMPILED
+        self.data = flat(problem.loss, problem.samples) if compiled else None
         self.expand(models)
         self.floor, self.shift = 0.0, np.zeros(problem.n_users)
 
@@ -79,8 +85,8 @@ class Expansion:
         """Whether the loss of some user has far less curvature than the mean (Huber far from all
         samples).
         """
-        return bool((np.trace(self.hessians, axis1=1, axis2=2) < 0.1 * self.curvature
-                     * self.problem.dim).any())
+        traces = np.trace(self.hessians, axis1=1, axis2=2)
+        return bool((traces < 0.1 * self.curvature * self.problem.dim).any())
 
     def isotropic(self) -> bool:
         """Whether all users have the same curvature in all directions."""
@@ -91,8 +97,8 @@ class Expansion:
         """Set the least shift: users without curvature (a hinge met by all samples) still need a
         definite system.
         """
-        regular = self.quadratic \
-            and bool((np.linalg.eigvalsh(self.hessians)[:, 0] > 1e-15 * self.curvature).all())
+        least = np.linalg.eigvalsh(self.hessians)[:, 0] if self.quadratic else np.zeros(1)
+        regular = (least > 1e-15 * self.curvature).all()
         self.floor = 0.0 if regular else 1e-9 * self.curvature
         self.shift = np.full(self.problem.n_users, self.floor)
 
@@ -105,22 +111,30 @@ class Expansion:
 
     def refresh(self, models: Array) -> None:
         """Expand at the new point, or as far towards it as the old models are accurate enough."""
-        problem = self.problem
         if self.quadratic:  # the model is the loss: only the gradients change
             self.centre = models
             with np.errstate(over="ignore", invalid="ignore"):
-                self.values, self.gradients, _ = problem.loss.evaluate(problem.samples, models, 1)
-            return
+                self.values, self.gradients = self._slopes_at(models)
+        elif self.data is None:
+            self._refresh(models)
+        else:
+            from coterie.solvers import loss_kernels
+
+            self.centre = self.centre.copy()  # it may be the best point so far
+            loss_kernels.refresh(self.data, models, self.centre, self.values, self.gradients,
+                                 self.hessians, self.shift, self.floor, self.curvature)
+
+    def _refresh(self, models: Array) -> None:
         step = models - self.centre
         second = 0.5 * self._second(step) + 0.5 * self.shift * (step**2).sum(axis=1)
         slope = np.einsum("nd,nd->n", self.gradients, step)
-        size = np.ones(problem.n_users)
+        size = np.ones(self.problem.n_users)
         for _ in range(30):
             point = self.centre + size[:, None] * step
             with np.errstate(over="ignore", invalid="ignore"):
                 values, gradients, hessians = self._at(point)
-                trusted = values <= self.values + size * slope + 1.5 * size**2 * second + 1e-12 \
-                    * np.abs(self.values)
+                predicted = self.values + size * slope + 1.5 * size**2 * second
+                trusted = values <= predicted + 1e-12 * np.abs(self.values)
             if trusted.all():
                 break
             size = np.where(trusted, size, 0.5 * size)
@@ -128,9 +142,8 @@ class Expansion:
         # is always enough.
         self.shift = np.maximum(0.1 * self.shift, self.floor)
         if (size < 1.0).any():
-            stiffer = np.minimum(np.maximum(100.0 * self.shift, 0.03 * self.curvature),
-                                 self.stiffest)
-            self.shift = np.where(size < 1.0, stiffer, self.shift)
+            stiffer = np.maximum(100.0 * self.shift, 0.03 * self.curvature)
+            self.shift = np.where(size < 1.0, np.minimum(stiffer, self.stiffest), self.shift)
         self.centre, self.values, self.gradients, self.hessians = point, values, gradients, hessians
 
     def _second(self, step: Array) -> Array:
@@ -139,34 +152,8 @@ class Expansion:
 
     def _at(self, point: Array) -> tuple[Array, Array, Array]:
         """Values, gradients and Hessians at these models."""
-        return self.problem.loss.evaluate(self.problem.samples, point)
-
-    def gradients_at(self, point: Array) -> Array:
-        """(n_users, dim) the gradients of the losses at these models."""
-        return self.problem.gradients(point)
-
-    def error(self, slopes: Array) -> float:
-        """An estimate of the error of the dual bound: 1/2 (grad f - slopes)' H^-1 (grad f -
-        slopes).
-        """
-        residual = self.gradients - slopes
-        step = self._solve(1e-6 if self.quadratic else 1e-3, residual)
-        return 0.5 * float(np.einsum("nd,nd->", residual, step))
-
-
-class CompiledExpansion(Expansion):
-    """The same in compiled code, for few users and losses that it knows.
-
-    Attributes
-    ----------
-    data : the losses on the rows of all users.
-    """
-
-    def __init__(self, problem: Problem, models: Array, data: Flat) -> None:
-        self.data = data
-        super().__init__(problem, models)
-
-    def _at(self, point: Array) -> tuple[Array, Array, Array]:
+        if self.data is None:
+            return self.problem.loss.evaluate(self.problem.samples, point)
         from coterie.losses import kernels
 
         n, d = point.shape
@@ -174,46 +161,47 @@ class CompiledExpansion(Expansion):
         kernels.expand(self.data, point, values, gradients, hessians)
         return values, gradients, hessians
 
+    def _slopes_at(self, point: Array) -> tuple[Array, Array]:
+        """Values and gradients at these models."""
+        if self.data is None:
+            return self.problem.loss.evaluate(self.problem.samples, point, 1)[:2]
+        return self._at(point)[:2]
+
     def gradients_at(self, point: Array) -> Array:
-        return self._at(point)[1]
-
-    def refresh(self, models: Array) -> None:
-        from coterie.solvers import loss_kernels
-
-        if self.quadratic:
-            self.centre = models
-            self.values, self.gradients, _ = self._at(models)
-            return
-        self.centre = self.centre.copy()  # it may be the best point so far
-        loss_kernels.refreshed(self.data, models, self.centre, self.values, self.gradients,
-                                self.hessians, self.shift,
-                                self.floor, self.curvature)
+        """(n_users, dim) the gradients of the losses at these models."""
+        return self._slopes_at(point)[1]
 
     def error(self, slopes: Array) -> float:
-        from coterie.solvers import loss_kernels
+        """An estimate of the error of the dual bound: 1/2 (grad f - slopes)' H^-1 (grad f -
+        slopes).
+        """
+        share = 1e-6 if self.quadratic else 1e-3
+        if self.data is not None:
+            from coterie.solvers import loss_kernels
 
-        shift = (1e-6 if self.quadratic else 1e-3) * self.curvature
-        error = loss_kernels.bound_error(self.hessians, self.gradients, slopes, shift)
-        return error if np.isfinite(error) else super().error(slopes)
+            error = loss_kernels.bound_error(self.hessians, self.gradients, slopes,
+                                             share * self.curvature)
+            if np.isfinite(error):
+                return float(error)
+        residual = self.gradients - slopes
+        step = self._solve(share, residual)
+        return 0.5 * float(np.einsum("nd,nd->", residual, step))
 
 
 class WideExpansion(Expansion):
     """`Expansion` with Hessians as operators."""
 
+    dense: ClassVar[bool] = False
     hessians: Curvature  # type: ignore[assignment]
 
     def expand(self, models: Array) -> None:
         self.centre = models
-        self.values, self.gradients, self.hessians = self.problem.loss.expand(self.problem.samples,
-            models)
+        self.values, self.gradients, self.hessians = self._at(models)
         self.curvature = float(self.hessians.trace().mean()) / self.problem.dim
 
     def _solve(self, shift: float, vectors: Array) -> Array:
-        return self.hessians.inverse(np.full(len(vectors), shift * self.curvature),
-                                     np.float32)(vectors)
-
-    def flat_somewhere(self) -> bool:
-        return bool((self.hessians.trace() < 0.1 * self.curvature * self.problem.dim).any())
+        shifts = np.full(len(vectors), shift * self.curvature)
+        return self.hessians.inverse(shifts, np.float32)(vectors)
 
     def isotropic(self) -> bool:
         return False
@@ -224,18 +212,11 @@ class WideExpansion(Expansion):
 
     def forms(self) -> tuple[Any, Array]:
         """The Hessians and their shifts, and `linear`."""
-        linear = self.hessians.times(self.centre) + self.shift[:, None] * self.centre \
-            - self.gradients
-        return (self.hessians, self.shift), linear
+        slopes = self.hessians.times(self.centre) + self.shift[:, None] * self.centre
+        return (self.hessians, self.shift), slopes - self.gradients
 
     def _second(self, step: Array) -> Array:
         return np.einsum("nd,nd->n", step, self.hessians.times(step))
 
     def _at(self, point: Array) -> tuple[Array, Array, Any]:
         return self.problem.loss.expand(self.problem.samples, point)
-
-
-def expansion(problem: Problem, models: Array) -> Expansion:
-    """The second-order models of the losses, compiled if that is faster."""
-    data = flat(problem.loss, problem.samples) if models.size <= _COMPILED else None
-    return Expansion(problem, models) if data is None else CompiledExpansion(problem, models, data)

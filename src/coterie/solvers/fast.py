@@ -9,6 +9,9 @@ order.
 
 Stopping rule: the solver stops when `coterie.problem.certificates` certifies the tolerance, and
 otherwise after `max_iter` passes.
+
+Where to read: `_Run.go` and `_Run._iterate` are the method; `_look` decides what is tried, `_try`
+certifies the merged models, and `_prove` the optimum for given groups.
 """
 
 from __future__ import annotations
@@ -26,22 +29,22 @@ from coterie.losses.linear import flat
 from coterie.problem.certificates import certify, judge
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Certificate, Record
-from coterie.solvers.base import Point, Start
-from coterie.solvers.expansion import CompiledExpansion, WideExpansion, expansion
+from coterie.solvers.base import Point
+from coterie.solvers.expansion import Expansion, WideExpansion
 from coterie.solvers.polish import nearly_equal, polish, split
 from coterie.solvers.smoothed import LARGEST, solve_smoothed
 
+# Tolerance from which rough bounds are enough, and the share of it that they may miss.
+_LOOSE, _MISSED = 1e-4, 0.1
 _DIGITS = 1e-15  # relative decrease at which a polish ends
 _HOPELESS = 3  # failed attempts at a finite bound after which the solver stops trying
 _WAIT = 10  # passes, times the proofs that failed, before the next one
 _SURE = 1e-11  # gap at which groups are right, except for those whose models differ by rounding
-# Largest number of unknowns of a polish that costs little more than a few passes if it is compiled.
-_COMPILED = 150
-# Looks at points with good duals that are no solutions, after which also a larger polish is worth
-# it.
-_VAIN = 7
-# Largest number of unknowns for which the result is always polished to rounding accuracy.
-_EXACT = 100
+# Groups that are always polished; unknowns of a cheap polish, of any polish, of one that is always
+# made, to rounding accuracy, and of one that costs little more than a few passes if it is compiled.
+_TINY, _SMALL, _LARGE, _EXACT, _COMPILED = 20, 300, 3000, 100, 150
+# Points with good duals that are no solutions, after which also a larger polish is worth it.
+_MANY_GOOD_DUALS = 7
 # Unknowns, and passes after which smoothing is tried.
 _SMOOTH_AT = ((60, 100), (300, 400), (LARGEST, 1500))
 # Passes after which the models of the losses change little, and are refreshed half as often.
@@ -58,10 +61,6 @@ _HELPFUL = 3.0
 _ESTIMATED = 1.1  # estimated gap, in units of tol, up to which a point is certified
 _SPLITS = 8  # of groups, in one attempt at a proof
 _SHARES = (0.1, 1e-3, 1e-5)  # of what duals may lack, in continuations of one attempt
-# Groups that are always polished; unknowns of a cheap polish, of any polish.
-_TINY, _SMALL, _POLISH = 20, 300, 3000
-# Tol from which rough bounds are enough, and the share of it that they may miss.
-LOOSE, _ENOUGH = 1e-4, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,7 @@ class Fast:
             raise InvalidInput(f"sigma must be a finite number > 0, got {self.sigma!r}",
                                remedy="Use None")
 
-    def run(self, problem: Problem, tol: float, start: Start | None = None,
+    def run(self, problem: Problem, tol: float, start: Point | None = None,
             progress: Callable[[Record], None] | None = None) -> Point:
         if problem.lam == 0 or not (problem.graph.weights > 0).any():
             return Point(_separate(problem, start), np.zeros((problem.graph.n_edges, problem.dim)))
@@ -104,7 +103,7 @@ class Fast:
             return _Run(self, problem, tol, start, progress).go()
 
 
-def _separate(problem: Problem, start: Start | None) -> Array:
+def _separate(problem: Problem, start: Point | None) -> Array:
     """Everyone's own best model, by compiled code first."""
     shape = problem.n_users, problem.dim
     models = np.zeros(shape) if start is None else np.array(start.models, dtype=float)
@@ -138,86 +137,114 @@ class _Run:
     guess : the groups of a start without duals, if they are few; None without one.
     failures, next_proof : proofs that failed, and passes before which no other one is tried if
         `splits`.
-    vain : how often duals were good and models were not.
+    n_good_duals : how often duals were good and models were not.
     error : of the dual bound after the last batch, estimated, relative to the losses.
     proven, ending : whether a polish was tried, and whether these are the last tries.
     splits : whether polish and proof are compiled, and split groups that must split.
     wide : whether models are wide, so that nothing of dim x dim is computed.
     """
 
-    def __init__(self, settings: Fast, problem: Problem, tol: float, start: Start | None,
+    def __init__(self, settings: Fast, problem: Problem, tol: float, start: Point | None,
                  progress: Callable[[Record], None] | None) -> None:
-        from coterie.solvers.engines import choose
-        from coterie.solvers.wide import choose_wide
-
-        self.problem, self.tol, self.max_iter, self.progress = problem, tol, settings.max_iter, \
-            progress
-        self.digits = _DIGITS if tol < LOOSE else 1e-3 * tol
-        self.began = time.perf_counter()
+        self.problem, self.tol, self.max_iter = problem, tol, settings.max_iter
+        self.digits = _DIGITS if tol < _LOOSE else 1e-3 * tol
+        self.progress, self.began = progress, time.perf_counter()
         self.history: list[Record] = []
         self.wide = problem.loss.wide(problem.samples)
-        losses = (WideExpansion if self.wide else expansion)(
+        self.losses = self._expand(start)
+        centre = self.losses.centre
+        self.best = BestPoint(problem, tol, centre)
+        self._begin(settings.sigma, start)
+        self.passes, self.limit, self.next_try = 0, self.max_iter, 0
+        unknowns = problem.n_users * problem.dim
+        self.smooth_at = next((at for most, at in _SMOOTH_AT if unknowns <= most and not self.wide),
+                              self.max_iter + 1)
+        self.labels = self.tried = np.empty(0, dtype=np.int64)
+        self.warm = self.guess = None
+        if start is not None and start.duals is not None:
+            self.warm = labels_of(centre)
+        elif start is not None:
+            labels = labels_of(centre)
+            self.guess = labels if labels.max() + 1 <= problem.n_users // 2 else None
+        self.proven = self.ending = False
+        self.failures, self.next_proof, self.n_good_duals, self.error = 0, 0, 0, np.inf
+        # A proof that mends wrong groups need not wait until they have settled.
+        self.splits = self.losses.data is not None and problem.graph.is_complete
+
+    def _expand(self, start: Point | None) -> Expansion:
+        """The losses at the start; by default at their minima if they are quadratic, and at one
+        model for all if they are flat at zero.
+        """
+        problem = self.problem
+        losses = (WideExpansion if self.wide else Expansion)(
             problem, np.zeros((problem.n_users, problem.dim)) if start is None else start.models)
         if start is None and losses.quadratic:
             losses.expand(losses.newton_point())
         elif start is None and not self.wide and losses.flat_somewhere():
             losses.expand(polish(problem, problem.graph.components, losses.centre, tol=1e-6))
         losses.regularise()
-        self.losses, self.best = losses, BestPoint(problem, tol, losses.centre)
-        self.engine = choose_wide(problem, tol) if self.wide else choose(
+        return losses
+
+    def _begin(self, sigma: float | None, start: Point | None) -> None:
+        """Choose the engine and its first step size."""
+        from coterie.solvers.engines import choose
+        from coterie.solvers.wide import choose_wide
+
+        problem, losses = self.problem, self.losses
+        engine = choose_wide(problem, self.tol) if self.wide else choose(
             problem.graph, losses.hessians, losses.quadratic, problem.lam)
         # With one curvature for all users and directions, the first sigma is right except for
         # groups close together.
-        self.exact_start = losses.quadratic and self.engine.exact_start and losses.isotropic()
+        self.engine = engine
+        self.exact_start = losses.quadratic and engine.exact_start and losses.isotropic()
         known = start.sigma if start is not None and not self.exact_start else None
-        degree = 2.0 * problem.graph.n_edges / problem.n_users
-        usual = self.engine.stiffness * losses.curvature / degree
+        usual = engine.stiffness * losses.curvature / (2.0 * problem.graph.n_edges
+                                                       / problem.n_users)
         if start is None and not losses.quadratic:
-            usual *= self.engine.closeness(losses.gradients)
+            usual *= engine.closeness(losses.gradients)
         elif losses.quadratic:
-            usual = self.engine.choose_sigma(losses.centre, usual)
-        sigma = settings.sigma or known or usual
-        self.engine.begin(losses.centre, None if start is None else start.duals, sigma)
-        self.passes, self.limit, self.next_try = 0, self.max_iter, 0
-        unknowns = problem.n_users * problem.dim
-        self.smooth_at = next((at for most, at in _SMOOTH_AT if unknowns <= most and not self.wide),
-                              self.max_iter + 1)
-        self.labels = self.tried = np.empty(0, dtype=np.int64)
-        self.warm = labels_of(losses.centre) if start is not None and start.duals is not None \
-            else None
-        guess = labels_of(losses.centre) if start is not None and start.duals is None else None
-        self.guess = guess if guess is not None and guess.max() + 1 <= problem.n_users // 2 \
-            else None
-        self.proven = self.ending = False
-        self.failures, self.next_proof, self.vain, self.error = 0, 0, 0, np.inf
-        # A proof that mends wrong groups need not wait until they have settled.
-        self.splits = isinstance(losses, CompiledExpansion) and problem.graph.is_complete
+            usual = engine.choose_sigma(losses.centre, usual)
+        engine.begin(losses.centre, None if start is None else start.duals, sigma or known or usual)
 
     def go(self) -> Point:
         """Iterate until the tolerance is certified or the passes are used up."""
         try:
-            # The groups of the start may still be right: then it is enough to solve the reduced
-            # problem.
-            if self.warm is not None and self._small(self.warm) and self._prove(self.warm,
-                    self.losses.centre):
-                self._report(self.warm)
-            elif self.guess is not None and self._prove_guess(self.guess):
-                self._report(self.guess)
-            else:
+            # 1. The groups of the start may still be right: then it is enough to solve for them.
+            # 2. Otherwise make passes over the edges.
+            if not self._try_start():
                 self._iterate()
         except KeyboardInterrupt as stop:
             if self.best.certificate is None:  # at most one certificate is computed after Ctrl-C
                 models, _, labels = self.engine.read()
                 self._judge(group_means(models, labels)[labels], self.engine.duals())
             raise Interrupted(None if self.best.certificate is None else self._point()) from stop
+        # 3. Make the best of the last iterate.
         if not self.best.done:
             self._last_try()
         return self._point()
 
+    def _try_start(self) -> bool:
+        """Try the groups of the start."""
+        centre, labels = self.losses.centre, self.warm
+        done = labels is not None and self._small(labels) and self._prove(labels, centre)
+        if not done and self.guess is not None:
+            labels = self.guess
+            if self.wide:
+                self.best.models = polish(self.problem, labels, centre, tol=1e-3 * self.tol)
+                done = self.best.build()
+            else:
+                self.engine.guessed = True
+                done = self._few(labels, _LARGE) and self._prove(labels, centre)
+                self.engine.guessed = False
+        if done and labels is not None:
+            self._report(labels)
+        return done
+
     def _iterate(self) -> None:
         losses, engine = self.losses, self.engine
-        batch = engine.batch if losses.quadratic else 10 if self.tol < LOOSE else 5
+        batch = engine.batch if losses.quadratic else 10 if self.tol < _LOOSE else 5
         while self.passes < self.limit:
+            # 1. Some passes on the quadratic models of the losses.
             engine.take(losses)
             engine.enough = 0.1 * self.tol * losses.scale
             steps = min(batch if self.passes < _LATE else 2 * batch, self.max_iter - self.passes)
@@ -228,17 +255,21 @@ class _Run:
                 if self.smooth_at <= self.max_iter:
                     self._smooth()
                 break
+            # 2. New quadratic models, and how far the bound of these duals may be off.
             losses.refresh(models)
             error, scale = losses.error(slopes), losses.scale + 1e-300
+            # 3. Certify what has been reached, if that may be enough.
             done = self._look(models, labels, error / scale)
             self._report(labels)
             if done and not self.proven and self._small(labels):
                 self._prove(labels, models)
+            # 4. Where splitting is slow, smooth the norms.
             if not done and self.passes >= self.smooth_at:
                 done = self._smooth()
             if done or self.best.unbounded > _HOPELESS:
                 break
-            if self.wide and self.passes >= _MORE_BITS:
+            # 5. Adapt arithmetic and step size.
+            if self.passes >= _MORE_BITS:
                 engine.refine()
             turn = int(error <= 0.1 * self.tol * scale) if self.exact_start \
                 else engine.balance(primal, moved)
@@ -246,8 +277,8 @@ class _Run:
 
     def _point(self) -> Point:
         assert self.best.certificate is not None
-        return Point(self.best.models, self.best.certificate.duals, tuple(self.history),
-                     self.engine.sigma)
+        return Point(self.best.models, self.best.certificate.duals, self.engine.sigma,
+                     tuple(self.history))
 
     def _look(self, models: Array, labels: Ints, error: float) -> bool:
         """Try to finish if the groups do not change any more, or if the iterate is close to the
@@ -262,11 +293,11 @@ class _Run:
             return False
         ready = self.passes >= self.next_proof if self.splits else settled
         rough = _CLOSE if (int(labels.max()) + 1) * self.problem.dim > _MANY else _ROUGH
-        if ready and error <= rough and self._few(labels, _SMALL) and not np.array_equal(labels,
-                self.tried):
-            self.tried = labels
-            return self._prove(labels, models)
-        return False
+        if not (ready and error <= rough and self._few(labels, _SMALL)) \
+                or np.array_equal(labels, self.tried):
+            return False
+        self.tried = labels
+        return self._prove(labels, models)
 
     def _small(self, labels: Ints) -> bool:
         """Whether a polish is cheap."""
@@ -277,9 +308,11 @@ class _Run:
         edges.
         """
         clusters = int(labels.max()) + 1
-        return not self.wide and clusters * self.problem.dim <= most and (
-            clusters <= self.problem.n_users // 3 or clusters <= _TINY
-            or (self.splits and (clusters * self.problem.dim <= _COMPILED or self.vain >= _VAIN)))
+        unknowns = clusters * self.problem.dim
+        if self.wide or unknowns > most:
+            return False
+        return clusters <= self.problem.n_users // 3 or clusters <= _TINY or (
+            self.splits and (unknowns <= _COMPILED or self.n_good_duals >= _MANY_GOOD_DUALS))
 
     def _try(self, models: Array, labels: Ints, error: float = 0.0) -> bool:
         """Merge and certify; if that is not enough, polish. True if the tolerance is certified."""
@@ -292,21 +325,12 @@ class _Run:
             return self._try_wide(models, fused, error)
         duals = self.engine.duals()
         likely = not self.splits or self.ending or self._excess(fused, duals, error) <= _ESTIMATED
-        self.vain += not likely
+        self.n_good_duals += not likely
         if likely and self._judge(fused, duals):
             return True
-        return self._few(labels, _POLISH) and not (waits and not self.ending) \
-            and self._prove(labels, fused)
-
-    def _prove_guess(self, labels: Ints) -> bool:
-        """Certify the optimum for these groups, with duals built for it where models are wide."""
-        if not self.wide:
-            self.engine.guessed = True
-            proved = self._few(labels, _POLISH) and self._prove(labels, self.losses.centre)
-            self.engine.guessed = False
-            return proved
-        self.best.models = polish(self.problem, labels, self.losses.centre, tol=1e-3 * self.tol)
-        return self.best.build()
+        if waits and not self.ending:
+            return False
+        return self._few(labels, _LARGE) and self._prove(labels, fused)
 
     def _try_wide(self, models: Array, fused: Array, error: float) -> bool:
         """Certify the merged models, or else those as they are, if their duals fit well enough."""
@@ -336,8 +360,8 @@ class _Run:
             merged = group_means(models, near)[near]
             if near.max() == labels_of(models).max():
                 break
-            if self.problem.objective(merged) - best.objective > 0.1 * self.tol \
-                * abs(best.objective):
+            worse = self.problem.objective(merged) - best.objective
+            if worse > 0.1 * self.tol * abs(best.objective):
                 continue
             certificate = judge(self.problem, merged, best.duals)
             if certificate.relative_gap <= self.tol:
@@ -349,14 +373,15 @@ class _Run:
         for it.
         """
         self.proven = True
+        # 1. The optimum for these groups. Where no duals can hold a group together, it is split.
         polished = polish(self.problem, labels, models, tol=self.digits)
         proved, splits, shares = self._defend(polished), 0, iter(_SHARES)
         while (not proved or self.engine.lack is not None) and self.engine.built is not None \
-            and splits < _SPLITS:
+                and splits < _SPLITS:
             lack = self.engine.lack
             parts = None if lack is None else split(self.problem, polished, lack,
                                                     self.losses.hessians, self._enough)
-            if parts is not None:  # no duals can hold these groups together
+            if parts is not None:
                 splits, groups = splits + 1, int(labels_of(polished).max()) + 1
                 polished = polish(self.problem, *parts, tol=self.digits)
                 if labels_of(polished).max() + 1 > groups:
@@ -374,8 +399,8 @@ class _Run:
             self.failures += 1
             self.next_proof = self.passes + _WAIT * self.failures
             return False
+        # 2. Merge groups that are very close together, if the certificate is as good.
         polished = self.best.models
-        # Merge groups that are very close together, if the certificate is as good.
         for distance in (1e-2, 1e-4, 1e-6) if self.best.gap > _SURE else (1e-6,):
             closer = nearly_equal(self.problem, polished, distance)
             if closer is None:
@@ -408,22 +433,21 @@ class _Run:
         They are built from `begin`, or from the current ones, and may lack `share` of what is
         usually enough.
         """
-        labels = labels_of(polished)
-        gradients = self.losses.gradients_at(polished)
         engine = self.engine
         engine.forget()
-        proof = engine.prove(labels, polished, gradients, self._enough, begin, share)
-        if proof is None and engine.lack is not None and self.error > _HELPFUL * self.tol \
-            and not self.ending:
+        gradients = self.losses.gradients_at(polished)
+        duals = engine.prove(labels_of(polished), polished, gradients, self._enough, begin, share)
+        if duals is None and engine.lack is not None and self.error > _HELPFUL * self.tol \
+                and not self.ending:
             return False  # the current duals are no better
-        return self._judge(polished, engine.duals() if proof is None else proof, prefer)
+        return self._judge(polished, engine.duals() if duals is None else duals, prefer)
 
     def _judge(self, models: Array, duals: Array, prefer: bool = False) -> bool:
         """Certify a point, unless it cannot be good enough: its gap is at least its
         complementarity.
         """
-        if not self.ending and self.best.certificate is not None and self._excess(models,
-                duals) > 2.0:
+        known = self.best.certificate is not None and not self.ending
+        if known and self._excess(models, duals) > 2.0:
             return False
         return self.best.judge(models, duals, self.passes, prefer)
 
@@ -440,33 +464,30 @@ class _Run:
 
     def _last_try(self) -> None:
         """Certify the last iterate, also with duals built for its groups, and keep the best."""
-        self.ending = True
+        self.ending, n_edges = True, self.problem.graph.n_edges
         models, _, labels = self.engine.read()
         if np.isfinite(models).all():
             self._try(models, labels)
         if self.best.certificate is None:
-            self._judge(self.losses.centre,
-                        np.zeros((self.problem.graph.n_edges, self.problem.dim)))
-        if self.best.certificate is not None and self.problem.graph.n_edges <= 2_000_000:
+            self._judge(self.losses.centre, np.zeros((n_edges, self.problem.dim)))
+        if self.best.certificate is not None and n_edges <= 2_000_000:
             self.best.build()
 
     def _smooth(self) -> bool:
         """Try the solver for problems on which splitting is slow; see `coterie.solvers.smoothed`.
         """
+        problem = self.problem
         self.smooth_at, self.limit = self.max_iter + 1, min(self.limit, 3 * self.passes)
         start = None if self.warm is None else self.losses.centre
-        end = solve_smoothed(self.problem, min(self.tol, _ESTIMATE), start)
-        if not (np.isfinite(end.models).all() and np.isfinite(end.duals).all()):
+        models, duals, lengths = solve_smoothed(problem, min(self.tol, _ESTIMATE), start)
+        if not (np.isfinite(models).all() and np.isfinite(duals).all()):
             return False
-        close = np.linalg.norm(self.problem.graph.differences(end.models), axis=1) <= 10.0 \
-            * end.lengths
-        labels = self.problem.graph.subgraph(close & (self.problem.radii > 0)).components
-        fused = group_means(end.models, labels)[labels]
-        polished = polish(self.problem, labels, fused, tol=_DIGITS)
-        for models in (fused, polished, end.models):
-            if self._judge(models, end.duals):
-                return True
-        return self.best.build(polished) or self.best.build()
+        close = np.linalg.norm(problem.graph.differences(models), axis=1) <= 10.0 * lengths
+        labels = problem.graph.subgraph(close & (problem.radii > 0)).components
+        fused = group_means(models, labels)[labels]
+        polished = polish(problem, labels, fused, tol=_DIGITS)
+        return any(self._judge(point, duals) for point in (fused, polished, models)) \
+            or self.best.build(polished) or self.best.build()
 
     def _report(self, labels: Ints) -> None:
         objective = np.inf if self.best.certificate is None else self.best.certificate.objective
@@ -492,7 +513,7 @@ class BestPoint:
     def __init__(self, problem: Problem, tol: float, models: Array) -> None:
         self.problem, self.tol, self.models = problem, tol, models
         self.certificate: Certificate | None = None
-        self.enough = _ENOUGH * tol if tol >= LOOSE else 0.0
+        self.enough = _MISSED * tol if tol >= _LOOSE else 0.0
         self.repair_at = self.unbounded = 0
 
     @property
@@ -517,9 +538,9 @@ class BestPoint:
             certificate = certify(self.problem, models, duals)
             self.repair_at = 0 if np.isfinite(certificate.bound) else 2 * passes
             self.unbounded += not np.isfinite(certificate.bound)
-        as_good = self.gap + 4.0 * certificate.rounding / max(abs(certificate.objective),
-            certificate.floor, 1e-300)
-        if self.certificate is None or certificate.relative_gap < (as_good if prefer else self.gap):
+        size = max(abs(certificate.objective), certificate.floor, 1e-300)
+        below = self.gap + 4.0 * certificate.rounding / size if prefer else self.gap
+        if self.certificate is None or certificate.relative_gap < below:
             self.certificate, self.models = certificate, models
         return self.done
 

@@ -28,7 +28,7 @@ from coterie.base.types import Array, Ints
 from coterie.problem.certificates import by_cluster, certify, pull_between
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Record
-from coterie.solvers.base import Point, Start
+from coterie.solvers.base import Point
 from coterie.solvers.polish import polish
 
 
@@ -61,7 +61,7 @@ class Lean:
     closeness: tuple[float, ...] = (1e-3, 1e-4, 1e-5)
     proof_steps: int = 300
 
-    def run(self, problem: Problem, tol: float, start: Start | None = None,
+    def run(self, problem: Problem, tol: float, start: Point | None = None,
             progress: Callable[[Record], None] | None = None) -> Point:
         graph = problem.graph
         if not graph.is_complete:

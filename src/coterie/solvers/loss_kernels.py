@@ -18,7 +18,7 @@ _HALVINGS = 25  # of one step
 
 
 @njit(cache=True, **_PLAIN)
-def refreshed(data, models, centre, values, gradients, hessians, shift, floor, curvature):
+def refresh(data, models, centre, values, gradients, hessians, shift, floor, curvature):
     """`Expansion.refresh`: expands each loss at its new model, or part of the way; the arrays are
     changed in place.
     """

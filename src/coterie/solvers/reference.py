@@ -18,7 +18,7 @@ from coterie.base.types import Array
 from coterie.problem.certificates import certify, fusions
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Record
-from coterie.solvers.base import Point, Start
+from coterie.solvers.base import Point
 from coterie.solvers.polish import polish
 
 #: CVXPY engines that accept every loss of the library, with the names of their tolerances.
@@ -60,7 +60,7 @@ class Reference:
             raise InvalidInput(f"unknown engine {self.engine!r}",
                                remedy=f"Choose one of: {', '.join(ENGINES)}")
 
-    def run(self, problem: Problem, tol: float, start: Start | None = None,
+    def run(self, problem: Problem, tol: float, start: Point | None = None,
             progress: Callable[[Record], None] | None = None) -> Point:
         try:
             import cvxpy as cp

@@ -18,7 +18,8 @@ splitting would need thousands of passes.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -30,20 +31,12 @@ LARGEST = 1200  # largest number of unknowns, because the systems are dense
 _REFINEMENTS = 2  # of the duals, after each step
 _STEPS, _PATIENCE = 120, 12  # largest number of Newton steps, in total and with the same smoothing
 _TRIALS = 40
-_SINGULAR = 1e-15  # added to the diagonal of a system of unit diagonal
+# Added to the diagonal of a system of unit diagonal, until it is definite.
+_SHIFTS = (1e-15, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1.0)
 
 
-class Smoothed(NamedTuple):
-    """The point after the last Newton step."""
-
-    models: Array  # (n_users, dim)
-    duals: Array  # (n_edges, dim), inside their balls
-    # (n_edges,) the length that smoothing gives every difference; models closer than it may be
-    # equal.
-    lengths: Array
-
-
-def solve_smoothed(problem: Problem, tol: float, start: Array | None = None) -> Smoothed:
+def solve_smoothed(problem: Problem, tol: float,
+                   start: Array | None = None) -> tuple[Array, Array, Array]:
     """Solve a problem by smoothing.
 
     Parameters
@@ -58,16 +51,16 @@ def solve_smoothed(problem: Problem, tol: float, start: Array | None = None) -> 
 
     Returns
     -------
-    Smoothed
-        Models, duals and the final smoothing.
+    Models (n_users, dim), duals (n_edges, dim) inside their balls, and (n_edges,) the length that
+    smoothing gives every difference: models closer than it may be equal.
     """
-    # a step that overflows is not taken.
+    # A step that overflows is not taken.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         search = _Search(problem, start)
         for _ in range(_STEPS):
             if search.advance(tol):
                 break
-        return search.ended()
+        return search.end()
 
 
 class _View:
@@ -241,7 +234,7 @@ class _Search:
         np.add.at(sums, self.parts, rows)
         return sums
 
-    def _solve(self, system: _Definite, right: Array) -> tuple[Array, Array]:
+    def _solve(self, system: Callable[[Array], Array], right: Array) -> tuple[Array, Array]:
         """The Newton step for a right-hand side: common to each connected part, and beyond it (0
         for the roots).
         """
@@ -263,7 +256,7 @@ class _Search:
         with np.errstate(over="ignore", invalid="ignore"):
             matrix = self._matrix(edges)
         matrix[np.diag_indices(len(matrix))] += self.damping
-        system = _Definite(matrix)
+        system = _factorise(matrix)
         gradient = self.loss.gradients + self.incidence.T @ ((pull[:, None] * differences)
             @ self.view.basis)
         common, own = self._solve(system, -gradient)
@@ -333,13 +326,14 @@ class _Search:
             self.mu *= 0.1 if size == 1.0 else 0.5
         return False
 
-    def ended(self) -> Smoothed:
+    def end(self) -> tuple[Array, Array, Array]:
+        """The result of `solve_smoothed`."""
         duals, lengths = np.zeros((self.graph.n_edges, self.d)), np.zeros(self.graph.n_edges)
         duals[self.kept] = self.duals
         norms = np.linalg.norm(self.duals, axis=1)
         room = np.sqrt(np.maximum(1.0 - (norms / self.radii) ** 2, 0.0))
         lengths[self.kept] = self.mu / np.maximum(room, 1e-3)
-        return Smoothed(self.view.models(self.z), duals, lengths)
+        return self.view.models(self.z), duals, lengths
 
 
 def _solved(matrices: Array, vectors: Array) -> Array:
@@ -352,34 +346,28 @@ def _solved(matrices: Array, vectors: Array) -> Array:
         return solve_scaled(matrices, units, np.full(len(matrices), 1e-10), vectors)
 
 
-class _Definite:
-    """Solves systems with a matrix that is positive definite up to rounding errors."""
+def _factorise(matrix: Array) -> Callable[[Array], Array]:
+    """Solve systems with a matrix that is positive definite up to rounding errors, for right-hand
+    sides of the shape of models; zero if the matrix cannot be used.
+    """
+    from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
-    def __init__(self, matrix: Array) -> None:
-        from scipy.linalg import LinAlgError, cho_factor
+    diagonal = np.diag(matrix)
+    least = max(1e-30 * float(diagonal.max(initial=0.0)),
+                -100.0 * float(diagonal.min(initial=0.0))) + 1e-300
+    units, factor = np.sqrt(np.maximum(diagonal, least)), None
+    scaled = matrix / units[:, None] / units
+    for shift in _SHIFTS if np.isfinite(scaled).all() else ():
+        try:
+            factor = cho_factor(scaled + shift * np.eye(len(scaled)), lower=True)
+            break
+        except LinAlgError:
+            continue
 
-        diagonal = np.diag(matrix)
-        least = max(1e-30 * float(diagonal.max(initial=0.0)),
-                    -100.0 * float(diagonal.min(initial=0.0))) + 1e-300
-        self.units = np.sqrt(np.maximum(diagonal, least))
-        self.factor: Any = None
-        scaled = matrix / self.units[:, None] / self.units
-        if not np.isfinite(scaled).all():
-            return
-        for shift in (_SINGULAR, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1.0):
-            try:
-                self.factor = cho_factor(scaled + shift * np.eye(len(scaled)), lower=True)
-                return
-            except LinAlgError:
-                continue
-
-    def __call__(self, rows: Array) -> Array:
-        """The solution for a right-hand side of the shape of models; zero if the matrix cannot be
-        used.
-        """
-        from scipy.linalg import cho_solve
-
-        right = rows.ravel() / self.units
-        if self.factor is None or not np.isfinite(right).all():
+    def solve(rows: Array) -> Array:
+        right = rows.ravel() / units
+        if factor is None or not np.isfinite(right).all():
             return np.zeros_like(rows)
-        return np.asarray(cho_solve(self.factor, right) / self.units).reshape(rows.shape)
+        return np.asarray(cho_solve(factor, right) / units).reshape(rows.shape)
+
+    return solve

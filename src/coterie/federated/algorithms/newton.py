@@ -37,7 +37,7 @@ from coterie.federated.algorithms.forms import (
 from coterie.federated.plausible import capped
 from coterie.federated.protocol.messages import Batch, Ragged
 from coterie.solvers import solve_quietly
-from coterie.solvers.base import Start
+from coterie.solvers.base import Point
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +284,7 @@ class NewtonMethod(Method):
         problem = federation.problem(known, forms.quadratic(points - middle, values,
                                                             state.gradients[known]))
         inside: Any = slice(None) if known.all() else federation.graph.inside(known)
-        warm = Start(state.now[known] - middle, state.duals[inside], state.sigma or None) \
+        warm = Point(state.now[known] - middle, state.duals[inside], state.sigma or None) \
             if state.sigma else None
         solution = solve_quietly(problem, tol=self._accuracy(state), start=warm)
         now, duals, models = state.now.copy(), state.duals.copy(), solution.models + middle

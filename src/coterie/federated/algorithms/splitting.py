@@ -30,7 +30,7 @@ from coterie.losses.derived import Quadratic
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
 from coterie.solvers import solve_quietly
-from coterie.solvers.base import Start
+from coterie.solvers.base import Point
 
 _CHANGES = 20  # largest number of changes of the step
 _OFF = 1.3  # smallest factor of a change
@@ -197,7 +197,7 @@ class SplittingMethod(Method):
         loss = Quadratic(point=points, value=np.zeros(n), gradient=np.zeros_like(points),
                          hessian=np.broadcast_to(state.t * np.eye(d), (n, d, d)))
         problem = replace(self.federation, dim=d).problem(active, loss)
-        warm = Start(sides.enter(state.now[active]), sides.along(state.duals), state.sigma) \
+        warm = Point(sides.enter(state.now[active]), sides.along(state.duals), state.sigma) \
             if state.sigma else None
         # The optimum of the server's problem can be much smaller than that of the federation: use a
         # small tolerance.
