@@ -24,8 +24,8 @@ import numpy as np
 from machine import facts
 
 from coterie.datasets import clustered, ellipses
-from coterie.federated.config import complete
 from coterie.federated.runtimes.cluster import Cluster, write_app
+from coterie.federated.settings import complete
 
 _CLIENT = '''from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp

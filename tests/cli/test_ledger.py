@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from coterie.cli import app
 from coterie.cli.base import console
 from coterie.datasets import ellipses
-from coterie.federated.private.accounting import mu_of
 from coterie.federated.private.ledger import NodeLedger
+from coterie.federated.private.policy import mu_of
 
 
 @pytest.fixture

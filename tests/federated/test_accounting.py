@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.base.errors import InvalidInput
-from coterie.federated.private.accounting import composed, delta_of, epsilon_of, mu_of
+from coterie.federated.private.policy import composed, delta_of, epsilon_of, mu_of
 
 # epsilon, delta and the noise over the sensitivity: dp_accounting.gaussian_mechanism.get_sigma_gaussian
 SIGMAS = [(0.1, 0.001, 17.40439620303121), (0.5, 1e-06, 8.057618480725024), (1, 1e-05, 3.7306316348159374),

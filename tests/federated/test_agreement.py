@@ -12,11 +12,10 @@ import pytest
 
 import coterie as ct
 from coterie.data.encoding import Recipe, read_table
-from coterie.federated import FederationSettings, sources
+from coterie.federated import FederationSettings, entry, sources
 from coterie.federated.agreement import Agreement, Introduction, agree
-from coterie.federated.config import CONFIG, RENAMED, DataSettings, RunConfig, complete, key_of
-from coterie.federated.runtimes import service
 from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.settings import CONFIG, RENAMED, Deployment, complete, key_of
 from coterie.federated.sources import Table
 from coterie.fitting.prepare import prepare
 
@@ -46,15 +45,15 @@ def spread(path, parts=3, **more):
 
 
 def served(tables, out, **changes):
-    config = RunConfig.of({"out": str(out), **{name.replace("_", "-"): value for name, value in changes.items()}})
-    return service.serve(LocalNodes(tables, config.data.held_out, config.settings.seed), config)
+    config = Deployment.of({"out": str(out), **{name.replace("_", "-"): value for name, value in changes.items()}})
+    return entry.serve(LocalNodes(tables, config.holdout, config.settings.seed), config)
 
 
 @pytest.mark.parametrize("kind", TARGETS)
 def test_nodes_agree_on_what_one_file_means(tmp_path, kind):
     path = write(tmp_path / "t.csv", kind)
     nodes = LocalNodes(spread(path))
-    agreement = agree(nodes, DataSettings())
+    agreement = agree(nodes, Deployment())
     one = prepare(path, user="who", target="answer")
     assert agreement.recipe.task == one.recipe.task
     assert agreement.recipe.classes == one.recipe.classes
@@ -75,7 +74,7 @@ def test_nodes_agree_on_what_one_file_means(tmp_path, kind):
 def test_missing_cells_are_filled_with_the_mean_of_all_nodes(tmp_path):
     path = write(tmp_path / "t.csv", gaps=True)
     nodes = LocalNodes(spread(path))
-    nodes.use(agree(nodes, DataSettings()))
+    nodes.use(agree(nodes, Deployment()))
     one = prepare(path, user="who", target="answer")
     assert "dose missing" in one.recipe.feature_names
     np.testing.assert_allclose(nodes.data.samples.users.data.features, one.users.features, atol=1e-12)
@@ -99,7 +98,7 @@ def test_the_federation_of_a_table_solves_the_problem_of_coterie_fit(tmp_path, p
 def test_the_run_folder_of_a_table_has_models_in_its_units(tmp_path):
     path = write(tmp_path / "t.csv", "three")
     result = served(spread(path), tmp_path / "out", lam=0.05)
-    service.write(result, tmp_path / "out", complete({}))
+    entry.write(result, tmp_path / "out", complete({}))
     run = json.loads((tmp_path / "out" / "run.json").read_text())
     recipe = Recipe.from_json(run["recipe"])
     assert recipe.classes == ("high", "low", "middle")
@@ -122,14 +121,14 @@ def test_a_column_of_two_kinds_is_refused_by_name(tmp_path):
                           for k, line in enumerate(text.splitlines())])
 
     with pytest.raises(ct.InvalidInput, match=r"holds numbers in node 0 and texts in node 1.*column 'age'.*--drop"):
-        agree(LocalNodes(conflict(tmp_path, words)), DataSettings())
+        agree(LocalNodes(conflict(tmp_path, words)), Deployment())
     same = LocalNodes(conflict(tmp_path, lambda text: text))  # the twin: without the change they agree
-    assert agree(same, DataSettings()).recipe.task == "classification"
+    assert agree(same, Deployment()).recipe.task == "classification"
 
 
 def test_a_column_that_a_node_does_not_have_is_refused_by_name(tmp_path):
     with pytest.raises(ct.InvalidInput, match="'dose' is missing in node 1 and there in node 0"):
-        agree(LocalNodes(conflict(tmp_path, lambda text: text.replace("dose", "amount"))), DataSettings())
+        agree(LocalNodes(conflict(tmp_path, lambda text: text.replace("dose", "amount"))), Deployment())
 
 
 def test_users_without_a_target_take_no_part(tmp_path):
@@ -137,7 +136,7 @@ def test_users_without_a_target_take_no_part(tmp_path):
     text = [line if not line.startswith("u2,") else line.rpartition(",")[0] + "," for line in
             path.read_text().splitlines()]
     path.write_text("\n".join(text) + "\n")
-    agreement = agree(LocalNodes(spread(path)), DataSettings())
+    agreement = agree(LocalNodes(spread(path)), Deployment())
     assert agreement.names == ("u0", "u1", "u3", "u4", "u5")
 
 
@@ -148,23 +147,23 @@ PREPARED = ct.Users.from_arrays(np.random.default_rng(0).standard_normal((12, 2)
 def test_prepared_numbers_are_never_guessed_to_be_a_regression(tmp_path):
     """Targets 0 and 1 are classes, or numbers: who has prepared them must say."""
     with pytest.raises(ct.InvalidInput, match=r"may be classes, counts or measurements.*Name the loss"):
-        agree(LocalNodes([PREPARED]), DataSettings())
-    assert agree(LocalNodes([PREPARED]), DataSettings(loss="squared")).loss == "squared"
+        agree(LocalNodes([PREPARED]), Deployment())
+    assert agree(LocalNodes([PREPARED]), Deployment(loss="squared")).loss == "squared"
     signs = replace(PREPARED, targets=2.0 * PREPARED.targets - 1.0)
-    assert agree(LocalNodes([signs]), DataSettings()).loss == "logistic"
-    assert agree(LocalNodes([replace(PREPARED, targets=None)]), DataSettings()).loss == "squared_distance"
-    assert agree(LocalNodes([PREPARED]), DataSettings(loss="multinomial")).make_loss().n_classes == 2
+    assert agree(LocalNodes([signs]), Deployment()).loss == "logistic"
+    assert agree(LocalNodes([replace(PREPARED, targets=None)]), Deployment()).loss == "squared_distance"
+    assert agree(LocalNodes([PREPARED]), Deployment(loss="multinomial")).make_loss().n_classes == 2
 
 
 def test_tables_and_prepared_numbers_do_not_mix(tmp_path):
     tables = spread(write(tmp_path / "t.csv"))
     with pytest.raises(ct.Incompatible, match="node 0 has a table, and node 1 prepared numbers"):
-        agree(LocalNodes([tables[0], PREPARED]), DataSettings())
+        agree(LocalNodes([tables[0], PREPARED]), Deployment())
     with pytest.raises(ct.InvalidInput, match="loss-options are for prepared numbers"):
-        agree(LocalNodes(tables), DataSettings(loss_options='{"ridge": 1}'))
+        agree(LocalNodes(tables), Deployment(loss_options='{"ridge": 1}'))
     with pytest.raises(ct.Incompatible, match="0 of 1 users"):
-        agree(LocalNodes([]), DataSettings())
-    agreement = agree(LocalNodes(tables), DataSettings())
+        agree(LocalNodes([]), Deployment())
+    agreement = agree(LocalNodes(tables), Deployment())
     with pytest.raises(ct.InvalidInput, match="prepared numbers, and the federation agreed on a table"):
         agreement.data(PREPARED, 0.0, 0)
 
@@ -176,7 +175,7 @@ def test_what_crosses_comes_back_equal(tmp_path):
         assert Introduction.from_json(said.to_json()) == said
     with pytest.raises(ct.InvalidInput, match="no introduction"):
         Introduction.from_json('{"names": 3}')
-    agreement = agree(LocalNodes(tables), DataSettings())
+    agreement = agree(LocalNodes(tables), Deployment())
     back = Agreement.from_json(agreement.to_json())
     assert back.recipe == agreement.recipe
     assert back.to_json() == agreement.to_json()
@@ -200,15 +199,15 @@ def test_python_command_and_run_configuration_say_the_same():
     from coterie.cli.federate import run
 
     choices = {field.name for field in fields(FederationSettings)}
-    keywords = set(signature(ct.federate).parameters) - {"users", "loss", "graph", "held_out", "faults", "settings",
-                                                             "progress", "privacy"}
+    keywords = set(signature(ct.federate).parameters) - {"users", "loss", "graph", "holdout", "held_out", "faults",
+                                                             "settings", "progress", "privacy"}
     assert keywords <= choices
     assert {key_of(name) for name in choices - {"start", "score"}} <= CONFIG.keys()  # models and states are no texts
     options = {key_of(name) for name in signature(run).parameters}
     assert options - CONFIG.keys() == {"context", "table", "runtime", "local-cluster", "timeout", "overwrite",
-                                       "threads", "quiet"}
+                                       "threads", "quiet", "held-out"}
     defaults = FederationSettings()
-    given = RunConfig.of({}).settings
+    given = Deployment.of({}).settings
     for name in choices - {"checkpoint", "participation", "algorithm"}:
         assert getattr(given, name) == getattr(defaults, name), name
 
@@ -216,19 +215,19 @@ def test_python_command_and_run_configuration_say_the_same():
 @pytest.mark.parametrize(("config", "complaint"), [
     ({"rounds": 3}, "'rounds' is called 'max-rounds'"), ({"users": 3}, "'users' is called 'n-users'"),
     ({"max_rounds": 3}, "unknown setting 'max_rounds'"), ({"task": "guessing"}, "unknown task"),
-    ({"standardize": "perhaps"}, "auto, true or false"), ({"held-out": 1.0}, "held_out must be a share"),
+    ({"standardize": "perhaps"}, "auto, true or false"), ({"held-out": 1.0}, "holdout must be a share"),
     ({"lams": "auto"}, "rows held out"), ({"n-lams": 0, "lam": 0.02}, "n_lams must be at least 1"),
     ({"every": 0}, "at least 1"),
 ])
 def test_configurations_that_cannot_be_used(config, complaint):
     with pytest.raises(ct.InvalidInput, match=complaint):
-        RunConfig.of(config)
+        Deployment.of(config)
 
 
 def test_configurations_that_can():
-    config = RunConfig.of({"participation": 12, "standardize": True, "weights": "", "lams": "0.1 1", "held-out": 0.2})
+    config = Deployment.of({"participation": 12, "standardize": True, "weights": "", "lams": "0.1 1", "held-out": 0.2})
     assert config.settings.participation.count == 12
-    assert config.data.scaled(table=False)
+    assert config.scaled(table=False)
     assert config.settings.weights == "unit"
     assert config.settings.lams == (1.0, 0.1)
     assert config.settings.score

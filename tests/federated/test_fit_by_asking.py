@@ -10,9 +10,9 @@ import pytest
 import coterie as ct
 from coterie.data.condensed import SecondMoments
 from coterie.datasets import clustered
-from coterie.federated.config import DataSettings
 from coterie.federated.fit import fit_federation
 from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.settings import Deployment
 from coterie.fitting import Settings, fit
 from coterie.lab.attacks.recording import Recorder, evidence_of
 
@@ -67,7 +67,7 @@ def test_a_federation_fits_as_a_table_is_fitted(task):
 def test_hessians_are_asked_for_at_few_points():
     """Two Hessians of few rows give the rows away, and more of them those of many rows: only the search asks."""
     recorder = Recorder(LocalNodes([drawn("classification")], 0.2))
-    fitted = fit_federation(recorder, DataSettings(loss="logistic", standardize="True", held_out=0.2),
+    fitted = fit_federation(recorder, Deployment(loss="logistic", standardize="True", holdout=0.2),
                             Settings(task="classification", loss="logistic"))
     evidence = evidence_of(recorder.exchanges, fitted.units.loss, np.full(10, 60))
     assert 2 <= max(len(one.hessians) for one in evidence) <= 3

@@ -10,10 +10,10 @@ import polars as pl
 import pytest
 
 import coterie as ct
-from coterie.federated.config import RunConfig
-from coterie.federated.runtimes import service
+from coterie.federated import entry
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.federated.session import Round
+from coterie.federated.settings import Deployment
 from coterie.federated.sources import Table
 
 
@@ -35,14 +35,14 @@ def parts_of(frame: pl.DataFrame, parts: int = 3) -> list[Table]:
 
 def serve(frame: pl.DataFrame, out: Path, **changes: object) -> ct.Fit:
     config = {"user": "who", "target": "y", "out": str(out), **changes}
-    settings = RunConfig.of(config)
+    settings = Deployment.of(config)
     lines: list[Round] = []
-    nodes = LocalNodes(parts_of(frame), settings.data.held_out, settings.settings.seed)
-    served = service.serve(nodes, settings, lines.append)
+    nodes = LocalNodes(parts_of(frame), settings.holdout, settings.settings.seed)
+    served = entry.serve(nodes, settings, lines.append)
     assert list(served.history) == lines
-    service.write(served, out, config)
-    assert service.describe(served).startswith(served.why)
-    assert f"{served.n_rounds} rounds, " in service.describe(served)
+    entry.write(served, out, config)
+    assert entry.describe(served).startswith(served.why)
+    assert f"{served.n_rounds} rounds, " in entry.describe(served)
     return served
 
 
@@ -100,9 +100,9 @@ def test_it_says_what_was_sent(both):
 def test_a_second_start_asks_nothing_again(both, frame, monkeypatch):
     before = {name: (both[1] / name).read_bytes() for name in ("models.csv", "clusters.csv", "path.csv", "ledger.csv")}
     monkeypatch.setattr(LocalNodes, "exchange", lambda *_: pytest.fail("somebody was asked"))
-    serve_again = RunConfig.of({"user": "who", "target": "y", "out": str(both[1])})
-    served = service.serve(LocalNodes(parts_of(frame), 0.2), serve_again)
-    service.write(served, both[1], {"user": "who", "target": "y"})
+    serve_again = Deployment.of({"user": "who", "target": "y", "out": str(both[1])})
+    served = entry.serve(LocalNodes(parts_of(frame), 0.2), serve_again)
+    entry.write(served, both[1], {"user": "who", "target": "y"})
     assert {name: (both[1] / name).read_bytes() for name in before} == before
 
 
@@ -134,7 +134,7 @@ def test_a_server_that_stops_anywhere_ends_in_the_same_bits(frame, tmp_path, mon
         assert not (tmp_path / str(stop) / "run.json").exists()
         monkeypatch.setattr(LocalNodes, "exchange", exchange)
         config = {"user": "who", "target": "y", "out": str(tmp_path / str(stop))}
-        again = service.serve(LocalNodes(parts_of(frame), 0.2), RunConfig.of(config))
-        service.write(again, tmp_path / str(stop), config)
+        again = entry.serve(LocalNodes(parts_of(frame), 0.2), Deployment.of(config))
+        entry.write(again, tmp_path / str(stop), config)
         for name in ("models.csv", "path.csv", "ledger.csv", "solution.coterie"):
             assert (tmp_path / str(stop) / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name

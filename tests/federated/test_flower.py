@@ -23,10 +23,9 @@ import coterie as ct
 from coterie.base.errors import Incompatible, InvalidInput
 from coterie.data.encoding import Recipe
 from coterie.datasets import clustered, ellipses
-from coterie.federated import sources
-from coterie.federated.config import CONFIG, RENAMED, RunConfig, algorithm_of, complete, for_nodes
+from coterie.federated import entry, sources
 from coterie.federated.protocol.messages import Query, Reply, decode
-from coterie.federated.runtimes import service
+from coterie.federated.settings import CONFIG, RENAMED, Deployment, algorithm_of, complete, for_nodes
 from coterie.fitting.prepare import prepare
 from coterie.output import runs
 
@@ -78,7 +77,7 @@ def runtime_on(nodes: Nodes, config: dict[str, Any], deadline: float = 5.0) -> A
 def service_of(nodes: Nodes, out: Path, deadline: float = 5.0, progress: Any = None, **settings: Any) -> Any:
     changes = {name.replace("_", "-"): value for name, value in settings.items()}
     config = complete({**RUN, "out": str(out), "wait": 2.0, **changes})
-    return service.serve(runtime_on(nodes, config, deadline), RunConfig.of(config), progress)
+    return entry.serve(runtime_on(nodes, config, deadline), Deployment.of(config), progress)
 
 
 def serve(*words: Any, **settings: Any) -> Any:
@@ -337,7 +336,7 @@ def test_a_node_that_has_answered_enough_is_set_aside_and_the_run_says_so(nodes,
     alone = ct.federate(DATA.take(np.array(PLACES[0] + PLACES[2])), LOSS, LAM)
     assert result.status == ct.Status.CONVERGED
     assert result.models == pytest.approx(alone.models, abs=1e-3)
-    service.write(served, tmp_path / "out", {})
+    entry.write(served, tmp_path / "out", {})
     assert "1 (max-hessians)" in json.loads((tmp_path / "out" / "run.json").read_text())["aside"]["1"]
 
 
@@ -422,11 +421,10 @@ def test_settings_have_defaults_and_strangers_are_refused():
             complete({old: 3})
         assert new in CONFIG
     with pytest.raises(InvalidInput, match="unknown algorithm 'magic'"):
-        algorithm_of({**CONFIG, "algorithm": "magic"})
+        algorithm_of("magic")
     with pytest.raises(InvalidInput, match=r"cannot be made with.*as JSON"):
-        algorithm_of({**CONFIG, "algorithm-options": '{"rang": 1}'})
-    assert algorithm_of({**CONFIG, "algorithm": "pdmm", "algorithm-options": '{"rho": 2}'}) == ct.PDMM(
-        rho=2)
+        algorithm_of("", '{"rang": 1}')
+    assert algorithm_of("pdmm", '{"rho": 2}') == ct.PDMM(rho=2)
     assert not {"out", "checkpoint", "lam"} & for_nodes(CONFIG).keys()
 
 

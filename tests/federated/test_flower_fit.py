@@ -19,10 +19,10 @@ from support.nosy import write
 
 import coterie as ct
 from coterie.datasets import clustered
-from coterie.federated.config import RunConfig, complete, for_nodes
-from coterie.federated.keeping import load_models
-from coterie.federated.membership import leave_run
-from coterie.federated.runtimes import service
+from coterie.federated import entry
+from coterie.federated.membership import join_run, leave_run, write_newcomers
+from coterie.federated.node import load_models
+from coterie.federated.settings import Deployment, complete, for_nodes
 from coterie.output.runs.save import write_run
 
 flower = pytest.importorskip("coterie.federated.runtimes.cluster", reason="the extra flower is not installed",
@@ -62,8 +62,8 @@ def serve(nodes: Nodes, out: Path, **changes: Any) -> ct.Fit:
 
     config = complete({**RUN, "out": str(out), "wait": 2.0, **changes})
     runtime = FlowerRuntime(nodes, for_nodes(config), deadline=5.0, poll=0.001)
-    served = service.serve(runtime, RunConfig.of(config))
-    service.write(served, out, config)
+    served = entry.serve(runtime, Deployment.of(config))
+    entry.write(served, out, config)
     return served
 
 
@@ -122,7 +122,7 @@ def test_the_server_cannot_name_the_folder(hospitals, tmp_path):
     said = {**for_nodes(config), "models-dir": str(tmp_path / "stolen")}
     nodes = [{key: value for key, value in node.items() if key != "models-dir"}
              for node in configs(hospitals, tmp_path)]
-    service.serve(FlowerRuntime(Nodes(nodes), said, deadline=5.0, poll=0.001), RunConfig.of(config))
+    entry.serve(FlowerRuntime(Nodes(nodes), said, deadline=5.0, poll=0.001), Deployment.of(config))
     assert not (tmp_path / "stolen").exists()
 
 
@@ -263,7 +263,8 @@ def joined(nodes: Nodes, run: Path, out: Path) -> pl.DataFrame:
 
     config = complete({**RUN, "out": str(out), "wait": 2.0, "join": str(run)})
     runtime = FlowerRuntime(nodes, for_nodes(config), deadline=5.0, poll=0.001)
-    service.join(runtime, RunConfig.of(config), out / "joined.csv")
+    finished = ct.load_run(run)
+    write_newcomers(join_run(runtime, finished, wait=Deployment.of(config).wait), finished, out / "joined.csv")
     return pl.read_csv(out / "joined.csv")
 
 

@@ -11,12 +11,11 @@ import pytest
 
 import coterie as ct
 from coterie.data.merging import LONGEST, MOST_COLUMNS
-from coterie.federated.agreement import agree
+from coterie.federated.agreement import Introduction, agree
 from coterie.federated.algorithms.base import Replies
-from coterie.federated.config import DataSettings
-from coterie.federated.introduction import Introduction
 from coterie.federated.protocol.messages import Reply
 from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.settings import Deployment
 from coterie.federated.sources import Table
 
 USERS = ct.Users.from_arrays(np.random.default_rng(0).standard_normal((24, 2)), np.arange(24) % 3, np.arange(24) // 3)
@@ -103,12 +102,12 @@ SPREAD = [USERS.take([0, 1]), USERS.take([2, 3, 4]), USERS.take([5, 6, 7])]
 
 
 def test_a_node_with_a_million_classes_is_refused_and_the_others_agree():
-    agreement = agree(Nodes(SPREAD, n_classes=999_999), DataSettings(loss="multinomial"))
+    agreement = agree(Nodes(SPREAD, n_classes=999_999), Deployment(loss="multinomial"))
     assert agreement.make_loss().n_classes == 3
     assert agreement.names == (2, 3, 4, 5, 6, 7)
     assert set(agreement.refused) == {0, 1}
     assert "999,999 classes" in agreement.refused[0]
-    honest = agree(Nodes(SPREAD), DataSettings(loss="multinomial"))
+    honest = agree(Nodes(SPREAD), Deployment(loss="multinomial"))
     assert honest.refused == {}
     assert len(honest.names) == 8
 
@@ -116,7 +115,7 @@ def test_a_node_with_a_million_classes_is_refused_and_the_others_agree():
 def test_if_all_declare_so_many_it_is_said():
     users = replace(USERS, targets=USERS.targets + 5000)
     with pytest.raises(ct.InvalidInput, match="5,003 classes"):
-        agree(LocalNodes([users]), DataSettings(loss="multinomial"))
+        agree(LocalNodes([users]), Deployment(loss="multinomial"))
 
 
 def edited(**changes):
@@ -136,7 +135,7 @@ def edited(**changes):
     (edited(means=lambda v: v * np.nan), "does not describe the columns"),
 ])
 def test_users_who_lie_about_their_rows_do_not_move_the_scaling(lie, reason, caplog):
-    data = DataSettings(loss="squared", standardize="true")
+    data = Deployment(loss="squared", standardize="true")
     agreement = agree(Nodes(SPREAD, lie), data)
     assert reason in agreement.refused[0]
     assert reason in caplog.text
@@ -147,14 +146,14 @@ def test_users_who_lie_about_their_rows_do_not_move_the_scaling(lie, reason, cap
 
 
 def test_who_was_refused_is_shown_by_the_run(tmp_path):
-    from coterie.federated.config import RunConfig
-    from coterie.federated.runtimes import service
+    from coterie.federated import entry
+    from coterie.federated.settings import Deployment
 
-    config = RunConfig.of({"out": str(tmp_path), "loss": "squared", "lam": 0.1, "standardize": "true"})
-    served = service.serve(Nodes(SPREAD, edited(m2=lambda v: -v)), config)
+    config = Deployment.of({"out": str(tmp_path), "loss": "squared", "lam": 0.1, "standardize": "true"})
+    served = entry.serve(Nodes(SPREAD, edited(m2=lambda v: -v)), config)
     assert "negative" in served.aside[0]
     assert served.models.shape[0] == 7
-    again = service.serve(Nodes(SPREAD), config)  # continued from the checkpoint
+    again = entry.serve(Nodes(SPREAD), config)  # continued from the checkpoint
     assert again.aside == served.aside
 
 
@@ -171,10 +170,10 @@ def test_the_server_goes_on_without_a_node_that_lies(tmp_path, monkeypatch, text
     from flwr.supercore.task_identity import TaskIdentity
     from support.grid import Nodes as Grid
 
-    from coterie.federated.config import RunConfig, complete, for_nodes
+    from coterie.federated import entry
     from coterie.federated.flower import FlowerRuntime
     from coterie.federated.protocol.messages import VERSION
-    from coterie.federated.runtimes import service
+    from coterie.federated.settings import Deployment, complete, for_nodes
 
     for name in ("_run_id", "_node_id", "_task_id"):  # nobody writes a message outside a task
         monkeypatch.setattr(TaskIdentity, name, 1)
@@ -192,7 +191,7 @@ def test_the_server_goes_on_without_a_node_that_lies(tmp_path, monkeypatch, text
 
     grid.spoil = spoil
     config = complete({"out": str(tmp_path / "out"), "loss": "squared", "lam": 0.1, "wait": 0.1, "n-users": 8})
-    served = service.serve(FlowerRuntime(grid, for_nodes(config), deadline=5.0, poll=0.001), RunConfig.of(config))
+    served = entry.serve(FlowerRuntime(grid, for_nodes(config), deadline=5.0, poll=0.001), Deployment.of(config))
     assert list(served.aside) == ["node 100"]
     assert "node 100 cannot take part" in caplog.text
     assert served.models.shape[0] == 6

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from coterie.base.errors import InvalidInput, Refused
-from coterie.federated.private.accounting import composed, epsilon_of, mu_of
 from coterie.federated.private.ledger import FILE, LoggedAnswer, NodeLedger
+from coterie.federated.private.policy import composed, epsilon_of, mu_of
 
 BUDGET = 1.0
 

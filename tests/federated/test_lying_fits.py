@@ -12,9 +12,9 @@ import pytest
 import coterie as ct
 from coterie.federated import Reply, plausible
 from coterie.federated.algorithms.base import Replies
-from coterie.federated.config import DataSettings
 from coterie.federated.fit import fit_federation
 from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.settings import Deployment
 from coterie.fitting import Settings
 
 LIAR = 3
@@ -50,7 +50,7 @@ def fitted(task, lie, users=None):
     name = LOSSES[task]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ct.CoterieWarning)
-        return fit_federation(Lying(users or users_of(task), lie), DataSettings(loss=name, held_out=0.2),
+        return fit_federation(Lying(users or users_of(task), lie), Deployment(loss=name, holdout=0.2),
                               Settings(loss=name))
 
 

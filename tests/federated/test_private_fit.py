@@ -13,9 +13,8 @@ from coterie.base.errors import InvalidInput
 from coterie.data.users import Users
 from coterie.datasets import clustered
 from coterie.federated.private.effective import Summaries, effective
-from coterie.federated.private.home import finish
 from coterie.federated.private.policy import parse_clip
-from coterie.federated.private.release import SUMMARY, Draw, ReleaseQuestion
+from coterie.federated.private.release import SUMMARY, Draw, ReleaseQuestion, finish
 
 PRIVACY = ct.Privacy(epsilon=8.0, delta=1e-5, clip=6.0, experiment=0)
 
@@ -132,7 +131,7 @@ def test_finishing_at_home_finds_how_noisy_its_own_targets_are(monkeypatch):
     users = Users.from_arrays(X, X @ truth[:2] + truth[2] + 0.1 * rng.normal(size=100), [0] * 100)
     far, shapes = truth[None] + 0.2, 0.1 * np.eye(3)[None]
     assert np.allclose(finish(ct.Squared(), users, far, shapes, 1.0), truth, atol=0.05)  # 100 times too large
-    monkeypatch.setattr("coterie.federated.private.home._NOISES", (1.0,))
+    monkeypatch.setattr("coterie.federated.private.release._NOISES", (1.0,))
     assert not np.allclose(finish(ct.Squared(), users, far, shapes, 1.0), truth, atol=0.05)
 
 

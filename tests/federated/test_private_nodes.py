@@ -12,16 +12,14 @@ from support.nosy import write
 
 import coterie as ct
 from coterie.datasets import clustered
+from coterie.federated.agreement import Introduction
 from coterie.federated.algorithms.base import Replies
-from coterie.federated.config import RunConfig, for_nodes
-from coterie.federated.fit import Carriage
-from coterie.federated.introduction import Introduction
-from coterie.federated.keeping import load_models
-from coterie.federated.node import Node
-from coterie.federated.private.accounting import mu_of
-from coterie.federated.private.federation import fit_privately
+from coterie.federated.fit import fit_federation
+from coterie.federated.node import Node, load_models
 from coterie.federated.private.ledger import NodeLedger
+from coterie.federated.private.policy import mu_of
 from coterie.federated.protocol.messages import Query, Reply, decode
+from coterie.federated.settings import Deployment, FederationSettings, for_nodes
 
 CONFIG = {"epsilon": 8.0, "loss": "squared", "clip": "x0=-6:6, x1=-6:6, target=-6:6"}
 
@@ -78,10 +76,10 @@ def nodes(tmp_path) -> list[dict[str, Any]]:
 
 
 def run(wire: Wire, config: dict[str, Any] = CONFIG, **carriage: Any) -> Any:
-    settings = RunConfig.of(config)
+    settings = Deployment.of(config)
     assert settings.fit is not None
     assert settings.privacy is not None
-    return fit_privately(wire, settings.data, settings.fit, settings.privacy, Carriage(**carriage))
+    return fit_federation(wire, settings, settings.fit, FederationSettings(**carriage), settings.privacy)
 
 
 def test_releases_are_paid_once_and_repeated(nodes):

@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 
 from coterie.base.errors import InvalidInput, Refused
 from coterie.data.users import Users
-from coterie.federated.private.accounting import mu_of
 from coterie.federated.private.ledger import NodeLedger
+from coterie.federated.private.policy import mu_of
 from coterie.federated.private.release import (
     CENTRES,
     RANGES,
     SUMMARY,
     Draw,
     ReleaseQuestion,
+    Releasing,
+    release,
     rows_of,
 )
-from coterie.federated.releasing import Releasing, release
 
 STAGES = (RANGES, CENTRES, SUMMARY)
 

@@ -9,11 +9,10 @@ import coterie as ct
 from coterie.data.encoding import read_table
 from coterie.data.scaling import Standardizer
 from coterie.datasets import clustered
-from coterie.federated import sources
-from coterie.federated.config import RunConfig, for_nodes
-from coterie.federated.config import complete as config_of
-from coterie.federated.runtimes import service
+from coterie.federated import entry, sources
 from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.settings import Deployment, for_nodes
+from coterie.federated.settings import complete as config_of
 from coterie.fitting import Settings
 
 OPTIONS = '{"family": "logistic", "n_users": 9, "samples": 20, "n_features": 2, "seed": 2}'
@@ -22,9 +21,9 @@ OPTIONS = '{"family": "logistic", "n_users": 9, "samples": 20, "n_features": 2, 
 def served(tmp_path, **changes):
     config = config_of({"data": "dataset", "dataset": "clustered", "dataset-options": OPTIONS, "lam": 0.02,
                         "out": str(tmp_path), **changes})
-    settings = RunConfig.of(config)
-    nodes = LocalNodes([sources.load(config)], settings.data.held_out, settings.settings.seed)
-    found = service.serve(nodes, settings)
+    settings = Deployment.of(config)
+    nodes = LocalNodes([sources.load(config)], settings.holdout, settings.settings.seed)
+    found = entry.serve(nodes, settings)
     return found, found.account.path
 
 
@@ -83,35 +82,36 @@ def test_settings_that_cannot_be_used_are_refused(tmp_path, changes, complaint):
 def test_what_needs_a_lam_says_so(key):
     (name,) = key
     with pytest.raises(ct.InvalidInput, match=rf"{name} is for a given lam, and lam is auto.*Give lam a number"):
-        RunConfig.of(key)
-    assert RunConfig.of({**key, "lam": 0.05}).fit is None  # the twin
+        Deployment.of(key)
+    assert Deployment.of({**key, "lam": 0.05}).fit is None  # the twin
 
 
 def test_what_a_fit_is_asked_for():
-    settings = RunConfig.of({"max-groups": 3, "count": "users", "seed": 2, "ridge": 0.1, "loss": "squared"}).fit
+    settings = Deployment.of({"max-groups": 3, "count": "users", "seed": 2, "ridge": 0.1, "loss": "squared"}).fit
     assert settings == Settings(max_groups=3, count="users", seed=2, ridge=0.1, loss="squared")
-    assert RunConfig.of({"n-lams": 5, "held-out": 0.0}).fit == Settings(n_lams=5, holdout=0.0)
-    assert RunConfig.of({"lams": "auto", "held-out": 0.2}).settings.n_lams == 10  # a path needs no lam
-    assert for_nodes({})["held-out"] == 0.2
+    assert Deployment.of({"n-lams": 5, "holdout": 0.0}).fit == Settings(n_lams=5, holdout=0.0)
+    assert Deployment.of({"lams": "auto", "held-out": 0.2}).settings.n_lams == 10  # a path needs no lam
+    assert for_nodes({})["held-out"] == 0.2  # its name in messages
     assert for_nodes({"lam": 0.05})["held-out"] == 0.0
     with pytest.raises(ct.InvalidInput, match="a number, or auto, got 'much'"):
-        RunConfig.of({"lam": "much"})
+        Deployment.of({"lam": "much"})
 
 
 def test_unknown_settings_are_refused():
     with pytest.raises(ct.InvalidInput, match="unknown setting 'colour'"):
-        RunConfig.of({"colour": "red"})
+        Deployment.of({"colour": "red"})
 
 
 def test_a_table_is_read_again_when_it_has_changed(tmp_path, monkeypatch):
     file, read = tmp_path / "t.csv", []
     monkeypatch.setattr(sources, "read_table", lambda *words: read.append(words) or read_table(*words))
     config = {"data": "csv", "path": str(file), "user": "who"}
+    read_once = sources.TableReader()
     for text, times in (("who,x\na,1\n", 1), ("who,x\na,1\nb,20\n", 2)):
         file.write_text(text)
-        names = [sources.load(config).names for _ in range(3)]
+        names = [sources.load(config, read_once).names for _ in range(3)]
         assert names == [("a", "b")[:times]] * 3
         assert len(read) == times
     file.unlink()
     with pytest.raises(ct.InvalidInput):
-        sources.load(config)
+        sources.load(config, read_once)

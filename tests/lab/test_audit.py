@@ -12,8 +12,7 @@ import coterie as ct
 from coterie.cli import app
 from coterie.datasets import clustered
 from coterie.federated.client import Data, answer_all
-from coterie.federated.private.accounting import mu_of
-from coterie.federated.private.policy import Privacy
+from coterie.federated.private.policy import Privacy, mu_of
 from coterie.federated.private.release import ReleaseQuestion
 from coterie.federated.protocol.messages import Batch
 from coterie.lab.attacks import audit

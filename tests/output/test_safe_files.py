@@ -22,7 +22,7 @@ from coterie.base.storage import (
 )
 from coterie.datasets import clustered
 from coterie.federated.agreement import Agreement
-from coterie.federated.keeping import keep_models
+from coterie.federated.node import keep_models
 from coterie.fitting import Settings, fit
 from coterie.output.runs import table
 

@@ -10,9 +10,9 @@ import numpy as np
 
 import coterie as ct
 from coterie.federated.agreement import Agreement
-from coterie.federated.config import for_nodes
 from coterie.federated.node import Node, NodeReplies
 from coterie.federated.protocol.messages import Query, Reply, decode
+from coterie.federated.settings import for_nodes
 
 
 def write(users: ct.Users, file: Path) -> str:

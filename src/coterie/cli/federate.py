@@ -19,12 +19,11 @@ from coterie.cli import base
 from coterie.cli.base import Arg, Opt, app, console, interruptible, say
 from coterie.data.files import is_input
 from coterie.data.users import Users
-from coterie.federated import ALGORITHMS, sources
+from coterie.federated import ALGORITHMS, entry, sources
 from coterie.federated.agreement import Agreement
-from coterie.federated.config import CONFIG, RunConfig, chooses, complete, resolved
-from coterie.federated.runtimes import service
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.federated.session import Round
+from coterie.federated.settings import CONFIG, Deployment, complete
 from coterie.output import report
 from coterie.output.runs import check_free, load_run
 from coterie.output.runs.save import UNFINISHED, clear
@@ -61,7 +60,8 @@ _Lams = Annotated[str, Opt(
 _NLams = Annotated[int | None, Opt(
     help="Number of points of the path; by default 24, or 10 if --lams is auto.", min=1)]
 _Ratio = Annotated[float, Opt(help="Smallest divided by largest, if --lams is auto.")]
-_HeldOut = Annotated[float | None, Opt(
+_HeldOut = Annotated[float | None, Opt(hidden=True)]  # the earlier name
+_Holdout = Annotated[float | None, Opt(
     help="Share of every user's rows held out to score its model; by default 0.2 with --lam auto, "
          "otherwise 0.")]
 _Weights = Annotated[str, Opt(
@@ -99,8 +99,9 @@ def run(context: typer.Context, table: _Source = None, user: _User = "", target:
         task: base.TaskName = "auto", loss: base.LossName = "auto",
         ridge: base.Ridge = CONFIG["ridge"], standardize: _Standardize = None,
         dataset: _Dataset = "", lam: _Lam = CONFIG["lam"], lams: _Lams = "", n_lams: _NLams = None,
-        ratio: _Ratio = CONFIG["ratio"], held_out: _HeldOut = None,
-        max_groups: base.MaxGroups = CONFIG["max-groups"], count: base.Count = CONFIG["count"],
+        ratio: _Ratio = CONFIG["ratio"], holdout: _Holdout = None,
+        held_out: _HeldOut = None, max_groups: base.MaxGroups = CONFIG["max-groups"],
+        count: base.Count = CONFIG["count"],
         weights: _Weights = "", algorithm: _Algorithm = "", algorithm_options: _Options = "",
         participation: _Participation = 1.0, tol: base.Tol = CONFIG["tol"],
         max_rounds: _MaxRounds = 0, patience: _Patience = 0, seed: _Seed = 0,
@@ -140,18 +141,19 @@ def run(context: typer.Context, table: _Source = None, user: _User = "", target:
                                                                                      dataset, seed),
         "out": str(out.resolve()), "wait": min(timeout, 600.0),
         "standardize": "auto" if standardize is None else str(standardize),
-        "held-out": "auto" if held_out is None else held_out,
+        "holdout": next((share for share in (holdout, held_out) if share is not None), "auto"),
         "n-lams": "auto" if n_lams is None else n_lams,
         # The paper's data with the paper's loss.
         "loss": "squared_hinge" if dataset and loss == "auto" else loss})
     began = time.monotonic()
-    RunConfig.of(config)  # refuses settings that cannot be used before anything is read
+    # Settings that cannot be used are refused before anything is read.
+    chooses = Deployment.of(config).chooses
     source = sources.load(config)
     _check_folder(out, overwrite)
     lines = (_in_process(source, config, out) if runtime == "local"
              else _on_flower(len(source.names), config, out, nodes=local_cluster,
                              virtual=runtime == "flower-sim", timeout=timeout))
-    if not chooses(config):  # a fit has written its page
+    if not chooses:  # a fit has written its page
         _page(source, config, out, lines)
     _show(out, time.monotonic() - began)
 
@@ -190,17 +192,17 @@ def _source(table: Path | None, user: str, dataset: str, seed: int) -> dict[str,
 def _in_process(source: Users | sources.Table, config: dict[str, Any],
                 out: Path) -> list[dict[str, Any]]:
     """The run in this process; its rounds."""
-    settings = RunConfig.of(config)
+    settings = Deployment.of(config)
     lines: list[dict[str, Any]] = []
     with console.status("Round 0 ...") as status:
         def progress(line: Round) -> None:
             lines.append(line._asdict())
             status.update(str(line))
 
-        nodes = LocalNodes([source], settings.data.held_out, settings.settings.seed)
+        nodes = LocalNodes([source], settings.holdout, settings.settings.seed)
         with interruptible(_CONTINUE):
-            result = service.serve(nodes, settings, progress)
-    service.write(result, out, {**config, "split": True})  # the file is the table of all
+            result = entry.serve(nodes, settings, progress)
+    entry.write(result, out, {**config, "split": True})  # the file is the table of all
     return [line._asdict() for line in result.history]
 
 
@@ -235,7 +237,7 @@ def _page(source: Users | sources.Table, config: dict[str, Any], out: Path,
     run = load_run(out)
     agreement = Agreement.from_json((out / "checkpoint" / "federation.json").read_text(
         encoding="utf-8"))
-    data = agreement.data(source, float(resolved(config)["held-out"]), int(config["seed"]))
+    data = agreement.data(source, Deployment.of(config).holdout, int(config["seed"]))
     users = data.samples.users.data
     solution = run.solution(users, data.loss)  # without those who were excluded
     names = ("gap", "n_clusters", "stage", "asked", "answered", "bytes_up", "bytes_down")

@@ -19,8 +19,8 @@ from coterie.cli.base import Arg, Opt, Overwrite, Separator, console, say
 from coterie.cli.federate import RUNTIMES, _Cluster, _Timeout, check_shared, command
 from coterie.data.files import read_table, row_place
 from coterie.federated import sources
-from coterie.federated.config import CONFIG, complete
-from coterie.federated.keeping import keep_models
+from coterie.federated.settings import CONFIG, complete
+from coterie.federated.node import keep_models
 from coterie.federated.membership import agreement_of, join_run, leave_run, write_newcomers
 from coterie.federated.private.ledger import FILE, LoggedAnswer, NodeLedger
 from coterie.federated.runtimes.nodes import LocalNodes

@@ -16,7 +16,7 @@ from coterie.cli import base as options
 from coterie.cli.base import Arg, Opt, app, console, error, say
 from coterie.data.files import is_input
 from coterie.data.frames import to_frame, write_parquet
-from coterie.federated.keeping import holds_models, load_models
+from coterie.federated.node import holds_models, load_models
 from coterie.fitting.predictions import PredictsRows, RowScores
 from coterie.output import runs
 

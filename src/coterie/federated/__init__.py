@@ -4,10 +4,9 @@ from coterie.federated.algorithms import ALGORITHMS, PDMM, FedAvg, Newton, Split
 from coterie.federated.algorithms.base import Algorithm, Federation, Participation
 from coterie.federated.client import Data, answer
 from coterie.federated.entry import federate
-from coterie.federated.path import FederatedPath, federate_path
 from coterie.federated.protocol.ledger import Ledger
 from coterie.federated.protocol.messages import BadMessage, Query, Reply
-from coterie.federated.run import Federated
+from coterie.federated.run import Federated, FederatedPath, federate_path
 from coterie.federated.runtimes.in_process import Faults, LocalRuntime
 from coterie.federated.screen import Screen
 from coterie.federated.session import Round

@@ -1,15 +1,16 @@
 """What a federation agrees on before its first round: who takes part, what the columns are, how
-they are scaled.
+they are scaled, which loss they have.
 
 Every node introduces itself with the names of its users and, where it has a table, a summary of it:
 names and kinds of the columns, levels and their counts, never a row. The server merges the
-summaries into one recipe and refuses columns that are not the same kind of thing at all nodes.
-Every user then describes its encoded rows by counts, means and sums of squares, from which the
-units follow. So a table that is spread over nodes means the same task, encoding, scaling and
-intercept as the same table in one file.
+summaries into one recipe and refuses columns that are not the same kind of thing at all nodes; in a
+private federation the recipe is made from what is public. Every user then describes its encoded
+rows by counts, means and sums of squares, from which the units follow. So a table that is spread
+over nodes means the same task, encoding, scaling and intercept as the same table in one file.
 
-The agreement goes to the nodes with every query, since a node starts a new process for each of
-them.
+`agree` settles all of it, for fits, private fits and runs at a given lam, at the first start of a
+run; later starts find it in the checkpoint. The agreement goes to the nodes with every query, since
+a node starts a new process for each of them.
 """
 
 from __future__ import annotations
@@ -18,39 +19,125 @@ import hashlib
 import json
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from coterie.base.errors import Incompatible, InvalidInput, located
 from coterie.base.machine import free_memory
 from coterie.base.storage import json_ready, write_atomically
+from coterie.data.columns import Column
 from coterie.data.encoding import Recipe
-from coterie.data.merging import merge
+from coterie.data.merging import MOST_COLUMNS, check_summary, is_count, is_name, is_text, merge
 from coterie.data.participants import Participants
 from coterie.data.scaling import Standardizer
+from coterie.data.summary import TableSummary
 from coterie.data.users import Moments, Users
-from coterie.data.validation import show
+from coterie.data.validation import show, split_names
 from coterie.federated import plausible
 from coterie.federated.client import Data
-from coterie.federated.config import DataSettings
-from coterie.federated.introduction import Introduction
+from coterie.federated.private.policy import Privacy
 from coterie.federated.protocol.messages import REFUSES, Batch, Message
 from coterie.federated.runtimes.in_process import Runtime
+from coterie.federated.settings import Deployment
 from coterie.federated.sources import Table, in_order, make_loss
-from coterie.fitting.units import LARGEST_COUNT, Units, UserStatistics
+from coterie.fitting.settings import Settings
+from coterie.fitting.units import FITTING, LARGEST_COUNT, Units, UserStatistics
 from coterie.losses import Loss, Multinomial, Samples, SquaredDistance
 
 # Rounds in which users describe their rows; no round of a run has such a number.
 _DESCRIBE = 1 << 30
 _TRIES = 10
 _MOST_CLASSES = 1_000  # of prepared numbers
+_LONGEST = 1 << 25  # characters of an introduction
+_MOST_USERS = 1_000_000  # of one node
+_TARGETS = ("none", "signs", "numbers", "table")
 
 log = logging.getLogger("coterie.federated")
+
+
+class Introduction(NamedTuple):
+    """What a node says of itself.
+
+    Parameters
+    ----------
+    names : of its users.
+    features : of prepared numbers; empty for a table.
+    n_classes : of prepared numbers: one more than the largest target.
+    targets : of prepared numbers: "none", "signs" (all are -1 or 1), or "numbers"; of a table in a
+        private federation "table": then `features` are its columns of numbers.
+    summary : of a table; a private federation has none.
+    """
+
+    names: tuple[Any, ...]
+    features: tuple[str, ...] = ()
+    n_classes: int = 0
+    targets: str = "none"
+    summary: TableSummary | None = None
+
+    @classmethod
+    def of(cls, source: Users | Table, *, private: bool = False) -> Introduction:
+        """That of a node with these data; of a private one nothing that depends on values, but what
+        columns hold.
+        """
+        if isinstance(source, Table):
+            return (cls(names=source.names, features=source.number_columns(), targets="table")
+                    if private else cls(names=source.names, summary=source.summary()))
+        y = source.targets
+        if y is None or not len(y):
+            return cls(names=source.names, features=source.feature_names)
+        largest = float(y.max())
+        return cls(names=source.names, features=source.feature_names,
+                   n_classes=int(largest) + 1 if 0 <= largest < 1e6 and not private else 0,
+                   targets="signs" if bool((np.abs(y) == 1.0).all()) else "numbers")
+
+    def to_json(self) -> str:
+        """As text, for the wire."""
+        if not all(isinstance(name, (str, int, float)) for name in self.names):
+            raise InvalidInput("user names must be texts or integers",
+                               remedy="Write dates as texts")
+        return json.dumps({**self._asdict(),
+                           "summary": None if self.summary is None else self.summary.to_json()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Introduction:
+        """From what `to_json` gives; what it declares is bounded before memory or work is taken.
+
+        Raises
+        ------
+        InvalidInput : a text that is none, or facts that no data have.
+        """
+        if not isinstance(text, str) or len(text) > _LONGEST:
+            raise _no_introduction(f"it is no text of at most {_LONGEST:,} characters")
+        try:
+            said = json.loads(text)
+            names, features, n_classes, targets = (said[key] for key in cls._fields[:4])
+            if not (isinstance(names, list) and len(names) <= _MOST_USERS
+                    and all(map(is_name, names)) and len(set(names)) == len(names)):
+                raise _no_introduction("its users have no names, or the same")
+            if not (isinstance(features, list) and len(features) <= MOST_COLUMNS
+                    and all(map(is_text, features)) and len(set(features)) == len(features)):
+                raise _no_introduction("its columns have no names, or the same")
+            if not is_count(n_classes) or targets not in _TARGETS:
+                raise _no_introduction("its targets do not exist")
+            summary = None if said["summary"] is None else TableSummary.from_json(said["summary"])
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise _no_introduction(str(error)[:200]) from error
+        if summary is not None:
+            check_summary(summary)
+        # a private table may have texts only.
+        elif not features and names and targets not in ("none", "table"):
+            raise _no_introduction("it has targets, and no columns")
+        return cls(tuple(names), tuple(features), n_classes, targets, summary)
+
+
+def _no_introduction(why: str) -> InvalidInput:
+    return InvalidInput(f"this is no introduction of a node: {why}",
+                        remedy="Install the same version of coterie on the server and at the nodes")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,65 +195,64 @@ class Agreement:
         """The loss of all users."""
         return make_loss(self.loss, self.loss_options) if self.units is None else self.units.loss
 
-    def data(self, source: Users | Table, held_out: float, seed: int, least: int = 0) -> Data:
-        """A node's data as its users answer from them; without units yet, in the table's own units.
-        """
-        return self.data_of(self.given(source), held_out, seed, least)
+    @property
+    def known_recipe(self) -> Recipe:
+        """The recipe, of nodes with tables."""
+        assert self.recipe is not None
+        return self.recipe
 
     def given(self, source: Users | Table) -> Users:
         """A node's rows as numbers, in the table's own units."""
         if isinstance(source, Table) != (self.recipe is not None):
-            raise InvalidInput("this node has " + ("a table, and the federation agreed on prepared "
-                                                   "numbers" if self.recipe is None else "prepared "
-                                                   "numbers, and the federation agreed on a table"),
+            said = ("a table, and the federation agreed on prepared numbers" if self.recipe is None
+                    else "prepared numbers, and the federation agreed on a table")
+            raise InvalidInput(f"this node has {said}",
                                remedy="Give all nodes the same kind of data")
         if isinstance(source, Users):
             users = source
         else:
             with located(source.place):
-                users = _recipe(self).encode(source.frame)
-        return (replace(users, targets=0.5 * (users.targets + 1.0)) if self.signs
-                and users.targets is not None else users)
+                users = self.known_recipe.encode(source.frame)
+        if not self.signs or users.targets is None:
+            return users
+        return replace(users, targets=0.5 * (users.targets + 1.0))
 
-    def data_of(self, users: Users, held_out: float, seed: int, least: int = 0) -> Data:
+    def data(self, source: Users | Table, holdout: float, seed: int, least: int = 0) -> Data:
+        """A node's data as its users answer from them; without units yet, in the table's own units.
+        """
+        return self.data_of(self.given(source), holdout, seed, least)
+
+    def data_of(self, users: Users, holdout: float, seed: int, least: int = 0) -> Data:
         """The data of users whose rows are numbers, as they answer from them; see `Users.hold_out`.
         """
-        held, inner = None, self._inner()
-        if self.task:
-            return self._data_for_fit(users, held_out, seed, least)
-        if held_out > 0:
-            users, _, held = users.hold_out(held_out, seed=seed, least=least)
-        users, held = inner(users), None if held is None else inner(held)
-        # Users only describe their rows, which needs no loss.
-        if self.recipe is not None and self.units is None:
-            return Data(SquaredDistance(), Samples(users, users.n_features), held)
-        loss = self.make_loss()
-        return Data(loss, loss.prepare(users), held)
-
-    def _data_for_fit(self, users: Users, held_out: float, seed: int, least: int) -> Data:
-        """All rows, and those that are held out; without units, in the table's own units."""
-        inner, judged, split = self._inner(), None, None
-        if held_out > 0 and self.task != "clustering":
-            split = users.hold_out(held_out, stratify=self.task == "classification", seed=seed,
+        # 1. Held-out rows: a run learns from the others only, a fit from all, which include them.
+        fits, split, train, held, judged = bool(self.task), None, None, None, None
+        if holdout > 0 and self.task != "clustering":
+            split = users.hold_out(holdout, stratify=self.task == "classification", seed=seed,
                                    least=least)
-        units = self.units if self.train_units is None else self.train_units
-        if split is not None and units is not None:
-            judged = units, split.test
-        trained = inner if units is None else units.inner
-        train, held = (None, None) if split is None else (trained(split.train), trained(split.test))
+        # 2. The units of the models, and those of models found without the held-out rows.
+        units, inner = self.train_units or self.units, self._inner
+        if split is not None:
+            trained = inner if units is None else units.inner
+            train, held = trained(split.train) if fits else None, trained(split.test)
+            judged = (units, split.test) if fits and units is not None else None
+            users = users if fits else split.train
         users = inner(users)
-        if self.units is None:  # users only describe their rows, which needs no loss
-            return Data(SquaredDistance(), Samples(users, users.n_features), held, train=train,
-                        fits=True)
-        loss = self.make_loss()
-        return Data(loss, loss.prepare(users), held, train=train, judged=judged, fits=True)
+        # 3. The loss; users who only describe their rows need none.
+        loss: Loss = SquaredDistance()
+        samples = Samples(users, users.n_features)
+        if self.units is not None or not (fits or self.recipe is not None):
+            loss = self.make_loss()
+            samples = loss.prepare(users)
+        return Data(loss, samples, held, train=train, judged=judged, fits=fits)
 
-    def _inner(self) -> Callable[[Users], Users]:
+    def _inner(self, users: Users) -> Users:
+        """Users in the units of the models."""
         if self.units is not None:
-            return self.units.inner
+            return self.units.inner(users)
         if self.scale:
-            return Standardizer(np.array(self.mean), np.array(self.scale)).transform
-        return lambda users: users
+            return Standardizer(np.array(self.mean), np.array(self.scale)).transform(users)
+        return users
 
     @cached_property
     def digest(self) -> str:
@@ -179,40 +265,23 @@ class Agreement:
         said = {name: getattr(self, name)
                 for name in ("names", "features", "run", "loss", "loss_options", "mean", "scale",
                              "task", "n_classes", "signs")}
-        return json.dumps({**said, "recipe": None if self.recipe is None else self.recipe.to_json(),
-                           "units": None if self.units is None else json_ready(self.units.state()),
-                           "train_units": None if self.train_units is None else
-                           json_ready(self.train_units.state())}, ensure_ascii=False)
+        recipe = None if self.recipe is None else self.recipe.to_json()
+        units, train_units = (None if part is None else json_ready(part.state())
+                              for part in (self.units, self.train_units))
+        return json.dumps({**said, "recipe": recipe, "units": units, "train_units": train_units},
+                          ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """From what `to_json` gives."""
-        said = json.loads(text)
-        recipe, units, trained = said.pop("recipe"), said.pop("units"), \
-            said.pop("train_units", None)
-        said = {name: tuple(value) if isinstance(value, list) else value
-                for name, value in said.items()}
-        return cls(**said, recipe=None if recipe is None else Recipe.from_json(recipe),
-                   units=None if units is None else Units.from_state(units),
-                   train_units=None if trained is None else Units.from_state(trained))
+        said: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
+                                for name, value in json.loads(text).items()}
+        made: dict[str, Any] = {"recipe": Recipe.from_json, "units": Units.from_state,
+                                "train_units": Units.from_state}
+        said |= {name: make(said[name]) for name, make in made.items()
+                 if said.get(name) is not None}
+        return cls(**said)
 
-
-def read_aside(folder: Path) -> dict[Any, str]:
-    """Who was refused before, with the reason, from the folder of a checkpoint."""
-    file = folder / "aside.json"
-    return dict(json.loads(file.read_text("utf-8"))) if file.exists() else {}
-
-
-def write_aside(folder: Path, aside: Mapping[Any, str]) -> None:
-    """Keep who was refused, if anybody was."""
-    if aside:
-        write_atomically(folder / "aside.json", json.dumps(list(aside.items())).encode(),
-                         durable=True)
-
-
-def _recipe(agreement: Agreement) -> Recipe:
-    assert agreement.recipe is not None
-    return agreement.recipe
 
 
 class Carrier(Runtime, Protocol):
@@ -229,54 +298,143 @@ class Carrier(Runtime, Protocol):
         """Send this agreement with every query from now on."""
 
 
-def agree(runtime: Carrier, data: DataSettings, n_users: int = 0, wait: float = 120.0) -> Agreement:
-    """Find the users, and agree on the columns, their scaling and the loss.
+def agree(runtime: Carrier, deployment: Deployment, fit: Settings | None = None,
+          privacy: Privacy | None = None, folder: Path | None = None) -> Agreement:
+    """Find the users, and agree on the columns, their scaling, the task and the loss.
 
     Parameters
     ----------
     runtime : finds the users and carries the queries.
-    data : what is asked of the data.
-    n_users, wait : how many users to wait for, and how many seconds.
+    deployment : what is asked of the data, and how many users to wait for.
+    fit : the settings of a fit, whose questions find units and loss; None for a run at a given lam.
+    privacy : what a private fit promises: then only what is public is agreed on.
+    folder : of the checkpoint; what was settled there at an earlier start is settled.
 
     Raises
     ------
     Incompatible : fewer users came, some do not answer, or the nodes' data do not fit together.
     InvalidInput : a column is not the same kind of thing at all nodes; both are named.
     """
-    nodes, agreement = introduced(runtime, n_users, wait)
-    tables = [node.summary for _, node in nodes if node.summary is not None]
-    if not tables:
-        return _agree_on_numbers(runtime, data, agreement, nodes)
-    if data.loss_options:
-        raise InvalidInput("loss-options are for prepared numbers, and the nodes have tables",
-                           remedy="Use loss and ridge, as in coterie fit")
-    recipe = Recipe.from_summary(merge(tables, tables=[label for label, _ in nodes]))
-    agreement, statistics = _describe(runtime, replace(agreement, recipe=recipe,
-                                                       features=recipe.feature_names))
-    units = Units.from_moments(statistics, recipe.task, loss=data.loss, ridge=data.ridge,
-                               n_classes=len(recipe.classes), standardize=data.scaled(table=True))
-    return replace(agreement, units=units)
+    if folder is not None and (folder / "federation.json").exists():
+        text = (folder / "federation.json").read_text(encoding="utf-8")
+        return replace(Agreement.from_json(text), refused=read_aside(folder))
+    # 1. Who is there.
+    nodes, agreement = introduce(runtime, deployment.n_users, deployment.wait)
+    summaries = [node.summary for _, node in nodes if node.summary is not None]
+    tables = [node for _, node in nodes if node.targets == "table"]
+    # 2. How tables become numbers.
+    recipe = None
+    if privacy is not None and tables:
+        recipe = public_recipe(tables, deployment, privacy)
+    elif summaries:
+        recipe = Recipe.from_summary(merge(summaries, tables=[label for label, _ in nodes]))
+    if recipe is not None:
+        agreement = replace(agreement, recipe=recipe, features=recipe.feature_names)
+    # 3. The task of a fit; or units and loss of a run.
+    if fit is None:
+        settle = _settle_numbers if recipe is None else _settle_table
+        agreement = settle(runtime, deployment, agreement, nodes)
+    elif recipe is not None:
+        agreement = replace(agreement, task=recipe.task, n_classes=len(recipe.classes))
+    else:
+        agreement = _settle_task(agreement, nodes, fit.loss, deployment.task, privacy)
+    # 4. It is settled for later starts, too.
+    if folder is not None:
+        write_agreement(folder, agreement)
+        write_aside(folder, agreement.refused)
+    return agreement
 
 
-def introduced(runtime: Carrier, n_users: int, wait: float) -> tuple[list[tuple[str, Introduction]],
-        Agreement]:
+def introduce(runtime: Carrier, n_users: int,
+              wait: float) -> tuple[list[tuple[str, Introduction]], Agreement]:
     """What the nodes say of themselves, and an agreement on who takes part; of prepared numbers
     also on columns.
     """
     nodes = runtime.gather(n_users, wait)
     names = in_order(name for _, node in nodes for name in node.names)
-    tables = sum(node.summary is not None for _, node in nodes)
-    if 0 < tables < len(nodes):
-        with_table, without = (next(label for label, node in nodes
-                                    if (node.summary is None) is none) for none in (False, True))
-        raise Incompatible(f"{with_table} has a table, and {without} prepared numbers. Give all "
-                           "nodes the same kind of data.")
-    return nodes, Agreement(names=names, features=() if tables else _columns(nodes),
+    with_table = [label for label, node in nodes if node.summary is not None]
+    without = [label for label, node in nodes if node.summary is None]
+    if with_table and without:
+        raise Incompatible(f"{with_table[0]} has a table, and {without[0]} prepared numbers. "
+                           "Give all nodes the same kind of data.")
+    return nodes, Agreement(names=names, features=() if with_table else _columns(nodes),
                             run=uuid.uuid4().hex, refused=dict(runtime.refused))
 
 
-def bounded_classes(agreement: Agreement, nodes: Sequence[tuple[str, Introduction]]) -> tuple[int,
-        Agreement]:
+def _columns(nodes: Sequence[tuple[str, Introduction]]) -> tuple[str, ...]:
+    """The columns of prepared numbers, which must be the same everywhere."""
+    (first, one), *others = nodes
+    for label, node in others:
+        if node.features != one.features:
+            raise Incompatible(f"The nodes have different columns: {', '.join(one.features)} "
+                               f"({first}) and {', '.join(node.features)} ({label}). "
+                               "Give all of them the same features in the same order.")
+    return one.features
+
+
+def _settle_table(runtime: Carrier, deployment: Deployment, agreement: Agreement,
+                  nodes: Sequence[tuple[str, Introduction]]) -> Agreement:
+    """The units of a table, for a run at a given lam."""
+    if deployment.loss_options:
+        raise InvalidInput("loss-options are for prepared numbers, and the nodes have tables",
+                           remedy="Use loss and ridge, as in coterie fit")
+    agreement, statistics = _describe(runtime, agreement)
+    recipe = agreement.known_recipe
+    units = Units.from_moments(statistics, recipe.task, loss=deployment.loss,
+                               ridge=deployment.ridge, n_classes=len(recipe.classes),
+                               standardize=deployment.scaled(table=True))
+    return replace(agreement, units=units)
+
+
+def _settle_numbers(runtime: Carrier, deployment: Deployment, agreement: Agreement,
+                    nodes: Sequence[tuple[str, Introduction]]) -> Agreement:
+    """The loss and the scaling of prepared numbers, for a run at a given lam."""
+    loss, kinds = deployment.loss, {node.targets for _, node in nodes}
+    if loss == "auto":
+        if len(kinds) > 1 or kinds == {"numbers"}:
+            raise InvalidInput("the targets are numbers, which may be classes, counts or "
+                               "measurements", remedy="Name the loss, for example loss = "
+                               "'squared', or give the nodes tables")
+        loss = {"none": "squared_distance", "signs": "logistic"}[kinds.pop()]
+    built, options = make_loss(loss, deployment.loss_options), deployment.loss_options
+    if isinstance(built, Multinomial) and built.n_classes is None:
+        known, agreement = _bounded_classes(agreement, nodes)
+        options = json.dumps({**json.loads(options or "{}"), "n_classes": known})
+    agreement = replace(agreement, loss=loss, loss_options=options)
+    if not deployment.scaled(table=False):
+        return agreement
+    agreement, statistics = _describe(runtime, agreement)
+    scaler = Standardizer.from_moments(statistics.features, feature_names=agreement.features)
+    return replace(agreement, mean=tuple(scaler.mean.tolist()), scale=tuple(scaler.scale.tolist()))
+
+
+def _settle_task(agreement: Agreement, nodes: Sequence[tuple[str, Introduction]], loss: str,
+                 asked: str, privacy: Privacy | None) -> Agreement:
+    """The task of prepared numbers in a fit: that of the loss named, or by the targets."""
+    kinds = {node.targets for _, node in nodes}
+    signs = kinds == {"signs"}
+    if privacy is not None and ("none" in kinds or asked in ("counts", "clustering")
+                                or loss not in ("auto", "squared", "logistic")):
+        raise InvalidInput("a private fit predicts numbers (squared loss) or two classes (logistic "
+                           "loss)", remedy="Use the loss 'squared' or 'logistic', or leave epsilon "
+                                           "out")
+    if "none" in kinds:
+        if len(kinds) > 1:
+            raise InvalidInput("some nodes have targets and others have none",
+                               remedy="Give all of them targets")
+        return replace(agreement, task="clustering")
+    task = next((task for task, losses in FITTING.items()
+                 if loss in losses and task != "clustering"),
+                "classification" if signs else "regression")
+    n_classes = 2 * (task == "classification")
+    if privacy is None and task == "classification":
+        n_classes, agreement = _bounded_classes(agreement, nodes)
+    return replace(agreement, task=task, signs=signs and task == "classification",
+                   n_classes=2 if signs and privacy is None else n_classes)
+
+
+def _bounded_classes(agreement: Agreement, nodes: Sequence[tuple[str, Introduction]],
+                     ) -> tuple[int, Agreement]:
     """How many classes there are at nodes with prepared numbers, and the agreement of those who can
     be believed.
 
@@ -291,50 +449,18 @@ def bounded_classes(agreement: Agreement, nodes: Sequence[tuple[str, Introductio
     while True:
         known = max(node.n_classes for _, node in kept)
         dim = (len(agreement.features) + 1) * max(known - 1, 1)
-        if known <= _MOST_CLASSES and 8.0 * (20 * len(agreement.names) * dim
-                                             + dim**2) <= free_memory():
+        needed = 8.0 * (20 * len(agreement.names) * dim + dim**2)
+        if known <= _MOST_CLASSES and needed <= free_memory():
             return known, agreement.without(reasons) if reasons else agreement
         fewer = [(label, node) for label, node in kept if node.n_classes < known]
         if not fewer:
-            raise InvalidInput(f"the targets are {known:,} classes, "
-                               f"which is more than {_MOST_CLASSES:,} or than there is memory for",
+            raise InvalidInput(f"the targets are {known:,} classes, which is more than "
+                               f"{_MOST_CLASSES:,} or than there is memory for",
                                remedy="Name another loss, or give the nodes tables")
         for label, node in kept:
             if node.n_classes == known:
                 reasons |= dict.fromkeys(node.names, f"{label} declares {known:,} classes")
         kept = fewer
-
-
-def _agree_on_numbers(runtime: Carrier, data: DataSettings, agreement: Agreement,
-                      nodes: Sequence[tuple[str, Introduction]]) -> Agreement:
-    loss, kinds = data.loss, {node.targets for _, node in nodes}
-    if loss == "auto":
-        if len(kinds) > 1 or kinds == {"numbers"}:
-            raise InvalidInput(
-                "the targets are numbers, which may be classes, counts or measurements",
-                remedy="Name the loss, for example loss = 'squared', or give the nodes tables")
-        loss = {"none": "squared_distance", "signs": "logistic"}[kinds.pop()]
-    built, options = make_loss(loss, data.loss_options), data.loss_options
-    if isinstance(built, Multinomial) and built.n_classes is None:
-        known, agreement = bounded_classes(agreement, nodes)
-        options = json.dumps({**json.loads(options or "{}"), "n_classes": known})
-    agreement = replace(agreement, loss=loss, loss_options=options)
-    if not data.scaled(table=False):
-        return agreement
-    agreement, statistics = _describe(runtime, agreement)
-    scaler = Standardizer.from_moments(statistics.features, feature_names=agreement.features)
-    return replace(agreement, mean=tuple(scaler.mean.tolist()), scale=tuple(scaler.scale.tolist()))
-
-
-def _columns(nodes: Sequence[tuple[str, Introduction]]) -> tuple[str, ...]:
-    """The columns of prepared numbers, which must be the same everywhere."""
-    (first, one), *others = nodes
-    for label, node in others:
-        if node.features != one.features:
-            raise Incompatible(f"The nodes have different columns: {', '.join(one.features)} "
-                               f"({first}) and {', '.join(node.features)} ({label}). Give all of "
-                               "them the same features in the same order.")
-    return one.features
 
 
 def _describe(runtime: Carrier, agreement: Agreement) -> tuple[Agreement, UserStatistics]:
@@ -348,6 +474,7 @@ def _describe(runtime: Carrier, agreement: Agreement) -> tuple[Agreement, UserSt
     n, p = len(agreement.names), len(agreement.features)
     counts, (means, m2), target = np.zeros(n), np.zeros((2, n, p)), np.zeros((n, 3))
     known, with_target, reasons = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool), dict[int, str]()
+    # 1. Ask until everybody has answered.
     for turn in range(_DESCRIBE, _DESCRIBE + _TRIES):
         replies = runtime.exchange(Batch("describe", turn, np.flatnonzero(~known)))
         reasons |= {user: reason for user, reason in replies.refused if reason.startswith(REFUSES)}
@@ -356,10 +483,9 @@ def _describe(runtime: Carrier, agreement: Agreement) -> tuple[Agreement, UserSt
             if not _describes(reply, p):
                 reasons[user] = "it does not describe the columns that were agreed on"
                 continue
-            counts[user], means[user], m2[user] = (reply.arrays[name]
-                                                   for name in ("count", "means", "m2"))
-            with_target[user], target[user] = "target" in reply.arrays, \
-                reply.arrays.get("target", 0.0)
+            said = reply.arrays
+            counts[user], means[user], m2[user] = said["count"], said["means"], said["m2"]
+            with_target[user], target[user] = "target" in said, said.get("target", 0.0)
             reasons.pop(user, None)
             known[user] = True
         known[list(reasons)] = True
@@ -368,8 +494,9 @@ def _describe(runtime: Carrier, agreement: Agreement) -> tuple[Agreement, UserSt
     else:
         silent = [agreement.names[user] for user in np.flatnonzero(~known)[:3]]
         raise Incompatible(f"{int((~known).sum())} user(s) did not describe their columns "
-                           f"({show(*silent)}), so "
-                           "nothing can be scaled. Start their nodes, or lower `n-users`.")
+                           f"({show(*silent)}), so nothing can be scaled. Start their nodes, or "
+                           "lower `n-users`.")
+    # 2. Refuse who cannot be believed.
     wrong = plausible.wrong_moments(counts, means, m2, target if with_target.any() else None)
     if agreement.recipe is not None:
         task, classes = agreement.recipe.task, len(agreement.recipe.classes)
@@ -379,23 +506,90 @@ def _describe(runtime: Carrier, agreement: Agreement) -> tuple[Agreement, UserSt
     stay = np.setdiff1d(np.arange(n), list(reasons))
     far = stay[plausible.outlying(counts[stay], means[stay], m2[stay])]
     reasons |= dict.fromkeys(far.tolist(), "it describes numbers out of all proportion to those of "
-                             "the others")
+                                           "the others")
     if reasons:
         agreement = agreement.without({agreement.names[user]: reason
                                        for user, reason in reasons.items()})
         runtime.use(agreement)
         stay = np.setdiff1d(stay, far)
-    rows = counts[stay].astype(np.int64)
-    targets = (Moments(rows, target[stay, :1], target[stay, 1:2]) if with_target[stay].all()
-               else None)
-    features, targets = (None if part is None else plausible.without_dominant(part)
-                         for part in (Moments(rows, means[stay], m2[stay]), targets))
-    assert features is not None
+    # 3. What is left.
+    rows, targets = counts[stay].astype(np.int64), None
+    features = plausible.without_dominant(Moments(rows, means[stay], m2[stay]))
+    if with_target[stay].all():
+        targets = plausible.without_dominant(Moments(rows, target[stay, :1], target[stay, 1:2]))
     return agreement, UserStatistics(agreement.features, features, targets, target[stay, 2])
 
 
 def _describes(reply: Message, n_features: int) -> bool:
     shapes = {"count": (), "means": (n_features,), "m2": (n_features,), "target": (3,)}
-    return reply.kind == "describe" and set(reply.arrays) >= {
-        "count", "means", "m2"} and all(array.shape == shapes.get(name) and np.isfinite(array).all()
-                                        for name, array in reply.arrays.items())
+    return (reply.kind == "describe" and set(reply.arrays) >= {"count", "means", "m2"}
+            and all(array.shape == shapes.get(name) and np.isfinite(array).all()
+                    for name, array in reply.arrays.items()))
+
+
+def public_recipe(tables: Sequence[Introduction], deployment: Deployment,
+                  privacy: Privacy) -> Recipe:
+    """How tables become numbers in a private federation, from what is public: bounds and levels of
+    columns.
+
+    Raises
+    ------
+    InvalidInput : a column of which too little is public.
+    """
+    user, target, task = deployment.user, deployment.target, deployment.task
+    if not target:
+        raise InvalidInput("a private fit needs a target", remedy="Give --target COLUMN")
+    numbers = set.intersection(*(set(table.features) for table in tables))
+    given = dict(privacy.clip) if isinstance(privacy.clip, Mapping) else {}
+    named, drop = split_names(deployment.features), (target, user, *split_names(deployment.drop))
+    for name in named:
+        if name not in given and (given or name not in numbers):
+            raise InvalidInput(f"too little of the column {name!r} is public",
+                               remedy="Name its bounds or its levels in clip, for example "
+                                      f"{name}=0:100 or {name}=no|yes")
+    names = [name for name in (named or given or tables[0].features)
+             if name not in drop and (name in given or name in numbers)]
+    if not names:
+        raise InvalidInput("no column is left to learn from",
+                           remedy="Name columns and their bounds or levels in clip")
+    why = (", which clip names." if given
+           else "; texts would need their levels in clip, to be public.")
+    columns = tuple(_column(name, privacy.range_of(name), privacy.levels_of(name))
+                    for name in names)
+    classes = privacy.levels_of(target)
+    if len(classes) > 2:
+        raise InvalidInput(f"a private fit predicts two classes or numbers, and {target!r} has "
+                           f"{len(classes)} classes", remedy="Predict one class against the others")
+    if not classes and task in ("classification", "counts"):
+        raise InvalidInput(f"the classes of {target!r} are not public",
+                           remedy=f"Name them in clip: {target}=no|yes")
+    return Recipe(user=user, target=target, task="classification" if classes else "regression",
+                  classes=classes, class_kind="str", columns=columns,
+                  notes=(f"Private: only the columns {show(*names)} are used{why}",))
+
+
+def _column(name: str, bounds: Any, levels: tuple[str, ...]) -> Column:
+    if levels:
+        two = len(levels) == 2
+        return Column(name=name, kind="category", levels=levels[1:] if two else levels,
+                      reference=levels[0] if two else None, fill=0.5 if two else 0.0)
+    fill = 0.0 if bounds is None else 0.5 * (bounds[0] + bounds[1])
+    return Column(name=name, kind="number", fill=fill)
+
+
+def write_agreement(folder: Path, agreement: Agreement) -> None:
+    """Keep what was agreed on in the folder of a checkpoint."""
+    write_atomically(folder / "federation.json", agreement.to_json().encode(), durable=True)
+
+
+def read_aside(folder: Path) -> dict[Any, str]:
+    """Who was refused before, with the reason, from the folder of a checkpoint."""
+    file = folder / "aside.json"
+    return dict(json.loads(file.read_text("utf-8"))) if file.exists() else {}
+
+
+def write_aside(folder: Path, aside: Mapping[Any, str]) -> None:
+    """Keep who was refused, if anybody was."""
+    if aside:
+        write_atomically(folder / "aside.json", json.dumps(list(aside.items())).encode(),
+                         durable=True)

@@ -21,6 +21,7 @@ from coterie.federated.algorithms.forms import between, trusted
 from coterie.federated.answers import FIT_ANSWERS, facts, fit_answers
 from coterie.federated.joining import answer_join
 from coterie.federated.private.ledger import NodeLedger
+from coterie.federated.private.release import Releasing, answer_home, answer_release
 from coterie.federated.protocol.messages import (
     SCHEMAS,
     BadMessage,
@@ -33,7 +34,6 @@ from coterie.federated.protocol.messages import (
     square,
     triangle,
 )
-from coterie.federated.releasing import Releasing, answer_home, answer_release
 from coterie.federated.spans import evaluated, hessian_parts, mean_curvature, ridge_of, stiffness
 from coterie.fitting.scores import worse_than_alone
 from coterie.fitting.units import Units, UserStatistics

@@ -28,10 +28,10 @@ except ImportError as error:  # pragma: no cover - depends on what is installed
     raise MissingExtra("flwr", "flower", "Running on Flower") from error
 
 from coterie.base.storage import private_folder, write_atomically
-from coterie.federated.agreement import Agreement
+from coterie.federated.agreement import Agreement, Introduction
 from coterie.federated.algorithms.base import Replies
-from coterie.federated.config import RunConfig, complete, for_nodes
-from coterie.federated.introduction import Introduction
+from coterie.federated.entry import describe, serve, write
+from coterie.federated.membership import join_run, write_newcomers
 from coterie.federated.metrics import writer
 from coterie.federated.node import Node
 from coterie.federated.protocol.messages import (
@@ -44,15 +44,17 @@ from coterie.federated.protocol.messages import (
     decode,
     digest,
 )
-from coterie.federated.runtimes import service
 from coterie.federated.session import Round
-from coterie.federated.sources import in_order
+from coterie.federated.settings import Deployment, complete, for_nodes
+from coterie.federated.sources import TableReader, in_order
+from coterie.output.runs import load_run
 
 log = logging.getLogger("coterie.federated")
 logger = logging.getLogger("flwr")  # what Flower shows as the run's log
 _MOST = 1 << 28  # largest size of one user's reply in bytes
 
 client = ClientApp()
+tables = TableReader()  # of all nodes that share this process
 server = ServerApp()
 
 # -- at the node
@@ -62,7 +64,7 @@ server = ServerApp()
 @client.query("users")
 def _introduce(message: Envelope, context: Context) -> Envelope:
     """Who is at this node, and what it says of its data."""
-    said = Node(message.content["config"], context.node_config).introduce()
+    said = Node(message.content["config"], context.node_config, read=tables).introduce()
     return Envelope(RecordDict({"users": ConfigRecord(said)}), reply_to=message)
 
 
@@ -70,8 +72,8 @@ def _introduce(message: Envelope, context: Context) -> Envelope:
 def _answer(message: Envelope, context: Context) -> Envelope:
     """The replies of the users of this node."""
     store = context.state.get("memory") or ConfigRecord()
-    answers = Node(message.content["config"], context.node_config,
-                   store).answer(message.content["queries"])
+    node = Node(message.content["config"], context.node_config, store, tables)
+    answers = node.answer(message.content["queries"])
     context.state["memory"] = store
     return Envelope(RecordDict({"answers": ConfigRecord(answers.replies),
                                 "refusals": ConfigRecord(answers.refusals)}), reply_to=message)
@@ -291,27 +293,29 @@ def _main(grid: Grid, context: Context) -> None:
     folder.
     """
     given = dict(context.run_config)
-    config = RunConfig.of(given)
-    out = Path(config.server.out)
+    deployment = Deployment.of(given)
+    out = Path(deployment.out)
     private_folder(out)
     # Of an earlier start.
-    for name in ("joined.csv" if config.server.join else "run.json", "error.txt"):
+    for name in ("joined.csv" if deployment.join else "run.json", "error.txt"):
         (out / name).unlink(missing_ok=True)
     try:
         writers = [writer(f"jsonl:{out / 'rounds.jsonl'}"),
-                   *map(writer, config.server.metrics.split())]
+                   *map(writer, deployment.metrics.split())]
 
         def progress(line: Round) -> None:
-            for write in writers:
-                write(line)
+            for enter in writers:
+                enter(line)
             logger.info("%s", line)
 
-        runtime = FlowerRuntime(grid, for_nodes(complete(given)),
-                                deadline=config.server.round_timeout, poll=config.server.poll)
-        if config.server.join:
-            service.join(runtime, config, out / "joined.csv", progress)
+        runtime = FlowerRuntime(grid, for_nodes(given), deadline=deployment.round_timeout,
+                                poll=deployment.poll)
+        if deployment.join:
+            run = load_run(deployment.join)
+            newcomers = join_run(runtime, run, wait=deployment.wait, progress=progress)
+            write_newcomers(newcomers, run, out / "joined.csv")
             return
-        found = service.serve(runtime, config, progress)
+        found = serve(runtime, deployment, progress)
     except CoterieError as error:
         write_atomically(out / "error.txt", str(error).encode())
         logger.error("%s", error)
@@ -319,5 +323,5 @@ def _main(grid: Grid, context: Context) -> None:
     except Interrupted as stop:  # Flower is stopping; submitted again, the run continues
         logger.info("%s", stop.best if stop.best is not None else stop)
         return
-    service.write(found, out, complete(given))
-    logger.info("%s", service.describe(found))
+    write(found, out, complete(given))
+    logger.info("%s", describe(found))

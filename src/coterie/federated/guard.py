@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -23,10 +23,10 @@ from coterie.base.types import Flags
 from coterie.data.frames import row_names
 from coterie.data.users import Users
 from coterie.federated.client import Data
-from coterie.federated.config import DataSettings, key_of
 from coterie.federated.private.ledger import LoggedAnswer, NodeLedger, Question
+from coterie.federated.private.release import PRIVATE
 from coterie.federated.protocol.messages import KINDS, Batch, Message
-from coterie.federated.releasing import PRIVATE
+from coterie.federated.settings import DATA, key_of
 from coterie.federated.sources import SOURCES, Table
 from coterie.losses import Huber, HuberDistance, SquaredHinge
 
@@ -104,16 +104,6 @@ class OwnerSettings:
         return tuple(word for word in self.allow.replace(",", " ").split() if word)
 
 
-class HeldOut(NamedTuple):
-    """Which rows users hold out: a share of them, by a seed; users who would hold out fewer than
-    `least` hold none.
-    """
-
-    share: float
-    seed: int
-    least: int = 0
-
-
 class Guard:
     """Decides for the owner of a node what leaves it, and enters everything that does.
 
@@ -130,8 +120,8 @@ class Guard:
     -------
     >>> from coterie.datasets import ellipses
     >>> guard = Guard({}, ellipses(seed=0).users)  # the data are the server's
-    >>> guard.owned, guard.held_out(0.2, 7)
-    (False, HeldOut(share=0.2, seed=7, least=0))
+    >>> guard.owned, guard.holdout(0.2, 7)
+    (False, (0.2, 7, 0))
     """
 
     def __init__(self, own: Mapping[str, Any], source: Users | Table) -> None:
@@ -151,7 +141,8 @@ class Guard:
 
     # -- splits
 
-    def held_out(self, share: float, seed: int, task: str = "", n_columns: int = 0) -> HeldOut:
+    def holdout(self, share: float, seed: int, task: str = "",
+                n_columns: int = 0) -> tuple[float, int, int]:
         """Which rows are held out; of the owner's data by its own secret, and always the same
         share.
 
@@ -161,23 +152,27 @@ class Guard:
         task : of a fit. A regression sends second moments of both parts.
         n_columns : of the rows.
 
+        Returns
+        -------
+        The share, the seed, and how many rows a user holds out at least; with fewer it holds none.
+
         Raises
         ------
         Refused : another share was held out of these rows before.
         """
         if not self.owned:
-            return HeldOut(share, seed)
+            return share, seed, 0
         least = (0 if self.consent else max(n_columns + 1, _LEAST_ROWS) if task == "regression"
                  else _LEAST_ROWS)
         if self.settings.split_key == PUBLIC:
-            return HeldOut(share, seed, least)
+            return share, seed, least
         if share > 0:
             data = hashlib.sha256(json.dumps(sorted(self.rows.values())).encode()).hexdigest()
             first = float(self.ledger.pinned(f"held-out {data}", lambda: repr(share)))
             if first != share:
                 raise Refused(f"the share {first:g} of these rows was held out before, and "
-                              f"{share:g} is asked for now", remedy=f"Use held-out = {first:g}")
-        return HeldOut(share, self.secret, least)
+                              f"{share:g} is asked for now", remedy=f"Use holdout = {first:g}")
+        return share, self.secret, least
 
     @property
     def secret(self) -> int:
@@ -344,8 +339,8 @@ def default_folder(own: Mapping[str, Any]) -> Path:
     its settings.
     """
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    known = {key_of(f.name) for kind in (DataSettings, OwnerSettings) for f in fields(kind)} | {
-        "state-dir", "models-dir", "return-models"}
+    known = {*DATA, "held-out", *(key_of(f.name) for f in fields(OwnerSettings)), "state-dir",
+             "models-dir", "return-models"}
     path = str(Path(str(own["path"])).resolve()) if own.get("path") else ""
     other = {} if own["data"] in SOURCES else {key: own[key] for key in sorted(set(own) - known)}
     spec = json.dumps([own["data"], path, own.get("dataset", ""), own.get("partition-id", ""),

@@ -22,7 +22,7 @@ from coterie.base.types import Array, Ints
 from coterie.data.condensed import SecondMoments
 from coterie.data.users import Split
 from coterie.data.validation import show
-from coterie.federated.agreement import Agreement, Carrier
+from coterie.federated.agreement import Agreement, Carrier, write_agreement
 from coterie.federated.protocol.ledger import Ledger
 from coterie.federated.protocol.messages import digest, square, triangle
 from coterie.federated.session import Round, Session
@@ -87,15 +87,15 @@ def join_run(runtime: Carrier, run: Run, *, wait: float = 120.0,
                                 "noise": np.array(run.noise)}
     if run.covariance is not None:
         shared["covariance"] = triangle(run.covariance[None])
-    asker = Session(runtime, newcomers, progress=progress)
-    replies = asker.ask("join", run.models.shape[1], shared=shared)
+    session = Session(runtime, newcomers, progress=progress)
+    replies = session.ask("join", run.models.shape[1], shared=shared)
     models = {newcomers[k]: reply.arrays["model"][0] for k, reply in replies.items()
               if "model" in reply.arrays}
     groups = np.asarray(replies.arrays["who"], dtype=np.int64)
     if not ((groups >= -1) & (groups < len(run.centres))).all():
         raise Incompatible("A newcomer answered with a group that does not exist. Install the same "
                            "version of coterie everywhere.")
-    return Newcomers(newcomers, groups, models, asker.ledger)
+    return Newcomers(newcomers, groups, models, session.ledger)
 
 
 def agreement_of(run: Run) -> Agreement:
@@ -187,4 +187,4 @@ def _keep_checkpoint(folder: Path, agreement: Agreement, moments: dict[str, Any]
     """
     shutil.rmtree(folder, ignore_errors=True)
     write_atomically(folder / "answers" / "0000.coterie", pack(moments), durable=True)
-    write_atomically(folder / "federation.json", agreement.to_json().encode(), durable=True)
+    write_agreement(folder, agreement)

@@ -7,6 +7,10 @@ owner has named them.
 What a user must remember between two queries is stored on the node's disk (`state-dir`, which only
 the owner can name) or by the runtime, with its round and the state before it: a round whose reply
 the server never received is undone.
+
+The owner of a node may name a folder (`models-dir`; the server cannot) in which the node keeps the
+models of its users, so that it predicts without the server. Each user has one file in it, written
+when the user gets its model at the end of a fit, and replaced by the next fit.
 """
 
 from __future__ import annotations
@@ -16,23 +20,24 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from coterie.base.errors import CoterieError, Incompatible, InvalidInput, Refused
-from coterie.base.storage import pack, unpack, write_atomically
+from coterie.base.storage import json_ready, pack, unpack, write_atomically
+from coterie.base.types import Array
+from coterie.data.encoding import Recipe
 from coterie.data.participants import Participants
 from coterie.federated import sources
-from coterie.federated.agreement import Agreement
+from coterie.federated.agreement import Agreement, Introduction
 from coterie.federated.bounds import MOST_BYTES, alike, check_agreement, check_data, objection
 from coterie.federated.client import Data, answer_all
-from coterie.federated.config import FOR_NODES, DataSettings, key_of
 from coterie.federated.guard import Guard
-from coterie.federated.introduction import Introduction
-from coterie.federated.keeping import keep_models
+from coterie.federated.private.release import objection_to
 from coterie.federated.protocol.messages import (
     VERSION,
     BadMessage,
@@ -43,14 +48,17 @@ from coterie.federated.protocol.messages import (
     decode,
     gather,
 )
-from coterie.federated.releasing import objection_to
+from coterie.federated.settings import DATA, FOR_NODES, by_present_names
+from coterie.fitting.predictions import Predictor, PredictsRows
+from coterie.fitting.units import Units
 
 log = logging.getLogger("coterie.federated")
 _T = TypeVar("_T")
+_FILES = "user-*.json"  # in which models are kept
 #: All that a node takes from a server.
 FROM_SERVER = (*FOR_NODES, "agreement", "run", "bases")
 #: What is said of data, which is the owner's word alone where the owner has named them.
-_DATA = {key_of(f.name) for f in fields(DataSettings)} - {"held-out", "task"}
+_OWNERS = set(DATA) - {"holdout", "task"}
 
 
 def settings(said: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,8 +69,9 @@ def settings(said: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     said : what the server says of the run.
     own : the node's configuration.
     """
-    kept = {key: value for key, value in said.items() if key in FROM_SERVER and not ("data" in own
-        and key in _DATA)}
+    said, own = by_present_names(said), by_present_names(own)
+    kept = {key: value for key, value in said.items()
+            if key in FROM_SERVER and not ("data" in own and key in _OWNERS)}
     return {**kept, **own}
 
 
@@ -146,6 +155,7 @@ class Node:
     own : the node's configuration.
     store : where the runtime keeps what users remember, as bytes by name; used where the owner
         names no `state-dir`.
+    read : reads tables; one that is shared by nodes remembers the last.
 
     Example
     -------
@@ -155,7 +165,9 @@ class Node:
     """
 
     def __init__(self, said: Mapping[str, Any], own: Mapping[str, Any],
-                 store: MutableMapping[str, Any] | None = None) -> None:
+                 store: MutableMapping[str, Any] | None = None,
+                 read: sources.TableReader | None = None) -> None:
+        self.read = read or sources.TableReader()
         self.said, self.own, self.config = dict(said), dict(own), settings(said, own)
         self.run, self.store = str(self.config.get("run", ""))[:200], {} if store is None else store
 
@@ -163,7 +175,7 @@ class Node:
         """Who is at this node, and what it says of its data; or an "error", as text."""
         try:
             check_data(self.said, self.own)
-            source = sources.load(self.config)
+            source = sources.load(self.config, self.read)
             agreed = "agreement" in self.config  # then names are enough
             private = "budget-epsilon" in self.own or _number(self.config.get("epsilon", 0)) > 0
             text = (Introduction(source.names) if agreed else Introduction.of(source,
@@ -195,10 +207,10 @@ class Node:
             share, seed, bases = self._split_asked()
         except Refused as error:
             return NodeReplies({}, dict.fromkeys(queries, error.reason))
-        source = _own_business(lambda: sources.load(self.config))
+        source = _own_business(lambda: sources.load(self.config, self.read))
         with Guard(self.own, source) as guard:
             try:
-                split = guard.held_out(share, seed, agreement.task, len(agreement.features))
+                split = guard.holdout(share, seed, agreement.task, len(agreement.features))
             except Refused as error:
                 guard.refuse(self.run, {_name(key): ("", 0, error.reason) for key in queries})
                 return NodeReplies({}, dict.fromkeys(queries, error.reason))
@@ -212,7 +224,7 @@ class Node:
         """The share of rows to hold out, its seed, and the rounds that users are asked to remember.
         """
         try:
-            share, seed = float(self.config["held-out"]), int(self.config["seed"])
+            share, seed = float(self.config["holdout"]), int(self.config["seed"])
             bases = json.loads(str(self.config.get("bases", "{}")))
             if 0 <= share < 1 and 0 <= seed < 1 << 63 and isinstance(bases, dict):
                 return share, seed, bases
@@ -344,3 +356,80 @@ def _number(value: Any) -> float:
 
 def _integer(number: Any) -> int:
     return number if isinstance(number, int) else -1
+
+
+# -- models that a node keeps
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KeptModels(PredictsRows):
+    """The models of a node's users: `predict` works as that of a run, for these users only.
+
+    Parameters
+    ----------
+    names : of the users.
+    models : (n_users, dim) their models, in the solver's units.
+    units, recipe : how rows become what the solver sees.
+    """
+
+    names: tuple[Any, ...]
+    models: Array = field(repr=False)
+    units: Units = field(repr=False)
+    recipe: Recipe | None = field(repr=False, default=None)
+
+    def _predictor(self) -> Predictor:
+        return Predictor(units=self.units, recipe=self.recipe, names=self.names, models=self.models,
+                         labels=np.full(len(self.names), -1), together=None)
+
+
+def keep_models(folder: str | PathLike[str], agreement: Agreement,
+                models: Iterable[tuple[Any, Array]]) -> None:
+    """Write one file for each user.
+
+    Parameters
+    ----------
+    folder : created if needed.
+    agreement : with the units of the models.
+    models : names of users, and their models in the solver's units.
+    """
+    assert agreement.units is not None
+    shared = {"run": agreement.run, "recipe": None if agreement.recipe is None
+              else agreement.recipe.to_json(), "units": json_ready(agreement.units.state())}
+    for name, model in models:
+        text = json.dumps({"user": name, "model": np.asarray(model).tolist(), **shared},
+                          ensure_ascii=False)
+        number = hashlib.sha256(json.dumps(name).encode()).hexdigest()[:40]
+        write_atomically(Path(folder) / f"user-{number}.json", text.encode())
+
+
+def load_models(folder: str | PathLike[str]) -> KeptModels:
+    """Read the models that a node keeps; of several fits, those of the last one.
+
+    Parameters
+    ----------
+    folder : the `models-dir` of the node.
+
+    Raises
+    ------
+    InvalidInput : there are none, or a file is damaged.
+    """
+    files = sorted(Path(folder).glob(_FILES), key=lambda file: (file.stat().st_mtime_ns, file.name))
+    if not files:
+        raise InvalidInput(f"{folder} holds no models that a node keeps",
+                           remedy="Give the folder that is `models-dir` in the node configuration")
+    try:
+        parts = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        last = parts[-1]
+        users = {part["user"]: part["model"] for part in parts if part["run"] == last["run"]}
+        units = Units.from_state(last["units"])
+        recipe = None if last["recipe"] is None else Recipe.from_json(last["recipe"])
+        models = np.array(list(users.values()), dtype=float)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInput(f"a file in {folder} is damaged: {error}",
+                           remedy="Run the federation again") from error
+    return KeptModels(names=tuple(users), models=models, units=units, recipe=recipe)
+
+
+def holds_models(folder: str | PathLike[str]) -> bool:
+    """Whether a folder is one in which a node keeps models."""
+    return any(Path(folder).glob(_FILES))

@@ -1,16 +1,26 @@
-"""One federated run: over any runtime, and with all users in this process."""
+"""Federated runs at a given lam, and along lambda: over any runtime, and with all users in this
+process.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from coterie.base.errors import InvalidInput, interruptible
+from coterie.base.types import Array
+from coterie.convex.choice import best_mean
+from coterie.convex.consensus import lam_max
+from coterie.convex.path import Path
 from coterie.data.users import Users
 from coterie.federated.algorithms.base import Algorithm, Federation
+from coterie.federated.algorithms.newton import Newton, NewtonState
 from coterie.federated.algorithms.proof import Proof
 from coterie.federated.client import Data
 from coterie.federated.runtimes.in_process import Faults, LocalRuntime, Runtime
@@ -22,6 +32,8 @@ from coterie.problem.account import Account
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution, Status
+
+_SEARCHES = 8  # for the smallest lam at which all users share one model
 
 # The name of earlier versions for the `Solution` of a run, which has an account.
 Federated = Solution
@@ -50,16 +62,16 @@ def run_federation(federation: Federation, settings: FederationSettings, runtime
 
 
 def in_process(users: Users, loss: Loss, settings: FederationSettings, graph: Graph | None = None,
-               held_out: Users | float | None = None,
+               holdout: Users | float | None = None,
                faults: Faults | None = None) -> tuple[Problem, LocalRuntime]:
     """The problem of users whose data are in this process, and the runtime that asks them."""
-    if isinstance(held_out, (int, float)):
-        users, _, held_out = users.hold_out(held_out, seed=settings.seed)
-    if held_out is not None and held_out.names != users.names:
+    if isinstance(holdout, (int, float)):
+        users, _, holdout = users.hold_out(holdout, seed=settings.seed)
+    if holdout is not None and holdout.names != users.names:
         raise InvalidInput("the held-out rows are of other users, or in another order",
                            remedy="Use users.split(...), which keeps all users in order")
     problem = Problem(users, loss, settings.lam, graph)  # type: ignore[arg-type]  # None: all pairs
-    return problem, LocalRuntime(Data(loss, problem.samples, held_out), faults)
+    return problem, LocalRuntime(Data(loss, problem.samples, holdout), faults)
 
 
 def check_start(start: Any, algorithm: Algorithm, n_users: int) -> None:
@@ -101,3 +113,208 @@ def finish(run: Stages, problem: Problem | None = None, *, interrupted: bool = F
     return Solution(problem=solved, models=proven.now[active], duals=certificate.duals,
                     certificate=certificate, status=status, solver=settings.algorithm.name,
                     seconds=time.perf_counter() - session.began, history=history, account=account)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FederatedPath(Path):
+    """A `Path` of runs from the largest lam to the smallest, each started from the one before.
+
+    Parameters
+    ----------
+    problem, solutions, tol, solver : as of every `Path`, at decreasing lams; every solution has the
+        account of its run.
+    spent : the runs that found the largest lam, where it was not given.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> users = ct.Users.from_arrays([[0.0], [1.0], [9.0]])
+    >>> path = ct.federate_path(users, ct.SquaredDistance(), lams=[9.0, 1.0, 0.1])
+    >>> path.n_clusters.tolist()
+    [1, 2, 3]
+    """
+
+    spent: tuple[Solution, ...] = field(repr=False, default=())
+
+    @property
+    def runs(self) -> tuple[Solution, ...]:
+        """The solutions, one for each lam."""
+        return self.solutions
+
+    @property
+    def n_rounds(self) -> int:
+        """The number of rounds of all runs together."""
+        return sum(run.n_rounds for run in (*self.spent, *self.runs))
+
+    @property
+    def bytes(self) -> int:
+        """What was sent in all runs, up and down."""
+        return sum(run.ledger.bytes for run in (*self.spent, *self.runs))
+
+    @property
+    def scores(self) -> Array:
+        """(n_lams,) the mean over users of their mean held-out loss; nan where nothing was held
+        out.
+        """
+        return np.array([np.nan if run.scores is None else _means(run.scores).mean()
+                         for run in self.runs])
+
+    def __repr__(self) -> str:
+        lams, counts = self.lams, self.n_clusters
+        return (f"FederatedPath({len(self)} lams from {lams[0]:.4g} to {lams[-1]:.4g}, "
+                f"{counts[0]} -> {counts[-1]} groups, {self.n_rounds} rounds, "
+                f"{self.bytes:,} bytes)")
+
+    def best(self, one_standard_error: bool = True) -> Solution:
+        """The run with the least held-out loss, or the one with the fewest groups within one
+        standard error of it.
+
+        Parameters
+        ----------
+        one_standard_error : whether fewer groups are preferred within one standard error.
+
+        Returns
+        -------
+        The run.
+
+        Raises
+        ------
+        InvalidInput : no rows were held out.
+
+        Example
+        -------
+        >>> import coterie as ct
+        >>> from coterie.datasets import clustered
+        >>> users = clustered("squared", n_users=6, n_clusters=2, samples=20, seed=0).users
+        >>> path = ct.federate_path(users, ct.Squared(ridge=1e-3), [10.0, 0.1], holdout=0.3)
+        >>> path.best().lam in path.lams
+        True
+        """
+        if any(run.scores is None for run in self.runs):
+            raise InvalidInput("nothing was held out along this path",
+                               remedy="Give federate_path(..., holdout=rows)")
+        losses = np.stack([_means(run.scores) for run in self.runs])
+        return self.runs[best_mean(losses, self.n_clusters, one_standard_error)]
+
+
+def _means(scores: Array) -> Array:
+    held = scores[:, 2] > 0
+    return np.asarray(scores[held, 0] / scores[held, 2])
+
+
+def federate_path(users: Users, loss: Loss, lams: npt.ArrayLike | None = None, *, n_lams: int = 10,
+                  ratio: float = 1e-2, graph: Graph | str | None = None,
+                  holdout: Users | float | None = None, faults: Faults | None = None,
+                  progress: Callable[[Round], None] | None = None,
+                  **settings: Any) -> FederatedPath:
+    """Runs at several lams, from the largest to the smallest, each started from the one before.
+
+    Parameters
+    ----------
+    users, loss, graph : the problem, as for `federate`; weights are made once.
+    lams : the penalty strengths; without them, n_lams from the smallest at which all users share
+        one model, found by some rounds of Newton's method, down to `ratio` of it.
+    n_lams, ratio : how many lams, and the smallest divided by the largest, where none are given.
+    holdout : as for `federate`; with rows held out, `.best()` chooses.
+    faults, progress : as for `federate`.
+    settings : other fields of `FederationSettings`, such as algorithm, weights or checkpoint; a
+        checkpoint has a folder for every run.
+
+    Returns
+    -------
+    FederatedPath
+
+    Raises
+    ------
+    InvalidInput : a setting that cannot be used, or a checkpoint of another run.
+    Interrupted : on Ctrl-C; its `best` is the FederatedPath of the runs that were finished, None
+        before the first.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> from coterie.datasets import clustered
+    >>> users = clustered("logistic", n_users=6, samples=20, seed=0).users
+    >>> path = ct.federate_path(users, ct.Logistic(), [0.01, 10.0], tol=1e-4)
+    >>> min(run.n_clusters for run in path.runs)
+    1
+    """
+    graph, kinds = (None, {"weights": graph}) if isinstance(graph, str) else (graph, {})
+    holdout = settings.pop("held_out", holdout)  # the name of earlier versions
+    algorithm = settings.pop("algorithm", None) or Newton()
+    start = settings.pop("start", None)
+    check_start(start, algorithm, users.n_users)
+    given: Any = "auto" if lams is None else np.asarray(lams, dtype=float).ravel()
+    chosen = FederationSettings(lams=given, n_lams=n_lams, ratio=ratio, algorithm=algorithm,
+                                start=start, score=holdout is not None, **settings | kinds)
+    problem, runtime = in_process(users, loss, chosen, graph, holdout, faults)
+    return run_path(chosen.federation(problem.users, loss, problem.graph), chosen, runtime,
+                    progress, problem)
+
+
+def run_path(federation: Federation, settings: FederationSettings, runtime: Runtime,
+             progress: Callable[[Round], None] | None = None,
+             problem: Problem | None = None) -> FederatedPath:
+    """The runs of a path over any runtime, one after the other.
+
+    Parameters
+    ----------
+    federation, settings, runtime, progress, problem : as for `run_federation`; `settings.lams` says
+        which runs.
+
+    Raises
+    ------
+    Interrupted : on Ctrl-C; its `best` is the FederatedPath of the runs that were finished, None
+        before the first.
+    """
+    spent, runs = list[Solution](), list[Solution]()
+
+    def run(lam: float, name: str, **changes: Any) -> Solution:
+        before = (spent + runs)[-1] if spent or runs else None
+        graph = federation.graph if before is None else before.federation.graph
+        if before is not None:
+            changes["weights"] = "unit"  # the graph is made once
+            changes["start"] = before if runs or settings.start is None else settings.start
+        folder = None if settings.checkpoint is None else FilePath(settings.checkpoint) / name
+        runtime.begin(name)
+        one = settings.replace(lam=lam, lams=None, checkpoint=folder, **changes)
+        return run_federation(replace(federation, lam=lam, graph=graph), one, runtime, progress,
+                              problem)
+
+    def path() -> FederatedPath:
+        return FederatedPath(problem=runs[0].problem, solutions=tuple(runs), tol=settings.tol,
+                             solver=settings.algorithm.name, spent=tuple(spent))
+
+    with interruptible(lambda: path() if runs else None):
+        lams = settings.lams
+        if lams is None or isinstance(lams, str):
+            # 1. The smallest lam at which all users share one model.
+            spent.append(run(1.0, "first", algorithm=Newton(), score=False))
+            lam = together(spent[-1])
+            for k in range(_SEARCHES):
+                spent.append(run(lam, f"together-{k}", algorithm=Newton(), score=False))
+                n_parts = int(spent[-1].problem.graph.components.max()) + 1
+                smallest = together(spent[-1])
+                if spent[-1].n_clusters == n_parts and smallest <= lam * (1 + 1e-3):
+                    break
+                lam = smallest
+            # 2. The others lie below it.
+            lams = tuple((lam * np.geomspace(1.0, settings.ratio, settings.n_lams)).tolist())
+        for k, lam in enumerate(lams):
+            runs.append(run(lam, f"lam-{k:02d}"))
+    return path()
+
+
+def together(run: Solution) -> float:
+    """The smallest lam at which all users share one model, estimated from the users' last replies.
+    """
+    state = run.state
+    if not isinstance(state, NewtonState):
+        raise InvalidInput("second-order models come from Newton's method, and this run is by "
+                           f"{run.solver}")
+    active = ~state.aside
+    forms = state.forms.take(active)
+    curvature = forms.traces().mean() / run.problem.dim
+    forms = forms.shifted(np.full(int(active.sum()), 1e-9 * max(float(curvature), 1e-300)))
+    loss = forms.quadratic(state.points[active], state.values[active], state.gradients[active])
+    return lam_max(Problem(run.problem.users, loss, 0.0, run.problem.graph), rtol=1e-3).upper

@@ -12,7 +12,6 @@ import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -104,24 +103,30 @@ def in_order(names: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(sorted(different, key=lambda name: (type(name).__name__, str(name))))
 
 
-def table(config: Config) -> Table:
+class TableReader:
+    """Reads tables, and remembers the last one: the virtual nodes of a simulation share a process
+    and often a file.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, Any] = None, None  # a version of a file, and what it holds
+
+    def __call__(self, file: Path, separator: str) -> Any:
+        state = file.stat() if file.exists() else None
+        version = file, separator, state and (state.st_mtime_ns, state.st_size)
+        if self._last[0] != version:
+            self._last = version, read_table(str(file), separator or None)
+        return self._last[1]
+
+
+def table(config: Config, read: TableReader | None = None) -> Table:
     """A file: `path`, `user` and `target` name the file and its columns."""
     _need(config, "user")  # asked for before the file is read
-    file = Path(_path(config))
-    state = file.stat() if file.exists() else None
-    version = None if state is None else (state.st_mtime_ns, state.st_size)
-    separator = str(config.get("separator", ""))
+    file, separator = Path(_path(config)), str(config.get("separator", ""))
     place = row_place(file, separator or None)
     # Messages may leave the node: no folders.
-    return replace(_table(_read(str(file), separator, version), config),
+    return replace(_table((read or TableReader())(file, separator), config),
                    place=lambda row: place(row).replace(f" of {file}", f" of {file.name}"))
-
-
-@lru_cache(maxsize=1)
-def _read(path: str, separator: str, version: tuple[int, int] | None) -> Any:
-    """This version of a file: the virtual nodes of a simulation share a process and often a file.
-    """
-    return read_table(path, separator or None)
 
 
 def npz(config: Config) -> Users:
@@ -154,7 +159,7 @@ SOURCES: dict[str, Callable[[Config], Users | Table]] = {"csv": table, "parquet"
                                                          "dataset": dataset}
 
 
-def load(config: Config) -> Users | Table:
+def load(config: Config, read: TableReader | None = None) -> Users | Table:
     """The data of a node.
 
     Parameters
@@ -163,13 +168,15 @@ def load(config: Config) -> Users | Table:
         name in SOURCES or "module:function", a function of the configuration that returns Users or
         a polars frame. With `split` the node takes its part of the users: every num-partitions-th,
         from the partition-id-th.
+    read : reads tables; one that is shared remembers the last.
 
     Raises
     ------
     InvalidInput : a file, a column or a function that cannot be used.
     """
     spec = str(_need(config, "data"))
-    loaded = (SOURCES[spec] if spec in SOURCES else resolve(spec, "data"))(config)
+    source = SOURCES[spec] if spec in SOURCES else resolve(spec, "data")
+    loaded = table(config, read) if source is table else source(config)
     if hasattr(loaded, "columns"):
         loaded = _table(loaded, config)
     if not isinstance(loaded, (Users, Table)):

@@ -14,7 +14,6 @@ else leaves it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,13 +23,7 @@ import numpy as np
 from coterie.base.errors import Incompatible, InvalidInput
 from coterie.base.storage import write_atomically
 from coterie.base.types import Array
-from coterie.data.columns import Column
-from coterie.data.encoding import Recipe
-from coterie.data.validation import show, split_names
-from coterie.federated.agreement import Agreement, Carrier, introduced
-from coterie.federated.config import DataSettings
-from coterie.federated.fit import Carriage, account_of, without_refusers
-from coterie.federated.introduction import Introduction
+from coterie.federated.agreement import Agreement
 from coterie.federated.private.effective import Effective, Summaries, effective
 from coterie.federated.private.fit import fit_summaries
 from coterie.federated.private.policy import TARGET, Privacy
@@ -43,11 +36,11 @@ from coterie.federated.private.release import (
     SUMMARY,
     W0,
     ReleaseQuestion,
+    query_of,
 )
 from coterie.federated.protocol.messages import triangle
-from coterie.federated.releasing import query_of
-from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.federated.session import Session
+from coterie.federated.settings import Deployment
 from coterie.fitting.estimate import Fit
 from coterie.fitting.result import SentModels
 from coterie.fitting.settings import Settings
@@ -65,199 +58,80 @@ _ABSURD = 1e4  # times the typical release: more than users differ
 _AROUND = 0.1  # variance of models around centres that is offered for finishing at home
 
 
-def fit_privately(runtime: Carrier, data: DataSettings, settings: Settings, privacy: Privacy,
-                  carriage: Carriage) -> Fit:
-    """Agree, ask for releases, fit and send centres, over any runtime.
-
-    Parameters
-    ----------
-    runtime : finds the users and carries the queries.
-    data : what is asked of the data.
-    settings : of the fit.
-    privacy : what is promised.
-    carriage : how the questions are carried.
-
-    Raises
-    ------
-    Incompatible : users who do not come or do not answer, or nodes whose data do not fit together.
-    InvalidInput : data or settings that cannot be private.
-    Refused : nodes whose owners do not allow it.
-    """
-    if isinstance(runtime, LocalNodes):
-        runtime.private, runtime.experiment = True, privacy.experiment
-    _check_promise(privacy, data, carriage)
-    agreement = _agreement(runtime, data, settings, privacy, carriage)
-    runtime.use(agreement)
-    asker = Session(runtime, agreement.names, participation=carriage.participation,
-                  seed=carriage.seed, fingerprint=_fingerprint(runtime, privacy, agreement),
-                  checkpoint=carriage.checkpoint, progress=carriage.progress)
-    scaling = _Scaling(carriage)
-    fitted, _, aside = without_refusers(
-        asker, agreement, carriage, lambda: _fingerprint(runtime, privacy, agreement),
-        lambda agreed: _asked(asker, agreed, settings, privacy, scaling, carriage))
-    home = runtime.data.memory["home"].values if isinstance(runtime, LocalNodes) else None
-    return replace(fitted, account=account_of(asker, aside, privacy=privacy, at_home=home))
-
-
-def _fingerprint(runtime: Carrier, privacy: Privacy, agreement: Agreement) -> dict[str, Any]:
-    """What must agree for releases in a checkpoint to be used."""
-    return {"epsilon": privacy.epsilon, "delta": privacy.delta,
-            "unit": privacy.unit, "task": agreement.task,
-            **({} if isinstance(runtime, LocalNodes) else runtime.identity())}
-
-
-def _asked(asker: Session, agreement: Agreement, settings: Settings, privacy: Privacy,
-           scaling: _Scaling, carriage: Carriage) -> Fit:
-    """The fit of all who take part."""
-    runtime: Any = asker.runtime
-    question = scaling.question(asker, agreement, privacy)
-    known = effective(Summaries.of(_released(asker, question), question), agreement.names,
-                      agreement.features, privacy.unit == "user")
-    fitted = fit_summaries(known, settings, carriage.fit_progress)
-    task = agreement.task
-    units, sent = _in_given_units(fitted, known, question, task, settings)
-    runtime.use(replace(agreement, units=units))
-    _send_home(asker, fitted, known, units, sent)
-    solution = fitted.solution
-    if solution.status is Status.CONVERGED:
-        solution = replace(solution, status=Status.RELEASED)
-    return replace(fitted, units=units, sent=sent, solution=solution, recipe=agreement.recipe,
-                   settings=replace(settings, task=task, standardize=True),
-                   why=f"{fitted.why} {_warning(known)}".strip(),
-                   together=_classes_of(fitted.together[None], fitted, question, task)[0])
-
-
-class _Scaling:
-    """How columns are scaled, found once: a user who is set aside later must not make the others
-    release again.
-    """
-
-    def __init__(self, carriage: Carriage) -> None:
-        self.file = (None if carriage.checkpoint is None
-                     else Path(carriage.checkpoint) / "scaling.json")
-        self.known: ReleaseQuestion | None = None
-        self.asked: tuple[Array, Array, tuple[float, ...]] | None = None
-
-    def question(self, asker: Session, agreement: Agreement, privacy: Privacy) -> ReleaseQuestion:
-        """The question for the summary."""
-        if self.known is None and self.file is not None and self.file.exists():
-            centre, scale, mu = json.loads(self.file.read_text("utf-8"))
-            self.known = _question(SUMMARY, mu, np.array(centre), np.array(scale), privacy)
-        if self.known is None:
-            self.asked = self.asked or _bounds(asker, agreement, privacy)
-            centre, scale, mus = self.asked
-            centre, scale = _scaled(asker, centre, scale, mus[0], privacy, agreement.task)
-            self.known = _question(SUMMARY, mus[1], centre, scale, privacy)
-        # Somebody is set aside, and answers begin anew.
-        elif self.file is not None and not self.file.exists():
-            write_atomically(self.file,
-                             json.dumps([self.known.centre.tolist(), self.known.scale.tolist(),
-                                                    self.known.mu]).encode(), durable=True)
-        return self.known
-
-
-# -- before the first release
-
-
-def _check_promise(privacy: Privacy, data: DataSettings, carriage: Carriage) -> None:
+def check_promise(privacy: Privacy, deployment: Deployment, folder: Path | None) -> None:
     """Refuse a checkpoint of a run with another promise or about other columns."""
-    if carriage.checkpoint is None:
+    if folder is None:
         return
-    file = Path(carriage.checkpoint) / "promise.json"
-    said = {"epsilon": privacy.epsilon, "delta": privacy.delta, "unit": privacy.unit,
-            "clip": privacy.clip_text, "user": data.user, "target": data.target}
+    file, said = folder / "promise.json", {
+        "epsilon": privacy.epsilon, "delta": privacy.delta, "unit": privacy.unit,
+        "clip": privacy.clip_text, "user": deployment.user, "target": deployment.target}
     if not file.exists():
         write_atomically(file, json.dumps(said).encode(), durable=True)
         return
     saved = json.loads(file.read_text(encoding="utf-8"))
     for key, value in said.items():
         if saved.get(key) != value:
-            raise InvalidInput(f"the checkpoint in {carriage.checkpoint} is of another run: its "
-                               f"{key} is {saved.get(key)!r}, this run's is {value!r}",
+            raise InvalidInput(f"the checkpoint in {folder} is of another run: its {key} is "
+                               f"{saved.get(key)!r}, this run's is {value!r}",
                                remedy="Give another folder, or the same settings")
 
-def _agreement(runtime: Carrier, data: DataSettings, settings: Settings, privacy: Privacy,
-               carriage: Carriage) -> Agreement:
-    """Who takes part and what the columns are, from names and what is public."""
-    file = None if carriage.checkpoint is None else Path(carriage.checkpoint) / "federation.json"
-    if file is not None and file.exists():
-        return Agreement.from_json(file.read_text(encoding="utf-8"))
-    nodes, agreement = introduced(runtime, carriage.n_users, carriage.wait)
-    tables = [node for _, node in nodes if node.targets == "table"]
-    if tables:
-        recipe = public_recipe(tables, data, privacy)
-        agreement = replace(agreement, recipe=recipe, features=recipe.feature_names,
-                            task=recipe.task, n_classes=len(recipe.classes))
-    else:
-        agreement = _prepared(agreement, {node.targets for _, node in nodes}, settings, data)
-    if file is not None:
-        write_atomically(file, agreement.to_json().encode(), durable=True)
-    return agreement
 
+class Releases:
+    """The releases of a private fit, and what is made of them.
 
-def _prepared(agreement: Agreement, kinds: set[str], settings: Settings,
-              data: DataSettings) -> Agreement:
-    """The task of prepared numbers: by the loss named, or by whether targets are -1 and 1."""
-    losses = {"auto": "", "squared": "regression", "logistic": "classification"}
-    if settings.loss not in losses or "none" in kinds or data.task in ("counts", "clustering"):
-        raise InvalidInput("a private fit predicts numbers (squared loss) or two classes (logistic "
-                           "loss)",
-                           remedy="Use the loss 'squared' or 'logistic', or leave epsilon out")
-    signs = kinds == {"signs"}
-    task = losses[settings.loss] or ("classification" if signs else "regression")
-    return replace(agreement, task=task, signs=signs and task == "classification",
-                   n_classes=2 * (task == "classification"))
+    How columns are scaled is found once: a user who is set aside later must not make the others
+    release again.
 
-
-def public_recipe(tables: list[Introduction], data: DataSettings, privacy: Privacy) -> Recipe:
-    """How tables become numbers, from what is public: bounds and levels of columns.
-
-    Raises
-    ------
-    InvalidInput : a column of which too little is public.
+    Parameters
+    ----------
+    privacy : what is promised.
+    folder : of the checkpoint; None to keep nothing.
     """
-    target = data.target
-    if not target:
-        raise InvalidInput("a private fit needs a target", remedy="Give --target COLUMN")
-    numbers = set.intersection(*(set(table.features) for table in tables))
-    given = dict(privacy.clip) if isinstance(privacy.clip, Mapping) else {}
-    named, drop = split_names(data.features), (target, data.user, *split_names(data.drop))
-    for name in named:
-        if name not in given and (given or name not in numbers):
-            raise InvalidInput(f"too little of the column {name!r} is public",
-                               remedy="Name its bounds or its levels "
-                               f"in clip, for example {name}=0:100 or {name}=no|yes")
-    names = [name for name in (named or given or tables[0].features) if name not in drop
-             and (name in given or name in numbers)]
-    if not names:
-        raise InvalidInput("no column is left to learn from",
-                           remedy="Name columns and their bounds or levels in clip")
-    note = f"Private: only the columns {show(*names)} are used" + (
-        ", which clip names." if given
-            else "; texts would need their levels in clip, to be public.")
-    columns = tuple(_column(name, privacy.range_of(name), privacy.levels_of(name))
-                    for name in names)
-    classes = privacy.levels_of(target)
-    if len(classes) > 2:
-        raise InvalidInput(f"a private fit predicts two classes or numbers, and {target!r} has "
-                           f"{len(classes)} classes", remedy="Predict one class against the others")
-    if not classes and data.task in ("classification", "counts"):
-        raise InvalidInput(f"the classes of {target!r} are not public",
-                           remedy=f"Name them in clip: {target}=no|yes")
-    return Recipe(user=data.user, target=target, task="classification" if classes else "regression",
-                  classes=classes, class_kind="str", columns=columns, notes=(note,))
 
+    def __init__(self, privacy: Privacy, folder: Path | None) -> None:
+        self.privacy = privacy
+        self.file = None if folder is None else folder / "scaling.json"
+        self.known: ReleaseQuestion | None = None
+        self.asked: tuple[Array, Array, tuple[float, ...]] | None = None
 
-def _column(name: str, bounds: Any, levels: tuple[str, ...]) -> Column:
-    if levels:
-        two = len(levels) == 2
-        return Column(name=name, kind="category", levels=levels[1:] if two else levels,
-                      reference=levels[0] if two else None, fill=0.5 if two else 0.0)
-    return Column(name=name, kind="number", fill=0.0 if bounds is None else 0.5 * (bounds[0]
-        + bounds[1]))
+    def fit(self, session: Session, agreement: Agreement, settings: Settings) -> Fit:
+        """The fit of all who take part."""
+        runtime: Any = session.runtime
+        privacy, task = self.privacy, agreement.task
+        # 1. The noisy summaries, as least-squares problems without noise.
+        question = self._scaled_question(session, agreement)
+        known = effective(Summaries.of(_released(session, question), question), agreement.names,
+                          agreement.features, privacy.unit == "user")
+        # 2. Groups and models.
+        fitted = fit_summaries(known, settings)
+        units, sent = _in_given_units(fitted, known, question, task, settings)
+        runtime.use(replace(agreement, units=units))
+        # 3. Every user finishes its model at home.
+        _send_home(session, fitted, known, units, sent)
+        solution = fitted.solution
+        if solution.status is Status.CONVERGED:
+            solution = replace(solution, status=Status.RELEASED)
+        return replace(fitted, units=units, sent=sent, solution=solution, recipe=agreement.recipe,
+                       settings=replace(settings, task=task, standardize=True),
+                       why=f"{fitted.why} {_warning(known)}".strip(),
+                       together=_classes_of(fitted.together[None], fitted, question, task)[0])
 
-
-# -- releases
+    def _scaled_question(self, session: Session, agreement: Agreement) -> ReleaseQuestion:
+        """The question for the summary."""
+        if self.known is None and self.file is not None and self.file.exists():
+            centre, scale, mu = json.loads(self.file.read_text("utf-8"))
+            self.known = _question(SUMMARY, mu, np.array(centre), np.array(scale), self.privacy)
+        if self.known is None:
+            self.asked = self.asked or _bounds(session, agreement, self.privacy)
+            centre, scale, mus = self.asked
+            centre, scale = _scaled(session, centre, scale, mus[0], self.privacy, agreement.task)
+            self.known = _question(SUMMARY, mus[1], centre, scale, self.privacy)
+        # Somebody is set aside, and answers begin anew.
+        elif self.file is not None and not self.file.exists():
+            text = json.dumps([self.known.centre.tolist(), self.known.scale.tolist(),
+                               self.known.mu])
+            write_atomically(self.file, text.encode(), durable=True)
+        return self.known
 
 
 def _question(stage: int, mu: float, centre: Array, scale: Array,
@@ -266,24 +140,24 @@ def _question(stage: int, mu: float, centre: Array, scale: Array,
                            scale=scale, n_features=len(centre) - 1)
 
 
-def _released(asker: Session, question: ReleaseQuestion) -> Array:
+def _released(session: Session, question: ReleaseQuestion) -> Array:
     """(n_users, length) what users release."""
-    released = asker.ask("release", question.n_features,
+    released = session.ask("release", question.n_features,
                          shared=query_of(question)).arrays["released"]
-    if released.shape != (len(asker.names), question.length):
+    if released.shape != (len(session.names), question.length):
         raise Incompatible("The users released something else than was asked. Install the same "
                            "version everywhere.")
     released = np.asarray(released, dtype=float)
     sizes, noise = np.abs(released).max(axis=1), 8.0 * question.tau
-    asker.refuse(sizes > _ABSURD * (np.median(sizes) + noise))
+    session.refuse(sizes > _ABSURD * (np.median(sizes) + noise))
     # No sum is larger than the number of rows, which the first number says.
     if question.stage != RANGES:
         rows = released[:, 0] * (1.0 if question.stage == CENTRES else 1.0 / W0**2)
-        asker.refuse(sizes > KAPPA * np.maximum(rows, 0.0) + noise / W0**2)
+        session.refuse(sizes > KAPPA * np.maximum(rows, 0.0) + noise / W0**2)
     return released
 
 
-def _bounds(asker: Session, agreement: Agreement, privacy: Privacy) -> tuple[Array, Array,
+def _bounds(session: Session, agreement: Agreement, privacy: Privacy) -> tuple[Array, Array,
         tuple[float, ...]]:
     """Centre and half width of each column, the target last; and the mu of the releases that are
     left.
@@ -307,7 +181,7 @@ def _bounds(asker: Session, agreement: Agreement, privacy: Privacy) -> tuple[Arr
                            "leave clip out, and bounds are found with a part of the budget")
     if privacy.clip is None:
         question = _question(RANGES, stages[0], np.zeros(len(names)), np.ones(len(names)), privacy)
-        found = _magnitudes(_released(asker, question), question)
+        found = _magnitudes(_released(session, question), question)
         known = {name: known.get(name) or (-bound, bound)
                  for name, bound in zip(names, found, strict=True)}
         stages = stages[1:]
@@ -333,14 +207,14 @@ def _magnitudes(released: Array, question: ReleaseQuestion) -> list[float]:
     return bounds
 
 
-def _scaled(asker: Session, centre: Array, scale: Array, mu: float, privacy: Privacy,
+def _scaled(session: Session, centre: Array, scale: Array, mu: float, privacy: Privacy,
             task: str) -> tuple[Array, Array]:
     """Means and deviations of the columns over all users; of the target what is clipped to [-1, 1].
     """
     question = _question(CENTRES, mu, centre, scale, privacy)
-    released = _released(asker, question).sum(axis=0)
+    released = _released(session, question).sum(axis=0)
     n, q = max(float(released[0]), 1.0), len(centre)
-    error = question.tau * np.sqrt(len(asker.names)) / n
+    error = question.tau * np.sqrt(len(session.names)) / n
     mean = np.clip(released[1:q + 1] / n, -1.0, 1.0)
     # The centre of the bounds where noise hides the mean (Breiman's garrotte, 1995).
     mean *= np.maximum(1.0 - (2.0 * error / np.maximum(np.abs(mean), 1e-300)) ** 2, 0.0)
@@ -409,7 +283,7 @@ def _classes_of(models: Array, fitted: Fit, question: ReleaseQuestion, task: str
     return margins
 
 
-def _send_home(asker: Session, fitted: Fit, known: Effective, units: Units,
+def _send_home(session: Session, fitted: Fit, known: Effective, units: Units,
                sent: SentModels) -> None:
     """Every user gets the centre of its group and covariances of models around it."""
     dim = sent.models.shape[1]
@@ -420,7 +294,7 @@ def _send_home(asker: Session, fitted: Fit, known: Effective, units: Units,
     if isinstance(fitted.solution.problem.loss, Personal):
         covariance = np.asarray(fitted.solution.problem.loss.covariance)
         shapes.append(covariance / max(float(np.trace(covariance)), 1e-300) * dim * _AROUND)
-    asker.ask("home", dim, arrays={"centre": sent.centres[fitted.labels]},
+    session.ask("home", dim, arrays={"centre": sent.centres[fitted.labels]},
               shared={"covariance": triangle(np.stack(shapes)), "noise": np.array(dispersion)})
 
 

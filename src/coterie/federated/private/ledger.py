@@ -4,7 +4,7 @@ that survives kills.
 The file is an SQLite database in a folder of the node's owner. A release is entered together with
 its bytes before they leave, in one transaction that is on the disk when it ends: whoever dies in
 between has either spent nothing, or repeats the same bytes for nothing. The budget is a mu of
-Gaussian differential privacy (see `coterie.federated.private.accounting`), and releases of one user
+Gaussian differential privacy (see `coterie.federated.private.policy`), and releases of one user
 compose to
 
     mu = sqrt(sum of mu_k^2)   <=   budget
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Self
 
 from coterie.base.errors import InvalidInput, Refused
 from coterie.base.storage import private_folder
-from coterie.federated.private.accounting import composed, epsilon_of, mu_of
+from coterie.federated.private.policy import composed, epsilon_of, mu_of
 
 FILE = "ledger.db"
 _ROUNDING = 1 + 1e-12  # relative: two releases of budget / sqrt(2) are within the budget

@@ -19,20 +19,43 @@ is twice as large: rows are replaced.
 
 Noise is drawn from the operating system and rounded to a grid together with the sum, which leaves
 nothing of the sum in the last digits (Mironov 2012).
+
+A release is made once: asked again, by a retry or by another run, the user repeats the same bytes
+from its ledger (`coterie.federated.private.ledger`), which costs nothing.
+
+A model is finished at home, from what the federation found in noisy summaries and the user's exact
+rows. The server sends a centre c and covariances C of models around it. At home the user has its m
+rows, with mean loss f and dispersion s, and takes the model
+
+    x = argmin  m f(x) / s + 1/2 (x - c)' (t C)^-1 (x - c)
+
+with the C, the t, the length of c (of classes, whose centres are least certain in this; its
+direction is kept) and the s (of numbers: what is sent includes how models differ) that its own rows
+find most likely (Laplace's approximation of the evidence), among them t = 0, the centre itself:
+
+    log evidence = - m f(x) / s - m/2 log s - 1/2 (x - c)' (t C)^-1 (x - c) - 1/2 log det(I + m/s t
+    C H(x))
+
+Nothing of this leaves the user.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput
+from coterie.base.errors import InvalidInput, Refused
 from coterie.base.types import Array
 from coterie.data.users import Users
+from coterie.federated.private.ledger import NodeLedger
+from coterie.federated.protocol.messages import Batch, Fields, Message, Ragged, square
+from coterie.groups.dispersion import without_ridge
+from coterie.losses import Loss, Personal, Samples, Squared
 
 RANGES, CENTRES, SUMMARY = 0, 1, 2
 # Shares of the intercept, of the target and of its square in a row's part.
@@ -40,6 +63,11 @@ W0, KAPPA, RHO = 0.6, 1.5, 0.25
 LONGEST = 1.5  # D of CENTRES; a larger one has more noise, and shortens fewer rows
 LOWEST, HIGHEST = -40, 80  # powers of two that ranges tell apart
 _GRID = 2.0**-12  # times tau
+_LENGTHS = (1.0, 0.5, 0.25)  # of centres of classes that are tried
+_NOISES = tuple(4.0**-k for k in range(6))  # s of numbers that are tried, over what is sent
+_SCALES = tuple(4.0**k for k in range(-5, 4))  # t that are tried
+#: The kinds of questions of a private federation.
+PRIVATE = ("release", "home")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -180,3 +208,147 @@ class Draw:
             return self._generator.standard_normal(n)
         bits = np.frombuffer(os.urandom(8 * n), dtype="<u8") >> np.uint64(11)
         return np.asarray(ndtri((bits + 0.5) * 2.0**-53))
+
+
+# -- at the node
+
+
+class Releasing(NamedTuple):
+    """Users who release.
+
+    Parameters
+    ----------
+    users : their rows, in the units given.
+    keeper : the ledger of their releases; without one there are none.
+    experiment : a seed of the noise, for experiments; None for the operating system.
+    """
+
+    users: Users
+    keeper: NodeLedger | None = None
+    experiment: int | None = None
+
+
+def question_of(fields: Fields, n_features: int) -> ReleaseQuestion:
+    """The question that a query asks.
+
+    Raises
+    ------
+    InvalidInput : it asks none.
+    """
+    return ReleaseQuestion(stage=int(fields["stage"]),
+                           mu=float(fields["mu"]), per_user=bool(fields["settings"][0]),
+                           centre=np.asarray(fields["centre"], dtype=float),
+                           scale=np.asarray(fields["scale"], dtype=float), n_features=n_features)
+
+
+def query_of(question: ReleaseQuestion) -> dict[str, Array]:
+    """The fields of the query that asks this question."""
+    return {"stage": np.array(question.stage), "mu": np.array(question.mu),
+            "settings": np.array([int(question.per_user)]), "centre": question.centre,
+            "scale": question.scale}
+
+
+def release(holder: Releasing, user: int, question: ReleaseQuestion) -> bytes:
+    """What one user releases, the same bytes each time.
+
+    Raises
+    ------
+    Refused : its budget does not allow it.
+    """
+    users, keeper, experiment = holder
+    if keeper is None:
+        raise Refused("the owner of the node has set no privacy budget (budget-epsilon and "
+                      "budget-delta)")
+    own = users.take([user])
+
+    def make() -> bytes:
+        seed = None if experiment is None else [experiment, question.stage, user]
+        return np.ascontiguousarray(question.noisy(question.exact(own)[0], Draw(seed)),
+                                    dtype="<f8").tobytes()
+
+    return keeper.release(users.names[user], question.key(users, user), question.mu, make)
+
+
+def answer_release(holder: Releasing, queries: Batch) -> dict[str, Array]:
+    """The noisy numbers of each user."""
+    question = question_of(queries.shared, holder.users.n_features)
+    return {"released": np.stack([np.frombuffer(release(holder, user, question), dtype="<f8")
+                                  for user in queries.users.tolist()])}
+
+
+def objection_to(holder: Releasing, user: int, query: Message) -> str:
+    """Why a release is not made, or an empty text; where there is none, it is in the ledger."""
+    try:
+        release(holder, user, question_of(query.arrays, holder.users.n_features))
+    except (Refused, InvalidInput, IndexError, ValueError) as error:
+        return error.reason if isinstance(error, Refused) else f"it cannot be released: {error}"
+    return ""
+
+
+def answer_home(loss: Loss, samples: Samples, memory: Mapping[str, Ragged],
+                queries: Batch) -> tuple[dict[str, Array], dict[str, Ragged]]:
+    """That the users have what they need; and their models, which stay with them."""
+    users, dim = samples.users.data, samples.dim
+    covariances = square(np.atleast_2d(queries.shared["covariance"]), dim)
+    models = np.zeros((users.n_users, dim))
+    models[queries.users] = finish(loss, users.take(queries.users),
+                                   np.asarray(queries.arrays["centre"]),
+                                   covariances, float(queries.shared["noise"]))
+    known = np.zeros(users.n_users, dtype=np.int64)
+    known[queries.users] = 1
+    if "home" in memory:  # of users who were asked before
+        before = memory["home"]
+        models[before.owner[known[before.owner] == 0]] = before.values[known[before.owner] == 0]
+        known[before.owner] = 1
+    return ({"who": np.zeros(len(queries), dtype=np.int64)},
+            {"home": Ragged.of(models[known > 0], known)})
+
+
+# -- at home
+
+
+def finish(loss: Loss, users: Users, centres: Array, covariances: Array,
+           dispersion: float) -> Array:
+    """(n_users, dim) the models finished at home.
+
+    Parameters
+    ----------
+    loss : of the users' models; its ridge does not count, because the centre takes its place.
+    users : their exact rows, in the units of the models.
+    centres : (n_users, dim) what the server sent.
+    covariances : (k, dim, dim) of models around centres.
+    dispersion : s at most, the noise of a target; 1 for classes.
+    """
+    plain = without_ridge(loss)
+    numbers, samples = isinstance(plain, Squared), plain.prepare(users)
+    best, most = centres.copy(), np.full(users.n_users, -np.inf)
+    at_centres = plain.values(samples, centres)
+    for noise in [dispersion * share for share in _NOISES] if numbers else [dispersion]:
+        rows, constant = users.counts / noise, -0.5 * numbers * users.counts * np.log(noise)
+        better = constant - rows * at_centres > most
+        best[better], most[better] = centres[better], (constant - rows * at_centres)[better]
+        for length in (1.0,) if numbers else _LENGTHS:
+            around = centres * np.append(np.full(centres.shape[1] - 1, length), 1.0)
+            for covariance in covariances:
+                for scale in _SCALES:
+                    models, evidence = _around(plain, users, samples, rows, around,
+                                               scale * covariance)
+                    evidence += constant
+                    better = (
+                        np.isfinite(evidence) & (evidence > most) & np.isfinite(models).all(axis=1))
+                    best[better], most[better] = models[better], evidence[better]
+    return best
+
+
+def _around(loss: Loss, users: Users, samples: Samples, rows: Array, centres: Array,
+            covariance: Array) -> tuple[Array, Array]:
+    """The best models around centres, and the evidence for centres and covariance."""
+    eye = np.eye(len(covariance))
+    covariance = covariance + 1e-12 * np.trace(covariance) * eye
+    outer = Personal(loss, covariance=covariance, scale=1.0 / np.maximum(rows, 1e-12))
+    models = outer.own_models(outer.prepare(users), centres)
+    values, _, hessians = loss.evaluate(samples, models, 2)
+    steps = models - centres
+    price = np.einsum("nd,nd->n", steps, np.linalg.solve(covariance, steps.T).T)
+    volume = np.linalg.slogdet(eye + rows[:, None, None] * (hessians @ covariance))[1]
+    return models, -rows * values - 0.5 * price - 0.5 * volume

@@ -10,9 +10,8 @@ import numpy as np
 
 from coterie.base.errors import Incompatible
 from coterie.data.users import Users
-from coterie.federated.agreement import Agreement
+from coterie.federated.agreement import Agreement, Introduction
 from coterie.federated.client import Data, join
-from coterie.federated.introduction import Introduction
 from coterie.federated.private.ledger import NodeLedger
 from coterie.federated.runtimes.in_process import Faults, LocalRuntime
 from coterie.federated.sources import Table
@@ -24,7 +23,7 @@ class LocalNodes(LocalRuntime):
     Parameters
     ----------
     sources : the data of every node.
-    held_out : the share of its rows that every user holds out.
+    holdout : the share of its rows that every user holds out.
     seed : of these rows.
     faults : what goes wrong on the way; nothing unless given.
     experiment : a seed of the noise of private releases; None for the operating system.
@@ -39,9 +38,9 @@ class LocalNodes(LocalRuntime):
     [2, 2]
     """
 
-    def __init__(self, sources: Sequence[Users | Table], held_out: float = 0.0, seed: int = 0,
+    def __init__(self, sources: Sequence[Users | Table], holdout: float = 0.0, seed: int = 0,
                  faults: Faults | None = None, experiment: int | None = None) -> None:
-        self.sources, self.held_out, self.seed = list(sources), held_out, seed
+        self.sources, self.holdout, self.seed = list(sources), holdout, seed
         self.keeper, self.experiment, self.private = NodeLedger(None), experiment, False
         self.faults, self.late, self.refused = faults or Faults(), [], dict[Any, str]()
         self.data: Data
@@ -60,6 +59,6 @@ class LocalNodes(LocalRuntime):
             return
         together = join([agreement.given(source) for source in self.sources])
         order = np.array([together.index(name) for name in agreement.names])
-        data = agreement.data_of(together.take(order), 0.0 if self.private else self.held_out,
+        data = agreement.data_of(together.take(order), 0.0 if self.private else self.holdout,
                                  self.seed)
         self.data = replace(data, keeper=self.keeper, experiment=self.experiment)

@@ -19,8 +19,7 @@ from coterie.base.types import Array, Flags
 from coterie.convex.choice import roc_auc
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
-from coterie.federated.private.accounting import mu_of
-from coterie.federated.private.policy import Privacy
+from coterie.federated.private.policy import Privacy, mu_of
 from coterie.lab.attacks.inference import (
     LabelledRows,
     Scores,

@@ -9,7 +9,7 @@ and false negatives beta, each with an upper confidence bound (Clopper and Pears
     epsilon >= log((1 - delta - beta) / alpha)      for every release (Jagielski et al. 2020)
     mu      >= Phi^-1(1 - alpha) - Phi^-1(beta)     for one with normal noise (Nasr et al. 2023)
 
-and the second, which is tight, gives epsilon by `coterie.federated.private.accounting`.
+and the second, which is tight, gives epsilon by `coterie.federated.private.policy`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 from coterie.base.types import Array
 from coterie.data.users import Users
-from coterie.federated.private.accounting import check, epsilon_of
+from coterie.federated.private.policy import check, epsilon_of
 from coterie.federated.private.policy import Privacy
 from coterie.federated.private.release import CENTRES, SUMMARY, W0, ReleaseQuestion
 from coterie.lab.attacks.inference import LabelledRows, Statistic

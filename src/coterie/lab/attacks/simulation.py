@@ -15,13 +15,12 @@ from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
 from coterie.federated.algorithms import ALGORITHMS
 from coterie.federated.client import Data, answer_all
-from coterie.federated.config import DataSettings
-from coterie.federated.fit import Carriage, fit_federation
+from coterie.federated.fit import fit_federation
 from coterie.federated.private.policy import Privacy
 from coterie.federated.protocol.messages import Batch
 from coterie.federated.run import in_process, run_federation
 from coterie.federated.runtimes.nodes import LocalNodes
-from coterie.federated.settings import FederationSettings
+from coterie.federated.settings import Deployment, FederationSettings
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import FITTING
 from coterie.lab.attacks.inference import LabelledRows
@@ -186,9 +185,9 @@ def simulate_fit(data: Drawn, plan: Plan) -> Trace:
     settings = Settings(task=task, loss=name, ridge=plan.loss.ridge, holdout=plan.held_out,
                         seed=plan.seed)
     recorder = Recorder(LocalNodes([data.members], plan.held_out, plan.seed))
-    agreed = DataSettings(loss=name, ridge=plan.loss.ridge, standardize="True",
-                          held_out=plan.held_out)
-    fitted = fit_federation(recorder, agreed, settings, Carriage(seed=plan.seed))
+    agreed = Deployment(loss=name, ridge=plan.loss.ridge, standardize="True",
+                        holdout=plan.held_out)
+    fitted = fit_federation(recorder, agreed, settings, FederationSettings(seed=plan.seed))
     private, units = recorder.data, fitted.units
     if private.samples.n_users < data.members.n_users:
         raise Incompatible("Users were refused during the fit, and messages are not compared with "
