@@ -262,7 +262,7 @@ def command_mistakes(page: str) -> list[str]:
         section = re.search(rf"^## `coterie {name}`\n(.*?)(?=^## |\Z)", page, re.M | re.S)
         options = {cells[0]: cells[1] for cells in rows(section[1] if section else "") if cells[0].startswith("`--")}
         real = {f"`{option.opts[0]}`": f"`{option.default}`" for option in command.params
-                if option.name != "help" and option.opts[0].startswith("--")}
+                if option.name != "help" and option.opts[0].startswith("--") and not option.hidden}
         if options != real:
             wrong.append(f"{name}: expected {real}, the page has {options}")
     return wrong

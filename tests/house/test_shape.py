@@ -12,8 +12,9 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "coterie"
 
 MODULE_LINES, FUNCTION_LINES, PARAMETERS, ATTRIBUTES = 600, 60, 8, 15
-#: A function so decorated has as many parameters as the command has options, or the compiled loop has arrays.
-MANY_PARAMETERS = re.compile(r"^(\w+\.)?(command|callback|njit|inner)\b")
+#: A function so decorated has as many parameters as the command has options, the compiled loop arrays, or the function
+#: that it overloads.
+MANY_PARAMETERS = re.compile(r"^(\w+\.)?(command|callback|njit|inner|overload)\b")
 
 
 def entries(docstring: str | None) -> set[str]:
