@@ -19,11 +19,11 @@ from coterie.cli.base import Arg, Opt, Overwrite, Separator, console, say
 from coterie.cli.federate import RUNTIMES, _Cluster, _Timeout, check_shared, command
 from coterie.data.files import read_table, row_place
 from coterie.federated import sources
-from coterie.federated.settings import CONFIG, complete
-from coterie.federated.node import keep_models
 from coterie.federated.membership import agreement_of, join_run, leave_run, write_newcomers
+from coterie.federated.node import keep_models
 from coterie.federated.private.ledger import FILE, LoggedAnswer, NodeLedger
 from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.settings import CONFIG, complete
 from coterie.output import runs
 from coterie.output.runs.load import Run
 from coterie.output.runs.save import count_groups, write_run
