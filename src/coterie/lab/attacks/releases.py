@@ -24,8 +24,7 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 from coterie.base.types import Array
 from coterie.data.users import Users
-from coterie.federated.private.policy import check, epsilon_of
-from coterie.federated.private.policy import Privacy
+from coterie.federated.private.policy import Privacy, check, epsilon_of
 from coterie.federated.private.release import CENTRES, SUMMARY, W0, ReleaseQuestion
 from coterie.lab.attacks.inference import LabelledRows, Statistic
 from coterie.lab.attacks.recording import Evidence, Sums
