@@ -34,7 +34,7 @@ from coterie.lab.experiments.paper import (
     within,
 )
 from coterie.lab.experiments.paper_claims import Verdict, claims
-from coterie.lab.experiments.paper_report import HEADINGS, write
+from coterie.lab.experiments.paper_figures import HEADINGS, write
 from coterie.losses import SquaredHinge
 from coterie.problem.problem import Problem
 
@@ -268,7 +268,7 @@ def test_the_command_prints_and_writes(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     from coterie import cli
-    from coterie.cli import reproduce as command
+    from coterie.lab.commands import reproduce as command
 
     monkeypatch.setattr(paper_figures, "save", lambda *_: [])
     monkeypatch.setattr(command.ReproductionSettings, "quick",

@@ -17,7 +17,7 @@ from coterie.lab.experiments import paper_figures
 from coterie.lab.experiments.paper import ReproductionSettings
 from coterie.lab.experiments.paper import reproduce as run
 from coterie.lab.experiments.paper_claims import Claim, Verdict, claims
-from coterie.lab.experiments.paper_report import write
+from coterie.lab.experiments.paper_figures import write
 
 app = typer.Typer(add_completion=False)
 COLOURS = {Verdict.YES: "green", Verdict.PARTLY: "yellow", Verdict.NO: "red"}

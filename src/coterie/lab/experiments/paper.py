@@ -12,7 +12,7 @@ same comparison as in the paper's figures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -186,27 +186,25 @@ class Results:
         """
         return {
             "figure-1-points": _points(self.pools[0]),
-                "figure-1-separators": _optimal(self.pools[0]),
-            "figure-2": self._over_lam("accuracy"),
-                "figure-2-own-strength": self._own("own_accuracy"),
+            "figure-1-separators": _optimal(self.pools[0]),
+            "figure-2": self._over_lam("accuracy", FLAT),
+            "figure-2-own-strength": self._own("own_accuracy"),
             "figure-3": self._over_lam("distance"),
-                "figure-3-own-strength": self._own("own_distance"),
+            "figure-3-own-strength": self._own("own_distance"),
             "recovery": self._recovery(),
             "figure-4-points": _points(self.pools[1]),
-                "figure-4-separators": _optimal(self.pools[1]),
-            "figure-5": self._curves(), "figure-6": self._models(),
-                "figure-6-summary": self._summary()}
+            "figure-4-separators": _optimal(self.pools[1]),
+            "figure-5": self._curves(),
+            "figure-6": self._models(),
+            "figure-6-summary": self._summary()}
 
-    def _over_lam(self, quantity: str) -> Table:
+    def _over_lam(self, quantity: str, flat: Sequence[str] = ()) -> Table:
         table: Table = {"lam": self.first[0].lams.tolist()}
         for name in (OURS, REFITTED, SQUARED):
-            runs = np.stack([getattr(run, quantity)[name] for run in self.first])
-            table |= _spread(name, runs)
-        if quantity == "accuracy":
-            for name in FLAT:
-                table |= _spread(name,
-                                 np.array([[run.flat[name]] * len(table["lam"])
-                                           for run in self.first]))
+            table |= _spread(name, np.stack([getattr(run, quantity)[name] for run in self.first]))
+        for name in flat:
+            values = np.array([[run.flat[name]] for run in self.first])
+            table |= _spread(name, np.repeat(values, len(table["lam"]), axis=1))
         return table
 
     def _own(self, quantity: str) -> Table:
@@ -224,43 +222,33 @@ class Results:
                 **{f"accuracy, {name}": [run.flat[name] for run in self.first] for name in FLAT}}
 
     def _curves(self) -> Table:
-        table: Table = {"algorithm": [], "share of users": [], "round": [], "gap": [],
-                        "relative gap": []}
-        for curve in self.curves:
-            for number, gap in zip(curve.rounds, curve.gaps, strict=True):
-                for key, \
-                    value in zip(table, (curve.name, curve.share, number, gap, gap / self.optimum),
-                                 strict=True):
-                    table[key].append(value)
-        return table
+        return table_of(("algorithm", "share of users", "round", "gap", "relative gap"),
+                        ((curve.name, curve.share, number, gap, gap / self.optimum)
+                         for curve in self.curves
+                         for number, gap in zip(curve.rounds, curve.gaps, strict=True)))
 
     def _models(self) -> Table:
-        table: Table = {key: [] for key in ("lam", "method", "user", "cluster", "w1", "w2", "b")}
         run = self.second[0]
-        for k, lam in enumerate(EIGHT):
-            for method, models in ((OURS, run.models[k]), (SQUARED, run.squared[k])):
-                for user, model in enumerate(models.tolist()):
-                    row = (lam, method, user, int(run.clusters[user]), *model)
-                    for key, value in zip(table, row, strict=True):
-                        table[key].append(value)
-        return table
+        return table_of(("lam", "method", "user", "cluster", "w1", "w2", "b"),
+                        ((lam, method, user, int(run.clusters[user]), *model)
+                         for k, lam in enumerate(EIGHT)
+                         for method, models in ((OURS, run.models), (SQUARED, run.squared))
+                         for user, model in enumerate(models[k].tolist())))
 
     def _summary(self) -> Table:
-        table: Table = {key: [] for key in ("ellipses", "seed", "lam", "models", "exact",
-                                            "Theorem 1: lam from",
-                                            "Theorem 2: lam below", "accuracy",
-                                            "accuracy, refitted",
-                                            "largest distance, squared penalty")}
-        for shape, runs in (("second", self.second), ("first", self.same)):
-            for run in runs:
-                for k, lam in enumerate(EIGHT):
-                    row = (shape, run.seed, lam, int(run.n_clusters[k]), bool(run.exact[k]),
-                           float(run.lower[k]),
-                           float(run.upper[k]), float(run.accuracy[k]), float(run.refitted[k]),
-                           float(pair_distances(run.squared[k]).max()))
-                    for key, value in zip(table, row, strict=True):
-                        table[key].append(value)
-        return table
+        return table_of(("ellipses", "seed", "lam", "models", "exact", "Theorem 1: lam from",
+                         "Theorem 2: lam below", "accuracy", "accuracy, refitted",
+                         "largest distance, squared penalty"),
+                        ((shape, run.seed, lam, int(run.n_clusters[k]), bool(run.exact[k]),
+                          float(run.lower[k]), float(run.upper[k]), float(run.accuracy[k]),
+                          float(run.refitted[k]), float(pair_distances(run.squared[k]).max()))
+                         for shape, runs in (("second", self.second), ("first", self.same))
+                         for run in runs for k, lam in enumerate(EIGHT)))
+
+
+def table_of(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """Rows as columns."""
+    return dict(zip(names, (list(column) for column in zip(*rows, strict=True)), strict=True))
 
 
 def _spread(name: str, runs: Array) -> Table:
@@ -299,14 +287,14 @@ def reproduce(settings: ReproductionSettings | None = None,
         The input of `claims` and of the figures.
     """
     settings = ReproductionSettings() if settings is None else settings
-    seeds = range(settings.seeds)
-    total, done = 3 * settings.seeds + len(algorithms(settings)), 0
+    seeds, solvers = range(settings.seeds), algorithms(settings)
+    total, done = 3 * settings.seeds + len(solvers), 0
 
-    def report(text: str) -> None:
+    def report(text: str, steps: int = 1) -> None:
         nonlocal done
         if progress is not None:
             progress(text, done, total)
-        done += 1
+        done += steps
 
     first, second, same = [], [], []
     for seed in seeds:
@@ -318,20 +306,17 @@ def reproduce(settings: ReproductionSettings | None = None,
         report(f"Experiment 2 on the ellipses of Experiment 1, seed {seed}")
         same.append(experiment_2(settings.shape, settings, seed))
     problem = Problem(_few(settings.second, settings, 0).users, LOSS, LAM)
-    best = solve(problem, tol=1e-12)
-    curves = []
-    for name, algorithm, share, rounds in algorithms(settings):
-        report(f"Experiment 3: {name}")
-        curves.append(observe(problem, name, algorithm, share, rounds, best.objective,
-                              None if progress is None else lambda text: progress(text, done - 1,
-                                  total)))
-    if progress is not None:
-        progress("Done", total, total)
+    optimum, curves = solve(problem, tol=1e-12).objective, []
+    for name, algorithm, share, rounds in solvers:
+        report(f"Experiment 3: {name}", 0)
+        curves.append(observe(problem, name, algorithm, share, rounds, optimum,
+                              lambda text: report(text, 0)))
+        done += 1
+    report("Done")
     pools = (pool(settings.shape, 0, settings.users, settings.test_points),
              pool(settings.second, 0, settings.few_users, settings.test_points))
     return Results(settings=settings, first=tuple(first), second=tuple(second), same=tuple(same),
-                   curves=tuple(curves),
-                   optimum=best.objective, pools=pools)
+                   curves=tuple(curves), optimum=optimum, pools=pools)
 
 
 def pool(shape: Ellipses, seed: int, users: int, test_points: int, points: int = 200) -> Users:
@@ -383,19 +368,18 @@ def experiment_1(settings: ReproductionSettings, seed: int) -> First:
     assert data.clusters is not None
     problem, lams = Problem(data.users, LOSS, 1.0), settings.lams
     truth = check_labels(data.clusters, problem.n_users)
+    # 1. Models along lam, by both penalties, and those without lam.
     path = solve_path(problem, lams, tol=TOL)
-    refits: dict[bytes, Array] = {}
-    for s in path.solutions:
-        if s.labels.tobytes() not in refits:
-            refits[s.labels.tobytes()] = refit(problem, s.labels)
-    models = {OURS: [s.models for s in path.solutions], REFITTED: [refits[s.labels.tobytes()]
-        for s in path.solutions],
+    keys = [s.labels.tobytes() for s in path.solutions]
+    refits = {key: refit(problem, s.labels) for key, s in dict(zip(keys, path.solutions,
+                                                                   strict=True)).items()}
+    models = {OURS: [s.models for s in path.solutions], REFITTED: [refits[key] for key in keys],
               SQUARED: [squared_models(data.users, lam) for lam in lams]}
     gammas = np.geomspace(1e-7, 1e3, settings.gammas)
     own = [squared_models(data.users, gamma) for gamma in gammas]
-    flat = {"global": Global().fit(data.users, LOSS).models, "local": Local().fit(data.users,
-        LOSS).models,
-            "oracle": Oracle().fit(data.users, LOSS, clusters=truth).models}
+    flat = {method.name: method.fit(data.users, LOSS, clusters=truth).models
+            for method in (Global(), Local(), Oracle())}
+    # 2. How good they are, and where the clusters are the true ones.
     exact = np.array([np.array_equal(s.labels, truth) for s in path.solutions])
     window = None
     if exact.any():
@@ -404,10 +388,10 @@ def experiment_1(settings: ReproductionSettings, seed: int) -> First:
     far = [int(np.flatnonzero(lams == lam)[0]) for lam in FAR]
     return First(
         seed=seed, lams=lams, n_clusters=path.n_clusters, exact=exact,
-        accuracy={name: np.array([mean_accuracy(x, data) for x in along]) for name,
-                  along in models.items()},
-        distance={name: np.array([within(x, truth) for x in along]) for name,
-                  along in models.items()},
+        accuracy={name: np.array([mean_accuracy(x, data) for x in along])
+                  for name, along in models.items()},
+        distance={name: np.array([within(x, truth) for x in along])
+                  for name, along in models.items()},
         flat={name: mean_accuracy(x, data) for name, x in flat.items()}, gammas=gammas,
         own_accuracy=np.array([mean_accuracy(x, data) for x in own]),
         own_distance=np.array([within(x, truth) for x in own]), window=window,
@@ -470,8 +454,7 @@ def algorithms(settings: ReproductionSettings) -> Sequence[tuple[str, Algorithm,
 
 
 def observe(problem: Problem, name: str, algorithm: Algorithm, share: float, last: int,
-            optimum: float,
-            report: Callable[[str], None] | None = None) -> Curve:
+            optimum: float, report: Callable[[str], None]) -> Curve:
     """Run an algorithm from zero, and evaluate the objective of its models after some of the
     rounds.
     """
@@ -487,6 +470,6 @@ def observe(problem: Problem, name: str, algorithm: Algorithm, share: float, las
         if number in marks:
             curve.rounds.append(number)
             curve.gaps.append(max(problem.objective(method.point(state)[0]) - optimum, 0.0))
-        if report is not None and number % 500 == 0:
+        if number % 500 == 0:
             report(f"Experiment 3: {name}, round {number:,}")
     return curve

@@ -53,12 +53,8 @@ class Claim(NamedTuple):
     verdict: Verdict
 
 
-class _Check(NamedTuple):
-    """The part of a claim that is computed."""
-
-    ours: str
-    seeds: str
-    verdict: Verdict
+#: The part of a claim that is computed: here with seed 0, over all seeds, and the verdict.
+Check = tuple[str, str, Verdict]
 
 
 def claims(results: Results) -> tuple[Claim, ...]:
@@ -82,68 +78,65 @@ def claims(results: Results) -> tuple[Claim, ...]:
 
 
 #: Experiment, claim, what the paper says, and what is found here.
-_Row = tuple[str, str, str, _Check]
+_Row = tuple[str, str, str, Check]
 
 
 def _of_first(first: Sequence[First]) -> list[_Row]:
     """The claims of Experiment 1."""
-    return [
-        ("1", "For large lambda all users share one model, the global one", "consensus",
+    rows = [
+        ("For large lambda all users share one model, the global one", "consensus",
          _consensus(first)),
-        ("1", "The squared penalty reaches the global model only asymptotically", "never exactly",
+        ("The squared penalty reaches the global model only asymptotically", "never exactly",
          _asymptotic(first)),
-        ("1", "This method personalises: above the global model for some lambda", "yes",
-         _above(first, OURS, "global")),
-        ("1", "This method generalises: above local models for some lambda", "yes",
-         _above(first, OURS, "local")),
-        ("1", "The squared penalty personalises", "yes", _above(first, SQUARED, "global")),
-        ("1", "The squared penalty generalises", "yes", _above(first, SQUARED, "local")),
-        ("1", "The oracle, which knows the clusters, is best of all", "expected", _oracle(first)),
-        ("1", "Best accuracy of this method", "86.8 %", _number(first, _best, 0.868)),
-        ("1", "Best accuracy of the squared penalty", "86.6 %",
-         _number(first, _best_squared, 0.866)),
-        ("1", "The highest accuracy is this method's: comparable to, or slightly above, the "
-              "squared penalty's",
-         "+0.2 points", _margin(first)),
-        ("1", "Models of one cluster move apart as lambda falls", "yes", _monotone(first)),
-        ("1", "Clusters are more compact than the squared penalty's at every lambda",
-         "every lambda", _compact(first)),
-        ("1", "Equal models inside clusters, and three clusters, for lambda in a window",
+        ("This method personalises: above the global model for some lambda", "yes",
+         _above(first, _best, "global")),
+        ("This method generalises: above local models for some lambda", "yes",
+         _above(first, _best, "local")),
+        ("The squared penalty personalises", "yes", _above(first, _best_squared, "global")),
+        ("The squared penalty generalises", "yes", _above(first, _best_squared, "local")),
+        ("The oracle, which knows the clusters, is best of all", "expected", _oracle(first)),
+        ("Best accuracy of this method", "86.8 %", _number(first, _best, 0.868)),
+        ("Best accuracy of the squared penalty", "86.6 %", _number(first, _best_squared, 0.866)),
+        ("The highest accuracy is this method's: comparable to, or slightly above, the squared "
+         "penalty's", "+0.2 points", _margin(first)),
+        ("Models of one cluster move apart as lambda falls", "yes", _monotone(first)),
+        ("Clusters are more compact than the squared penalty's at every lambda", "every lambda",
+         _compact(first)),
+        ("Equal models inside clusters, and three clusters, for lambda in a window",
          f"({WINDOW[0]:g}, {WINDOW[1]:g})", _window(first)),
-        ("1", "The number of distinct models falls from N to K; the squared penalty keeps N",
-         "60 to 3",
+        ("The number of distinct models falls from N to K; the squared penalty keeps N", "60 to 3",
          _fewer(first)),
     ]
+    return [("1", *row) for row in rows]
 
 
 def _of_second(second: Sequence[Second], same: Sequence[Second]) -> list[_Row]:
     """The claims of Experiment 2, on its own ellipses and on those of Experiment 1."""
     lam_text = " / ".join(f"{lam:g}" for lam in EIGHT[1:5])
-    return [
-        ("2", "One model at lambda = 1000 and 1", "1, 1", _counts(second, (0, 1), (1, 1))),
-        ("2", "Two models at lambda = 0.12", "2", _counts(second, (2,), (2,))),
-        ("2", "0.12 is above the bound of Theorem 2, and close to it", "above, close",
+    rows = [
+        ("One model at lambda = 1000 and 1", "1, 1", _counts(second, (0, 1), (1, 1))),
+        ("Two models at lambda = 0.12", "2", _counts(second, (2,), (2,))),
+        ("0.12 is above the bound of Theorem 2, and close to it", "above, close",
          _just_above(second)),
-        ("2", "Three models at lambda = 0.08", "3", _counts(second, (3,), (3,))),
-        ("2", "0.08 is inside the range of Theorems 1 and 2", "inside", _inside(second)),
-        ("2", "Three models at lambda = 0.05", "3", _counts(second, (4,), (3,))),
-        ("2", "0.05 is below the bound of Theorem 1, which is conservative", "below",
-         _below(second)),
-        ("2", "Inside the range of Theorems 1 and 2 the clusters are always the true ones",
-         "proved",
+        ("Three models at lambda = 0.08", "3", _counts(second, (3,), (3,))),
+        ("0.08 is inside the range of Theorems 1 and 2", "inside", _inside(second)),
+        ("Three models at lambda = 0.05", "3", _counts(second, (4,), (3,))),
+        ("0.05 is below the bound of Theorem 1, which is conservative", "below", _below(second)),
+        ("Inside the range of Theorems 1 and 2 the clusters are always the true ones", "proved",
          _theorems((*second, *same))),
-        ("2", "The models found are not optimal, but the clusters are a guide: training inside "
-              "them is better", "yes",
-         _guide(second)),
-        ("2", "The squared penalty has no consensus even at lambda = 1000", "never",
-         _apart(second)),
-        ("2", f"The same on the ellipses of Experiment 1: models at lambda = {lam_text}",
-         "1 / 2 / 3 / 3",
-         _counts(same, (1, 2, 3, 4), (1, 2, 3, 3))),
-        ("2", "The same on the ellipses of Experiment 1: 0.08 inside, 0.05 below the range of "
-              "Theorems 1 and 2",
-         "inside, below", _both(same)),
+        ("The models found are not optimal, but the clusters are a guide: training inside them is "
+         "better", "yes", _guide(second)),
+        ("The squared penalty has no consensus even at lambda = 1000", "never", _apart(second)),
+        (f"The same on the ellipses of Experiment 1: models at lambda = {lam_text}",
+         "1 / 2 / 3 / 3", _counts(same, (1, 2, 3, 4), (1, 2, 3, 3))),
+        ("The same on the ellipses of Experiment 1: 0.08 inside, 0.05 below the range of Theorems "
+         "1 and 2", "inside, below", _both(same)),
     ]
+    return [("2", *row) for row in rows]
+
+
+def _grade(yes: bool, partly: bool = False) -> Verdict:
+    return Verdict.YES if yes else Verdict.PARTLY if partly else Verdict.NO
 
 
 # Experiment 1
@@ -158,73 +151,66 @@ def _best_squared(run: First) -> float:
 
 
 def _by_seed(runs: Sequence[Run], holds: Callable[[Run], bool], ours: str,
-             partly: bool = False) -> _Check:
+             partly: bool = False) -> Check:
     """A statement that is true or false for each seed."""
     good = [holds(run) for run in runs]
-    return _Check(ours, f"{sum(good)} of {len(runs)} seeds",
-                  Verdict.YES if good[0] else Verdict.PARTLY if partly else Verdict.NO)
+    return ours, f"{sum(good)} of {len(runs)} seeds", _grade(good[0], partly)
 
 
 def _mean(values: Sequence[float], unit: str = "%") -> str:
-    scale = 100.0 if unit == "%" else 1.0
+    scale, digits = (100.0, 1) if unit == "%" else (1.0, 2)
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-    digits = 1 if unit == "%" else 2
     return f"{scale * float(np.mean(values)):.{digits}f} ± {scale * sd:.{digits}f} {unit}"
 
 
-def _consensus(runs: Sequence[First]) -> _Check:
+def _consensus(runs: Sequence[First]) -> Check:
     def holds(run: First) -> bool:
         beyond = run.lams > run.consensus * 1.001
-        return bool((run.n_clusters[beyond] == 1).all()) \
-            and bool((run.from_global[OURS] <= SAME).all())
+        one = (run.n_clusters[beyond] == 1).all()
+        return bool(one and (run.from_global[OURS] <= SAME).all())
 
     return _by_seed(runs, holds, "one model, the global one, from lambda = "
-                    f"{runs[0].consensus:.4f} on")
+                                 f"{runs[0].consensus:.4f} on")
 
 
-def _asymptotic(runs: Sequence[First]) -> _Check:
+def _asymptotic(runs: Sequence[First]) -> Check:
     def holds(run: First) -> bool:
         far = run.from_global[SQUARED]
         return bool((far > SAME).all() and (far[1:] < 0.2 * far[:-1]).all())
 
     shown = ", ".join(f"{value:.0e}" for value in runs[0].from_global[SQUARED])
-    return _by_seed(runs, holds, f"{shown} from it at lambda = "
-                    f"{', '.join(f'{lam:g}' for lam in FAR)}")
+    lams = ", ".join(f"{lam:g}" for lam in FAR)
+    return _by_seed(runs, holds, f"{shown} from it at lambda = {lams}")
 
 
-def _above(runs: Sequence[First], method: str, beside: str) -> _Check:
-    def best(run: First) -> float:
-        return _best(run) if method == OURS else _best_squared(run)
-
+def _above(runs: Sequence[First], best: Callable[[First], float], beside: str) -> Check:
     return _by_seed(runs, lambda run: best(run) > run.flat[beside],
                     f"{best(runs[0]):.1%} at best, {beside} {runs[0].flat[beside]:.1%}")
 
 
-def _oracle(runs: Sequence[First]) -> _Check:
+def _oracle(runs: Sequence[First]) -> Check:
     def others(run: First) -> float:
         return max(_best(run), _best_squared(run), run.flat["global"], run.flat["local"])
 
+    oracle, rest = runs[0].flat["oracle"], others(runs[0])
     return _by_seed(runs, lambda run: run.flat["oracle"] >= others(run),
-                    f"{runs[0].flat['oracle']:.1%}, best of the others {others(runs[0]):.1%}",
-                    partly=runs[0].flat["oracle"] >= others(runs[0]) - POINTS)
+                    f"{oracle:.1%}, best of the others {rest:.1%}", partly=oracle >= rest - POINTS)
 
 
-def _number(runs: Sequence[First], of: Callable[[First], float], paper: float) -> _Check:
+def _number(runs: Sequence[First], of: Callable[[First], float], paper: float) -> Check:
     off = abs(of(runs[0]) - paper)
-    return _Check(f"{of(runs[0]):.1%}", _mean([of(run) for run in runs]),
-                  Verdict.YES if off <= POINTS else Verdict.PARTLY if off <= MORE_POINTS
-                  else Verdict.NO)
+    return (f"{of(runs[0]):.1%}", _mean([of(run) for run in runs]),
+            _grade(off <= POINTS, off <= MORE_POINTS))
 
 
-def _margin(runs: Sequence[First]) -> _Check:
+def _margin(runs: Sequence[First]) -> Check:
     """Partly: comparable, that is, at most half a point below."""
     gains = [_best(run) - _best_squared(run) for run in runs]
-    return _Check(f"{100 * gains[0]:+.2f} points", _mean([100 * gain for gain in gains], "points"),
-                  Verdict.YES if gains[0] > 0 else Verdict.PARTLY if gains[0] >= -POINTS
-                  else Verdict.NO)
+    return (f"{100 * gains[0]:+.2f} points", _mean([100 * gain for gain in gains], "points"),
+            _grade(gains[0] > 0, gains[0] >= -POINTS))
 
 
-def _monotone(runs: Sequence[First]) -> _Check:
+def _monotone(runs: Sequence[First]) -> Check:
     """The share of steps between neighbouring lams in which the distance does not grow, for both
     methods.
     """
@@ -237,59 +223,58 @@ def _monotone(runs: Sequence[First]) -> _Check:
                     partly=all(low > high for low, high in ends))
 
 
-def _compact(runs: Sequence[First]) -> _Check:
+def _compact(runs: Sequence[First]) -> Check:
     def share(run: First) -> float:
         return float((run.distance[OURS] <= run.distance[SQUARED]).mean())
 
     worse = runs[0].lams[runs[0].distance[OURS] > runs[0].distance[SQUARED]]
     where = "" if not worse.size else f"; not from {worse.min():.3g} to {worse.max():.3g}"
-    return _by_seed(runs, lambda run: share(run) == 1.0, f"at {share(runs[0]):.0%} of the "
-                                                         f"lambdas{where}",
-                    partly=share(runs[0]) >= 0.5)
+    return _by_seed(runs, lambda run: share(run) == 1.0,
+                    f"at {share(runs[0]):.0%} of the lambdas{where}", partly=share(runs[0]) >= 0.5)
 
 
-def _window(runs: Sequence[First]) -> _Check:
-    def near(run: First) -> bool:
-        return run.window is not None and all(
-            abs(end / wanted - 1.0) <= ENDS for end, wanted in zip(run.window, WINDOW, strict=True))
+def _window(runs: Sequence[First]) -> Check:
+    def near(window: tuple[float, float]) -> bool:
+        return all(abs(end / wanted - 1.0) <= ENDS
+                   for end, wanted in zip(window, WINDOW, strict=True))
 
-    window = runs[0].window
-    overlap = window is not None and window[0] < WINDOW[1] and window[1] > WINDOW[0]
     windows = [run.window for run in runs if run.window is not None]
     text = f"a window in {len(windows)} of {len(runs)} seeds"
     if len(windows) > 1:
         low, high = np.mean(windows, axis=0)
         text += f", {low:.3f} to {high:.3f} on average"
-    return _by_seed(runs, near, "none" if window is None else f"({window[0]:.4f}, {window[1]:.4f})",
-                    partly=overlap)._replace(seeds=text)
+    window = runs[0].window
+    if window is None:
+        return "none", text, Verdict.NO
+    overlap = window[0] < WINDOW[1] and window[1] > WINDOW[0]
+    return f"({window[0]:.4f}, {window[1]:.4f})", text, _grade(near(window), overlap)
 
 
-def _fewer(runs: Sequence[First]) -> _Check:
+def _fewer(runs: Sequence[First]) -> Check:
     def least(run: First) -> int:
         """The smallest number of models for which the clusters are the true ones; N if there is
         none.
         """
         return int(run.n_clusters[run.exact].min()) if run.exact.any() else run.n_users
 
-    text = f"{runs[0].n_clusters.max()} to {least(runs[0])}"
     return _by_seed(runs, lambda run: least(run) == 3 and bool((run.distance[SQUARED] > 0).all()),
-                    text,
+                    f"{runs[0].n_clusters.max()} to {least(runs[0])}",
                     partly=int(runs[0].n_clusters.min()) < runs[0].n_users)
 
 
 # Experiment 2
 
 
-def _counts(runs: Sequence[Second], indices: Sequence[int], wanted: Sequence[int]) -> _Check:
+def _counts(runs: Sequence[Second], indices: Sequence[int], wanted: Sequence[int]) -> Check:
     def hits(run: Second) -> int:
         return sum(int(run.n_clusters[k]) == n for k, n in zip(indices, wanted, strict=True))
 
-    shown = (", " if len(indices) < 4 else " / ").join(str(int(runs[0].n_clusters[k]))
-                                                       for k in indices)
+    separator = ", " if len(indices) < 4 else " / "
+    shown = separator.join(str(int(runs[0].n_clusters[k])) for k in indices)
     return _by_seed(runs, lambda run: hits(run) == len(wanted), shown, partly=hits(runs[0]) > 0)
 
 
-def _just_above(runs: Sequence[Second]) -> _Check:
+def _just_above(runs: Sequence[Second]) -> Check:
     """Close: at most 1.5 times the bound, which is that at 0.08, where the three clusters are
     separate.
     """
@@ -301,7 +286,7 @@ def _just_above(runs: Sequence[Second]) -> _Check:
                     partly=ratio(runs[0]) > 1.0)
 
 
-def _inside(runs: Sequence[Second]) -> _Check:
+def _inside(runs: Sequence[Second]) -> Check:
     def holds(run: Second) -> bool:
         return bool(run.lower[3] <= EIGHT[3] < run.upper[3])
 
@@ -309,37 +294,33 @@ def _inside(runs: Sequence[Second]) -> _Check:
     return _by_seed(runs, holds, f"[{low:.4f}, {high:.4f})")
 
 
-def _below(runs: Sequence[Second]) -> _Check:
+def _below(runs: Sequence[Second]) -> Check:
     return _by_seed(runs, lambda run: bool(run.lower[4] > EIGHT[4]),
                     f"the bound is {runs[0].lower[4]:.4f}")
 
 
-def _both(runs: Sequence[Second]) -> _Check:
-    inside, below = _inside(runs), _below(runs)
-    good = [run.lower[3] <= EIGHT[3] < run.upper[3] and run.lower[4] > EIGHT[4] for run in runs]
-    verdicts = {inside.verdict, below.verdict}
-    return _Check(f"{inside.ours} at 0.08; {below.ours} at 0.05", f"{sum(good)} of {len(runs)} "
-        "seeds",
-                  verdicts.pop() if len(verdicts) == 1 else Verdict.PARTLY)
+def _both(runs: Sequence[Second]) -> Check:
+    (inside, _, first), (below, _, second) = _inside(runs), _below(runs)
+    good = sum(bool(run.lower[3] <= EIGHT[3] < run.upper[3] and run.lower[4] > EIGHT[4])
+               for run in runs)
+    return (f"{inside} at 0.08; {below} at 0.05", f"{good} of {len(runs)} seeds",
+            first if first is second else Verdict.PARTLY)
 
 
-def _theorems(runs: Sequence[Second]) -> _Check:
-    inside = [(run.lower[k] <= lam < run.upper[k], bool(run.exact[k])) for run in runs for k,
-              lam in enumerate(EIGHT)]
-    exact, total = sum(exact for within, exact in inside if within), \
-        sum(within for within, _ in inside)
-    text = f"{exact} of {total} lambdas inside, all seeds"
-    return _Check(text, "", Verdict.NO if exact < total else Verdict.YES if total
-                  else Verdict.PARTLY)
+def _theorems(runs: Sequence[Second]) -> Check:
+    exact = [bool(run.exact[k]) for run in runs for k, lam in enumerate(EIGHT)
+             if run.lower[k] <= lam < run.upper[k]]
+    return (f"{sum(exact)} of {len(exact)} lambdas inside, all seeds", "",
+            Verdict.NO if not all(exact) else _grade(bool(exact), True))
 
 
-def _guide(runs: Sequence[Second]) -> _Check:
+def _guide(runs: Sequence[Second]) -> Check:
     return _by_seed(runs, lambda run: bool(run.refitted[3] > run.accuracy[3]),
                     f"{runs[0].accuracy[3]:.1%} as they are, {runs[0].refitted[3]:.1%} refitted, "
                     "at 0.08")
 
 
-def _apart(runs: Sequence[Second]) -> _Check:
+def _apart(runs: Sequence[Second]) -> Check:
     far = [float(pair_distances(run.squared[0]).max()) for run in runs]
     return _by_seed(runs, lambda run: float(pair_distances(run.squared[0]).max()) > SAME,
                     f"models up to {far[0]:.1e} apart at 1000")
@@ -348,7 +329,7 @@ def _apart(runs: Sequence[Second]) -> _Check:
 # Experiment 3
 
 
-def _converges(results: Results) -> _Check:
+def _converges(results: Results) -> Check:
     def relative(curve: Curve) -> float:
         return curve.gaps[-1] / results.optimum
 
@@ -358,7 +339,5 @@ def _converges(results: Results) -> _Check:
     gap = relative(printed)
     half = int(np.searchsorted(printed.rounds, printed.rounds[-1] / 2))
     earlier = f"{printed.gaps[half] / results.optimum:.1e} after {printed.rounds[half]:,} rounds"
-    return _Check(f"relative gap {earlier}, {gap:.1e} after {printed.rounds[-1]:,}, lambda = "
-                  f"{LAM:g}", others,
-                  Verdict.YES if gap <= CONVERGED else Verdict.PARTLY if gap <= CLOSE
-                  else Verdict.NO)
+    return (f"relative gap {earlier}, {gap:.1e} after {printed.rounds[-1]:,}, lambda = {LAM:g}",
+            others, _grade(gap <= CONVERGED, gap <= CLOSE))

@@ -1,10 +1,11 @@
-"""Figures 1 to 6 of the paper from the tables of `Results`: images with Matplotlib, interactive
-pages with plotly.
+"""The results of the paper's experiments as files: claims, tables, and Figures 1 to 6 from these
+tables, as images with Matplotlib and as interactive pages with plotly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import csv
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from coterie.base.errors import MissingExtra
 from coterie.base.labels import labels_of
+from coterie.base.storage import safe_cell
 from coterie.base.types import Array, Flags, Ints
 from coterie.lab.experiments.paper import (
     EIGHT,
@@ -22,8 +24,10 @@ from coterie.lab.experiments.paper import (
     REFITTED,
     SQUARED,
     WINDOW,
+    Results,
     Table,
 )
+from coterie.lab.experiments.paper_claims import Claim
 from coterie.output.plots import separator_ends
 
 if TYPE_CHECKING:
@@ -31,11 +35,11 @@ if TYPE_CHECKING:
 
 Tables = Mapping[str, Table]
 
+HEADINGS = ("number", "experiment", "claim", "paper", "here, seed 0", "over seeds", "verdict")
 CLUSTERS = ("#1f77b4", "#d95f02", "#2ca02c")
 SHARED = "#7b3294"
 COLOURS = {OURS: "#b2182b", REFITTED: "#ef8a62", SQUARED: "#2166ac", "oracle": "#000000",
-           "local": "#777777",
-           "global": "#777777"}
+           "local": "#777777", "global": "#777777"}
 DASHES = {"oracle": ("--", "dash"), "local": (":", "dot"), "global": ("-.", "dashdot")}
 CURVES = ("#b2182b", "#ef8a62", "#2166ac", "#000000")
 TITLES = {
@@ -73,16 +77,64 @@ def _plotly() -> tuple[Any, Callable[..., Any]]:
     return go, make_subplots
 
 
+def write(folder: Path, results: Results, checked: Sequence[Claim]) -> list[Path]:
+    """Write claims.csv, claims.md, a CSV file per table, and a PNG and an HTML file per figure.
+
+    Parameters
+    ----------
+    folder
+        The folder for the files; created if needed.
+    results
+        The results of `reproduce`.
+    checked
+        The claims of `claims(results)`.
+
+    Returns
+    -------
+    list[Path]
+        The files.
+
+    Raises
+    ------
+    MissingExtra
+        If Matplotlib or plotly is not installed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = results.tables()
+    written = [write_table(folder / f"{name}.csv", table) for name, table in tables.items()]
+    rows = [(*claim[:-1], claim.verdict.value) for claim in checked]
+    columns: Table = {heading: [row[k] for row in rows] for k, heading in enumerate(HEADINGS)}
+    written.append(write_table(folder / "claims.csv", columns))
+    (folder / "claims.md").write_text(markdown(checked), encoding="utf-8")
+    return [*written, folder / "claims.md", *save(folder, tables)]
+
+
+def write_table(path: Path, table: Table) -> Path:
+    """Write a table as CSV, with numbers in Python's notation, which is exact."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(map(safe_cell, table))
+        writer.writerows(map(safe_cell, row) for row in zip(*table.values(), strict=True))
+    return path
+
+
+def markdown(checked: Sequence[Claim]) -> str:
+    """The claims as a Markdown table."""
+    lines = [f"| | {' | '.join(HEADINGS[1:])} |", "|---" * len(HEADINGS) + "|"]
+    lines += [f"| {' | '.join(map(str, claim[:-1]))} | {claim.verdict.value} |"
+              for claim in checked]
+    return "\n".join(lines) + "\n"
+
+
 def picture(number: int, tables: Tables) -> Figure:
     """Draw one of the six figures with Matplotlib."""
-    return {1: _data, 2: _over_lam, 3: _over_lam, 4: _data, 5: _gaps, 6: _multiples}[number](number,
-        tables)
+    figure: Figure = _FIGURES[number][0](number, tables)
+    return figure
 
 
 def page(number: int, tables: Tables) -> Any:
     """Draw one of the six figures with plotly."""
-    return {1: _data_page, 2: _over_lam_page, 3: _over_lam_page, 4: _data_page, 5: _gaps_page,
-            6: _multiples_page}[number](number, tables)
+    return _FIGURES[number][1](number, tables)
 
 
 def save(folder: Path, tables: Tables) -> list[Path]:
@@ -112,13 +164,22 @@ def _columns(points: Table, cluster: int, label: int) -> tuple[Array, Array]:
     return np.array(points["x"])[rows], np.array(points["y"])[rows]
 
 
+def _figure(width: float, height: float) -> Figure:
+    return _matplotlib()(figsize=(width, height), layout="constrained", dpi=150)
+
+
+def _open_axes(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="0.92")
+
+
 # Figures 1 and 4
 
 
 def _data(number: int, tables: Tables) -> Figure:
     points, optimal = tables[f"figure-{number}-points"], tables[f"figure-{number}-separators"]
-    figure = _matplotlib()(figsize=(6.4, 6.2), layout="constrained", dpi=150)
-    axes, reach = figure.subplots(), _reach(points)
+    figure, reach = _figure(6.4, 6.2), _reach(points)
+    axes = figure.subplots()
     for k, ends in enumerate(_lines(optimal, reach)):
         colour = CLUSTERS[k % 3]
         for label, marker in ((1, "o"), (-1, "x")):
@@ -158,29 +219,25 @@ def _names(number: int) -> tuple[str, ...]:
 
 def _over_lam(number: int, tables: Tables) -> Figure:
     table, own = tables[f"figure-{number}"], tables[f"figure-{number}-own-strength"]
-    figure = _matplotlib()(figsize=(11.5, 4.8), layout="constrained", dpi=150)
-    lams = np.array(table["lam"])
+    figure, lams = _figure(11.5, 4.8), np.array(table["lam"])
     for axes, mean in zip(figure.subplots(1, 2, sharey=True), (False, True), strict=True):
         axes.axvspan(*WINDOW, color="#fdd870", linewidth=0, label="the paper's window")
         for name in _names(number):
             line = np.array(table[f"{name}, mean" if mean else name])
-            style = DASHES.get(name, ("-", ""))[0]
-            axes.plot(lams, line, color=COLOURS[name], linestyle=style, linewidth=1.7, label=name,
-                      zorder=3)
+            axes.plot(lams, line, color=COLOURS[name], linestyle=DASHES.get(name, ("-", ""))[0],
+                      linewidth=1.7, label=name, zorder=3)
             if mean:
                 sd = np.array(table[f"{name}, sd"])
                 axes.fill_between(lams, np.maximum(line - sd, 0.0), line + sd, color=COLOURS[name],
-                                  alpha=0.15,
-                                  linewidth=0)
-        weaker = np.array(own["gamma"]) <= lams[0] * 1.001  # for larger values the line is the same
-        axes.plot(np.array(own["gamma"])[weaker],
-                  np.array(own[f"{SQUARED}, mean" if mean else SQUARED])[weaker],
-                  color=COLOURS[SQUARED], linewidth=1.2, linestyle=(0, (1, 1)),
-                  label=f"{SQUARED}, smaller strengths")
+                                  alpha=0.15, linewidth=0)
+        gammas = np.array(own["gamma"])
+        line = np.array(own[f"{SQUARED}, mean" if mean else SQUARED])
+        weaker = gammas <= lams[0] * 1.001  # for larger values the line is the same
+        axes.plot(gammas[weaker], line[weaker], color=COLOURS[SQUARED], linewidth=1.2,
+                  linestyle=(0, (1, 1)), label=f"{SQUARED}, smaller strengths")
         axes.set(xscale="log", xlim=(1e-5, 1e3), xlabel="lambda")
         axes.set_title("mean and standard deviation over seeds" if mean else "seed 0", fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="0.92")
+        _open_axes(axes)
         if number == 3:
             axes.set_yscale("symlog", linthresh=1e-5)
             axes.set_ylim(0.0, None)
@@ -199,41 +256,34 @@ def _over_lam_page(number: int, tables: Tables) -> Any:
                            subplot_titles=("seed 0", "mean and standard deviation over seeds"))
     lams = table["lam"]
     for column, mean in ((1, False), (2, True)):
+        cell = {"row": 1, "col": column}
         for name in _names(number):
             line = np.array(table[f"{name}, mean" if mean else name])
             shape = {"color": COLOURS[name], "dash": DASHES.get(name, ("", "solid"))[1]}
             if mean:
                 sd = np.array(table[f"{name}, sd"])
-                figure.add_scatter(x=[*lams, *lams[::-1]], legendgroup=name, showlegend=False,
-                                   hoverinfo="skip",
-                                   y=[*(line + sd).tolist(),
-                                      *np.maximum(line - sd, 0.0)[::-1].tolist()], fill="toself",
+                low, high = np.maximum(line - sd, 0.0)[::-1].tolist(), (line + sd).tolist()
+                figure.add_scatter(x=[*lams, *lams[::-1]], y=[*high, *low], legendgroup=name,
+                                   showlegend=False, hoverinfo="skip", fill="toself",
                                    fillcolor=COLOURS[name], opacity=0.15, line={"width": 0},
-                                   mode="lines", row=1,
-                                   col=column)
-            figure.add_scatter(x=lams, y=line.tolist(), name=name, legendgroup=name,
-                               showlegend=not mean, line=shape,
-                               mode="lines", row=1, col=column)
+                                   mode="lines", **cell)
+            figure.add_scatter(x=lams, y=line.tolist(), name=name, legendgroup=name, line=shape,
+                               showlegend=not mean, mode="lines", **cell)
         figure.add_scatter(x=own["gamma"], y=own[f"{SQUARED}, mean" if mean else SQUARED],
-                           legendgroup="own",
-                           name=f"{SQUARED}, separate grid", showlegend=not mean,
-                           mode="lines+markers",
-                           line={"color": COLOURS[SQUARED], "width": 1, "dash": "dot"},
-                           marker={"size": 3}, row=1,
-                           col=column)
+                           legendgroup="own", name=f"{SQUARED}, separate grid",
+                           showlegend=not mean, mode="lines+markers", marker={"size": 3},
+                           line={"color": COLOURS[SQUARED], "width": 1, "dash": "dot"}, **cell)
         figure.add_vrect(x0=WINDOW[0], x1=WINDOW[1], fillcolor="#fdd870", opacity=0.6, line_width=0,
-                         layer="below",
-                         row=1, col=column)
+                         layer="below", **cell)
     figure.update_xaxes(type="log", range=[-5, 3], title_text="lambda", exponentformat="power")
     figure.update_yaxes(title_text=AXES[number], row=1, col=1)
     figure.update_layout(hovermode="x unified")
     if number == 3:  # a linear scale shows zeros, a logarithmic one shows ratios
-        kinds = [{"label": kind, "method": "relayout",
-                  "args": [{"yaxis.type": kind, "yaxis2.type": kind}]}
-                 for kind in ("linear", "log")]
+        scales = [{"label": scale, "method": "relayout",
+                   "args": [{"yaxis.type": scale, "yaxis2.type": scale}]}
+                  for scale in ("linear", "log")]
         figure.update_layout(updatemenus=[{"type": "buttons", "direction": "right", "x": 1.0,
-                                           "y": 1.18,
-                                           "xanchor": "right", "buttons": kinds}])
+                                           "y": 1.18, "xanchor": "right", "buttons": scales}])
     return _with_layout(figure, number, height=560)
 
 
@@ -255,14 +305,13 @@ def _curves(tables: Tables) -> list[tuple[str, Array, Array]]:
 
 
 def _gaps(number: int, tables: Tables) -> Figure:
-    figure = _matplotlib()(figsize=(8.4, 5.0), layout="constrained", dpi=150)
+    figure = _figure(8.4, 5.0)
     axes = figure.subplots()
     for colour, (name, rounds, gaps) in zip(CURVES, _curves(tables), strict=True):
         thick = name.startswith(f"{PRINTED}, 40")
         axes.loglog(rounds, gaps, color=colour, linewidth=2.4 if thick else 1.6, label=name)
     axes.set(xlabel="round", ylabel="F - F*, in the convention of (C)", ylim=(FLOOR / 2, None))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="0.92")
+    _open_axes(axes)
     axes.legend(fontsize=8, framealpha=0.95)
     axes.set_title(TITLES[number], fontsize=10)
     return figure
@@ -287,10 +336,8 @@ def _panel(tables: Tables, lam: float, method: str) -> tuple[Flags, str]:
     """The rows of a panel, and its title with the number of models."""
     table, summary = tables["figure-6"], tables["figure-6-summary"]
     rows = (np.array(table["lam"]) == lam) & (np.array(table["method"]) == method)
-    count = next(n for n, other, seed, shape in zip(summary["models"], summary["lam"],
-                                                    summary["seed"],
-                                                    summary["ellipses"], strict=True)
-                 if other == lam and seed == 0 and shape == "second")
+    columns = (summary[name] for name in ("models", "lam", "seed", "ellipses"))
+    count = next(n for n, *key in zip(*columns, strict=True) if key == [lam, 0, "second"])
     return rows, f"lambda = {lam:g}: {count} model{'s' * (count != 1)}"
 
 
@@ -306,13 +353,12 @@ def _kinds(table: Table, rows: Flags) -> Ints:
 def _multiples(number: int, tables: Tables) -> Figure:
     points, table = tables["figure-4-points"], tables["figure-6"]
     reach = _reach(points)
-    figure = _matplotlib()(figsize=(13.0, 7.2), layout="constrained", dpi=150)
+    figure = _figure(13.0, 7.2)
     for axes, lam in zip(figure.subplots(2, 4, sharex=True, sharey=True).flat, EIGHT, strict=True):
         for k in range(3):
             for label, marker in ((1, "o"), (-1, "x")):
                 axes.scatter(*_columns(points, k, label), s=4, marker=marker, color=CLUSTERS[k],
-                             alpha=0.3,
-                             linewidth=0.5)
+                             alpha=0.3, linewidth=0.5)
         rows, _ = _panel(tables, lam, SQUARED)
         for ends in _lines(table, reach, rows):
             axes.plot(*ends.T, color="0.45", linewidth=0.6, zorder=3)
@@ -342,12 +388,9 @@ def _multiples_page(number: int, tables: Tables) -> Any:
         """Add many lines as one trace, with breaks between them; the legend has each name once."""
         if not len(ends):
             return
-        x, y = (np.concatenate([ends[:, :, c], np.full((len(ends), 1), np.nan)], axis=1).ravel()
-                for c in (0, 1))
-        figure.add_scatter(x=[None if np.isnan(v) else v for v in x.tolist()],
-                           y=[None if np.isnan(v) else v for v in y.tolist()], name=name,
-                           legendgroup=name,
-                           showlegend=name not in named, mode="lines", line=line, **cell)
+        x, y = ([v for a, b in ends[:, :, c].tolist() for v in (a, b, None)] for c in (0, 1))
+        figure.add_scatter(x=x, y=y, name=name, legendgroup=name, showlegend=name not in named,
+                           mode="lines", line=line, **cell)
         named.add(name)
 
     for panel, lam in enumerate(EIGHT):
@@ -355,13 +398,11 @@ def _multiples_page(number: int, tables: Tables) -> Any:
         for k in range(3):
             for label, symbol in ((1, "circle-open"), (-1, "x-thin-open")):
                 x, y = _columns(points, k, label)
+                marker = {"color": CLUSTERS[k], "symbol": symbol, "size": 3}
                 figure.add_scatter(x=x.tolist(), y=y.tolist(), mode="markers", opacity=0.35,
-                                   hoverinfo="skip",
-                                   name=f"cluster {k + 1}, {label:+d}",
-                                   legendgroup=f"points {k}{label}",
-                                   showlegend=first, marker={"color": CLUSTERS[k], "symbol": symbol,
-                                       "size": 3},
-                                   **cell)
+                                   hoverinfo="skip", name=f"cluster {k + 1}, {label:+d}",
+                                   legendgroup=f"points {k}{label}", showlegend=first,
+                                   marker=marker, **cell)
         rows, _ = _panel(tables, lam, SQUARED)
         add(_lines(table, reach, rows), SQUARED, cell, color="#737373", width=1)
         best = _lines(tables["figure-4-separators"], reach)
@@ -369,9 +410,9 @@ def _multiples_page(number: int, tables: Tables) -> Any:
         rows, _ = _panel(tables, lam, OURS)
         kinds, ends = _kinds(table, rows), _lines(table, reach, rows)
         for k in range(-1, 3):
-            add(ends[kinds == k],
-                f"{OURS}, cluster {k + 1}" if k >= 0 else f"{OURS}, several clusters", cell,
-                color=CLUSTERS[k] if k >= 0 else SHARED, width=2.5)
+            name = f"cluster {k + 1}" if k >= 0 else "several clusters"
+            add(ends[kinds == k], f"{OURS}, {name}", cell, width=2.5,
+                color=CLUSTERS[k] if k >= 0 else SHARED)
     figure.update_xaxes(range=[-reach, reach], showticklabels=False)
     figure.update_yaxes(range=[-reach, reach], showticklabels=False)
     return _with_layout(figure, number, height=760)
@@ -380,3 +421,9 @@ def _multiples_page(number: int, tables: Tables) -> Any:
 def _with_layout(figure: Any, number: int, **size: int) -> Any:
     figure.update_layout(title_text=TITLES[number], template="plotly_white", **size)
     return figure
+
+
+#: The drawing of each figure by Matplotlib, and by plotly.
+_FIGURES: dict[int, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    1: (_data, _data_page), 2: (_over_lam, _over_lam_page), 3: (_over_lam, _over_lam_page),
+    4: (_data, _data_page), 5: (_gaps, _gaps_page), 6: (_multiples, _multiples_page)}
