@@ -9,7 +9,7 @@ import pytest
 from support.problems import graph_for, loss_for, users_for
 
 import coterie as ct
-from coterie.convex.recovery import clustered, spreads
+from coterie.convex.recovery import solve_clustered, spreads
 from coterie.datasets import clustered as clustered_data
 from coterie.datasets import gaussian_mixture
 
@@ -130,7 +130,7 @@ def test_losses_the_lam_free_bounds_do_not_cover_say_so():
 def test_the_clustered_problem_is_the_papers():
     """One model a cluster, minimised by the reference on the full problem with the models of a cluster tied."""
     problem, clusters = instance("squared", 2, 0.05)
-    w = clustered(problem, clusters)
+    w = solve_clustered(problem, clusters)
     counts = np.bincount(clusters)
 
     def value(w):
@@ -207,7 +207,7 @@ def test_every_rung_of_the_ladder_is_reached_and_right():
                 problem = ct.Problem(data.users, ct.SquaredDistance(), lam=lam, graph=graph)
                 rungs = ct.fusion_ladder(problem, data.clusters)
                 reached |= {rung.rung for rung in rungs}
-                fused = clustered(problem, data.clusters)[data.clusters]
+                fused = solve_clustered(problem, data.clusters)[data.clusters]
                 if all(rung.rung != "none" for rung in rungs):
                     assert ct.certify(problem, fused).relative_gap < 1e-7
                 else:

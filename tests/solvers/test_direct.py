@@ -59,7 +59,7 @@ def test_the_pairs_of_parts_are_those_of_the_edges():
     problem = moons(200, 0.5)
     first, second = (np.ascontiguousarray(e) for e in problem.graph.edges.T)
     labels = rng.integers(0, 30, 200)
-    ends, pair = group_kernels.contracted(labels, 30, first, second)
+    ends, pair = group_kernels.contract(labels, 30, first, second)
     a, b = labels[first], labels[second]
     assert (pair[a == b] == 0).all()
     across = a != b
@@ -74,8 +74,8 @@ def test_the_way_back_keeps_sums_and_balls():
     problem = moons(300, 0.5)
     engine = begun(problem, 30)
     labels = group_kernels.interior(engine.s, engine.shrink, engine.radius, 0.5, engine.first, engine.second, 300)
-    ends, pair = group_kernels.contracted(labels, int(labels.max()) + 1, engine.first, engine.second)
-    duals, rates, radii = group_kernels.summed(engine.s, engine.shrink, engine.rates, engine._radii, pair, len(ends))
+    ends, pair = group_kernels.contract(labels, int(labels.max()) + 1, engine.first, engine.second)
+    duals, rates, radii = group_kernels.sum_pairs(engine.s, engine.shrink, engine.rates, engine._radii, pair, len(ends))
     assert rates.sum() == (pair != 0).sum()
     assert (np.linalg.norm(engine.sigma * duals, axis=1) <= radii * (1 + 1e-12)).all()
     before = engine.duals()
@@ -84,7 +84,7 @@ def test_the_way_back_keeps_sums_and_balls():
         group_kernels.carry(engine.s, engine.shrink, engine.rates, engine._radii, pair, np.zeros_like(duals),
                                -engine.sigma * duals + change, radii, engine.sigma)
         assert (np.linalg.norm(engine.duals(), axis=1) <= problem.radii * (1 + 1e-12)).all()
-        sums = group_kernels.summed(engine.s, engine.shrink, engine.rates, engine._radii, pair, len(ends))[0]
+        sums = group_kernels.sum_pairs(engine.s, engine.shrink, engine.rates, engine._radii, pair, len(ends))[0]
         inside = engine._out((pair == 0)[:, None])[:, 0]
         np.testing.assert_allclose(engine.duals()[inside], before[inside], atol=1e-12)
         duals = sums

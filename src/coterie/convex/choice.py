@@ -114,8 +114,7 @@ def refit(problem: Problem, labels: npt.ArrayLike) -> Array:
 
 
 def by_score(problem: Problem, held_out: Users, *, path: Path | None = None, n_lams: int = 30,
-             tol: float = 1e-6,
-             one_standard_error: bool = True) -> Choice:
+             tol: float = 1e-6, one_standard_error: bool = True) -> Choice:
     """Choose the lam whose models have the least mean loss on held-out samples.
 
     Penalised and refitted models are both considered at every lam.
@@ -232,10 +231,8 @@ def by_clusters(problem: Problem, at_most: int, *, path: Path | None = None, n_l
     solution = path[index]
     before = "" if solution.n_clusters == at_most \
         else f"; the point before has {path.n_clusters[index - 1]}"
-    return Choice(solution=solution, by="number of groups", path=path,
-                  scores=path.n_clusters.astype(float),
-                  models=solution.models, sentence=f"{solution.n_clusters} groups (at most "
-                                                   f"{at_most} allowed{before}).")
+    return _choose(path, index, "number of groups", path.n_clusters.astype(float),
+                   f"{solution.n_clusters} groups (at most {at_most} allowed{before}).")
 
 
 def by_certificate(problem: Problem, *, path: Path | None = None, n_lams: int = 30,
@@ -281,9 +278,7 @@ def by_certificate(problem: Problem, *, path: Path | None = None, n_lams: int = 
         sentence = "the bounds prove no clustering of the path, so one model for all is chosen."
     else:
         sentence = f"inside the bounds of Theorems 1 and 2 by a factor of {margins[index]:.3g}."
-    return Choice(solution=path[index], by="certificate", path=path, scores=margins,
-                  models=path[index].models,
-                  sentence=sentence)
+    return _choose(path, index, "certificate", margins, sentence)
 
 
 def by_stability(problem: Problem, *, path: Path | None = None, n_lams: int = 30, tol: float = 1e-6,
@@ -331,12 +326,17 @@ def by_stability(problem: Problem, *, path: Path | None = None, n_lams: int = 30
     index = int(agreement.argmax())
     if agreement[index] < 0.5:
         index = len(path) - 1
-    return Choice(solution=path[index], by="stability", path=path, scores=agreement,
-                  models=path[index].models,
-                  sentence=f"groups agree by {agreement[index]:.2f} (adjusted Rand index) over "
-                           f"{resamples} halvings."
-                  if agreement[index] > 0 else "no clustering is stable, so one model for all is "
-                                               "chosen.")
+    sentence = "no clustering is stable, so one model for all is chosen."
+    if agreement[index] > 0:
+        sentence = (f"groups agree by {agreement[index]:.2f} (adjusted Rand index) over "
+                    f"{resamples} halvings.")
+    return _choose(path, index, "stability", agreement, sentence)
+
+
+def _choose(path: Path, index: int, by: str, scores: Array, sentence: str) -> Choice:
+    """The penalised models at one point of a path."""
+    return Choice(solution=path[index], by=by, path=path, scores=scores,
+                  models=path[index].models, sentence=sentence)
 
 
 def _check_held_out(problem: Problem, held_out: Users) -> None:

@@ -38,14 +38,6 @@ class Bracket(NamedTuple):
     upper: float
 
 
-class Consensus(NamedTuple):
-    """The pooled models, the bounds of `lam_max`, and duals that prove the upper bound."""
-
-    bracket: Bracket
-    models: Array
-    duals: Array
-
-
 def lam_max(problem: Problem, *, rtol: float = 1e-6) -> Bracket:
     """Bound the smallest lam at which all users that the graph connects share one model.
 
@@ -83,11 +75,11 @@ def lam_max(problem: Problem, *, rtol: float = 1e-6) -> Bracket:
     >>> ct.lam_max(ct.Problem(users, ct.SquaredDistance(), lam=0.0))
     Bracket(lower=2.0, upper=2.0)
     """
-    return consensus(problem, rtol).bracket
+    return find_consensus(problem, rtol)[0]
 
 
-def consensus(problem: Problem, rtol: float = 1e-6) -> Consensus:
-    """`lam_max` with the models and duals behind it."""
+def find_consensus(problem: Problem, rtol: float = 1e-6) -> tuple[Bracket, Array, Array]:
+    """The bounds of `lam_max`, the pooled models, and duals that prove the upper bound."""
     graph = problem.graph
     zero = np.zeros((problem.n_users, problem.dim))
     pooled = polish(problem, graph.components, zero)
@@ -96,14 +88,14 @@ def consensus(problem: Problem, rtol: float = 1e-6) -> Consensus:
     # Remove the rounding error of the pooled optimum.
     gradients -= group_means(gradients, parts)[parts]
     if not (graph.weights > 0).any():
-        return Consensus(Bracket(0.0, 0.0), pooled, np.zeros((graph.n_edges, problem.dim)))
+        return Bracket(0.0, 0.0), pooled, np.zeros((graph.n_edges, problem.dim))
 
     above = partial(_above, graph)
     unit = float(np.linalg.norm(gradients, axis=1).max())
     proof = graph.flow(-gradients)
     # The local models are equal.
     if unit <= 1e-9 * float(np.abs(problem.gradients(zero)).max()) + 1e-300:
-        return Consensus(Bracket(0.0, above(proof)), pooled, proof)
+        return Bracket(0.0, above(proof)), pooled, proof
     points, axes = -gradients / unit, np.eye(problem.dim)
     # The points lie in a space of fewer dimensions: nothing changes in it.
     if problem.dim > problem.n_users:
@@ -146,7 +138,7 @@ def consensus(problem: Problem, rtol: float = 1e-6) -> Consensus:
             drift = _DRIFT * np.linalg.norm(points) / np.linalg.norm(x) * x
             clustering, start = _clustering(points + drift, graph), \
                 Point(drift, best.duals, best.sigma)
-    return Consensus(bracket(), pooled, proof)
+    return bracket(), pooled, proof
 
 
 def _above(graph: Graph, flow: Array) -> float:

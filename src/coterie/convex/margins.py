@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from coterie.base.labels import check_labels, labels_of, many
 from coterie.base.types import Array, Flags, Ints
-from coterie.convex.recovery import clustered, unbalanced
+from coterie.convex.recovery import remaining_forces, solve_clustered
 from coterie.problem.certificates import certify, feasible_flow
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
@@ -80,10 +80,8 @@ class GroupMargins:
             return f"{all_of} decided by the certificate."
         users = int(np.isin(self.labels, unclear).sum())
         return (f"{unclear.size} of {many(len(self.slack), 'group')}, with {many(users, 'user')}, "
-                "are not decided "
-                "by the certificate: other groups are as good within the gap. Solve with a smaller "
-                "tol, or at another "
-                "lam.")
+                "are not decided by the certificate: other groups are as good within the gap. "
+                "Solve with a smaller tol, or at another lam.")
 
 
 def group_margins(solution: Solution) -> GroupMargins:
@@ -241,7 +239,7 @@ def fusion_ladder(problem: Problem, labels: npt.ArrayLike) -> tuple[Fusion, ...]
     ['closed form', 'alone']
     """
     given = check_labels(labels, problem.n_users)
-    models = clustered(problem, given)[given]
+    models = solve_clustered(problem, given)[given]
     clusters = labels_of(models)  # groups with the same model are one group
     # To rounding accuracy, so that the forces sum to zero.
     models = polish(problem, clusters, models)
@@ -255,7 +253,7 @@ def fusion_ladder(problem: Problem, labels: npt.ArrayLike) -> tuple[Fusion, ...]
 
 def _proofs(problem: Problem, clusters: Ints, models: Array) -> list[tuple[str, float]]:
     """The rung of each group, and the lam that it needs."""
-    inside, forces = unbalanced(problem, clusters, models, problem.gradients(models))
+    inside, forces = remaining_forces(problem, clusters, models, problem.gradients(models))
     ratios = np.linalg.norm(inside.flow(forces), axis=1) / inside.weights
     owner = clusters[inside.edges[:, 0]]
     parts = np.unique(np.stack([clusters, inside.components], axis=1), axis=0)[:, 0]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from coterie.base.errors import ConvergenceWarning, InvalidInput, interruptible
 from coterie.base.labels import check_labels, many
 from coterie.base.types import Array, Ints
-from coterie.convex.consensus import Bracket, Consensus, consensus
+from coterie.convex.consensus import Bracket, find_consensus
 from coterie.problem.problem import Problem, check_lam
 from coterie.problem.solution import Solution, Status, html_table, points_frame
 from coterie.solvers import Solver, solve_quietly
@@ -80,7 +80,7 @@ class Path:
         proof = f"certified to {gap:.1e}" if np.isfinite(gap) \
             else f"{np.isinf(self.gaps).sum()} not certified"
         return (f"Path({len(lams)} lam{'s' * (len(lams) != 1)} from {lams[0]:.4g} to "
-                f"{lams[-1]:.4g}, " f"{counts[0]} -> {counts[-1]} groups, {proof})")
+                f"{lams[-1]:.4g}, {counts[0]} -> {counts[-1]} groups, {proof})")
 
     def to_frame(self) -> Any:
         """The path as a table.
@@ -109,23 +109,22 @@ class Path:
     def _repr_html_(self) -> str:
         lams, counts = self.lams, self.n_clusters
         # A small chart, 240 by 40: the number of groups at each point, on a logarithmic scale.
-        across, down = np.linspace(2, 238, len(lams)), \
-            38 - 36 * np.log(counts) / max(np.log(counts.max()), 1e-9)
-        picture = ('<svg width="240" height="40" role="img" aria-label="groups along '
-                   'lam"><polyline fill="none" '
-                   'stroke="#0072B2" stroke-width="2" points="'
-                   + " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
-                   + '"/></svg>')
+        across = np.linspace(2, 238, len(lams))
+        down = 38 - 36 * np.log(counts) / max(np.log(counts.max()), 1e-9)
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
+        picture = ('<svg width="240" height="40" role="img" aria-label="groups along lam">'
+                   '<polyline fill="none" stroke="#0072B2" stroke-width="2" '
+                   f'points="{points}"/></svg>')
         shown = np.unique(np.linspace(0, len(lams) - 1, min(len(lams), 12)).round().astype(int))
         rows = [(f"{s.lam:.4g}", s.n_clusters, f"{s.objective:.6g}", f"{s.gap:.1e}",
                  s.status.name.lower())
                 for s in map(self.solutions.__getitem__, shown)]
         users = many(self.problem.n_users, "user")
-        return html_table(f"{many(len(lams), 'lam')} from {lams[0]:.4g} to {lams[-1]:.4g}; "
-                          f"{counts[0]} to "
-                          f"{many(counts[-1], 'group')} of {users}; largest relative gap "
-                          f"{self.gaps.max():.1e}.",
-                          ("lam", "groups", "objective", "relative gap", "status"), rows, picture)
+        caption = (f"{many(len(lams), 'lam')} from {lams[0]:.4g} to {lams[-1]:.4g}; {counts[0]} to "
+                   f"{many(counts[-1], 'group')} of {users}; largest relative gap "
+                   f"{self.gaps.max():.1e}.")
+        header = ("lam", "groups", "objective", "relative gap", "status")
+        return html_table(caption, header, rows, picture)
 
     @cached_property
     def splits(self) -> tuple[tuple[float, int, int], ...]:
@@ -351,9 +350,8 @@ def _root(parent: dict[int, int], item: int) -> int:
 
 
 def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int = 50, *,
-               tol: float = 1e-8,
-               solver: Solver | str = "fast", progress: Callable[[Solution, int],
-                   None] | None = None,
+               tol: float = 1e-8, solver: Solver | str = "fast",
+               progress: Callable[[Solution, int], None] | None = None,
                enough: Callable[[list[Solution]], bool] | None = None,
                start: Solution | Point | None = None, before: Solution | None = None) -> Path:
     """Solve at many lams, each solution starting from the ones before.
@@ -398,16 +396,14 @@ def solve_path(problem: Problem, lams: npt.ArrayLike | None = None, n_lams: int 
             if solutions else None
 
     with interruptible(so_far):
-        end = consensus(problem) if lams is None else None
-        grid, first = _grid(problem, end, n_lams, tol, solver) if end is not None else (
-            _checked(lams), None)
+        grid, first, pooled = (_check_lams(lams), None, None) if lams is not None \
+            else _choose_lams(problem, n_lams, tol, solver)
         last = start if first is None else first
         for lam in grid:
-            # At the last lam consensus is already proved; for the others the last solutions are a
-            # good start.
-            proven = end is not None and lam == end.bracket.upper > 0
-            guess = Point(end.models, end.duals) if proven and end is not None \
-                else look_ahead(before, last, lam)
+            # The last solutions are a good start; at the last lam consensus is already proved.
+            guess = look_ahead(before, last, lam)
+            if pooled is not None and lam == grid[-1]:
+                guess = pooled
             before = last.without_duals() if isinstance(last, Solution) else None
             last = _next(problem.with_lam(lam), tol, solver, guess, last)
             # Duals need more memory than everything else, and are only needed to start the next
@@ -438,13 +434,12 @@ def _warn(solutions: Sequence[Solution], tol: float, stacklevel: int = 3) -> Non
     if inaccurate:
         worst = max(inaccurate, key=lambda s: s.gap)
         warnings.warn(f"{len(inaccurate)} of {many(len(solutions), 'lam')} did not reach tol = "
-                      f"{tol:g}; the worst is "
-                      f"lam = {worst.lam:g} with a relative gap of {worst.gap:.1e}. "
-                      f"{worst.status.value}",
+                      f"{tol:g}; the worst is lam = {worst.lam:g} with a relative gap of "
+                      f"{worst.gap:.1e}. {worst.status.value}",
                       ConvergenceWarning, stacklevel=stacklevel)
 
 
-def _checked(lams: npt.ArrayLike | None) -> list[float]:
+def _check_lams(lams: npt.ArrayLike) -> list[float]:
     given = np.atleast_1d(np.asarray(lams, dtype=float))
     if given.ndim != 1 or not given.size:
         raise InvalidInput(f"expected a list of lams, got shape {given.shape}",
@@ -456,17 +451,18 @@ def _checked(lams: npt.ArrayLike | None) -> list[float]:
     return grid
 
 
-def _grid(problem: Problem, end: Consensus, n_lams: int, tol: float, solver: Solver | str
-          ) -> tuple[list[float], Solution | None]:
-    """The lams, and the solution at the first of them if it is known."""
+def _choose_lams(problem: Problem, n_lams: int, tol: float, solver: Solver | str
+                 ) -> tuple[list[float], Solution | None, Point | None]:
+    """The lams, and the solutions at the first and the last of them if they are known."""
+    bracket, models, duals = find_consensus(problem)
     if n_lams < 2:
         raise InvalidInput(f"n_lams must be at least 2, got {n_lams!r}",
                            remedy="Use for example 50")
-    top = end.bracket.upper
-    if end.bracket.lower == 0:
-        return [0.0], None
-    first = _alone(problem, top, tol, solver)
-    return [*np.geomspace(first.lam, top, n_lams)[:-1].tolist(), top], first
+    if bracket.lower == 0:
+        return [0.0], None, None
+    first = _alone(problem, bracket.upper, tol, solver)
+    lams = np.geomspace(first.lam, bracket.upper, n_lams)[:-1].tolist()
+    return [*lams, bracket.upper], first, Point(models, duals)
 
 
 def alone_at(problem: Problem, top: float, tol: float, solver: Solver | str = "fast") -> float:

@@ -146,7 +146,7 @@ def recovery_bounds(problem: Problem, labels: npt.ArrayLike,
     return _stringent(problem, clusters) if kind == "stringent" else _uniform(problem, clusters)
 
 
-def clustered(problem: Problem, labels: Ints, tol: float = 1e-12) -> Array:
+def solve_clustered(problem: Problem, labels: Ints, tol: float = 1e-12) -> Array:
     """(n_clusters, dim) the solution of (C) with one model per group.
 
     Raises
@@ -155,37 +155,35 @@ def clustered(problem: Problem, labels: Ints, tol: float = 1e-12) -> Array:
     """
     k = int(labels.max()) + 1
     loss = Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
-    first, second, weights = _between(problem.graph, labels)
-    graph = Graph.from_edges(k, np.stack([first, second], axis=1), weights) if k > 1 \
-        else Graph.complete(1)
+    first, second, weights = _pairs_between(problem.graph, labels)
+    pairs = np.stack([first, second], axis=1)
+    graph = Graph.from_edges(k, pairs, weights) if k > 1 else Graph.complete(1)
     solution = solve_quietly(Problem(loss.groups, loss, lam=problem.lam, graph=graph), tol=tol)
     if not solution.gap <= _SOLVED:
         raise NotConverged("The problem with one model per group was solved within "
-                           f"{solution.gap:.1e} only, and " "nothing can be concluded from that. "
+                           f"{solution.gap:.1e} only, and nothing can be concluded from that. "
                            "Scale the features, or add a ridge.")
     return solution.models
 
 
-def _between(graph: Graph, labels: Ints) -> tuple[Ints, Ints, Array]:
-    """Pairs of groups with an edge between them, and W_kl."""
+def _pairs_between(graph: Graph, labels: Ints) -> tuple[Ints, Ints, Array]:
+    """The pairs of groups with an edge between them, and W_kl."""
     k = int(labels.max()) + 1
     if graph.is_complete:
         first, second = np.triu_indices(k, 1)
-        counts = np.bincount(labels).astype(float)
-        return first, second, counts[first] * counts[second] * (graph.weights[0] if graph.n_edges
-            else 0.0)
+        counts, weight = np.bincount(labels).astype(float), graph.weights[:1].sum()
+        return first, second, counts[first] * counts[second] * weight
     ends = np.sort(labels[graph.edges], axis=1)
     across = ends[:, 0] < ends[:, 1]
     keys, index = np.unique(ends[across, 0] * k + ends[across, 1], return_inverse=True)
-    return keys // k, keys % k, np.asarray(np.bincount(index, weights=graph.weights[across]),
-                                           dtype=float)
+    return keys // k, keys % k, np.bincount(index, graph.weights[across]).astype(float, copy=False)
 
 
 def _denominator(graph: Graph, labels: Ints) -> float:
     """2 max_k sum_{l != k} W_kl / n_k, which is 2 max_k sum_{l != k} n_l on the complete graph with
     weight 1.
     """
-    first, second, weights = _between(graph, labels)
+    first, second, weights = _pairs_between(graph, labels)
     counts = np.bincount(labels)
     pulls = np.bincount(first, weights=weights, minlength=counts.size)
     pulls += np.bincount(second, weights=weights, minlength=counts.size)
@@ -216,13 +214,12 @@ def _farthest(gradients: Array, labels: Ints, extra: Array) -> tuple[float, tupl
     return most, pair
 
 
-def _closest(problem: Problem, labels: Ints, at: Array, slack: Array) -> tuple[float,
-        tuple[int, int] | None]:
+def _closest(problem: Problem, labels: Ints, at: Array,
+             slack: Array) -> tuple[float, tuple[int, int] | None]:
     """min_{k != l} max(0, ||grad g_k(at_k) - grad g_l(at_k)|| - slack_k), and the pair of groups.
     """
-    k = len(at)
     least, pair = np.inf, None
-    for a in range(k):
+    for a in range(len(at) if len(at) > 1 else 0):
         means = _means(problem, labels, np.broadcast_to(at[a], at.shape))
         gaps = np.linalg.norm(means - means[a], axis=1) - slack[a]
         gaps[a] = np.inf
@@ -232,34 +229,45 @@ def _closest(problem: Problem, labels: Ints, at: Array, slack: Array) -> tuple[f
     return least, pair
 
 
+def _unproved(problem: Problem, kind: str, reason: object) -> RecoveryBounds:
+    """Bounds that prove nothing."""
+    return RecoveryBounds(kind=kind, lam=problem.lam, lower=np.inf, upper=0.0, lower_users=None,
+                          upper_clusters=None, exact=False, note=f"Not available: {reason}")
+
+
+def _per_weight(graph: Graph, lower: float, zero: float = np.inf) -> float:
+    """A bound on forces as one on lam, for all pairs with one weight; `zero` where that is 0."""
+    weight = float(graph.weights[0]) if graph.n_edges else 1.0
+    return lower / weight if weight > 0 else zero
+
+
+def _per_pull(graph: Graph, labels: Ints, upper: float) -> float:
+    """A bound on differences of gradients as one on lam."""
+    size = _denominator(graph, labels)
+    return upper / size if size > 0 else np.inf
+
+
 def _at_solution(problem: Problem, labels: Ints) -> RecoveryBounds:
     try:
-        w = clustered(problem, labels)
+        w = solve_clustered(problem, labels)
     except NotConverged as reason:
-        return RecoveryBounds(kind="solution", lam=problem.lam, lower=np.inf, upper=0.0,
-                              lower_users=None,
-                              upper_clusters=None, exact=False, note=f"Not available: {reason}")
-    gradients = problem.gradients(w[labels])
-    graph = problem.graph
+        return _unproved(problem, "solution", reason)
+    gradients, graph = problem.gradients(w[labels]), problem.graph
     note = ""
     if graph.is_complete:
-        weight = float(graph.weights[0]) if graph.n_edges else 1.0
         lower, pair = _farthest(gradients, labels, np.zeros(problem.n_users))
-        lower = lower / weight if weight > 0 else (np.inf if lower > 0 else 0.0)
+        lower = _per_weight(graph, lower, zero=np.inf if lower > 0 else 0.0)
     else:
         lower, pair = _electrical(problem, labels, w, gradients)
         note = "The lower bound is that of the electrical flow inside the groups."
-    upper, clusters = (np.inf, None) if len(w) == 1 else _closest(problem, labels, w,
-        np.zeros(len(w)))
-    size = _denominator(graph, labels)
-    upper = upper / size if size > 0 else np.inf
-    return RecoveryBounds(kind="solution", lam=problem.lam, lower=lower, upper=upper,
-                          lower_users=pair,
-                          upper_clusters=clusters, exact=True, note=note, models=w)
+    upper, clusters = _closest(problem, labels, w, np.zeros(len(w)))
+    return RecoveryBounds(
+        kind="solution", lam=problem.lam, lower=lower, upper=_per_pull(graph, labels, upper),
+        lower_users=pair, upper_clusters=clusters, exact=True, note=note, models=w)
 
 
-def unbalanced(problem: Problem, labels: Ints, models: Array, gradients: Array) -> tuple[Graph,
-        Array]:
+def remaining_forces(problem: Problem, labels: Ints, models: Array,
+                     gradients: Array) -> tuple[Graph, Array]:
     """The edges inside the groups, and the forces that their flows must balance: the gradients plus
     the pull of the other groups.
     """
@@ -272,18 +280,18 @@ def unbalanced(problem: Problem, labels: Ints, models: Array, gradients: Array) 
             -gradients - graph.divergence(problem.radii[:, None] * units))
 
 
-def _electrical(problem: Problem, labels: Ints, w: Array, gradients: Array) -> tuple[float,
-        tuple[int, int] | None]:
+def _electrical(problem: Problem, labels: Ints, w: Array,
+                gradients: Array) -> tuple[float, tuple[int, int] | None]:
     """The largest ||y_e|| / w_e of the electrical flow inside the groups."""
-    inside, forces = unbalanced(problem, labels, w[labels], gradients)
+    inside, forces = remaining_forces(problem, labels, w[labels], gradients)
     # a group that its edges do not connect cannot be held together.
     if len(np.unique(inside.components)) > len(w):
         return np.inf, None
     flow = np.linalg.norm(inside.flow(forces), axis=1) / inside.weights
     if not flow.size:
         return 0.0, None
-    return float(flow.max()), (int(inside.edges[flow.argmax(), 0]),
-                               int(inside.edges[flow.argmax(), 1]))
+    first, second = inside.edges[flow.argmax()].tolist()
+    return float(flow.max()), (first, second)
 
 
 def _stringent(problem: Problem, labels: Ints) -> RecoveryBounds:
@@ -294,32 +302,24 @@ def _stringent(problem: Problem, labels: Ints) -> RecoveryBounds:
     loss = Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
     samples = loss.prepare(loss.groups)
     own = loss.local(samples)
-    one = Grouped(loss=problem.loss, samples=problem.samples, labels=np.zeros(problem.n_users,
-        dtype=np.int64))
+    one = Grouped(loss=problem.loss, samples=problem.samples,
+                  labels=np.zeros(problem.n_users, dtype=np.int64))
     pooled = one.local(one.prepare(one.groups))
     strong = loss.strong_convexity(samples)
-    radius = np.sqrt(np.divide(2.0 * max(float(pooled.values[0] - own.values.sum()), 0.0), strong,
-                               out=np.full(strong.size, np.inf), where=strong > 0))
+    room = 2.0 * max(float(pooled.values[0] - own.values.sum()), 0.0)
+    radius = np.sqrt(np.divide(room, strong, out=np.full(strong.size, np.inf), where=strong > 0))
     steep = _steepness(problem)
     if not (np.isfinite(radius).all() and own.converged.all() and np.isfinite(steep).all()):
-        return RecoveryBounds(kind="stringent", lam=problem.lam, lower=np.inf, upper=0.0,
-                              lower_users=None,
-                              upper_clusters=None, exact=False,
-                              note="Not available: it needs strongly convex losses with Lipschitz "
-                                   "gradients "
-                                   "(a ridge, and no unpenalised intercept).")
+        return _unproved(problem, "stringent", "it needs strongly convex losses with Lipschitz "
+                         "gradients (a ridge, and no unpenalised intercept).")
     lower, pair = _farthest(problem.gradients(own.points[labels]), labels, steep * radius[labels])
     by_cluster = np.zeros(len(radius))
     np.maximum.at(by_cluster, labels, steep)
-    upper, clusters = (np.inf, None) if len(radius) == 1 else _closest(
-        problem, labels, own.points, radius * by_cluster.max())
-    weight = float(problem.graph.weights[0]) if problem.graph.n_edges else 1.0
-    size = _denominator(problem.graph, labels)
-    return RecoveryBounds(kind="stringent", lam=problem.lam,
-                          lower=lower / weight if weight > 0 else np.inf,
-                          upper=upper / size if size > 0 else np.inf, lower_users=pair,
-                          upper_clusters=clusters,
-                          exact=False, note="For all lams at once; estimated with enclosing balls.")
+    upper, clusters = _closest(problem, labels, own.points, radius * by_cluster.max())
+    return RecoveryBounds(
+        kind="stringent", lam=problem.lam, lower=_per_weight(problem.graph, lower),
+        upper=_per_pull(problem.graph, labels, upper), lower_users=pair, upper_clusters=clusters,
+        exact=False, note="For all lams at once; estimated with enclosing balls.")
 
 
 def _steepness(problem: Problem) -> Array:
@@ -347,29 +347,22 @@ def _uniform(problem: Problem, labels: Ints) -> RecoveryBounds:
     hessians = problem.hessians(np.zeros((problem.n_users, problem.dim)))
     common = np.abs(hessians - hessians[0]).max() <= 1e-12 * np.abs(hessians).max()
     if not (problem.loss.quadratic and common):
-        return RecoveryBounds(kind="uniform", lam=problem.lam, lower=np.inf, upper=0.0,
-                              lower_users=None,
-                              upper_clusters=None, exact=False,
-                              note="Not available: it needs quadratic losses with one common "
-                                   "Hessian, such as "
-                                   "SquaredDistance.")
+        return _unproved(problem, "uniform", "it needs quadratic losses with one common Hessian, "
+                         "such as SquaredDistance.")
     gradients = problem.gradients(np.zeros((problem.n_users, problem.dim)))
-    weight = float(problem.graph.weights[0]) if problem.graph.n_edges else 1.0
     lower, pair = _farthest(gradients, labels, np.zeros(problem.n_users))
     spread, delta = spreads(gradients, labels)
-    ends = np.linalg.eigvalsh(hessians[0])  # mu and L
+    several = len(spread) > 1
+    least, most = np.linalg.eigvalsh(hessians[0])[[0, -1]]  # mu and L
     margins = delta - spread[:, None] - spread
     np.fill_diagonal(margins, np.inf)
     a, b = np.unravel_index(margins.argmin(), margins.shape)
-    size = _denominator(problem.graph, labels)
-    return RecoveryBounds(kind="uniform", lam=problem.lam,
-                          lower=lower / weight if weight > 0 else np.inf,
-                          upper=max(float(margins[a, b]), 0.0) / size if size > 0 else np.inf,
-                          lower_users=pair,
-                          upper_clusters=(int(a), int(b)) if len(spread) > 1 else None, exact=True,
-                          note="For all lams and all models.",
-                          within=float(spread.max() / max(ends[0], 1e-300)),
-                          across=float(delta.min() / ends[-1]) if len(spread) > 1 else 0.0)
+    return RecoveryBounds(
+        kind="uniform", lam=problem.lam, lower=_per_weight(problem.graph, lower),
+        upper=_per_pull(problem.graph, labels, max(float(margins[a, b]), 0.0)), lower_users=pair,
+        upper_clusters=(int(a), int(b)) if several else None, exact=True,
+        note="For all lams and all models.", within=float(spread.max() / max(least, 1e-300)),
+        across=float(delta.min() / most) if several else 0.0)
 
 
 def spreads(gradients: Array, labels: Ints) -> tuple[Array, Array]:

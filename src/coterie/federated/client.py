@@ -328,9 +328,9 @@ def _certify(data: Data, queries: Batch) -> Answer:
     """The numbers of a user for a certificate (see `certificates.Answers`).
 
     If the conjugate is infinite, also the difference of the slope to one in its domain (see
-    `certificates.lacking`).
+    `certificates.find_lack`).
     """
-    from coterie.problem.certificates import answers_of, lacking
+    from coterie.problem.certificates import answers_of, find_lack
 
     users, models, slopes = queries.users, queries.arrays["model"], queries.arrays["slope"]
     loss = _with_personal_part(data, queries)
@@ -339,7 +339,7 @@ def _certify(data: Data, queries: Batch) -> Answer:
     outside = np.flatnonzero(~np.isfinite(answers.conjugates))
     ragged = {}
     if outside.size:
-        lack = lacking(loss, samples, models[outside], slopes[outside], users[outside])
+        lack = find_lack(loss, samples, models[outside], slopes[outside], users[outside])
         good = np.isfinite(lack).all(axis=1)
         given = np.zeros(len(users), dtype=np.int64)
         given[outside[good]] = 1

@@ -23,7 +23,7 @@ import numpy as np
 from coterie.base.errors import CoterieWarning, InvalidInput
 from coterie.base.labels import group_means
 from coterie.base.types import Array, Ints
-from coterie.convex.consensus import Bracket, consensus, lam_max
+from coterie.convex.consensus import Bracket, find_consensus, lam_max
 from coterie.convex.path import Path, alone_at, solve_path
 from coterie.data.users import Participants, Users
 from coterie.fitting.kinds import (
@@ -328,8 +328,8 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
         centres = group_centres(loss, problem.samples, labels, "users")[labels]
         fused = _merging(problem, centres).upper
     elif inside.n_edges:
-        merged = consensus(problem, rtol=1.0)
-        fused, centres = merged.bracket.upper, merged.models
+        bracket, centres, _ = find_consensus(problem, rtol=1.0)
+        fused = bracket.upper
     fused = max(fused, 1e-9)  # all users of a group may have equal models already, up to rounding
     low = first_merges(local, inside) if inside.n_edges and not wide else 0.0
     n_lams = _affordable(problem, settings.n_lams) if wide \

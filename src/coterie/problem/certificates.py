@@ -106,7 +106,7 @@ def _judged(problem: Problem, x: Array, slopes: Array, enough: float = 0.0) -> C
         if np.array_equal(models, x) and np.array_equal(others, slopes):
             return known
     about = reference(problem.graph, x)
-    certificate = assembled(problem, x, slopes, about, _answers(problem, x, slopes, about, enough))
+    certificate = assemble(problem, x, slopes, about, _answers(problem, x, slopes, about, enough))
     problem.judged[:] = [(x.copy(), slopes.copy(), certificate)]
     return certificate
 
@@ -247,7 +247,7 @@ def reference(graph: Graph, models: Array) -> Array:
     return (models[starts] + group_means(offsets, graph.components))[graph.components]
 
 
-def assembled(problem: Problem, x: Array, slopes: Array, about: Array,
+def assemble(problem: Problem, x: Array, slopes: Array, about: Array,
               answers: Answers) -> Certificate:
     """The certificate from the users' answers, wherever their data are."""
     penalty = problem.lam * problem.graph.penalty(x)
@@ -298,12 +298,12 @@ def _into_domain(problem: Problem, models: Array, duals: Array, users: list[int]
     outside[users] = True
     slopes = -problem.graph.divergence(duals)
     lack = np.zeros_like(slopes)
-    lack[outside] = lacking(problem.loss, problem.samples, models[outside], slopes[outside],
+    lack[outside] = find_lack(problem.loss, problem.samples, models[outside], slopes[outside],
                             np.flatnonzero(outside))
-    return supplied(problem.graph, problem.radii, duals, lack, outside)
+    return supply(problem.graph, problem.radii, duals, lack, outside)
 
 
-def lacking(loss: Loss, samples: Samples, models: Array, slopes: Array, users: Indices) -> Array:
+def find_lack(loss: Loss, samples: Samples, models: Array, slopes: Array, users: Indices) -> Array:
     """What some users' slopes must lose to be gradients; a matter of each user's own data."""
     if loss.wide(samples):
         traces = loss.expand(samples, models, users).curvature.trace()
@@ -314,7 +314,7 @@ def lacking(loss: Loss, samples: Samples, models: Array, slopes: Array, users: I
     return slopes - loss.evaluate(samples, near, 1, users).gradients
 
 
-def supplied(graph: Graph, radii: Array, duals: Array, lack: Array, outside: Flags) -> Array:
+def supply(graph: Graph, radii: Array, duals: Array, lack: Array, outside: Flags) -> Array:
     """Duals that give the users outside what their slopes lack; see `_into_domain`."""
     parts = graph.components
     total, givers = group_sums(lack, parts), np.bincount(parts[~outside], minlength=parts.max() + 1)

@@ -462,7 +462,7 @@ class Direct(Listed):
         n, labels, x = self.graph.n_users, self._join(_SHARE), self.x
         parts = int(labels.max()) + 1
         if n > _SMALL and parts <= _SHORTER * n:
-            ends, pair = group_kernels.contracted(labels, parts, self.first, self.second)
+            ends, pair = group_kernels.contract(labels, parts, self.first, self.second)
             if len(ends):
                 x = self._solve_between(labels, ends, pair)[labels]
         if self.adapted < _ADAPTED:
@@ -471,7 +471,7 @@ class Direct(Listed):
 
     def _solve_between(self, labels: Ints, ends: Ints, pair: Ints) -> Array:
         """Solve the problem between parts; returns their models."""
-        duals, rates, radii = group_kernels.summed(self.s, self.shrink, self.rates, self._radii,
+        duals, rates, radii = group_kernels.sum_pairs(self.s, self.shrink, self.rates, self._radii,
                                                    pair, len(ends))
         duals *= self.sigma
         parts = int(labels.max()) + 1

@@ -57,10 +57,10 @@ def levels(starts, neighbours):
 
 
 @njit(cache=True)
-def joined(n, first, second, chosen):
+def join_pairs(n, first, second, chosen):
     """(n,) the connected parts of 0 .. n-1 along the chosen pairs."""
     parent, labels = np.empty(n, np.int64), np.empty(n, np.int64)
-    alone(parent)
+    separate(parent)
     for e in range(chosen.size):
         if chosen[e]:
             join(parent, first[e], second[e])
@@ -69,7 +69,7 @@ def joined(n, first, second, chosen):
 
 
 @inner()
-def alone(parent):
+def separate(parent):
     """parent <- the roots of parts of one each, see `join`."""
     for i in range(parent.size):
         parent[i] = i
@@ -125,7 +125,7 @@ def interior(s, shrink, radius, share, first, second, n):
 
 
 @njit(cache=True)
-def contracted(labels, parts, first, second):
+def contract(labels, parts, first, second):
     """The pairs of parts with an edge (n_pairs, 2), and for each edge its pair.
 
     An edge of the pair p is numbered p + 1, or -(p + 1) where its first user is in the second part;
@@ -161,7 +161,7 @@ def contracted(labels, parts, first, second):
 
 
 @njit(cache=True)
-def summed(s, shrink, rates, radii, pair, n_pairs):
+def sum_pairs(s, shrink, rates, radii, pair, n_pairs):
     """For each pair of parts, the sums over its edges of duals / sigma (n_pairs, d), of rates and
     of radii.
     """
@@ -504,7 +504,7 @@ def apart(labels, lack, least):
     """
     n, d = lack.shape
     parent, parts, largest = np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(n)
-    alone(parent)
+    separate(parent)
     for i in range(n):
         for k in range(d):
             largest[labels[i]] = max(largest[labels[i]], abs(lack[i, k]))

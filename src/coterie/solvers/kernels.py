@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from coterie.base.compiling import inner, njit
-from coterie.solvers.group_kernels import alone, join, number
+from coterie.solvers.group_kernels import join, number, separate
 
 BLOCK = 256
 _FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
@@ -372,7 +372,7 @@ def complete_duals(s, shrink, sigma, n):
     """
     d = s.shape[0]
     out, parent, labels = np.zeros((n, d)), np.empty(n, np.int64), np.empty(n, np.int64)
-    alone(parent)
+    separate(parent)
     e = 0
     for i in range(n - 1):
         for j in range(i + 1, n):
@@ -392,7 +392,7 @@ def edges_duals(s, shrink, sigma, rates, first, second, n):
     """The same for a list of edges."""
     d, n_edges = s.shape
     out, parent, labels = np.zeros((n, d)), np.empty(n, np.int64), np.empty(n, np.int64)
-    alone(parent)
+    separate(parent)
     for e in range(n_edges):
         i, j = first[e], second[e]
         rate = sigma * rates[min(e, rates.size - 1)] * shrink[e]
@@ -497,7 +497,7 @@ def wide_duals(s, sigma, radii, first, second, n, out, keep):
     """
     n_edges, d = s.shape
     flow, parent, labels = np.zeros((n, d)), np.empty(n, np.int64), np.empty(n, np.int64)
-    alone(parent)
+    separate(parent)
     for e in range(n_edges):
         i, j = first[e], second[e]
         square = 0.0

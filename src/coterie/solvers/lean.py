@@ -198,7 +198,7 @@ def _close(w: Array, distance: float) -> Ints:
     """
     from scipy.spatial import cKDTree
 
-    from coterie.solvers.group_kernels import joined
+    from coterie.solvers.group_kernels import join_pairs
 
     pairs = cKDTree(w).query_pairs(distance, output_type="ndarray").astype(np.int64)
-    return joined(len(w), pairs[:, 0], pairs[:, 1], np.ones(len(pairs), dtype=np.bool_))
+    return join_pairs(len(w), pairs[:, 0], pairs[:, 1], np.ones(len(pairs), dtype=np.bool_))

@@ -11,7 +11,7 @@ import numpy as np
 
 from coterie.base.compiling import inner, njit
 from coterie.losses.kernels import derive, factor, substitute, value
-from coterie.solvers.group_kernels import alone, join, number
+from coterie.solvers.group_kernels import join, number, separate
 
 _PLAIN: dict[str, Any] = {"error_model": "numpy"}
 _HALVINGS = 25  # of one step
@@ -274,10 +274,10 @@ def _join_passing(w, step, share, distance, parent):
 
 
 @njit(cache=True, **_PLAIN)
-def joined(w, step, share, distance):
+def join_groups(w, step, share, distance):
     """The labels of groups after `_join_passing`."""
     parent, labels = np.empty(w.shape[0], np.int64), np.empty(w.shape[0], np.int64)
-    alone(parent)
+    separate(parent)
     _join_passing(w, step, share, distance, parent)
     number(parent, labels)
     return labels
@@ -294,7 +294,7 @@ def newton(data, radius, labels, counts, w, step, tol, most):
     gradient, right, matrix, trial = np.empty(k * d), np.empty(k * d), np.empty((k * d, k * d)), \
         np.empty((k, d))
     g, h, parent = np.empty(d), np.empty((d, d)), np.empty(k, np.int64)
-    alone(parent)
+    separate(parent)
     reach = 1.0
     for a in range(k):
         for q in range(d):

@@ -64,7 +64,7 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14,
             size = 0.0
         reach = 4.0 * reach if size == start < 1.0 else reach
         if size < 1.0 and (crossing := reduced.crossing(w, step)).any():
-            labels = reduced.merged(crossing)
+            labels = reduced.merge(crossing)
             w = group_means(w[reduced.labels], labels)
             reduced = _Reduced(problem, labels)
         elif size == 0.0:
@@ -86,7 +86,7 @@ def _polish_compiled(problem: Problem, data: Flat, labels: Ints, w: Array, tol: 
         share = kernels.newton(data, radius, labels, counts, w, step, tol, max_iter)
         if share == 0.0:
             break
-        merged = kernels.joined(w, step, share, -1.0)
+        merged = kernels.join_groups(w, step, share, -1.0)
         users, labels = w[labels], merged[labels]
         w = group_means(users, labels)
     return w[labels]
@@ -135,14 +135,14 @@ def nearly_equal(problem: Problem, models: Array, relative: float = 1e-6) -> Int
     labels = labels_of(models)
     w = group_means(models, labels)
     if problem.graph.is_complete:
-        from coterie.solvers.loss_kernels import joined
+        from coterie.solvers.loss_kernels import join_groups
 
-        merged = joined(w, np.zeros_like(w), 1.0, relative * float(np.abs(w).max()))
+        merged = join_groups(w, np.zeros_like(w), 1.0, relative * float(np.abs(w).max()))
         return merged[labels] if merged.max() + 1 < len(w) else None
     reduced = _Reduced(problem, labels)
     close = np.linalg.norm(w[reduced.first] - w[reduced.second], axis=1) <= relative \
         * float(np.abs(w).max())
-    return reduced.merged(close) if close.any() else None
+    return reduced.merge(close) if close.any() else None
 
 
 def split(problem: Problem, models: Array, lack: Array, hessians: Array, enough: float) -> tuple[
@@ -258,11 +258,11 @@ class _Reduced:
         gaps = w[self.first] - w[self.second]
         return np.einsum("ed,ed->e", gaps, gaps + step[self.first] - step[self.second]) <= 0
 
-    def merged(self, pairs: Flags) -> Ints:
+    def merge(self, pairs: Flags) -> Ints:
         """The labels of the users after merging the groups of the chosen pairs."""
-        from coterie.solvers.group_kernels import joined
+        from coterie.solvers.group_kernels import join_pairs
 
-        return joined(self.k, self.first, self.second, pairs)[self.labels]
+        return join_pairs(self.k, self.first, self.second, pairs)[self.labels]
 
     def _gather(self, at_first: Array, at_second: Array) -> Array:
         """(k, ...) sums over the pairs of each group."""

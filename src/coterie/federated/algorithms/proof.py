@@ -27,11 +27,11 @@ from coterie.losses.derived import Quadratic
 from coterie.problem.certificates import (
     FLOOR,
     Answers,
-    assembled,
+    assemble,
     build_duals,
     project,
     reference,
-    supplied,
+    supply,
 )
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
@@ -197,7 +197,7 @@ class Proof(Survey):
         if state.repairs >= _REPAIRS or problem.lam == 0 or not problem.graph.n_edges \
                 or not lack[outside].any():
             return None
-        duals = supplied(problem.graph, problem.radii, state.duals, lack, outside)
+        duals = supply(problem.graph, problem.radii, state.duals, lack, outside)
         return replace(self._put(state, duals), repairs=state.repairs + 1)
 
     def certificate(self, state: ProofState) -> Certificate:
@@ -238,7 +238,7 @@ def judged(problem: Problem, models: Array, slopes: Array, about: Array,
            answers: Answers) -> Judgement:
     """The certificate from the users' answers, with what it would be without the largest of them.
     """
-    certificate = assembled(problem, models, slopes, about, answers)
+    certificate = assemble(problem, models, slopes, about, answers)
     products = np.einsum("nd,nd->n", slopes, models - about)
     carried = np.linalg.norm(slopes, axis=1) * np.linalg.norm(models - about, axis=1)
     rounding = answers.rounding + _EPSILON * (np.abs(answers.values) + np.abs(answers.conjugates)
