@@ -24,7 +24,7 @@ from coterie.base.errors import Incompatible, InvalidInput
 from coterie.data.encoding import Recipe
 from coterie.datasets import clustered, ellipses
 from coterie.federated import entry, sources
-from coterie.federated.protocol.messages import Query, Reply, decode
+from coterie.federated.protocol.messages import decode
 from coterie.federated.settings import CONFIG, RENAMED, Deployment, algorithm_of, complete, for_nodes
 from coterie.fitting.prepare import prepare
 from coterie.output import runs
@@ -89,15 +89,13 @@ PLACES = [[0], [1, 4, 7, 10], [2, 3, 5, 6, 8, 9, 11, 12, 13, 14]]  # one user, a
 
 @pytest.fixture
 def nodes(tmp_path) -> Nodes:
-    return Nodes(dealt(DATA, tmp_path / "data", PLACES, **{"state-dir": str(tmp_path / "state")}))
+    return Nodes(dealt(DATA, tmp_path / "data", PLACES))
 
 
 @pytest.mark.parametrize(("name", "options"), [
     ("newton", {}), ("newton", {"rank": 2}), ("splitting", {}), ("fedavg", {"rounds": 5}), ("squared_penalty", {}),
-    *(("pdmm", {"variant": variant, "edge_state": edge_state}) for variant in ("symmetric", "paper")
-      for edge_state in ("server", "users")),
-    ("pdmm", {"edge_state": "users", "pairs": "unordered"}), ("pdmm", {"edge_state": "users", "quiet": 2}),
-    ("pdmm", {"edge_state": "users", "bregman": "linear"}), ("pdmm", {"bregman": "linear"}),
+    ("pdmm", {"variant": "symmetric"}), ("pdmm", {"variant": "paper"}), ("pdmm", {"pairs": "unordered"}),
+    ("pdmm", {"quiet": 2}), ("pdmm", {"bregman": "linear"}),
 ], ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value.values())) or "default")
 def test_every_algorithm_gives_what_it_gives_in_process(nodes, tmp_path, name, options):
     for share in (1.0, 0.4):
@@ -112,6 +110,12 @@ def test_every_algorithm_gives_what_it_gives_in_process(nodes, tmp_path, name, o
             for what in ("bytes", "numbers"):
                 assert result.ledger.by(key, what) == local.ledger.by(key, what)
         assert all(result.ledger.user(k) == local.ledger.user(k) for k in range(15))
+
+
+def test_edges_at_the_users_are_for_one_process(nodes, tmp_path):
+    with pytest.raises(InvalidInput, match=r'remember their edges.*Use edge_state="server"'):
+        serve(nodes, tmp_path / "out", algorithm="pdmm", **{"algorithm-options": '{"edge_state": "users"}'})
+    assert nodes.sent == []
 
 
 def test_scaling_weights_and_scores_are_those_of_one_process(nodes, tmp_path):
@@ -130,7 +134,7 @@ def test_scaling_weights_and_scores_are_those_of_one_process(nodes, tmp_path):
 
 def test_a_path_is_that_of_one_process(nodes, tmp_path):
     parts = DATA.hold_out(0.3, seed=0)
-    for name, options in (("newton", {}), ("pdmm", {"edge_state": "users"})):
+    for name, options in (("newton", {}), ("pdmm", {})):
         local = ct.federate_path(parts.train, LOSS, lams=[0.3, 0.2], held_out=parts.test, max_rounds=5,
                                 algorithm=ct.ALGORITHMS[name](**options))
         result = serve(nodes, tmp_path / name, algorithm=name, lams="0.2 0.3", max_rounds=5,
@@ -183,18 +187,18 @@ def test_only_plain_bytes_and_settings_cross(nodes, tmp_path):
         return answers[-1]
 
     nodes.spoil = spoil
-    serve(nodes, tmp_path / "out", algorithm="pdmm", max_rounds=3, **{"algorithm-options": '{"edge_state": "users"}'})
+    serve(nodes, tmp_path / "out", algorithm="pdmm", max_rounds=3)
     questions = [message for message in nodes.sent if message.metadata.message_type == "train.answer"]
     assert len(questions) == 3 * 4  # three nodes, three rounds and the certificate
     assert {message.metadata.dst_node_id for message in questions} == {100, 101, 102}
     for message in questions:
-        assert all(decode(data, Query) for data in message.content["queries"].values())
+        assert all(decode(data) for data in message.content["queries"].values())
         own = DATA.take(np.array(PLACES[message.metadata.dst_node_id - 100])).names
         assert {json.loads(name) for name in message.content["queries"]} == set(own)
         assert set(message.content.keys()) == {"config", "queries"}
         assert {type(value) for value in message.content["config"].values()} <= {str, int, float, bool}
     info = [reply.content["answers"] for reply in answers if "answers" in reply.content]
-    assert all(type(data) is bytes and decode(data, Reply) for record in info for data in record.values())
+    assert all(type(data) is bytes and decode(data) for record in info for data in record.values())
 
 
 def test_nothing_is_pickled():
@@ -209,7 +213,7 @@ def test_a_node_with_a_new_number_is_the_same_users(nodes, tmp_path):
         node = max(nodes.contexts)
         nodes.rename(node, node + 1)
 
-    for options in ({}, {"edge_state": "users"}):
+    for options in ({}, {"variant": "paper"}):
         local = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(**options), max_rounds=6)
         result = serve(nodes, tmp_path / f"out{len(options)}", algorithm="pdmm", max_rounds=6, progress=restart,
                       **{"algorithm-options": json.dumps(options)})
@@ -240,7 +244,7 @@ def test_of_a_round_whose_answer_was_lost_nothing_remains(nodes, tmp_path):
             lost = [self.sent[int(number[1:])] for number in ids if number not in heard]
             return known + [Message(Error(code=5, reason="gone"), reply_to=message) for message in lost]
 
-    for options in ({"edge_state": "users"}, {"edge_state": "users", "variant": "paper"}):
+    for options in ({}, {"variant": "paper"}):
         turn[0] = 0
         lossy = Lossy([context.node_config for context in nodes.contexts.values()])
         lossy.spoil = spoil
@@ -250,7 +254,7 @@ def test_of_a_round_whose_answer_was_lost_nothing_remains(nodes, tmp_path):
         assert the_same(result, local)
 
 
-@pytest.mark.parametrize("options", [{}, {"edge_state": "users"}], ids=["server", "users"])
+@pytest.mark.parametrize("options", [{}, {"variant": "paper"}], ids=["symmetric", "paper"])
 def test_a_server_that_was_killed_goes_on_from_its_checkpoint(nodes, tmp_path, options):
     def crash(line):
         if line.iteration in (1, 4):
@@ -294,12 +298,12 @@ GARBAGE = {
     "too long": (lambda data: data + bytes(5000), "longer than the 4,000 allowed"),
     "not a number": (lambda data: changed(data, lambda array: np.full_like(array, np.nan)), "holds nan"),
     "another shape": (lambda data: changed(data, lambda array: np.zeros(7)), "has shape"),
-    "another kind": (lambda data: replace(decode(data, Reply), kind="score", arrays={}).encode(), "of kind"),
+    "another kind": (lambda data: replace(decode(data), kind="score", arrays={}).encode(), "of kind"),
 }
 
 
 def changed(data: bytes, change: Any) -> bytes:
-    message = decode(data, Reply)
+    message = decode(data)
     return replace(message, arrays={name: change(array) for name, array in message.arrays.items()}).encode()
 
 
@@ -543,8 +547,7 @@ def wire(tmp_path_factory) -> Iterator[Cluster]:
     """
     folder = tmp_path_factory.mktemp("wire")
     configs = dealt(DATA, folder, [np.arange(k, 15, 4) for k in range(4)], data="mischief:load")
-    configs = [{**config, "state-dir": str(folder / f"state-{k}"), "switch": str(folder / f"switch-{k}")}
-               for k, config in enumerate(configs)]
+    configs = [{**config, "switch": str(folder / f"switch-{k}")} for k, config in enumerate(configs)]
     cluster = Cluster(folder / "cluster", configs)
     cluster.env["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parents[1] / "support" / "flower_nodes"), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -593,7 +596,7 @@ def test_newton_over_tls_is_bitwise_the_run_in_process(wire, tmp_path):
 def test_pdmm_over_tls_is_bitwise_the_run_in_process(wire, tmp_path):
     """By Flower's own command, on the example app."""
     settings = {"algorithm": "pdmm", "max-rounds": 2,
-                "algorithm-options": json.dumps({"edge_state": "users", "variant": "paper"})}
+                "algorithm-options": json.dumps({"variant": "paper"})}
     out = tmp_path / "out"
     changes = {**RUN, **settings, "n-users": 15, "out": str(out)}
     (tmp_path / "changes.toml").write_text("".join(f"{key} = {toml(value)}\n" for key, value in changes.items()))
@@ -601,9 +604,8 @@ def test_pdmm_over_tls_is_bitwise_the_run_in_process(wire, tmp_path):
                         str(tmp_path / "changes.toml"), "--format", "json")
     wire.run = str(json.loads(info[info.index("{"):])["run-id"])
     list(wire.follow(out, 240.0))
-    assert all(any(Path(config["state-dir"]).iterdir()) for config in wire.configs)
     assert [file for file in [wire.folder, *wire.folder.glob("*")] if file.stat().st_mode & 0o077] == []
-    local = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(edge_state="users", variant="paper"), max_rounds=2)
+    local = ct.federate(DATA, LOSS, LAM, algorithm=ct.PDMM(variant="paper"), max_rounds=2)
     assert the_same(out, local)
     assert runs.read(out)[0]["bytes"] == local.ledger.bytes
 

@@ -21,7 +21,7 @@ from coterie.federated.client import Data
 from coterie.federated.guard import OwnerSettings, default_folder, row_digests
 from coterie.federated.node import Node
 from coterie.federated.private.ledger import NodeLedger
-from coterie.federated.protocol.messages import Query, Reply, decode
+from coterie.federated.protocol.messages import Query, decode
 from coterie.federated.run import run_federation
 from coterie.federated.runtimes.in_process import LocalRuntime
 from coterie.federated.settings import FederationSettings
@@ -53,7 +53,7 @@ def test_only_those_with_few_rows_do(tmp_path):
     users = ct.Users.from_arrays(np.tile(USERS.features[rows], (1, 4)), USERS.targets[rows], USERS.owner[rows])
     nosy = Nosy(users, tmp_path / "a.npz", {})
     answers = nosy.send(dict.fromkeys((0, 1), Query("expand", 0, {"model": np.zeros(9), "rank": np.array(0)})))
-    replies = [decode(answers.replies[key], Reply).arrays for key in ("0", "1")]
+    replies = [decode(answers.replies[key]).arrays for key in ("0", "1")]
     assert [set(reply) - {"value", "gradient"} for reply in replies] == [{"diagonal"}, {"hessian"}]
 
 
@@ -175,13 +175,11 @@ def test_limits_follow_from_the_rows(tmp_path):
         assert nosy.ask("slopes", part=0, models=np.ones((1, 3)), own=np.zeros(most - 1, dtype=int))
 
 
-def test_pdmm_counts_every_step(tmp_path):
-    nosy = Nosy(USERS, tmp_path / "a.npz", {"max-questions": 2})
+def test_edges_at_the_users_are_not_for_nodes(tmp_path):
+    nosy = Nosy(USERS, tmp_path / "a.npz", {})
     query = {"step": np.array(1), "settings": np.ones(6), "models": np.zeros((0, 3)), "who": np.zeros(0, np.int32)}
-    nosy.ask("pdmm", **query, point=np.zeros((1, 3)), tails=np.zeros(1))
-    nosy.ask("pdmm", {"bases": '{"0": 0}'}, turn=1, **query)
-    with pytest.raises(PermissionError, match="max-questions"):
-        nosy.ask("pdmm", {"bases": '{"0": 1}'}, turn=2, **query)
+    with pytest.raises(PermissionError, match="nodes store nothing"):
+        nosy.ask("pdmm", **query, point=np.zeros((1, 3)), tails=np.zeros(1))
 
 
 def test_kinds_that_are_not_allowed(tmp_path):

@@ -209,7 +209,7 @@ def test_capped_sums_leave_honest_numbers_as_they_are():
 
 
 def batch(kind="prox", n=4, **arrays):
-    return Batch(kind, 0, np.arange(n), arrays, form=Reply)
+    return Batch(kind, 0, np.arange(n), arrays)
 
 
 @pytest.mark.parametrize(("arrays", "reason"), [

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-from coterie.datasets import ellipses
-from coterie.federated.node import Memory, Node, settings
-from coterie.federated.protocol.messages import Batch, Ragged, Reply
-
-DATA = ellipses(users_per_cluster=5, samples=30, seed=0).users
+from coterie.federated.node import Node, settings
 
 
 def test_what_the_owner_of_a_node_says_of_its_data_counts():
@@ -35,47 +27,10 @@ def test_a_server_names_no_folder_and_nothing_unknown():
     assert settings(said, {}) == {}
 
 
-# What a user remembers
 
-
-def test_memory_now_before_and_lost(tmp_path):
-    users, store = DATA.take([0, 1]), dict[str, Any]()
-
-    def replies(turn: int) -> Batch:
-        rows = {"point": np.full((2, 3), float(turn)), "tails": np.zeros(2), "neighbours": np.array([1, 0]),
-                "quiet": np.zeros(2, dtype=bool), "radii": np.ones(2), "others": np.zeros((2, 3)),
-                "difference": np.zeros((2, 3)), "hat": np.zeros((2, 3))}
-        return Batch("pdmm", turn, np.array([0, 1]), form=Reply,
-                     memory={name: Ragged.of(values, np.ones(2, dtype=int)) for name, values in rows.items()})
-
-    for folder in (tmp_path / "state", None):
-        def memory(folder: Any = folder, run: str = "r") -> Memory:
-            return Memory(folder, run, store)
-
-        assert not memory().recall(0, -1)
-        memory().keep(users, replies(3), [0, 1])
-        now = memory()
-        assert now.recall(0, 3)
-        assert not now.recall(1, 2)
-        assert now.recall(1, 3)
-        now.keep(users, replies(4), [0, 1])
-        lost = memory()  # the server never heard of round 4
-        assert lost.recall(0, 3)
-        assert lost.stacked(users, 3)["point"].rows(0).tolist() == [[3.0, 3.0, 3.0]]
-        lost.keep(users, replies(5), [0, 1])
-        assert memory().recall(0, 3)
-        assert memory().recall(0, 5)
-        assert not memory().recall(0, 4)
-        assert not memory(run="another").recall(0, 5)
-    files = sorted((tmp_path / "state").iterdir())
-    assert len(files) == 2
-    for file in files:
-        file.write_bytes(file.read_bytes()[:100])  # a disk that was full, say
-    assert not Memory(tmp_path / "state", "r", store).recall(0, 5)
-
-
-def test_long_names_have_files_of_their_own(tmp_path):
-    memory = Memory(tmp_path, "", {})
-    names = ["x" * 500 + "1", "x" * 500 + "2", 1, "1", "../../etc", "ü/ü"]
-    assert len({memory._file(name) for name in names}) == len(names)
-    assert all(memory._file(name).parent == tmp_path and len(memory._file(name).name) < 100 for name in names)
+def test_a_node_stores_nothing_of_its_users(tmp_path):
+    """Users remember nothing, wherever they are asked to: nodes of one run are nodes of any other."""
+    own = {"data": "dataset", "dataset": "ellipses", "ledger-dir": str(tmp_path / "ledger")}
+    assert "error" not in Node({}, own).introduce()
+    assert "error" not in Node({}, {**own, "state-dir": str(tmp_path / "state")}).introduce()
+    assert {file.name for file in tmp_path.iterdir()} == {"ledger"}

@@ -10,7 +10,8 @@ from support.problems import graph_for, quiet_problem, radius
 import coterie as ct
 from coterie.datasets import clustered, gaussian_mixture
 from coterie.federated import Data, Federation, answer
-from coterie.federated.protocol.messages import Query, Ragged, Reply, decode
+from coterie.federated.algorithms.edges import answer_edges
+from coterie.federated.protocol.messages import decode, gather
 
 CONVERGED = ct.Status.CONVERGED
 SETTINGS = {"rho": 0.3, "eta": 0.2, "eta_z": 0.15, "tau": 0.8, "nu": 0.25}
@@ -28,15 +29,19 @@ def by_hand(problem, algorithm, rounds, participation=1.0, seed=0):
     """(queries, state after) of some rounds; every user a process of its own, every message through its bytes."""
     method = algorithm.on(federation_for(problem, participation, seed))
     state = method.begin(np.zeros((problem.n_users, problem.dim)))
+    stored = {}
     people = [Data.of(problem.users.take([k]), problem.loss) for k in range(problem.n_users)]
     for _ in range(rounds):
-        queries = {user: decode(query.encode(), Query) for user, query in method.ask(state).items()}
+        queries = {user: decode(query.encode()) for user, query in method.ask(state).items()}
         replies = {}
         for user, query in queries.items():
-            reply = answer(people[user], query)
-            kept = {name: Ragged.of(rows, np.array([len(rows)])) for name, rows in reply.memory.items()}
-            people[user] = Data(problem.loss, people[user].samples, None, kept)
-            replies[user] = decode(reply.encode(), Reply)
+            if query.kind == "pdmm":  # each user stores its edges
+                batch, stored[user] = answer_edges(problem.loss, people[user].samples, gather([(0, query)], "query"),
+                                                   stored.get(user, {}))
+                reply = batch[0]
+            else:
+                reply = answer(people[user], query)
+            replies[user] = decode(reply.encode())
         state = method.tell(state, replies)
         yield queries, state
 

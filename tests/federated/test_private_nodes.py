@@ -56,7 +56,7 @@ class Wire:
             name = self.names[k]
             answers = Node(self.said, self.own[self.home[name]]).answer({json.dumps(name): queries[k].encode()})
             if answers.replies:
-                reply = decode(answers.replies[json.dumps(name)], Reply)
+                reply = decode(answers.replies[json.dumps(name)])
                 self.crossed.append(reply)
                 singles.append((k, reply))
             else:

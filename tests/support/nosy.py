@@ -11,7 +11,7 @@ import numpy as np
 import coterie as ct
 from coterie.federated.agreement import Agreement
 from coterie.federated.node import Node, NodeReplies
-from coterie.federated.protocol.messages import Query, Reply, decode
+from coterie.federated.protocol.messages import Query, decode
 from coterie.federated.settings import for_nodes
 
 
@@ -39,13 +39,12 @@ class Nosy:
         self.own = {} if own is None else {"data": "npz", "path": path, "ledger-dir": ledger, **own}
         self.said = {**for_nodes({"lam": 0.1}), **({} if own is not None else {"data": "npz", "path": path})}
         self.agreed = {"names": users.names, "features": users.feature_names, "run": "r", "loss": "logistic", **agreed}
-        self.store: dict[str, Any] = {}
 
     def node(self, **said: Any) -> Node:
         """The node, which hears the server's settings."""
         agreement = Agreement(**self.agreed).to_json()
         said = {name.replace("_", "-"): value for name, value in said.items()}
-        return Node({**self.said, "run": "r", "agreement": agreement, **said}, self.own, self.store)
+        return Node({**self.said, "run": "r", "agreement": agreement, **said}, self.own)
 
     def send(self, queries: dict[Any, Query], **said: Any) -> NodeReplies:
         """What comes back, as bytes."""
@@ -58,4 +57,4 @@ class Nosy:
         answers = self.send({name: query}, **(said or {}))
         if answers.refusals:
             raise PermissionError(answers.refusals[json.dumps(name)])
-        return dict(decode(answers.replies[json.dumps(name)], Reply).arrays)
+        return dict(decode(answers.replies[json.dumps(name)]).arrays)

@@ -219,8 +219,7 @@ def _on_flower(n_users: int, config: dict[str, Any], out: Path, *, nodes: int, v
         (out / name).unlink(missing_ok=True)
     nodes = min(nodes, n_users)
     config = {**config, "n-users": n_users, "split": True}
-    parts = [{"partition-id": k, "num-partitions": nodes,
-              "state-dir": str((out / "state").resolve())} for k in range(nodes)]
+    parts = [{"partition-id": k, "num-partitions": nodes} for k in range(nodes)]
     cluster = Cluster(folder, virtual=nodes) if virtual else Cluster(folder, parts)
     with interruptible(_CONTINUE), console.status("Starting Flower ...") as status, cluster:
         status.update("Waiting for the nodes ...")

@@ -34,7 +34,6 @@ _MODELS = ("model", "models", "centre", "anchor", "point", "others", "fitted", "
            "wake_model")
 _CLASSES, _COLUMNS, _NAMES = 1_000, 100_000, 10_000_000
 _ONE_ROW = {"expand": ("anchor",), "certify": ("covariance", "noise"), "join": ("covariance",)}
-_POSITIONS = ("update", "dual_at", "quiet", "wake")  # of PDMM: numbers of pairs
 _REMEDY = "Install the same version of coterie on the server and at the nodes"
 
 
@@ -172,7 +171,7 @@ def _short(value: Any) -> str:
 # -- queries
 
 
-def objection(query: Message, loss: Loss, dim: int, n_names: int, n_pairs: int) -> str | None:
+def objection(query: Message, loss: Loss, dim: int) -> str | None:
     """Why a node does not answer this query; None if it does.
 
     Parameters
@@ -180,8 +179,6 @@ def objection(query: Message, loss: Loss, dim: int, n_names: int, n_pairs: int) 
     query : from the server.
     loss : of the users.
     dim : the length of a model.
-    n_names : of the federation.
-    n_pairs : that the user remembers; only PDMM has some.
     """
     reason = misfit(query, query.kind, dim, "query")
     if reason is not None:
@@ -200,7 +197,7 @@ def objection(query: Message, loss: Loss, dim: int, n_names: int, n_pairs: int) 
         return next(filter(None, (_fit_objection(query.kind, part, loss, dim) for part in parts)),
                     None)
     if query.kind == "pdmm":
-        return _pdmm_objection(arrays, n_names, n_pairs)
+        return "edges at their users are for users in one process; nodes store nothing"
     return _plain_objection(query.kind, arrays, dim)
 
 
@@ -291,28 +288,6 @@ def _split_objection(kind: str, part: Mapping[str, Array], triangle: int) -> str
         or not _within(own, np.diff(starts))):
         return "it names models that it does not have"
     return None
-
-
-def _pdmm_objection(arrays: Mapping[str, Array], n_names: int, n_pairs: int) -> str | None:
-    """Everything in a query of PDMM that is a number of something else."""
-    counts = {name: len(array) for name, array in arrays.items() if array.ndim}
-    parts = [counts.get(name, 0) for name in ("others", "difference", "hat", "neighbours", "radii")]
-    starts = counts.get("point", 0)
-    if (len(set(parts)) > 1 or starts > 1 or (starts != counts.get("tails", 0))
-        or (parts[0] and not starts)):
-        return "the state in it is not complete"
-    pairs = parts[0] if starts else n_pairs
-    for name in ("who", "neighbours"):
-        if name in arrays and not _within(arrays[name], n_names):
-            return f"its field {name!r} names users who do not exist"
-    for name in _POSITIONS:
-        if name in arrays and not _within(arrays[name], pairs):
-            return f"its field {name!r} names pairs that the user does not have"
-    if (counts.get("dual", 0) != counts.get("dual_at", 0) or counts.get("wake", 0)
-        != counts.get("wake_model", 0) or counts.get("who", 0) != counts.get("models", 0)
-        or counts.get("beyond", 0) not in (0, 2)):
-        return "its fields do not fit together"
-    return "it has no models" if "who" not in arrays or "models" not in arrays else None
 
 
 def _within(numbers: Array, end: Any) -> bool:

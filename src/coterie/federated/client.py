@@ -6,8 +6,8 @@ with bitwise the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,11 @@ import numpy.typing as npt
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.condensed import SecondMoments
 from coterie.data.users import Users
-from coterie.federated.algorithms.edges import answer_edges
 from coterie.federated.algorithms.forms import between, trusted
 from coterie.federated.answers import FIT_ANSWERS, facts, fit_answers
 from coterie.federated.joining import answer_join
 from coterie.federated.private.ledger import NodeLedger
-from coterie.federated.private.release import Releasing, answer_home, answer_release
+from coterie.federated.private.release import Releasing, answer_release
 from coterie.federated.protocol.messages import (
     SCHEMAS,
     BadMessage,
@@ -46,15 +45,13 @@ _LOW_RANK = 16  # smallest number of coordinates for which a low-rank form of a 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """What users hold: their samples, held-out ones if any, and what they remember between rounds.
+    """What users hold: their samples, and held-out ones if any.
 
     Parameters
     ----------
     loss : of all users.
     samples : what `loss.prepare` gives for the users.
     held_out : rows of the same users in the same order, to score models on.
-    memory : what users keep between rounds, one part per user; only PDMM(edge_state="users") uses
-        it.
     train : the other rows, where `samples` are all of them: in a federation that fits.
     judged : the held-out rows in the units given, and how these became the units of the models.
     withheld : (n_users,) who answers "expand" with a bound instead of a Hessian; nobody if None.
@@ -75,7 +72,6 @@ class Data:
     loss: Loss
     samples: Samples
     held_out: Users | None = None
-    memory: Mapping[str, Ragged] = field(default_factory=dict)
     train: Users | None = None
     judged: tuple[Units, Users] | None = None
     withheld: Flags | None = None
@@ -108,7 +104,7 @@ def answer(data: Data, query: Query) -> Reply:
 
     Returns
     -------
-    Reply, whose `memory` is what the user should keep for the next query.
+    Reply
 
     Raises
     ------
@@ -127,10 +123,7 @@ def answer(data: Data, query: Query) -> Reply:
     reason = misfit(query, query.kind, data.samples.dim, "query")
     if reason is not None:
         raise BadMessage(f"The query is not valid: {reason}.")
-    replies = answer_all(data, gather([(0, query)], "query"))
-    reply = replies[0]
-    return Reply(reply.kind, reply.round, reply.arrays,
-                 {name: part.rows(0) for name, part in replies.memory.items()})
+    return answer_all(data, gather([(0, query)], "query"))[0]
 
 
 def answer_all(data: Data, queries: Batch) -> Batch:
@@ -142,19 +135,11 @@ def answer_all(data: Data, queries: Batch) -> Batch:
     """
     if queries.kind not in _ANSWERS:
         raise BadMessage(f"There is no query of kind {queries.kind!r}.")
-    memory: Mapping[str, Ragged] = data.memory
-    ragged: dict[str, Ragged] = {}
     # The receiver rejects numbers that are not finite.
     with np.errstate(over="ignore", invalid="ignore"):
-        if queries.kind == "home":
-            arrays, memory = answer_home(data.loss, data.samples, data.memory, queries)
-        elif queries.kind == "pdmm":
-            arrays, ragged, memory = answer_edges(data.loss, data.samples, queries, data.memory)
-        else:
-            arrays, ragged = _ANSWERS[queries.kind](data, queries)
+        arrays, ragged = _ANSWERS[queries.kind](data, queries)
     ragged = {name: part for name, part in ragged.items() if len(part.values)}
-    return Batch(queries.kind, queries.round, queries.users, arrays, ragged, form=Reply,
-                 memory=memory)
+    return Batch(queries.kind, queries.round, queries.users, arrays, ragged)
 
 
 def _describe(data: Data, queries: Batch) -> Answer:
@@ -415,16 +400,16 @@ def _fit(data: Data, queries: Batch) -> Answer:
 
 
 _ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {
-    "facts": _fit, **dict.fromkeys(FIT_ANSWERS, _fit),
-    "describe": _describe, "local": _local, "expand": _expand, "gradient": _gradient, "prox": _prox,
-                                                        "train": _train,
-    "certify": _certify, "score": _score, "moments": _moments, "judge": _judge,
+    "facts": _fit, **dict.fromkeys(FIT_ANSWERS, _fit), "describe": _describe, "local": _local,
+    "expand": _expand, "gradient": _gradient, "prox": _prox, "train": _train, "certify": _certify,
+    "score": _score, "moments": _moments, "judge": _judge,
     "join": lambda data, queries: answer_join(data.loss, data.samples, queries),
-                                                        "pdmm": lambda data, queries: ({}, {}),
     "release": lambda data, queries: (answer_release(data.releasing, queries), {}),
-    "home": lambda data, queries: ({}, {}),
+    # That the users have what they need; their models stay with them.
+    "home": lambda data, queries: ({"who": np.zeros(len(queries), dtype=np.int64)}, {}),
 }
-assert set(_ANSWERS) == set(SCHEMAS)
+# Edges at their users: only in one process, which stores them (`algorithms.edges`).
+assert set(_ANSWERS) | {"pdmm"} == set(SCHEMAS)
 
 
 def join(parts: list[Users]) -> Users:
@@ -435,8 +420,3 @@ def join(parts: list[Users]) -> Users:
                  np.concatenate(targets) if targets else None,
                  np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
                  tuple(name for part in parts for name in part.names), parts[0].feature_names)
-
-
-def remember(data: Data, replies: Batch) -> Data:
-    """The data with what the answering users keep in memory."""
-    return replace(data, memory=replies.memory)

@@ -212,6 +212,10 @@ def serve(runtime: Carrier, deployment: Deployment,
     """
     run, path = deployment.settings, None
     assert run.checkpoint is not None
+    if run.algorithm.in_process:
+        raise InvalidInput(f"users of {run.algorithm!r} remember their edges between rounds, and "
+                           "nodes remember nothing",
+                           remedy='Use edge_state="server", which gives the same iterates')
     found: Fit | Solution
     if deployment.fit is not None:
         found = fit_federation(runtime, deployment, deployment.fit, run, deployment.privacy,

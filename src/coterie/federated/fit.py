@@ -39,6 +39,7 @@ from coterie.federated.algorithms.proof import Judgement, judged
 from coterie.federated.fit_by_asking import describe, fit_parts
 from coterie.federated.private.federation import Releases, check_promise
 from coterie.federated.private.policy import Privacy
+from coterie.federated.private.release import finished_at_home
 from coterie.federated.protocol.messages import Ragged, square, triangle
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.federated.session import Round, Session, SetAside
@@ -113,8 +114,8 @@ def fit_federation(runtime: Carrier, deployment: Deployment, settings: Settings,
 
     found, aside = _without_refusers(session, agreement, folder, fingerprint, attempt)
     at_home = None
-    if privacy is not None and isinstance(runtime, LocalNodes):
-        at_home = runtime.data.memory["home"].values
+    if releases is not None and releases.home is not None and isinstance(runtime, LocalNodes):
+        at_home = finished_at_home(runtime.data.loss, runtime.data.samples, releases.home)
     account = Account(ledger=session.ledger, history=tuple(session.history),
                       refusals=tuple(session.refusals), aside=aside, privacy=privacy,
                       at_home=at_home)

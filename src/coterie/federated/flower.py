@@ -40,7 +40,6 @@ from coterie.federated.protocol.messages import (
     BadMessage,
     Batch,
     Message,
-    Reply,
     decode,
     digest,
 )
@@ -71,10 +70,8 @@ def _introduce(message: Envelope, context: Context) -> Envelope:
 @client.train("answer")
 def _answer(message: Envelope, context: Context) -> Envelope:
     """The replies of the users of this node."""
-    store = context.state.get("memory") or ConfigRecord()
-    node = Node(message.content["config"], context.node_config, store, tables)
+    node = Node(message.content["config"], context.node_config, tables)
     answers = node.answer(message.content["queries"])
-    context.state["memory"] = store
     return Envelope(RecordDict({"answers": ConfigRecord(answers.replies),
                                 "refusals": ConfigRecord(answers.refusals)}), reply_to=message)
 
@@ -95,7 +92,6 @@ class FlowerRuntime:
         self.home: dict[Any, int] = {}  # user -> node
         # Node -> what it said of itself, or why it cannot take part.
         self.met: dict[int, Introduction | str] = {}
-        self.acked: dict[int, int] = {}  # user -> round of its last reply received
         # Nodes whose introduction cannot be true, with the reason.
         self.refused: dict[Any, str] = {}
         self.asking: dict[str, int] = {}  # message -> node asked who it holds
@@ -113,7 +109,7 @@ class FlowerRuntime:
 
     def begin(self, run: str) -> None:
         assert self.agreement is not None
-        self.pending, self.acked = {}, {}
+        self.pending = {}
         self.config["run"] = f"{self.agreement.run}-{run}"
 
     def identity(self) -> dict[str, str]:
@@ -218,9 +214,7 @@ class FlowerRuntime:
 
     def _envelope(self, node: int, users: list[int], queries: Batch) -> Envelope:
         asked = {json.dumps(self.names[k]): queries[k].encode() for k in users}
-        bases = {json.dumps(self.names[k]): self.acked.get(k, -1) for k in users}
-        config = {**self.config, "bases": json.dumps(bases)}
-        content = RecordDict({"config": ConfigRecord(config), "queries": ConfigRecord(asked)})
+        content = RecordDict({"config": ConfigRecord(self.config), "queries": ConfigRecord(asked)})
         return Envelope(content, node, "train.answer", ttl=10 * self.deadline,
                         group_id=str(queries.round))
 
@@ -243,18 +237,17 @@ class FlowerRuntime:
             try:
                 if not isinstance(data, bytes):
                     raise BadMessage(f"it is a {type(data).__name__}, not bytes")
-                reply = decode(data, Reply, _MOST)
+                reply = decode(data, _MOST)
             except BadMessage as error:
                 refused.append((k, str(error).rstrip(".")))
                 continue
             singles.append((k, reply))
-            self.acked[k] = reply.round
 
     def snapshot(self) -> dict[str, Any]:
-        return {"acked": [[k, turn] for k, turn in self.acked.items()]}
+        return {}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        self.acked = {int(k): int(turn) for k, turn in saved["acked"]}
+        """Nodes remember nothing between rounds."""
 
     # the start
 

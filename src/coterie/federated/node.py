@@ -4,9 +4,7 @@ The server's settings and queries are the server's word, and the node's configur
 owner. Only what `FROM_SERVER` lists is taken from the server, and nothing about data where the
 owner has named them.
 
-What a user must remember between two queries is stored on the node's disk (`state-dir`, which only
-the owner can name) or by the runtime, with its round and the state before it: a round whose reply
-the server never received is undone.
+Users remember nothing between two queries: a query holds all that its reply needs.
 
 The owner of a node may name a folder (`models-dir`; the server cannot) in which the node keeps the
 models of its users, so that it predicts without the server. Each user has one file in it, written
@@ -19,7 +17,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -28,23 +26,20 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from coterie.base.errors import CoterieError, Incompatible, InvalidInput, Refused
-from coterie.base.storage import json_ready, pack, unpack, write_atomically
+from coterie.base.storage import json_ready, write_atomically
 from coterie.base.types import Array
 from coterie.data.encoding import Recipe
-from coterie.data.participants import Participants
 from coterie.federated import sources
 from coterie.federated.agreement import Agreement, Introduction
 from coterie.federated.bounds import MOST_BYTES, alike, check_agreement, check_data, objection
 from coterie.federated.client import Data, answer_all
 from coterie.federated.guard import Guard
-from coterie.federated.private.release import objection_to
+from coterie.federated.private.release import finished_at_home, objection_to
 from coterie.federated.protocol.messages import (
     VERSION,
     BadMessage,
     Batch,
     Message,
-    Query,
-    Ragged,
     decode,
     gather,
 )
@@ -56,7 +51,7 @@ log = logging.getLogger("coterie.federated")
 _T = TypeVar("_T")
 _FILES = "user-*.json"  # in which models are kept
 #: All that a node takes from a server.
-FROM_SERVER = (*FOR_NODES, "agreement", "run", "bases")
+FROM_SERVER = (*FOR_NODES, "agreement", "run")
 #: What is said of data, which is the owner's word alone where the owner has named them.
 _OWNERS = set(DATA) - {"holdout", "task"}
 
@@ -75,68 +70,6 @@ def settings(said: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **own}
 
 
-class Memory:
-    """What users of a node remember: after the last query, and before it.
-
-    Parameters
-    ----------
-    folder : `state-dir` of the owner; empty or None for `store`.
-    run : the name of the run.
-    store : where the runtime keeps bytes by name.
-    """
-
-    def __init__(self, folder: Any, run: str, store: MutableMapping[str, Any]) -> None:
-        self.folder = Path(str(folder)) if folder else None
-        self.run, self.store = run, store
-        self.recalled: dict[Any, dict[str, Any]] = {}
-
-    def _file(self, name: Any) -> Path:
-        assert self.folder is not None
-        return self.folder / f"{hashlib.sha256(json.dumps(name).encode()).hexdigest()[:40]}.coterie"
-
-    def recall(self, name: Any, base: int) -> bool:
-        """Whether the user remembers the round of the last reply that the server received."""
-        saved, key = None, json.dumps(name)
-        if self.folder is not None:
-            # a file cut short is as good as none.
-            with contextlib.suppress(FileNotFoundError, InvalidInput):
-                saved = unpack(self._file(name).read_bytes())
-        elif key in self.store:
-            saved = unpack(bytes(self.store[key]))
-        if saved is None or saved["run"] != self.run:
-            return False
-        for part in ("now", "before"):
-            if saved[part] is not None and saved[part]["round"] == base:
-                self.recalled[name] = saved[part]
-                return True
-        return False
-
-    def stacked(self, users: Participants, dim: int) -> dict[str, Ragged]:
-        """The memory of all users of the node; those without one have an empty one."""
-        if not self.recalled:
-            return {}
-        blank = {"point": np.zeros((1, dim)), "tails": np.zeros(1),
-                 "neighbours": np.zeros(0, dtype=np.int64), "quiet": np.zeros(0, dtype=bool),
-                 "radii": np.zeros(0), "others": np.zeros((0, dim)),
-                 "difference": np.zeros((0, dim)), "hat": np.zeros((0, dim))}
-        rows = [self.recalled.get(name, {"memory": blank})["memory"] for name in users.names]
-        counts = {field: np.array([len(row[field]) for row in rows]) for field in blank}
-        return {field: Ragged.of(np.concatenate([row[field] for row in rows]), counts[field])
-                for field in blank}
-
-    def keep(self, users: Participants, replies: Batch, some: Iterable[int]) -> None:
-        """Keep what some of the replying users remember now, and what they remembered before."""
-        for k in some:
-            name = users.names[k]
-            now = {"round": replies.round,
-                   "memory": {field: part.rows(k) for field, part in replies.memory.items()}}
-            data = pack({"run": self.run, "now": now, "before": self.recalled.get(name)})
-            if self.folder is not None:
-                write_atomically(self._file(name), data)
-            else:
-                self.store[json.dumps(name)] = data
-
-
 class NodeReplies(NamedTuple):
     """What leaves a node: replies as bytes, and reasons of refusals, both by the user's name as
     JSON.
@@ -153,8 +86,6 @@ class Node:
     ----------
     said : what the server says of the run.
     own : the node's configuration.
-    store : where the runtime keeps what users remember, as bytes by name; used where the owner
-        names no `state-dir`.
     read : reads tables; one that is shared by nodes remembers the last.
 
     Example
@@ -165,11 +96,10 @@ class Node:
     """
 
     def __init__(self, said: Mapping[str, Any], own: Mapping[str, Any],
-                 store: MutableMapping[str, Any] | None = None,
                  read: sources.TableReader | None = None) -> None:
         self.read = read or sources.TableReader()
         self.said, self.own, self.config = dict(said), dict(own), settings(said, own)
-        self.run, self.store = str(self.config.get("run", ""))[:200], {} if store is None else store
+        self.run = str(self.config.get("run", ""))[:200]
 
     def introduce(self) -> dict[str, Any]:
         """Who is at this node, and what it says of its data; or an "error", as text."""
@@ -204,7 +134,7 @@ class Node:
         try:
             check_data(self.said, self.own)
             agreement = check_agreement(str(self.config.get("agreement", "")), self.own)
-            share, seed, bases = self._split_asked()
+            share, seed = self._split_asked()
         except Refused as error:
             return NodeReplies({}, dict.fromkeys(queries, error.reason))
         source = _own_business(lambda: sources.load(self.config, self.read))
@@ -215,22 +145,19 @@ class Node:
                 guard.refuse(self.run, {_name(key): ("", 0, error.reason) for key in queries})
                 return NodeReplies({}, dict.fromkeys(queries, error.reason))
             data = _own_business(lambda: agreement.data(source, *split))
-            asking = _Asking(guard, agreement, replace(data, withheld=guard.withheld(data),
-                                                       keeper=guard.ledger),
-                             Memory(self.own.get("state-dir"), self.run, self.store), f"{share!r}")
-            return asking.answers(self.run, queries, bases, self.own)
+            data = replace(data, withheld=guard.withheld(data), keeper=guard.ledger)
+            asking = _Asking(guard, agreement, data, f"{share!r}")
+            return asking.answers(self.run, queries, self.own)
 
-    def _split_asked(self) -> tuple[float, int, dict[str, Any]]:
-        """The share of rows to hold out, its seed, and the rounds that users are asked to remember.
-        """
+    def _split_asked(self) -> tuple[float, int]:
+        """The share of rows to hold out, and its seed."""
         try:
             share, seed = float(self.config["holdout"]), int(self.config["seed"])
-            bases = json.loads(str(self.config.get("bases", "{}")))
-            if 0 <= share < 1 and 0 <= seed < 1 << 63 and isinstance(bases, dict):
-                return share, seed, bases
-        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+            if 0 <= share < 1 and 0 <= seed < 1 << 63:
+                return share, seed
+        except (KeyError, TypeError, ValueError, OverflowError):
             pass
-        raise Refused("held-out, seed or bases cannot be used")
+        raise Refused("held-out or seed cannot be used")
 
 
 def _own_business(work: Callable[[], _T]) -> _T:
@@ -250,10 +177,9 @@ class _Asking:
     guard: Guard
     agreement: Agreement
     data: Data
-    memory: Memory
     split: str
 
-    def answers(self, run: str, queries: Mapping[str, bytes], bases: Mapping[str, Any],
+    def answers(self, run: str, queries: Mapping[str, bytes],
                 own: Mapping[str, Any]) -> NodeReplies:
         """Replies and refusals."""
         users = self.data.samples.users
@@ -264,13 +190,10 @@ class _Asking:
             if name not in users.names:
                 continue
             try:
-                query = decode(bytes(content), Query, MOST_BYTES)
+                query = decode(bytes(content), MOST_BYTES)
             except (BadMessage, TypeError) as error:
                 refused[name] = "", 0, str(error)
                 continue
-            known = self.memory.recall(name, _integer(bases.get(json.dumps(name), -1)))
-            if query.kind == "pdmm" and not known and "point" not in query.arrays:
-                continue  # the server sends the complete state next time
             reason = self._objection(users.index(name), query, next(iter(asked.values()), query))
             if reason:
                 refused[name] = query.kind, query.round, reason
@@ -283,11 +206,7 @@ class _Asking:
 
     def _objection(self, user: int, query: Message, first: Message) -> str:
         """Why this question is not answered, or an empty text."""
-        name = self.data.samples.users.names[user]
-        pairs = (len(self.memory.recalled[name]["memory"]["others"]) if name in self.memory.recalled
-                 else 0)
-        reason = objection(query, self.data.loss, self.data.samples.dim, len(self.agreement.names),
-                           pairs)
+        reason = objection(query, self.data.loss, self.data.samples.dim)
         if reason is None and not alike(query, first):
             reason = "the users of a node are asked different questions at once"
         reason = reason or self.guard.objection(self.data, user, query)
@@ -297,49 +216,42 @@ class _Asking:
     def _replies(self, run: str, asked: Mapping[int, Message],
                  own: Mapping[str, Any]) -> tuple[dict[str, bytes], dict[str, str]]:
         """The replies that may leave, and of those that are too many the reasons."""
-        users, dim = self.data.samples.users, self.data.samples.dim
+        users = self.data.samples.users
         batch = self.guard.own_splits(gather(list(asked.items()), "query"))
-        data = replace(self.data, memory=self.memory.stacked(users, dim))
-        replies = _own_business(lambda: answer_all(data, batch))
+        replies = _own_business(lambda: answer_all(self.data, batch))
         leaving = replies if replies.kind != "join" or own.get("return-models") else \
             replace(replies, ragged={})  # a newcomer's model stays with it
         messages = dict(leaving.items())
         encoded = {k: reply.encode() for k, reply in messages.items()}
         over = self.guard.account(run, messages, self.data,
-                                  {k: self._digest(run, asked[k]) for k in messages},
+                                  {k: self._digest(asked[k]) for k in messages},
                                   {k: len(content) for k, content in encoded.items()})
         left = {k: query for k, query in asked.items() if k not in over}
-        _keep_models(str(own.get("models-dir", "")), replies, left, self.agreement, users)
-        if replies.kind == "pdmm" and replies.memory:
-            self.memory.keep(users, replies, left)
+        folder = str(own.get("models-dir", ""))
+        models = _own_business(lambda: self._models(batch, replies)) if folder else {}
+        if models:
+            keep_models(folder, self.agreement, [(users.names[k], models[k]) for k in left])
         keys = {k: json.dumps(users.names[k]) for k in asked}
         return {keys[k]: encoded[k] for k in left}, {keys[k]: reason for k, reason in over.items()}
 
-    def _digest(self, run: str, query: Message) -> str:
+    def _models(self, queries: Batch, replies: Batch) -> dict[int, Array]:
+        """The users' models, where the question lets them have one; nobody else sees these."""
+        if queries.kind == "judge":  # with this question every user gets its model
+            return dict(zip(queries.users.tolist(), queries.arrays["model"], strict=True))
+        if queries.kind == "join":
+            return {k: reply.arrays["model"][0] for k, reply in replies.items()}
+        if queries.kind == "home":  # finished from exact rows
+            models = finished_at_home(self.data.loss, self.data.samples, queries)
+            return dict(zip(queries.users.tolist(), models, strict=True))
+        return {}
+
+    def _digest(self, query: Message) -> str:
         """A name for the question: the same only if the answer is the same."""
         sums = hashlib.sha256(f"{query.kind} {self.split} {self.agreement.digest}".encode())
-        if query.kind == "pdmm":  # the answer depends on what the user remembers
-            sums.update(f"{run} {query.round}".encode())
         for name, array in sorted(query.arrays.items()):
             sums.update(f"{name} {array.dtype} {array.shape}".encode())
             sums.update(np.ascontiguousarray(array).tobytes())
         return sums.hexdigest()[:32]
-
-
-def _keep_models(folder: str, replies: Batch, asked: Mapping[int, Message], agreement: Agreement,
-                 users: Participants) -> None:
-    """Keep the users' models where the owner of the node wishes it; the server cannot name the
-    folder.
-    """
-    if folder and replies.kind == "judge":  # with this question every user gets its model
-        keep_models(folder, agreement,
-                    [(users.names[k], query.arrays["model"]) for k, query in asked.items()])
-    elif folder and replies.kind == "join":
-        keep_models(folder, agreement, [(users.names[k], replies[k].arrays["model"][0])
-                                        for k in asked])
-    elif folder and replies.kind == "home":  # finished from exact rows, so it is for its user alone
-        keep_models(folder, agreement, [(users.names[k], replies.memory["home"].rows(k)[0])
-                                        for k in asked])
 
 
 def _name(key: str) -> Any:
@@ -352,10 +264,6 @@ def _name(key: str) -> Any:
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
-
-
-def _integer(number: Any) -> int:
-    return number if isinstance(number, int) else -1
 
 
 # -- models that a node keeps

@@ -36,7 +36,6 @@ from coterie.federated.protocol.messages import (
     Fields,
     Message,
     Ragged,
-    Reply,
     gather,
     merge,
     misfit,
@@ -435,8 +434,7 @@ class Session:
         self.turn = int(saved["turn"])
         self._restore(saved["accounts"], saved["lines"], saved["entries"])
         arrays: dict[str, Array] = saved["arrays"]
-        return Batch(saved["kind"], int(saved["round"]), np.arange(len(self.names)), arrays,
-                     form=Reply)
+        return Batch(saved["kind"], int(saved["round"]), np.arange(len(self.names)), arrays)
 
 
 def _updated(method: Method, state: Any, good: Batch | None, waiting: tuple[int, ...],

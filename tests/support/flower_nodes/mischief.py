@@ -32,7 +32,7 @@ def load(config: Mapping[str, Any]) -> Users:
                 reply, arrays={name: np.full_like(array, np.nan) for name, array in reply.arrays.items()}))
         elif word == "twin":  # says it holds all users of another node's file as well
             users = join([users, sources.npz({"path": rest})])
-        elif word == "slow" and "bases" in config:  # not when it is only asked who is there
+        elif word == "slow" and "agreement" in config:  # not when it is only asked who is there
             switch.write_text("\n".join(line for line in lines if not line.startswith("slow")))
             time.sleep(float(rest))
     return users

@@ -378,5 +378,10 @@ class Algorithm(ABC):
     def name(self) -> str:
         return type(self).__name__
 
+    @property
+    def in_process(self) -> bool:
+        """Whether it needs users who remember something between rounds: those in one process."""
+        return False
+
     def replace(self, **changes: Any) -> Self:
         return replace(self, **changes)  # type: ignore[type-var]

@@ -107,9 +107,10 @@ def hats(dual: Array, heads: Array, others: Array, difference: Array, rho: float
     return np.asarray(dual - nu * rho * (heads - others - difference))
 
 
-def answer_edges(loss: Loss, samples: Samples, queries: Batch, memory: Mapping[str, Ragged],
-                 ) -> tuple[dict[str, Array], dict[str, Ragged], dict[str, Ragged]]:
-    """The reply of users who store their edges: apply the updates of the query, then step.
+def answer_edges(loss: Loss, samples: Samples, queries: Batch,
+                 memory: Mapping[str, Ragged]) -> tuple[Batch, dict[str, Ragged]]:
+    """The replies of users who store their edges, and what they store then: they apply the updates
+    of the query, and step.
 
     `memory` has a part for every user of the data: its model (point), and for its pairs others,
     difference, hat, neighbours, radii and whether they are quiet.
@@ -157,7 +158,9 @@ def answer_edges(loss: Loss, samples: Samples, queries: Batch, memory: Mapping[s
                  counts)}
     if linearised:
         reply["stiffness"] = Ragged.of(stiff, stepped)
-    return {}, reply, dict(kept, point=kept["point"]._replace(values=models))
+    reply = {name: part for name, part in reply.items() if len(part.values)}
+    kept["point"] = kept["point"]._replace(values=models)
+    return Batch(queries.kind, queries.round, users, {}, reply), kept
 
 
 def _positions(queries: Batch, name: str, offsets: Ints) -> Ints:

@@ -126,6 +126,10 @@ class PDMM(Algorithm):
                 raise InvalidInput(f"{name} must be at least {least}, got {value!r}",
                                    remedy="Omit it")
 
+    @property
+    def in_process(self) -> bool:
+        return self.edge_state == "users"
+
     def on(self, federation: Federation, tol: float = 1e-6) -> PDMMMethod:
         return PDMMMethod(federation, self, tol)
 

@@ -38,7 +38,7 @@ from coterie.federated.private.release import (
     ReleaseQuestion,
     query_of,
 )
-from coterie.federated.protocol.messages import triangle
+from coterie.federated.protocol.messages import Batch, triangle
 from coterie.federated.session import Session
 from coterie.federated.settings import Deployment
 from coterie.fitting.estimate import Fit
@@ -92,6 +92,7 @@ class Releases:
         self.privacy = privacy
         self.file = None if folder is None else folder / "scaling.json"
         self.known: ReleaseQuestion | None = None
+        self.home: Batch | None = None  # what every user got to finish its model
         self.asked: tuple[Array, Array, tuple[float, ...]] | None = None
 
     def fit(self, session: Session, agreement: Agreement, settings: Settings) -> Fit:
@@ -107,7 +108,7 @@ class Releases:
         units, sent = _in_given_units(fitted, known, question, task, settings)
         runtime.use(replace(agreement, units=units))
         # 3. Every user finishes its model at home.
-        _send_home(session, fitted, known, units, sent)
+        self.home = _send_home(session, fitted, known, units, sent)
         solution = fitted.solution
         if solution.status is Status.CONVERGED:
             solution = replace(solution, status=Status.RELEASED)
@@ -284,7 +285,7 @@ def _classes_of(models: Array, fitted: Fit, question: ReleaseQuestion, task: str
 
 
 def _send_home(session: Session, fitted: Fit, known: Effective, units: Units,
-               sent: SentModels) -> None:
+               sent: SentModels) -> Batch:
     """Every user gets the centre of its group and covariances of models around it."""
     dim = sent.models.shape[1]
     intercept = np.diag(np.append(np.full(dim - 1, 0.01 * _AROUND), 1.0))
@@ -294,8 +295,11 @@ def _send_home(session: Session, fitted: Fit, known: Effective, units: Units,
     if isinstance(fitted.solution.problem.loss, Personal):
         covariance = np.asarray(fitted.solution.problem.loss.covariance)
         shapes.append(covariance / max(float(np.trace(covariance)), 1e-300) * dim * _AROUND)
-    session.ask("home", dim, arrays={"centre": sent.centres[fitted.labels]},
-              shared={"covariance": triangle(np.stack(shapes)), "noise": np.array(dispersion)})
+    asked = Batch("home", session.turn, np.arange(len(session.names)),
+                  {"centre": sent.centres[fitted.labels]},
+                  shared={"covariance": triangle(np.stack(shapes)), "noise": np.array(dispersion)})
+    session.ask(asked.kind, dim, arrays=asked.arrays, shared=asked.shared)
+    return asked
 
 
 def _warning(known: Effective) -> str:

@@ -43,7 +43,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -53,7 +52,7 @@ from coterie.base.errors import InvalidInput, Refused
 from coterie.base.types import Array
 from coterie.data.users import Users
 from coterie.federated.private.ledger import NodeLedger
-from coterie.federated.protocol.messages import Batch, Fields, Message, Ragged, square
+from coterie.federated.protocol.messages import Batch, Fields, Message, square
 from coterie.groups.dispersion import without_ridge
 from coterie.losses import Loss, Personal, Samples, Squared
 
@@ -285,26 +284,12 @@ def objection_to(holder: Releasing, user: int, query: Message) -> str:
     return ""
 
 
-def answer_home(loss: Loss, samples: Samples, memory: Mapping[str, Ragged],
-                queries: Batch) -> tuple[dict[str, Array], dict[str, Ragged]]:
-    """That the users have what they need; and their models, which stay with them."""
-    users, dim = samples.users.data, samples.dim
-    covariances = square(np.atleast_2d(queries.shared["covariance"]), dim)
-    models = np.zeros((users.n_users, dim))
-    models[queries.users] = finish(loss, users.take(queries.users),
-                                   np.asarray(queries.arrays["centre"]),
-                                   covariances, float(queries.shared["noise"]))
-    known = np.zeros(users.n_users, dtype=np.int64)
-    known[queries.users] = 1
-    if "home" in memory:  # of users who were asked before
-        before = memory["home"]
-        models[before.owner[known[before.owner] == 0]] = before.values[known[before.owner] == 0]
-        known[before.owner] = 1
-    return ({"who": np.zeros(len(queries), dtype=np.int64)},
-            {"home": Ragged.of(models[known > 0], known)})
-
-
-# -- at home
+def finished_at_home(loss: Loss, samples: Samples, queries: Batch) -> Array:
+    """(n, dim) the models that the users asked finish, which stay with them."""
+    covariances = square(np.atleast_2d(queries.shared["covariance"]), samples.dim)
+    return finish(loss, samples.users.data.take(queries.users),
+                  np.asarray(queries.arrays["centre"]), covariances,
+                  float(queries.shared["noise"]))
 
 
 def finish(loss: Loss, users: Users, centres: Array, covariances: Array,

@@ -15,7 +15,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -100,18 +100,12 @@ class Message:
         return data + struct.pack("<I", zlib.crc32(data))
 
 
-class Query(Message):
-    """What the server asks of one user."""
+# What the server asks of one user, and what it replies: their fields are named in `SCHEMAS`.
+Query: TypeAlias = Message
+Reply: TypeAlias = Message
 
 
-@dataclass(frozen=True, eq=False)
-class Reply(Message):
-    """What a user replies. `memory` is what the user keeps for itself; it is never sent."""
-
-    memory: Fields = field(default_factory=dict)
-
-
-def decode(data: bytes, form: type[Message] = Message, most: int = 1 << 30) -> Message:
+def decode(data: bytes, most: int = 1 << 30) -> Message:
     """A message from its wire form; raises `BadMessage` on anything else."""
     if len(data) > most:
         raise BadMessage(f"A message of {len(data):,} bytes is longer than the {most:,} allowed.")
@@ -146,7 +140,7 @@ def decode(data: bytes, form: type[Message] = Message, most: int = 1 << 30) -> M
             at = end
         if at != len(data) - 4:
             raise BadMessage("The message is longer than its fields say.")
-        return form(KINDS[kind], turn, arrays)
+        return Message(KINDS[kind], turn, arrays)
     except (struct.error, IndexError, ValueError) as error:
         raise BadMessage(
             "The message names a kind, a field or a type that does not exist.") from error
@@ -203,9 +197,6 @@ class Batch(Mapping[int, Message]):
     arrays: Fields = field(default_factory=dict)  # one row per user
     ragged: Mapping[str, Ragged] = field(default_factory=dict)  # any number of rows per user
     shared: Fields = field(default_factory=dict)  # the same for all of them: one broadcast
-    form: type[Message] = Query
-    # What the replying users keep; never sent.
-    memory: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.users)
@@ -219,14 +210,13 @@ class Batch(Mapping[int, Message]):
             raise KeyError(user)
         arrays = {**self.shared, **{name: rows[k] for name, rows in self.arrays.items()}}
         arrays |= {name: part.rows(k) for name, part in self.ragged.items() if part.counts[k]}
-        return self.form(self.kind, self.round, arrays)
+        return Message(self.kind, self.round, arrays)
 
     def take(self, indices: Ints) -> Batch:
         """The messages at these positions of the batch."""
         arrays = {name: rows[indices] for name, rows in self.arrays.items()}
         ragged = {name: part.take(indices) for name, part in self.ragged.items()}
-        return Batch(self.kind, self.round, self.users[indices], arrays, ragged, self.shared,
-                     self.form)
+        return Batch(self.kind, self.round, self.users[indices], arrays, ragged, self.shared)
 
     def traffic(self) -> list[Traffic]:
         """The size of every field when sent, the frames of the messages last."""
@@ -388,8 +378,7 @@ def gather(messages: Sequence[tuple[int, Message]], side: str = "reply") -> Batc
             ragged[name] = Ragged.of(np.concatenate([part for part in parts if part is not None]),
                                      np.array(counts))
     users = np.array([user for user, _ in messages], dtype=np.int64)
-    return Batch(first.kind, first.round, users, arrays, ragged, shared,
-                 Reply if side == "reply" else Query)
+    return Batch(first.kind, first.round, users, arrays, ragged, shared)
 
 
 def merge(parts: list[Batch]) -> Batch | None:

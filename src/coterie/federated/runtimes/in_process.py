@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from coterie.base.errors import InvalidInput
 from coterie.federated.algorithms.base import Replies
-from coterie.federated.client import Data, answer_all, remember
-from coterie.federated.protocol.messages import Batch, Message, Ragged, Reply, decode, digest
+from coterie.federated.algorithms.edges import answer_edges
+from coterie.federated.client import Data, answer_all
+from coterie.federated.protocol.messages import Batch, Message, Ragged, decode, digest
 
 
 class Runtime(Protocol):
@@ -20,9 +21,7 @@ class Runtime(Protocol):
     """
 
     def begin(self, run: str) -> None:
-        """A run of this name begins: replies still on their way, and what users remember, belong to
-        another one.
-        """
+        """A run of this name begins: replies still on their way belong to another one."""
 
     def identity(self) -> dict[str, str]:
         """What must agree for a saved run to be continued on this runtime."""
@@ -91,9 +90,10 @@ class LocalRuntime:
             raise InvalidInput(f"away is for {np.shape(self.faults.away)[1]} users, the federation "
                                f"has {data.n_users}", remedy="Give one column per user")
         self.late: list[tuple[int, int, Message]] = []  # due in round, user, reply
+        self.edges: dict[str, Ragged] = {}  # what users store with PDMM(edge_state="users")
 
     def begin(self, run: str) -> None:
-        self.late, self.data = [], replace(self.data, memory={})
+        self.late, self.edges = [], {}
 
     def identity(self) -> dict[str, str]:
         users = self.data.samples.users.data
@@ -109,8 +109,7 @@ class LocalRuntime:
             trace = np.asarray(faults.away, dtype=bool)
             away = trace[turn % len(trace)][queries.users]
         reached = np.flatnonzero(~away & (luck[0] >= 0.5 * faults.drop))
-        answers = answer_all(self.data, queries.take(reached))
-        self.data = remember(self.data, answers)
+        answers = self._answered(queries.take(reached))
         luck = luck[:, reached]
         back = luck[0] >= faults.drop
         late = back & (luck[1] < faults.late)
@@ -125,17 +124,20 @@ class LocalRuntime:
         return Replies(batches=(answers.take(np.flatnonzero(back & ~late)),), singles=tuple(due),
                        waiting=waiting)
 
+    def _answered(self, queries: Batch) -> Batch:
+        """The replies of all users whom the queries reach."""
+        if queries.kind != "pdmm":
+            return answer_all(self.data, queries)
+        replies, self.edges = answer_edges(self.data.loss, self.data.samples, queries, self.edges)
+        return replies
+
     def snapshot(self) -> dict[str, Any]:
         saved: dict[str, Any] = {"late": [[when, user, message.encode().hex()]
                                           for when, user, message in self.late]}
-        for name, part in self.data.memory.items():
-            saved[f"memory.{name}"], saved[f"offsets.{name}"] = part.values, part.offsets
-        return saved
+        return saved | {"edges": {name: [part.values, part.offsets]
+                                  for name, part in self.edges.items()}}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        self.late = [(when, user, decode(bytes.fromhex(text), Reply))
+        self.late = [(when, user, decode(bytes.fromhex(text)))
                      for when, user, text in saved["late"]]
-        memory = {name.removeprefix("memory."): Ragged(
-            values, saved[name.replace("memory.", "offsets.", 1)]) for name, values in saved.items()
-                  if name.startswith("memory.")}
-        self.data = replace(self.data, memory=memory)
+        self.edges = {name: Ragged(*part) for name, part in saved["edges"].items()}

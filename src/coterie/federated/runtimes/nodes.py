@@ -43,6 +43,7 @@ class LocalNodes(LocalRuntime):
         self.sources, self.holdout, self.seed = list(sources), holdout, seed
         self.keeper, self.experiment, self.private = NodeLedger(None), experiment, False
         self.faults, self.late, self.refused = faults or Faults(), [], dict[Any, str]()
+        self.edges = {}
         self.data: Data
 
     def gather(self, n_users: int, wait: float) -> list[tuple[str, Introduction]]:
