@@ -26,6 +26,8 @@ MOVED = {
     "analysis.wide": "groups.wide", "analysis.wide_models": "groups.wide_models",
     "baselines": "lab.baselines", "beside": "base.machine", "certificates": "problem.certificates",
     "compiling": "base.compiling", "data.io": "data.files", "errors": "base.errors",
+    "estimators.classifier": "estimators.personalized",
+    "estimators.regressor": "estimators.personalized",
     "experiments": "lab.experiments",
     "explanation": "problem.solution",
     "federated.algorithms.participation": "federated.algorithms.base",

@@ -215,7 +215,7 @@ def test_run_json(folders, kind):
                                                  "clustering", "rows": "clustering"}.get(kind, kind)
     assert (info["scores"] is None) == (kind in ("points", "rows"))
     if info["scores"]:
-        better = info["scores"]["here"] < info["scores"]["together"]
+        better = info["scores"]["fit"] < info["scores"]["pooled"]
         assert better == (info["scores"]["metric"] != "accuracy")
         assert info["scores"]["rows"] == 16
 
@@ -558,7 +558,7 @@ def test_another_table_is_not_proven(copied):
     (["lam"], "x", 2), (["lam"], None, 2), (["settings"], None, 2),
     (["settings", "tol"], "small", 2), (["recipe", "columns"], [], 2), (["recipe", "user"], 3, 2), (["recipe"], 7, 2),
     (["units", "mean"], [0.0], 2), (["units", "task"], "magic", 2), (["units"], {}, 2), (["fingerprint"], None, 2),
-    (["together"], [1.0], 2), (["settings", "data"], 4, 2), (["recipe", "task"], "counts", 2),
+    (["pooled"], [1.0], 2), (["settings", "data"], 4, 2), (["recipe", "task"], "counts", 2),
 ])
 def test_a_changed_run_json_is_found(copied, keys, value, code):
     base = copied("regression")

@@ -232,7 +232,7 @@ def test_the_chosen_lam_is_shown_first(show):
     document = solved()
     tab = show(document)
     chosen = document["points"][document["chosen"]]
-    assert tab.text("#answer") == "3 groups among 60 users at lam = 0.09."
+    assert tab.text("#answer") == "3 groups among 60 users at penalty strength 0.09."
     assert tab.text("#badge").startswith("Optimum certified, gap ")
     assert tab.text("title") == document["title"]
     assert (tab.text("#now-lam"), tab.text("#now-clusters")) == ("0.09", "3")
@@ -594,7 +594,7 @@ def test_the_evidence_for_groups_is_shown(show):
     assert tab.texts("#stability tbody td:last-child") == ["90%", "50%", "50%", "50%"]
     assert tab.text("#groups") == "The groups are unstable."
     lead = tab.text("#stability-lead")
-    assert lead.startswith("The groups are unstable: the adjusted Rand index")
+    assert lead.startswith("The groups are unstable: with other rows of the same users they agree by")
     assert "0.61, 0.40 for a new search" in lead
     assert tab.texts("#stability dd") == ["0.61", "0.40", "15"]
     lead = tab.text("#evidence-lead")

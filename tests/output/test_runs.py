@@ -329,7 +329,7 @@ def test_an_interrupted_fit_continues_from_its_folder(tmp_path):
     (["lam"], "x", True), (["lam"], None, True), (["settings"], None, True), (["settings", "tol"], "small", True),
     (["recipe", "columns"], [], True), (["recipe", "user"], 3, True), (["recipe"], 7, True),
     (["units", "mean"], [0.0], True), (["units", "task"], "magic", True), (["units"], {}, True),
-    (["fingerprint"], None, True), (["together"], [1.0], True), (["settings", "data"], 4, True),
+    (["fingerprint"], None, True), (["pooled"], [1.0], True), (["settings", "data"], 4, True),
     (["recipe", "task"], "counts", True),
 ])
 def test_a_changed_run_json_is_found(copied, keys, value, refused):

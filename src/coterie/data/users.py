@@ -249,7 +249,7 @@ class Users(Participants):
             targets = y = targets[:, 0]
         if targets is not None and targets.ndim != 1:
             raise InvalidInput(f"y must have one dimension, got shape {targets.shape}",
-                               remedy="Pass one target a row")
+                               remedy="Pass one target per row")
         for what, size in (("user", len(rows.codes)),
                            ("y", n if targets is None else len(targets))):
             if size != n:

@@ -6,9 +6,12 @@ of points.
     model.predict(X_new, users=owner_new)
 """
 
-from coterie.estimators.classifier import EVERYONE, PersonalizedClassifier
 from coterie.estimators.clustering import ConvexClustering
-from coterie.estimators.regressor import PersonalizedRegressor
+from coterie.estimators.personalized import (
+    EVERYONE,
+    PersonalizedClassifier,
+    PersonalizedRegressor,
+)
 from coterie.estimators.shared import EstimatorConvergenceWarning
 
 __all__ = ["EVERYONE", "ConvexClustering", "EstimatorConvergenceWarning", "PersonalizedClassifier",

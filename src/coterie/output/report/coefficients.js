@@ -331,7 +331,7 @@ export function setUpShares() {
   }[sharing];
   figure(section.querySelector(".body"), {
     name: "shares",
-    title: "Share of the mean square of each coefficient",
+    title: "How personal each coefficient is",
     draw: drawShares,
     note:
       (names.length > FEW

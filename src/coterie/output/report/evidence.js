@@ -100,8 +100,8 @@ export function setUpStability() {
     ? `, ${stability.searched.toFixed(2)} for a new search without the held-out rows`
     : "";
   byId("stability-lead").textContent =
-    `The ${word}s are ${stability.stable ? "stable" : "unstable"}: the adjusted Rand index between them and the ` +
-    `${word}s with other rows is ${stability.index.toFixed(2)}${searched} (1: the same, 0: chance). ` +
+    `The ${word}s are ${stability.stable ? "stable" : "unstable"}: with other rows of the same users they agree by ` +
+    `${stability.index.toFixed(2)}${searched}, where 1 means the same ${word}s and 0 chance (adjusted Rand index). ` +
     (stability.stable ? "" : `Do not read much into who is in which ${word}.`);
   const fact = (name, text) => element("div", {}, element("dt", { text: name }), element("dd", { text }));
   const body = section.querySelector(".body");

@@ -228,7 +228,7 @@ def settings_sentence(source: Fit | Path | Solution, settings: Mapping[str, Any]
     else:
         parts.append("groups and penalty strength chosen automatically")
     parts += [f"at most {s.max_groups} groups"] * (s.max_groups is not None)
-    parts += ["users count alike"] * (s.count == "users")
+    parts += ["every user has the same weight in its group's model"] * (s.count == "users")
     parts.append(f"{s.holdout:.0%} of the rows held out" if source.scores is not None
                  else "no rows held out")
     sentence = f"{'; '.join(parts)}; tolerance {s.tol:g}; seed {s.seed}."

@@ -18,7 +18,7 @@ function setUpHeader() {
   const what = counted(point.n_clusters);
   const counts =
     lams.length && known(point.n_clusters)
-      ? `${what[0].toUpperCase()}${what.slice(1)} among ${plural(everyone, noun)} at lam = ${number(lams[chosen])}.`
+      ? `${what[0].toUpperCase()}${what.slice(1)} among ${plural(everyone, noun)} at penalty strength ${number(lams[chosen])}.`
       : plural(everyone, noun) + ".";
   byId("answer").textContent = unstable + [said.found || counts, said.better].filter(Boolean).join(" ");
   for (const id of ["helps", "sure"]) {

@@ -38,6 +38,8 @@ from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution, Status
 
 AGAIN = "Run it again"
+#: What scores in run.json were called by version 0.2, and are called now.
+_NAMES_NOW = {"here": "fit", "alone": "own", "together": "pooled"}
 _ROUNDING = 1e-12  # loss over its size below which it is rounding
 # Difference of models that are the same, in the solver's units and relative to their size.
 _SAME = 1e-6
@@ -426,8 +428,8 @@ def _parts_of_a_fit(info: dict[str, Any], dim: int) -> dict[str, Any]:
             sizes.add(len(parts["recipe"].feature_names))
         if len(sizes) > 1:
             raise ValueError("its numbers of features differ")
-    if "together" in info:
-        parts["together"] = np.array(info["together"], dtype=float)
+    if "pooled" in info:
+        parts["together"] = np.array(info["pooled"], dtype=float)
         if parts["together"].shape != (dim,):
             raise ValueError("its pooled model has another length")
         parts["settings"] = _settings(info["settings"])
@@ -488,6 +490,9 @@ def read(folder: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
                            remedy="Run it again") from error
     if not isinstance(info, dict):
         raise InvalidInput(f"{folder / 'run.json'} holds no run", remedy="Run it again")
+    if isinstance(info.get("scores"), dict):
+        info["scores"] = {_NAMES_NOW.get(name, name): x for name, x in info["scores"].items()}
+    info = {"pooled" if name == "together" else name: x for name, x in info.items()}
     if not (folder / "solution.coterie").exists():
         raise InvalidInput(f"{folder} is incomplete: it has no solution.coterie",
                            remedy="Run it again")

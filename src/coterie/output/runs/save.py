@@ -197,14 +197,14 @@ def _fit_facts(fit: Fit) -> dict[str, Any]:
         facts["privacy"] = {**fit.statement._asdict(), "sentence": str(fit.statement)}
     if recipe is not None:
         facts |= {"notes": list(recipe.notes), "recipe": recipe.to_json()}
-    return {**facts, "units": json_ready(fit.units.state()), "together": fit.together.tolist(),
+    return {**facts, "units": json_ready(fit.units.state()), "pooled": fit.together.tolist(),
             "libraries": _libraries()}
 
 
 def _summary(scores: Scores | None) -> dict[str, Any] | None:
     return None if scores is None else {
-        "metric": scores.metric, "rows": scores.n_rows, "here": _mean(scores.fitted),
-        "alone": _mean(scores.alone), "together": _mean(scores.together),
+        "metric": scores.metric, "rows": scores.n_rows, "fit": _mean(scores.fitted),
+        "own": _mean(scores.alone), "pooled": _mean(scores.together),
         "gain": json_ready(scores.gain[0]), "gain_error": json_ready(scores.gain[1]),
         "worse": int(scores.worse.sum()), "sentence": str(scores)}
 
