@@ -152,8 +152,8 @@ def _groups(solution: Solution, data: Dataset) -> Table:
         kinds, counts = np.unique(data.clusters[members], return_counts=True)
         model = models[members][0]
         table.add_row(str(k), str(int(members.sum())),
-                      ", ".join(f"{n} of kind {kind}" for kind,
-                                n in zip(kinds, counts, strict=True)),
+                      ", ".join(f"{n} of kind {kind}"
+                                for kind, n in zip(kinds, counts, strict=True)),
                       "  ".join(f"{value:+.4f}" for value in model))
     return table
 

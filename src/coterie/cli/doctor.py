@@ -134,8 +134,8 @@ def _facts(info: dict[str, Any]) -> Table:
     table = Table(show_header=False, title=f"coterie {info['coterie']}")
     memory, cache = info["memory"], info["compiled_code"]
     total = "" if memory["total"] is None else f"{memory['total'] / _GIB:.1f} GiB, "
-    libraries = ", ".join(f"{name} {version}" for name,
-                          version in info["gpu_libraries"].items() if version)
+    libraries = ", ".join(f"{name} {version}" for name, version in info["gpu_libraries"].items()
+                          if version)
     rows = [("Python", f"{info['python']} ({sys.executable})"), ("system", info["platform"]),
             *((name, version or "missing") for name, version in info["versions"].items()),
             ("cores",
@@ -155,7 +155,7 @@ def _extras(extras: dict[str, dict[str, str | None]]) -> Table:
     for heading in ("extra", "installed", "missing"):
         table.add_column(heading)
     for name, libraries in extras.items():
-        table.add_row(name, ", ".join(f"{key} {value}" for key,
-                                      value in libraries.items() if value),
+        table.add_row(name,
+                      ", ".join(f"{key} {value}" for key, value in libraries.items() if value),
                       ", ".join(key for key, value in libraries.items() if not value))
     return table

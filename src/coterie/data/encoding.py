@@ -404,8 +404,8 @@ def _task(answers: ColumnSummary, as_text: bool) -> Task:
 
 def _classes(answers: ColumnSummary, as_text: bool) -> tuple[tuple[str, ...], ClassKind]:
     """The classes of a target in order, and their type."""
-    kind: ClassKind = ("str" if as_text else "bool" if answers.kind == "flag" else "int"
-                       if answers.integer else "float")
+    kind: ClassKind = ("str" if as_text else "bool" if answers.kind == "flag"
+                       else "int" if answers.integer else "float")
     values = [] if as_text else _values(answers)
     k, n = max(len(values),
                answers.levels.distinct if as_text else answers.levels.rare_levels), answers.present

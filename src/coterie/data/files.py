@@ -220,10 +220,10 @@ def decode(path: str, raw: bytes) -> bytes:
         raise InvalidInput("The file is a workbook or a ZIP archive, not a table", where=path,
                            remedy="Save it as CSV or unpack it")
     zero = np.frombuffer(raw[:4096].ljust(2, b"x"), np.uint8) == 0
-    marked = ("utf-8" if raw[:3] == b"\xef\xbb\xbf" else "utf-16"
-              if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-16-le"
-              if zero[1::2].mean() > 0.3 and not zero[::2].any() else "utf-16-be"
-              if zero[::2].mean() > 0.3 and not zero[1::2].any() else "")
+    marked = ("utf-8" if raw[:3] == b"\xef\xbb\xbf"
+              else "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff")
+              else "utf-16-le" if zero[1::2].mean() > 0.3 and not zero[::2].any()
+              else "utf-16-be" if zero[::2].mean() > 0.3 and not zero[1::2].any() else "")
     for encoding in (marked,) if marked else ("utf-8", "cp1252"):
         try:
             raw = raw if encoding == "utf-8" and raw.isascii() else raw.decode(encoding).encode()

@@ -291,9 +291,9 @@ def read_texts(path: str | PathLike[str],
                                where=str(path), remedy="Save the table as Parquet")
         read = [_typed(pl, column, separator) for column in texts]
         commas = [column.name for column, comma in read if comma]
-        points = [column.name for column,
-                  comma in read if commas and not comma and column.dtype == pl.Float64
-                  and texts[column.name].str.contains(".", literal=True).any()]
+        points = [column.name for column, comma in read
+                  if commas and not comma and column.dtype == pl.Float64
+                     and texts[column.name].str.contains(".", literal=True).any()]
         if points:
             raise InvalidInput(f"Column {show(points[0])} has decimal points, column "
                                f"{show(commas[0])} decimal commas", where=str(path),
@@ -308,8 +308,8 @@ def read_numbers(frame: Any, names: Iterable[str]) -> Any:
     import polars as pl
 
     parsed = {name: _floats(pl, frame[name]) for name in names if frame[name].dtype == pl.String}
-    return frame.with_columns(**{name: numbers for name,
-                                 numbers in parsed.items() if numbers is not None})
+    return frame.with_columns(**{name: numbers for name, numbers in parsed.items()
+                                 if numbers is not None})
 
 
 def _cleaned(column: Any) -> Any:

@@ -120,15 +120,15 @@ def _merged(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> ColumnSumm
 
 def _merged_kind(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> str:
     """What the column is in all tables together; what cannot be one thing is refused."""
-    kinds = {part.kind: node for node,
-             part in reversed(list(enumerate(parts))) if part.kind != "empty"}
+    kinds = {part.kind: node for node, part in reversed(list(enumerate(parts)))
+             if part.kind != "empty"}
     if len(kinds) <= 1:
         return next(iter(kinds), "empty")
     if set(kinds) == {"number", "flag"}:
         return "number"
-    stubborn = [node for node,
-                part in enumerate(parts) if part.kind in ("number", "flag", "date", "duration")
-                and not part.levels.counts and part.present]
+    stubborn = [node for node, part in enumerate(parts)
+                if part.kind in ("number", "flag", "date", "duration") and not part.levels.counts
+                   and part.present]
     if "text" in kinds and not stubborn:
         return "text"
     one = stubborn[0] if stubborn else next(iter(kinds.values()))

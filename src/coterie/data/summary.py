@@ -321,8 +321,8 @@ def count_levels(cells: Cells, present: Flags) -> Levels:
         return Levels(counts={})
     if cells.kind == "text":
         counts = np.bincount(cells.values[present].astype(np.int64), minlength=len(cells.levels))
-        return Levels(counts={text: int(n) for text,
-                              n in zip(cells.levels, counts, strict=True) if n})
+        return Levels(counts={text: int(n) for text, n in zip(cells.levels, counts, strict=True)
+                              if n})
     values, counts = np.unique(cells.values[present], return_counts=True)
     text: Callable[[float], str] = {"int": lambda v: str(int(v)),
                                     "bool": lambda v: str(bool(v)).lower()}.get(
@@ -355,7 +355,7 @@ def _order(name: str, cells: Cells) -> RowOrder:
     return RowOrder(differ=suggests and len(np.unique(values)) == n,
                     numbered=n >= 10 and values[0] in (0, 1) and bool((steps == 1).all()),
                     rising=(int(values[0]), int(values[-1]), int(values.astype(np.int64).sum()))
-                    if rises else None)
+                           if rises else None)
 
 
 def target_cells(series: Any, name: str, task: str) -> Cells:

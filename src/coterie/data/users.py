@@ -263,8 +263,8 @@ class Users(Participants):
         if array is None or array.dtype.kind not in "biuf":
             series = zip((X[c] for c in X.columns) if array is None else array.T, labels,
                          strict=True)
-            array = np.column_stack([as_numbers(values, "X", rows, label, ENCODE) for values,
-                                     label in series])
+            array = np.column_stack([as_numbers(values, "X", rows, label, ENCODE)
+                                     for values, label in series])
         # a long double beyond float64 becomes inf, which the check names.
         with np.errstate(over="ignore"):
             array = array.astype(np.float64, copy=False)
@@ -419,8 +419,8 @@ class Users(Participants):
         sizes = part_sizes(self.counts, test, validation, train)
         parts = choose_rows(self.owner, self.counts, sizes, self.targets if stratify else None,
                             seed)
-        return Split(*(self._rows(rows, size, self.names) for rows,
-                       size in zip(parts, sizes, strict=True)))
+        return Split(*(self._rows(rows, size, self.names)
+                       for rows, size in zip(parts, sizes, strict=True)))
 
     def hold_out(self, share: float, *, stratify: bool = False, seed: int = 0,
                  least: int = 0) -> Split:
@@ -448,8 +448,8 @@ class Users(Participants):
         sizes = part_sizes(self.counts, float(share), 0.0, None, least)
         parts = choose_own_rows(self.owner, self.counts, sizes, self.targets if stratify else None,
                                 seed, self.names)
-        return Split(*(self._rows(rows, size, self.names) for rows,
-                       size in zip(parts, sizes, strict=True)))
+        return Split(*(self._rows(rows, size, self.names)
+                       for rows, size in zip(parts, sizes, strict=True)))
 
     def moments(self) -> Moments:
         """Count, means and centred sums of squares of each user; `Standardizer.from_moments`

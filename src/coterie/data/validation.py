@@ -150,8 +150,8 @@ def is_missing(value: Any) -> bool:
 
 def plain(name: Any) -> Any:
     """NumPy scalars and subclasses of str as the Python scalars they equal."""
-    return (name.item() if isinstance(name, np.generic) else str.__str__(name)
-            if isinstance(name, str) else name)
+    return (name.item() if isinstance(name, np.generic)
+            else str.__str__(name) if isinstance(name, str) else name)
 
 
 def show(*values: Any) -> str:

@@ -24,8 +24,8 @@ RENAMED = {"most": "max_groups"}
 def settings_of(estimator: Any, task: Task) -> Settings:
     """The estimator's parameters as settings; rows are held out where lam is chosen by them."""
     names = {field.name for field in fields(Settings)}
-    given = {RENAMED.get(name, name): value for name,
-             value in estimator.get_params(deep=False).items()}
+    given = {RENAMED.get(name, name): value
+             for name, value in estimator.get_params(deep=False).items()}
     given = {name: value for name, value in given.items() if name in names}
     if given.get("holdout", 0.0) is None:
         lam, weights = given["lam"], given["weights"]

@@ -135,8 +135,8 @@ class View:
         """The task of the fit, or else the first task that the loss fits."""
         if self.units is not None:
             return self.units.task
-        fitting = (task for task,
-                   names in FITTING.items() if any(isinstance(self.loss, LOSSES[n]) for n in names))
+        fitting = (task for task, names in FITTING.items()
+                   if any(isinstance(self.loss, LOSSES[n]) for n in names))
         return next(fitting, "regression")
 
     @cached_property
@@ -146,8 +146,8 @@ class View:
             return self.known
         loss, samples = self.path.problem.loss, self.path.problem.samples if self.count else None
         models = np.stack([s.models if samples is None
-                           else loss.own_models(samples, self.centres(k)[s.labels]) for k,
-                           s in enumerate(self.path.solutions)])
+                           else loss.own_models(samples, self.centres(k)[s.labels])
+                           for k, s in enumerate(self.path.solutions)])
         if self.sent is not None:
             models[self.index] = self.sent.models
         return models

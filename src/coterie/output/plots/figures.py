@@ -169,8 +169,8 @@ def model_map(source: Fit | Path | Solution, index: int | None = None, *,
         xlabel, ylabel = view.names()[0][0], "lam"
     else:
         points, shares = project(view.models)
-        xlabel, ylabel = (f"{name} direction" + f" ({100 * share:.0f}%)" * bool(share) for name,
-                          share in zip(("first", "second"), shares, strict=True))
+        xlabel, ylabel = (f"{name} direction" + f" ({100 * share:.0f}%)" * bool(share)
+                          for name, share in zip(("first", "second"), shares, strict=True))
     figure, axes = new_figure(6.4, 4.4, ax)
     from matplotlib.collections import LineCollection
 
