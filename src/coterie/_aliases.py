@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 #: Old path: new path, both without "coterie."; what follows an old path follows the new one, too.
@@ -86,7 +87,8 @@ def new_path(name: str) -> str | None:
         if old in MOVED:
             return ".".join(["coterie", MOVED[old], *parts[k:]])
         if k == len(parts) and any(other.startswith(old + ".") for other in MOVED):
-            return ""
+            kept = Path(__file__).parent.joinpath(*parts, "__init__.py").exists()
+            return None if kept else ""
     return None
 
 

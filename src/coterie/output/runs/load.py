@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from coterie.problem.solution import Solution, Status
 AGAIN = "Run it again"
 #: What scores in run.json were called by version 0.2, and are called now.
 _NAMES_NOW = {"here": "fit", "alone": "own", "together": "pooled"}
+T = TypeVar("T")
 _ROUNDING = 1e-12  # loss over its size below which it is rounding
 # Difference of models that are the same, in the solver's units and relative to their size.
 _SAME = 1e-6
@@ -80,21 +81,21 @@ class Run(PredictsRows):
     """
 
     folder: Path
-    info: dict[str, Any] = field(repr=False)
+    info: dict[str, Any]
     lam: float
-    names: tuple[Any, ...] = field(repr=False)
-    solved: Array = field(repr=False)
-    models: Array = field(repr=False)
-    duals: Array | None = field(repr=False)
-    graph: Graph = field(repr=False)
-    settings: Settings | None = field(repr=False, default=None)
-    units: Units | None = field(repr=False, default=None)
-    recipe: Recipe | None = field(repr=False, default=None)
-    together: Array | None = field(repr=False, default=None)
-    covariance: Array | None = field(repr=False, default=None)
-    scale: Array | None = field(repr=False, default=None)
-    centres: Array | None = field(repr=False, default=None)
-    noise: float = field(repr=False, default=1.0)
+    names: tuple[Any, ...]
+    solved: Array
+    models: Array
+    duals: Array | None
+    graph: Graph
+    settings: Settings | None = None
+    units: Units | None = None
+    recipe: Recipe | None = None
+    together: Array | None = None
+    covariance: Array | None = None
+    scale: Array | None = None
+    centres: Array | None = None
+    noise: float = 1.0
 
     def __repr__(self) -> str:
         gap = f"claims a gap of {self.gap:.1e}" if np.isfinite(self.gap) else "claims no bound"
@@ -153,7 +154,7 @@ class Run(PredictsRows):
         """(n_users, n_features + 1, outputs) the models in the units given; see
         `Units.coefficients`.
         """
-        return self._known_units().coefficients(self.models)
+        return self._required(self.units).coefficients(self.models)
 
     @property
     def path(self) -> list[dict[str, Any]]:
@@ -197,7 +198,7 @@ class Run(PredictsRows):
                            [f"m{k}" for k in range(self.models.shape[1])])
 
     def _predictor(self) -> Predictor:
-        return Predictor(units=self._known_units(), recipe=self.recipe, names=self.names,
+        return Predictor(units=self._required(self.units), recipe=self.recipe, names=self.names,
                          models=self.models, labels=self.labels, together=self.together,
                          fingerprint=self.info.get("fingerprint", ""))
 
@@ -222,11 +223,10 @@ class Run(PredictsRows):
         ------
         InvalidInput : the table has other users, or files of the run are damaged.
         """
-        if self.settings is None:
-            raise self._no_fit()
+        settings = self._required(self.settings)
         # The certificate is about what was released, whatever the rows are.
         if "privacy" in self.info:
-            return _certify_released(self, self.settings.tol)
+            return _certify_released(self, settings.tol)
         given, data = data, self.info["settings"].get("data") or None if data is None else data
         if data is None and "n_rounds" in self.info:
             raise InvalidInput("The rows of this federation stayed with its users, who answered "
@@ -241,8 +241,8 @@ class Run(PredictsRows):
                                "other users than the "
                                "run", remedy="Give the table the run was made from")
         if "kind" in self.info:  # older versions used all rows
-            users, _ = without_far_targets(users, self.settings)
-        units = learn_units(users, self.settings)
+            users, _ = without_far_targets(users, settings)
+        units = learn_units(users, settings)
         loss = units.loss
         if self.covariance is not None:
             loss = Personal(loss, covariance=self.covariance,
@@ -252,7 +252,7 @@ class Run(PredictsRows):
         # Older versions wrote the models of the problem.
         solved = self.solved if "kind" in self.info else models
         expected = (models if solved is models
-                    else handed_out(loss, problem.samples, self.labels, self.settings.count))
+                    else handed_out(loss, problem.samples, self.labels, settings.count))
         same_models = (bool(np.allclose(models, expected, rtol=_SAME, atol=_SAME))
                        or _as_good(problem, models, expected))
         same_claims = np.array_equal(groups, self.labels) \
@@ -260,7 +260,7 @@ class Run(PredictsRows):
             and self.info.get("kind", kind_of(loss, self.labels)) == kind_of(loss, self.labels)
         same_data = (fingerprint(data) == self.info["fingerprint"]
                      if isinstance(data, (str, PathLike)) else None)
-        return RunCertificate.of(problem, solved, self.settings.tol, same_claims=same_claims,
+        return RunCertificate.of(problem, solved, settings.tol, same_claims=same_claims,
                                  same_data=same_data, same_models=same_models)
 
     def solution(self, users: Users, loss: Loss) -> Solution:
@@ -316,14 +316,12 @@ class Run(PredictsRows):
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(f"{file} holds no report: {error}", remedy=AGAIN) from error
 
-    def _no_fit(self) -> InvalidInput:
-        return InvalidInput(f"{self.folder} is not a run of `coterie fit`",
-                            remedy="Give a folder that it has written")
-
-    def _known_units(self) -> Units:
-        if self.units is None:
-            raise self._no_fit()
-        return self.units
+    def _required(self, part: T | None) -> T:
+        """A part that every fit has."""
+        if part is None:
+            raise InvalidInput(f"{self.folder} is not a run of `coterie fit`",
+                               remedy="Give a folder that it has written")
+        return part
 
     def _users(self, data: Data) -> Users:
         if isinstance(data, Users):
@@ -396,22 +394,19 @@ def load_run(folder: str | PathLike[str]) -> Run:
     info, arrays = read(folder)
     try:
         names, solved = tuple(arrays["names"]), np.asarray(arrays["models"])
-        own, covariance, scale, centres = (arrays.get(name)
-                                           for name in ("own", "covariance", "scale", "centres"))
-        noise = arrays.get("noise")
+        own, noise = arrays.get("own"), arrays.get("noise")
+        given: dict[str, Any] = {n: None if arrays.get(n) is None else np.asarray(arrays[n])
+                                 for n in ("covariance", "scale", "centres")}
         if own is not None and np.shape(own) != solved.shape:
             raise ValueError("its models have two shapes")
         graph = Graph.complete(len(names)) if arrays["pairs"] is None else Graph.from_edges(
             len(names), arrays["pairs"], np.asarray(arrays["weights"]))
-        parts = _parts_of_a_fit(info, solved.shape[1])
+        given |= _parts_of_a_fit(info, solved.shape[1])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidInput(f"{folder / 'run.json'} was changed: {error}", remedy=AGAIN) from error
     return Run(folder=folder, info=info, lam=float(arrays["lam"]), names=names, solved=solved,
                models=solved if own is None else np.asarray(own), duals=arrays["duals"],
-               graph=graph, covariance=None if covariance is None else np.asarray(covariance),
-               scale=None if scale is None else np.asarray(scale),
-               noise=1.0 if noise is None else float(noise),
-               centres=None if centres is None else np.asarray(centres), **parts)
+               graph=graph, noise=1.0 if noise is None else float(noise), **given)
 
 
 def _parts_of_a_fit(info: dict[str, Any], dim: int) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from coterie.fitting.result import Fit, TableSource
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
-from coterie.losses import Loss, Personal, Squared
+from coterie.losses import Personal, Squared
 from coterie.output import report
 from coterie.problem.account import Account
 from coterie.problem.problem import Problem
@@ -115,12 +115,8 @@ def write_run(result: Fit | Solution, folder: Path, *, settings: Mapping[str, An
     coefficients, centres = result.coefficients, result.units.coefficients(result.centres)
     shown = Shown(coefficients.reshape(len(coefficients), -1), centres.reshape(len(centres), -1),
                   model_columns(result.units, classes), result.models, result.centres)
-    facts = _fit_facts(result)
-    if result.seconds:
-        facts |= {"solve_seconds": round(result.solution.seconds, 3),
-                  "seconds": round(result.seconds, 3)}
-    write(folder, result.solution, asked, path=_path_columns(result), more=facts, shown=shown,
-          account=result.account)
+    write(folder, result.solution, asked, path=_path_columns(result), more=_fit_facts(result),
+          shown=shown, account=result.account)
     if result.account is not None and result.privacy is not None:
         write_released(result.solution.problem, folder)
 
@@ -197,6 +193,8 @@ def _fit_facts(fit: Fit) -> dict[str, Any]:
         facts["privacy"] = {**fit.statement._asdict(), "sentence": str(fit.statement)}
     if recipe is not None:
         facts |= {"notes": list(recipe.notes), "recipe": recipe.to_json()}
+    if fit.seconds:
+        facts |= {"solve_seconds": round(fit.solution.seconds, 3), "seconds": round(fit.seconds, 3)}
     return {**facts, "units": json_ready(fit.units.state()), "pooled": fit.together.tolist(),
             "libraries": _libraries()}
 
@@ -232,10 +230,8 @@ def _libraries() -> dict[str, str]:
     """The versions of the libraries that the numbers depend on."""
     versions = {}
     for name in ("numpy", "scipy", "numba", "scikit-learn", "polars"):
-        try:
+        with contextlib.suppress(PackageNotFoundError):  # polars is an extra
             versions[name] = version(name)
-        except PackageNotFoundError:  # polars is an extra
-            continue
     return versions
 
 
@@ -252,24 +248,17 @@ class Shown(NamedTuple):
     solver_centres: Array | None = None  # (n_groups, dim) the centres in the solver's units
 
 
-def _covariance(loss: Loss) -> Array | None:
-    """Of personal models around their centres; None where models are not personal."""
-    return (np.asarray(loss.covariance)
-            if isinstance(loss, Personal) and loss.covariance is not None else None)
-
-
-def _scale(loss: Loss) -> Array | None:
-    """Of the prices of personal models, one per user; None where it is one over the number of rows.
+def _personal_parts(problem: Problem) -> dict[str, Any]:
+    """Of personal models: their covariance around centres, the scale of each user's price (None:
+    one over its rows), and the median over users of the variance of their noise (None: 1 for all).
     """
-    return loss.scale if isinstance(loss, Personal) and isinstance(loss.scale, np.ndarray) else None
-
-
-def _noise(problem: Problem) -> float | None:
-    """The median over users of the variance of their noise, of personal models; None where it is 1
-    for all.
-    """
-    scale = _scale(problem.loss)
-    return None if scale is None else float(np.median(scale * problem.users.data.sizes))
+    loss = problem.loss
+    if not isinstance(loss, Personal):
+        return dict.fromkeys(("covariance", "scale", "noise"))
+    scale = loss.scale if isinstance(loss.scale, np.ndarray) else None
+    return {"covariance": None if loss.covariance is None else np.asarray(loss.covariance),
+            "scale": scale, "noise": None if scale is None
+            else float(np.median(scale * problem.users.data.sizes))}
 
 
 def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[str, Any], *,
@@ -292,6 +281,7 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
     -------
     The folder.
     """
+    # 1. Tables of users, of groups, and of the path.
     folder, account = Path(folder), account or solution.account
     problem, labels = solution.problem, solution.labels
     first = np.unique(labels, return_index=True)[1]
@@ -310,17 +300,19 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
     with contextlib.suppress(MissingExtra):
         for name in tables.keys() - {"clusters"}:
             write_parquet(tables[name], folder / f"{name}.parquet")
+    # 2. The messages of a federation.
     if account is not None:
         header = ["round", "kind", "direction", "field", "messages", "numbers", "bytes"]
         write_atomically(folder / "ledger.csv", table(header, account.ledger.entries))
+    # 3. What `load_run` needs.
     names = [name if isinstance(name, (str, int, float)) else str(name)
              for name in problem.users.names]
     write_atomically(folder / "solution.coterie", pack(
         {"models": solution.models, "duals": solution.duals, "names": names,
          "lam": solution.lam, "weights": problem.graph.weights, "pairs": problem.graph.pairs,
          "features": list(problem.users.feature_names), "own": shown.solver,
-         "covariance": _covariance(problem.loss), "scale": _scale(problem.loss),
-         "centres": shown.solver_centres, "noise": _noise(problem)}))
+         "centres": shown.solver_centres, **_personal_parts(problem)}))
+    # 4. run.json last: a folder that has it is complete.
     info = {**_facts(solution), **_federated_facts(account), "settings": dict(settings),
             **(more or {})}
     write_atomically(folder / "run.json", json.dumps(info, indent=1, ensure_ascii=False,
@@ -333,15 +325,12 @@ def _facts(solution: Solution) -> dict[str, Any]:
     from coterie import __version__
 
     problem, certificate = solution.problem, solution.certificate
-    facts: dict[str, Any] = {"coterie": __version__, "numpy": np.__version__,
-                             "python": platform.python_version(), "settings": {},
-                             "status": solution.status.name, "sentence": solution.status.value,
-                             "lam": solution.lam, "n_users": problem.n_users,
-                             "dim": problem.dim, "n_clusters": solution.n_clusters,
-                             **json_ready({"gap": solution.gap, "objective": certificate.objective,
-                                           "bound": certificate.bound}), "solver": solution.solver,
-                             "seconds": round(solution.seconds, 3)}
-    return facts
+    numbers = {"gap": solution.gap, "objective": certificate.objective, "bound": certificate.bound}
+    return {"coterie": __version__, "numpy": np.__version__, "python": platform.python_version(),
+            "settings": {}, "status": solution.status.name, "sentence": solution.status.value,
+            "lam": solution.lam, "n_users": problem.n_users, "dim": problem.dim,
+            "n_clusters": solution.n_clusters, **json_ready(numbers), "solver": solution.solver,
+            "seconds": round(solution.seconds, 3)}
 
 
 def _federated_facts(account: Account | None) -> dict[str, Any]:
