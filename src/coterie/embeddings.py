@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def from_arrays(embeddings: Any, target: Any = None, user: Any = None, *,
     rows = _matrix(_array(embeddings))
     names = [f"e{j}" for j in range(rows.shape[1])]
     users = Users.from_arrays(rows, _array(target), _array(user), feature_names=names)
-    return _normalized_users(users) if normalize else users
+    return _normalize_users(users) if normalize else users
 
 
 def load(path: str | PathLike[str], *, embedding: str = "embedding", target: str | None = "target",
@@ -119,7 +120,7 @@ def load(path: str | PathLike[str], *, embedding: str = "embedding", target: str
         if embedding in frame.columns:
             check_lists(frame[embedding])
         users = Users.from_frame(frame, user=user, target=target, features=names or None)
-    return _normalized_users(users) if normalize else users
+    return _normalize_users(users) if normalize else users
 
 
 def extract(encoder: Any, inputs: Any, *, batch_size: int = 256,
@@ -163,21 +164,22 @@ def extract(encoder: Any, inputs: Any, *, batch_size: int = 256,
     >>> extract(encoder, np.ones((100, 8, 8))).shape
     (100, 16)
     """
-    torch = _checked(encoder, inputs, batch_size)
+    torch = _check_inputs(encoder, inputs, batch_size)
     n, parts = len(inputs), []
-    with _frozen(torch, encoder, device):
+    with _freeze(torch, encoder, device):
         through = _Encoder(torch, encoder, batch_size)
-        files = None if cache is None else _Cache(Path(cache), through)
+        encode = through.encode if cache is None else partial(
+            _encode_once, Path(cache), _hash_encoder(torch, encoder), through)
         for start in range(0, n, CHUNK):
             rows = through.tensor(inputs, start, min(start + CHUNK, n))
-            parts.append((through.encode if files is None else files.encode)(rows, start))
+            parts.append(encode(rows, start))
             if progress is not None:
                 progress(min(start + CHUNK, n), n)
     embeddings = np.concatenate(parts)
-    return _normalized(embeddings) if normalize else embeddings
+    return _normalize(embeddings) if normalize else embeddings
 
 
-def _checked(encoder: Any, inputs: Any, batch_size: int) -> Any:
+def _check_inputs(encoder: Any, inputs: Any, batch_size: int) -> Any:
     """Refuse what `extract` cannot work with; returns torch."""
     try:
         import torch
@@ -237,20 +239,20 @@ def _read_npz(path: str | PathLike[str]) -> dict[str, Any]:
                                       "user=numpy.array(names, str)") from error
 
 
-def _normalized(rows: Floats) -> Floats:
+def _normalize(rows: Floats) -> Floats:
     """rows / ||rows||, rows of zeros as they are."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows / np.where(lengths > 0, lengths, 1)
 
 
-def _normalized_users(users: Users) -> Users:
-    return replace(users, features=np.asarray(_normalized(users.features), dtype=np.float64))
+def _normalize_users(users: Users) -> Users:
+    return replace(users, features=np.asarray(_normalize(users.features), dtype=np.float64))
 
 
 # ---- encoders
 
 @contextmanager
-def _frozen(torch: Any, encoder: Any, device: Any) -> Iterator[None]:
+def _freeze(torch: Any, encoder: Any, device: Any) -> Iterator[None]:
     """The encoder in evaluation mode, without gradients, on a device and with its own random
     numbers; then as before.
     """
@@ -338,45 +340,41 @@ class _Encoder:
         return _array(output)
 
 
-class _Cache:
-    """A folder of embeddings, one file for each encoder and chunk of inputs."""
+def _encode_once(folder: Path, identity: Any, encoder: _Encoder, rows: Any, start: int) -> Floats:
+    """The embeddings of a tensor: those in the folder, or computed and stored there.
 
-    def __init__(self, folder: Path, encoder: _Encoder) -> None:
-        self.folder, self.encoder, self.identity = folder, encoder, _identity(encoder.torch,
-                                                                              encoder.module)
-
-    def encode(self, rows: Any, start: int) -> Floats:
-        """The embeddings of a tensor: those stored, or computed and stored."""
-        digest = self.identity.copy()
-        _add(digest, rows)
-        path = self.folder / f"{digest.hexdigest()}.embeddings"
-        stored = self._stored(path, rows, start)
-        if stored is not None:
-            return stored
-        embeddings = self.encoder.encode(rows, start)
+    The folder has one file for each encoder and chunk of inputs.
+    """
+    digest = identity.copy()
+    _hash_tensor(digest, rows)
+    path = folder / f"{digest.hexdigest()}.embeddings"
+    embeddings = _read_stored(path, encoder, rows, start)
+    if embeddings is None:
+        embeddings = encoder.encode(rows, start)
         write_atomically(path, pack({"embeddings": embeddings}))
-        return embeddings
-
-    def _stored(self, path: Path, rows: Any, start: int) -> Floats | None:
-        """The embeddings in a file; None if there is none, if it is damaged, or if the encoder
-        gives others.
-        """
-        try:
-            stored: Floats = unpack(path.read_bytes(), path.name)["embeddings"]
-        except (FileNotFoundError, InvalidInput):
-            return None
-        probed = np.unique(np.linspace(0, len(rows) - 1, _PROBED).astype(np.int64))
-        again = self.encoder.encode(rows[probed], start)
-        # Rounding depends on the batch: a third of sqrt(eps), relative to the largest number.
-        weight = self.encoder.weight
-        eps = (float(np.finfo(again.dtype).eps) if weight is None
-               else self.encoder.torch.finfo(weight.dtype).eps)
-        same = stored.shape == (len(rows), again.shape[1]) and float(
-            np.abs(again - stored[probed]).max()) <= np.sqrt(eps) / 3 * float(np.abs(stored).max())
-        return stored if same else None
+    return embeddings
 
 
-def _identity(torch: Any, encoder: Any) -> Any:
+def _read_stored(path: Path, encoder: _Encoder, rows: Any, start: int) -> Floats | None:
+    """The embeddings in a file; None if there is none, if it is damaged, or if the encoder gives
+    others.
+    """
+    try:
+        stored: Floats = unpack(path.read_bytes(), path.name)["embeddings"]
+    except (FileNotFoundError, InvalidInput):
+        return None
+    probed = np.unique(np.linspace(0, len(rows) - 1, _PROBED).astype(np.int64))
+    again, weight = encoder.encode(rows[probed], start), encoder.weight
+    # Rounding depends on the batch: a third of sqrt(eps), relative to the largest number.
+    eps = (float(np.finfo(again.dtype).eps) if weight is None
+           else encoder.torch.finfo(weight.dtype).eps)
+    if stored.shape != (len(rows), again.shape[1]):
+        return None
+    error, size = np.abs(again - stored[probed]).max(), np.abs(stored).max()
+    return stored if float(error) <= np.sqrt(eps) / 3 * float(size) else None
+
+
+def _hash_encoder(torch: Any, encoder: Any) -> Any:
     """A hash of an encoder but for its code: modules, their settings, parameters and buffers."""
     digest = hashlib.sha256(b"coterie embeddings 1")
     plain = (type(None), bool, int, float, str, tuple, list, torch.dtype)
@@ -389,13 +387,13 @@ def _identity(torch: Any, encoder: Any) -> Any:
     for name, value in {**encoder.state_dict(), **dict(encoder.named_buffers())}.items():
         digest.update(repr(name).encode())
         if torch.is_tensor(value):
-            _add(digest, value)
+            _hash_tensor(digest, value)
         else:
             digest.update(repr(value).encode())
     return digest
 
 
-def _add(digest: Any, tensor: Any) -> None:
+def _hash_tensor(digest: Any, tensor: Any) -> None:
     """Type, shape and numbers of a tensor."""
     digest.update(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
     digest.update(np.ascontiguousarray(_array(tensor)).tobytes())

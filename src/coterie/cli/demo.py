@@ -44,15 +44,16 @@ def demo(
     out.mkdir(parents=True, exist_ok=True)
     data = ellipses(seed=seed)
     problem = Problem(data.users, SquaredHinge(ridge=1e-3), lam=lam)
-    solution, interrupted = _solved(problem, tol, solver)
+    solution, interrupted = _solve(problem, tol, solver)
     console.print(_groups(solution, data))
     alone = problem.loss.local(problem.samples).points
-    accuracies = _accuracies(solution, alone, data)
+    accuracies = _show_accuracies(solution, alone, data)
     page = None
     if lam > 0 and not interrupted:
         with console.status("Solving along lam ...") as status:
             try:
-                page = _path_page(solution, tol, data, accuracies, out / "report.html", status)
+                page = _write_path_page(solution, tol, data, accuracies, out / "report.html",
+                                        status)
             except KeyboardInterrupt:
                 interrupted = True
     console.print(f"Objective      {solution.objective:.10f}")
@@ -73,14 +74,14 @@ def demo(
         raise typer.Exit(1)
 
 
-def _solved(problem: Problem, tol: float, solver: str) -> tuple[Solution, bool]:
+def _solve(problem: Problem, tol: float, solver: str) -> tuple[Solution, bool]:
     """The solution, or the best one at an interrupt; and whether it was interrupted."""
     with console.status(f"Solving for {problem.n_users} users and {problem.graph.n_edges:,} pairs "
                         "...") as status:
         _announce_compiling()
         try:
             return solve(problem, tol=tol, solver=solver,
-                         progress=lambda record: status.update(_line(record))), False
+                         progress=lambda record: status.update(_describe(record))), False
         except Interrupted as stop:
             if stop.best is None:
                 raise
@@ -96,11 +97,11 @@ def _announce_compiling() -> None:
     when_compiling(announce)
 
 
-def _line(record: Record) -> str:
+def _describe(record: Record) -> str:
     return f"pass {record.iteration}: {record.n_clusters} groups, certified gap {record.gap:.1e}"
 
 
-def _accuracies(solution: Solution, alone: Array, data: Dataset) -> tuple[Array, Array]:
+def _show_accuracies(solution: Solution, alone: Array, data: Dataset) -> tuple[Array, Array]:
     """Print mean test accuracies over users; returns (n_users,) those of local models and of one
     model for all.
     """
@@ -115,8 +116,8 @@ def _accuracies(solution: Solution, alone: Array, data: Dataset) -> tuple[Array,
     return own, one
 
 
-def _path_page(solution: Solution, tol: float, data: Dataset, others: tuple[Array, Array],
-               page: Path, status: Status) -> Path:
+def _write_path_page(solution: Solution, tol: float, data: Dataset, others: tuple[Array, Array],
+                     page: Path, status: Status) -> Path:
     """Solve the path, write its report, and print the range of lam with these groups."""
     problem, lam = solution.problem, solution.lam
     top = lam_max(problem).upper

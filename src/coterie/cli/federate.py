@@ -131,20 +131,22 @@ def run(context: typer.Context, table: _Source = None, user: _User = "", target:
     options = {name.replace("_", "-"): value for name, value in context.params.items()}
     if context.invoked_subcommand is not None:
         return
+    # 1. The configuration: options as given, and what follows from others.
     if runtime not in RUNTIMES:
         raise InvalidInput(f"unknown runtime {runtime!r}",
                            remedy=f"Choose one of: {', '.join(RUNTIMES)}")
     if table is not None:
         check_shared(table, runtime)
     config = complete({
-        **{key: value for key, value in options.items() if key in CONFIG}, **_source(table, user,
-                                                                                     dataset, seed),
+        **{key: value for key, value in options.items() if key in CONFIG},
+        **_locate_data(table, user, dataset, seed),
         "out": str(out.resolve()), "wait": min(timeout, 600.0),
         "standardize": "auto" if standardize is None else str(standardize),
         "holdout": next((share for share in (holdout, held_out) if share is not None), "auto"),
         "n-lams": "auto" if n_lams is None else n_lams,
         # The paper's data with the paper's loss.
         "loss": "squared_hinge" if dataset and loss == "auto" else loss})
+    # 2. The federation, in this process or on Flower.
     began = time.monotonic()
     # Settings that cannot be used are refused before anything is read.
     chooses = Deployment.of(config).chooses
@@ -153,8 +155,9 @@ def run(context: typer.Context, table: _Source = None, user: _User = "", target:
     lines = (_in_process(source, config, out) if runtime == "local"
              else _on_flower(len(source.names), config, out, nodes=local_cluster,
                              virtual=runtime == "flower-sim", timeout=timeout))
+    # 3. The page, and the results in words.
     if not chooses:  # a fit has written its page
-        _page(source, config, out, lines)
+        _write_page(source, config, out, lines)
     _show(out, time.monotonic() - began)
 
 
@@ -176,7 +179,7 @@ def _check_folder(out: Path, overwrite: bool) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def _source(table: Path | None, user: str, dataset: str, seed: int) -> dict[str, Any]:
+def _locate_data(table: Path | None, user: str, dataset: str, seed: int) -> dict[str, Any]:
     """Where the data are, as a run configuration says it."""
     if dataset:
         return {"data": "dataset", "dataset-options": json.dumps({"seed": seed})}
@@ -230,8 +233,8 @@ def _on_flower(n_users: int, config: dict[str, Any], out: Path, *, nodes: int, v
     return lines
 
 
-def _page(source: Users | sources.Table, config: dict[str, Any], out: Path,
-          rounds: list[dict[str, Any]]) -> None:
+def _write_page(source: Users | sources.Table, config: dict[str, Any], out: Path,
+                rounds: list[dict[str, Any]]) -> None:
     """report.html: the models, on the data that are in this process, and the rounds it took."""
     run = load_run(out)
     agreement = Agreement.from_json((out / "checkpoint" / "federation.json").read_text(

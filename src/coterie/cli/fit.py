@@ -167,13 +167,13 @@ def run_path(source: Annotated[Path, typer.Argument(help="A table, or the folder
     for heading in rows[0]:
         table.add_column(heading, justify="right", no_wrap=heading in ("lam", "gap"))
     for row in rows:
-        table.add_row(*map(_short, row.values()), style="bold" if row["lam"] == run.lam else "")
+        table.add_row(*map(_format, row.values()), style="bold" if row["lam"] == run.lam else "")
     console.print(table)
     say(f"Everything in {source}; open {source / 'report.html'} to look at it.")
     raise typer.Exit(code)
 
 
-def _short(value: Any) -> str:
+def _format(value: Any) -> str:
     if not isinstance(value, float):
         return "" if value is None else str(value)
     return f"{value:.5g}" if value > 1e-5 or not value else f"{value:.0e}"

@@ -44,6 +44,7 @@ def run_predict(
 
     Example: coterie predict run new.csv --out predictions.csv
     """
+    # 1. What predicts: a run, or the models that a node keeps.
     complete = (run / "run.json").exists() or not holds_models(run)
     fitted: PredictsRows = runs.load_run(run) if complete else load_models(run)
     if out.suffix not in ("", ".csv", ".txt", ".parquet", ".pq"):
@@ -54,6 +55,7 @@ def run_predict(
                            remedy="Name a file with --out")
     if not is_input(table) and out.resolve() == table.resolve():
         raise InvalidInput(f"{out} is the table itself", remedy="Name another file with --out")
+    # 2. The predictions, written.
     predicted = fitted.predict_table(table, separator=separator)
     frame = to_frame(predicted.columns) if only_predictions else predicted.joined()
     printer = console
@@ -64,6 +66,7 @@ def run_predict(
         write_parquet(frame, out)
     else:
         write_atomically(out, runs.table(frame.columns, frame.iter_rows()))
+    # 3. What is said of them.
     names, scores = predicted.columns["user"], predicted.scores
     users = set(names) - {None}
     unknown = len(users & {name for name, known in zip(names, predicted.columns["known"],
@@ -76,14 +79,14 @@ def run_predict(
         return
     where = "on standard output" if is_input(out) else f"in {out}"
     recipe = getattr(fitted, "recipe", None)
-    counted = _count(len(names), len(users), unknown, where,
-                     by_row=recipe is not None and recipe.user is None)
+    counted = _describe_predictions(len(names), len(users), unknown, where,
+                                    by_row=recipe is not None and recipe.user is None)
     say(counted, to=printer)
     if scores is not None:
         say(scores, to=printer)
 
 
-def _count(n_rows: int, n_users: int, unknown: int, where: str, by_row: bool) -> str:
+def _describe_predictions(n_rows: int, n_users: int, unknown: int, where: str, by_row: bool) -> str:
     """How many predictions there are and for whom, and which model unknown users get."""
     noun, model = ("point", "model of the nearest group") if by_row else ("user", "pooled model")
     lines = [f"{many(n_rows, 'prediction')} for {many(n_users, noun)} {where}."]

@@ -77,14 +77,14 @@ class SecondMoments(NamedTuple):
         roots = axes * np.sqrt(np.maximum(scales, 0.0))[:, None, :]
         spread = np.sqrt(r / np.maximum(self.counts[some], 1))[:, None, None]
         rows = (self.means[some][:, None, :] + spread
-                * (_contrasts(r) @ np.swapaxes(roots, 1, 2))).reshape(-1, q)
+                * (_make_contrasts(r) @ np.swapaxes(roots, 1, 2))).reshape(-1, q)
         p = len(feature_names)
         return Condensed(rows[:, :p], rows[:, p] if q > p else None,
                          offsets_of(np.where(some, r, 0)), tuple(names),
                          tuple(feature_names), self.counts)
 
 
-def _contrasts(r: int) -> Array:
+def _make_contrasts(r: int) -> Array:
     """(r, r - 1) orthonormal columns orthogonal to (1, ..., 1), Helmert's."""
     out = np.zeros((r, r - 1))
     for k in range(1, r):
@@ -124,8 +124,8 @@ class Condensed(Users):
     def sizes(self) -> Ints:
         return self.represented
 
-    def _taken(self, chosen: Ints) -> Condensed:
-        few = super()._taken(chosen)
+    def _take_positions(self, chosen: Ints) -> Condensed:
+        few = super()._take_positions(chosen)
         return Condensed(few.features, few.targets, few.offsets, few.names, few.feature_names,
                          self.represented[chosen])
 

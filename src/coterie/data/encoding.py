@@ -359,8 +359,8 @@ def learn_target(summary: TableSummary,
         raise InvalidInput("The target has one value only, "
                            f"{show(only if as_text else text_key(only))}", where=where,
                            remedy="Name another column: --target")
-    task = _task(answers, as_text) if summary.task == "auto" else summary.task
-    classes, kind = _classes(answers, as_text) if task == "classification" else ((), "str")
+    task = _infer_task(answers, as_text) if summary.task == "auto" else summary.task
+    classes, kind = _infer_classes(answers, as_text) if task == "classification" else ((), "str")
     if summary.task == "auto":
         others = " or ".join(other for other in TASKS[:3] if other != task)
         notes.append(f"The target {name!r} is inferred as {task}"
@@ -389,7 +389,7 @@ def _values(answers: ColumnSummary) -> list[float]:
                            else set()))
 
 
-def _task(answers: ColumnSummary, as_text: bool) -> Task:
+def _infer_task(answers: ColumnSummary, as_text: bool) -> Task:
     numbers = answers.numbers
     if as_text or answers.kind == "flag" or numbers is None:
         return "classification"
@@ -402,7 +402,7 @@ def _task(answers: ColumnSummary, as_text: bool) -> Task:
             else "regression")
 
 
-def _classes(answers: ColumnSummary, as_text: bool) -> tuple[tuple[str, ...], ClassKind]:
+def _infer_classes(answers: ColumnSummary, as_text: bool) -> tuple[tuple[str, ...], ClassKind]:
     """The classes of a target in order, and their type."""
     kind: ClassKind = ("str" if as_text else "bool" if answers.kind == "flag"
                        else "int" if answers.integer else "float")
@@ -410,9 +410,9 @@ def _classes(answers: ColumnSummary, as_text: bool) -> tuple[tuple[str, ...], Cl
     k, n = max(len(values),
                answers.levels.distinct if as_text else answers.levels.rare_levels), answers.present
     if k > MOST_CLASSES or (kind == "str" and k > max(2, n / 2)):
-        strange, n_strange = _strange(answers.levels) if as_text else ([], 0)
+        strange, n_strange = _find_texts(answers.levels) if as_text else ([], 0)
         if 0 < n_strange < k / 2:
-            raise MixedCells(f"The target holds numbers, but also texts{_shown(strange)}",
+            raise MixedCells(f"The target holds numbers, but also texts{_in_brackets(strange)}",
                              answers.name, remedy="Correct or empty these cells, or name another "
                              "column: --target")
         raise InvalidInput(f"The target has {k} different values in {n} rows, too many for classes",
@@ -432,7 +432,7 @@ def learn_columns(summary: TableSummary, notes: list[str]) -> Iterator[Column]:
     """What becomes of each column; notes say what is not obvious."""
     said: dict[str, list[str]] = {}
     for facts in summary.columns:
-        column = _column(facts, summary, said)
+        column = _learn_column(facts, summary, said)
         if column is not None:
             yield column
     notes += [f"Column {show(*names)} is {what}." if len(names) == 1 else
@@ -441,8 +441,8 @@ def learn_columns(summary: TableSummary, notes: list[str]) -> Iterator[Column]:
               for what, names in said.items()]
 
 
-def _column(facts: ColumnSummary, summary: TableSummary,
-            said: dict[str, list[str]]) -> Column | None:
+def _learn_column(facts: ColumnSummary, summary: TableSummary,
+                  said: dict[str, list[str]]) -> Column | None:
     """What becomes of a column, None if it is dropped; what is to be said of it is added to `said`.
     """
     name, numbers, levels = facts.name, facts.numbers, facts.levels
@@ -466,7 +466,7 @@ def _column(facts: ColumnSummary, summary: TableSummary,
              f"{'0 in all its columns' if several else 'filled with the mean'} there"
              + "; one more column marks them" * indicator)
     if numbers is None:
-        kept, pooled = _levels(name, levels, facts.present)
+        kept, pooled = _choose_levels(name, levels, facts.present)
         if len(kept) == 2 and not pooled:  # the second column would be 1 minus the first
             note(f"text and became one column, 0 for {kept[0]!r} and 1 for {kept[1]!r}")
             return Column(name=name, kind="category", levels=kept[1:], reference=kept[0],
@@ -481,11 +481,11 @@ def _column(facts: ColumnSummary, summary: TableSummary,
                   origin=int(numbers.low) if facts.kind == "date" else 0)
 
 
-def _levels(name: str, levels: Levels, n: int) -> tuple[tuple[str, ...], bool]:
+def _choose_levels(name: str, levels: Levels, n: int) -> tuple[tuple[str, ...], bool]:
     """The levels of a text column, and whether others are pooled; names and free text are refused.
     """
     texts, k = sorted(levels.counts), levels.distinct
-    strange, n_strange = _strange(levels)
+    strange, n_strange = _find_texts(levels)
     if not n_strange:
         raise InvalidInput("Numbers must be plain (1234.5) and dates ISO (2020-12-31), got "
                            f"{show(*texts[:1]) or 'others'}", where=f"column {name!r}",
@@ -495,9 +495,9 @@ def _levels(name: str, levels: Levels, n: int) -> tuple[tuple[str, ...], bool]:
     if (not most
             or not (k <= max(2, n / 2) if k <= MOST_LEVELS else k <= n / 10 and covered >= n / 2)):
         if n_strange < k / 2:
-            raise MixedCells(f"The column holds numbers, but also texts{_shown(strange)}", name,
-                             remedy="Correct or empty these cells, or leave the column out: "
-                                    f"--drop {name!r}")
+            raise MixedCells(
+                f"The column holds numbers, but also texts{_in_brackets(strange)}", name,
+                remedy=f"Correct or empty these cells, or leave the column out: --drop {name!r}")
         examples = f" ({show(*texts[:3])}, ...)" if texts else ""
         raise InvalidInput(f"The column has {k} different texts in {n} rows{examples}: it looks "
                            "like names or free "
@@ -505,7 +505,7 @@ def _levels(name: str, levels: Levels, n: int) -> tuple[tuple[str, ...], bool]:
     return tuple(most), k > len(most)
 
 
-def _strange(levels: Levels) -> tuple[list[str], int]:
+def _find_texts(levels: Levels) -> tuple[list[str], int]:
     """Texts that do not look like numbers or dates, as far as they are known, and how many there
     are.
     """
@@ -513,7 +513,7 @@ def _strange(levels: Levels) -> tuple[list[str], int]:
     return strange, len(strange) + levels.rare_levels - levels.rare_local
 
 
-def _shown(texts: list[str]) -> str:
+def _in_brackets(texts: list[str]) -> str:
     return f" ({show(*texts)})" if texts else ""
 
 

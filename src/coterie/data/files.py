@@ -29,7 +29,7 @@ from coterie.base.errors import CoterieWarning, InvalidInput, MissingExtra
 from coterie.base.types import Flags, Ints
 from coterie.data.frames import (
     check_readable,
-    filled_rows,
+    find_filled_rows,
     read_excel,
     read_json_lines,
     read_parquet,
@@ -74,16 +74,16 @@ def read_table(path: str | PathLike[str], separator: str | None = None) -> Any:
     >>> read_table(path)["price"].to_list()
     [1.5, 2.25]
     """
-    kind, raw = _opened(path)
+    kind, raw = _open(path)
     if kind == "parquet":
         return read_parquet(path, raw)
     name, content = shown(path), raw or b""
     if kind == "excel":
         frame = read_excel(name, content)
-        return frame[filled_rows(frame)]
+        return frame[find_filled_rows(frame)]
     if kind == "json":
-        return read_json_lines(name, lambda: _filled_lines(decode(name, content)))
-    return read_texts(name, lambda: _content(name, content, separator))
+        return read_json_lines(name, lambda: _number_lines(decode(name, content)))
+    return read_texts(name, lambda: _read_records(name, content, separator))
 
 
 def row_place(path: str | PathLike[str], separator: str | None = None) -> Callable[[int], str]:
@@ -110,7 +110,7 @@ def row_place(path: str | PathLike[str], separator: str | None = None) -> Callab
     'line 4'
     """
     def place(row: int) -> str:
-        kind, raw = _opened(path)
+        kind, raw = _open(path)
         name, content = shown(path), raw or b""
         if kind == "parquet":
             return f"row {row + 1} of {name}"
@@ -120,10 +120,10 @@ def row_place(path: str | PathLike[str], separator: str | None = None) -> Callab
             warnings.simplefilter("ignore", CoterieWarning)
             data = decode(name, content)
         if kind == "json":
-            return f"line {_filled_lines(data)[row][0]} of {name}"
-        skipped = _named_separator(data)[1]
-        starts = _record_starts(data[skipped:] + b"\n")
-        return f"line {_line(data, skipped + int(starts[row + 1]))} of {name}"
+            return f"line {_number_lines(data)[row][0]} of {name}"
+        skipped = _read_separator_line(data)[1]
+        starts = _find_records(data[skipped:] + b"\n")
+        return f"line {_line_number(data, skipped + int(starts[row + 1]))} of {name}"
 
     return place
 
@@ -133,12 +133,12 @@ def shown(path: str | PathLike[str]) -> str:
     return "standard input" if is_input(path) else str(path)
 
 
-def _opened(path: str | PathLike[str]) -> tuple[str, bytes | None]:
+def _open(path: str | PathLike[str]) -> tuple[str, bytes | None]:
     """What kind of table a file is, and its bytes, unpacked; None where polars reads the file
     itself.
     """
     check_readable(path)
-    start, name = start_of(path), kind_of_name(path)
+    start, name = read_start(path), suffix_of(path)
     if (not is_packed(start) and not is_input(path)
             and (start[:4] == b"PAR1" or name in (".parquet", ".pq"))):
         return "parquet", None
@@ -165,17 +165,18 @@ def _is_object(raw: bytes) -> bool:
         return False
 
 
-def _filled_lines(data: bytes) -> list[tuple[int, bytes]]:
+def _number_lines(data: bytes) -> list[tuple[int, bytes]]:
     """The lines that are not blank, with their numbers from 1."""
     return [(number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
 
 
-def _content(path: str, raw: bytes, separator: str | None) -> tuple[bytes, list[str], str, int]:
+def _read_records(path: str, raw: bytes,
+                  separator: str | None) -> tuple[bytes, list[str], str, int]:
     """The records after the header without blank lines, the names of the columns, the separator,
     and their number.
     """
     data = decode(path, raw)
-    named, skipped = _named_separator(data)
+    named, skipped = _read_separator_line(data)
     separator, data = named if separator is None else separator, data[skipped:]
     if not data or data.isspace():
         raise InvalidInput("The file is empty", where=path, remedy=COMPLETE)
@@ -185,8 +186,8 @@ def _content(path: str, raw: bytes, separator: str | None) -> tuple[bytes, list[
         raise InvalidInput(f"The separator must be one character, got {separator!r}",
                            remedy="For example ';'")
     n = _check_records(path, data, separator.encode(), bool(skipped))
-    data = _without_blank_lines(data)
-    end = int(next(newlines for newlines in _outside(data, b"\n") if newlines.size)[0]) + 1
+    data = _drop_blank_lines(data)
+    end = int(next(newlines for newlines in _find_marks(data, b"\n") if newlines.size)[0]) + 1
     try:
         header = next(csv.reader(io.StringIO(data[:end].decode(), newline=""), delimiter=separator))
     except csv.Error as error:
@@ -205,7 +206,7 @@ def _content(path: str, raw: bytes, separator: str | None) -> tuple[bytes, list[
     return data[end:], names, separator, n
 
 
-def _named_separator(data: bytes) -> tuple[str | None, int]:
+def _read_separator_line(data: bytes) -> tuple[str | None, int]:
     """The separator that Excel's own first line names, and the length of this line; None and 0
     without one.
     """
@@ -219,6 +220,7 @@ def decode(path: str, raw: bytes) -> bytes:
     if raw.startswith(b"PK\x03\x04"):
         raise InvalidInput("The file is a workbook or a ZIP archive, not a table", where=path,
                            remedy="Save it as CSV or unpack it")
+    # 1. The encoding: by its mark, by the zeros of UTF-16, or by trying.
     zero = np.frombuffer(raw[:4096].ljust(2, b"x"), np.uint8) == 0
     marked = ("utf-8" if raw[:3] == b"\xef\xbb\xbf"
               else "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff")
@@ -235,26 +237,28 @@ def decode(path: str, raw: bytes) -> bytes:
                            if marked else
                            "The file is no text: neither UTF-8, UTF-16 nor Windows-1252",
                            where=path, remedy=SAVE)
+    # 2. Without marks, with newlines as line ends.
     while raw.startswith(b"\xef\xbb\xbf"):  # byte order marks, two after joining files
         raw = raw[3:]
     if b"\r" in raw:
         raw = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    # 3. Nothing that no text holds.
     strange = raw.translate(None, bytes({9, 10, *range(32, 256)}))
     if strange:
         what = "NUL byte" if strange[0] == 0 else f"control character {strange[:1]!r}"
         raise InvalidInput(f"The file has a {what}: it is possibly binary", remedy=SAVE,
-                           where=f"line {_line(raw, raw.index(strange[:1]))} of {path}")
+                           where=f"line {_line_number(raw, raw.index(strange[:1]))} of {path}")
     if encoding == "cp1252":
         warnings.warn(f"{path} is not UTF-8 and is read as Windows-1252 (Latin-1); check its "
                       "accented letters.", CoterieWarning, stacklevel=2)
     return raw
 
 
-def _line(data: bytes, position: int) -> int:
+def _line_number(data: bytes, position: int) -> int:
     return data.count(b"\n", 0, position) + 1
 
 
-def _outside(data: bytes, symbols: bytes) -> Iterator[Ints]:
+def _find_marks(data: bytes, symbols: bytes) -> Iterator[Ints]:
     """Positions of the symbols outside quotes, chunk by chunk.
 
     Quotes open and close in turn ("" inside quotes closes and opens again): outside, an even number
@@ -279,23 +283,25 @@ def _blank(data: bytes, marks: Ints) -> Flags:
     return np.asarray((array[marks] == 10) & ((marks == 0) | (array[marks - 1] == 10)))
 
 
-def _without_blank_lines(data: bytes) -> bytes:
+def _drop_blank_lines(data: bytes) -> bytes:
     if not data.startswith(b"\n") and b"\n\n" not in data:
         return data
-    blank = np.concatenate([newlines[_blank(data, newlines)] for newlines in _outside(data, b"\n")])
+    blank = np.concatenate([newlines[_blank(data, newlines)]
+                            for newlines in _find_marks(data, b"\n")])
     return np.delete(np.frombuffer(data, np.uint8), blank).tobytes()
 
 
-def _widths(data: bytes, separator: bytes) -> Ints:
+def _count_fields(data: bytes, separator: bytes) -> Ints:
     """The number of fields of each record."""
     array = np.frombuffer(data, np.uint8)
-    kinds = [array[marks[~_blank(data, marks)]] for marks in _outside(data, separator + b"\n")]
+    kinds = [array[marks[~_blank(data, marks)]] for marks in _find_marks(data, separator + b"\n")]
     return np.diff(np.flatnonzero(np.concatenate(kinds) == 10), prepend=-1)
 
 
-def _record_starts(data: bytes) -> Ints:
+def _find_records(data: bytes) -> Ints:
     """Where each record starts, the header first."""
-    ends = np.concatenate([newlines[~_blank(data, newlines)] for newlines in _outside(data, b"\n")])
+    ends = np.concatenate([newlines[~_blank(data, newlines)]
+                           for newlines in _find_marks(data, b"\n")])
     starts = np.concatenate([[0], ends[:-1] + 1])
     # Blank lines are before the record.
     filled = np.flatnonzero(np.frombuffer(data, np.uint8) != 10)
@@ -306,8 +312,8 @@ def _sniff(path: str, data: bytes) -> str:
     """The one separator with which all of the first records have as many fields as the header, two
     at least.
     """
-    head = data[:1 << 16] if len(_widths(data[:1 << 16], b",")) > 1 else data
-    widths = {symbol: _widths(head, symbol.encode()) for symbol in SEPARATORS}
+    head = data[:1 << 16] if len(_count_fields(data[:1 << 16], b",")) > 1 else data
+    widths = {symbol: _count_fields(head, symbol.encode()) for symbol in SEPARATORS}
     if not widths[","].size:
         raise InvalidInput("A quote opens in the first line and never closes", where=path,
                            remedy="Close it")
@@ -330,15 +336,15 @@ def _check_records(path: str, data: bytes, separator: bytes, skipped: int) -> in
              *closes[~np.isin(array[closes + 1], border)][:1], *opens[len(closes):]]
     if wrong:
         raise InvalidInput("A quote must open at the start of a field and close at its end",
-                           where=f"line {_line(data, int(min(wrong))) + skipped} of {path}",
+                           where=f"line {_line_number(data, int(min(wrong))) + skipped} of {path}",
                            remedy='Quote the field and double the quotes in it: "6"" pipe"')
-    widths = _widths(data, separator)
+    widths = _count_fields(data, separator)
     ragged = np.flatnonzero(widths != widths[0])
     if ragged.size:
-        start = int(_record_starts(data)[ragged[0]])
+        start = int(_find_records(data)[ragged[0]])
         raise InvalidInput(f"The header has {widths[0]} fields and this record "
                            f"{widths[ragged[0]]}, with the separator {separator.decode()!r}",
-                           where=f"line {_line(data, start) + skipped} of {path}",
+                           where=f"line {_line_number(data, start) + skipped} of {path}",
                            remedy="Correct the line, quote texts that hold the separator, or name "
                                   "it (--separator)")
     return len(widths) - 1
@@ -374,7 +380,7 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
                            remedy="Check the path and who may read it") from error
 
 
-def start_of(path: str | PathLike[str]) -> bytes:
+def read_start(path: str | PathLike[str]) -> bytes:
     """The first bytes of a file; none where there is no file."""
     if is_input(path):
         return read_bytes(path)[:8]
@@ -400,7 +406,7 @@ def fingerprint(path: str | PathLike[str]) -> str:
                            remedy="Check the path") from error
 
 
-def kind_of_name(path: str | PathLike[str]) -> str:
+def suffix_of(path: str | PathLike[str]) -> str:
     """How the name ends, such as .csv, without the ending of a packed file."""
     name = Path(path)
     return (name.with_suffix("") if name.suffix.lower() in PACKED.values() else name).suffix.lower()

@@ -28,7 +28,7 @@ def read_parquet(path: str | PathLike[str], raw: bytes | None = None) -> Any:
     """
     if raw is None:
         check_readable(path)
-    return _unfolded(_read(path, lambda pl: pl.read_parquet(path, glob=False) if raw is None else
+    return _unfold(_read(path, lambda pl: pl.read_parquet(path, glob=False) if raw is None else
                            pl.read_parquet(io.BytesIO(raw))))
 
 
@@ -56,7 +56,7 @@ def read_excel(path: str, raw: bytes, header: bool = True) -> Any:
     return _read(path, read)
 
 
-def filled_rows(frame: Any) -> list[int]:
+def find_filled_rows(frame: Any) -> list[int]:
     """The rows in which some cell has a value."""
     import polars as pl
 
@@ -71,7 +71,7 @@ def sheet_rows(path: str, raw: bytes) -> list[int]:
     table = read_excel(path, raw)
     # Blank rows and the header are above it.
     first = len(read_excel(path, raw, header=False)) - len(table) + 1
-    return [first + row for row in filled_rows(table)]
+    return [first + row for row in find_filled_rows(table)]
 
 
 def read_json_lines(path: str, content: Callable[[], list[tuple[int, bytes]]]) -> Any:
@@ -94,7 +94,7 @@ def read_json_lines(path: str, content: Callable[[], list[tuple[int, bytes]]]) -
                                remedy="Save the table as Parquet")
         return frame
 
-    return _unfolded(_read(path, read))
+    return _unfold(_read(path, read))
 
 
 def _check_objects(path: str, lines: Iterable[tuple[int, bytes]]) -> None:
@@ -109,7 +109,7 @@ def _check_objects(path: str, lines: Iterable[tuple[int, bytes]]) -> None:
                 remedy='Write one object per line, such as {"shop": "A", "price": 1.5}') from error
 
 
-def _unfolded(frame: Any) -> Any:
+def _unfold(frame: Any) -> Any:
     """Columns of lists of numbers, all of one length, as columns name[0], name[1], ...; other lists
     as they are.
     """
@@ -191,7 +191,7 @@ def to_frame(columns: dict[str, list[Any]]) -> Any:
 
     Values of several types in one column, and tuples, become texts.
     """
-    plain = {name: _of_one_type(values) for name, values in columns.items()}
+    plain = {name: _unify_types(values) for name, values in columns.items()}
     try:
         import polars
     except ImportError as error:
@@ -203,7 +203,7 @@ def to_frame(columns: dict[str, list[Any]]) -> Any:
     return polars.DataFrame(plain)
 
 
-def _of_one_type(values: list[Any]) -> list[Any]:
+def _unify_types(values: list[Any]) -> list[Any]:
     kinds = {type(value) for value in values} - {type(None)}
     return values if len(kinds) <= 1 and tuple not in kinds else list(map(str, values))
 
@@ -239,7 +239,7 @@ def write_parquet(columns: Any, path: str | PathLike[str]) -> None:
     except ImportError as error:
         raise MissingExtra("polars", "tables", "Writing Parquet files") from error
     if isinstance(columns, dict):
-        columns = polars.DataFrame({name: _of_one_type(values) for name, values in columns.items()})
+        columns = polars.DataFrame({name: _unify_types(values) for name, values in columns.items()})
     stream = io.BytesIO()
     columns.write_parquet(stream)
     write_atomically(path, stream.getvalue())
@@ -289,7 +289,7 @@ def read_texts(path: str | PathLike[str],
         if texts.shape != (n, len(names)):
             raise InvalidInput(f"{n} rows and {len(names)} columns are read as {texts.shape}",
                                where=str(path), remedy="Save the table as Parquet")
-        read = [_typed(pl, column, separator) for column in texts]
+        read = [_infer_type(pl, column, separator) for column in texts]
         commas = [column.name for column, comma in read if comma]
         points = [column.name for column, comma in read
                   if commas and not comma and column.dtype == pl.Float64
@@ -307,40 +307,41 @@ def read_numbers(frame: Any, names: Iterable[str]) -> Any:
     """The frame with those of the named columns that hold numbers as texts (+1, 007) as numbers."""
     import polars as pl
 
-    parsed = {name: _floats(pl, frame[name]) for name in names if frame[name].dtype == pl.String}
+    parsed = {name: _parse_numbers(pl, frame[name]) for name in names
+              if frame[name].dtype == pl.String}
     return frame.with_columns(**{name: numbers for name, numbers in parsed.items()
                                  if numbers is not None})
 
 
-def _cleaned(column: Any) -> Any:
+def _clean(column: Any) -> Any:
     """Texts without spaces around them, null where they mark a missing value."""
     column = column.str.strip_chars(" \t")
     return column.set(column.str.to_lowercase().is_in(MISSING).fill_null(True), None)
 
 
-def _floats(pl: Any, column: Any) -> Any:
+def _parse_numbers(pl: Any, column: Any) -> Any:
     """Texts as float64, or None if some text is no number."""
     numbers = column.cast(pl.Float64, strict=False).fill_nan(None)
     return numbers if numbers.null_count() == column.null_count() else None
 
 
-def _typed(pl: Any, column: Any, separator: str) -> tuple[Any, bool]:
+def _infer_type(pl: Any, column: Any, separator: str) -> tuple[Any, bool]:
     """A column of texts as integers, numbers or truth values where all are, and whether commas are
     decimal marks.
 
     Integers not written plainly (007, +1, beyond 2^53) stay texts: they may be names or codes.
     """
-    numbers = _floats(pl, column)
+    numbers = _parse_numbers(pl, column)
     if numbers is None:
-        column = _cleaned(column)
-        numbers = _floats(pl, column)
+        column = _clean(column)
+        numbers = _parse_numbers(pl, column)
     if column.null_count() == len(column):
         return column, False
     comma = (numbers is None and separator in ";\t|"
              and bool(column.str.contains(DECIMAL_COMMA).all())
              and (separator == ";" or not column.str.contains(THOUSANDS).all()))
     if comma:
-        numbers = _floats(
+        numbers = _parse_numbers(
             pl, column.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True))
     if numbers is not None:
         start = column.head(1000)
@@ -361,26 +362,9 @@ def read_cells(column: Any, *, parse: bool = True) -> Cells:
     import polars as pl
 
     dtype = column.dtype
-    if isinstance(dtype, (pl.Categorical, pl.Enum)):
-        column = column.cast(pl.String)
-    kind = "other"
-    if column.dtype == pl.String:
-        column, kind = _cleaned(column), "text"
-        numbers = _floats(pl, column) if parse else None
-        truth = column.str.to_lowercase()
-        if column.null_count() == len(column):
-            kind = "empty"
-        elif numbers is not None:
-            column, kind = numbers, "number"
-        elif parse and truth.is_in(["true", "false"]).all():
-            column, kind = truth == "true", "flag"
-        elif parse and column.str.contains(ISO_TIME).all():
-            parts = [column.str.replace(" ", "T", literal=True).str.to_datetime(f, strict=False,
-                                                                                time_unit="us")
-                     for f in FORMATS]
-            times = pl.select(pl.coalesce(*(part.cast(pl.Int64) for part in parts))).to_series()
-            column, kind = (times, "date") if times.null_count() == column.null_count() else (
-                column, "text")
+    # 1. What it is: by its type, and texts by what they say.
+    if dtype == pl.String or isinstance(dtype, (pl.Categorical, pl.Enum)):
+        column, kind = _parse_texts(pl, _clean(column.cast(pl.String)), parse)
     elif dtype == pl.Boolean:
         kind = "flag"
     elif dtype.is_numeric():
@@ -391,18 +375,40 @@ def read_cells(column: Any, *, parse: bool = True) -> Cells:
         column, kind = column.cast(pl.Duration("us")).cast(pl.Int64), "duration"
     elif dtype == pl.Time:
         column, kind = column.cast(pl.Int64) // 1000, "duration"
-    kind = ("empty" if dtype == pl.Null or (kind != "other" and column.null_count() == len(column))
-            else kind)
+    else:
+        kind = "empty" if dtype == pl.Null else "other"
+    if kind != "other" and column.null_count() == len(column):
+        kind = "empty"
+    # 2. Texts as positions among the different ones.
     missing, levels = column.is_null().to_numpy(), ()
     if kind == "text":
         levels = tuple(column.drop_nulls().unique().sort().to_list())
         column = column.cast(pl.Enum(levels)).to_physical()
+    # 3. All as numbers, 0 where they are missing.
     values: Any = np.zeros(len(column))
     if kind not in ("empty", "other"):
         values = column.fill_null(False if column.dtype == pl.Boolean else 0).to_numpy()
         values = values.astype(np.int64 if kind in ("text", "date", "duration") else np.float64)
     return Cells(kind, values, missing, levels,
                  "int" if dtype.is_integer() else "bool" if dtype == pl.Boolean else str(dtype))
+
+
+def _parse_texts(pl: Any, column: Any, parse: bool) -> tuple[Any, str]:
+    """Texts as numbers, truth values or dates where all of them are, and what they are."""
+    numbers = _parse_numbers(pl, column) if parse else None
+    if not parse or column.null_count() == len(column):
+        return column, "text"
+    if numbers is not None:
+        return numbers, "number"
+    truth = column.str.to_lowercase()
+    if truth.is_in(["true", "false"]).all():
+        return truth == "true", "flag"
+    if not column.str.contains(ISO_TIME).all():
+        return column, "text"
+    times = column.str.replace(" ", "T", literal=True)
+    parts = [times.str.to_datetime(f, strict=False, time_unit="us").cast(pl.Int64) for f in FORMATS]
+    dates = pl.select(pl.coalesce(*parts)).to_series()
+    return (dates, "date") if dates.null_count() == column.null_count() else (column, "text")
 
 
 def as_frame(frame: Any) -> Any:

@@ -65,6 +65,7 @@ def merge(summaries: Sequence[TableSummary], min_count: int = 1,
     if not summaries:
         raise InvalidInput("At least one summary is needed, got none",
                            remedy="Wait until a node has answered")
+    # 1. The same questions, the same columns.
     first, tables = summaries[0], tables or [f"table {k}" for k in range(len(summaries))]
     for key in ("user", "target", "task", "named"):
         others = {getattr(summary, key) for summary in summaries}
@@ -81,23 +82,24 @@ def merge(summaries: Sequence[TableSummary], min_count: int = 1,
             raise InvalidInput(f"Column {show(odd[0])} is missing in {tables[without]} and there "
                                f"in {tables[0 if without else node]}", where=f"column {odd[0]!r}",
                                remedy=f"Add it, or remove it from all tables: --drop {odd[0]!r}")
+    # 2. Facts about target and columns, column by column.
     by_name = [{column.name: column for column in summary.columns} for summary in summaries]
     given = [summary.answers for summary in summaries if summary.answers is not None]
-    answers = None if first.answers is None else _merged(given, tables)
+    answers = None if first.answers is None else _merge_column(given, tables)
     # The order of rows counts without targets, too: all rows of the tables, not only those that the
     # facts are about.
     ordered = [columns for columns, summary in zip(by_name, summaries,
                                                    strict=True) if summary.rows] or by_name[:1]
-    columns = tuple(replace(_merged([columns[name] for columns in by_name], tables),
-                            order=_merged_order([columns[name].order for columns in ordered]))
+    columns = tuple(replace(_merge_column([columns[name] for columns in by_name], tables),
+                            order=_merge_orders([columns[name].order for columns in ordered]))
                     for name in names[0])
     merged = replace(first, rows=sum(s.rows for s in summaries),
                      users=sum(s.users for s in summaries),
                      answers=answers, columns=columns, unnamed=sum(s.unnamed for s in summaries))
-    return merged if min_count <= 1 else _without_rare(merged, min_count)
+    return merged if min_count <= 1 else _pool_rare(merged, min_count)
 
 
-def _without_rare(summary: TableSummary, min_count: int) -> TableSummary:
+def _pool_rare(summary: TableSummary, min_count: int) -> TableSummary:
     def pooled(column: ColumnSummary) -> ColumnSummary:
         return replace(column, levels=column.levels.pooled(len(column.levels.counts), min_count))
 
@@ -105,12 +107,12 @@ def _without_rare(summary: TableSummary, min_count: int) -> TableSummary:
                    answers=None if summary.answers is None else pooled(summary.answers))
 
 
-def _merged(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> ColumnSummary:
+def _merge_column(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> ColumnSummary:
     """One column's facts at all nodes as one."""
-    kind = _merged_kind(parts, tables)
+    kind = _merge_kinds(parts, tables)
     given = [part for part in parts if part.kind != "empty"] or list(parts[:1])
-    levels = _merged_levels(given)
-    numbers = None if kind in ("text", "empty") else _merged_numbers(
+    levels = _merge_levels(given)
+    numbers = None if kind in ("text", "empty") else _merge_numbers(
         kind, [part.numbers for part in given if part.numbers is not None], levels)
     return ColumnSummary(name=parts[0].name, kind=kind, written=all(p.written for p in given),
                          integer=all(p.integer for p in given), rows=sum(p.rows for p in parts),
@@ -118,7 +120,7 @@ def _merged(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> ColumnSumm
                          order=parts[0].order)
 
 
-def _merged_kind(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> str:
+def _merge_kinds(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> str:
     """What the column is in all tables together; what cannot be one thing is refused."""
     kinds = {part.kind: node for node, part in reversed(list(enumerate(parts)))
              if part.kind != "empty"}
@@ -141,7 +143,7 @@ def _merged_kind(parts: Sequence[ColumnSummary], tables: Sequence[str]) -> str:
                               f"{name!r}")
 
 
-def _merged_levels(parts: Sequence[ColumnSummary]) -> Levels:
+def _merge_levels(parts: Sequence[ColumnSummary]) -> Levels:
     """Rows of each level in all parts; a number that is no text is the text that says it, where
     there is one.
     """
@@ -157,7 +159,7 @@ def _merged_levels(parts: Sequence[ColumnSummary]) -> Levels:
                   rare_local=max(part.levels.rare_local for part in parts))
 
 
-def _merged_numbers(kind: str, parts: Sequence[Numbers], levels: Levels) -> Numbers | None:
+def _merge_numbers(kind: str, parts: Sequence[Numbers], levels: Levels) -> Numbers | None:
     if not parts:
         return None
     n, low, high = sum(p.rows for p in parts), min(p.low for p in parts), max(p.high for p in parts)
@@ -180,7 +182,7 @@ def _merged_numbers(kind: str, parts: Sequence[Numbers], levels: Levels) -> Numb
     return Numbers(rows=n, low=low, high=high, mean=mean, median=median, integers=integers)
 
 
-def _merged_order(parts: Sequence[RowOrder]) -> RowOrder:
+def _merge_orders(parts: Sequence[RowOrder]) -> RowOrder:
     rising = None
     if all(part.rising is not None for part in parts):
         lows, highs, sums = zip(*(part.rising for part in parts if part.rising is not None),

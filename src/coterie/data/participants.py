@@ -131,7 +131,7 @@ class Participants:
         """
         integers_are_names = (any(map(_is_integer, self.names))
                               and self.names != tuple(range(self.n_users)))
-        return np.array([self._position(user, integers_are_names) for user in _listed(users)],
+        return np.array([self._position(user, integers_are_names) for user in _list_users(users)],
                         dtype=np.int64)
 
     def _position(self, user: Any, integers_are_names: bool) -> int:
@@ -163,13 +163,13 @@ class Participants:
         >>> Participants(["ann", "bob", "eve"]).take(["eve", "ann"]).names
         ('eve', 'ann')
         """
-        return self._taken(self._chosen(indices))
+        return self._take_positions(self._find_positions(indices))
 
-    def _taken(self, chosen: Ints) -> Any:
+    def _take_positions(self, chosen: Ints) -> Any:
         sizes = None if self._sizes is None else self._sizes[chosen]
         return Participants([self.names[i] for i in chosen], self.feature_names, sizes)
 
-    def _chosen(self, indices: npt.ArrayLike) -> Ints:
+    def _find_positions(self, indices: npt.ArrayLike) -> Ints:
         """Positions of the users that `take` is given."""
         given = indices if isinstance(indices, np.ndarray) else _array(indices)
         if given.ndim == 1 and not given.size:
@@ -191,7 +191,7 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def _listed(users: Any) -> list[Any]:
+def _list_users(users: Any) -> list[Any]:
     """Users as a list; one text is no list of users."""
     if isinstance(users, (str, bytes)) or not hasattr(users, "__iter__"):
         raise InvalidInput(f"expected a list of users, got {show(users)}",
@@ -203,7 +203,7 @@ def _array(users: Any) -> npt.NDArray[Any]:
     """A list of users as an array in which integers stay integers next to texts, and tuples stay
     tuples.
     """
-    values = _listed(users)
+    values = _list_users(users)
     if (all(isinstance(value, (int, float, np.number, np.bool_)) for value in values)
         or any(isinstance(value, (list, np.ndarray)) for value in values)):
         return np.array(values)

@@ -27,14 +27,16 @@ def part_sizes(counts: Ints, test: float | None, validation: float, train: float
     `least` are empty.
     """
     one = np.minimum(counts, 1)
-    n_train = counts if train is None else np.clip(_amount(train, counts, "train"), one, counts)
+    n_train = counts if train is None else np.clip(_count_rows(train, counts, "train"), one, counts)
     if train is None or test is not None:
-        n_test = np.minimum(_amount(0.2 if test is None else test, counts, "test"), counts - one)
+        n_test = np.minimum(_count_rows(0.2 if test is None else test, counts, "test"),
+                            counts - one)
         n_test = np.where(n_test < least, 0, n_test)
-        n_validation = np.minimum(_amount(validation, counts, "validation"), counts - one - n_test)
+        n_validation = np.minimum(_count_rows(validation, counts, "validation"),
+                                  counts - one - n_test)
         n_train = np.minimum(n_train, counts - n_test - n_validation)
     else:
-        n_validation = np.minimum(_amount(validation, counts, "validation"), counts - n_train)
+        n_validation = np.minimum(_count_rows(validation, counts, "validation"), counts - n_train)
         n_test = counts - n_train - n_validation
     return n_train, n_validation, n_test
 
@@ -68,7 +70,7 @@ def _choose(owner: Ints, counts: Ints, sizes: Parts, strata: Array | None, key: 
     """`key`: (n_rows,) numbers that order the rows; `phase`: of each part, a number from 0 to size
     - 1 per user.
     """
-    left = _order(owner, strata, key, len(counts))
+    left = _order_rows(owner, strata, key, len(counts))
     parts = []
     for part, wanted in enumerate(reversed(sizes)):  # test takes its rows first
         of = owner[left]
@@ -89,7 +91,7 @@ def _choose(owner: Ints, counts: Ints, sizes: Parts, strata: Array | None, key: 
     return parts[2], parts[1], parts[0]
 
 
-def _order(owner: Ints, strata: Array | None, key: Array, n_users: int) -> Ints:
+def _order_rows(owner: Ints, strata: Array | None, key: Array, n_users: int) -> Ints:
     """The rows by owner, stratum and key; to 40 digits of the keys, which are in [0, 1), where one
     number holds all.
     """
@@ -108,7 +110,7 @@ def _mix(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def _amount(amount: Any, counts: Ints, name: str) -> Ints:
+def _count_rows(amount: Any, counts: Ints, name: str) -> Ints:
     """Rows per user that a share (rounded half up) or a number of rows asks for."""
     if isinstance(amount, (int, np.integer)) and not isinstance(amount, bool) and amount >= 0:
         return np.minimum(counts, min(int(amount), 2**62))

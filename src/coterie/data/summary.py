@@ -227,7 +227,7 @@ def summarise(frame: Any, *, user: str | None = None, target: str | None = None,
     InvalidInput : a column that is not there, or one that cannot be used in any table.
     """
     frame = as_frame(frame)
-    chosen = _chosen(list(frame.columns), user, target, features, drop)
+    chosen = _choose_columns(list(frame.columns), user, target, features, drop)
     _check_task(task, target)
     names: list[Any] = list(range(len(frame))) if user is None else row_names(frame[user])
     owned, answers = np.array([name is not None for name in names], dtype=bool), None
@@ -235,15 +235,15 @@ def summarise(frame: Any, *, user: str | None = None, target: str | None = None,
     if target is not None:
         cells = target_cells(frame[target], target, task)
         kept = owned & ~cells.missing
-        answers = _answers(frame[target], cells, owned, task, min_count)
+        answers = _summarise_target(frame[target], cells, owned, task, min_count)
     return TableSummary(user=user, target=target, task=task, named=features is not None, rows=rows,
                         users=len(set(names) - {None}), answers=answers, unnamed=len(frame) - rows,
-                        columns=tuple(_column(frame[name], name, kept, min_count)
+                        columns=tuple(_summarise_column(frame[name], name, kept, min_count)
                                       for name in chosen))
 
 
-def _chosen(columns: list[str], user: str | None, target: str | None,
-            features: Iterable[str] | str | None, drop: Iterable[str] | str) -> list[str]:
+def _choose_columns(columns: list[str], user: str | None, target: str | None,
+                    features: Iterable[str] | str | None, drop: Iterable[str] | str) -> list[str]:
     """The columns to use as features."""
     used = [name for name in (user, target) if name is not None]
     given = (None if features is None else [features] if isinstance(features, str)
@@ -275,7 +275,7 @@ def _check_task(task: str, target: str | None) -> None:
                            remedy="Name its column: --target COLUMN")
 
 
-def _column(series: Any, name: str, kept: Flags, min_count: int) -> ColumnSummary:
+def _summarise_column(series: Any, name: str, kept: Flags, min_count: int) -> ColumnSummary:
     """Facts about a feature; numbers beyond all bounds and columns of lists and the like are
     refused.
     """
@@ -287,14 +287,14 @@ def _column(series: Any, name: str, kept: Flags, min_count: int) -> ColumnSummar
         check_size(np.where(cells.missing, 0.0, cells.values), name)
     present = kept & ~cells.missing
     levels = (count_levels(cells, present).pooled(MOST_TEXTS, min_count) if cells.kind == "text"
-              else _few(_as_written(series, cells), present, MOST_LEVELS, min_count))
-    return ColumnSummary(name=name, kind=cells.kind, written=cells.written,
-                         integer=cells.dtype == "int", rows=int(kept.sum()),
-                         missing=int((kept & cells.missing).sum()), levels=levels,
-                         numbers=_numbers(cells, present), order=_order(name, cells))
+              else _count_few(_read_levels(series, cells), present, MOST_LEVELS, min_count))
+    return ColumnSummary(
+        name=name, kind=cells.kind, written=cells.written, integer=cells.dtype == "int",
+        rows=int(kept.sum()), missing=int((kept & cells.missing).sum()), levels=levels,
+        numbers=_summarise_numbers(cells, present), order=_summarise_order(name, cells))
 
 
-def _as_written(series: Any, cells: Cells) -> Cells | None:
+def _read_levels(series: Any, cells: Cells) -> Cells | None:
     """The cells as texts where they can be levels: of texts, integers and truth values."""
     if cells.written:
         return read_cells(series, parse=False)
@@ -303,7 +303,7 @@ def _as_written(series: Any, cells: Cells) -> Cells | None:
             else None)
 
 
-def _few(cells: Cells | None, present: Flags, most: int, min_count: int) -> Levels:
+def _count_few(cells: Cells | None, present: Flags, most: int, min_count: int) -> Levels:
     """The levels if there are at most so many, else only their number; None are values that cannot
     be levels.
     """
@@ -330,7 +330,7 @@ def count_levels(cells: Cells, present: Flags) -> Levels:
     return Levels(counts={text(v): int(n) for v, n in zip(values, counts, strict=True)})
 
 
-def _numbers(cells: Cells, present: Flags, median: bool = False) -> Numbers | None:
+def _summarise_numbers(cells: Cells, present: Flags, median: bool = False) -> Numbers | None:
     if cells.kind in ("text", "empty", "other") or not present.any():
         return None
     values = cells.values[present]
@@ -341,7 +341,7 @@ def _numbers(cells: Cells, present: Flags, median: bool = False) -> Numbers | No
                    integers=bool((values == np.floor(values)).all()))
 
 
-def _order(name: str, cells: Cells) -> RowOrder:
+def _summarise_order(name: str, cells: Cells) -> RowOrder:
     n, values = len(cells.values), cells.values
     suggests = name in UNNAMED or COUNTER.fullmatch(name) is not None
     if cells.missing.any() or cells.kind not in ("text", "number") or not n:
@@ -381,7 +381,8 @@ def target_cells(series: Any, name: str, task: str) -> Cells:
     return cells
 
 
-def _answers(series: Any, cells: Cells, owned: Flags, task: str, min_count: int) -> ColumnSummary:
+def _summarise_target(series: Any, cells: Cells, owned: Flags, task: str,
+                      min_count: int) -> ColumnSummary:
     """Facts about the target; texts that are all numbers are both, until all nodes are known."""
     kind, present, numbers = cells.kind, owned & ~cells.missing, cells
     if cells.kind == "text" and task == "auto":
@@ -395,11 +396,11 @@ def _answers(series: Any, cells: Cells, owned: Flags, task: str, min_count: int)
         most = MOST_VALUES if (values == np.floor(values)).all() else 2
     else:
         most = MOST_CLASSES
-    return ColumnSummary(name=series.name, kind=kind, written=cells.written,
-                         integer=cells.dtype == "int",
-                         rows=int(owned.sum()), missing=int((owned & cells.missing).sum()),
-                         levels=_few(cells, present, most, min_count),
-                         numbers=_numbers(numbers, present, median=True), order=RowOrder())
+    return ColumnSummary(
+        name=series.name, kind=kind, written=cells.written, integer=cells.dtype == "int",
+        rows=int(owned.sum()), missing=int((owned & cells.missing).sum()),
+        levels=_count_few(cells, present, most, min_count),
+        numbers=_summarise_numbers(numbers, present, median=True), order=RowOrder())
 
 
 def leave_out(name: str) -> str:

@@ -176,7 +176,7 @@ class Users(Participants):
         """Position of the user that owns each row, (n_samples,)."""
         return freeze(np.repeat(np.arange(self.n_users), self.counts))
 
-    def _taken(self, chosen: Ints) -> Users:
+    def _take_positions(self, chosen: Ints) -> Users:
         counts = self.counts[chosen]
         # Within one user, old and new row numbers differ by the difference of the user's two
         # starts.
@@ -228,13 +228,13 @@ class Users(Participants):
         >>> Users.from_arrays([[1.0, 0.2], [0.5, 1.1]], [1, -1], ["ann", "bob"])
         Users(2 users, 2 samples, 2 features, targets)
         """
+        # 1. Two dimensions, and the names of the columns.
         X = X.collect() if hasattr(X, "collect") else X
         array: Any = None if hasattr(X, "columns") else as_array(X, "X")
         if array is not None and array.ndim != 2:
             raise InvalidInput("X must have two dimensions, samples by features, got shape "
-                               f"{array.shape}", remedy=(
-                "Pass X.reshape(-1, 1) for one feature" if array.ndim < 2
-                                                         else "Pass X.reshape(len(X), -1)"))
+                               f"{array.shape}", remedy="Pass X.reshape(-1, 1) for one feature"
+                               if array.ndim < 2 else "Pass X.reshape(len(X), -1)")
         columns = ([f"x{j}" for j in range(array.shape[1])] if array is not None
                    else list(map(str, X.columns)))
         labels = columns if feature_names is None else list(map(str, feature_names))
@@ -243,6 +243,7 @@ class Users(Participants):
         if n == 0 or not columns:
             raise InvalidInput(f"At least one row and one feature are needed, got {n} rows and "
                                f"{len(columns)} columns")
+        # 2. One owner and one target for each row.
         rows = Rows(tuple(range(n)), np.arange(n)) if user is None else group(user)
         targets = None if y is None else as_array(y, "y")
         if targets is not None and targets.shape[1:] == (1,):
@@ -258,6 +259,7 @@ class Users(Participants):
         if len(labels) != len(columns):
             raise InvalidInput(f"X has {len(columns)} columns and feature_names has {len(labels)} "
                                "values")
+        # 3. Finite numbers only.
         if targets is not None:
             targets = as_numbers(y, "y", rows, getattr(y, "name", None), ENCODE_TARGET)
         if array is None or array.dtype.kind not in "biuf":
@@ -265,10 +267,10 @@ class Users(Participants):
                          strict=True)
             array = np.column_stack([as_numbers(values, "X", rows, label, ENCODE)
                                      for values, label in series])
-        # a long double beyond float64 becomes inf, which the check names.
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # a long double becomes inf, which the check names
             array = array.astype(np.float64, copy=False)
         check_finite(array, "X", rows, labels)
+        # 4. The rows of each user together, in their order.
         order = np.argsort(rows.codes, kind="stable")
         return cls(np.take(array, order, axis=0), None if targets is None else targets[order],
                    offsets_of(np.bincount(rows.codes)), rows.names, tuple(labels))

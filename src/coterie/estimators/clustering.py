@@ -105,13 +105,13 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         users = Users.from_arrays(X, feature_names=getattr(self, "feature_names_in_", None))
         fitted = fit_quietly(users, settings_of(self, "clustering"))
         if wanted is not None:
-            fitted = _with_clusters(fitted, wanted)
+            fitted = _choose_clusters(fitted, wanted)
         keep(self, fitted)
         self.cluster_centers_ = fitted.units.coefficients(fitted.centres)[..., 0]
         return self
 
 
-def _with_clusters(fitted: Fit, n_clusters: int) -> Fit:
+def _choose_clusters(fitted: Fit, n_clusters: int) -> Fit:
     """At the least lam with at most so many clusters; where the path steps over the number, the
     step is halved.
     """

@@ -79,7 +79,7 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
         """Fit to checked rows, and targets as numbers."""
         columns = getattr(self, "feature_names_in_", None)
         self._check_users(users)
-        rows = self._rows(users, len(X))
+        rows = self._group_rows(users, len(X))
         data = Users.from_arrays(X, y, [rows.names[i] for i in rows.codes], feature_names=columns)
         # The model of a user with one class is determined by its group.
         with warnings.catch_warnings():
@@ -125,11 +125,11 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
         ('new',)
         """
         check_is_fitted(self)
-        X, users = self._with_owners(X, users)
+        X, users = self._split_owners(X, users)
         if users is None:
             raise InvalidInput("newcomers need names", remedy="Give users, the owner of each row")
         X, y = self._checked(X, y, reset=False)
-        rows = self._rows(users, len(X))
+        rows = self._group_rows(users, len(X))
         known = sorted(set(rows.names) & set(self.users_), key=rows.names.index)
         if known:
             raise InvalidInput("newcomers must not be among the users of fit",
@@ -150,7 +150,7 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
         tags._skip_test = self.no_users == "error"  # scikit-learn's checks give no users
         return tags
 
-    def _with_owners(self, X: Any, users: Any) -> tuple[Any, Any]:
+    def _split_owners(self, X: Any, users: Any) -> tuple[Any, Any]:
         """X without its user column, and the owner of each row: as given, from this column, or
         None.
         """
@@ -190,7 +190,7 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
                                "models of this "
                                "cross-validation cannot be scored", remedy=GIVE_USERS)
 
-    def _rows(self, users: Any, n_rows: int, predicting: bool = False) -> Rows:
+    def _group_rows(self, users: Any, n_rows: int, predicting: bool = False) -> Rows:
         """The owner of each row; without users all rows are those of one user, unless a fit knows
         several.
         """
@@ -205,12 +205,13 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
                                remedy="Pass one name per row")
         return rows
 
-    def _with_models(self, X: Any, users: Any) -> tuple[Array, Array]:
+    def _find_models(self, X: Any, users: Any) -> tuple[Array, Array]:
         """Checked rows, and (n_rows, dim) the model of each one's user."""
         check_is_fitted(self)
-        X, users = self._with_owners(X, users)
+        X, users = self._split_owners(X, users)
         X = validate_data(self, X, reset=False, dtype=np.float64)
-        rows, names = self._rows(users, len(X), predicting=True), [*self.users_, *self.newcomers_]
+        rows, names = self._group_rows(users, len(X),
+                                       predicting=True), [*self.users_, *self.newcomers_]
         known = np.vstack([self.fit_.models, *self.newcomers_.values()])
         models, index = models_by_name(rows.names, names, known, self.fit_.together)
         unknown = [] if users is None else [rows.names[i] for i in np.flatnonzero(index < 0)]
@@ -320,7 +321,7 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
         >>> PersonalizedClassifier(n_lams=4).fit(X, y, users=shops).users_.tolist()
         ['a', 'b']
         """
-        X, users = self._with_owners(X, users)
+        X, users = self._split_owners(X, users)
         X, codes = self._checked(X, y, reset=True)
         return self._fit(X, codes, users, "classification")
 
@@ -348,7 +349,7 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
         >>> model.decision_function([[9.0]], users=["a"]) > 0
         array([ True])
         """
-        rows, models = self._with_models(X, users)
+        rows, models = self._find_models(X, users)
         t = self.fit_.units.margins(rows, models)
         return t[:, 1] - t[:, 0] if t.ndim == 2 and t.shape[1] == 2 else t
 
@@ -404,7 +405,7 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
         >>> model.predict_proba([[9.0]], users=["a"]).shape
         (1, 2)
         """
-        rows, models = self._with_models(X, users)
+        rows, models = self._find_models(X, users)
         return self.fit_.units.probabilities(rows, models)
 
     def score(self, X: Any, y: Any, users: Any = None, *, sample_weight: Any = None) -> float:
@@ -505,7 +506,7 @@ class PersonalizedRegressor(RegressorMixin, Personalized):  # type: ignore[misc]
         >>> PersonalizedRegressor(n_lams=4).fit(X, y, users=shops).users_.tolist()
         ['a', 'b']
         """
-        X, users = self._with_owners(X, users)
+        X, users = self._split_owners(X, users)
         X, y = self._checked(X, y, reset=True)
         return self._fit(X, y, users, "counts" if self.loss == "poisson" else "regression")
 
@@ -532,7 +533,7 @@ class PersonalizedRegressor(RegressorMixin, Personalized):  # type: ignore[misc]
         >>> model.predict([[4.0]], users=["a"]).round(1).tolist()
         [9.0]
         """
-        rows, models = self._with_models(X, users)
+        rows, models = self._find_models(X, users)
         return self.fit_.units.predict(rows, models)
 
     def score(self, X: Any, y: Any, users: Any = None, *, sample_weight: Any = None) -> float:

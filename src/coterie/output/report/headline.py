@@ -58,23 +58,25 @@ def headline(source: Fit | Path | Solution, labels: Ints, task: str,
         None for what is not known.
     """
     if not isinstance(source, Fit):
-        return {"found": _found("", labels, noun), "better": None,
-                "helps": _federated(source, task), "sure": None}
+        return {"found": _describe_groups("", labels, noun), "better": None,
+                "helps": _describe_federation(source, task), "sure": None}
     kind, scores = "" if source.settings.task == "clustering" else source.kind, source.scores
     if len(labels) == 1:
         helps = (None if scores is None else f"On {many(scores.n_rows, 'held-out row')}, the "
                  f"{scores.metric} is {scores.text(scores.fitted[0], 3)}.")
-        return {"found": _found(kind, labels, noun), "better": None, "helps": helps, "sure": None}
+        return {"found": _describe_groups(kind, labels, noun), "better": None, "helps": helps,
+                "sure": None}
     if scores is None:
         unknown = ("No rows were held out, so it is not known whether sharing helps." if kind
                    else None)
-        return {"found": _found(kind, labels, noun), "better": None, "helps": unknown,
-                "sure": _sure(source)}
-    return {"found": _found(kind, labels, noun), "better": _better(source.kind, scores),
-            "helps": _helps(source.kind, scores), "sure": _sure(source)}
+        return {"found": _describe_groups(kind, labels, noun), "better": None, "helps": unknown,
+                "sure": _describe_certainty(source)}
+    return {"found": _describe_groups(kind, labels, noun),
+            "better": _count_better(source.kind, scores),
+            "helps": _describe_scores(source.kind, scores), "sure": _describe_certainty(source)}
 
 
-def _found(kind: str, labels: Ints, noun: str) -> str:
+def _describe_groups(kind: str, labels: Ints, noun: str) -> str:
     sizes = np.bincount(labels)
     n, k = many(len(labels), noun), len(sizes)
     if kind == "personal":
@@ -95,18 +97,18 @@ def _found(kind: str, labels: Ints, noun: str) -> str:
     return f"{many(k, 'group')} among {n} ({listed}){end}."
 
 
-def _gains(kind: str, scores: Scores) -> Array:
+def _compute_gains(kind: str, scores: Scores) -> Array:
     """(n_judged,) what users gain over models from own rows; where they have these, over one model
     for all.
     """
     return scores.gains_over(scores.together if kind == "alone" else scores.alone)
 
 
-def _better(kind: str, scores: Scores) -> str:
+def _count_better(kind: str, scores: Scores) -> str:
     """For how many users predictions are better; worse, or neither clearly better nor worse, where
     that is so.
     """
-    gains = _gains(kind, scores)
+    gains = _compute_gains(kind, scores)
     gain, error = mean_and_error(gains)
     other = "one model for all" if kind == "alone" else "a model from the user's own rows"
     counts = {"better": int((gains > 0).sum()), "equally well": int((gains == 0).sum()),
@@ -126,7 +128,7 @@ def _better(kind: str, scores: Scores) -> str:
             f"{users}{more}.")
 
 
-def _helps(kind: str, scores: Scores) -> str:
+def _describe_scores(kind: str, scores: Scores) -> str:
     """How good the models are on held-out rows, and how many users are worse off."""
     alone = kind == "alone"
     means = [scores.text(float(np.nanmean(m)), 3) for m in (scores.fitted, scores.alone,
@@ -136,8 +138,8 @@ def _helps(kind: str, scores: Scores) -> str:
     sentences = [f"On {many(scores.n_rows, 'held-out row')}, the {scores.metric} is {means[0]} on "
                  "average over users, instead of "
                  f"{' and '.join(others)}{'' if scores.larger else ' (smaller is better)'}.",
-                 _gain(scores, "one model for all" if alone else "own models",
-                       *mean_and_error(_gains(kind, scores)))]
+                 _describe_gain(scores, "one model for all" if alone else "own models",
+                                *mean_and_error(_compute_gains(kind, scores)))]
     if len(scores.worse) and not alone:
         worse = int(scores.worse.sum())
         sentences.append(f"{f'{worse:,}' if worse else 'No'} user{'s are' if worse > 1 else ' is'} "
@@ -145,7 +147,7 @@ def _helps(kind: str, scores: Scores) -> str:
     return " ".join(filter(None, sentences))
 
 
-def _gain(scores: Scores, other: str, gain: float, error: float) -> str:
+def _describe_gain(scores: Scores, other: str, gain: float, error: float) -> str:
     """The gain over other models, with its standard error and what that means."""
     if not np.isfinite(error):
         return ""
@@ -160,7 +162,7 @@ def _gain(scores: Scores, other: str, gain: float, error: float) -> str:
             f"{sure}: {chance}.")
 
 
-def _sure(fit: Fit) -> str:
+def _describe_certainty(fit: Fit) -> str:
     stability, compared, kind = fit.stability, fit.compared, fit.kind
     if stability is not None:
         again = ""
@@ -189,7 +191,7 @@ def _sure(fit: Fit) -> str:
     return f"{best}, {KIND_NAMES[name]}, is worse by more than chance ({values})."
 
 
-def _federated(source: Path | Solution, task: str) -> str | None:
+def _describe_federation(source: Path | Solution, task: str) -> str | None:
     """How many held-out rows are right, where users of a federation have said so."""
     account = source.account if isinstance(source, Solution) else None
     scores = None if account is None else account.scores

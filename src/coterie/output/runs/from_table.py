@@ -102,7 +102,7 @@ def _in_folder(run: Path, users: Users, settings: Settings, progress: FitProgres
                resume: bool, recipe: Recipe, table: TableSource, began: float) -> Fit:
     """The fit, saved; finished parts are kept in the folder meanwhile."""
     parts = StoredParts(run, {**asdict(table), **asdict(settings)}, resume=resume)
-    with _nothing_left_of_a_refusal(parts, run):
+    with _clean_up_after_refusal(parts, run):
         fitted = replace(fit(users, settings, progress=progress, store=parts), recipe=recipe,
                          table=table)
     with one_blas_thread():
@@ -126,7 +126,7 @@ def _read(data: Any, read: Callable[[], tuple[Recipe, Users]]) -> tuple[Recipe, 
         return read()
     try:
         check_readable(data)  # imports what writes the results
-        _load(small=Path(data).stat().st_size <= _SMALL)
+        _load_compiled_code(small=Path(data).stat().st_size <= _SMALL)
         if not beside.wait_for("table"):  # for the error that it met
             return read()
         beside.warn_again("table")
@@ -136,7 +136,7 @@ def _read(data: Any, read: Callable[[], tuple[Recipe, Users]]) -> tuple[Recipe, 
         beside.end()
 
 
-def _load(*, small: bool) -> None:
+def _load_compiled_code(*, small: bool) -> None:
     """Import and load what a fit needs, once for this process and its copies."""
     import scipy.cluster.hierarchy  # noqa: F401, for the search
 
@@ -163,7 +163,7 @@ def _free_folder(run: Path, data: Any, *, resume: bool, overwrite: bool) -> Path
 
 
 @contextlib.contextmanager
-def _nothing_left_of_a_refusal(parts: StoredParts, run: Path) -> Iterator[None]:
+def _clean_up_after_refusal(parts: StoredParts, run: Path) -> Iterator[None]:
     """Where the data cannot be used there is nothing to continue, and the folder is left as it was.
     """
     try:

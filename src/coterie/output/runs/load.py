@@ -154,7 +154,7 @@ class Run(PredictsRows):
         """(n_users, n_features + 1, outputs) the models in the units given; see
         `Units.coefficients`.
         """
-        return self._required(self.units).coefficients(self.models)
+        return self._require(self.units).coefficients(self.models)
 
     @property
     def path(self) -> list[dict[str, Any]]:
@@ -169,7 +169,7 @@ class Run(PredictsRows):
             raise InvalidInput(f"{self.folder} holds no path",
                                remedy="Give the folder of `coterie fit` or `coterie path`")
         with (self.folder / "path.csv").open(newline="", encoding="utf-8") as file:
-            return [{name: _value(cell) for name, cell in row.items()}
+            return [{name: _parse_cell(cell) for name, cell in row.items()}
                     for row in csv.DictReader(file)]
 
     def to_frame(self) -> Any:
@@ -198,7 +198,7 @@ class Run(PredictsRows):
                            [f"m{k}" for k in range(self.models.shape[1])])
 
     def _predictor(self) -> Predictor:
-        return Predictor(units=self._required(self.units), recipe=self.recipe, names=self.names,
+        return Predictor(units=self._require(self.units), recipe=self.recipe, names=self.names,
                          models=self.models, labels=self.labels, together=self.together,
                          fingerprint=self.info.get("fingerprint", ""))
 
@@ -223,10 +223,11 @@ class Run(PredictsRows):
         ------
         InvalidInput : the table has other users, or files of the run are damaged.
         """
-        settings = self._required(self.settings)
+        settings = self._require(self.settings)
         # The certificate is about what was released, whatever the rows are.
         if "privacy" in self.info:
             return _certify_released(self, settings.tol)
+        # 1. The rows of the run's users.
         given, data = data, self.info["settings"].get("data") or None if data is None else data
         if data is None and "n_rounds" in self.info:
             raise InvalidInput("The rows of this federation stayed with its users, who answered "
@@ -242,22 +243,24 @@ class Run(PredictsRows):
                                "run", remedy="Give the table the run was made from")
         if "kind" in self.info:  # older versions used all rows
             users, _ = without_far_targets(users, settings)
+        # 2. The problem, built again.
         units = learn_units(users, settings)
         loss = units.loss
         if self.covariance is not None:
             loss = Personal(loss, covariance=self.covariance,
                             scale="rows" if self.scale is None else self.scale)
         problem = Problem(units.inner(users), loss, self.lam, self.graph)
-        models, groups = self._models_csv(units)
+        # 3. What the folder says: models and groups in models.csv, and run.json.
+        models, groups = self._read_models_csv(units)
         # Older versions wrote the models of the problem.
         solved = self.solved if "kind" in self.info else models
         expected = (models if solved is models
                     else handed_out(loss, problem.samples, self.labels, settings.count))
         same_models = (bool(np.allclose(models, expected, rtol=_SAME, atol=_SAME))
-                       or _as_good(problem, models, expected))
-        same_claims = np.array_equal(groups, self.labels) \
-            and self.info["n_clusters"] == self.n_clusters and self.info["lam"] == self.lam \
-            and self.info.get("kind", kind_of(loss, self.labels)) == kind_of(loss, self.labels)
+                       or _are_as_good(problem, models, expected))
+        kind, info = kind_of(loss, self.labels), self.info
+        same_claims = (np.array_equal(groups, self.labels) and info["n_clusters"] == self.n_clusters
+                       and info["lam"] == self.lam and info.get("kind", kind) == kind)
         same_data = (fingerprint(data) == self.info["fingerprint"]
                      if isinstance(data, (str, PathLike)) else None)
         return RunCertificate.of(problem, solved, settings.tol, same_claims=same_claims,
@@ -316,7 +319,7 @@ class Run(PredictsRows):
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(f"{file} holds no report: {error}", remedy=AGAIN) from error
 
-    def _required(self, part: T | None) -> T:
+    def _require(self, part: T | None) -> T:
         """A part that every fit has."""
         if part is None:
             raise InvalidInput(f"{self.folder} is not a run of `coterie fit`",
@@ -336,7 +339,7 @@ class Run(PredictsRows):
         with located(row_place(data, separator)):
             return self.recipe.encode(frame)
 
-    def _models_csv(self, units: Units) -> tuple[Array, Ints]:
+    def _read_models_csv(self, units: Units) -> tuple[Array, Ints]:
         """models.csv in the solver's units, in the order of `names`, and its groups."""
         file, names = self.folder / "models.csv", [str(name) for name in self.names]
         try:
@@ -401,7 +404,7 @@ def load_run(folder: str | PathLike[str]) -> Run:
             raise ValueError("its models have two shapes")
         graph = Graph.complete(len(names)) if arrays["pairs"] is None else Graph.from_edges(
             len(names), arrays["pairs"], np.asarray(arrays["weights"]))
-        given |= _parts_of_a_fit(info, solved.shape[1])
+        given |= _read_parts_of_a_fit(info, solved.shape[1])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidInput(f"{folder / 'run.json'} was changed: {error}", remedy=AGAIN) from error
     return Run(folder=folder, info=info, lam=float(arrays["lam"]), names=names, solved=solved,
@@ -409,7 +412,7 @@ def load_run(folder: str | PathLike[str]) -> Run:
                graph=graph, noise=1.0 if noise is None else float(noise), **given)
 
 
-def _parts_of_a_fit(info: dict[str, Any], dim: int) -> dict[str, Any]:
+def _read_parts_of_a_fit(info: dict[str, Any], dim: int) -> dict[str, Any]:
     """Recipe, units, settings and pooled model as far as run.json has them; raises where they
     contradict each other.
     """
@@ -427,7 +430,7 @@ def _parts_of_a_fit(info: dict[str, Any], dim: int) -> dict[str, Any]:
         parts["together"] = np.array(info["pooled"], dtype=float)
         if parts["together"].shape != (dim,):
             raise ValueError("its pooled model has another length")
-        parts["settings"] = _settings(info["settings"])
+        parts["settings"] = _read_settings(info["settings"])
         if not np.isfinite(float(info["lam"])) or not isinstance(info["fingerprint"], str):
             raise ValueError("its lam is no number, or its fingerprint no text")
         if any(isinstance(info[name], (str, list, dict)) for name in ("n_clusters", "gap")):
@@ -435,7 +438,7 @@ def _parts_of_a_fit(info: dict[str, Any], dim: int) -> dict[str, Any]:
     return parts
 
 
-def _settings(asked: dict[str, Any]) -> Settings:
+def _read_settings(asked: dict[str, Any]) -> Settings:
     """The settings in run.json; those of older versions have other names for some."""
     older = {"most": "max_groups"}
     known = {f.name for f in fields(Settings)}
@@ -448,7 +451,7 @@ def _settings(asked: dict[str, Any]) -> Settings:
     return Settings(**{name: value for name, value in given.items() if name in known})
 
 
-def _value(cell: str) -> Any:
+def _parse_cell(cell: str) -> Any:
     """A cell of path.csv: a number where it is one, None where it is empty."""
     for kind in (int, float):
         with contextlib.suppress(ValueError):
@@ -456,7 +459,7 @@ def _value(cell: str) -> Any:
     return cell or None
 
 
-def _as_good(problem: Problem, models: Array, others: Array) -> bool:
+def _are_as_good(problem: Problem, models: Array, others: Array) -> bool:
     """Whether no user's loss tells the models apart. Without a ridge, separated classes have no
     best one.
     """

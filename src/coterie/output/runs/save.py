@@ -115,7 +115,7 @@ def write_run(result: Fit | Solution, folder: Path, *, settings: Mapping[str, An
     coefficients, centres = result.coefficients, result.units.coefficients(result.centres)
     shown = Shown(coefficients.reshape(len(coefficients), -1), centres.reshape(len(centres), -1),
                   model_columns(result.units, classes), result.models, result.centres)
-    write(folder, result.solution, asked, path=_path_columns(result), more=_fit_facts(result),
+    write(folder, result.solution, asked, path=_path_columns(result), more=_describe_fit(result),
           shown=shown, account=result.account)
     if result.account is not None and result.privacy is not None:
         write_released(result.solution.problem, folder)
@@ -178,12 +178,12 @@ def count_groups(result: Fit) -> str:
             f"{users}{', with personal models' * (result.kind == 'personal in groups')}")
 
 
-def _fit_facts(fit: Fit) -> dict[str, Any]:
+def _describe_fit(fit: Fit) -> dict[str, Any]:
     """What run.json says of a fit in addition to its solution."""
     recipe, table = fit.recipe, fit.table
     facts = {"seed": fit.settings.seed, "fingerprint": table.fingerprint if table else "",
              "task": fit.settings.task, "kind": fit.kind, "why": fit.why, "compared": fit.compared,
-             "compared_errors": fit.compared_errors, "scores": _summary(fit.scores),
+             "compared_errors": fit.compared_errors, "scores": _summarise_scores(fit.scores),
              "warnings": list(fit.warnings)}
     if fit.stability is not None:
         facts["stability"] = json_ready({"index": fit.stability.index,
@@ -196,10 +196,10 @@ def _fit_facts(fit: Fit) -> dict[str, Any]:
     if fit.seconds:
         facts |= {"solve_seconds": round(fit.solution.seconds, 3), "seconds": round(fit.seconds, 3)}
     return {**facts, "units": json_ready(fit.units.state()), "pooled": fit.together.tolist(),
-            "libraries": _libraries()}
+            "libraries": _list_libraries()}
 
 
-def _summary(scores: Scores | None) -> dict[str, Any] | None:
+def _summarise_scores(scores: Scores | None) -> dict[str, Any] | None:
     return None if scores is None else {
         "metric": scores.metric, "rows": scores.n_rows, "fit": _mean(scores.fitted),
         "own": _mean(scores.alone), "pooled": _mean(scores.together),
@@ -226,7 +226,7 @@ def _mean(values: Array) -> float | None:
     return mean
 
 
-def _libraries() -> dict[str, str]:
+def _list_libraries() -> dict[str, str]:
     """The versions of the libraries that the numbers depend on."""
     versions = {}
     for name in ("numpy", "scipy", "numba", "scikit-learn", "polars"):
@@ -313,14 +313,14 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
          "features": list(problem.users.feature_names), "own": shown.solver,
          "centres": shown.solver_centres, **_personal_parts(problem)}))
     # 4. run.json last: a folder that has it is complete.
-    info = {**_facts(solution), **_federated_facts(account), "settings": dict(settings),
-            **(more or {})}
+    info = {**_describe_solution(solution), **_describe_federation(account),
+            "settings": dict(settings), **(more or {})}
     write_atomically(folder / "run.json", json.dumps(info, indent=1, ensure_ascii=False,
                                                      default=str).encode())
     return folder
 
 
-def _facts(solution: Solution) -> dict[str, Any]:
+def _describe_solution(solution: Solution) -> dict[str, Any]:
     """What run.json says of a solution."""
     from coterie import __version__
 
@@ -333,7 +333,7 @@ def _facts(solution: Solution) -> dict[str, Any]:
             "seconds": round(solution.seconds, 3)}
 
 
-def _federated_facts(account: Account | None) -> dict[str, Any]:
+def _describe_federation(account: Account | None) -> dict[str, Any]:
     """What run.json says of a federation: rounds, bytes in all and by kind of question, and how
     many took part.
     """
