@@ -23,14 +23,14 @@ from coterie.losses import SquaredHinge
 from coterie.output import report
 from coterie.output.plots import separators
 from coterie.problem.problem import Problem
-from coterie.problem.solution import Record, Solution
+from coterie.problem.solution import Solution
 from coterie.solvers import SOLVERS, solve
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, Opt(help="Folder for the figure and the report; created if "
-                                           "needed.")] = Path("demo"),
+    out: Annotated[Path, Opt(help="Folder for the figure and the report; created if needed."),
+                   ] = Path("demo"),
     lam: Annotated[float, Opt(help="Fusion penalty strength.")] = 0.09,
     seed: Annotated[int, Opt(help="Seed of the data.", min=0)] = 0,
     tol: Annotated[float, Opt(help="Relative duality gap to reach.")] = 1e-8,
@@ -44,18 +44,21 @@ def demo(
     out.mkdir(parents=True, exist_ok=True)
     data = ellipses(seed=seed)
     problem = Problem(data.users, SquaredHinge(ridge=1e-3), lam=lam)
+    # 1. The solution, with its groups and what its models are good for.
     solution, interrupted = _solve(problem, tol, solver)
     console.print(_groups(solution, data))
     alone = problem.loss.local(problem.samples).points
     accuracies = _show_accuracies(solution, alone, data)
+    # 2. The path, as a report.
     page = None
     if lam > 0 and not interrupted:
         with console.status("Solving along lam ...") as status:
             try:
-                page = _write_path_page(solution, tol, data, accuracies, out / "report.html",
-                                        status)
+                page = out / "report.html"
+                _write_path_page(solution, tol, data, accuracies, page, status)
             except KeyboardInterrupt:
-                interrupted = True
+                page, interrupted = None, True
+    # 3. The certificate, and a figure.
     console.print(f"Objective      {solution.objective:.10f}")
     console.print(f"Lower bound    {solution.certificate.bound:.10f}")
     console.print(f"Certified gap  {solution.gap:.1e} (relative), in {solution.seconds:.3f} s")
@@ -80,8 +83,9 @@ def _solve(problem: Problem, tol: float, solver: str) -> tuple[Solution, bool]:
                         "...") as status:
         _announce_compiling()
         try:
-            return solve(problem, tol=tol, solver=solver,
-                         progress=lambda record: status.update(_describe(record))), False
+            return solve(problem, tol=tol, solver=solver, progress=lambda record: status.update(
+                f"pass {record.iteration}: {record.n_clusters} groups, certified gap "
+                f"{record.gap:.1e}")), False
         except Interrupted as stop:
             if stop.best is None:
                 raise
@@ -95,10 +99,6 @@ def _announce_compiling() -> None:
         console.print("Compiling       once on this machine, less than a minute ...")
 
     when_compiling(announce)
-
-
-def _describe(record: Record) -> str:
-    return f"pass {record.iteration}: {record.n_clusters} groups, certified gap {record.gap:.1e}"
 
 
 def _show_accuracies(solution: Solution, alone: Array, data: Dataset) -> tuple[Array, Array]:
@@ -117,7 +117,7 @@ def _show_accuracies(solution: Solution, alone: Array, data: Dataset) -> tuple[A
 
 
 def _write_path_page(solution: Solution, tol: float, data: Dataset, others: tuple[Array, Array],
-                     page: Path, status: Status) -> Path:
+                     page: Path, status: Status) -> None:
     """Solve the path, write its report, and print the range of lam with these groups."""
     problem, lam = solution.problem, solution.lam
     top = lam_max(problem).upper
@@ -137,7 +137,6 @@ def _write_path_page(solution: Solution, tol: float, data: Dataset, others: tupl
     report.write(document, page)
     console.print(f"These groups   for lam from {first.upper:.4f} to {last.lower:.4f}; one group "
                   f"from {top:.4f}")
-    return page
 
 
 def _groups(solution: Solution, data: Dataset) -> Table:

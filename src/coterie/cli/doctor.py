@@ -91,7 +91,7 @@ def installed_extras() -> dict[str, dict[str, str | None]]:
 def compiled_cache() -> dict[str, Any]:
     """Where numba keeps compiled code, and whether it can be written there."""
     given = os.environ.get("NUMBA_CACHE_DIR")
-    folder = Path(given) if given else Path(coterie.__file__).parent / "graph" / "__pycache__"
+    folder = Path(given) if given else Path(coterie.__file__).parent / "solvers" / "__pycache__"
     existing = next(path for path in (folder, *folder.resolve().parents) if path.exists())
     return {"folder": str(folder), "writable": existing.is_dir() and os.access(existing, os.W_OK)}
 

@@ -232,8 +232,8 @@ def _coefficients(full: View, view: View, keep: Ints,
         which.append(largest.tolist())
         rows.append(json_ready(full.coefficients(models)))
         if scaled and full.units is not None:
-            standardized.append(json_ready(full.units.standardized(models).reshape(len(models),
-                                                                                   -1)))
+            rescaled = full.units.standardized(models)
+            standardized.append(json_ready(rescaled.reshape(len(models), -1)))
     return {"names": names, "outputs": outputs, "clusters": rows, "which": which,
             "standardized": standardized or None}
 
@@ -345,7 +345,7 @@ def _federated(source: Any, account: Account, keep: Ints) -> dict[str, Any]:
 def _privacy(said: Any) -> dict[str, Any]:
     """What a private fit promises, and to whom."""
     return {"sentence": f"epsilon = {said.epsilon:g}, delta = {said.delta:g}, for all "
-            f"{said.releases} releases of a " f"user together.",
+            f"{said.releases} releases of a user together.",
             "facts": [["Protected", f"a {said.unit}: nobody can tell from what left a user whether "
                        f"{said.neighbours}, beyond what epsilon and delta allow"],
                       ["Bounds", said.clip], ["Noise", said.noise], ["Trusted", said.trust],
