@@ -170,7 +170,7 @@ def test_the_preconditioner_of_neighbours_is_exact_for_equal_hessians():
     back = engine._precondition(np.broadcast_to(mean, models.shape))  # constant: only the mean Hessian counts
     assert np.allclose(back, vectors.mean(axis=0), rtol=1e-3, atol=1e-3 * np.abs(vectors.mean(axis=0)).max())
     again = engine._precondition(vectors)
-    h = engine.axes @ np.diag(engine.bends) @ engine.axes.T
+    h = engine.axes @ np.diag(engine.stiffnesses) @ engine.axes.T
     assert np.allclose(again @ h + 0.3 * (engine.laplacian @ again), vectors, atol=1e-8)
     assert not np.allclose(again @ h, vectors, atol=1e-3)
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from functools import cache
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -84,10 +83,11 @@ def in_parts(work: Callable[[slice], None], n: int, size: int) -> None:
         for part in parts:
             work(part)
         return
-    contexts = [copy_context() for _ in parts]  # with the floating point settings of this thread
-    for future in [_pool(n_threads()).submit(context.run, work, part)
-                   for context, part in zip(contexts, parts, strict=True)]:
-        future.result()
+    with ThreadPoolExecutor(n_threads(), thread_name_prefix="coterie") as pool:
+        # With the floating point settings of this thread.
+        futures = [pool.submit(copy_context().run, work, part) for part in parts]
+        for future in futures:
+            future.result()
 
 
 @contextmanager
@@ -101,16 +101,6 @@ def one_blas_thread() -> Iterator[None]:
 
     with threadpool_limits(1, "blas"):
         yield
-
-
-@cache
-def _pool(n: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(n, thread_name_prefix="coterie")
-
-
-if hasattr(os, "register_at_fork"):
-    # Threads do not live on in a copy of the process.
-    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 #: Libraries with threads of their own that a copy of the process would wait for.

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -329,18 +328,6 @@ class Path:
                 below, above = (below, between) if reached(between) else (between, above)
         _warn(solved, self.tol, stacklevel=4)
         return Bracket(below.lam, above.lam)
-
-
-class InNotebook:
-    """The notebook view of a result with `solution`, `shown_path`, `scores`, `warnings` and `why`.
-    """
-
-    def _repr_html_(self: Any) -> str:
-        texts = [self.why, *([] if self.scores is None else [str(self.scores)])]
-        warnings = "".join(f"<p><strong>Warning:</strong> {escape(s)}</p>" for s in self.warnings)
-        return self.solution._repr_html_() + warnings + "".join(f"<p>{escape(s)}</p>"
-            for s in texts) \
-            + self.shown_path._repr_html_()
 
 
 def _root(parent: dict[int, int], item: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from html import escape
 from os import PathLike
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple, Self
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from coterie.base.errors import InvalidInput
 from coterie.base.labels import group_means
 from coterie.base.types import Array, Flags, Indices, Ints
-from coterie.convex.path import InNotebook, Path
+from coterie.convex.path import Path
 from coterie.data.encoding import Recipe
 from coterie.data.users import Users
 from coterie.fitting.kinds import Kind, group_centres, kind_of
@@ -67,7 +68,7 @@ WRITERS: dict[str, Callable[..., FilePath]] = {}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Fit(Accounted, InNotebook, PredictsRows):
+class Fit(Accounted, PredictsRows):
     """A fit, and what can be done with it. `coterie.load_run` gives a `Run`, which can do the same.
 
     Parameters
@@ -160,6 +161,13 @@ class Fit(Accounted, InNotebook, PredictsRows):
         points = (self.settings.task == "clustering"
                   and int(self.solution.problem.users.data.sizes.max()) == 1)
         return "point" if points else "user"
+
+    def _repr_html_(self) -> str:
+        """The view in a notebook."""
+        texts = [self.why, *([] if self.scores is None else [str(self.scores)])]
+        lines = [f"<p><strong>Warning:</strong> {escape(s)}</p>" for s in self.warnings]
+        lines += [f"<p>{escape(s)}</p>" for s in texts]
+        return self.solution._repr_html_() + "".join(lines) + self.shown_path._repr_html_()
 
     @property
     def shown_path(self) -> Path:

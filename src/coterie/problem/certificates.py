@@ -132,8 +132,8 @@ def potential_slopes(problem: Problem, models: Array, potentials: Array) -> Arra
     labels = labels_of(models)
     across = pull_between(problem, labels, models)
     flow = np.empty_like(models)
-    kernels.member_flow(np.ascontiguousarray(potentials), *by_cluster(labels), _radius(problem),
-                        flow)
+    radius = float(problem.radii[:1].sum())
+    kernels.member_flow(np.ascontiguousarray(potentials), *by_cluster(labels), radius, flow)
     return -(across + flow)
 
 
@@ -147,19 +147,15 @@ def pull_between(problem: Problem, labels: Ints, models: Array) -> Array:
     w = models[np.unique(labels, return_index=True)[1]]
     pull = np.empty_like(w)
     kernels.cluster_pull(w, counts, 0.0, w, pull, np.empty(len(w)))
-    return _radius(problem) * (pull / counts[:, None])[labels]
+    return float(problem.radii[:1].sum()) * (pull / counts[:, None])[labels]
 
 
 def by_cluster(labels: Ints) -> tuple[Ints, Ints]:
     """Users in the order of their clusters, and where in it each cluster starts (and the last one
     ends).
     """
-    return np.argsort(labels, kind="stable"), \
-        np.concatenate([[0], np.cumsum(np.bincount(labels))]).astype(np.int64)
-
-
-def _radius(problem: Problem) -> float:
-    return float(problem.radii[0]) if problem.graph.n_edges else 0.0
+    starts = np.concatenate([[0], np.cumsum(np.bincount(labels))]).astype(np.int64)
+    return np.argsort(labels, kind="stable"), starts
 
 
 def _feasible(duals: Array, radii: Array) -> Array:
@@ -197,9 +193,9 @@ def answers_of(loss: Loss, samples: Samples, models: Array, slopes: Array, about
     with np.errstate(over="ignore", invalid="ignore"):
         values, gradients, _ = loss.evaluate(samples, models, 1, users)
         residuals = np.linalg.norm(gradients - slopes, axis=1)
-        duals = loss.dual_bounds(samples, slopes, models, users,
-                                 about) if enough == 0 or users is not None else \
-            loss.rough_bounds(samples, slopes, models, about, enough)
+        exact = enough == 0 or users is not None
+        duals = loss.dual_bounds(samples, slopes, models, users, about) if exact \
+            else loss.rough_bounds(samples, slopes, models, about, enough)
         sizes = loss.sizes(samples) if users is None else loss.sizes(samples)[users]
         # The loss at the mean model, too, does not depend on the origin; where models are far apart
         # it can be infinite.

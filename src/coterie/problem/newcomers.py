@@ -96,9 +96,8 @@ def join(problem: Problem, models: Array, labels: Ints, newcomers: Users,
     """
     if newcomers.n_features != problem.users.n_features:
         raise InvalidInput(f"the models were fitted on {problem.users.n_features} features, these "
-                           "users have "
-                           f"{newcomers.n_features}", remedy="Give the same columns in the same "
-                               "order")
+                           f"users have {newcomers.n_features}",
+                           remedy="Give the same columns in the same order")
     if weight is None:
         weight = 2.0 * float(problem.graph.weights.sum()) / max(problem.n_users - 1, 1) \
             / problem.n_users
@@ -127,8 +126,8 @@ def _samples(problem: Problem, newcomers: Users) -> Samples:
     return problem.loss.prepare(newcomers)
 
 
-def _at_anchors(problem: Problem, samples: Samples, anchors: Array, pulls: Array) -> tuple[Array,
-        Ints, Array]:
+def _at_anchors(problem: Problem, samples: Samples, anchors: Array,
+                pulls: Array) -> tuple[Array, Ints, Array]:
     """For each newcomer the anchor that is its solution, or otherwise the best anchor to start
     from.
     """
@@ -140,9 +139,8 @@ def _at_anchors(problem: Problem, samples: Samples, anchors: Array, pulls: Array
     best, value = np.zeros(n, dtype=np.int64), np.full(n, np.inf)
     clusters, slack = np.full(n, -1, dtype=np.int64), np.full(n, -np.inf)
     for a in range(k):
-        values, gradients, _ = problem.loss.evaluate(samples,
-                                                     np.broadcast_to(anchors[a],
-            (n, anchors.shape[1])), 1)
+        there = np.broadcast_to(anchors[a], (n, anchors.shape[1]))
+        values, gradients, _ = problem.loss.evaluate(samples, there, 1)
         force = np.linalg.norm(gradients + toward[a], axis=1)
         margin = 1.0 - force / max(pulls[a], 1e-300) if pulls[a] > 0 else np.where(force <= 0, 0.0,
             -np.inf)
@@ -182,8 +180,8 @@ def _own_models(problem: Problem, samples: Samples, anchors: Array, pulls: Array
 
     nearest = start[unassigned]
     gradient = evaluate(np.arange(unassigned.size), nearest + 1e-9, 1)[1]
-    spread = float(np.abs(anchors - anchors.mean(axis=0)).max()) + float(np.abs(nearest).max()) \
-        + 1e-12
+    apart = float(np.abs(anchors - anchors.mean(axis=0)).max())
+    spread = apart + float(np.abs(nearest).max()) + 1e-12
     # Move away from the anchor, against the gradient that remains after the pull of the anchor.
     size = 1e-3 * spread / np.maximum(np.linalg.norm(gradient, axis=1, keepdims=True), 1e-300)
     return minimise(evaluate, nearest - size * gradient).points

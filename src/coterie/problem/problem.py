@@ -130,14 +130,6 @@ class Problem:
         Raises
         ------
         InvalidInput : lam is not a finite number >= 0.
-
-        Example
-        -------
-        >>> import coterie as ct
-        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(),
-        ...                      lam=0.5)
-        >>> problem.with_lam(2.0).lam
-        2.0
         """
         other = copy.copy(self)
         object.__setattr__(other, "lam", check_lam(lam))
@@ -205,14 +197,6 @@ class Problem:
         Returns
         -------
         (n_users, dim) grad f_i(models_i).
-
-        Example
-        -------
-        >>> import coterie as ct
-        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(),
-        ...                      lam=0.5)
-        >>> problem.gradients(np.array([[1.0], [2.0]])).tolist()
-        [[1.0], [0.0]]
         """
         return self.loss.gradients(self.samples, models)
 
@@ -226,14 +210,6 @@ class Problem:
         Returns
         -------
         (n_users, dim, dim).
-
-        Example
-        -------
-        >>> import coterie as ct
-        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(),
-        ...                      lam=0.5)
-        >>> problem.hessians(np.array([[1.0], [2.0]])).tolist()
-        [[[1.0]], [[1.0]]]
         """
         return self.loss.hessians(self.samples, models)
 
@@ -248,14 +224,6 @@ class Problem:
         Returns
         -------
         (n_users,) bounds on f_i*(slopes_i); +inf if it is not finite.
-
-        Example
-        -------
-        >>> import coterie as ct
-        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(),
-        ...                      lam=0.5)
-        >>> problem.conjugates(problem.gradients(np.array([[1.0], [2.0]]))).round(6).tolist()
-        [0.5, 0.0]
         """
         return self.loss.conjugates(self.samples, slopes, start)
 
@@ -294,14 +262,6 @@ class Problem:
         Raises
         ------
         InvalidInput : another shape, or numbers that are not finite.
-
-        Example
-        -------
-        >>> import coterie as ct
-        >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [2.0]]), ct.SquaredDistance(),
-        ...                      lam=0.5)
-        >>> problem.check_models([[1], [2]]).tolist()
-        [[1.0], [2.0]]
         """
         array = np.ascontiguousarray(models, dtype=float)
         if array.shape != (self.n_users, self.dim):

@@ -305,8 +305,7 @@ def _blocks(inverses, r, out):
 
 @njit(cache=True, **_FAST)
 def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s, shrink, radius,
-           rates, first, second,
-           relax, forces, steps):
+           rates, first, second, relax, forces, steps):
     """`steps` iterations on a list of edges with any Hessians, by block-Jacobi preconditioned
     conjugate gradients.
 

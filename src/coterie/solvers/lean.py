@@ -98,21 +98,20 @@ class Lean:
                         np.zeros((problem.n_users, problem.dim)))
         return problem.loss.prox(problem.samples, None, 1e-6, pooled).points
 
-    def _descend(self, problem: Problem, models: Array, closeness: float, tol: float) -> tuple[Ints,
-            Array]:
+    def _descend(self, problem: Problem, models: Array, closeness: float,
+                 tol: float) -> tuple[Ints, Array]:
         from coterie.problem import edges as kernels
 
-        labels = labels_of(models)
-        w, radius = group_means(models, labels), float(problem.radii[0]) if problem.graph.n_edges \
-            else 0.0
+        labels, radius = labels_of(models), float(problem.radii[:1].sum())
+        w = group_means(models, labels)
         spread = float(np.linalg.norm(models - models.mean(axis=0), axis=1).max()) + 1e-300
         value = np.inf
         for _ in range(self.max_iter):
             k = len(w)
             counts = np.bincount(labels).astype(np.float64)
             f, g, h = problem.loss.evaluate(problem.samples, w[labels])
-            gradient, blocks = group_sums(g, labels), \
-                group_sums(h, labels) + 1e-10 * np.eye(problem.dim)
+            gradient = group_sums(g, labels)
+            blocks = group_sums(h, labels) + 1e-10 * np.eye(problem.dim)
             smooth, degrees, pull = 0.1 * closeness * spread, np.empty(k), np.empty_like(w)
             new = float(f.sum()) + radius * kernels.cluster_pull(w, counts, smooth, w, pull,
                 degrees)
@@ -126,8 +125,8 @@ class Lean:
                 trial = w + size * step
                 with np.errstate(over="ignore", invalid="ignore"):
                     f = problem.loss.evaluate(problem.samples, trial[labels], 0).values
-                if float(f.sum()) + radius * kernels.cluster_pull(trial, counts, smooth, trial,
-                        pull, degrees) <= new:
+                length = kernels.cluster_pull(trial, counts, smooth, trial, pull, degrees)
+                if float(f.sum()) + radius * length <= new:
                     w = trial
                     break
                 size *= 0.5
@@ -137,8 +136,7 @@ class Lean:
         return labels, w
 
     def _newton(self, w: Array, counts: Array, smooth: float, radius: float, blocks: Array,
-                degrees: Array,
-                right: Array) -> Array:
+                degrees: Array, right: Array) -> Array:
         """Solve (blockdiag(H) + lam L_w) step = right by preconditioned conjugate gradients."""
         from coterie.problem import edges as kernels
 
@@ -167,7 +165,7 @@ class Lean:
         from coterie.problem import edges as kernels
 
         labels = labels_of(models)
-        radius = float(problem.radii[0]) if problem.graph.n_edges else 0.0
+        radius = float(problem.radii[:1].sum())
         forces = -(problem.gradients(models) + pull_between(problem, labels, models))
         forces -= group_means(forces, labels)[labels]
         order, starts = by_cluster(labels)

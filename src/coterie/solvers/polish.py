@@ -36,8 +36,8 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14,
     w = group_means(models, labels)
     if problem.loss.wide(problem.samples):
         return _polish_wide(problem, labels, w, tol, max_iter)
-    data = flat(problem.loss, problem.samples) if problem.graph.is_complete \
-        and w.size <= _COMPILED else None
+    small = problem.graph.is_complete and w.size <= _COMPILED
+    data = flat(problem.loss, problem.samples) if small else None
     if data is not None:
         return _polish_compiled(problem, data, labels, w, tol, max_iter)
     reduced = _Reduced(problem, labels)
@@ -47,14 +47,15 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14,
         # For flat Hessians (Huber far from the samples) shift and reach limit the step; both vanish
         # at the end.
         curvature = float(np.trace(blocks, axis1=1, axis2=2).mean()) / w.shape[1]
-        step = reduced.newton_step(gradient, blocks, stiff,
-                                   1e-14 * curvature + 1e-8 * _norm(gradient) / reach + 1e-300)
+        largest = float(np.abs(gradient).max())
+        shift = 1e-14 * curvature + 1e-8 * largest / reach + 1e-300
+        step = reduced.newton_step(gradient, blocks, stiff, shift)
         if not np.isfinite(step).all():
             break
         decrement = -float((gradient * step).sum())
         if not decrement > tol * abs(value):
             break
-        size = start = min(1.0, reach / max(_norm(step), 1e-300))
+        size = start = min(1.0, reach / max(float(np.abs(step).max()), 1e-300))
         for _ in range(25):
             trial = reduced.evaluate(w + size * step, 0)[0]
             if trial <= value - 1e-4 * size * decrement + 1e-15 * abs(value):
@@ -94,8 +95,8 @@ def _polish_compiled(problem: Problem, data: Flat, labels: Ints, w: Array, tol: 
 
 def _polish_wide(problem: Problem, labels: Ints, w: Array, tol: float, max_iter: int) -> Array:
     """The same for wide models, with Newton steps by conjugate gradients; no groups are merged."""
-    reduced, grouped = _Reduced(problem, labels), \
-        Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
+    reduced = _Reduced(problem, labels)
+    grouped = Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
     samples = grouped.prepare(grouped.groups)
     for _ in range(max_iter):
         with np.errstate(over="ignore", invalid="ignore"):
@@ -117,8 +118,8 @@ def _polish_wide(problem: Problem, labels: Ints, w: Array, tol: float, max_iter:
         while size > 1e-8:
             trial = w + size * step
             with np.errstate(over="ignore", invalid="ignore"):
-                new = float(grouped.evaluate(samples, trial, 0).values.sum()) \
-                    + reduced.length(trial)
+                losses = grouped.evaluate(samples, trial, 0).values
+                new = float(losses.sum()) + reduced.length(trial)
             if new <= value - 1e-4 * size * decrement + 1e-15 * abs(value):
                 break
             size *= 0.5
@@ -140,13 +141,13 @@ def nearly_equal(problem: Problem, models: Array, relative: float = 1e-6) -> Int
         merged = join_groups(w, np.zeros_like(w), 1.0, relative * float(np.abs(w).max()))
         return merged[labels] if merged.max() + 1 < len(w) else None
     reduced = _Reduced(problem, labels)
-    close = np.linalg.norm(w[reduced.first] - w[reduced.second], axis=1) <= relative \
-        * float(np.abs(w).max())
+    lengths = np.linalg.norm(w[reduced.first] - w[reduced.second], axis=1)
+    close = lengths <= relative * float(np.abs(w).max())
     return reduced.merge(close) if close.any() else None
 
 
-def split(problem: Problem, models: Array, lack: Array, hessians: Array, enough: float) -> tuple[
-    Ints, Array] | None:
+def split(problem: Problem, models: Array, lack: Array, hessians: Array,
+          enough: float) -> tuple[Ints, Array] | None:
     """Groups split into users whose lacks are alike, and models moved against the lack; None if
     that does not help.
 
@@ -177,10 +178,6 @@ def split(problem: Problem, models: Array, lack: Array, hessians: Array, enough:
     return None
 
 
-def _norm(rows: Array) -> float:
-    return float(np.abs(rows).max())
-
-
 class _Reduced:
     """V as a function of the group models; the weights of all edges between two groups are added.
     """
@@ -189,10 +186,9 @@ class _Reduced:
         self.problem, self.labels, self.k = problem, labels, int(labels.max()) + 1
         graph = problem.graph
         if graph.is_complete:
-            counts = np.bincount(labels).astype(float)
+            counts, radius = np.bincount(labels).astype(float), problem.radii[:1].sum()
             self.first, self.second = np.triu_indices(self.k, 1)
-            self.pull = problem.radii[0] * counts[self.first] * counts[self.second] \
-                if graph.n_edges else np.empty(0)
+            self.pull = radius * counts[self.first] * counts[self.second]
             return
         ends = np.sort(labels[graph.edges], axis=1)
         across = (ends[:, 0] < ends[:, 1]) & (graph.weights > 0)
@@ -204,23 +200,18 @@ class _Reduced:
         """V, its gradient (k, d), the diagonal blocks (k, d, d) of its Hessian, and minus the
         blocks of its pairs.
         """
-        d = w.shape[1]
-        # a trial point with overflow is rejected.
+        # A trial point with overflow is rejected.
         with np.errstate(over="ignore", invalid="ignore"):
             f, g, h = self.problem.loss.evaluate(self.problem.samples, w[self.labels], order)
-        gaps = w[self.first] - w[self.second]
-        lengths = np.linalg.norm(gaps, axis=1)
-        value = float(f.sum() + self.pull @ lengths)
+        value = float(f.sum() + self.length(w))
         if order == 0:
             return value, f, f, f
-        inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
-        units = gaps * inverse[:, None]
-        forces = self.pull[:, None] * units
-        gradient = group_sums(g, self.labels) + self._gather(forces, -forces)
+        units, pulls = self.pairs(w)
+        gradient = group_sums(g, self.labels) + self.pull_on(units, pulls)
         # Hessian of pull * ||gap||: (pull / length) (I - unit unit'), in the four blocks of the
         # pair.
-        stiff = (self.pull * inverse)[:, None, None] \
-            * (np.eye(d) - units[:, :, None] * units[:, None, :])
+        outer = units[:, :, None] * units[:, None, :]
+        stiff = pulls[:, None, None] * (np.eye(w.shape[1]) - outer)
         blocks = group_sums(h, self.labels) + self._gather(stiff, stiff)
         return value, gradient, blocks, stiff
 
@@ -283,8 +274,8 @@ class _Reduced:
         from scipy.sparse.linalg import splu
 
         own = np.arange(k)
-        bi, bj = np.concatenate([own, self.first, self.second]), \
-            np.concatenate([own, self.second, self.first])
+        bi = np.concatenate([own, self.first, self.second])
+        bj = np.concatenate([own, self.second, self.first])
         entries = np.concatenate([blocks + shift * np.eye(d), -stiff, -stiff])
         rows = np.broadcast_to(bi[:, None, None] * d + np.arange(d)[:, None], entries.shape)
         columns = np.broadcast_to(bj[:, None, None] * d + np.arange(d), entries.shape)

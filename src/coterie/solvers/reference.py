@@ -82,8 +82,8 @@ class Reference:
             warnings.simplefilter("ignore", UserWarning)
             for attempt in (accuracy, max(1e-9, accuracy), max(1e-7, accuracy)):
                 try:
-                    program.solve(solver=self.engine, **dict.fromkeys(ENGINES[self.engine],
-                        attempt))
+                    tolerances = dict.fromkeys(ENGINES[self.engine], attempt)
+                    program.solve(solver=self.engine, **tolerances)
                     break
                 except cp.error.SolverError as error:  # often the tolerances are too small
                     failure = error
@@ -128,8 +128,8 @@ def fuse(problem: Problem, models: Array, duals: Array | None, tol: float) -> Po
     if duals is not None:
         inside = 1.0 - np.linalg.norm(duals, axis=1) / np.maximum(problem.radii, 1e-300)
         guesses += [inside > margin for margin in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)]
-    groupings = {labels.tobytes(): labels for labels in (graph.subgraph(fused).components
-                                                         for fused in guesses)}
+    found = [graph.subgraph(fused).components for fused in guesses]
+    groupings = {labels.tobytes(): labels for labels in found}
     for labels in sorted(groupings.values(), key=lambda labels: int(labels.max())):
         if labels.max() + 1 == problem.n_users:
             break

@@ -67,8 +67,8 @@ class _View:
     """The losses as functions of z, where models are x = origin + basis z."""
 
     def __init__(self, problem: Problem, models: Array) -> None:
-        self.loss, self.samples, self.everyone = problem.loss, problem.samples, \
-            np.arange(problem.n_users)
+        self.loss, self.samples = problem.loss, problem.samples
+        self.everyone = np.arange(problem.n_users)
         self.frame = problem.loss.coordinates(problem.samples)
         self.origin = np.zeros(problem.dim)
         basis = np.eye(problem.dim)
@@ -78,8 +78,8 @@ class _View:
         hessian = self.evaluate(self.enter(models), 2).hessians.mean(axis=0)
         most = problem.loss.upper_hessians(problem.samples)
         if most is not None:  # losses may be flat here, and are not everywhere
-            hessian = hessian + 0.01 * (np.swapaxes(self.locals, -1, -2) @ most
-                                        @ self.locals).mean(axis=0)
+            back = np.swapaxes(self.locals, -1, -2)
+            hessian = hessian + 0.01 * (back @ most @ self.locals).mean(axis=0)
         self._use(_rotated(basis @ _whitening(hessian)))
 
     def _use(self, basis: Array) -> None:
@@ -92,8 +92,8 @@ class _View:
     def enter(self, models: Array) -> Array:
         """z of models."""
         units = np.linalg.norm(self.basis, axis=0)
-        return np.asarray(np.linalg.lstsq(self.basis / units, (models - self.origin).T,
-                                          rcond=None)[0].T / units)
+        right = (models - self.origin).T
+        return np.asarray(np.linalg.lstsq(self.basis / units, right, rcond=None)[0].T / units)
 
     def models(self, z: Array) -> Array:
         return self.origin + z @ self.basis.T
@@ -159,10 +159,9 @@ class _Search:
         self.radii = problem.radii[self.kept]
         self.first, self.second = problem.graph.edges[self.kept].T
         count = np.arange(len(self.kept))
-        signs = np.concatenate([np.ones(len(count)), -np.ones(len(count))])
-        self.incidence: Any = sparse.csr_array(
-            (signs, (np.concatenate([count, count]), np.concatenate(
-            [self.first, self.second]))), shape=(len(count), self.n))
+        signs = np.repeat([1.0, -1.0], len(count))
+        entries = np.tile(count, 2), np.concatenate([self.first, self.second])
+        self.incidence: Any = sparse.csr_array((signs, entries), shape=(len(count), self.n))
         models = np.zeros((self.n, self.d)) if start is None else start
         self.view = _View(problem, models)
         self.parts = problem.graph.subgraph(problem.radii > 0).components
@@ -257,18 +256,18 @@ class _Search:
             matrix = self._matrix(edges)
         matrix[np.diag_indices(len(matrix))] += self.damping
         system = _factorise(matrix)
-        gradient = self.loss.gradients + self.incidence.T @ ((pull[:, None] * differences)
-            @ self.view.basis)
+        forces = (pull[:, None] * differences) @ self.view.basis
+        gradient = self.loss.gradients + self.incidence.T @ forces
         common, own = self._solve(system, -gradient)
         # Where losses are flat (Huber far out) a step knows a direction but no length.
-        cut = min(1.0, self.reach / max(float(np.abs(common).max()), float(np.abs(own).max()),
-                                        1e-300))
+        longest = max(float(np.abs(common).max()), float(np.abs(own).max()), 1e-300)
+        cut = min(1.0, self.reach / longest)
         common, own = cut * common, cut * own
         decrement = -float((gradient * (common[self.parts] + own)).sum())
         size = self._size(common, own, value, decrement)
         moved = self._differences(own)
-        change = pull[:, None] * (differences + moved - self.duals * (
-            (differences * moved).sum(axis=1) / (self.radii * smooth))[:, None]) - self.duals
+        along = (differences * moved).sum(axis=1) / (self.radii * smooth)
+        change = pull[:, None] * (differences + moved - self.duals * along[:, None]) - self.duals
         self.common, self.own = self.common + size * common, self.own + size * own
         self.loss = self.view.evaluate(self.z, 2)
         self._carry(self.duals + size * change)
@@ -276,14 +275,19 @@ class _Search:
             # Between users with nearly equal models, steps of the duals are small differences of
             # large numbers. So the
             # remaining residual of the duals is distributed over the same edges once more.
-            lack = self.loss.gradients + self.incidence.T @ (self.duals @ self.view.basis)
-            flow = self._differences(self._solve(system, lack)[1])
+            flow = self._differences(self._solve(system, self._lack())[1])
             self._carry(self.duals - (edges @ flow[..., None])[..., 0])
         self.reach *= 0.5 if size < 1.0 else 4.0 if cut < 1.0 else 1.0
-        self.damping = 0.1 * self.damping if size == 1.0 else max(10.0 * self.damping,
-            1e-8) if size < 1e-2 \
-            else self.damping
+        if size == 1.0:
+            self.damping *= 0.1
+        elif size < 1e-2:
+            self.damping = max(10.0 * self.damping, 1e-8)
         return self._arrived(tol, value, decrement, size)
+
+    def _lack(self) -> Array:
+        """grad f + B'y."""
+        return np.asarray(self.loss.gradients
+                          + self.incidence.T @ (self.duals @ self.view.basis))
 
     def _size(self, common: Array, own: Array, value: float, decrement: float) -> float:
         """The share of a step that lowers the smoothed objective enough; 0 where none does."""
@@ -291,8 +295,8 @@ class _Search:
         for _ in range(_TRIALS):
             beyond = self.own + size * own
             trial = self.view.evaluate((self.common + size * common)[self.parts] + beyond, 0)
-            reached = float(trial.values.sum() + self.radii
-                            @ self._smooth(self._differences(beyond)))
+            penalty = self.radii @ self._smooth(self._differences(beyond))
+            reached = float(trial.values.sum() + penalty)
             if reached <= value - 1e-4 * size * decrement + 1e-14 * abs(value):
                 return size
             size *= 0.5
@@ -309,7 +313,7 @@ class _Search:
         """
         differences = self._differences(self.own)
         lengths = np.linalg.norm(differences, axis=1)
-        lack = self.loss.gradients + self.incidence.T @ (self.duals @ self.view.basis)
+        lack = self._lack()
         missing = 0.5 * float(np.einsum("nd,nd->", lack, _solved(self.loss.hessians, lack)))
         slack = float(self.radii @ lengths - (self.duals * differences).sum())
         scale = abs(float(self.loss.values.sum() + self.radii @ lengths)) + 1e-300
@@ -320,8 +324,8 @@ class _Search:
         if decrement <= max(0.3 * smoothing, 1e-15 * abs(value)) or size == 0.0 \
             or not self.patience:
             self.patience = _PATIENCE
-            if self.mu <= 1e-15 * float(lengths.max(initial=0.0)) + 1e-250 or smoothing <= 1e-17 \
-                * scale:
+            least = 1e-15 * float(lengths.max(initial=0.0)) + 1e-250
+            if self.mu <= least or smoothing <= 1e-17 * scale:
                 return True
             self.mu *= 0.1 if size == 1.0 else 0.5
         return False

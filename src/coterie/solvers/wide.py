@@ -87,32 +87,29 @@ class Wide(Engine):
         """Continue with 64 bits."""
         if self.dtype is np.float32:
             self.dtype, self._known = np.float64, None
-            self.x, self.s, self.forces = (part.astype(float) for part in (self.x, self.s,
-                self.forces))
+            self.x, self.s = self.x.astype(float), self.s.astype(float)
+            self.forces = self.forces.astype(float)
             self._compute_forces()
 
     def _compute_forces(self) -> None:
         self._pass(0.0, False)
 
     def _pass(self, relax: float, measure: bool) -> tuple[float, float]:
-        return kernels.wide_pass(self.x, self.s, self.shrink, self._radii / self.sigma,
-                                      self.first, self.second,
-                                      relax, self.forces, measure)
+        return kernels.wide_pass(self.x, self.s, self.shrink, self.radius, self.first,
+                                 self.second, relax, self.forces, measure)
 
     def duals(self) -> Array:
         out = np.empty((self.graph.n_edges, self.dim))
-        self._read(out)
+        self._read_duals(out, True)
         return out
 
-    def _read(self, out: Array | None) -> tuple[Array, Ints]:
-        kept = np.empty((0, 0)) if out is None else out
+    def _read_duals(self, out: Array, keep: bool) -> tuple[Array, Ints]:
         return kernels.wide_duals(self.s, self.sigma, self._radii, self.first, self.second,
-                                       self.graph.n_users,
-                                       kept, out is not None)
+                                  self.graph.n_users, out, keep)
 
     def read(self) -> tuple[Array, Array, Ints]:
         if self._known is None:
-            flow, labels = self._read(None)
+            flow, labels = self._read_duals(np.empty((0, 0)), False)
             self._known = self.x.astype(float), -flow, labels
         return self._known
 
@@ -125,8 +122,8 @@ class Wide(Engine):
     def run(self, steps: int) -> tuple[float, float]:
         measures, self._known = (0.0, 0.0), None
         for step in range(steps):
-            self.x = self._solve(self.linear + self.dtype(self.sigma) * self.forces).astype(
-                self.dtype, copy=False)
+            x = self._solve(self.linear + self.dtype(self.sigma) * self.forces)
+            self.x = x.astype(self.dtype, copy=False)
             measures = self._pass(RELAX, step == steps - 1)
         return measures
 
@@ -176,9 +173,8 @@ class WideComplete(Wide):
         if self.coarse is not None and self.coarse[0].dtype != self.dtype:
             self.coarse = None
             self.shared = None if self.shared is None else self.shared.astype(self.dtype)
-        if isinstance(curvature, RowCurvature) and (
-                self.coarse is None or self.coarse_sigma != self.sigma or self.steps > _STALE
-                                                    * self.solved):
+        stale = self.coarse_sigma != self.sigma or self.steps > _STALE * self.solved
+        if isinstance(curvature, RowCurvature) and (self.coarse is None or stale):
             self.outputs = curvature.outputs
             matrix = self._coarse_matrix(curvature, shift)
             try:
@@ -201,11 +197,11 @@ class WideComplete(Wide):
         for number, part in enumerate(curvature.terms):
             small = self.inverse.average(number)
             eye = np.eye(small.shape[1], dtype=self.dtype)
-            roots = np.linalg.cholesky(small + self.dtype(1e-6) * np.trace(small, axis1=1,
-                axis2=2)[:, None, None] * eye
+            traces = np.trace(small, axis1=1, axis2=2)[:, None, None]
+            roots = np.linalg.cholesky(small + self.dtype(1e-6) * traces * eye
                                        + self.dtype(1e-30) * eye)
-            scaled = roots.swapaxes(1, 2) @ (self.inverse.designs[number] / scales[part.users][:,
-                None])
+            designs = self.inverse.designs[number] / scales[part.users][:, None]
+            scaled = roots.swapaxes(1, 2) @ designs
             rows.append(scaled.reshape(-1, scaled.shape[2]))
         stacked = rows[0] if len(rows) == 1 else np.concatenate(rows)
         matrix = self.dtype(self.sigma) * (stacked.T @ stacked)
@@ -236,10 +232,10 @@ class WideComplete(Wide):
             self.steps += 1
             spread = self.inverse(np.broadcast_to(direction, self.x.shape))
             product = direction - sigma * spread.sum(axis=0)
-            bent = float(direction @ product)
-            if not bent > 0:
+            curvature = float(direction @ product)
+            if not curvature > 0:
                 break
-            length = self.dtype(rz / bent)
+            length = self.dtype(rz / curvature)
             self.shared = self.shared + length * direction
             self.spread += length * spread
             residual = residual - length * product
@@ -255,9 +251,12 @@ class WideListed(Wide):
     """Any list of edges, with sigma L of the graph's Laplacian L in the system.
 
     The preconditioner is the inverse for users who all have the mean H of the Hessians, of one
-    output. With L = U diag( stiffness) U' and H = Q diag(bends) Q' it is  R -> U ((U' R Q) /
-    (bends_k + sigma stiffness_j)) Q'. What neighbours have in common depends on sums of Hessians,
-    and their differences on sigma: neither on how Hessians differ.
+    output. With L = U diag(moduli) U' and H = Q diag(stiffnesses) Q' it is
+
+        R -> U ((U' R Q)_jk / (stiffnesses_k + sigma moduli_j)) Q'
+
+    What neighbours have in common depends on sums of Hessians, and their differences on sigma:
+    neither on how Hessians differ.
 
     Attributes
     ----------
@@ -268,7 +267,7 @@ class WideListed(Wide):
     modelled : number of models so far.
     pairs, pairs_sigma : (n_users, n_users) (level + sigma L)^-1, and its sigma.
     modes, moduli : (n_users, n_users) U, and (n_users,) the eigenvalues of L.
-    axes, bends : (p, p) Q, and (p,); None and h for Hessians that are no sums over rows.
+    axes, stiffnesses : (p, p) Q, and (p,); None and h for Hessians that are no sums over rows.
     """
 
     stiffness: ClassVar[float] = 80.0
@@ -306,10 +305,10 @@ class WideListed(Wide):
         self.product = self._times(self.x)
 
     def _precondition_mean(self) -> None:
-        """The axes and bends of the mean Hessian, of one output."""
+        """The axes and stiffnesses of the mean Hessian, of one output."""
         curvature, n = self.curvature, self.graph.n_users
         h = float(curvature.trace().mean()) / self.dim
-        self.axes, self.bends, self.outputs = None, np.full(1, h), 1
+        self.axes, self.stiffnesses, self.outputs = None, np.full(1, h), 1
         if not isinstance(curvature, RowCurvature) or len(curvature.ridges) > _LARGEST:
             return
         matrix = np.diag(curvature.ridges + 1e-6 * h)
@@ -317,8 +316,8 @@ class WideListed(Wide):
             root = np.sqrt(curvature.mean_mass(part) / n)[..., None].astype(self.dtype)
             rows = (root * part.design_in(self.dtype)).reshape(-1, part.design.shape[2])
             matrix += rows.T @ rows
-        self.bends, axes = np.linalg.eigh(matrix)
-        self.bends = np.maximum(self.bends, 1e-6 * h)
+        self.stiffnesses, axes = np.linalg.eigh(matrix)
+        self.stiffnesses = np.maximum(self.stiffnesses, 1e-6 * h)
         self.axes, self.outputs = axes.astype(self.dtype), curvature.outputs
 
     def _times(self, x: Array) -> Array:
@@ -328,12 +327,12 @@ class WideListed(Wide):
     def _precondition(self, r: Array) -> Array:
         n, k = len(r), self.outputs
         z = (self.modes.T @ r).reshape(n, -1, k).swapaxes(1, 2)
-        stiff = (self.sigma * self.moduli[:, None, None] + self.bends).astype(self.dtype)
+        stiff = (self.sigma * self.moduli[:, None, None] + self.stiffnesses).astype(self.dtype)
         if self.axes is None:
             z = z / stiff
         else:
-            z = ((z.reshape(n * k, -1) @ self.axes).reshape(n, k, -1) / stiff).reshape(n * k, -1) \
-                @ self.axes.T
+            z = (z.reshape(n * k, -1) @ self.axes).reshape(n, k, -1) / stiff
+            z = z.reshape(n * k, -1) @ self.axes.T
         return np.asarray(self.modes @ z.reshape(n, k, -1).swapaxes(1, 2).reshape(r.shape))
 
     def _solve(self, q: Array) -> Array:
@@ -375,8 +374,8 @@ def choose_wide(problem: Problem, tol: float) -> Wide:
     """The engine for a problem with wide models."""
     graph, n, dim = problem.graph, problem.n_users, problem.dim
     numbers = 4.0 if tol >= _SINGLE else 8.0
-    require_memory((numbers + 16.0) * graph.n_edges * dim, f"{graph.n_edges:,} edges with {dim:,} "
-                                                           "numbers each",
+    require_memory((numbers + 16.0) * graph.n_edges * dim,
+                   f"{graph.n_edges:,} edges with {dim:,} numbers each",
                    "Use a graph of nearest neighbours, Graph.knn or adaptive_graph, with fewer "
                    "edges")
     complete = graph.n_edges == n * (n - 1) // 2 and n > 2
