@@ -210,7 +210,7 @@ def observe(problem: ct.Problem, algorithm: Algorithm, share: float, last: int,
     runtime = LocalRuntime(Data.of(problem.users, problem.loss))
     marks, curve = set(np.geomspace(1, last, 120).round().astype(int).tolist()), Curve([], [], [])
     for turn in range(1, last + 1):
-        state = method.tell(state, runtime.exchange(method.ask(state)))
+        state = method.tell(state, runtime.exchange(method.ask(state)).batches[0])
         if turn in marks:
             curve.rounds.append(turn)
             curve.gaps.append(ct.certify(problem, method.point(state)[0], best.duals).relative_gap)

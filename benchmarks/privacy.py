@@ -17,7 +17,7 @@ from machine import facts
 
 import coterie as ct
 from coterie.datasets import clustered
-from coterie.federated.private import audit
+from coterie.lab.attacks import audit
 
 SHAPES = ((1, 9), (10, 3), (10, 9), (20, 20), (50, 9))
 NAMES = ("newton", "splitting", "pdmm", "weights", "fit", "active")
