@@ -142,6 +142,14 @@ def test_a_wrong_import_is_found(tmp_path, files, complaint):
     assert any(complaint in collected for collected in violations(tmp_path))
 
 
+@pytest.mark.parametrize(("command", "loaded"), [("fit", False), ("federate", False), ("audit", True)])
+def test_the_command_loads_the_lab_only_for_the_commands_of_the_lab(command, loaded):
+    code = (f"import sys\nfrom coterie.cli import app\napp(['{command}', '--help'], standalone_mode=False)\n"
+            "print(any(name.startswith('coterie.lab') for name in sys.modules))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == str(loaded)
+
+
 def test_import_is_light():
     """`import coterie` brings in NumPy and nothing slow; the rest comes when it is used."""
     code = "import sys, coterie; print(*sorted(m for m in sys.modules if '.' not in m))"

@@ -185,7 +185,7 @@ def audit(users: Users, loss: LinearLoss | str = "auto", *, algorithms: Iterable
     InvalidInput : an algorithm or a loss that is not known, or users with too few rows.
     """
     # 1. Check what is asked for.
-    chosen = loss_for(users, loss) if isinstance(loss, str) else loss
+    chosen = loss_for(users, loss)
     algorithms, counts = list(algorithms), [int(count) for count in rows]
     if "release" in algorithms and privacy is None:
         raise InvalidInput("a release needs a budget", remedy="Give --epsilon and --delta")

@@ -211,13 +211,15 @@ SIMULATIONS: dict[str, Simulation] = {
     "weights": simulate_weights, "active": simulate_active}
 
 
-def loss_for(users: Users, name: str = "auto", ridge: float = 1e-3) -> LinearLoss:
-    """The loss that a fit would use for these targets, or the one named.
+def loss_for(users: Users, name: LinearLoss | str = "auto", ridge: float = 1e-3) -> LinearLoss:
+    """The loss that a fit would use for these targets, or the one given or named.
 
     Raises
     ------
     InvalidInput : a loss without targets or of several margins.
     """
+    if not isinstance(name, str):
+        return name
     if users.targets is None:
         raise InvalidInput("an audit needs targets", remedy="Give --target COLUMN")
     if name == "auto":
