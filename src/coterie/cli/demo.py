@@ -12,6 +12,7 @@ from rich.table import Table
 
 from coterie.base.compiling import when_compiling
 from coterie.base.errors import Interrupted, MissingExtra
+from coterie.base.labels import many
 from coterie.base.types import Array
 from coterie.cli import base as options
 from coterie.cli.base import Opt, app, console, say
@@ -141,8 +142,9 @@ def _write_path_page(solution: Solution, tol: float, data: Dataset, others: tupl
 
 def _groups(solution: Solution, data: Dataset) -> Table:
     assert data.clusters is not None
-    count = f"{solution.n_clusters} group{'s' * (solution.n_clusters > 1)}"
-    table = Table(title=f"{count} among {solution.problem.n_users} users at lam = {solution.lam:g}")
+    n_users = solution.problem.n_users
+    table = Table(title=f"{many(solution.n_clusters, 'group')} among {n_users} users at lam = "
+                        f"{solution.lam:g}")
     for heading in ("group", "users", "true kind of its users", "model (w, b)"):
         table.add_column(heading, justify="left" if heading.startswith(("true", "model"))
                          else "right")

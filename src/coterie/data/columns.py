@@ -78,10 +78,10 @@ class Column:
                 or (self.kind == "flag" and cells.kind == "number"
                     and bool(np.isin(cells.values, (0, 1)).all())))
         if not fits:
+            example, row = first_text(cells)
             raise InvalidInput(f"The column must hold {HOLDS[self.kind]}, it holds "
-                               f"{HOLDS[cells.kind]}{first_text(cells)}",
-                               where=f"column {self.name!r}",
-                               remedy=AS_LEARNED, row=first_text_row(cells))
+                               f"{HOLDS[cells.kind]}{example}", where=f"column {self.name!r}",
+                               remedy=AS_LEARNED, row=row)
         values = in_days(self.kind, cells.values, self.origin)
         check_size(values, self.name)
         encoded[:, 0] = np.where(cells.missing, self.fill, values)
@@ -150,16 +150,10 @@ def check_size(values: Array, name: str) -> None:
                            remedy="Correct it, or leave the cell empty", row=int(large[0]))
 
 
-def first_text(cells: Cells) -> str:
-    """A text that is no number, and `ROW` for its row, in brackets."""
-    return f" ({show(cells.levels[_no_number(cells)])} in {ROW})" if cells.kind == "text" else ""
-
-
-def first_text_row(cells: Cells) -> int | None:
-    """The first row with the text that `first_text` shows."""
-    return (int(np.argmax((cells.values == _no_number(cells)) & ~cells.missing))
-            if cells.kind == "text" else None)
-
-
-def _no_number(cells: Cells) -> int:
-    return next((i for i, level in enumerate(cells.levels) if not LOCAL.fullmatch(level)), 0)
+def first_text(cells: Cells) -> tuple[str, int | None]:
+    """A text that is no number with `ROW` for its row, in brackets, and its first row."""
+    if cells.kind != "text":
+        return "", None
+    k = next((k for k, level in enumerate(cells.levels) if not LOCAL.fullmatch(level)), 0)
+    return (f" ({show(cells.levels[k])} in {ROW})",
+            int(np.argmax((cells.values == k) & ~cells.missing)))

@@ -47,7 +47,6 @@ from coterie.data.columns import (
     as_texts,
     check_size,
     first_text,
-    first_text_row,
     positions,
     text_key,
 )
@@ -152,9 +151,9 @@ class Recipe:
             if cells.kind == "number":
                 # Inf is written as a text.
                 check_size(cells.values.astype(np.float64), problem.column)
-            raise InvalidInput(f"{problem.problem.partition(' (')[0]}{first_text(cells)}",
-                               where=problem.where, remedy=problem.remedy,
-                               row=first_text_row(cells)) from None
+            example, row = first_text(cells)
+            raise InvalidInput(f"{problem.problem.partition(' (')[0]}{example}",
+                               where=problem.where, remedy=problem.remedy, row=row) from None
 
     @classmethod
     def from_summary(cls, summary: TableSummary) -> Recipe:

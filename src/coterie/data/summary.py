@@ -29,7 +29,6 @@ from coterie.data.columns import (
     LOCAL,
     check_size,
     first_text,
-    first_text_row,
     in_days,
 )
 from coterie.data.frames import Cells, as_frame, read_cells, row_names
@@ -365,10 +364,10 @@ def target_cells(series: Any, name: str, task: str) -> Cells:
     cells, where = read_cells(series, parse=task in ("regression", "counts")), f"column {name!r}"
     if (cells.kind in ("date", "duration", "other")
         or (cells.kind == "text" and task in ("regression", "counts"))):
-        raise InvalidInput("The target must hold "
-                           f"numbers{' or classes' if task != 'regression' else ''}, it holds "
-                           f"{HOLDS[cells.kind]}{first_text(cells)}", where=where,
-                           remedy="Name another column: --target", row=first_text_row(cells))
+        wanted = "numbers" if task == "regression" else "numbers or classes"
+        example, row = first_text(cells)
+        raise InvalidInput(f"The target must hold {wanted}, it holds {HOLDS[cells.kind]}{example}",
+                           where=where, remedy="Name another column: --target", row=row)
     if cells.kind == "number":
         check_size(np.where(cells.missing, 0.0, cells.values), name)
     if task == "counts":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coterie.base.errors import Incompatible
+from coterie.base.labels import many
 from coterie.base.types import Array
 from coterie.convex.path import Path
 from coterie.convex.recovery import RecoveryBounds
@@ -25,8 +26,6 @@ from coterie.output.plots.style import (
     HUES,
     Look,
     add_legend,
-    count_groups,
-    count_users,
     empty_figure,
     finish,
     lam_axis,
@@ -197,7 +196,7 @@ def model_map(source: Fit | Path | Solution, index: int | None = None, *,
         axes.set_yscale("log")
     elif np.ptp(axes.get_xlim()) < 6 * np.ptp(axes.get_ylim()) < 36 * np.ptp(axes.get_xlim()):
         axes.set_aspect("equal", adjustable="datalim")
-    finish(axes, xlabel, ylabel, f"{count_groups(len(looks))} of {count_users(n)} at lam = "
+    finish(axes, xlabel, ylabel, f"{many(len(looks), 'group')} of {many(n, 'user')} at lam = "
            f"{view.solution.lam:.3g}")
     add_legend(axes, looks)
     return figure
@@ -473,7 +472,7 @@ def tree(source: Fit | Path, *, index: int | None = None, ax: Axes | None = None
     axes.set_ylim(n - 0.4, -0.6)
     mark_chosen(axes, view)
     few = n <= 60
-    lam_axis(axes, path.lams, "" if few else count_users(n))
+    lam_axis(axes, path.lams, "" if few else many(n, "user"))
     axes.set_xlim(left, right)
     axes.set_yticks(range(n) if few else [],
                     [str(names[k])[:24] for k in layout.order] if few else [],

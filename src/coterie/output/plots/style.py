@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from coterie.base.errors import InvalidInput, MissingExtra
+from coterie.base.labels import many
 from coterie.base.types import Array, Ints
 from coterie.output.plots.data import View, lam_positions
 
@@ -92,14 +93,6 @@ def looks_of(labels: Ints) -> list[Look]:
     return looks
 
 
-def count_users(count: int) -> str:
-    return f"{count:,} user" + "s" * (count != 1)
-
-
-def count_groups(count: int) -> str:
-    return f"{count:,} group" + "s" * (count != 1)
-
-
 def add_legend(axes: Any, looks: list[Look], line: bool = False) -> None:
     """A legend next to the axes: the largest groups, and the number of the others."""
     from matplotlib.lines import Line2D
@@ -109,12 +102,12 @@ def add_legend(axes: Any, looks: list[Look], line: bool = False) -> None:
     alone, rest = sum(look.size == 1 for look in looks), shared[_NAMED:]
     style: dict[str, Any] = {"linewidth": 2.0 * line, "markersize": 0.0 if line else 6.0}
     handles = [Line2D([], [], color=looks[k].colour, marker=looks[k].shape, label=f"group {k}: "
-                      f"{count_users(looks[k].size)}", **style) for k in shared[:_NAMED]]
+                      f"{many(looks[k].size, 'user')}", **style) for k in shared[:_NAMED]]
     if rest:
-        handles.append(Line2D([], [], linewidth=0, label=f"and {count_groups(len(rest))} more"))
+        handles.append(Line2D([], [], linewidth=0, label=f"and {many(len(rest), 'group')} more"))
     if alone:
         handles.append(Line2D([], [], color=GREY, marker="o",
-                              label=f"{count_users(alone)} with own model", **style))
+                              label=f"{many(alone, 'user')} with own model", **style))
     if axes.get_legend_handles_labels()[0]:
         handles += axes.get_legend_handles_labels()[0]
     axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8,

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie.base.errors import InvalidInput, MissingExtra
+from coterie.base.labels import many
 from coterie.base.storage import json_ready, pack, safe_cell, write_atomically
 from coterie.base.types import Array
 from coterie.data.condensed import Condensed
@@ -164,7 +165,7 @@ def command_of(settings: Settings, table: TableSource, command: str = "fit",
 def count_groups(result: Fit) -> str:
     """For example "2 groups among 30 users", or what users have instead of groups."""
     k, n = result.n_clusters, len(result.names)
-    users = f"{n:,} {result.noun}{'s' * (n != 1)}"
+    users = many(n, result.noun)
     if result.kind == "personal":
         return f"personal models around one centre for {users}"
     if n == 1:
