@@ -1,11 +1,12 @@
-"""Replies to the questions of a fit; see `coterie.groups.oracle` and `coterie.fitting.oracle` for
-what they mean.
+"""Replies to the questions of a fit; see `coterie.fitting.sources` for what they mean.
+
+A question concerns all parts of the rows: all rows first, then those that are not held out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,30 +14,19 @@ import numpy.typing as npt
 from coterie.base.types import Array
 from coterie.data.users import Users
 from coterie.federated.protocol.messages import Batch, square, triangle
-from coterie.fitting.oracle import LeavingOut, alone, best_for_halves, expanded, left_out
+from coterie.fitting.sources import Around, expanded
 from coterie.fitting.units import UserStatistics
-from coterie.groups.dispersion import score_sums, without_ridge
-from coterie.groups.oracle import laplace, settled, slopes_at
-from coterie.losses import Loss, Poisson, Samples
+from coterie.groups.summaries import Hypotheses, evidence_of, summary_at
+from coterie.losses import Loss
 
 Fields = dict[str, npt.NDArray[Any]]
 
 
-class _Part(NamedTuple):
-    """The rows of the users who are asked."""
-
-    loss: Loss
-    users: Users
-    samples: Samples
-
-
-def facts(parts: list[Users], queries: Batch) -> Fields:
-    """Of all rows, and of those not held out: count, means and sums of squares; the same and the
-    largest target.
-    """
+def facts(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
+    """Count, means and sums of squares of features; the same and the largest of the target."""
     rows = []
     for part in parts:
-        _, (counts, means, m2), targets, largest = UserStatistics.of(part.take(queries.users))
+        _, (counts, means, m2), targets, largest = UserStatistics.of(part)
         target = np.zeros((len(counts), 3)) if targets is None else \
             np.stack([targets.means[:, 0], targets.m2[:, 0], largest], axis=1)
         rows.append((counts, means, m2, target))
@@ -45,110 +35,38 @@ def facts(parts: list[Users], queries: Batch) -> Fields:
                     strict=True))
 
 
-def _settle(part: _Part, queries: Batch) -> Fields:
-    model, information = settled(part.loss, part.samples, queries.arrays["centre"],
-                                 float(queries.shared["t"]),
-                                 np.arange(len(queries)))
-    return {"point": model.point, "value": model.value, "gradient": model.gradient,
-            "hessian": triangle(model.hessian),
-            "information": information}
+def _summary(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
+    shared, dim = queries.shared, loss.dim(parts[0])
+    reply = summary_at(loss, parts, np.asarray(shared["centre"]),
+                       square(shared["covariance"], dim)[0], float(shared["step"]),
+                       int(shared["rank"]))
+    return {"point": reply.point, "values": _finite(reply.value), "gradient": reply.gradient,
+            "hessian": triangle(reply.hessian), "information": reply.information,
+            "size": reply.spare}
 
 
-def _alone(part: _Part, queries: Batch) -> Fields:
-    points, used = alone(part.loss, part.samples, float(queries.shared["t"]))
-    return {"model": points, "value": used}
-
-
-def _slopes(part: _Part, queries: Batch) -> Fields:
-    own = np.asarray(queries.arrays["own"], dtype=np.int64)
-    values, gradients = slopes_at(part.loss, without_ridge(part.loss), part.samples,
-                                  queries.shared["models"], own,
-                                  np.arange(len(queries)))
-    return {"values": _finite(values), "gradient": np.nan_to_num(gradients, posinf=0.0, neginf=0.0)}
-
-
-def _evidence(part: _Part, queries: Batch) -> Fields:
-    weights = part.users.counts / float(queries.shared["step"])
-    covariances = square(queries.shared["covariance"], part.samples.dim)
-    columns = [laplace(part.loss, part.samples, weights, queries.arrays["centre"][:, k], covariance)
-               for k, covariance in enumerate(covariances)]
-    return {"evidence": np.nan_to_num(np.stack(columns, axis=1), nan=-1e300, posinf=-1e300,
+def _evidence(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
+    covariances = square(queries.shared["covariance"], loss.dim(parts[0]))
+    noise, centres = queries.shared["step"], queries.arrays["centre"]
+    told = [evidence_of(loss, part, Hypotheses(centres[:, k], covariances[k], float(noise[k])))
+            for k, part in enumerate(parts)]
+    return {"evidence": np.nan_to_num(np.stack(told, axis=1), nan=-1e300, posinf=-1e300,
                                       neginf=-1e300)}
 
 
-def _around(part: _Part, queries: Batch) -> Fields:
-    order = int(queries.shared["rank"])
-    covariances = square(queries.shared["covariance"], part.samples.dim)
-    answers = expanded(part.loss, part.users, queries.arrays["centre"], covariances, order)
-    return {"values": _finite(answers.values), "gradient": np.nan_to_num(answers.gradients,
-        posinf=0.0, neginf=0.0),
-            "hessian": triangle(answers.hessians) if order > 1 else answers.hessians,
-            "model": np.nan_to_num(answers.models, posinf=0.0, neginf=0.0)}
-
-
-def _left_out(part: _Part, queries: Batch) -> Fields:
-    alone, n_splits, seed, stratify = (int(number) for number in queries.shared["settings"])
-    dim, own = part.samples.dim, np.asarray(queries.arrays["own"], dtype=np.int64)
-    question = LeavingOut(
-        np.asarray(queries.shared["models"]), np.asarray(queries.shared["starts"], dtype=np.int64),
-                          own,
-        square(queries.shared["covariance"], dim), square(queries.arrays["influence"], dim),
-                          bool(alone), n_splits,
-        seed, bool(stratify))
-    sums, counts = left_out(part.loss, part.users, question)
-    return {"values": _finite(sums), "count": counts}
-
-
-def _halves(part: _Part, queries: Batch) -> Fields:
-    draws, seed, stratify = (int(number) for number in queries.shared["settings"])
-    covariance = square(queries.shared["covariance"], part.samples.dim)[0]
-    return {"own": best_for_halves(part.loss, part.users, np.asarray(queries.shared["models"]),
-                                   covariance, draws, seed,
-                                   bool(stratify))}
-
-
-def _ratio(part: _Part, queries: Batch) -> Fields:
-    dim, loss = part.samples.dim, part.loss
-    assert isinstance(loss, Poisson)
-    sums = score_sums(loss, part.users, part.samples, queries.arrays["centre"],
-                      square(queries.shared["covariance"], dim)[0],
-                      square(queries.shared["influence"], dim)[0],
-                      float(queries.shared["step"]))
-    return {"values": sums}
+def _around(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
+    covariances = square(queries.shared["covariance"], loss.dim(parts[0]))
+    answers = [expanded(loss, part, Around(queries.arrays["centre"][:, k], covariances[k]))
+               for k, part in enumerate(parts)]
+    values, gradients, models = (np.stack(part, axis=1) for part in zip(*answers, strict=True))
+    return {"values": _finite(values), "gradient": np.nan_to_num(gradients, posinf=0.0, neginf=0.0),
+            "model": np.nan_to_num(models, posinf=0.0, neginf=0.0)}
 
 
 def _finite(values: Array) -> Array:
     return np.where(np.isnan(values), np.inf, values)
 
 
-#: The replies of the users who are asked, from the rows that the query names.
-FIT_ANSWERS: dict[str, Callable[[_Part, Batch], Fields]] = {
-    "settle": _settle, "alone": _alone, "slopes": _slopes, "evidence": _evidence, "around": _around,
-    "left_out": _left_out, "ratio": _ratio, "halves": _halves}
-
-
-def fit_answers(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
-    """The replies to the questions of a message, one or two."""
-    first, second = (Batch(queries.kind, queries.round, queries.users, _named(queries.arrays, mark),
-                           {},
-                           _named(queries.shared, mark)) for mark in ("", "2"))
-    replies = _fit_answer(loss, parts, first)
-    if second.shared:
-        replies |= {f"{name}2": array for name, array in _fit_answer(loss, parts, second).items()}
-    return replies
-
-
-def _named(fields: Mapping[str, Any], mark: str) -> dict[str, Any]:
-    """The fields of the first question, or of the second with the names of the first."""
-    if mark:
-        return {name.removesuffix(mark): array for name,
-                array in fields.items() if name.endswith(mark)}
-    return {name: array for name, array in fields.items() if not name.endswith("2")}
-
-
-def _fit_answer(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
-    """The reply to a question of a fit, from all rows (the first of `parts`) or those that are not
-    held out.
-    """
-    users = parts[int(queries.shared["part"])].take(queries.users)
-    return FIT_ANSWERS[queries.kind](_Part(loss, users, loss.prepare(users)), queries)
+#: The replies of the users whose rows these are.
+FIT_ANSWERS: dict[str, Callable[[Loss, list[Users], Batch], Fields]] = {
+    "facts": facts, "summary": _summary, "evidence": _evidence, "around": _around}

@@ -18,15 +18,14 @@ import numpy.typing as npt
 from coterie.base.errors import InvalidInput, Refused
 from coterie.data.summary import TASKS
 from coterie.federated.agreement import Agreement
-from coterie.federated.protocol.messages import PAIRED, SCHEMAS, Message, misfit
+from coterie.federated.protocol.messages import SCHEMAS, Message, misfit
 from coterie.federated.sources import SOURCES
-from coterie.losses import LOSSES, Loss, Poisson
+from coterie.losses import LOSSES, Loss
 
 Array = npt.NDArray[Any]
 
 MOST_BYTES = 1 << 28  # of one query, and of an agreement
-# Of training, of rows, of halves, of models.
-_STEPS, _SPLITS, _DRAWS, _POINTS = 10_000, 100, 1_000, 10_000
+_STEPS, _POINTS = 10_000, 10_000  # of training, of models
 _NUMBERS = 10**9  # of a data set
 _WORK = 1 << 27  # numbers of the Hessians that a question asks of one user
 _LARGEST, _FAR = 1e30, 1e12  # sizes of numbers, and of coordinates of models
@@ -184,18 +183,14 @@ def objection(query: Message, loss: Loss, dim: int) -> str | None:
     if reason is not None:
         return reason
     for name, array in query.arrays.items():
-        largest = _FAR if name.removesuffix("2") in _MODELS else _LARGEST
+        largest = _FAR if name in _MODELS else _LARGEST
         if array.size and float(np.abs(array.astype(float)).max()) > largest:
             return f"its field {name!r} holds a number beyond {largest:g}"
-        if array.size > _POINTS * max(dim, 1) + dim * dim and name.removesuffix("2") in _MODELS:
+        if array.size > _POINTS * max(dim, 1) + dim * dim and name in _MODELS:
             return f"its field {name!r} holds more than {_POINTS:,} models"
     arrays = query.arrays
-    if query.kind in PAIRED or query.kind in ("ratio", "halves"):
-        marks = ("", "2") if any(name.endswith("2") for name in arrays) else ("",)
-        parts = [{name.removesuffix(mark) if mark else name: array for name, array in arrays.items()
-                  if name.endswith("2") == bool(mark)} for mark in marks]
-        return next(filter(None, (_fit_objection(query.kind, part, loss, dim) for part in parts)),
-                    None)
+    if query.kind in ("summary", "evidence", "around"):
+        return _fit_objection(query.kind, arrays, dim)
     if query.kind == "pdmm":
         return "edges at their users are for users in one process; nodes store nothing"
     return _plain_objection(query.kind, arrays, dim)
@@ -235,61 +230,18 @@ def _plain_objection(kind: str, arrays: Mapping[str, Array], dim: int) -> str | 
     return None
 
 
-def _fit_objection(kind: str, part: Mapping[str, Array], loss: Loss, dim: int) -> str | None:
+def _fit_objection(kind: str, arrays: Mapping[str, Array], dim: int) -> str | None:
     """Shapes of the questions of a fit, which the schema leaves open, and the numbers that they
     declare.
     """
-    triangle, shapes = dim * (dim + 1) // 2, {name: array.shape for name, array in part.items()}
-    if kind == "ratio" and not isinstance(loss, Poisson):
-        return "it is for counts"
-    if "part" not in part or int(part["part"]) not in (0, 1):
-        return "its part of the rows is neither 0 nor 1"
-    if float(part.get("t", np.ones(()))) < 0 or not float(part.get("step", np.ones(()))) > 0:
+    triangle, covariance = dim * (dim + 1) // 2, arrays["covariance"].shape
+    if not (arrays.get("step", np.ones(())) > 0).all():
         return "a strength in it is not positive"
-    if kind in ("evidence", "around"):
-        k = shapes["covariance"][0] if len(shapes["covariance"]) == 2 else -1
-        good = shapes["covariance"] == (k, triangle) and shapes["centre"] == (k, dim) and k > 0
-        if not good or k * dim * dim > _WORK or k > _POINTS:
-            return "its centres and covariances have shapes that are not allowed"
-        if kind == "around" and int(part["rank"]) not in (0, 1, 2):
-            return "it asks for derivatives of another order than 0, 1 or 2"
-    if kind in ("slopes",
-                "left_out", "halves") and (len(shapes["models"]) != 2 or shapes["models"][1] != dim
-                                           or not 0 < shapes["models"][0] <= _POINTS):
-        return "its models have a shape that is not allowed"
-    if kind in ("halves", "ratio") and shapes["covariance"] != (1, triangle):
-        return "its covariance has a shape that is not allowed"
-    if kind == "ratio" and shapes["influence"] != (1, triangle):
-        return "its influence has a shape that is not allowed"
-    if kind == "slopes" and (len(shapes["own"]) != 1 or len(part["own"]) > _POINTS
-                             or not _within(part["own"], len(part["models"]))):
-        return "it names models that it does not have"
-    if kind in ("left_out", "halves"):
-        return _split_objection(kind, part, triangle)
-    return None
-
-
-def _split_objection(kind: str, part: Mapping[str, Array], triangle: int) -> str | None:
-    """Questions about rows left out, and about halves."""
-    settings = part["settings"]
-    if settings.shape != ((4,) if kind == "left_out" else (3,)) or (settings < 0).any():
-        return "its settings have a shape that is not allowed"
-    number, most = (settings[1], _SPLITS) if kind == "left_out" else (settings[0], _DRAWS)
-    if number > most:
-        return f"it asks for {int(number):,} splits, and {most} are allowed"
-    if kind == "halves":
-        return None
-    starts, own, models = part["starts"], part["own"], part["models"]
-    k = len(own) if own.ndim == 1 else -1
-    if (not 0 < k <= _POINTS or starts.shape != (k + 1,)
-        or part["covariance"].shape != (k, triangle) or part["influence"].shape != (k, triangle)):
-        return "its kinds of models have shapes that are not allowed"
-    if (not _within(starts, len(models) + 1) or (np.diff(starts) < 1).any()
-        or not _within(own, np.diff(starts))):
-        return "it names models that it does not have"
-    return None
-
-
-def _within(numbers: Array, end: Any) -> bool:
-    """Whether these are integers from 0 to below `end`."""
-    return numbers.dtype.kind in "iu" and bool(((numbers >= 0) & (numbers < end)).all())
+    if kind == "summary":
+        good = covariance == (1, triangle) and int(arrays["rank"]) in (1, 2)
+        return None if good else "its covariance or its number of parts is not allowed"
+    parts, k = covariance[:2] if len(covariance) == 3 else (0, 0)
+    good = (covariance == (parts, k, triangle) and arrays["centre"].shape == (parts, k, dim)
+            and 0 < parts <= 2 and 0 < k <= _POINTS and k * dim * dim <= _WORK)
+    good &= kind == "around" or arrays["step"].shape == (parts,)
+    return None if good else "its centres and covariances have shapes that are not allowed"

@@ -17,7 +17,7 @@ from coterie.base.types import Array, Flags, Ints
 from coterie.data.condensed import SecondMoments
 from coterie.data.users import Users
 from coterie.federated.algorithms.forms import between, trusted
-from coterie.federated.answers import FIT_ANSWERS, facts, fit_answers
+from coterie.federated.answers import FIT_ANSWERS, Fields
 from coterie.federated.joining import answer_join
 from coterie.federated.private.ledger import NodeLedger
 from coterie.federated.private.release import Releasing, answer_release
@@ -35,6 +35,7 @@ from coterie.federated.protocol.messages import (
 )
 from coterie.federated.spans import evaluated, hessian_parts, mean_curvature, ridge_of, stiffness
 from coterie.fitting.scores import worse_than_alone
+from coterie.fitting.sources import own_models
 from coterie.fitting.units import Units, UserStatistics
 from coterie.losses import Loss, Personal, Samples
 from coterie.losses.curvature import RowCurvature
@@ -330,8 +331,9 @@ def _certify(data: Data, queries: Batch) -> Answer:
         given[outside[good]] = 1
         ragged["lack"] = Ragged.of(lack[good], given)
     names = ("value", "conjugate", "residual", "size", "rounding")
-    return {name: np.nan_to_num(part, nan=np.inf, posinf=np.inf)
-            for name, part in zip(names, answers, strict=True)}, ragged
+    told = {name: np.nan_to_num(part, nan=np.inf, posinf=np.inf)
+            for name, part in zip(names, answers, strict=True)}
+    return told | (_judge(data, queries) if "fitted" in queries.arrays else {}), ragged
 
 
 def _with_personal_part(data: Data, queries: Batch) -> Loss:
@@ -357,18 +359,21 @@ def _moments(data: Data, queries: Batch) -> Answer:
             "scatter": np.stack([triangle(part.scatters) for part in moments], axis=1)}, {}
 
 
-def _judge(data: Data, queries: Batch) -> Answer:
+def _judge(data: Data, queries: Batch) -> Fields:
     """Scores of three models on held-out rows, and whether the first is worse than the second by
-    more than chance.
+    more than chance. The second is the user's own model; it finds it unless it is sent.
     """
-    names, n = ("fitted", "alone", "together"), len(queries)
-    if data.judged is None:
-        return {"scores": np.full((n, 3), np.nan), "worse": np.zeros(n)}, {}
+    arrays, n = queries.arrays, len(queries)
+    if data.judged is None or data.train is None:
+        return {"scores": np.full((n, 3), np.nan), "worse": np.zeros(n)}
     units, test = data.judged[0], data.judged[1].take(queries.users)
-    models = [np.asarray(queries.arrays[name]) for name in names]
+    alone = arrays.get("alone")
+    if alone is None:
+        alone = own_models(units.loss, data.train.take(queries.users))
+    models = [arrays["fitted"], alone, arrays["together"]]
     errors = [units.errors(part, test) for part in models[:2]]
     return {"scores": np.stack([units.scores(part, test) for part in models], axis=1),
-            "worse": worse_than_alone(errors[0], errors[1], test).astype(float)}, {}
+            "worse": worse_than_alone(errors[0], errors[1], test).astype(float)}
 
 
 def _score(data: Data, queries: Batch) -> Answer:
@@ -393,16 +398,15 @@ def _score(data: Data, queries: Batch) -> Answer:
 
 
 def _fit(data: Data, queries: Batch) -> Answer:
-    parts = [data.samples.users.data] if data.train is None else [data.samples.users.data,
-        data.train]
-    return (facts(parts, queries) if queries.kind == "facts" else fit_answers(data.loss, parts,
-        queries)), {}
+    parts = [part.take(queries.users) for part in (data.samples.users.data, data.train)
+             if part is not None]
+    return FIT_ANSWERS[queries.kind](data.loss, parts, queries), {}
 
 
 _ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {
-    "facts": _fit, **dict.fromkeys(FIT_ANSWERS, _fit), "describe": _describe, "local": _local,
+    **dict.fromkeys(FIT_ANSWERS, _fit), "describe": _describe, "local": _local,
     "expand": _expand, "gradient": _gradient, "prox": _prox, "train": _train, "certify": _certify,
-    "score": _score, "moments": _moments, "judge": _judge,
+    "score": _score, "moments": _moments,
     "join": lambda data, queries: answer_join(data.loss, data.samples, queries),
     "release": lambda data, queries: (answer_release(data.releasing, queries), {}),
     # That the users have what they need; their models stay with them.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.condensed import SecondMoments
-from coterie.data.users import Split, Users
+from coterie.data.users import Moments, Split, Users
 from coterie.federated import plausible
 from coterie.federated.agreement import (
     Agreement,
@@ -36,7 +36,6 @@ from coterie.federated.agreement import (
     write_aside,
 )
 from coterie.federated.algorithms.proof import Judgement, judged
-from coterie.federated.fit_by_asking import describe, fit_parts
 from coterie.federated.private.federation import Releases, check_promise
 from coterie.federated.private.policy import Privacy
 from coterie.federated.private.release import finished_at_home
@@ -47,8 +46,13 @@ from coterie.federated.settings import Deployment, FederationSettings
 from coterie.fitting.estimate import Fit, fit
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
-from coterie.losses import Personal
-from coterie.losses.derived import Remote
+from coterie.fitting.sources import Around, Expanded, Judged, scores_of
+from coterie.fitting.summarised import fit_summaries
+from coterie.fitting.units import LARGEST_COUNT, Units, UserStatistics
+from coterie.fitting.work import Work
+from coterie.groups.summaries import Hypotheses, Reply
+from coterie.losses import Loss, Personal
+from coterie.losses.derived import Remote, Weighted
 from coterie.problem.account import Account
 from coterie.problem.certificates import Answers, answers_of, project, reference
 from coterie.problem.solution import Solution, Status
@@ -174,14 +178,112 @@ def _fit(runtime: Carrier, session: Session, agreement: Agreement, settings: Set
         users, split = _second_moments(session, agreement, settings)
         fitted = fit(users, settings, split=split)
         runtime.use(replace(agreement, units=fitted.units))
-        sizes = fitted.solution.problem.users.data.sizes
-    else:
-        facts = describe(session, agreement, settings)
-        runtime.use(replace(agreement, units=facts.units, train_units=facts.train_units))
-        fitted, sizes = fit_parts(facts, agreement.participants, session, settings), facts.sizes[0]
-    solution = _certify(session, fitted.solution, settings.tol, sizes)
-    return replace(fitted, solution=solution, scores=_judge(session, fitted),
-                   recipe=agreement.recipe)
+        return _finish_condensed(session, fitted, settings.tol)
+    source = SessionSource(runtime, session, agreement, settings)
+    fitted = fit_summaries(source, source.units, settings, Work())
+    return replace(fitted, recipe=agreement.recipe)
+
+
+def describe(asker: Session, agreement: Agreement,
+             settings: Settings) -> tuple[Units, list[Ints], float]:
+    """Ask for counts, means and sums of squares: the units, rows of each user by part, and the mean
+    target as the loss sees targets, of the last part.
+    """
+    replies = asker.ask("facts", 0).arrays
+    counts, means, m2, target = (replies[name] for name in ("count", "means", "m2", "target"))
+    if means.shape[2:] != (len(agreement.features),) or target.shape[2:] != (3,):
+        raise InvalidInput("users describe other columns than agreed", remedy="Start the run again")
+    units, sizes, mean = list[Units](), list[Ints](), 0.0
+    for k in range(counts.shape[1]):
+        asker.refuse(plausible.wrong_moments(counts[:, k], means[:, k], m2[:, k], target[:, k]))
+        asker.refuse(plausible.wrong_targets(settings.task, target[:, k, 2], target[:, k, 0],
+                                             settings.n_classes,
+                                             LARGEST_COUNT))
+        asker.refuse(plausible.outlying(counts[:, k], means[:, k], m2[:, k]))
+        rows = counts[:, k].astype(np.int64)
+        features = plausible.without_dominant(Moments(rows, means[:, k], m2[:, k]))
+        statistics = UserStatistics(agreement.features, features,
+                                    Moments(rows, target[:, k, :1], target[:, k, 1:2]),
+                                    target[:, k, 2])
+        units.append(Units.from_moments(statistics, settings.task, loss=settings.loss,
+                                        ridge=settings.ridge,
+                                        n_classes=settings.n_classes,
+                                        standardize=settings.standardize))
+        sizes.append(rows)
+        mean = units[0].mean_target(rows, target[:, k, 0])
+    return units[0], sizes, mean
+
+
+class SessionSource:
+    """Users who are asked, one round for each question; see `coterie.fitting.sources.FitSource`.
+
+    Parameters
+    ----------
+    runtime, session : carry questions and replies.
+    agreement : who takes part.
+    settings : of the fit.
+    """
+
+    def __init__(self, runtime: Carrier, session: Session, agreement: Agreement,
+                 settings: Settings) -> None:
+        self.runtime, self.session, self.agreement = runtime, session, agreement
+        self.units, self.sizes, mean = describe(session, agreement, settings)
+        self.users, self.target_mean = agreement.participants, mean
+        self.use(self.units)
+        self.dim = self.loss.dim(self.users)
+        self._certified: Solution | None = None
+
+    def use(self, units: Units) -> None:
+        self.units, self.loss = units, units.loss
+        self.runtime.use(replace(self.agreement, units=units))
+
+    def _ask(self, kind: str, arrays: dict[str, Array] | None = None, **shared: Any) -> Any:
+        values = {name: np.asarray(value) for name, value in shared.items()}
+        return self.session.ask(kind, self.dim, arrays=arrays, shared=values).arrays
+
+    def summary(self, centre: Array, covariance: Array, noise: float, n_parts: int) -> Reply:
+        told = self._ask("summary", centre=centre, covariance=triangle(covariance[None]),
+                         step=noise, rank=n_parts)
+        reply = Reply(told["point"], told["values"], told["gradient"],
+                      square(told["hessian"], self.dim), told["information"], told["size"])
+        pull = (reply.point - centre) @ np.linalg.inv(covariance)
+        pull *= (noise / np.maximum(self.sizes[-1], 1))[:, None]
+        self.session.refuse(plausible.wrong_points(reply.point, reply.gradient[:, 0],
+                                                   reply.hessian[:, 0], pull))
+        return reply
+
+    def evidence(self, asked: list[Hypotheses]) -> list[Array]:
+        centres, covariances = _padded([(each.centres, each.covariances) for each in asked])
+        told = self._ask("evidence", {"centre": centres}, covariance=triangle(covariances),
+                         step=np.array([each.noise for each in asked]))["evidence"]
+        return [told[:, k, :len(each.covariances)] for k, each in enumerate(asked)]
+
+    def around(self, asked: list[Around]) -> list[Expanded]:
+        centres, covariances = _padded(asked)
+        told = self._ask("around", {"centre": centres}, covariance=triangle(covariances))
+        return [Expanded(*(told[name][:, k, :len(each.covariances)]
+                           for name in ("values", "gradient", "model")))
+                for k, each in enumerate(asked)]
+
+    def finish(self, solution: Solution, handed: Array, judged: Judged | None,
+               tol: float) -> tuple[Solution, Scores | None]:
+        models = {"point": handed}
+        if judged is not None:
+            models |= {"fitted": judged.fitted, "together": judged.together}
+        solution, told = _certify(self.session, solution, tol, self.sizes[0], models)
+        if judged is None:
+            return solution, None
+        rows = int(self.sizes[0].sum() - self.sizes[1].sum())
+        return solution, scores_of(judged, self.units.task, told["scores"],
+                                   told["worse"] > 0, rows)
+
+
+def _padded(asked: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """(n, parts, k, dim) centres and (parts, k, dim, dim) covariances, as many in every part."""
+    most = max(len(covariances) for _, covariances in asked)
+    some = [np.minimum(np.arange(most), len(covariances) - 1) for _, covariances in asked]
+    return (np.stack([centres[:, k] for (centres, _), k in zip(asked, some, strict=True)], axis=1),
+            np.stack([each[k] for (_, each), k in zip(asked, some, strict=True)]))
 
 
 def _squared(settings: Settings) -> bool:
@@ -223,11 +325,24 @@ def _second_moments(session: Session, agreement: Agreement,
     return users, Split(train, test.take([]), test)
 
 
-def _certify(session: Session, solution: Solution, tol: float, sizes: Ints) -> Solution:
-    """The solution with a certificate from the users' own rows."""
+def _certify(session: Session, solution: Solution, tol: float, sizes: Ints,
+             models: dict[str, Array]) -> tuple[Solution, dict[str, Array]]:
+    """The solution with a certificate from the users' own rows, and all that they answered.
+
+    Where rows count alike, the loss of user i is w_i f_i, whose conjugate at u is w_i times that
+    of f_i at u / w_i.
+
+    Parameters
+    ----------
+    session : asks.
+    solution : with duals.
+    tol : the certified relative gap to reach.
+    sizes : (n_users,) rows.
+    models : that users get, and judge.
+    """
     began, problem = time.perf_counter(), solution.problem
     graph, n = problem.graph, problem.n_users
-    loss = problem.loss.loss if isinstance(problem.loss, Remote) else problem.loss
+    loss, counted = _unwrapped(problem.loss, sizes)
     duals = (np.zeros((graph.n_edges, problem.dim)) if solution.duals is None
              else project(solution.duals, problem.radii))
     slopes, about = -graph.divergence(duals), reference(graph, solution.models)
@@ -236,19 +351,31 @@ def _certify(session: Session, solution: Solution, tol: float, sizes: Ints) -> S
         shared["covariance"] = triangle(np.asarray(loss.covariance)[None])
         if isinstance(loss.scale, np.ndarray):
             ragged["noise"] = Ragged.of(loss.scale * sizes, np.ones(n, dtype=np.int64))
-    replies = session.ask("certify", problem.dim, arrays={"model": solution.models, "slope": slopes,
-                                                        "anchor": about},
-                        shared=shared, ragged=ragged)
-    answers = Answers(*(replies.arrays[name] for name in ("value", "conjugate", "residual", "size",
-                                                          "rounding")))
+    asked = {"model": solution.models, "slope": slopes / counted[:, None], "anchor": about}
+    replies = session.ask("certify", problem.dim, arrays=asked | models, shared=shared,
+                          ragged=ragged)
+    answers = Answers(*(counted * replies.arrays[name]
+                        for name in ("value", "conjugate", "residual", "size", "rounding")))
     judgement = judged(problem, solution.models, slopes, about, answers)
     session.refuse(_wrong_answers(solution, slopes, about, answers), _to_blame(judgement, tol))
     certificate = judgement.certificate.with_duals(duals)
-    gap = certificate.relative_gap
-    status = (Status.CONVERGED if gap <= tol else Status.INACCURATE
-              if np.isfinite(certificate.bound) else Status.NO_BOUND)
-    return replace(solution, certificate=certificate, status=status, duals=duals,
-                   seconds=solution.seconds + time.perf_counter() - began)
+    done = replace(solution, certificate=certificate, status=Status.of(certificate, tol),
+                   duals=duals, seconds=solution.seconds + time.perf_counter() - began)
+    return done, dict(replies.arrays)
+
+
+def _unwrapped(loss: Loss, sizes: Ints) -> tuple[Loss, Array]:
+    """The loss of a user, or of its centre, and what it counts in the problem."""
+    loss = loss.loss if isinstance(loss, Remote) else loss
+    inner = loss.loss if isinstance(loss, Personal) else loss
+    if not isinstance(inner, Weighted):
+        return loss, np.ones(len(sizes))
+    if isinstance(loss, Personal):
+        outer = Personal(inner.loss, covariance=loss.covariance, scale=1.0 / np.maximum(sizes, 1))
+        return outer, sizes / inner.unit
+    return inner.loss, sizes / inner.unit
+
+
 
 
 def _wrong_answers(solution: Solution, slopes: Array, about: Array, answers: Answers) -> Flags:
@@ -276,23 +403,21 @@ def _to_blame(judgement: Judgement, tol: float) -> list[str]:
     return reasons
 
 
-def _judge(session: Session, fitted: Fit) -> Scores | None:
-    """The scores as the users compute them; every user gets its model with the same question."""
-    scores, dim, models = fitted.scores, fitted.solution.problem.dim, fitted.models
-    others = [models] * 3
-    if scores is not None and scores.judged is not None:
-        theirs = scores.judged
-        others = list(theirs[1:])
-        if fitted.sent is None:  # users judge in the units of all rows
-            others = [fitted.units.restored(theirs.units.coefficients(part)) for part in others]
-    replies = session.ask("judge", dim, arrays={"model": models, "fitted": others[0],
-                                              "alone": others[1], "together": others[2]})
-    if scores is None:
-        return None
-    fitted_score, alone, together = replies.arrays["scores"].T
-    worse = np.asarray(replies.arrays["worse"]) > 0
-    points = scores.points.copy()
-    points[scores.chosen] = fitted_score
-    return replace(scores, fitted=fitted_score, alone=alone, together=together, worse=worse,
-                   points=points)
-
+def _finish_condensed(session: Session, fitted: Fit, tol: float) -> Fit:
+    """The fit of second moments, with the certificate and the scores that the users' rows give;
+    every user gets its model with the same question.
+    """
+    sizes, scores = fitted.solution.problem.users.data.sizes, fitted.scores
+    models = {"point": fitted.models}
+    if scores is not None and scores.judged is not None:  # users judge in the units of all rows
+        models |= {name: fitted.units.restored(scores.judged.units.coefficients(part))
+                   for name, part in zip(("fitted", "alone", "together"), scores.judged[1:],
+                                         strict=True)}
+    solution, told = _certify(session, fitted.solution, tol, sizes, models)
+    if scores is not None and "scores" in told:
+        fitted_score, alone, together = told["scores"].T
+        points = scores.points.copy()
+        points[scores.chosen] = fitted_score
+        scores = replace(scores, fitted=fitted_score, alone=alone, together=together,
+                         worse=told["worse"] > 0, points=points)
+    return replace(fitted, solution=solution, scores=scores)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ from coterie.data.users import Users
 from coterie.federated.client import Data
 from coterie.federated.private.ledger import LoggedAnswer, NodeLedger, Question
 from coterie.federated.private.release import PRIVATE
-from coterie.federated.protocol.messages import KINDS, Batch, Message
+from coterie.federated.protocol.messages import KINDS, Message
 from coterie.federated.settings import DATA, key_of
 from coterie.federated.sources import SOURCES, Table
 from coterie.losses import Huber, HuberDistance, SquaredHinge
@@ -39,9 +39,9 @@ _LEAST_ROWS = 3  # means and sums of squares of one or two rows are the rows
 _SCALARS = 3  # beside a gradient: value, curvature, and a bound on it
 # Rows, and rows per coordinate, below which a fit's gradients give rows away.
 _FIT_ROWS, _FIT_ROWS_EACH = 30, 3
-_OF_A_FIT = ("settle", "slopes", "evidence", "around", "left_out", "halves", "alone", "ratio")
-_WITH_HESSIANS = ("local", "settle", "moments")
-_HESSIAN_FIELDS = ("hessian", "hessian2", "scatter", "factor", "core", "basis")
+_OF_A_FIT = ("summary", "evidence", "around")
+_WITH_HESSIANS = ("local", "summary", "moments")
+_HESSIAN_FIELDS = ("hessian", "scatter", "factor", "core", "basis")
 _PARTS = ("factor", "core", "basis")  # of one Hessian, however many numbers they are
 _FREE_FIELDS = ("difference", "sign")  # the server can compute them from what it knows
 
@@ -181,21 +181,6 @@ class Guard:
                                                             lambda: os.urandom(32).hex())
         return int.from_bytes(hashlib.sha256(f"splits {key}".encode()).digest()[:7])
 
-    def own_splits(self, queries: Batch) -> Batch:
-        """The same questions; those about rows left out with the node's seed in place of the
-        server's.
-        """
-        if not self.owned or self.settings.split_key == PUBLIC or queries.kind not in ("left_out",
-                "halves"):
-            return queries
-        shared = dict(queries.shared)
-        # Alone, splits, seed, stratify; or draws, seed, stratify.
-        for name in ("settings", "settings2"):
-            if name in shared:
-                shared[name] = np.array(shared[name], dtype=np.int64)
-                shared[name][-2] = self.secret
-        return replace(queries, shared=shared)
-
     # -- what is asked
 
     def withheld(self, data: Data) -> Flags:
@@ -224,8 +209,7 @@ class Guard:
             return ""
         rows, columns = int(self._rows(data)[user]), max(data.samples.users.n_features,
                                                          self.columns) + 1
-        hessians = kind in _WITH_HESSIANS or (kind == "around" and any(
-            int(query.arrays[name]) > 1 for name in ("rank", "rank2") if name in query.arrays))
+        hessians = kind in _WITH_HESSIANS
         wide = max(data.samples.dim, self.columns)
         if hessians and rows <= (columns if kind == "moments" else wide):
             return ("it has no more rows than coordinates, and its owner has not consented to send "

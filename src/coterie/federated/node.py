@@ -217,7 +217,7 @@ class _Asking:
                  own: Mapping[str, Any]) -> tuple[dict[str, bytes], dict[str, str]]:
         """The replies that may leave, and of those that are too many the reasons."""
         users = self.data.samples.users
-        batch = self.guard.own_splits(gather(list(asked.items()), "query"))
+        batch = gather(list(asked.items()), "query")
         replies = _own_business(lambda: answer_all(self.data, batch))
         leaving = replies if replies.kind != "join" or own.get("return-models") else \
             replace(replies, ragged={})  # a newcomer's model stays with it
@@ -236,8 +236,8 @@ class _Asking:
 
     def _models(self, queries: Batch, replies: Batch) -> dict[int, Array]:
         """The users' models, where the question lets them have one; nobody else sees these."""
-        if queries.kind == "judge":  # with this question every user gets its model
-            return dict(zip(queries.users.tolist(), queries.arrays["model"], strict=True))
+        if queries.kind == "certify" and "point" in queries.arrays:  # the models that users get
+            return dict(zip(queries.users.tolist(), queries.arrays["point"], strict=True))
         if queries.kind == "join":
             return {k: reply.arrays["model"][0] for k, reply in replies.items()}
         if queries.kind == "home":  # finished from exact rows

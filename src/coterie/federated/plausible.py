@@ -44,8 +44,7 @@ _NOT_NEGATIVE = ("curvature", "stiffness", "residual", "size", "rounding", "diag
                  "count", "information")
 #: Answers of which one user may be a law to itself only within so many times the median of the
 #: others.
-_VOTES = {"evidence": ("evidence",), "left_out": ("values",), "ratio": ("values",),
-          "train": ("point",)}
+_VOTES = {"evidence": ("evidence",), "train": ("point",)}
 _FAR = 1e6
 _UNKNOWN = -1e300  # an evidence that a user could not compute
 
@@ -59,7 +58,7 @@ def objections(replies: Batch) -> list[tuple[int, str]]:
             reasons.setdefault(user, reason)
 
     for name, array in replies.arrays.items():
-        rows, own = _rows(np.asarray(array)), name.removesuffix("2") if name != "m2" else name
+        rows, own = _rows(np.asarray(array)), name
         # What may not be finite is checked with its form.
         exempt = ~np.isfinite(rows) | (rows == _UNKNOWN)
         most = FARTHEST if own in ("point", "model") else LARGEST
@@ -103,31 +102,28 @@ def fit_objections(replies: Batch, dim: int, asked: Mapping[str, Any],
             reasons.setdefault(user, reason)
 
     for name, array in replies.arrays.items():
-        own = name.removesuffix("2")
-        if own == "hessian" and array.size and array.shape[-1] == dim * (dim + 1) // 2:
+        if name == "hessian" and array.size and array.shape[-1] == dim * (dim + 1) // 2:
             ends = np.linalg.eigvalsh(square(array, dim))
-            slack = 1e-6 * np.maximum(ends[..., -1], 0.0)
-            least = (1.0 - _SLACK) * ridge if replies.kind == "settle" else 0.0
-            object_to((ends[..., 0] < least - slack - 1e-12 * dim)
-                      | ((ridge > 0) & (ends[..., -1] <= 0)),
+            slack = 1e-6 * np.maximum(ends[..., -1], 0.0) + 1e-12 * dim
+            without = (ridge > 0) & (replies.kind != "summary") & (ends[..., -1] <= 0)
+            object_to((ends[..., 0] < -slack) | without,
                       "its Hessian is not positive semidefinite, or without the ridge")
-        elif own == "own":
-            known = np.isin(array, np.arange(len(asked[name.replace("own", "models")])))
-            object_to(~known, "it names a group that does not exist")
-        elif own == "information":
+        elif name == "information":
             object_to(array > 1 + _SLACK, "its information is above 1")
-    for mark in ("", "2") if replies.kind == "settle" else ():
-        # The best point beside a centre has the gradient t (centre - point).
-        if f"point{mark}" in replies.arrays:
-            points, gradients, hessians = (replies.arrays[name + mark]
-                                           for name in ("point", "gradient", "hessian"))
-            pull = float(asked[f"t{mark}"]) * (asked[f"centre{mark}"][replies.users] - points)
-            sizes = np.abs(gradients) + np.abs(pull) + np.abs(hessians).max(axis=1,
-                keepdims=True) * (
-                1.0 + np.abs(points).max(axis=1, keepdims=True))
-            object_to(np.abs(gradients - pull) > 1e-3 * sizes,
-                      "its gradient is not that of the best point")
     return list(reasons.items())
+
+
+def wrong_points(points: Array, gradients: Array, hessians: Array, pull: Array) -> Flags:
+    """(n,) whose point is not the best one beside a centre: there the gradient is minus the pull.
+
+    Parameters
+    ----------
+    points, gradients, pull : (n, dim).
+    hessians : (n, dim, dim).
+    """
+    sizes = np.abs(gradients) + np.abs(pull) + np.abs(hessians).max(axis=(1, 2))[:, None] * (
+        1.0 + np.abs(points).max(axis=1, keepdims=True))
+    return np.asarray((np.abs(gradients + pull) > 1e-3 * sizes).any(axis=1))
 
 
 def other_shapes(messages: Mapping[int, Message]) -> list[int]:

@@ -30,7 +30,6 @@ from typing import NamedTuple
 import numpy as np
 
 from coterie.base.errors import CoterieWarning, InvalidInput
-from coterie.base.labels import group_means
 from coterie.base.machine import one_blas_thread, require_memory
 from coterie.base.types import Array, Ints
 from coterie.convex.choice import silhouette
@@ -40,13 +39,16 @@ from coterie.fitting.ahead import Ahead
 from coterie.fitting.kinds import group_centres, sentence_of
 from coterie.fitting.outliers import without_far_targets
 from coterie.fitting.path import solve_plan
-from coterie.fitting.plan import PathPlan, learn_units, make_plan
+from coterie.fitting.plan import PathPlan, by_groups, learn_units, make_plan
 from coterie.fitting.result import Fit as Fit
 from coterie.fitting.scores import Scores, score_held_out
 from coterie.fitting.settings import Settings
+from coterie.fitting.sources import RowsFitSource
 from coterie.fitting.stability import draw_groups, summarise_draws
+from coterie.fitting.summarised import fit_summaries
 from coterie.fitting.units import Units
 from coterie.fitting.work import FinishedParts, FitProgress, Work
+from coterie.groups.summaries import Summaries
 from coterie.losses.rows import too_wide
 from coterie.problem.solution import Solution
 from coterie.solvers import solve
@@ -103,6 +105,12 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None,
         split = users.hold_out(settings.holdout, stratify=settings.task == "classification",
                                seed=settings.seed)
     samples = units.loss.prepare(inner)  # kept to the end, so that it is prepared once
+    if _by_summaries(inner, units, settings):
+        parts = () if not with_scores or split is None else (split.train, split.test)
+        with one_blas_thread():
+            fitted = fit_summaries(RowsFitSource(units, users, *parts), units, settings, work)
+        return replace(fitted, why=" ".join([*concerns, fitted.why]),
+                       seconds=time.perf_counter() - began)
     # Wide models need products of large matrices.
     with nullcontext() if too_wide(units.loss, samples) else one_blas_thread():
         scores, judged, plan = _planned(split if with_scores else None, inner, units, settings,
@@ -110,6 +118,13 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None,
         fitted = _solved(plan, judged, scores, inner, units, settings, work)
     return replace(fitted, why=" ".join([*concerns, fitted.why]),
                    seconds=time.perf_counter() - began)
+
+
+def _by_summaries(inner: Users, units: Units, settings: Settings) -> bool:
+    """Whether the fit is one on summaries: of losses that are not quadratic, with nothing given."""
+    wide = too_wide(units.loss, units.loss.prepare(inner))
+    return (settings.lam == "auto" and by_groups(inner, settings) and not wide
+            and not units.loss.quadratic and settings.task != "clustering")
 
 
 class _Finished(NamedTuple):
@@ -130,7 +145,7 @@ def _finish(plan: PathPlan, inner: Users, units: Units, settings: Settings,
     if sharing is not None and groups is not None and groups.any():
         work.show("stability of the groups")
         drawn = np.asarray(work.once("drawn groups", lambda: draw_groups(
-            inner, units.loss, sharing, settings, group_means(path[index].models, groups))))
+            Summaries.exact(inner, units.loss), sharing, settings)))
     if index >= 0:
         _pooled(plan, path[index], settings, work)
     return _Finished(path, index, why, drawn)
@@ -157,7 +172,7 @@ def _solved(plan: PathPlan, judged: PathPlan | None, scores: Scores | None, inne
         why = f"{sentence_of(plan.kind, compared.means)} {why}"
     stability = None
     if drawn is not None and plan.sharing is not None:
-        stability = summarise_draws(drawn, plan.sharing, judged)
+        stability = summarise_draws(drawn, plan.sharing, None if judged is None else judged.groups)
         why = f"{why} {stability}" if stability.stable else f"{stability} {why}"
     chosen = path[index]
     solution = chosen if chosen.duals is not None else solve(chosen.problem, tol=settings.tol,

@@ -17,8 +17,8 @@ estimated by generalised cross-validation (Craven and Wahba 1979) for each user,
     f_i(model of i) / (1 - df_i / m_i)^2,       df_i: how many of its m_i rows' targets the model
                                                 follows
 
-which needs no more than second moments. With other losses, every kind is fitted without some rows
-of each user and judged on these rows, several times. The simplest kind is taken that is within one
+which needs no more than second moments. With other losses it is estimated from the users' summaries
+(`new_row_losses`). The simplest kind is taken that is within one
 standard error of the best one, or misses little of what the best one gains over one model for all;
 the error is that of the mean over users of the difference. Where targets are numbers, the
 logarithms of the losses are compared, so that no user with much noise or large units decides alone.
@@ -30,37 +30,28 @@ rows is among those that judge the fit in the end (`coterie.fitting.scores`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
-from coterie.base.errors import Incompatible
 from coterie.base.labels import group_sums
 from coterie.base.types import Array, Flags, Ints
-from coterie.data.users import Participants, Users
-from coterie.fitting.oracle import FitOracle, LeavingOut, RowsFitOracle
+from coterie.data.users import Users
 from coterie.fitting.settings import Settings
 from coterie.groups.dispersion import without_ridge
-from coterie.groups.oracle import UserOracle
 from coterie.groups.random_effects import learn_spread
-from coterie.groups.refining import Refining
-from coterie.groups.search import near_groups
-from coterie.groups.spread import Expansions
+from coterie.groups.summaries import Summaries, spread_within
 from coterie.groups.wide_models import WideModels, fit_models
-from coterie.losses import AffineLoss, Loss, Personal, Samples, Squared
+from coterie.losses import Loss, Personal, Samples, Squared
 from coterie.losses.derived import Grouped, Remote
-from coterie.losses.newton import minimise
 from coterie.losses.personal import PersonalSamples
 from coterie.losses.rows import too_wide
 
 Count = Literal["rows", "users"]
 Kind = Literal["one model", "groups", "personal", "personal in groups", "alone"]
 KINDS: tuple[Kind, ...] = ("one model", "groups", "personal", "personal in groups", "alone")
-#: Rows, and how often some of them are left out to choose the kind: many rows say enough at once.
-_SPLITS = ((20_000, 4), (50_000, 2), (np.inf, 1))
 _WIDE_SPLITS = 2  # the same for wide models
-_REFINED = 2  # steps from centres by second-order models to those that are judged
 # Share of what the best kind gains over one model, and of its loss, that a simpler kind may miss.
 _LITTLE = 0.05
 _MOST = 0.5  # share of this gain that kinds other than one model may miss at most
@@ -71,11 +62,9 @@ _MOST_USED = 0.95  # share of its rows' targets that a user's model follows at m
 _NO_LOSS = 1e-12  # loss over the largest one below which differences do not count
 # Rows per number that they determine, on average, from which users can be left alone.
 _DETERMINED = 3
-_ALONE = 1e-9  # pull of models that are users' own
 # Tried variances of wide personal models, in units of the noise.
 _VARIANCES = (1e-3, 1e-2, 1e-1, 1.0)
 _WIDE_SHARE = 0.25  # of each user's rows that are left out to choose between them
-_DRAWN = 2  # Newton steps to centres that are only drawn
 _ROUGH = 1e-3  # gradient, over that at zero, at which the fits for this choice end
 
 
@@ -120,12 +109,10 @@ class Sharing:
 
 
 def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count,
-                  start: Array | None = None, *,
-                  drawn: bool = False) -> Array:
+                  start: Array | None = None) -> Array:
     """(n_groups, dim) the centre of each group, fitted to the group's rows without the penalty.
 
-    Where rows count alike, a user with few rows, or noisy ones, has little influence. Centres that
-    are only `drawn` are those after a few Newton steps.
+    Where rows count alike, a user with few rows, or noisy ones, has little influence.
     """
     if too_wide(loss, samples):
         return wide_models(loss, samples, labels, count, start).centres
@@ -134,10 +121,6 @@ def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count,
         rows = 1.0 / loss.scale
     weights = rows / rows.mean() if count == "rows" else None
     grouped = Grouped(loss=loss, samples=samples, labels=labels, weights=weights)
-    if drawn and start is not None and not loss.quadratic:
-        groups = grouped.prepare(grouped.groups)
-        return minimise(lambda which, z, order: grouped.evaluate(groups, z, order, which), start,
-                        _DRAWN).points
     # With quadratic losses one step is enough from anywhere, and from zero its last digits are
     # always the same.
     return grouped.local(grouped.prepare(grouped.groups),
@@ -178,41 +161,40 @@ def kind_of(loss: Loss, labels: Ints) -> Kind:
     return "one model" if n_groups == 1 else "alone" if n_groups == len(labels) else "groups"
 
 
-def sharing_of(kind: Kind, users: Any, loss: Loss, labels: Ints, count: Count,
-               oracle: UserOracle | None = None) -> Sharing:
+def sharing_of(kind: Kind, known: Summaries, labels: Ints, count: Count) -> Sharing:
     """A kind for these users, with the groups that were found.
 
     Where there is one group only the kind is the one without groups, and where users do not differ
     inside their groups the one without personal parts.
     """
-    everyone, groups = np.zeros(users.n_users, dtype=np.int64), \
-        np.unique(labels, return_inverse=True)[1]
+    everyone = np.zeros(known.users.n_users, dtype=np.int64)
+    groups = np.unique(labels, return_inverse=True)[1]
     if kind == "alone":
-        return Sharing(kind, np.arange(users.n_users), None, count)
+        return Sharing(kind, np.arange(len(labels)), None, count)
     groups = groups if kind in ("groups", "personal in groups") else everyone
-    spread = learn_spread(users, loss, groups, oracle) if kind.startswith("personal") else None
-    if spread is None:
-        return Sharing("groups" if groups.any() else "one model", groups, None, count)
-    return Sharing("personal in groups" if groups.any() else "personal", groups, spread.relative,
-                   count, spread.gain,
-                   spread.noises)
+    name: Kind = "personal in groups" if groups.any() else "personal"
+    if kind.startswith("personal") and known.one is not None:
+        spread = spread_within(known, groups) if groups.any() else known.one.covariance
+        if groups.any() or known.one.gain > 0:
+            return Sharing(name, groups, spread / known.noise, count, known.one.gain)
+    elif kind.startswith("personal"):
+        learned = learn_spread(known.users.data, known.loss, groups)
+        if learned is not None:
+            return Sharing(name, groups, learned.relative, count, learned.gain, learned.noises)
+    return Sharing("groups" if groups.any() else "one model", groups, None, count)
 
 
-def candidates(users: Any, loss: Loss, labels: Ints, count: Count,
-               oracle: FitOracle | None = None) -> list[Sharing]:
+def candidates(known: Summaries, labels: Ints, count: Count) -> list[Sharing]:
     """All kinds that differ for these users, with the groups that were found, from simple to rich.
 
     Nobody is left alone with too few rows to say how good such a model is.
     """
     kinds = [kind for kind in KINDS if labels.any() or "groups" not in kind]
-    sizes = users.sizes if oracle is None else oracle.sizes
-    rows, numbers = float(sizes.sum()), float(users.n_users * loss.dim(users))
-    if rows < _DETERMINED * numbers and (oracle is None or rows < _DETERMINED
-                                         * oracle.alone(_ALONE)[1].sum()):
+    numbers = float(known.users.n_users * known.samples.dim)
+    if known.one is not None or float(known.sizes.sum()) < _DETERMINED * numbers:
         kinds.remove("alone")
     options = {option.kind: option
-               for option in (sharing_of(kind, users, loss, labels, count, oracle)
-                                                  for kind in kinds)}
+               for option in (sharing_of(kind, known, labels, count) for kind in kinds)}
     return [options[kind] for kind in KINDS if kind in options]
 
 
@@ -264,14 +246,13 @@ class Comparison:
             strict=True)}
 
 
-def choose(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Comparison:
-    """Choose the kind of models by rows it was not fitted to; without such rows, the groups that
-    were found.
+def choose(known: Summaries, labels: Ints, settings: Settings) -> Comparison:
+    """Choose the kind of models by their estimated loss on new rows; without users to judge by, the
+    groups that were found.
 
     Parameters
     ----------
-    users : their data in the solver's units.
-    loss : of the users' models.
+    known : the users' summaries.
     labels : (n_users,) the groups that were found.
     settings : of the fit.
 
@@ -279,13 +260,9 @@ def choose(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Compar
     -------
     Comparison
     """
-    if too_wide(loss, loss.prepare(users)):
-        raise Incompatible("Kinds of wide models are compared by `choose_wide`.")
-    if not isinstance(loss, Squared):
-        return choose_by_asking(users, RowsFitOracle(users, loss), labels, settings)
-    options = candidates(users, loss, labels, settings.count)
-    return _compare(options, np.stack([new_row_losses(option, users, loss) for option in options]),
-                    labels, True)
+    options = candidates(known, labels, settings.count)
+    losses = np.stack([new_row_losses(option, known) for option in options])
+    return _compare(options, losses, labels, known.one is None)
 
 
 def choose_wide(users: Users, loss: Loss, labels: Ints, settings: Settings) -> Comparison:
@@ -339,13 +316,6 @@ def _wide_losses(options: list[Sharing], users: Users, loss: Loss, settings: Set
     return sums, counts
 
 
-def choose_by_asking(users: Participants, oracle: FitOracle, labels: Ints,
-                     settings: Settings) -> Comparison:
-    """The same by what users answer."""
-    options = candidates(users, oracle.loss, labels, settings.count, oracle)
-    return _compare(options, _left_out_losses(options, users, oracle, settings), labels, False)
-
-
 def _compare(options: list[Sharing], losses: Array, labels: Ints, relative: bool) -> Comparison:
     judged = _compared(losses, relative)
     chosen = [option.kind for option in options].index("groups" if labels.any() else "one model")
@@ -354,11 +324,13 @@ def _compare(options: list[Sharing], losses: Array, labels: Ints, relative: bool
     return Comparison(options, losses, chosen, relative)
 
 
-def new_row_losses(option: Sharing, users: Users, loss: Loss) -> Array:
-    """(n_users,) the squared loss of each user's model on new rows, by generalised
-    cross-validation.
+def new_row_losses(option: Sharing, known: Summaries) -> Array:
+    """(n_users,) the loss of each user's model on new rows, estimated from its summary.
 
-    It is nan for users with one row.
+    It is nan for users with one row. With squared losses it is that of generalised
+    cross-validation, with others what the loss of the user's rows is too low on average (Akaike):
+
+        f_i / (1 - df_i / m_i)^2          f_i + s df_i / m_i
 
     df_i = tr(A_i M_i) with A_i the curvature of user i's rows, and M_i the derivative of its model
     by their slope:
@@ -368,79 +340,38 @@ def new_row_losses(option: Sharing, users: Users, loss: Loss) -> Array:
         V_i + (I - V_i A_i) C (I - A_i V_i)      personal; V_i = (A_i + T^-1)^-1, C^-1 = sum of A_j
                                                  - A_j V_j A_j
     """
-    plain, n = without_ridge(loss), users.n_users
-    samples = plain.prepare(users)
-    zero, rows = np.zeros((n, samples.dim)), users.sizes.astype(float)
-    bare, eye = plain.hessians(samples, zero), np.eye(samples.dim)
+    n, dim = known.users.n_users, known.samples.dim
+    zero, rows, eye = np.zeros((n, dim)), known.sizes.astype(float), np.eye(dim)
+    at = known.loss.evaluate(known.samples, zero, 2)
+    bare = at.hessians - np.diag(known.ridge)
     weights = rows if option.noise is None else rows / option.noise
-    assert isinstance(loss, AffineLoss)
-    A = weights[:, None, None] * (bare + np.diag(loss.ridge * loss.shrunk(samples.dim)))
-    influence, B, follows = np.zeros_like(A), A, eye
+    A, slopes = weights[:, None, None] * at.hessians, -weights[:, None] * at.gradients
+    influence, B, follows, pull = np.zeros_like(A), A, eye, slopes
     if option.covariance is not None:
         V = option.covariance @ np.linalg.inv(eye + A @ option.covariance)
         influence, follows = V, eye - V @ A
-        B = A @ follows
+        B, pull = A @ follows, slopes - _times(A @ V, slopes)
     share = np.ones(n) if option.count == "rows" else 1.0 / weights
     sums = group_sums(share[:, None, None] * B, option.labels, option.n_groups)
     sums += 1e-12 * np.trace(sums, axis1=1, axis2=2)[:, None, None] * eye
-    C = share[:, None, None] * np.linalg.inv(sums)[option.labels]
+    sums += np.diag(known.prior * known.noise) if known.prior.size else 0.0
+    inverse = np.asarray(np.linalg.inv(sums))
+    centres = _times(inverse, group_sums(share[:, None] * pull, option.labels, option.n_groups))
+    centres = centres[option.labels]
+    models = centres + _times(influence, slopes - _times(A, centres))
+    C = share[:, None, None] * inverse[option.labels]
     M = influence + follows @ C @ np.swapaxes(follows, -1, -2)
     used = np.einsum("nij,nji->n", weights[:, None, None] * bare, M)
-    errors = plain.values(samples, option.models(users, loss))
-    estimated = errors / (1.0 - np.clip(used / rows, 0.0, _MOST_USED)) ** 2
+    errors = known.loss.values(known.samples, models) - 0.5 * models**2 @ known.ridge
+    if known.one is None:
+        estimated = errors / (1.0 - np.clip(used / rows, 0.0, _MOST_USED)) ** 2
+    else:
+        estimated = errors + known.noise * used / rows
     return np.where(rows > 1, estimated, np.nan)
 
 
-def _left_out_losses(options: list[Sharing], users: Participants, oracle: FitOracle,
-                     settings: Settings) -> Array:
-    """(n_options, n_users) mean losses on rows left out; nan for users without.
-
-    The centres of all options are refined in the same rounds, by users' slopes.
-    """
-    asked, n = [option for option in options if option.kind != "alone"], users.n_users
-    refined, none = list[Refining](), np.zeros((oracle.dim, oracle.dim))
-    weights = oracle.sizes.astype(float) if settings.count == "rows" else np.ones(n)
-    for option in asked:
-        refined.append(refining_centres(users, oracle, option.labels, option.covariance, weights))
-    covariances = np.stack([none if option.covariance is None else option.covariance
-                            for option in asked])
-    for _ in range(_REFINED):
-        centres = np.stack([part.trial[part.labels] for part in refined], axis=1)
-        answers = oracle.expand(centres, covariances, 1)
-        for k, part in enumerate(refined):
-            part.take(answers.values[:, k], answers.gradients[:, k])
-    shift = 1e-12 * np.eye(oracle.dim)
-    inverses = [np.linalg.inv(part.curvatures + shift * np.trace(part.curvatures, axis1=1,
-        axis2=2)[:, None, None])
-                for part in refined]
-    share = (weights / oracle.sizes)[:, None, None]
-    rows = float(oracle.sizes.sum())
-    question = LeavingOut(
-        np.concatenate([part.models for part in refined]),
-                          np.cumsum([0, *(len(part.models) for part in refined)]),
-        np.stack([part.labels for part in refined], axis=1), covariances,
-        np.stack([share * inverse[part.labels] for inverse,
-                  part in zip(inverses, refined, strict=True)], axis=1),
-        len(asked) < len(options), next(times for most, times in _SPLITS if rows <= most),
-                          settings.seed,
-        settings.task == "classification")
-    sums, counts = oracle.left_out(question)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((sums / counts[:, None]).T)
-
-
-def refining_centres(users: Participants, oracle: FitOracle, labels: Ints, covariance: Array | None,
-                     weights: Array,
-                     start: Array | None = None) -> Refining:
-    """The centres of groups by second-order models, or `start`, to be refined by users' slopes."""
-    near, share = near_groups(users, oracle, labels), weights / oracle.sizes
-    expansions = Expansions.at(near, near.prepare(users), oracle.sizes.astype(float), near.point)
-    if covariance is not None:
-        expansions = expansions.marginal(covariance)[0]
-    scaled = replace(expansions, slopes=share[:, None] * expansions.slopes,
-                     curvatures=share[:, None, None] * expansions.curvatures)
-    return Refining(labels, weights, scaled.centres(labels) if start is None else start,
-                    scaled.sums(labels).curvatures)
+def _times(matrices: Array, vectors: Array) -> Array:
+    return np.asarray((matrices @ vectors[..., None])[..., 0])
 
 
 def _compared(losses: Array, relative: bool) -> Array:

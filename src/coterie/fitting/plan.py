@@ -40,6 +40,7 @@ from coterie.fitting.units import Units
 from coterie.fitting.work import Work
 from coterie.groups.find import find_groups
 from coterie.groups.proposals import first_merges
+from coterie.groups.summaries import Summaries
 from coterie.groups.wide import search_wide
 from coterie.losses import Loss
 from coterie.losses.derived import Grouped, Quadratic
@@ -204,8 +205,8 @@ def plan_likely(inner: Users, loss: Loss, settings: Settings, work: Work) -> Pat
     """
     groups = work.once("groups", lambda: _search_groups(inner, loss, settings, work))
     labels = np.asarray(groups["labels"], dtype=np.int64)
-    work.once("kind", lambda: _sharing_state(sharing_of(groups["likely"], inner, loss, labels,
-                                                        settings.count))
+    work.once("kind", lambda: _sharing_state(
+        sharing_of(groups["likely"], Summaries.exact(inner, loss), labels, settings.count))
               if settings.lam == "auto" else _choose_kind(inner, loss, settings, labels, None))
     return make_plan(inner, loss, settings, work)
 
@@ -233,10 +234,10 @@ def _choose_kind(inner: Users, loss: Loss, settings: Settings, labels: Ints,
     if settings.lam != "auto" or settings.task == "clustering":
         return parts(Sharing("groups" if labels.any() else "one model", labels))
     if like is not None:
-        sharing = sharing_of(like.kind, inner, loss, labels, settings.count)
+        sharing = sharing_of(like.kind, Summaries.exact(inner, loss), labels, settings.count)
         if (sharing.kind, sharing.n_groups) == (like.kind, like.n_groups):
             return parts(sharing)
-    compared = choose(inner, loss, labels, settings)
+    compared = choose(Summaries.exact(inner, loss), labels, settings)
     return parts(compared.sharing, compared)
 
 
@@ -318,7 +319,7 @@ def weighted_plan(inner: Participants, loss: Loss, local: LocalModels, sharing: 
     """
     alone = sharing.kind == "alone"
     labels = np.zeros(inner.n_users, dtype=np.int64) if alone else sharing.labels
-    inside = _inside(local, labels, settings.k)
+    inside = connect_inside(local, labels, settings.k)
     problem = _problem(inner, loss, inside)
     wide = too_wide(loss, problem.samples)
     # Any flow that balances the users of a group bounds the lam at which they merge; the electrical
@@ -390,7 +391,7 @@ def _affordable(problem: Problem, n_lams: int) -> int:
     return int(np.clip(_STEPS / step, 1, n_lams))
 
 
-def _inside(local: LocalModels, labels: Ints, k: int) -> Graph:
+def connect_inside(local: LocalModels, labels: Ints, k: int) -> Graph:
     """Edges of weight 1 from every user to the k nearest of its own group; all users of a group are
     connected.
     """

@@ -20,7 +20,7 @@ import numpy as np
 
 from coterie.base.errors import InvalidInput
 from coterie.base.labels import sum_zero_basis
-from coterie.base.types import Array
+from coterie.base.types import Array, Ints
 from coterie.data.scaling import Standardizer
 from coterie.data.summary import TASKS, Task
 from coterie.data.users import Moments, Users
@@ -171,14 +171,20 @@ class Units:
 
     def inner(self, users: Users) -> Users:
         """The users as the solver sees them."""
-        y = users.targets
-        if self.task == "clustering":
-            y = None
-        elif y is not None and self.task == "regression":
-            y = (y - self.centre) / self.spread
-        elif y is not None and isinstance(self.loss, (Logistic, SquaredHinge)):
-            y = 2.0 * y - 1.0
+        y = None if self.task == "clustering" or users.targets is None \
+            else self.inner_targets(users.targets)
         return replace(users, features=self.rows(users.features), targets=y)
+
+    def inner_targets(self, y: Array) -> Array:
+        """Targets as the loss sees them."""
+        if self.task == "regression":
+            return (y - self.centre) / self.spread
+        return 2.0 * y - 1.0 if isinstance(self.loss, (Logistic, SquaredHinge)) else y
+
+    def mean_target(self, counts: Ints, means: Array) -> float:
+        """The mean target as the loss sees it, from the rows and the mean target of each user."""
+        mean = counts @ means.ravel() / max(counts.sum(), 1)
+        return float(self.inner_targets(np.asarray(mean)))
 
     def rows(self, X: Array) -> Array:
         """Rows of features as the solver sees them."""
@@ -293,6 +299,7 @@ class Units:
         return {"task": self.task,
                 "loss": next(name for name, kind in LOSSES.items() if isinstance(self.loss, kind)),
                 "ridge": getattr(self.loss, "ridge", 0.0), "n_classes": self.n_classes,
+                "intercept_share": float(getattr(self.loss, "penalize_intercept", 1.0)),
                 "mean": self.mean,
                 "scale": self.scale, "centre": self.centre, "spread": self.spread,
                 "features": list(self.feature_names),
@@ -304,6 +311,9 @@ class Units:
         b.
         """
         loss = make_loss(state["task"], state["loss"], state["ridge"], state["n_classes"])
+        share = float(state.get("intercept_share", 1.0))
+        if isinstance(loss, AffineLoss) and share != 1.0:
+            loss = replace(loss, penalize_intercept=share)
         if isinstance(loss, SquaredHinge) and state.get("intercept_sign", 1.0) == 1.0:
             loss = _PlusSquaredHinge(ridge=loss.ridge, penalize_intercept=True)
         return cls(task=state["task"], loss=loss, n_classes=state["n_classes"],

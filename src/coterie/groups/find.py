@@ -10,8 +10,8 @@
    a users of the others are assigned to the most likely of them, which adds log(N choose a) to its
    description: if many users have few samples, complete groups appear only this way. The cuts of a
    tree of the local models, shrunk to one centre, are proposals, too. Losses that are not quadratic
-   are replaced by second-order models for this, and only the best proposals, by these models, go on
-   to the next step. Of more than 300 users a sample proposes, as in `coterie.groups.sampling`.
+   are replaced by second-order models (`coterie.groups.summaries`). Of more than 300 users a sample
+   proposes, as in `coterie.groups.sampling`.
 3. Each partition is improved by merging groups and moving users while its description length
    decreases, as defined in `coterie.groups.partitions`. Three kinds of description are compared,
    and the shortest is the result:
@@ -56,16 +56,22 @@ from coterie.data.frames import users_frame
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
 from coterie.groups.dispersion import without_outliers
-from coterie.groups.search import Kind, SearchOptions, SearchResult, kind_of, search
+from coterie.groups.search import (
+    Kind,
+    SearchOptions,
+    SearchResult,
+    kind_of,
+    search,
+    search_parts,
+)
+from coterie.groups.summaries import RowsSource, Summaries, summarise
 from coterie.groups.wide import WideSearch, search_wide
 from coterie.groups.wide_models import fit_models
 from coterie.losses import (
     AffineLoss,
     Huber,
-    LinearLoss,
     Logistic,
     Loss,
-    Samples,
     Squared,
     SquaredDistance,
 )
@@ -279,15 +285,22 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
     options = SearchOptions(max_groups=max_groups, n_lams=n_lams, k=k, ridge=weight_ridge,
                             progress=progress,
                             proposals=given)
-    found = search(scaled, search_loss, options)
-    return _groups_of(users, loss, found, unit, scaler)
+    found = _search(scaled, search_loss, options)
+    return _groups_of(users, loss, found, unit)
 
 
-def _groups_of(users: Users, loss: Loss, found: SearchResult, unit: float,
-               scaler: Standardizer | None) -> Groups:
+def _search(users: Users, loss: Loss, options: SearchOptions) -> SearchResult:
+    if loss.quadratic:
+        return search(Summaries.exact(users, loss), options)
+    source = RowsSource(loss, [users])
+    return search_parts(source, summarise(source), options)[1][0]
+
+
+def _groups_of(users: Users, loss: Loss, found: SearchResult, unit: float) -> Groups:
     """The result of a search, with models for the features given."""
     best, samples = found.best, loss.prepare(users)
-    models = _refit(loss, samples, found, scaler)
+    grouped = Grouped(loss=loss, samples=samples, labels=best.labels)
+    models = grouped.local(grouped.prepare(grouped.groups)).points[best.labels]
     spread = np.zeros((samples.dim, samples.dim)) if best.spread is None else unit**2 \
         * best.spread.covariance
     return Groups(labels=best.labels, models=models, kind=kind_of(best), spread=spread,
@@ -320,19 +333,6 @@ def _wide_groups(users: Users, loss: Loss, found: WideSearch, unit: float, k: in
                   criterion=best.length, candidates=examined, lam=None, graph=problem.graph,
                   path=solve_path(problem, n_lams=10, tol=1e-5),
                   coefficient_names=tuple(coefficient_names(loss, users, given.dim)))
-
-
-def _refit(loss: Loss, samples: Samples, found: SearchResult, scaler: Standardizer | None) -> Array:
-    """(n_users, dim) the best model of each user's group, for the given loss and features."""
-    labels, start = found.best.labels, None
-    grouped = Grouped(loss=loss, samples=samples, labels=labels)
-    if found.models is not None and isinstance(loss, LinearLoss):
-        start = found.models
-        if scaler is not None:
-            start = scaler.restore(start,
-                                   intercept_sign=int(loss.intercept_sign)) if loss.intercept else \
-                start / scaler.scale
-    return grouped.local(grouped.prepare(grouped.groups), start=start).points[labels]
 
 
 def _checked_loss(users: Users, loss: Loss | None, ridge: float,

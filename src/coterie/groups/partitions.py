@@ -34,8 +34,6 @@ import numpy as np
 
 from coterie.base.labels import check_labels, group_sums
 from coterie.base.types import Array, Ints
-from coterie.data.users import Users
-from coterie.groups.dispersion import dispersion
 from coterie.groups.spread import (
     Expansions,
     RoundSpread,
@@ -44,7 +42,8 @@ from coterie.groups.spread import (
     sample_users,
     solve_damped,
 )
-from coterie.losses import AffineLoss, Loss, Samples
+from coterie.groups.summaries import Summaries
+from coterie.losses import Loss, Samples
 
 _ROUNDS = 20  # largest number of rounds of merging and moving
 _ALL_PAIRS = 8  # with more groups, only the most similar pairs are tried for merging
@@ -106,8 +105,6 @@ class Judge:
     def __init__(self, loss: Loss, samples: Samples, weights: Array, ridge: Array,
                  n_eff: float) -> None:
         self.n, self.dim, self.weights, self.ridge = samples.n_users, samples.dim, weights, ridge
-        # Models and likelihoods of groups, by their users.
-        self.known: dict[bytes, tuple[Array, Array]] = {}
         self.lengths: dict[bytes, float] = {}  # of partitions, by their labels
         self.polished: dict[bytes, tuple[float, Ints]] = {}
         self.expansions = Expansions.at(loss, samples, weights, np.zeros((self.n, self.dim)))
@@ -119,39 +116,21 @@ class Judge:
         few = copy(self)
         few.n, few.weights, few.expansions = len(some), self.weights[some], \
             self.expansions.take(some)
-        few.known, few.lengths, few.polished = {}, {}, {}
+        few.lengths, few.polished = {}, {}
         few.n_eff = self.n_eff * float(few.weights.sum() / self.weights.sum())
         few.model_cost = 0.5 * self.dim * float(np.log(max(few.n_eff, np.e)))
         return few
 
     @classmethod
-    def of(cls, users: Users, loss: Loss) -> Judge:
-        """The judge of users with standardised features and a quadratic loss."""
-        samples = loss.prepare(users)
-        ridge = loss.ridge * loss.shrunk(samples.dim) if isinstance(loss, AffineLoss) \
-            else np.zeros(samples.dim)
-        weights = users.sizes / dispersion(loss, users, samples)
-        return cls(loss, samples, weights, ridge, float(users.sizes.sum()))
-
-    def know(self, labels: Ints, models: Array, likelihoods: Array) -> None:
-        """Take the models of the groups of a partition, and (n_users, n_groups) the
-        log-likelihoods, as known.
-        """
-        for k, model in enumerate(models):
-            self.known[np.flatnonzero(labels == k).tobytes()] = model, likelihoods[:, k]
+    def of(cls, known: Summaries) -> Judge:
+        """The judge of users with standardised features, by their summaries."""
+        return cls(known.loss, known.samples, known.weights, known.ridge, known.n_eff)
 
     def fitted(self, labels: Ints) -> FittedGroups:
         """The best models of the groups of a partition, with all samples weighted equally."""
         sizes = np.bincount(labels).astype(float)
-        fitted = self._with_models(self.expansions.sums(labels), group_sums(self.weights, labels),
-                                   sizes)
-        for k in range(len(sizes) if self.known else 0):
-            members = np.flatnonzero(labels == k)
-            if (known := self.known.get(members.tobytes())) is not None:
-                fitted.models[k] = known[0]
-                fitted.parts[k] = self._label_cost(sizes[k]) - known[1][members].sum() \
-                    + self.model_cost
-        return fitted
+        return self._with_models(self.expansions.sums(labels), group_sums(self.weights, labels),
+                                 sizes)
 
     def _with_models(self, sums: Expansions, weights: Array, sizes: Array) -> FittedGroups:
         models = solve_damped(sums.curvatures, sums.slopes)
@@ -166,12 +145,8 @@ class Judge:
 
     def likelihoods(self, labels: Ints, models: Array) -> Array:
         """(n_users, n_models) the log-likelihood of every user for the model of every group."""
-        values = self.expansions.values(models) + 0.5 * self.weights[:, None] \
+        return self.expansions.values(models) + 0.5 * self.weights[:, None] \
             * (models**2 @ self.ridge)
-        for k in range(len(models) if self.known else 0):
-            if (known := self.known.get(np.flatnonzero(labels == k).tobytes())) is not None:
-                values[:, k] = known[1]
-        return values
 
     def move_cost(self, n_groups: int) -> float:
         """The cost of one moved user."""

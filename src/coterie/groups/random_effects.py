@@ -3,9 +3,8 @@ the noise.
 
     model of user i ~ N(centre of its group, T),        log-likelihood of its rows  -m_i f_i / s
 
-T and, for the squared loss, the noise variance s maximise the evidence by EM (Dempster, Laird and
-Rubin 1977). Other losses are replaced by second-order models for this, and users give their
-evidence for the result by Laplace's approximation (`coterie.groups.spread`). A direction in which
+This is for the squared loss; `coterie.groups.summaries` has it for others. T and the noise variance
+s maximise the evidence by EM (Dempster, Laird and Rubin 1977). A direction in which
 users agree gets a small variance and is shared; one in which they differ a large one and is
 personal. The shapes that T may have:
 
@@ -32,12 +31,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coterie.base.types import Array, Flags, Ints
-from coterie.data.users import Participants, Users
+from coterie.data.users import Users
 from coterie.groups.dispersion import dispersion, without_ridge
 from coterie.groups.noise import noise_of_users
-from coterie.groups.oracle import RowsOracle, UserOracle, near_groups, ridge_of
 from coterie.groups.spread import Expansions, project, total
-from coterie.losses import AffineLoss, Loss, Samples, Squared
+from coterie.groups.summaries import intercepts_of
+from coterie.losses import Loss, Squared
 from coterie.losses.derived import Grouped
 
 SHAPES = ("round", "intercept", "diagonal", "one direction", "full")
@@ -91,17 +90,15 @@ class ModelSpread:
         return self.covariance / self.noise
 
 
-def learn_spread(users: Users, loss: Loss, labels: Ints,
-                 oracle: UserOracle | None = None) -> ModelSpread | None:
+def learn_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
     """The covariance with the largest evidence; None where models without a personal part have
     more.
 
     Parameters
     ----------
     users : their data, with features of about unit size.
-    loss : its ridge is not used.
+    loss : quadratic; its ridge is not used.
     labels : (n_users,) the groups, from 0.
-    oracle : answers for these users, if the loss is not quadratic.
 
     Returns
     -------
@@ -110,10 +107,6 @@ def learn_spread(users: Users, loss: Loss, labels: Ints,
     # An overflow has no evidence.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         try:
-            if not loss.quadratic:
-                return spread_by_asking(users,
-                                        RowsOracle(users, loss) if oracle is None else oracle,
-                                        labels)
             return _best_spread(users, loss, labels)
         except np.linalg.LinAlgError:  # rows without noise determine models to all digits
             return None
@@ -127,7 +120,7 @@ def _best_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
     samples, rows = plain.prepare(users), users.sizes.astype(float)
     models = _first_models(loss, users, labels)
     learn = _Learner(Expansions.at(plain, samples, rows, models), models, labels, rows,
-                     dispersion(plain, users, samples), _intercepts(loss, samples),
+                     dispersion(plain, users, samples), intercepts_of(loss, samples),
                      gaussian=type(loss) is Squared)
     without, best = learn("none"), None
     if np.isfinite(without.evidence):
@@ -138,46 +131,6 @@ def _best_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
                                learn.form(best.shape)[0])
     return best if differing is None else replace(best, covariance=differing[0],
                                                   noises=differing[1])
-
-
-def spread_by_asking(users: Participants, oracle: UserOracle, labels: Ints) -> ModelSpread | None:
-    """The covariance by second-order models of the users' losses; the evidence for it by their
-    answers.
-
-    An oracle is asked once for the same groups.
-    """
-    key = ("spread", labels.tobytes())
-    if key not in oracle.known:
-        oracle.known[key] = _asked_spread(users, oracle, labels)
-    known: ModelSpread | None = oracle.known[key]
-    return known
-
-
-def _asked_spread(users: Participants, oracle: UserOracle, labels: Ints) -> ModelSpread | None:
-    near, ridge = near_groups(users, oracle, labels), \
-        ridge_of(oracle.loss, Samples(users, oracle.dim))
-    plain = replace(near, value=near.value - 0.5 * near.point**2 @ ridge,
-                    gradient=near.gradient - ridge * near.point,
-                    hessian=near.hessian - np.diag(ridge))
-    rows, samples = oracle.sizes.astype(float), near.prepare(users)
-    first = Expansions.at(plain, samples, rows, near.point)
-    some = _some(users.n_users)
-    learn = _Learner(first.take(some), near.point[some],
-                     np.unique(labels[some], return_inverse=True)[1], rows[some],
-                     oracle.scale, _intercepts(oracle.loss, samples))
-    best = learn.best(learn("none"))
-    if best is None or float(best.relative.max()) > _EXACT:
-        return None
-    scaled, dim = first.scaled(1 / oracle.scale), oracle.dim
-    centres = [part.centres(labels)[labels] for part in (scaled.marginal(best.covariance)[0],
-                                                         scaled)]
-    tiny = 1e-12 * max(float(np.trace(best.covariance)), 1e-300) * np.eye(dim)
-    evidence = oracle.evidence(np.stack(centres, axis=1), np.stack([best.covariance, tiny])).sum(
-        axis=0)
-    gained = float(evidence[0] - evidence[1])
-    if not gained > best.n_numbers:
-        return None
-    return replace(best, gain=gained - 0.5 * float(np.log(users.n_users)) * best.n_numbers)
 
 
 def _some(n_users: int) -> Ints:
@@ -303,14 +256,6 @@ class _Learner:
             known = [*known, (trial, plain)][-_MEMORY - 1:]
             trial = _accelerated(known, form) if len(known) > 1 and T.any() else plain
         return *best, found
-
-
-def _intercepts(loss: Loss, samples: Samples) -> Flags:
-    """Which coordinates of a model are intercepts: the last ones, one of each output."""
-    dim = samples.dim
-    if not (isinstance(loss, AffineLoss) and loss.intercept):
-        return np.zeros(dim, dtype=bool)
-    return np.arange(dim) >= dim - dim // (samples.users.n_features + 1)
 
 
 def _log_prior(covariance: Array) -> float:

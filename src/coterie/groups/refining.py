@@ -69,6 +69,17 @@ class Refining:
                               0.5 * (self.models + self.trial))
 
 
+    @property
+    def excess(self) -> float:
+        """What the sum of the losses exceeds its least value by, relatively, by the second-order
+        models: slope' curvature^-1 slope / 2.
+        """
+        step = np.linalg.solve(self.curvatures + 1e-300 * np.eye(self.slopes.shape[1]),
+                               self.slopes[..., None])[..., 0]
+        gain = 0.5 * float((self.slopes * step).sum())
+        return gain / (abs(float(self.least.sum())) + 1e-300) if np.isfinite(gain) else np.inf
+
+
 def updated(curvatures: Array, steps: Array, changes: Array) -> None:
     """Change Hessians in place so that they explain what steps did to slopes (BFGS).
 

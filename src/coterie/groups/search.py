@@ -1,19 +1,8 @@
 """The search for groups: proposals from the path, their description lengths, and their improvement.
 
-With a quadratic loss all is computed from second moments. Other losses are known by what users
-answer (`coterie.groups.oracle`), in about ten rounds:
-
-1. Users minimise their losses, pulled to the model that fits the mean target, and send a
-   second-order model there. The sum of these gives a pooled model, to which users are pulled next:
-   their second-order models there propose.
-2. Proposals are partitions of the path and of a tree, before and after improvement by the
-   second-order models. The models of their groups are refined by the users' slopes, with BFGS
-   updates of the summed curvatures (Nocedal and Wright 2006), and users send the values of their
-   losses at the models of all groups: these are the true lengths.
-3. Users move and groups merge by these values, all proposals at the same time, while lengths
-   decrease.
-4. For descriptions with a spread, T comes from the second-order models, and users send their
-   evidence for it.
+All is computed from what users say of their losses to second order (`coterie.groups.summaries`).
+With losses that are not quadratic, evidence for a spread of models depends on terms beyond that:
+users give it by Laplace's approximation, in the round in which the spread is scaled.
 """
 
 from __future__ import annotations
@@ -26,15 +15,13 @@ import numpy as np
 
 from coterie.base.types import Array, Ints
 from coterie.convex.path import Path
-from coterie.data.users import Participants, Users
-from coterie.groups.oracle import RowsOracle, UserOracle, near_everyone, ridge_of
-from coterie.groups.oracle import near_groups as near_groups
+from coterie.data.users import Participants
 from coterie.groups.partitions import Judge, ModelTree, Partition
 from coterie.groups.proposals import WithRidge, nearest_users, proposals_of, search_path
-from coterie.groups.refining import Refining
 from coterie.groups.sampling import sample_of, split_off
 from coterie.groups.spread import Spread
-from coterie.losses import Loss, Samples
+from coterie.groups.summaries import Source, Summaries, scale_spread
+from coterie.losses import Loss
 from coterie.losses.derived import Quadratic
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
@@ -49,11 +36,8 @@ _CUTS = 3  # cuts of the tree of models that are improved
 _MARGIN = 50.0  # cuts of that tree that are worse than other descriptions by more nats are ignored
 # The search for groups with spread ends after this many numbers of groups without improvement.
 _PATIENCE = 3
-# Steps from models of groups by second-order models to those that are judged.
-_REFINED, _REFINED_AGAIN = 3, 1
 _UNSURE = 0.15  # what lengths by second-order models may be wrong by, over the length of one model
 _KEPT = 6  # partitions that are proposed to another search
-_IMPROVED = 4  # rounds of moving and merging by true values
 
 Kind = Literal["one model", "one centre with spread", "groups"]
 
@@ -75,8 +59,6 @@ class SearchResult(NamedTuple):
 
     examined: list[Partition]
     path: Path
-    # (n_groups, dim) of the shortest description, nearly, if they are known.
-    models: Array | None = None
 
     @property
     def best(self) -> Partition:
@@ -118,23 +100,59 @@ def kind_of(description: Partition) -> Kind:
     return "one model" if description.spread is None else "one centre with spread"
 
 
-def search(users: Users, loss: Loss, options: SearchOptions) -> SearchResult:
-    """The search among users whose rows are in this process, with standardised features."""
-    if not loss.quadratic:
-        return search_by_asking(users, RowsOracle(users, loss), options)
-    judge, path = Judge.of(users, loss), _path(users, loss, users.sizes, options)
+def search(known: Summaries, options: SearchOptions) -> SearchResult:
+    """The search among users, by their summaries, with standardised features."""
+    judge = Judge.of(known)
+    path = _path(known.users, known.loss, known.sizes, options)
     sources = Sources(path, options.proposals)
     return SearchResult(_within_limit(lambda limit: _descriptions(judge, sources, limit),
                                       options.max_groups), path)
 
 
-def search_by_asking(users: Participants, oracle: UserOracle,
-                     options: SearchOptions) -> SearchResult:
-    """The search among users who answer, wherever their rows are."""
-    asking = _Asking(users, oracle, options)
-    examined = _within_limit(asking.descriptions, options.max_groups)
-    return SearchResult(examined, asking.path,
-                        oracle.known.get(("models", shortest(examined).labels.tobytes())))
+def search_parts(source: Source, summaries: list[Summaries],
+                 options: SearchOptions) -> tuple[list[Summaries], list[SearchResult]]:
+    """The searches in all parts of the rows, with the evidence of users for spreads; one round.
+
+    Returns
+    -------
+    The summaries with their spread scaled, and the results, by part.
+    """
+    found = [search(known, options) for known in summaries]
+    asked = [_spreads(each.examined) for each in found]
+    summaries, evidence = scale_spread(source, summaries, [
+        [(part.labels, part.spread.covariance) for part in each if part.spread is not None]
+        for each in asked])
+    return summaries, [each._replace(examined=_weighed(each.examined, some, values))
+                       for each, some, values in zip(found, asked, evidence, strict=True)]
+
+
+def _spreads(examined: list[Partition]) -> list[Partition]:
+    """The descriptions with a spread that may be the shortest."""
+    plain = shortest(part for part in examined if part.spread is None).length
+    one = next(part.length for part in examined if part.spread is None and not part.labels.any())
+    worst = plain + max(_MARGIN, _UNSURE * abs(one))
+    return [part for part in examined if part.spread is not None and part.length <= worst]
+
+
+def _weighed(examined: list[Partition], asked: list[Partition], evidence: Array) -> list[Partition]:
+    """The descriptions, those with a spread by the evidence that users gave for it.
+
+    No spread within groups is described where there is none around one centre.
+    """
+    told, together = dict[int, Partition](), np.inf
+    for part, value in zip(asked, evidence.tolist(), strict=True):
+        assert part.spread is not None
+        told[id(part)] = replace(part, length=part.length + part.spread.evidence - value,
+                                 spread=replace(part.spread, evidence=value))
+    out = [told.get(id(part), part) for part in examined]
+    for part in out:
+        if part.spread is None and not part.labels.any():
+            together = part.length
+    centre = min((part.length for part in out if part.spread is not None
+                  and not part.labels.any()), default=np.inf)
+    if centre < together:
+        return out
+    return [part for part in out if part.spread is None or not part.labels.any()]
 
 
 def _path(users: Participants, loss: Loss, sizes: Ints, options: SearchOptions) -> Path:
@@ -332,166 +350,3 @@ def _with_spread(judge: Judge, tree: ModelTree, centre: Partition, groups: Parti
             if within.length > min(length, groups.length + _MARGIN):
                 break
             length = within.length
-
-
-def refining(judge: Judge, labels: Ints) -> Refining:
-    """The models of the groups by second-order models, to be refined."""
-    fitted = judge.fitted(labels)
-    return Refining(labels, judge.weights, fitted.models, fitted.sums.curvatures)
-
-
-class _Judged(NamedTuple):
-    """A partition with the true models of its groups and what users say of them."""
-
-    partition: Partition
-    cost: float  # that is part of the length for moves and assignments
-    models: Array  # (n_groups, dim)
-    likelihoods: Array  # (n_users, n_groups)
-    gradients: Array  # (n_users, dim) of every user at the model of its group
-
-
-class _Asking:
-    """A search that knows the losses by the answers of an oracle only."""
-
-    def __init__(self, users: Participants, oracle: UserOracle, options: SearchOptions) -> None:
-        self.users, self.oracle, self.options, self.n = users, oracle, options, users.n_users
-        self.everyone, self.weights = np.zeros(self.n, dtype=np.int64), oracle.sizes / oracle.scale
-        self.ridge = ridge_of(oracle.loss, Samples(users, oracle.dim))
-        self.local, (self.near, information) = near_everyone(users, oracle, options.ridge)
-        self.n_eff = float(oracle.sizes @ information)
-        self.quick = self._judge(self.near, self.n_eff)
-        self.path = _path(users, self.near, oracle.sizes, options)
-        self.sources = Sources(self.path, options.proposals)
-
-    def _judge(self, loss: Quadratic, n_eff: float) -> Judge:
-        return Judge(loss, loss.prepare(self.users), self.weights, self.ridge, n_eff)
-
-    def descriptions(self, max_groups: int | None) -> list[Partition]:
-        """All descriptions to compare, with true lengths."""
-        quick, everyone = self.quick, self.everyone
-        if self.n == 1 or max_groups == 1:
-            return [self._true([(quick, everyone, 0.0, None)])[0].partition]
-        spread_judge = self._judge(self.local, self.n_eff)
-        centre, near = spread_judge.one_centre(), quick.one_centre()
-        assert near.spread is not None
-        proposed, limit = self._proposals(max_groups, near.spread), \
-            min(self.n, max_groups or self.n)
-        tree = _tree(quick, near.spread)
-        lengths = [quick.criterion(labels) + cost for _, labels, cost, _ in proposed]
-        best = min([quick.criterion(everyone), near.length, *lengths])
-        for labels, cost in _cuts(quick, tree, limit, best):
-            proposed += [(quick, p.labels, p.length - quick.criterion(p.labels), None)
-                         for p in _improved(quick, labels, cost, None)]
-        different = {labels.tobytes(): (judge, labels, cost, lam) for judge, labels, cost,
-                     lam in proposed[::-1]
-                     if labels.any()}
-        judged = self._true([(quick, everyone, 0.0, None),
-                             *self._promising(list(different.values())[::-1])])
-        together, asked = judged[0].partition, self._improve(judged[1:])
-        groups, spreads = shortest([together, *asked]), [centre]
-        for p in _with_prior(quick, tree, near, groups, limit):
-            true = self._true([(quick, p.labels, 0.0, None)])[0].partition.length
-            asked.append(replace(p, length=p.length - quick.criterion(p.labels) + true))
-        spreads += _with_spread(spread_judge, tree, centre, groups, limit)
-        with_evidence = self._with_evidence(spreads,
-                                            groups.length
-                                            + max(_MARGIN, _UNSURE * abs(together.length)))
-        # No spread within groups where there is none around one centre.
-        if with_evidence[0].length >= together.length:
-            with_evidence = with_evidence[:1]
-        return [together, *with_evidence, *asked]
-
-    def _promising(self, proposed: list[tuple[Judge, Ints, float, float | None]],
-                   ) -> list[tuple[Judge, Ints, float, float | None]]:
-        """Proposals that may be best, by second-order models; all of them if there are few users.
-        """
-        if sample_of(self.n) is None:
-            return proposed
-        one, lengths = self.quick.criterion(self.everyone), [judge.criterion(labels) + cost
-                                                             for judge, labels, cost, _ in proposed]
-        least = min(lengths, default=one)
-        worst = least + max(_MARGIN, _UNSURE * abs(one))
-        return [each for each, length in zip(proposed, lengths, strict=True) if length <= worst]
-
-    def _proposals(self, max_groups: int | None,
-                   centre: Spread) -> list[tuple[Judge, Ints, float, float | None]]:
-        """The best proposals of the path by second-order models, as they are and improved."""
-        quick, chosen, seen = self.quick, list[tuple[Judge, Ints, float, float | None]](), \
-            set[bytes]()
-        for start, improved in sorted(_proposed(quick, self.sources, max_groups, centre),
-                                      key=lambda pair: pair[1].length):
-            if start.labels.any() and start.labels.tobytes() not in seen and len(seen) < _EXAMINED:
-                seen.add(start.labels.tobytes())
-                chosen.append((quick, start.labels, start.length, start.lam))
-                chosen.append((quick, improved.labels,
-                               improved.length - quick.criterion(improved.labels),
-                               improved.lam))
-        return chosen
-
-    def _true(self, proposed: list[tuple[Judge, Ints, float, float | None]],
-              steps: int = _REFINED) -> list[_Judged]:
-        """True models and lengths of partitions, all in the same rounds."""
-        rows, refined = np.arange(self.n), [refining(judge, labels) for judge, labels, _,
-                                            _ in proposed]
-        starts = np.cumsum([0, *(len(part.models) for part in refined)])
-        for _ in range(steps + 1):
-            own = np.stack([start + part.labels for start,
-                            part in zip(starts, refined, strict=False)], axis=1)
-            values, gradients = self.oracle.slopes(np.concatenate([part.trial for part in refined]),
-                                                   own)
-            for k, part in enumerate(refined):
-                theirs = values[:, starts[k]:starts[k + 1]]
-                part.take(theirs[rows, part.labels] + 0.5
-                          * (part.trial**2 @ self.ridge)[part.labels], gradients[:, k],
-                          theirs)
-        judged = list[_Judged]()
-        for part, (judge, labels, cost, lam) in zip(refined, proposed, strict=True):
-            likelihoods, sizes = -self.weights[:, None] * part.values, np.bincount(labels)
-            length = float(sizes @ np.log(self.n / sizes) - likelihoods[rows, labels].sum()) \
-                + len(sizes) * judge.model_cost
-            self.oracle.known["models", labels.tobytes()] = part.models
-            judged.append(_Judged(Partition(labels, length + cost, lam, cost=cost), cost,
-                                  part.models, likelihoods,
-                                  part.gradients))
-        return judged
-
-    def _improve(self, judged: list[_Judged]) -> list[Partition]:
-        """Merge groups and move users by true values while lengths decrease, in all partitions at
-        the same time.
-        """
-        examined, rows = [part.partition for part in judged], np.arange(self.n)
-        for _ in range(_IMPROVED):
-            again, before = list[tuple[Judge, Ints, float, float | None]](), list[Partition]()
-            for part in judged:
-                labels, models = part.partition.labels, part.models[part.partition.labels]
-                value = -part.likelihoods[rows, labels] / self.weights + 0.5 \
-                    * (models**2 @ self.ridge)
-                judge = self._judge(replace(self.near, point=models, value=value,
-                                            gradient=part.gradients), self.n_eff)
-                judge.know(labels, part.models, part.likelihoods)
-                length, moved = judge.polish(labels)
-                if moved.any() and not np.array_equal(moved, labels):
-                    again.append((judge, moved, part.cost + length - judge.criterion(moved), None))
-                    before.append(part.partition)
-            if not again:
-                break
-            judged = [part for part, old in zip(self._true(again, _REFINED_AGAIN), before,
-                                                strict=True)
-                      if part.partition.length < old.length]
-            examined += [part.partition for part in judged]
-        return examined
-
-    def _with_evidence(self, described: list[Partition], worst: float) -> list[Partition]:
-        """Descriptions with a spread, with the evidence that users give for it unless they are much
-        too long.
-        """
-        if not (asked := [part for part in described if part.length <= worst]):
-            return described
-        spreads = [(part.labels, part.spread) for part in asked if part.spread is not None]
-        centres = [self.quick.expansions.marginal(spread.covariance)[0].centres(labels)[labels]
-                   for labels, spread in spreads]
-        covariances = np.stack([spread.covariance for _, spread in spreads])
-        evidence = self.oracle.evidence(np.stack(centres, axis=1), covariances).sum(axis=0)
-        told = {id(part): self.quick.described(labels, replace(spread, evidence=float(value)))
-                for part, (labels, spread), value in zip(asked, spreads, evidence, strict=True)}
-        return [told.get(id(part), part) for part in described]

@@ -345,7 +345,7 @@ def estimate_covariance(expansions: Expansions, labels: Ints, rank: int, start: 
             plain = project(expansions.second_moment(centres[labels], posterior), rank)
         # Plain EM is slow if T is small: extrapolate the logarithms of the eigenvalues.
         stretch = min(2.0 * stretch, _LONGEST)
-        trial = _extrapolated(best, plain, stretch)
+        trial = extrapolate(best, plain, stretch)
     return best
 
 
@@ -384,7 +384,7 @@ def description_length(covariance: Array, rank: int, noise: Array, n_users: int,
     return float(length)
 
 
-def _extrapolated(old: Array, new: Array, stretch: float) -> Array:
+def extrapolate(old: Array, new: Array, stretch: float) -> Array:
     """The covariance `new` with eigenvalues new * (new / old)^(stretch - 1)."""
     before = np.linalg.eigvalsh(old)
     scales, axes = np.linalg.eigh(new)  # of a multiple of the identity, exactly the coordinates

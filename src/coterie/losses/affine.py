@@ -72,7 +72,7 @@ class AffineLoss(BlockLoss):
 
     ridge: float = 1e-3
     intercept: bool = True
-    penalize_intercept: bool = False
+    penalize_intercept: bool | float = False
     intercept_sign: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -144,13 +144,13 @@ class AffineLoss(BlockLoss):
         return out
 
     def shrunk(self, dim: int, outputs: int = 1) -> Array:
-        """1 for the coordinates under the ridge, 0 for intercepts that are not (one for each
-        output).
+        """(dim,) the share of the ridge on each coordinate: 1, and for intercepts (one for each
+        output) `penalize_intercept`.
         """
-        mask = np.ones(dim)
-        if self.free_intercept:
-            mask[dim - outputs:] = 0.0
-        return mask
+        share = np.ones(dim)
+        if self.intercept:
+            share[dim - outputs:] = float(self.penalize_intercept)
+        return share
 
     @property
     def free_intercept(self) -> bool:
@@ -158,7 +158,8 @@ class AffineLoss(BlockLoss):
         return self.intercept and not self.penalize_intercept
 
     def strong_convexity(self, samples: Samples) -> Array:
-        return np.full(samples.n_users, 0.0 if self.free_intercept else self.ridge)
+        least = min(1.0, float(self.penalize_intercept)) if self.intercept else 1.0
+        return np.full(samples.n_users, self.ridge * least)
 
     # ---- wide models: see `coterie.losses.rows`
 
@@ -436,5 +437,6 @@ def margins_matrix(samples: Samples, loss: AffineLoss, stride: int = 1, output: 
 def ridge_form(cp: ModuleType, ridge: float, shrunk: Array, x: Any) -> Any:
     """ridge/2 ||w||^2 of every user; `shrunk` marks the coordinates of one model that are w."""
     n_users = x.size // shrunk.size
-    return ridge / 2 * cp.sum_squares(x[np.flatnonzero(np.tile(shrunk > 0, n_users))]) \
-        if ridge > 0 else 0.0
+    roots = np.tile(np.sqrt(shrunk), n_users)
+    held = np.flatnonzero(roots > 0)
+    return ridge / 2 * cp.sum_squares(cp.multiply(roots[held], x[held])) if ridge > 0 else 0.0

@@ -11,7 +11,7 @@ import numpy as np
 from coterie.base.errors import Incompatible, InvalidInput
 from coterie.base.labels import group_sums
 from coterie.base.types import Array, Indices, Ints
-from coterie.data.users import Participants
+from coterie.data.users import Participants, Users
 from coterie.losses.base import SUMS, DualBounds, Evaluation, Loss, Samples
 from coterie.losses.curvature import GroupCurvature, Span, SpanCurvature, WideEvaluation
 from coterie.losses.newton import Minimum
@@ -33,7 +33,7 @@ class Quadratic(Loss):
     Example
     -------
     >>> import numpy as np
-    >>> from coterie.data.users import Participants
+    >>> from coterie.data.users import Participants, Users
     >>> from coterie.losses.derived import Quadratic
     >>> loss = Quadratic(point=np.zeros((1, 2)), value=np.ones(1), gradient=np.ones((1, 2)),
     ...                  hessian=np.eye(2)[None])
@@ -85,7 +85,7 @@ class SpanQuadratic(Loss):
 
     Example
     -------
-    >>> from coterie.data.users import Participants
+    >>> from coterie.data.users import Participants, Users
     >>> loss = SpanQuadratic(point=np.zeros((1, 2)), value=np.ones(1), gradient=np.ones((1, 2)),
     ...                      span=Span(np.array([[[1.0, 0.0]]]), np.ones((1, 1, 1)),
     ...                                np.full((1, 1), 3.0), np.ones(1), np.ones(1)))
@@ -307,6 +307,95 @@ class Grouped(Loss):
     def strong_convexity(self, samples: Samples) -> Array:
         return group_sums(self._weighted(self.loss.strong_convexity(self.samples)), self.labels,
                           samples.n_users)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Weighted(Loss):
+    """w_i f_i with w_i = rows of user i / unit: every row counts alike, not every user.
+
+    Parameters
+    ----------
+    loss : of a user.
+    unit : the number of rows that count as one user.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> from coterie.losses.derived import Weighted
+    >>> users = ct.Users.from_arrays([[0.0], [0.0], [3.0]], user=["ann", "ann", "bob"])
+    >>> ct.solve(ct.Problem(users, Weighted(loss=ct.SquaredDistance(), unit=1.5), lam=9.0)).models
+    array([[1.],
+           [1.]])
+    """
+
+    loss: Loss
+    unit: float
+
+    @property
+    def quadratic(self) -> bool:  # type: ignore[override]
+        return self.loss.quadratic
+
+    @property
+    def least(self) -> float:  # type: ignore[override]
+        return 0.0 if self.loss.least >= 0 else -np.inf
+
+    @property
+    def own_loss(self) -> Loss:
+        return self.loss.own_loss
+
+    def _weights(self, samples: Samples, users: Indices | None) -> Array:
+        sizes = samples.users.sizes if users is None else samples.users.sizes[users]
+        return np.asarray(sizes / self.unit)
+
+    def dim(self, users: Participants) -> int:
+        return self.loss.dim(users)
+
+    def prepare(self, users: Participants) -> Samples:
+        return self.loss.prepare(users)
+
+    def concerns(self, users: Users) -> list[str]:
+        return self.loss.concerns(users)
+
+    def evaluate(self, samples: Samples, models: Array, order: int = 2,
+                 users: Indices | None = None) -> Evaluation:
+        w, (f, g, h) = self._weights(samples, users), self.loss.evaluate(samples, models, order,
+                                                                         users)
+        return Evaluation(w * f, w[:, None] * g if order > 0 else g,
+                          w[:, None, None] * h if order > 1 else h)
+
+    def prox(self, samples: Samples, linear: Array | None, t: Array | float, centres: Array | None,
+             start: Array | None = None, users: Indices | None = None) -> Minimum:
+        w = self._weights(samples, users)
+        part = None if linear is None else linear / w[:, None]
+        best = self.loss.prox(samples, part, t / w, centres, start, users)
+        return best._replace(values=w * best.values)
+
+    def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
+                    users: Indices | None = None,
+                    about: Array | None = None) -> DualBounds:
+        """(w f)*(u) = w f*(u / w)."""
+        w = self._weights(samples, users)
+        bounds = self.loss.dual_bounds(samples, slopes / w[:, None], start, users, about)
+        return DualBounds(*(w * part for part in bounds))
+
+    def value_rounding(self, samples: Samples, models: Array,
+                       users: Indices | None = None) -> Array:
+        return self._weights(samples, users) * self.loss.value_rounding(samples, models, users)
+
+    def sizes(self, samples: Samples) -> Array:
+        return self._weights(samples, None) * self.loss.sizes(samples)
+
+    def lipschitz(self, samples: Samples) -> Array:
+        return self._weights(samples, None) * self.loss.lipschitz(samples)
+
+    def strong_convexity(self, samples: Samples) -> Array:
+        return self._weights(samples, None) * self.loss.strong_convexity(samples)
+
+    def decision(self, features: Array, models: Array) -> Array:
+        return self.loss.decision(features, models)
+
+    def predict(self, features: Array, models: Array) -> Array:
+        return self.loss.predict(features, models)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

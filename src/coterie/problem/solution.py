@@ -50,6 +50,13 @@ class Status(Enum):
     INTERRUPTED = ("Interrupted: this is the best certified point so far. Solve again from it to "
                    "continue.")
 
+    @classmethod
+    def of(cls, certificate: Certificate, tol: float) -> Status:
+        """The status of a solution with this certificate."""
+        if certificate.relative_gap <= tol:
+            return cls.CONVERGED
+        return cls.INACCURATE if np.isfinite(certificate.bound) else cls.NO_BOUND
+
 
 class Record(NamedTuple):
     """The progress of a solver at one point of time."""

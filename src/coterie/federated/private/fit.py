@@ -26,6 +26,7 @@ from coterie.fitting.settings import Settings
 from coterie.fitting.work import FitProgress
 from coterie.groups.partitions import Judge
 from coterie.groups.search import SearchOptions, search, shortest
+from coterie.groups.summaries import Summaries
 from coterie.losses import Loss
 
 # Share of what a continuous spread of models and mean features explains that groups must explain.
@@ -49,7 +50,7 @@ def fit_summaries(known: Effective, settings: Settings, progress: FitProgress | 
         units = learn_units(known.users, settings)
         inner = units.inner(known.users)
         labels, sentence = search_groups(known, inner, units.loss, settings)
-        compared = choose(inner, units.loss, labels, settings)
+        compared = choose(Summaries.exact(inner, units.loss), labels, settings)
         chosen = _prefer_groups(compared)
         kind = compared.options[chosen]
         compared = replace(compared, chosen=chosen)
@@ -68,18 +69,19 @@ def search_groups(known: Effective, inner: Any, loss: Loss, settings: Settings) 
     """
     options = SearchOptions(max_groups=settings.max_groups, k=settings.k)
     everyone, by_models = np.zeros(inner.n_users, dtype=np.int64), _standardised(inner)
-    candidates = [search(by_models, loss, options).best.labels]
+    candidates = [search(Summaries.exact(by_models, loss), options).best.labels]
     wide = with_means(known)
     if wide is not None:
         units = learn_units(wide, settings)
-        examined = search(_standardised(units.inner(wide)), units.loss, options).examined
+        examined = search(Summaries.exact(_standardised(units.inner(wide)), units.loss),
+                          options).examined
         grouped = [partition for partition in examined if partition.labels.any()]
         ungrouped = [partition for partition in examined if not partition.labels.any()]
         together = max(partition.length for partition in ungrouped)
         gain = together - shortest(ungrouped).length  # by one centre with spread
         if grouped and together - shortest(grouped).length > _NEARLY * gain:
             candidates.append(shortest(grouped).labels)
-    judge = Judge.of(by_models, loss)
+    judge = Judge.of(Summaries.exact(by_models, loss))
     labels = min((labels for labels in candidates if labels.any()), key=judge.criterion,
                  default=everyone)
     if not labels.any():

@@ -26,13 +26,11 @@ from coterie.base.types import Ints
 Array = npt.NDArray[Any]
 Fields = Mapping[str, Array]
 
-VERSION = 1
+VERSION = 2
 #: What can be asked; the position in the list is the code in the binary form, so new kinds go to
 #: the end.
 KINDS = ("describe", "local", "expand", "gradient", "prox", "train", "certify", "score", "pdmm",
-         "moments",
-         "judge", "join", "facts", "settle", "slopes", "evidence", "around", "left_out", "ratio",
-         "halves", "alone", "release", "home")
+         "moments", "join", "facts", "summary", "evidence", "around", "release", "home")
 #: Names of fields; likewise.
 FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", "diagonal", "rank",
           "centre", "t",
@@ -44,17 +42,8 @@ FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", 
           "curvature",
           "stiffness", "sign", "size", "rounding", "target",
           "scatter", "covariance", "noise", "fitted", "alone", "together", "scores", "worse",
-          "part", "own", "values",
-          "evidence", "influence", "information", "starts",
-          *(f"{name}2" for name in ("part", "t", "centre", "point", "value", "gradient", "hessian",
-                                    "information",
-                                    "models", "own", "values", "covariance", "step", "evidence",
-                                    "rank", "model",
-                                    "starts", "settings", "influence", "count")),
+          "values", "evidence", "information",
           "stage", "mu", "scale", "released", "basis", "core")
-#: Questions of a fit, of which one message can carry two; the fields of the second have names that
-#: end in 2.
-PAIRED = ("settle", "slopes", "evidence", "around", "left_out", "alone")
 TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f8"), np.dtype("<i4"))
 _HEAD = struct.Struct("<2sBBIB")
 _MAGIC = b"CT"
@@ -272,30 +261,20 @@ SCHEMAS: dict[str, Schema] = {
     "gradient": Schema(_MODEL, {"gradient": "d", "value": "1", "curvature": "1", "stiffness": "1"}),
     "prox": Schema({"centre": "d", "t": "1"}, {"point": "d", "value": "1", "curvature": "1"}),
     "train": Schema({**_MODEL, "steps": "1", "rate": "=1"}, {"point": "d"}),
-    "certify": Schema({**_MODEL, "slope": "d", "anchor": "d", "covariance": "=*h", "noise": "*1"}, {
+    # At the end of a fit with the models that users get, and with those to judge.
+    "certify": Schema({**_MODEL, "slope": "d", "anchor": "d", "covariance": "=*h", "noise": "*1",
+                       "point": "?d", "fitted": "?d", "alone": "?d", "together": "?d"}, {
         "value": "1", "conjugate": "1", "residual": "1", "size": "1", "rounding": "1",
-        "lack": "*d"}),
+        "lack": "*d", "scores": "?m", "worse": "?1"}),
     "moments": Schema({}, {"count": "m", "means": "m", "scatter": "m"}),
-    # The questions of a fit; "part" is 0 for all rows and 1 for those that are not held out.
+    # The questions of a fit, about all rows and those that are not held out.
     "facts": Schema({}, {"count": "m", "means": "m", "m2": "m", "target": "m"}),
-    "settle": Schema({"part": "=1", "t": "=1", "centre": "d"}, {
-        "point": "d", "value": "1", "gradient": "d", "hessian": "h", "information": "1"}),
-    "alone": Schema({"part": "=1", "t": "=1"}, {"model": "d", "value": "1"}),
-    "slopes": Schema({"part": "=1", "models": "=m", "own": "m"}, {"values": "m", "gradient": "m"}),
-    "evidence": Schema({"part": "=1", "covariance": "=m", "step": "=1", "centre": "m"},
-                       {"evidence": "m"}),
-    "around": Schema({"part": "=1", "rank": "=1", "covariance": "=m", "centre": "m"}, {
-        "values": "m", "gradient": "m", "hessian": "m", "model": "m"}),
-    "left_out": Schema({"part": "=1", "models": "=m", "starts": "=m", "covariance": "=m",
-                        "settings": "=m", "own": "m",
-                        "influence": "m"}, {"values": "m", "count": "1"}),
-    "halves": Schema({"part": "=1", "models": "=m", "covariance": "=m", "settings": "=m"},
-                     {"own": "m"}),
-    "ratio": Schema({"part": "=1", "covariance": "=m", "influence": "=m", "step": "=1",
-                     "centre": "d"},
-                    {"values": "m"}),
-    "judge": Schema({**_MODEL, "fitted": "d", "alone": "d", "together": "d"}, {"scores": "m",
-                                                                               "worse": "1"}),
+    "summary": Schema({"centre": "=d", "covariance": "=m", "step": "=1", "rank": "=1"}, {
+        "point": "d", "values": "m", "gradient": "m", "hessian": "m", "information": "m",
+        "size": "m"}),
+    "evidence": Schema({"covariance": "=m", "step": "=m", "centre": "m"}, {"evidence": "m"}),
+    "around": Schema({"covariance": "=m", "centre": "m"}, {
+        "values": "m", "gradient": "m", "model": "m"}),
     "join": Schema({"models": "=*d", "covariance": "=*h", "noise": "=1"}, {"who": "1",
                                                                            "model": "*d"}),
     # A noisy release, and what a user needs to finish its model at home; it answers only that it
@@ -314,13 +293,10 @@ SCHEMAS: dict[str, Schema] = {
         "tails": "*1",
     }, {"model": "*d", "value": "*1", "curvature": "*1", "stiffness": "*1", "difference": "*d"}),
 }
-for _kind in PAIRED:
-    SCHEMAS[_kind] = Schema(*({**side, **{f"{name}2": f"?{form}" for name, form in side.items()}}
-                              for side in SCHEMAS[_kind]))
 #: What may be +inf: the value of a loss or a conjugate that is not finite.
 MAY_BE_INFINITE = {("certify", name) for name in ("conjugate", "value", "residual", "size",
                                                   "rounding")} | {
-    (kind, name) for kind in ("slopes", "around", "left_out") for name in ("values", "values2")}
+    (kind, "values") for kind in ("summary", "around")}
 
 
 def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | None:
@@ -347,8 +323,7 @@ def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | 
             expected = f"rows of shape {rows[form[-1]]} were" if several \
                 else f"{rows[form[-1]]} was"
             return f"its field {name!r} has shape {shape}, and {expected} expected"
-        if array.dtype.kind == "f" and not np.isfinite(array).all() and (kind, name) != ("judge",
-                "scores"):
+        if array.dtype.kind == "f" and not np.isfinite(array).all() and name != "scores":
             worst = array[~np.isfinite(array)]
             if (kind, name) not in MAY_BE_INFINITE or not (worst == np.inf).all():
                 return f"its field {name!r} holds {worst.flat[0]}"

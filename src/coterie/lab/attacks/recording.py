@@ -130,7 +130,7 @@ def evidence_of(exchanges: Iterable[Exchange], loss: AffineLoss, counts: Ints,
             query, count = queries[user].arrays, int(counts[user])
             for of, point, gradient, hessian in _read(replies.kind, query, reply.arrays, count):
                 if of == part:
-                    ridge = loss.ridge * loss.shrunk(len(point))
+                    ridge = loss.ridge * loss.shrunk(len(point)) * (replies.kind != "summary")
                     gathered[user].add(point,
                                        None if gradient is None else gradient - ridge * point,
                                        None if hessian is None else hessian - np.diag(ridge))
@@ -152,12 +152,8 @@ def _read(kind: str, query: Fields, reply: Fields, count: int) -> Iterator[Seen]
     elif kind == "train":
         start, steps = query["model"], max(int(query["steps"]), 1)
         yield 0, start, (start - reply["point"]) / (steps * float(query["rate"])), None
-    elif kind in ("settle", "slopes", "around", "alone"):
-        yield from _read_fit(kind, query, reply, count)
-        if "part2" in query:  # a second question and its answer, in fields that end in 2
-            second, answer = ({name.removesuffix("2"): value for name, value in arrays.items()
-                               if name.endswith("2")} for arrays in (query, reply))
-            yield from _read_fit(kind, second, answer, count)
+    elif kind in ("summary", "around"):
+        yield from _read_fit(kind, reply)
 
 
 def _read_expansion(query: Fields, reply: Fields) -> tuple[Array, Array, Array]:
@@ -173,28 +169,18 @@ def _read_expansion(query: Fields, reply: Fields) -> tuple[Array, Array, Array]:
     return point, reply["gradient"], matrix
 
 
-def _read_fit(kind: str, query: Fields, reply: Fields, count: int) -> Iterator[Seen]:
-    """Replies to the questions of a fit."""
-    part = int(query["part"])
-    if kind == "alone":
-        yield part, reply["model"], -float(query["t"]) * reply["model"], None
-    elif kind == "settle":
-        hessian = square(reply["hessian"][None], len(reply["point"]))[0]
-        yield part, reply["point"], reply["gradient"], hessian
-    elif kind == "slopes":
-        points = query["models"][query["own"].astype(int)]
-        for point, gradient in zip(points, reply["gradient"], strict=True):
-            yield part, point, gradient, None
-    else:
-        dim = reply["gradient"].shape[1]
-        for j, covariance in enumerate(square(query["covariance"], dim)):
-            hessian = None
-            # e'' = H (I + C H)^-1 with C = count * covariance, so H = (I - e'' C)^-1 e''.
-            if int(query["rank"]) > 1:
-                outer = square(reply["hessian"][j][None], dim)[0]
-                hessian = np.linalg.solve(np.eye(dim) - outer @ (count * covariance), outer)
-                hessian = 0.5 * (hessian + hessian.T)
-            yield part, reply["model"][j], reply["gradient"][j], hessian
+def _read_fit(kind: str, reply: Fields) -> Iterator[Seen]:
+    """Replies to the questions of a fit; those about summaries have no ridge."""
+    gradients = reply["gradient"]
+    parts = len(gradients)
+    if kind == "summary":  # of the rows that are not held out first
+        hessians = square(reply["hessian"], len(reply["point"]))
+        for k in range(parts):
+            yield parts - 1 - k, reply["point"], gradients[k], hessians[k]
+        return
+    for part in range(parts):
+        for model, gradient in zip(reply["model"][part], gradients[part], strict=True):
+            yield part, model, gradient, None
 
 
 def _read_sums(reply: Fields, full: bool) -> list[Sums]:

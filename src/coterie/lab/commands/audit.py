@@ -25,8 +25,8 @@ from coterie.lab.attacks.simulation import loss_for
 from coterie.output.runs.load import read
 
 #: Questions whose answers hold Hessians, gradients, or sums over rows.
-HESSIANS = ("expand", "local", "settle", "around")
-GRADIENTS = ("gradient", "prox", "train", "slopes", "alone", "pdmm")
+HESSIANS = ("expand", "local", "summary")
+GRADIENTS = ("gradient", "prox", "train", "around", "pdmm")
 SUMS = ("facts", "moments", "describe")
 
 app = typer.Typer(add_completion=False)

@@ -24,7 +24,6 @@ from coterie.losses.derived import Quadratic, Remote
 from coterie.problem.solution import Solution
 
 _EXACT = 1000  # largest number of coordinates for which directions are computed exactly
-_MANY = 10_000  # numbers in all models above which centres at points that are not chosen are rough
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,9 +167,8 @@ class View:
         key = solution.labels.tobytes()
         if key not in self._centres:
             start = solution.models[np.unique(solution.labels, return_index=True)[1]]
-            only_drawn = key != self.solution.labels.tobytes() and solution.models.size > _MANY
             self._centres[key] = group_centres(self.path.problem.loss, self.path.problem.samples,
-                                               solution.labels, self.count, start, drawn=only_drawn)
+                                               solution.labels, self.count, start)
         return self._centres[key]
 
     @cached_property

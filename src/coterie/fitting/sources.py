@@ -1,0 +1,181 @@
+"""What a fit asks of users, wherever their rows are: here where they are in this process.
+
+    summary     level, slope and curvature of each user's loss at its best model around a centre
+    evidence    how likely its rows are for models around given centres, by Laplace's approximation
+    around      value and slope of the loss of a centre: the user's loss, or with a personal part
+                its envelope (`Personal`); and the model that the user gets around this centre
+    finish      the certificate of the models handed out, and scores on held-out rows
+
+A federation asks the same questions, each in one round, and users answer by the functions here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from coterie.base.errors import CoterieWarning
+from coterie.base.types import Array, Flags
+from coterie.data.encoding import Task
+from coterie.data.users import Users
+from coterie.fitting.scores import METRICS, Scores, worse_than_alone
+from coterie.fitting.units import Units, UserStatistics
+from coterie.groups.summaries import RowsSource, Source
+from coterie.losses import Loss, Personal, Samples
+from coterie.losses.derived import Remote
+from coterie.losses.personal import PersonalSamples
+from coterie.problem.certificates import certify
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Solution, Status
+
+_OWN = 1e-12  # pull of models that are users' own
+# Decrement, relative to the objective, after which personal models take one more step.
+_ENOUGH = 1e-8
+
+
+class Around(NamedTuple):
+    """k centres of each user, each with a covariance of the personal part or zeros."""
+
+    centres: Array  # (n_users, k, dim)
+    covariances: Array  # (k, dim, dim)
+
+
+class Expanded(NamedTuple):
+    """The answers to `Around`."""
+
+    values: Array  # (n_users, k)
+    gradients: Array  # (n_users, k, dim)
+    models: Array  # (n_users, k, dim) the models that users get
+
+
+class Judged(NamedTuple):
+    """Models found without the held-out rows, which these judge."""
+
+    fitted: Array  # (n_users, dim)
+    together: Array  # (n_users, dim) one model for all
+    n_groups: int
+
+
+class FitSource(Source, Protocol):
+    """A source that can answer for a fit."""
+
+    def use(self, units: Units) -> None:
+        """Take the loss of these units from now on."""
+
+    def around(self, asked: list[Around]) -> list[Expanded]:
+        """Values, slopes and models around centres, by part."""
+
+    def finish(self, solution: Solution, handed: Array, judged: Judged | None,
+               tol: float) -> tuple[Solution, Scores | None]:
+        """The solution of the users' own problem with its certificate, and scores.
+
+        Parameters
+        ----------
+        solution : of the problem whose losses are with their users.
+        handed : (n_users, dim) the models that users get.
+        judged : models found without the held-out rows; None where none are held out.
+        tol : the certified relative gap to reach.
+        """
+
+
+class RowsFitSource(RowsSource):
+    """Users whose rows are in this process.
+
+    Parameters
+    ----------
+    units : of their data.
+    users : all their rows, in the units given.
+    kept, test : those that are not held out, and those that are, of the same users; None where none
+        are.
+    """
+
+    def __init__(self, units: Units, users: Users, kept: Users | None = None,
+                 test: Users | None = None) -> None:
+        super().__init__(units.loss, [units.inner(part) for part in (users, kept)
+                                      if part is not None])
+        self.units, self.test = units, test
+        targets = UserStatistics.of(users if kept is None else kept).targets
+        if targets is not None:  # by user, as users elsewhere send it
+            self.target_mean = units.mean_target(targets.counts, targets.means)
+
+    def use(self, units: Units) -> None:
+        self.units, self.loss = units, units.loss
+
+    def around(self, asked: list[Around]) -> list[Expanded]:
+        return [expanded(self.loss, part, each)
+                for part, each in zip(self.parts, asked, strict=True)]
+
+    def finish(self, solution: Solution, handed: Array, judged: Judged | None,
+               tol: float) -> tuple[Solution, Scores | None]:
+        remote = solution.problem.loss
+        assert isinstance(remote, Remote)
+        with warnings.catch_warnings(action="ignore", category=CoterieWarning):
+            problem = Problem(self.parts[0], remote.loss, solution.lam, solution.problem.graph)
+        proof = certify(problem, solution.models, solution.duals)
+        if proof.relative_gap > tol:
+            proof = min(proof, certify(problem, solution.models), key=lambda c: c.relative_gap)
+        solution = replace(solution, problem=problem, certificate=proof, duals=proof.duals,
+                           status=Status.of(proof, tol))
+        return solution, None if judged is None else self._score(judged)
+
+    def _score(self, judged: Judged) -> Scores:
+        assert self.test is not None
+        units, test = self.units, self.test
+        models = [judged.fitted, own_models(self.loss, self.parts[-1]), judged.together]
+        told = np.stack([units.scores(each, test) for each in models], axis=1)
+        worse = worse_than_alone(units.errors(models[0], test), units.errors(models[1], test),
+                                 test)
+        return scores_of(judged, units.task, told, worse, int(test.sizes.sum()))
+
+
+def scores_of(judged: Judged, task: Task, told: Array, worse: Flags, n_rows: int) -> Scores:
+    """The scores of a fit.
+
+    Parameters
+    ----------
+    judged : the models.
+    task : what the targets are.
+    told : (n_users, 3) scores of the fitted models, of users' own and of the pooled one.
+    worse : (n_users,) who is worse off than alone.
+    n_rows : number of held-out rows.
+    """
+    fitted, alone, together = told.T
+    return Scores(metric=METRICS[task], larger=task == "classification", fitted=fitted,
+                  alone=alone, together=together, points=fitted[None], losses=np.full(1, np.nan),
+                  chosen=0, n_clusters=judged.n_groups, n_rows=n_rows, worse=worse)
+
+
+def outer_loss(loss: Loss, users: Users, covariance: Array) -> Loss:
+    """The loss of a centre; `covariance` is that of the personal part, or zero."""
+    if not covariance.any():
+        return loss
+    return Personal(loss, covariance=covariance, scale=1.0 / np.maximum(users.sizes, 1))
+
+
+def _prepare(outer: Loss, users: Users) -> Samples:
+    """What the loss of a centre computes on; personal models are searched to the digits that
+    comparisons need.
+    """
+    samples = outer.prepare(users)
+    return replace(samples, enough=_ENOUGH) if isinstance(samples, PersonalSamples) else samples
+
+
+def expanded(loss: Loss, users: Users, asked: Around) -> Expanded:
+    """`FitSource.around` for some rows of these users."""
+    parts = []
+    for k, covariance in enumerate(asked.covariances):
+        outer = outer_loss(loss, users, covariance)
+        samples, centres = _prepare(outer, users), asked.centres[:, k]
+        with np.errstate(over="ignore", invalid="ignore"):  # trial points
+            values, gradients, _ = outer.evaluate(samples, centres, 1)
+            parts.append((values, gradients, outer.own_models(samples, centres)))
+    return Expanded(*(np.stack(part, axis=1) for part in zip(*parts, strict=True)))
+
+
+def own_models(loss: Loss, users: Users) -> Array:
+    """`FitSource.own` for these users."""
+    samples = loss.prepare(users)
+    return loss.prox(samples, None, _OWN, np.zeros((users.n_users, samples.dim))).points

@@ -1,0 +1,438 @@
+"""What users say of their losses to second order: all that a fit decides with.
+
+A user's summary is the level, slope and curvature of its loss at one point, and its number of rows.
+With squared losses one summary says everything. With others it is the working least-squares problem
+of iteratively reweighted least squares, and a fit to it is penalised quasi-likelihood (Breslow and
+Clayton 1993). All summaries are taken around ONE stable model, one centre with a spread:
+
+    model of user i ~ N(centre, T),     slopes of the centre ~ N(0, g I),     noise s
+
+1. Users minimise their losses, pulled to the centre by T, and send the summary there.
+2. Centre, T, g and, for counts, s are learned from the summaries alone, by restricted likelihood.
+
+The two steps are done `_ROUNDS` times. What is chosen later never moves the points of expansion:
+a wrong choice would confirm itself. T has a weak prior, so that no direction of it vanishes, and is
+shrunk to its diagonal. By second-order models T is too small where rows say little (classes), so
+users give their evidence for T times 1, 3, 9, ... by Laplace's approximation, in one more round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from coterie.base.types import Array, Flags, Ints
+from coterie.data.users import Participants, Users
+from coterie.groups.dispersion import dispersion, without_ridge
+from coterie.groups.spread import Expansions, extrapolate
+from coterie.losses import AffineLoss, Logistic, Loss, Personal, Poisson, Samples, SquaredHinge
+from coterie.losses.derived import Quadratic
+
+_ROUNDS = 2  # summaries that the one centre is learned from
+_START = 0.3  # variance of models around the first centre
+_SCALES = (1.0, 3.0, 9.0, 27.0, 81.0)  # of T that evidence is asked for
+_PRIOR, _PRIOR_VARIANCE = 2.0, 0.05  # users that the prior of T counts for, and their variance
+_INTERCEPT = 100.0  # variance of the prior of the centre's intercepts
+_STEPS, _SETTLED = 200, 1e-3  # rounds of EM, and the gain in evidence that ends it
+_LONGEST = 16.0  # factor by which an EM step is extrapolated, at most
+_SAMPLE = 200  # users that T is learned from
+_NOTHING = 1e-9  # variance of models that do not differ
+
+
+class Reply(NamedTuple):
+    """A user's summary of some parts of its rows at one point; arrays have a row for each user.
+
+    Parameters
+    ----------
+    point : (n_users, dim).
+    value, gradient, hessian : (n_users, parts, ...) of the loss without ridge, a mean over rows.
+    information : (n_users, parts) mean of 4 p (1 - p) over rows, for two classes; else 1.
+    spare : (n_users, parts) sum over rows of slope^2 / curvature, for counts; else 0.
+    """
+
+    point: Array
+    value: Array
+    gradient: Array
+    hessian: Array
+    information: Array
+    spare: Array
+
+
+class Source(Protocol):
+    """Users who answer, wherever their rows are. Part 0 is all rows; part 1, if there is one, those
+    that are not held out.
+    """
+
+    users: Participants
+    loss: Loss
+    dim: int
+    sizes: list[Ints]  # rows of each user, by part
+    target_mean: float
+
+    def summary(self, centre: Array, covariance: Array, noise: float, n_parts: int) -> Reply:
+        """Every user's summary at its best model around a centre, from the rows that are not held
+        out; with `n_parts` 2 of all rows there, too.
+        """
+
+    def evidence(self, asked: list[Hypotheses]) -> list[Array]:
+        """By part, (n_users, k) log evidence by Laplace's approximation."""
+
+
+class Hypotheses(NamedTuple):
+    """Centres and covariances of models around them, whose evidence is asked for."""
+
+    centres: Array  # (n_users, k, dim)
+    covariances: Array  # (k, dim, dim)
+    noise: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OneCentre:
+    """One centre with a spread of models around it.
+
+    Parameters
+    ----------
+    covariance : T.
+    prior : g, the variance of the centre's slopes.
+    noise : s.
+    gain : what the evidence gains over one model for all, in nats.
+    """
+
+    covariance: Array
+    prior: float = 1.0
+    noise: float = 1.0
+    gain: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Summaries:
+    """The users as a fit knows them.
+
+    Parameters
+    ----------
+    users : their names; for squared losses their rows may be there too.
+    loss : a quadratic function for each user, with ridge; a mean over rows.
+    sizes : (n_users,) rows.
+    ridge : (dim,) what `loss` has of it.
+    noise : s; the log-likelihood of user i is -sizes_i loss_i / s without the ridge.
+    n_eff : number of rows that carry information.
+    intercepts : (dim,) which coordinates are intercepts.
+    one : the stable model that summaries were taken around; None for squared losses.
+    """
+
+    users: Participants
+    loss: Loss
+    sizes: Ints
+    ridge: Array
+    noise: float
+    n_eff: float
+    intercepts: Flags
+    one: OneCentre | None = None
+    prior: Array = field(default_factory=lambda: np.zeros(0))  # precision of centres, by coordinate
+
+    @cached_property
+    def samples(self) -> Samples:
+        """What `loss` computes on."""
+        return self.loss.prepare(self.users)
+
+    @property
+    def weights(self) -> Array:
+        """(n_users,) what a user's loss counts in its log-likelihood."""
+        return np.asarray(self.sizes / self.noise)
+
+    @cached_property
+    def expansions(self) -> Expansions:
+        """The log-likelihoods, without ridge."""
+        zero = np.zeros((self.users.n_users, self.samples.dim))
+        with_ridge = Expansions.at(self.loss, self.samples, self.weights, zero)
+        return replace(with_ridge, curvatures=with_ridge.curvatures
+                       - self.weights[:, None, None] * np.diag(self.ridge))
+
+    @classmethod
+    def exact(cls, users: Users, loss: Loss) -> Summaries:
+        """Those of quadratic losses, which say everything."""
+        samples = loss.prepare(users)
+        return cls(users=users, loss=loss, sizes=users.sizes, ridge=ridge_of(loss, samples),
+                   noise=dispersion(loss, users, samples), n_eff=float(users.sizes.sum()),
+                   intercepts=intercepts_of(loss, samples))
+
+    def centres(self, labels: Ints, covariance: Array) -> Array:
+        """(n_groups, dim) the centres of groups whose models vary around them, with their prior."""
+        sums = self.expansions.marginal(covariance)[0].sums(labels)
+        held = sums.curvatures + np.diag(self.prior)
+        return np.asarray(np.linalg.solve(held, sums.slopes[..., None])[..., 0])
+
+
+def summarise(source: Source) -> list[Summaries]:
+    """Take summaries around one centre with a spread; see the module.
+
+    Returns
+    -------
+    The summaries, by part; their `one` is not scaled yet (`scale_spread`).
+    """
+    dim, n_parts = source.dim, len(source.sizes)
+    bare = Participants(source.users.names, source.users.feature_names)
+    intercepts = intercepts_of(source.loss, Samples(bare, dim))
+    # 1. Around the model of the mean target.
+    centre = start_of(source.loss, source.target_mean, dim)
+    one = OneCentre(covariance=_START * np.eye(dim))
+    for turn in range(_ROUNDS):
+        # 2. Summaries at the best models around the centre; of all rows in the last round only.
+        last = turn == _ROUNDS - 1
+        reply = source.summary(centre, one.covariance, one.noise, n_parts if last else 1)
+        # 3. Centre and spread by EM.
+        parts = [_Working.of(reply, k, source.sizes[-1 - k], source.loss, intercepts)
+                 for k in range(reply.value.shape[1])]
+        learned = [part.learn(one) for part in parts]
+        centre, one = learned[0]
+    ridge = np.zeros(dim)
+    out = [Summaries(users=bare, loss=part.loss, sizes=part.sizes, ridge=ridge, noise=each.noise,
+                     n_eff=float(part.sizes @ reply.information[:, k]), intercepts=intercepts,
+                     one=each, prior=1.0 / part.variances(each.prior))
+           for k, (part, (_, each)) in enumerate(zip(parts, learned, strict=True))]
+    return out[::-1]
+
+
+class _Working(NamedTuple):
+    """The working least-squares problems of users, from their summaries."""
+
+    loss: Quadratic
+    sizes: Ints
+    squares: Array  # (n,) sum of slope^2 / curvature of rows, at the points
+    intercepts: Flags
+    counts: bool
+
+    @classmethod
+    def of(cls, reply: Reply, part: int, sizes: Ints, loss: Loss, intercepts: Flags) -> _Working:
+        near = Quadratic(point=reply.point, value=reply.value[:, part],
+                         gradient=reply.gradient[:, part], hessian=reply.hessian[:, part])
+        return cls(near, sizes, reply.spare[:, part], intercepts, isinstance(loss, Poisson))
+
+    def variances(self, prior: float) -> Array:
+        """(dim,) of the prior of centres."""
+        return np.where(self.intercepts, _INTERCEPT, prior)
+
+    def learn(self, start: OneCentre) -> tuple[Array, OneCentre]:
+        """The centre, and T, g and s, by restricted likelihood: EM, extrapolated.
+
+        With A = sum of curvatures / s, V = (A + T^-1)^-1, Q the precision of the centre's prior and
+        C = (sum of (A - A V A) + Q)^-1, the covariance of the centre given all rows:
+
+            x_i = centre + V (slope - A centre)     cov(x_i) = V + (I - V A) C (I - A V)
+            T   = mean of (x_i - centre)(x_i - centre)' + V + V A C A V
+            g   = mean over slopes of centre^2 + diag C
+            s   = sum of [squares at x_i + tr(A cov(x_i)) s] / rows
+        """
+        some = np.unique(np.linspace(0, len(self.sizes) - 1, min(len(self.sizes), _SAMPLE)).astype(
+            np.int64))
+        rows, near = self.sizes[some].astype(float), self.loss
+        H = rows[:, None, None] * near.hessian[some]
+        slopes, points = rows[:, None] * near.gradient[some], near.point[some]
+        rhs = (H @ points[..., None])[..., 0] - slopes
+        # minus half the sum of squares of working residuals, as a function of the model
+        base = -0.5 * self.squares[some] + ((slopes - 0.5 * (H @ points[..., None])[..., 0])
+                                            * points).sum(axis=1)
+        first, (n, dim), eye = Expansions(base, rhs, H), rhs.shape, np.eye(len(self.intercepts))
+        T, g, s, free = start.covariance, start.prior, start.noise, ~self.intercepts
+        largest, stretch, best = -np.inf, 1.0, (np.zeros(dim), T, g, s)
+        plain = T
+        for _ in range(_STEPS):
+            Q = 1.0 / self.variances(g)
+            scaled = first.scaled(1.0 / s)
+            marginal, V = scaled.marginal(T)
+            precision = marginal.curvatures.sum(axis=0) + np.diag(Q)
+            C = np.linalg.inv(precision)
+            centre = C @ marginal.slopes.sum(axis=0)
+            evidence = (float(marginal.at_own(np.broadcast_to(centre, (n, dim))).sum())
+                        - 0.5 * rows.sum() * np.log(s) - 0.5 * float(centre**2 @ Q)
+                        + 0.5 * (np.log(Q).sum() - np.linalg.slogdet(precision)[1]))
+            if evidence < largest and stretch > 1.0:  # the extrapolated step was too long
+                T, stretch = plain, 1.0
+                continue
+            gain, largest, best = evidence - largest, max(evidence, largest), (centre, T, g, s)
+            if gain < _SETTLED:
+                break
+            VA = V @ scaled.curvatures
+            own = (V @ (scaled.slopes - scaled.curvatures @ centre)[..., None])[..., 0]
+            moment = (own.T @ own + V.sum(axis=0)
+                      + np.einsum("nij,njk->ik", VA @ C, np.swapaxes(VA, 1, 2))) / n
+            if self.counts:
+                follows = eye - VA
+                spread = V + follows @ C @ np.swapaxes(follows, 1, 2)
+                squares = -2.0 * first.at_own(centre + own)
+                s = max(1.0, float((squares + np.einsum("nij,nji->n", H, spread)).sum()
+                                   / rows.sum()))
+            if free.any():
+                g = max(float((centre[free]**2 + np.diag(C)[free]).mean()), 1e-6)
+            plain = _with_prior(moment, n)
+            stretch = min(2.0 * stretch, _LONGEST)
+            T = extrapolate(T, plain, stretch)
+        centre, T, g, s = best
+        # Symmetric to the last bit, as half of it is sent.
+        return centre, OneCentre(covariance=0.5 * (T + T.T), prior=g, noise=s)
+
+
+def scale_spread(source: Source, summaries: list[Summaries],
+                 others: list[list[tuple[Ints, Array]]] | None = None,
+                 ) -> tuple[list[Summaries], list[Array]]:
+    """Ask for the evidence of T times 1, 3, 9, ..., and take the most likely one.
+
+    Parameters
+    ----------
+    source : who answers.
+    summaries : by part.
+    others : by part, groups and covariances whose evidence is asked for in the same round.
+
+    Returns
+    -------
+    The summaries with T scaled, and the evidence of the others, by part.
+    """
+    asked, everyone = [], np.zeros(summaries[0].users.n_users, dtype=np.int64)
+    for k, each in enumerate(summaries):
+        assert each.one is not None
+        none = _NOTHING * np.eye(len(each.intercepts))
+        wanted = [(everyone, none), *((everyone, c * each.one.covariance) for c in _SCALES),
+                  *([] if others is None else others[k])]
+        asked.append(Hypotheses(np.stack([each.centres(labels, T)[labels] for labels, T in wanted],
+                                         axis=1), np.stack([T for _, T in wanted]), each.noise))
+    out, rest = [], []
+    for each, evidence in zip(summaries, source.evidence(asked), strict=True):
+        assert each.one is not None
+        sums = evidence.sum(axis=0)
+        best = int(sums[1:1 + len(_SCALES)].argmax())
+        one = replace(each.one, covariance=_SCALES[best] * each.one.covariance,
+                      gain=float(sums[1 + best] - sums[0]))
+        out.append(replace(each, one=one))
+        rest.append(sums[1 + len(_SCALES):])
+    return out, rest
+
+
+def spread_within(known: Summaries, labels: Ints) -> Array:
+    """(dim, dim) the covariance of models around the centres of groups, by EM as for one centre."""
+    assert known.one is not None
+    T = 0.1 * known.one.covariance
+    for _ in range(_STEPS):
+        marginal, V = known.expansions.marginal(T)
+        sums = marginal.sums(labels)
+        held = sums.curvatures + np.diag(known.prior)
+        centres = np.asarray(np.linalg.solve(held, sums.slopes[..., None])[..., 0])
+        moment = known.expansions.second_moment(centres[labels], V)
+        before, T = T, _with_prior(moment, len(labels))
+        if np.abs(T - before).max() <= 1e-3 * np.abs(T).max():
+            break
+    return T
+
+
+def _with_prior(moment: Array, n: int) -> Array:
+    """A covariance from the second moment of n models: with dim + 1 users who know its diagonal
+    only, and the users of the prior.
+    """
+    dim, moment = len(moment), 0.5 * (moment + moment.T)
+    return np.asarray((n * moment + (dim + 1) * np.diag(np.diag(moment))
+                       + _PRIOR * _PRIOR_VARIANCE * np.eye(dim)) / (n + dim + 1 + _PRIOR))
+
+
+class RowsSource:
+    """Users whose rows are in this process.
+
+    Parameters
+    ----------
+    loss : of their models.
+    parts : all their rows, in the solver's units, and if there are any those not held out.
+    """
+
+    def __init__(self, loss: Loss, parts: list[Users]) -> None:
+        self.loss, self.parts, self.sizes = loss, parts, [part.sizes for part in parts]
+        self.users: Participants = parts[0]
+        self.dim, y = loss.dim(parts[0]), parts[-1].targets
+        self.target_mean = 0.0 if y is None else float(y.mean())
+
+    def summary(self, centre: Array, covariance: Array, noise: float, n_parts: int) -> Reply:
+        return summary_at(self.loss, self.parts, centre, covariance, noise, n_parts)
+
+    def evidence(self, asked: list[Hypotheses]) -> list[Array]:
+        return [evidence_of(self.loss, part, each)
+                for part, each in zip(self.parts, asked, strict=True)]
+
+
+def summary_at(loss: Loss, parts: list[Users], centre: Array, covariance: Array, noise: float,
+               n_parts: int) -> Reply:
+    """`Source.summary` of these users; `parts` as for `Source`."""
+    plain, kept = without_ridge(loss), parts[-1]
+    outer = Personal(plain, covariance=covariance, scale=noise / np.maximum(kept.sizes, 1))
+    points = outer.own_models(outer.prepare(kept), np.tile(centre, (kept.n_users, 1)))
+    columns = []
+    for part in parts[::-1][:n_parts]:
+        f, g, h = plain.evaluate(plain.prepare(part), points, 2)
+        h = 0.5 * (h + np.swapaxes(h, 1, 2))  # to the last bit, as a triangle of it is sent
+        columns.append((f, g, h, information(loss, part, centre), _squares(plain, part, points)))
+    return Reply(points, *(np.stack(column, axis=1) for column in zip(*columns, strict=True)))
+
+
+def _squares(loss: Loss, users: Users, points: Array) -> Array:
+    """(n_users,) the sum over rows of slope^2 / curvature (Pearson's statistic), for counts."""
+    if not isinstance(loss, Poisson):
+        return np.zeros(users.n_users)
+    assert users.targets is not None
+    t = loss.decision(users.features, points[users.owner])
+    parts = loss.slope(t, users.targets) ** 2 / np.maximum(loss.curvature(t, users.targets), 1e-300)
+    return np.asarray(np.bincount(users.owner, parts, users.n_users))
+
+
+def evidence_of(loss: Loss, users: Users, asked: Hypotheses) -> Array:
+    """(n_users, k) the log evidence of the rows of each user, by Laplace's approximation."""
+    plain = without_ridge(loss)
+    samples, weights = plain.prepare(users), users.sizes / asked.noise
+    columns = []
+    for k, covariance in enumerate(asked.covariances):
+        centres = asked.centres[:, k]
+        outer = Personal(plain, covariance=covariance, scale=1.0 / np.maximum(weights, 1e-300))
+        modes = outer.own_models(outer.prepare(users), centres)
+        marginal = Expansions.at(plain, samples, weights, modes).marginal(covariance)[0]
+        columns.append(marginal.at_own(centres))
+    return np.stack(columns, axis=1)
+
+
+def information(loss: Loss, users: Users, centre: Array) -> Array:
+    """(n_users,) the mean of 4 p (1 - p) over the rows of each user, for two classes; 1 for other
+    targets.
+    """
+    if not isinstance(loss, (Logistic, SquaredHinge)) or not users.n_samples:
+        return np.ones(users.n_users)
+    t = loss.decision(users.features, np.broadcast_to(centre, (users.n_samples, len(centre))))
+    p = 0.5 + 0.5 * np.tanh(t / 2) if isinstance(loss, Logistic) else np.clip((1 + t) / 2, 0, 1)
+    return np.asarray(np.bincount(users.owner, 4 * p * (1 - p), users.n_users)
+                      / np.maximum(users.counts, 1))
+
+
+def ridge_of(loss: Loss, samples: Samples) -> Array:
+    """(dim,) the ridge of a loss on each coordinate."""
+    if not isinstance(loss, AffineLoss):
+        return np.zeros(samples.dim)
+    return loss.ridge * loss.shrunk(samples.dim, samples.dim // (samples.users.n_features + 1))
+
+
+def intercepts_of(loss: Loss, samples: Samples) -> Flags:
+    """Which coordinates of a model are intercepts: the last ones, one of each output."""
+    dim = samples.dim
+    if not (isinstance(loss, AffineLoss) and loss.intercept):
+        return np.zeros(dim, dtype=bool)
+    return np.arange(dim) >= dim - dim // (samples.users.n_features + 1)
+
+
+def start_of(loss: Loss, mean: float, dim: int) -> Array:
+    """(dim,) the model with an intercept only that fits the mean target; zero for losses without an
+    intercept.
+    """
+    start = np.zeros(dim)
+    if not (isinstance(loss, AffineLoss) and loss.intercept):
+        return start
+    if isinstance(loss, Logistic):
+        p = np.clip(0.5 + 0.5 * mean, 1e-6, 1 - 1e-6)
+        start[-1] = np.log(p / (1 - p))
+    elif isinstance(loss, Poisson):
+        start[-1] = np.log(max(mean, 1e-6))
+    return start
