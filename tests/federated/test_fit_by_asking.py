@@ -48,6 +48,12 @@ def test_a_federation_fits_as_a_table_is_fitted(task):
     here, there = table_fit(users, task), ct.federate(users, LOSSES[task])
     assert there.kind == here.kind
     np.testing.assert_array_equal(there.labels, here.labels)
+    if task != "regression":  # the same code on the same summaries
+        assert there.models.tobytes() == here.models.tobytes()
+        assert there.centres.tobytes() == here.centres.tobytes()
+        assert there.together.tobytes() == here.together.tobytes()
+        assert there.lam == here.lam
+        assert len(there.history) <= 9
     scale = np.abs(here.models).max()
     np.testing.assert_allclose(there.models, here.models, atol=1e-6 * scale)
     np.testing.assert_allclose(there.centres, here.centres, atol=1e-6 * scale)
@@ -65,16 +71,16 @@ def test_a_federation_fits_as_a_table_is_fitted(task):
 
 
 def test_hessians_are_asked_for_at_few_points():
-    """Two Hessians of few rows give the rows away, and more of them those of many rows: only the search asks."""
+    """Two Hessians of few rows give the rows away, and more of them those of many rows: only summaries have them."""
     recorder = Recorder(LocalNodes([drawn("classification")], 0.2))
     fitted = fit_federation(recorder, Deployment(loss="logistic", standardize="True", holdout=0.2),
                             Settings(task="classification", loss="logistic"))
     evidence = evidence_of(recorder.exchanges, fitted.units.loss, np.full(10, 60))
-    assert 2 <= max(len(one.hessians) for one in evidence) <= 3
-    assert min(len(one.gradients) for one in evidence) > 8
+    assert max(len(one.hessians) for one in evidence) == 1
+    assert min(len(one.gradients) for one in evidence) > 3
     kinds = [exchange.queries.kind for exchange in recorder.exchanges if "hessian" in exchange.replies.arrays
              and exchange.replies.arrays["hessian"].size]
-    assert set(kinds) == {"settle"}
+    assert kinds == ["summary", "summary"]
 
 
 @pytest.mark.parametrize("task", ["regression", pytest.param("classification", marks=pytest.mark.slow)])
@@ -88,7 +94,7 @@ def test_the_result_does_not_depend_on_who_answers_when(task):
 
 
 @pytest.mark.parametrize(("task", "rounds"), [("regression", (0, 1, 2)), pytest.param(
-    "classification", (0, 5, 17), marks=pytest.mark.slow)])
+    "classification", (0, 3, 7), marks=pytest.mark.slow)])
 def test_an_interrupted_fit_ends_in_the_same_bits(tmp_path, task, rounds):
     users = drawn(task, n_users=8, rows=40)
     plain = ct.federate(users, LOSSES[task])
@@ -116,10 +122,10 @@ def test_signs_are_classes():
     assert set(by_signs.predict(users)["prediction"].to_list()) <= {0, 1}
 
 
-def test_squared_losses_need_three_rounds_and_less_than_three_hessians():
+def test_squared_losses_need_two_rounds_and_less_than_three_hessians():
     users = drawn("regression", n_users=12)
     found = ct.federate(users)
-    assert [line.stage for line in found.history] == ["moments", "certify", "judge"]
+    assert [line.stage for line in found.history] == ["moments", "certify"]
     dim = found.models.shape[1]
     up = found.ledger.total("numbers", direction="up") / users.n_users
     assert up < 3 * dim * (dim + 1) / 2 + 4 * dim + 10

@@ -15,9 +15,7 @@ from coterie.base.machine import begin_beside, n_threads, one_blas_thread, set_t
 from coterie.convex.choice import adjusted_rand
 from coterie.datasets import clustered
 from coterie.fitting import Settings, estimate, fit, plan
-from coterie.fitting import oracle as fit_oracle
 from coterie.fitting.ahead import Ahead
-from coterie.fitting.oracle import best_for_halves
 from coterie.groups.noise import _log_mean_square_density, _log_ratio_density
 
 
@@ -76,8 +74,12 @@ def test_there_is_no_copy_with_one_thread():
     assert begin_beside(lambda parts: None) is None
 
 
-def users_of_two_classes(seed=5, samples=40, **options):
-    users = clustered("logistic", n_users=24, n_clusters=2, samples=samples, seed=seed, **options).users
+def users_of_two_groups(seed=5):
+    return clustered("squared", n_users=24, n_clusters=2, samples=40, seed=seed).users
+
+
+def users_of_two_classes(seed=5):
+    users = clustered("logistic", n_users=24, n_clusters=2, samples=40, seed=seed).users
     return ct.Users.from_arrays(users.features, (users.targets > 0).astype(float), users.owner)
 
 
@@ -86,7 +88,7 @@ def test_all_rows_are_fitted_beside_the_held_out_rows(monkeypatch):
     keep = Ahead._keep
     monkeypatch.setattr(Ahead, "_keep", lambda self, name: kept.append(name) or keep(self, name))
     set_threads(2)
-    fit(users_of_two_classes(), Settings(task="classification", n_lams=6))
+    fit(users_of_two_groups(), Settings(task="regression", n_lams=6))
     assert {"groups", "kind", "weights", "last", "point 0"} <= set(kept)
 
 
@@ -98,7 +100,7 @@ def test_the_path_of_another_kind_than_the_chosen_one_is_not_used(monkeypatch):
     monkeypatch.setattr(Ahead, "_keep", lambda self, name: kept.append(name) or keep(self, name))
     for threads in (2, 1):
         set_threads(threads)
-        fitted.append(fit(users_of_two_classes(), Settings(task="classification", n_lams=6)))
+        fitted.append(fit(users_of_two_groups(), Settings(task="regression", n_lams=6)))
     assert kept == ["groups"]
     assert fitted[0].kind == "groups"
     assert fitted[0].models.tobytes() == fitted[1].models.tobytes()
@@ -117,7 +119,7 @@ def test_the_groups_are_kept_where_the_held_out_fit_fails(monkeypatch):
     set_threads(2)
     store = dict[str, object]()
     with pytest.raises(KeyboardInterrupt):
-        fit(users_of_two_classes(), Settings(task="classification", n_lams=6), store=store)
+        fit(users_of_two_groups(), Settings(task="regression", n_lams=6), store=store)
     assert len(np.unique(store["groups"]["labels"])) == 2
     assert begun[0].beside._child == 0
     assert n_threads() == 2
@@ -135,25 +137,17 @@ def test_blas_has_one_thread_inside_and_its_own_number_outside():
     assert counts() == before
 
 
-def test_fits_have_the_same_bits_with_one_thread_and_with_two():
+@pytest.mark.parametrize(("users", "task"), [(users_of_two_groups, "regression"),
+                                             (users_of_two_classes, "classification")])
+def test_fits_have_the_same_bits_with_one_thread_and_with_two(users, task):
     fitted = []
     for threads in (1, 2):
         set_threads(threads)
-        fitted.append(fit(users_of_two_classes(), Settings(task="classification", n_lams=6)))
+        fitted.append(fit(users(), Settings(task=task, n_lams=6)))
     one, two = fitted
     assert one.models.tobytes() == two.models.tobytes()
     assert one.why == two.why
     assert one.gap == two.gap
-
-
-@pytest.mark.parametrize("stratify", [False, True])
-def test_halves_from_values_of_rows_are_those_of_fits_to_halves(monkeypatch, stratify):
-    users = clustered("logistic", n_users=20, n_clusters=2, samples=9, seed=1).users
-    centres, none = np.random.default_rng(0).normal(size=(3, 3)), np.zeros((3, 3))
-    quick = best_for_halves(ct.Logistic(ridge=0.3), users, centres, none, 4, 7, stratify)
-    monkeypatch.setattr(fit_oracle, "_VALUES", 0)
-    assert np.array_equal(quick, best_for_halves(ct.Logistic(ridge=0.3), users, centres, none, 4, 7, stratify))
-    assert len(np.unique(quick)) > 1
 
 
 def test_flows_by_conjugate_gradients_are_those_of_a_factorisation(monkeypatch):

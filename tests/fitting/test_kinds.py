@@ -12,11 +12,11 @@ import coterie as ct
 from coterie.datasets import clustered
 from coterie.fitting import Settings, fit, kinds, plan
 from coterie.fitting.kinds import KINDS, Sharing, choose, group_centres, handed_out, kind_of, sharing_of
-from coterie.fitting.oracle import RowsFitOracle
-from coterie.fitting.stability import measure_stability
+from coterie.fitting.sources import own_models
+from coterie.fitting.stability import draw_groups, summarise_draws
 from coterie.fitting.units import Units
-from coterie.groups.oracle import RowsOracle
 from coterie.groups.random_effects import learn_spread
+from coterie.groups.summaries import Hypotheses, RowsSource, Summaries, ask_evidence, evidence_of, summarise
 
 QUICK = Settings(task="regression", n_lams=3)
 
@@ -59,7 +59,7 @@ def test_personal_models_are_those_of_the_mixed_model():
     users = panel([1.0, 0.5, 2.0], seed=3)
     units = Units.learn(users, "regression", loss="auto", ridge=1e-6, n_classes=0, standardize=True)
     inner = units.inner(users)
-    sharing = sharing_of("personal", inner, units.loss, np.zeros(24, dtype=int), "rows")
+    sharing = sharing_of("personal", Summaries.exact(inner, units.loss), np.zeros(24, dtype=int), "rows")
     models = sharing.models(inner, units.loss)
     precision = np.linalg.inv(sharing.covariance)
     A = np.column_stack([inner.features, np.ones(inner.n_samples)])
@@ -94,9 +94,15 @@ def test_a_spread_of_classifiers_is_learned():
     X = rng.normal(size=(len(owner), 2))
     t = (np.column_stack([X, np.ones(len(X))]) * models[owner]).sum(axis=1)
     users = ct.Users.from_arrays(X, np.where(t + rng.logistic(size=len(t)) > 0, 1.0, -1.0), owner)
-    spread = learn_spread(users, ct.Logistic(ridge=1e-3), np.zeros(150, dtype=int))
-    assert spread.covariance[2, 2] == pytest.approx(2.25, rel=0.35)
-    assert np.abs(np.diag(spread.covariance)[:2]).max() < 0.25
+    covariance = learned(users, ct.Logistic(ridge=1e-3)).covariance
+    assert covariance[2, 2] == pytest.approx(2.25, rel=0.35)
+    assert np.abs(np.diag(covariance)[:2]).max() < 0.25
+
+
+def learned(users: ct.Users, loss: ct.Loss):
+    """The one centre with spread that these users' summaries show."""
+    source = RowsSource(loss, [users])
+    return ask_evidence(source, summarise(source), [[]])[0][0].one
 
 
 def labelled(spread: float, *, n_users: int, rows: int, dim: int = 8, seed: int = 0) -> ct.Users:
@@ -117,24 +123,23 @@ def test_evidence_of_classes_is_that_of_probabilities(seed):
     plain, labels = ct.Logistic(ridge=0.0), np.zeros(20, dtype=int)
     pooled = np.repeat(group_centres(loss, loss.prepare(users), labels, "rows"), 20, axis=0)
     likelihood = -12 * plain.values(plain.prepare(users), pooled).sum()
-    dim, oracle = loss.dim(users), RowsOracle(users, loss)
-    shapes = [1e-12 * np.eye(dim), 0.01 * np.eye(dim), np.diag(np.linspace(0.0, 0.3, dim))]
-    evidence = oracle.evidence(np.stack([pooled] * 3, axis=1), np.stack(shapes)).sum(axis=0)
+    dim = loss.dim(users)
+    shapes = [1e-12 * np.eye(dim), 0.01 * np.eye(dim), np.diag(np.linspace(1e-9, 0.3, dim))]
+    asked = Hypotheses(np.stack([pooled] * 3, axis=1), np.stack(shapes), 1.0)
+    evidence = evidence_of(loss, users, asked).sum(axis=0)
     assert evidence[0] == pytest.approx(likelihood, rel=1e-6)
     assert (evidence > likelihood - 15).all()
     assert (evidence < min(0.0, likelihood + 10)).all()
 
 
-def test_one_direction_is_learned_where_users_are_few():
+def test_the_direction_in_which_classifiers_differ_is_learned():
     users, loss = labelled(2.0, n_users=30, rows=60), ct.Logistic(ridge=1e-3)
-    spread = learn_spread(users, loss, np.zeros(30, dtype=int))
-    assert spread.shape == "one direction"
-    assert spread.gain > 3.0
-    values, vectors = np.linalg.eigh(spread.covariance)
-    assert values[-1] > 10 * values[-2]
+    one = learned(users, loss)
+    assert one.gain > 3.0
+    values, vectors = np.linalg.eigh(one.covariance)
+    assert values[-1] > 4 * values[-2]
     assert abs(vectors[:8, -1].sum()) / np.sqrt(8) > 0.9
-    many = learn_spread(labelled(2.0, n_users=60, rows=10), loss, np.zeros(60, dtype=int))
-    assert many is None or many.shape != "one direction"
+    assert learned(labelled(0.0, n_users=30, rows=60), loss).gain < 1.0  # equal users do not differ
 
 
 def test_evidence_decides_where_rows_left_out_cannot():
@@ -192,7 +197,8 @@ def test_a_solution_is_fitted_again():
 def test_one_row_each_keeps_the_groups_that_were_found():
     users = ct.Users.from_arrays(np.arange(6.0)[:, None], np.arange(6.0), np.arange(6))
     units = Units.learn(users, "regression", loss="auto", ridge=1e-3, n_classes=0, standardize=True)
-    compared = choose(units.inner(users), units.loss, np.array([0, 0, 0, 1, 1, 1]), QUICK)
+    known = Summaries.exact(units.inner(users), units.loss)
+    compared = choose(known, np.array([0, 0, 0, 1, 1, 1]), QUICK)
     assert compared.sharing.kind == "groups"
     assert compared.means == {}
 
@@ -203,7 +209,8 @@ def test_groups_drawn_by_dice_are_unstable():
         users = panel([0.0, 0.0, 0.0], n_users=40, groups=groups, seed=5)
         labels = np.arange(40) % 4
         sharing = Sharing("groups", labels)
-        stability = measure_stability(users, ct.Squared(ridge=1e-3), sharing, QUICK)
+        known = Summaries.exact(users, ct.Squared(ridge=1e-3))
+        stability = summarise_draws(draw_groups(known, sharing, QUICK), sharing)
         assert stability.stable is stable
         assert ("unstable" in str(stability)) is not stable
         assert stability.stays.shape == (40,)
@@ -287,42 +294,61 @@ def test_within_an_error_is_not_enough_where_most_is_missed():
     assert kinds._simplest(noisy, np.array([True, False, False])) == 1
 
 
-def separated(distance: float, *, n_users: int = 8, rows: int = 40, n_features: int = 9) -> ct.Users:
-    """Three classes of each user around means of its own: 20 coefficients, and 40 rows."""
-    rng = np.random.default_rng(4)
-    owner, y = np.repeat(np.arange(n_users), rows), np.tile(np.arange(3.0), n_users * rows)[:n_users * rows]
-    means = distance * rng.normal(size=(n_users, 3, n_features))
-    return ct.Users.from_arrays(means[owner, y.astype(int)] + rng.normal(size=(len(y), n_features)), y, owner)
+def test_groups_drawn_to_fit_few_rows_are_not_better_than_they_are():
+    """Groups that rows themselves decide: their estimated loss is that of new rows, not that of these rows."""
+    rng = np.random.default_rng(3)
+    owner = np.repeat(np.arange(200), 4)
+    X = rng.normal(size=(len(owner), 1))
+    t = X[:, 0] + 1.2 * rng.normal(size=200)[owner]
+    draw = lambda: np.where(t + rng.logistic(size=len(t)) > 0, 1.0, -1.0)  # noqa: E731
+    users, new = (ct.Users.from_arrays(X, draw(), owner) for _ in range(2))
+    labels = (np.bincount(owner, users.targets) > 0).astype(np.int64)  # by the classes themselves
+    labels = np.unique(labels, return_inverse=True)[1]
+    loss, source = ct.Logistic(ridge=1e-3), RowsSource(ct.Logistic(ridge=1e-3), [users])
+    known = ask_evidence(source, summarise(source), [[(labels, None)]])[0][0]
+    sharing = Sharing("groups", labels)
+    estimated = kinds.new_row_losses(sharing, known).mean()
+    models, plain = sharing.models(users, loss), ct.Logistic(ridge=0.0)
+    ours = plain.values(plain.prepare(users), models).mean()
+    true = plain.values(plain.prepare(new), models).mean()
+    assert true > ours + 0.1  # these rows flatter the groups
+    assert estimated > ours + 0.5 * (true - ours)
 
 
-@pytest.mark.parametrize(("distance", "alone"), [(3.0, True), (0.1, False)])
-def test_users_are_alone_only_where_rows_determine_their_models(distance, alone):
-    """Classes far apart need few of the coefficients; classes that overlap need all, for which there are few rows."""
-    users, loss = separated(distance), ct.Multinomial(ridge=1e-3, n_classes=3)
-    assert users.n_samples < 3 * users.n_users * loss.dim(users)
-    everyone = np.zeros(users.n_users, dtype=np.int64)
-    options = kinds.candidates(users, loss, everyone, "rows", RowsFitOracle(users, loss))
-    assert ("alone" in [option.kind for option in options]) == alone
-    if alone:
-        settings = Settings(task="classification", holdout=0.0)
-        assert choose(users, loss, np.zeros(users.n_users, dtype=np.int64), settings).sharing.kind == "alone"
+@pytest.mark.parametrize("kind", ["one model", "personal"])
+def test_estimated_losses_are_those_of_new_rows(kind):
+    """On average over draws: what is added to the loss of the rows is what they are too low by."""
+    rng, gaps, added = np.random.default_rng(5), [], []
+    owner = np.repeat(np.arange(60), 12)
+    for _ in range(4):
+        X = rng.normal(size=(len(owner), 2))
+        t = (np.column_stack([X, np.ones(len(X))]) * (np.array([1.0, -1.0, 0.3]) + 0.7 * rng.normal(size=(60, 3)))[
+            owner]).sum(axis=1)
+        users, new = (ct.Users.from_arrays(X, np.where(t + rng.logistic(size=len(t)) > 0, 1.0, -1.0), owner)
+                      for _ in range(2))
+        source, plain = RowsSource(ct.Logistic(ridge=1e-3), [users]), ct.Logistic(ridge=0.0)
+        known = ask_evidence(source, summarise(source), [[]])[0][0]
+        sharing = sharing_of(kind, known, np.zeros(60, dtype=np.int64), "rows")
+        models = sharing.models(users, ct.Logistic(ridge=1e-3))
+        ours, true = (plain.values(plain.prepare(part), models).mean() for part in (users, new))
+        gaps.append(true - ours)
+        added.append(kinds.new_row_losses(sharing, known).mean() - ours)
+    assert np.mean(added) == pytest.approx(np.mean(gaps), abs=0.03)
+    assert (np.mean(gaps) > 0.05) == (kind == "personal")
 
 
 @pytest.mark.parametrize("ridge", [1e-9, 0.3])
-def test_numbers_in_use_are_those_of_a_ridge_regression(ridge):
+def test_own_models_are_those_of_a_ridge_regression(ridge):
     users = panel([1.0, 1.0, 1.0], n_users=5, rows=6)
-    hats = 0.0  # traces of the matrices from targets to predictions
+    ours = own_models(ct.Squared(ridge=ridge, penalize_intercept=True), users)
     for i in range(5):
-        X = np.column_stack([users.features[users.owner == i], np.ones(6)])
-        hats += np.trace(X @ np.linalg.solve(X.T @ X + 6 * ridge * np.eye(3), X.T))
-    in_use = RowsFitOracle(users, ct.Squared(ridge=ridge, penalize_intercept=True)).alone(kinds._ALONE)[1].sum()
-    assert in_use == pytest.approx(hats, rel=1e-6)
-    assert (hats > 14.9) == (ridge < 0.1)
+        X, y = np.column_stack([users.features[users.owner == i], np.ones(6)]), users.targets[users.owner == i]
+        np.testing.assert_allclose(ours[i], np.linalg.solve(X.T @ X + 6 * ridge * np.eye(3), X.T @ y), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("labels", "times"), [(np.zeros(24, dtype=np.int64), 1), (np.arange(24) % 2, 2)])
 def test_a_spread_is_learned_once_for_each_kind(monkeypatch, labels, times):
     learned = []
     monkeypatch.setattr(kinds, "learn_spread", lambda *given: learned.append(given) or learn_spread(*given))
-    kinds.candidates(panel([1.0, 1.0, 1.0]), ct.Squared(ridge=1e-3), labels, "rows")
+    kinds.candidates(Summaries.exact(panel([1.0, 1.0, 1.0]), ct.Squared(ridge=1e-3)), labels, "rows")
     assert len(learned) == times

@@ -57,13 +57,14 @@ _LITTLE = 0.05
 _MOST = 0.5  # share of this gain that kinds other than one model may miss at most
 # Gain in evidence, in nats, from which users differ clearly: a Bayes factor of 20 (Kass and Raftery
 # 1995).
-_CLEAR = 3.0
+_CLEAR, _LIKELY = 3.0, 1.0
 _MOST_USED = 0.95  # share of its rows' targets that a user's model follows at most
 _NO_LOSS = 1e-12  # loss over the largest one below which differences do not count
 # Rows per number that they determine, on average, from which users can be left alone.
 _DETERMINED = 3
 # Tried variances of wide personal models, in units of the noise.
 _VARIANCES = (1e-3, 1e-2, 1e-1, 1.0)
+_THIN, _THINNED = 0.25, 40  # c of thinned slopes, and how often they are drawn
 _WIDE_SHARE = 0.25  # of each user's rows that are left out to choose between them
 _ROUGH = 1e-3  # gradient, over that at zero, at which the fits for this choice end
 
@@ -320,7 +321,10 @@ def _compare(options: list[Sharing], losses: Array, labels: Ints, relative: bool
     judged = _compared(losses, relative)
     chosen = [option.kind for option in options].index("groups" if labels.any() else "one model")
     if judged.shape[1] > 1:
-        chosen = _simplest(judged, _doubtful(options), 1.0 if relative else None)
+        doubtful = _doubtful(options, _CLEAR if relative else _LIKELY)
+        if not relative and doubtful.any() and len(options) > 1:  # the evidence of all rows decides
+            return Comparison(options, losses, 1 + _simplest(judged[1:], doubtful[1:]), relative)
+        chosen = _simplest(judged, doubtful, 1.0 if relative else None)
     return Comparison(options, losses, chosen, relative)
 
 
@@ -363,11 +367,50 @@ def new_row_losses(option: Sharing, known: Summaries) -> Array:
     M = influence + follows @ C @ np.swapaxes(follows, -1, -2)
     used = np.einsum("nij,nji->n", weights[:, None, None] * bare, M)
     errors = known.loss.values(known.samples, models) - 0.5 * models**2 @ known.ridge
+    told = known.told.get(option.labels.tobytes()) if option.covariance is None else None
+    exact = errors if told is None else -known.noise * told / np.maximum(rows, 1.0)
     if known.one is None:
         estimated = errors / (1.0 - np.clip(used / rows, 0.0, _MOST_USED)) ** 2
+    elif option.n_groups > 1:
+        centre_only = np.einsum("nij,nji->n", A, follows @ C @ np.swapaxes(follows, -1, -2))
+        fixed = _thinned_errors(known, option, _times(inverse, group_sums(
+            share[:, None] * pull, option.labels, option.n_groups)), influence)
+        estimated = exact - errors + fixed + known.noise * centre_only / rows
     else:
-        estimated = errors + known.noise * used / rows
+        estimated = exact + known.noise * used / rows
     return np.where(rows > 1, estimated, np.nan)
+
+
+def _thinned_errors(known: Summaries, option: Sharing, centres: Array, influence: Array) -> Array:
+    """(n_users,) the loss of new rows where rows also decide the group of their user.
+
+    The slope b of a user is thinned (Oliveira, Lei and Tibshirani 2024): with e ~ N(0, s A),
+
+        b + sqrt(c) e   decides the group and the model around its centre,
+        b - e / sqrt(c) judges them; the two are independent
+    """
+    n, rows = len(option.labels), known.sizes.astype(float)
+    zero = np.zeros_like(known.expansions.slopes)
+    at = known.loss.evaluate(known.samples, zero, 2)
+    A, b = rows[:, None, None] * at.hessians, -rows[:, None] * at.gradients
+    scales, axes = np.linalg.eigh(A)
+    roots = axes * np.sqrt(known.noise * np.maximum(scales, 0.0))[:, None, :]
+    common = np.log(np.bincount(option.labels) / n) * known.noise
+    fit = np.einsum("kd,nde,ke->nk", centres, A, centres)
+    pulled = centres if option.covariance is None else None
+    rng, total = np.random.default_rng(0), np.zeros(n)
+    for _ in range(_THINNED):
+        noise = _times(roots, rng.standard_normal(b.shape))
+        kept, left = b + _THIN**0.5 * noise, b - noise / _THIN**0.5
+        if pulled is None:  # the evidence of a group, by models around its centre
+            rest = kept[:, None] - np.einsum("nde,ke->nkd", A, centres)
+            gain = np.einsum("nkd,nde,nke->nk", rest, influence, rest)
+            best = (kept @ centres.T - 0.5 * fit + 0.5 * gain + common).argmax(axis=1)
+            models = centres[best] + _times(influence, rest[np.arange(n), best])
+        else:
+            models = centres[(kept @ centres.T - 0.5 * fit + common).argmax(axis=1)]
+        total += 0.5 * (models * _times(A, models)).sum(axis=1) - (left * models).sum(axis=1)
+    return np.asarray(at.values + total / _THINNED / rows)
 
 
 def _times(matrices: Array, vectors: Array) -> Array:
@@ -381,9 +424,9 @@ def _compared(losses: Array, relative: bool) -> Array:
         else judged
 
 
-def _doubtful(options: list[Sharing]) -> Flags:
+def _doubtful(options: list[Sharing], clear: float = _CLEAR) -> Flags:
     """(n_options,) True for one model where the evidence of all rows speaks against it."""
-    differ = any(option.kind == "groups" or (option.kind == "personal" and option.gain > _CLEAR)
+    differ = any(option.kind == "groups" or (option.kind == "personal" and option.gain > clear)
                  for option in options)
     return np.array([differ and option.kind == "one model" for option in options])
 

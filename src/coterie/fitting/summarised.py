@@ -5,8 +5,7 @@
 1. Summaries are taken around one centre with a spread (`coterie.groups.summaries`), which also says
    how strong the ridge should be.
 2. Groups are proposed and compared, and the kind of models is judged, on the summaries alone: what
-   is compared costs no questions, however many kinds and partitions there are. What predicts is
-   chosen without the held-out rows.
+   is compared costs no questions, however many kinds and partitions there are.
 3. The centres of what was chosen, and the models around them, are found exactly by users' slopes.
 4. They are the solution of the convex problem with weights inside the groups and none between, at a
    lam at which flows inside the groups prove it. Users certify it with their own rows.
@@ -115,17 +114,13 @@ def fit_summaries(source: FitSource, units: Units, settings: Settings, work: Wor
     summaries = summarise(source)
     units = with_learned_ridge(units, summaries[-1])
     source.use(units)
-    # 2. Groups, and the kind of models: without the held-out rows, then the same kind with all.
+    # 2. Groups, and the kind of models; the same kind without the held-out rows, to be scored.
     work.show("searching for groups")
     options = SearchOptions(max_groups=settings.max_groups, k=settings.k)
     summaries, found = search_parts(source, summaries, options)
     work.show("comparing kinds of models")
-    judged = None
+    part, judged = _choose(summaries[0], found[0], settings), None
     if len(summaries) > 1:
-        judged = _choose(summaries[1], found[1], settings)
-    part = _choose(summaries[0], found[0], settings, None if judged is None else judged.sharing)
-    if judged is not None and judged.sharing.kind != part.sharing.kind:
-        # The kind chosen without held-out rows is not available with all rows: score the other.
         judged = _choose(summaries[1], found[1], settings, part.sharing)
     parts = [part] if judged is None else [part, judged]
     # 3. Centres of what users share, and one model for all.
@@ -138,7 +133,7 @@ def fit_summaries(source: FitSource, units: Units, settings: Settings, work: Wor
     tested = None if judged is None else Judged(shared[1].models, pooled[1].models,
                                                 judged.sharing.n_groups)
     solution, scores = source.finish(solution, shared[0].models, tested, settings.tol)
-    compared = part.compared if judged is None or judged.compared is None else judged.compared
+    compared = part.compared
     means = {} if compared is None else compared.means
     why = f"{sentence_of(part.sharing.kind, means)} {why}"
     stability = None

@@ -20,7 +20,7 @@ from coterie.groups.partitions import Judge, ModelTree, Partition
 from coterie.groups.proposals import WithRidge, nearest_users, proposals_of, search_path
 from coterie.groups.sampling import sample_of, split_off
 from coterie.groups.spread import Spread
-from coterie.groups.summaries import Source, Summaries, scale_spread
+from coterie.groups.summaries import Source, Summaries, ask_evidence
 from coterie.losses import Loss
 from coterie.losses.derived import Quadratic
 from coterie.problem.graph import Graph
@@ -118,36 +118,46 @@ def search_parts(source: Source, summaries: list[Summaries],
     The summaries with their spread scaled, and the results, by part.
     """
     found = [search(known, options) for known in summaries]
-    asked = [_spreads(each.examined) for each in found]
-    summaries, evidence = scale_spread(source, summaries, [
-        [(part.labels, part.spread.covariance) for part in each if part.spread is not None]
+    asked = [_doubted(each.examined) for each in found]
+    told = ask_evidence(source, summaries, [
+        [(part.labels, None if part.spread is None else part.spread.covariance) for part in each]
         for each in asked])
-    return summaries, [each._replace(examined=_weighed(each.examined, some, values))
-                       for each, some, values in zip(found, asked, evidence, strict=True)]
+    out = [each._replace(examined=_weighed(known, each.examined, some, evidence))
+           for each, known, some, (_, evidence) in zip(found, summaries, asked, told, strict=True)]
+    return [known for known, _ in told], out
 
 
-def _spreads(examined: list[Partition]) -> list[Partition]:
-    """The descriptions with a spread that may be the shortest."""
-    plain = shortest(part for part in examined if part.spread is None).length
-    one = next(part.length for part in examined if part.spread is None and not part.labels.any())
-    worst = plain + max(_MARGIN, _UNSURE * abs(one))
-    return [part for part in examined if part.spread is not None and part.length <= worst]
+def _doubted(examined: list[Partition]) -> list[Partition]:
+    """The descriptions that may be the shortest: second-order models do not know that the loss of
+    classes is never negative, and are not exact for spreads.
+    """
+    plain = [part for part in examined if part.spread is None]
+    one = next(part for part in plain if not part.labels.any())
+    worst = shortest(plain).length + max(_MARGIN, _UNSURE * abs(one.length))
+    spreads = [part for part in examined if part.spread is not None and part.length <= worst]
+    few = [*_best(plain, _KEPT), *_best(spreads, 1)]
+    return [one, *(replace(part, spread=None) for part in few), *spreads]
 
 
-def _weighed(examined: list[Partition], asked: list[Partition], evidence: Array) -> list[Partition]:
-    """The descriptions, those with a spread by the evidence that users gave for it.
+def _weighed(known: Summaries, examined: list[Partition], asked: list[Partition],
+             evidence: Array) -> list[Partition]:
+    """The descriptions by what users answered; those that nobody was asked about are left out.
 
     No spread within groups is described where there is none around one centre.
     """
-    told, together = dict[int, Partition](), np.inf
-    for part, value in zip(asked, evidence.tolist(), strict=True):
-        assert part.spread is not None
-        told[id(part)] = replace(part, length=part.length + part.spread.evidence - value,
-                                 spread=replace(part.spread, evidence=value))
-    out = [told.get(id(part), part) for part in examined]
-    for part in out:
-        if part.spread is None and not part.labels.any():
-            together = part.length
+    out, sums = list[Partition](), evidence.sum(axis=0)
+    lengths = {part.labels.tobytes(): part for part in reversed(examined) if part.spread is None}
+    for part, value in zip(asked, sums.tolist(), strict=True):
+        if part.spread is not None:
+            out.append(replace(part, length=part.length + part.spread.evidence - value,
+                               spread=replace(part.spread, evidence=value)))
+            continue
+        plain = lengths.get(part.labels.tobytes())
+        if plain is not None:
+            centres = known.expansions.centres(part.labels)
+            before = float(known.expansions.at_own(centres[part.labels]).sum())
+            out.append(replace(plain, length=plain.length + before - value))
+    together = out[0].length
     centre = min((part.length for part in out if part.spread is not None
                   and not part.labels.any()), default=np.inf)
     if centre < together:

@@ -38,7 +38,8 @@ _PRIOR, _PRIOR_VARIANCE = 2.0, 0.05  # users that the prior of T counts for, and
 _INTERCEPT = 100.0  # variance of the prior of the centre's intercepts
 _STEPS, _SETTLED = 200, 1e-3  # rounds of EM, and the gain in evidence that ends it
 _LONGEST = 16.0  # factor by which an EM step is extrapolated, at most
-_SAMPLE = 200  # users that T is learned from
+# Users that T is learned from, at least; and numbers that may be multiplied for it in a step.
+_SAMPLE, _WORK = 200, 5e6
 _NOTHING = 1e-9  # variance of models that do not differ
 
 
@@ -121,6 +122,8 @@ class Summaries:
     n_eff : number of rows that carry information.
     intercepts : (dim,) which coordinates are intercepts.
     one : the stable model that summaries were taken around; None for squared losses.
+    told : (n_users,) log-likelihoods that users told, by the labels of groups that share a model.
+    prior : (dim,) precision of the prior of centres.
     """
 
     users: Participants
@@ -131,7 +134,9 @@ class Summaries:
     n_eff: float
     intercepts: Flags
     one: OneCentre | None = None
-    prior: Array = field(default_factory=lambda: np.zeros(0))  # precision of centres, by coordinate
+    # (n_users,) log-likelihoods that users told, by the groups that share a model.
+    told: dict[bytes, Array] = field(default_factory=dict, repr=False)
+    prior: Array = field(default_factory=lambda: np.zeros(0))
 
     @cached_property
     def samples(self) -> Samples:
@@ -171,7 +176,7 @@ def summarise(source: Source) -> list[Summaries]:
 
     Returns
     -------
-    The summaries, by part; their `one` is not scaled yet (`scale_spread`).
+    The summaries, by part; their `one` is not scaled yet (`ask_evidence`).
     """
     dim, n_parts = source.dim, len(source.sizes)
     bare = Participants(source.users.names, source.users.feature_names)
@@ -226,8 +231,9 @@ class _Working(NamedTuple):
             g   = mean over slopes of centre^2 + diag C
             s   = sum of [squares at x_i + tr(A cov(x_i)) s] / rows
         """
-        some = np.unique(np.linspace(0, len(self.sizes) - 1, min(len(self.sizes), _SAMPLE)).astype(
-            np.int64))
+        n, dim = self.loss.point.shape
+        most = min(n, max(_SAMPLE, int(_WORK / dim**3)))
+        some = np.unique(np.linspace(0, n - 1, most).astype(np.int64))
         rows, near = self.sizes[some].astype(float), self.loss
         H = rows[:, None, None] * near.hessian[some]
         slopes, points = rows[:, None] * near.gradient[some], near.point[some]
@@ -275,39 +281,42 @@ class _Working(NamedTuple):
         return centre, OneCentre(covariance=0.5 * (T + T.T), prior=g, noise=s)
 
 
-def scale_spread(source: Source, summaries: list[Summaries],
-                 others: list[list[tuple[Ints, Array]]] | None = None,
-                 ) -> tuple[list[Summaries], list[Array]]:
-    """Ask for the evidence of T times 1, 3, 9, ..., and take the most likely one.
+def ask_evidence(source: Source, summaries: list[Summaries],
+                 others: list[list[tuple[Ints, Array | None]]]) -> list[tuple[Summaries, Array]]:
+    """Ask for the evidence of T times 1, 3, 9, ..., and take the most likely one; in the same round
+    for that of other descriptions.
 
     Parameters
     ----------
     source : who answers.
     summaries : by part.
-    others : by part, groups and covariances whose evidence is asked for in the same round.
+    others : by part, groups and covariances of models around their centres; None for models that
+        are equal in each group, whose evidence is the likelihood.
 
     Returns
     -------
-    The summaries with T scaled, and the evidence of the others, by part.
+    By part the summaries with T scaled, and (n_users, n_others) the evidence of the others.
     """
     asked, everyone = [], np.zeros(summaries[0].users.n_users, dtype=np.int64)
-    for k, each in enumerate(summaries):
-        assert each.one is not None
-        none = _NOTHING * np.eye(len(each.intercepts))
-        wanted = [(everyone, none), *((everyone, c * each.one.covariance) for c in _SCALES),
-                  *([] if others is None else others[k])]
-        asked.append(Hypotheses(np.stack([each.centres(labels, T)[labels] for labels, T in wanted],
-                                         axis=1), np.stack([T for _, T in wanted]), each.noise))
-    out, rest = [], []
-    for each, evidence in zip(summaries, source.evidence(asked), strict=True):
-        assert each.one is not None
-        sums = evidence.sum(axis=0)
+    for known, wanted in zip(summaries, others, strict=True):
+        assert known.one is not None
+        none = _NOTHING * np.eye(len(known.intercepts))
+        pairs = [(everyone, none), *((everyone, c * known.one.covariance) for c in _SCALES),
+                 *((labels, none if T is None else T) for labels, T in wanted)]
+        centres = [known.centres(labels, T)[labels] for labels, T in pairs]
+        asked.append(Hypotheses(np.stack(centres, axis=1), np.stack([T for _, T in pairs]),
+                                known.noise))
+    out = []
+    for known, evidence, wanted in zip(summaries, source.evidence(asked), others, strict=True):
+        assert known.one is not None
+        sums, rest = evidence.sum(axis=0), evidence[:, 1 + len(_SCALES):]
         best = int(sums[1:1 + len(_SCALES)].argmax())
-        one = replace(each.one, covariance=_SCALES[best] * each.one.covariance,
+        one = replace(known.one, covariance=_SCALES[best] * known.one.covariance,
                       gain=float(sums[1 + best] - sums[0]))
-        out.append(replace(each, one=one))
-        rest.append(sums[1 + len(_SCALES):])
-    return out, rest
+        told = {labels.tobytes(): rest[:, k] for k, (labels, T) in enumerate(wanted) if T is None}
+        out.append((replace(known, one=one, told=told | {everyone.tobytes(): evidence[:, 0]}),
+                    rest))
+    return out
 
 
 def spread_within(known: Summaries, labels: Ints) -> Array:
